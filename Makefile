@@ -1,0 +1,61 @@
+# Every door of the project. Each sets up .venv first, which is done again only when the requirements change.
+# PYTEST_ARGS, SWEEP_ARGS and BENCH_ARGS are passed on, as in: make test PYTEST_ARGS="-k digits"
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+CPP = $(wildcard torch_xla/_engine/csrc/*.cpp torch_xla/_engine/csrc/*.h)
+
+.PHONY: help setup demo test smoke test-ops lint fix bench clean
+
+help:
+	@echo "make demo      train a CNN on handwritten digits on xla:0"
+	@echo "make test      all tests"
+	@echo "make smoke     the tests of half a minute"
+	@echo "make test-ops  every operator of torch against the CPU (long)"
+	@echo "make lint      formatting, lint, types, layers"
+	@echo "make fix       mend what can be mended of formatting and lint"
+	@echo "make bench     the benchmark tables, as markdown"
+	@echo "make clean     remove .venv and everything generated"
+
+setup: $(READY)
+
+$(READY): requirements-dev.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/train_digits.py --check
+
+test: $(READY)
+	$(BIN)/python -m pytest -q -n auto $(PYTEST_ARGS)
+
+smoke: $(READY)
+	$(BIN)/python -m pytest -q tests/test_smoke.py $(PYTEST_ARGS)
+
+# pytest ends with 5 where no test is marked so.
+test-ops: $(READY)
+	$(BIN)/python -m tests.ops.sweep --output docs/op_coverage.md $(SWEEP_ARGS)
+	$(BIN)/python -m pytest -m sweep $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
+
+fix: $(READY)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.record $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.step $(BENCH_ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
