@@ -1,0 +1,407 @@
+// The recorder as a Python module: what the executor (Python) asks of it, and the executor's hooks.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "counters.h"
+#include "device.h"
+#include "graph.h"
+#include "op.h"
+#include "record.h"
+#include "registration.h"
+#include "tensor.h"
+
+namespace py = pybind11;
+namespace torch_xla {
+namespace {
+
+// The way into Python for threads that torch runs. It closes when the interpreter exits: a thread that is inside Python
+// then would be torn down in the middle of C++ that holds Python objects. So close() lets those inside finish, and
+// whoever comes later, other than the thread that exits, waits for the end of the process.
+class Door {
+ public:
+  static Door& get() {
+    static auto* door = new Door;
+    return *door;
+  }
+
+  void enter() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return !closed_ || std::this_thread::get_id() == closer_; });
+    ++inside_;
+  }
+
+  void leave() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    --inside_;
+    changed_.notify_all();
+  }
+
+  void close() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    closed_ = true;
+    closer_ = std::this_thread::get_id();
+    changed_.wait(lock, [this] { return inside_ == 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::thread::id closer_;
+  bool closed_ = false;
+  int64_t inside_ = 0;
+};
+
+// Inside Python, with the GIL, while it lives.
+class InPython {
+ public:
+  InPython() {
+    if (PyGILState_Check()) {  // waiting at the door with the GIL would keep those inside from finishing
+      py::gil_scoped_release release;
+      Door::get().enter();
+    } else {
+      Door::get().enter();
+    }
+    gil_ = std::make_unique<py::gil_scoped_acquire>();
+  }
+  ~InPython() {
+    gil_.reset();
+    Door::get().leave();
+  }
+
+ private:
+  std::unique_ptr<py::gil_scoped_acquire> gil_;
+};
+
+void close() {
+  {
+    py::gil_scoped_release release;
+    Door::get().close();
+  }
+  abandon_buffers();
+}
+
+// A hook: a Python function that any thread may call until the very end. Never destroyed: at exit there is no
+// interpreter left to give the reference back to.
+class Hook {
+ public:
+  explicit Hook(const py::object& function) : function_(function.inc_ref().ptr()) {}
+  template <typename... Args>
+  py::object operator()(Args&&... args) const {
+    return py::reinterpret_borrow<py::function>(function_)(std::forward<Args>(args)...);
+  }
+
+ private:
+  PyObject* function_;
+};
+
+BufferPtr steal(py::object array) { return c10::make_intrusive<Buffer>(array.release().ptr()); }
+
+py::object borrow(const BufferPtr& buffer) { return py::reinterpret_borrow<py::object>(buffer->array); }
+
+void set_hooks(const py::object& device_count, const py::object& upload, const py::object& download,
+               const py::object& transfer, const py::object& materialize, const py::object& cut,
+               const py::object& fallback) {
+  Hooks& h = hooks();
+  h.device_count = [f = Hook(device_count)] {
+    InPython here;
+    return f().cast<int>();
+  };
+  h.upload = [f = Hook(upload)](const at::Tensor& t, int8_t device) {
+    InPython here;
+    return steal(f(t, static_cast<int>(device)));
+  };
+  h.download = [f = Hook(download)](const BufferPtr& buffer, at::ScalarType dtype) {
+    InPython here;
+    return f(borrow(buffer), static_cast<int>(dtype)).cast<at::Tensor>();
+  };
+  h.transfer = [f = Hook(transfer)](const BufferPtr& buffer, int8_t device) {
+    InPython here;
+    return steal(f(borrow(buffer), static_cast<int>(device)));
+  };
+  h.materialize = [f = Hook(materialize)](const std::vector<NodePtr>& nodes, int8_t device) {
+    InPython here;
+    py::list values;
+    for (const auto& node : nodes) {
+      values.append(py::cast(node));
+    }
+    f(values, static_cast<int>(device));
+  };
+  h.cut = [f = Hook(cut)](int8_t device) {
+    InPython here;
+    f(static_cast<int>(device));
+  };
+  h.fallback = [f = Hook(fallback)](const std::string& name) {
+    InPython here;
+    f(name);
+  };
+}
+
+// --- a graph, spelled out for the lowering (on a cache miss only) ---------------------------------------------------
+
+// How an argument is written down: (tag, payload).
+enum ArgTag {
+  kConstant = 0,
+  kReference = 1,
+  kReferences = 2,
+  kFloatOperand = 3,
+  kIntOperand = 4,
+  kComplexOperand = 5,
+  kDtype = 6,
+  kList = 7
+};
+
+enum NodeForm { kFunctional = 0, kInPlace = 1, kScatter = 2 };
+
+class Description {
+ public:
+  explicit Description(const Graph& graph) : graph_(graph) {}
+
+  py::list nodes() {
+    py::list out;
+    for (const Node* node : graph_.nodes) {
+      const Op* op = node->op->functional ? node->op->functional : node->op;
+      const int form = node->is_scatter ? kScatter : node->op->functional ? kInPlace : kFunctional;
+      out.append(py::make_tuple(op->name, form, arguments(*node), results(*node->signature), node->signature->is_list));
+    }
+    return out;
+  }
+
+ private:
+  py::object reference(const Node* input) const {
+    const size_t position = input->pending() ? graph_.leaves.size() + input->index : input->index;
+    return py::make_tuple(static_cast<int>(kReference), position);
+  }
+
+  static py::list results(const Signature& signature) {
+    py::list out;
+    for (const auto& shape : signature.outs) {
+      out.append(py::make_tuple(py::tuple(py::cast(std::vector<int64_t>(shape.sizes.begin(), shape.sizes.end()))),
+                                static_cast<int>(shape.dtype)));
+    }
+    return out;
+  }
+
+  py::object number(const c10::IValue& value) {
+    if (value.isNone() || is_constant_number(value)) {
+      return py::make_tuple(static_cast<int>(kConstant), torch::jit::toPyObject(value));
+    }
+    if (value.isInt()) {
+      return py::make_tuple(static_cast<int>(kIntOperand), ints_++);
+    }
+    if (value.isDouble()) {
+      return py::make_tuple(static_cast<int>(kFloatOperand), floats_++);
+    }
+    floats_ += 2;
+    return py::make_tuple(static_cast<int>(kComplexOperand), floats_ - 2);
+  }
+
+  py::list arguments(const Node& node) {
+    py::list out;
+    if (node.op == seed_op()) {
+      out.append(py::make_tuple(static_cast<int>(kIntOperand), ints_++));
+      return out;
+    }
+    if (node.op == getitem_op()) {
+      out.append(reference(node.inputs[0].get()));
+      out.append(py::make_tuple(static_cast<int>(kConstant), node.out));
+      return out;
+    }
+    for (size_t i = 0; i < node.op->kinds.size(); ++i) {
+      out.append(argument(node, i));
+    }
+    if (node.is_scatter) {  // the view's value, and which of the op's results it is
+      out.append(reference(node.inputs[1].get()));
+      out.append(py::make_tuple(static_cast<int>(kConstant), node.attrs.back().toInt()));
+    }
+    if (node.op->random) {
+      out.append(reference(node.inputs.back().get()));
+      out.append(py::make_tuple(static_cast<int>(kConstant), node.attrs.back().toInt()));
+    }
+    return out;
+  }
+
+  py::object argument(const Node& node, size_t i) {
+    const c10::IValue& value = node.attrs[i];
+    switch (node.op->kinds[i]) {
+      case ArgKind::kTensor:
+        if (node.numbers >> i & 1) {
+          return number(value);
+        }
+        return value.isNone() ? number(value) : reference(node.inputs[value.toInt()].get());
+      case ArgKind::kTensorList: {
+        if (value.isNone()) {
+          return number(value);
+        }
+        py::list list;
+        for (const int64_t position : value.toIntVector()) {
+          list.append(position < 0 ? py::object(py::make_tuple(static_cast<int>(kConstant), py::none()))
+                                   : reference(node.inputs[position].get()));
+        }
+        return py::make_tuple(static_cast<int>(kReferences), list);
+      }
+      case ArgKind::kScalar:
+        return number(value);
+      case ArgKind::kScalars: {
+        py::list list;
+        for (const c10::IValue& element : value.toListRef()) {
+          list.append(number(element));
+        }
+        return py::make_tuple(static_cast<int>(kList), list);
+      }
+      case ArgKind::kDtype:
+        return value.isNone() ? number(value)
+                              : py::object(py::make_tuple(static_cast<int>(ArgTag::kDtype), value.toInt()));
+      default:
+        return py::make_tuple(static_cast<int>(kConstant), torch::jit::toPyObject(value));
+    }
+  }
+
+  const Graph& graph_;
+  size_t floats_ = 0;
+  size_t ints_ = 0;
+};
+
+py::bytes key_bytes(const Key& key) {
+  char raw[16];
+  std::memcpy(raw, &key.a, 8);
+  std::memcpy(raw + 8, &key.b, 8);
+  return py::bytes(raw, sizeof(raw));
+}
+
+py::list root_positions(const Graph& graph) {
+  py::list out;
+  for (const auto& root : graph.roots) {
+    out.append(graph.leaves.size() + root->index);
+  }
+  return out;
+}
+
+py::list leaf_buffers(const Graph& graph) {
+  py::list out;
+  for (const Node* leaf : graph.leaves) {
+    out.append(borrow(leaf->buffer));
+  }
+  return out;
+}
+
+// A result that is an input handed through shares its buffer, so that neither is donated while the other is read.
+void finish(Graph& graph, const py::sequence& results) {
+  std::unordered_map<PyObject*, BufferPtr> inputs;
+  for (const Node* leaf : graph.leaves) {
+    inputs.emplace(leaf->buffer->array, leaf->buffer);
+  }
+  std::vector<BufferPtr> values;
+  values.reserve(graph.roots.size());
+  for (const auto& item : results) {
+    const auto found = inputs.find(item.ptr());
+    values.push_back(found != inputs.end() ? found->second : steal(py::reinterpret_borrow<py::object>(item)));
+  }
+  inputs.clear();
+  graph.materialize(std::move(values));
+}
+
+Graph collect(int device, const std::optional<std::vector<NodePtr>>& wanted) {
+  drain_parked_buffers();
+  Graph graph =
+      wanted ? collect_values(static_cast<int8_t>(device), *wanted) : collect_all(static_cast<int8_t>(device));
+  if (!wanted) {
+    device_state(static_cast<int8_t>(device)).pending.store(0);
+  }
+  advance_seed(static_cast<int8_t>(device));
+  return graph;
+}
+
+std::vector<NodePtr> nodes_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<NodePtr> out;
+  for (const auto& t : tensors) {
+    if (XlaTensor* x = maybe_xla(t)) {
+      out.push_back(x->value());
+    }
+  }
+  return out;
+}
+
+void bind_graph(py::module_& m) {
+  py::class_<Node, NodePtr>(m, "Node")
+      .def_property_readonly("pending", &Node::pending)
+      .def_property_readonly("device", [](const Node& n) { return static_cast<int>(n.device); })
+      .def_property_readonly("buffer",
+                             [](const Node& n) { return n.buffer ? borrow(n.buffer) : py::object(py::none()); });
+  py::class_<Graph>(m, "Graph")
+      .def_property_readonly("key", [](const Graph& g) { return key_bytes(g.key); })
+      .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
+      .def_property_readonly("node_count", [](const Graph& g) { return g.nodes.size(); })
+      .def_property_readonly("root_count", [](const Graph& g) { return g.roots.size(); })
+      .def_property_readonly("donated", [](const Graph& g) { return g.donated; })
+      .def_property_readonly("leaf_shapes",
+                             [](const Graph& g) {
+                               py::list out;
+                               for (const Node* leaf : g.leaves) {
+                                 const auto& s = leaf->shape();
+                                 out.append(py::make_tuple(std::vector<int64_t>(s.sizes.begin(), s.sizes.end()),
+                                                           static_cast<int>(s.dtype)));
+                               }
+                               return out;
+                             })
+      .def("inputs", &leaf_buffers)
+      .def("floats", [](const Graph& g) { return py::array_t<double>(g.floats.size(), g.floats.data()); })
+      .def("ints", [](const Graph& g) { return py::array_t<int64_t>(g.ints.size(), g.ints.data()); })
+      .def("describe", [](const Graph& g) { return Description(g).nodes(); })
+      .def("roots", &root_positions)
+      .def("finish", &finish);
+  m.def("collect", &collect, py::arg("device"), py::arg("wanted") = py::none());
+  m.def("nodes_of", &nodes_of);
+}
+
+// The buffers of all live values of a device, each once.
+py::list live_buffers(int device) {
+  py::list out;
+  std::unordered_set<Buffer*> seen;
+  for (const auto& node : live_values(static_cast<int8_t>(device))) {
+    if (node->buffer && seen.insert(node->buffer.get()).second) {
+      out.append(borrow(node->buffer));
+    }
+  }
+  return out;
+}
+
+void bind_state(py::module_& m) {
+  m.attr("max_devices") = kMaxDevices;
+  m.def("live_buffers", &live_buffers);
+  m.def("live_tensor_count", [](int device) { return device_state(static_cast<int8_t>(device)).live; });
+  m.def("pending_count", [](int device) { return device_state(static_cast<int8_t>(device)).pending.load(); });
+  m.def("set_pending_limit", [](int64_t n) { pending_limit().store(n); });
+  m.def("set_constant_numbers", &set_constant_numbers);
+  m.def("set_advertised_devices", [](int n) { advertised_devices().store(n); });
+  m.def("current_device", [] { return static_cast<int>(current_device()); });
+  m.def("set_current_device",
+        [](int i) { set_current_device(checked_index({c10::DeviceType::XLA, static_cast<c10::DeviceIndex>(i)})); });
+  m.def("set_seed", [](int device, uint64_t seed) { set_seed(static_cast<int8_t>(device), seed); });
+  m.def("get_seed", [](int device) { return get_seed(static_cast<int8_t>(device)); });
+  m.def("count", [](const std::string& name, int64_t n) { counter(name)->add(n); }, py::arg("name"), py::arg("n") = 1);
+  m.def("counters", &counters);
+  m.def("clear_counters", &clear_counters);
+  m.def("clear_signatures", &clear_signatures);
+  m.def("close", &close);
+}
+
+}  // namespace
+}  // namespace torch_xla
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace torch_xla;
+  bind_graph(m);
+  bind_state(m);
+  m.def("set_hooks", &set_hooks, py::kw_only(), py::arg("device_count"), py::arg("upload"), py::arg("download"),
+        py::arg("transfer"), py::arg("materialize"), py::arg("cut"), py::arg("fallback"));
+  m.def("register_special_kernels", &register_special_kernels);
+  m.def("register_recorded", &register_recorded);
+  m.def("register_forms", &register_forms);
+}

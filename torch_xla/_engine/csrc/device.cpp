@@ -1,0 +1,71 @@
+#include "device.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+
+namespace torch_xla {
+namespace {
+
+thread_local int8_t current = 0;
+
+struct DeviceGuard final : c10::impl::DeviceGuardImplInterface {
+  static constexpr auto kType = c10::DeviceType::XLA;
+  c10::DeviceType type() const override { return kType; }
+  c10::Device getDevice() const override { return {kType, current}; }
+  void setDevice(c10::Device d) const override { current = checked_index(d); }
+  void uncheckedSetDevice(c10::Device d) const noexcept override { current = d.index(); }
+  c10::Device exchangeDevice(c10::Device d) const override {
+    const c10::Device before = getDevice();
+    current = d.index();
+    return before;
+  }
+  // One in-order queue per device: there is nothing to choose a stream for.
+  c10::Stream getStream(c10::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
+  c10::Stream getDefaultStream(c10::Device d) const override { return getStream(d); }
+  c10::Stream getNewStream(c10::Device d, int) const override { return getStream(d); }
+  c10::Stream exchangeStream(c10::Stream s) const override { return getStream(s.device()); }
+  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(advertised_devices()); }
+};
+
+const c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::XLA, new DeviceGuard);
+
+}  // namespace
+
+DeviceState& device_state(int8_t index) {
+  static auto* states = new DeviceState[kMaxDevices];
+  return states[index];
+}
+
+Hooks& hooks() {
+  static auto* h = new Hooks;
+  return *h;
+}
+
+std::atomic<int64_t>& pending_limit() {
+  static std::atomic<int64_t> limit{10000};
+  return limit;
+}
+
+std::atomic<int>& advertised_devices() {
+  static std::atomic<int> count{8};
+  return count;
+}
+
+int8_t checked_index(c10::Device device) {
+  static std::atomic<int> known{0};  // devices do not go away: ask the executor only for an index not seen yet
+  const int index = device.has_index() ? device.index() : current;
+  if (index >= known.load(std::memory_order_relaxed)) {
+    const int count = hooks().device_count();
+    known.store(count);
+    TORCH_CHECK(
+        index < count, "xla:", index, " does not exist: this process has ", count, " xla device", count == 1 ? "" : "s",
+        " (xla:0", count == 1 ? "" : " to xla:" + std::to_string(count - 1),
+        "). On CPU, set the environment variable CPU_NUM_DEVICES before the first use of a device to have more.");
+  }
+  return static_cast<int8_t>(index);
+}
+
+int8_t current_device() { return current; }
+void set_current_device(int8_t index) { current = index; }
+
+}  // namespace torch_xla

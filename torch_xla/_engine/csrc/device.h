@@ -1,0 +1,66 @@
+// The xla device as torch sees it (device guard), and what the recorder keeps per device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "node.h"
+#include "spinlock.h"
+
+namespace torch_xla {
+
+class XlaTensor;
+
+constexpr int kMaxDevices = 64;
+
+// Everything recorded for one device. Lives for the whole process. `mutex` guards the list of live tensors and the
+// random state; it is a leaf lock: nothing that could block or take the GIL happens under it.
+struct DeviceState {
+  SpinLock mutex;
+  XlaTensor* first = nullptr;  // live tensors, oldest first
+  XlaTensor* last = nullptr;
+  int64_t live = 0;
+  std::atomic<int64_t> pending{0};  // ops recorded since the last cut
+
+  // Random numbers: an op's key is (seed, offset); the seed is an operand of the graph, the offset a constant in it.
+  // A cut moves on to the next seed, so that every step has the same graph and other numbers.
+  uint64_t seed = 0;
+  uint64_t torch_seed = 0;  // torch's CPU seed when `seed` was derived
+  bool seeded = false;
+  uint32_t offset = 0;
+  NodePtr seed_node;
+};
+
+DeviceState& device_state(int8_t index);
+
+// What the recorder asks the executor to do. Set once at start-up; each takes the GIL itself.
+struct Hooks {
+  std::function<int()> device_count;                                     // starts the backend if need be
+  std::function<BufferPtr(const at::Tensor&, int8_t)> upload;            // CPU tensor -> device buffer
+  std::function<at::Tensor(const BufferPtr&, at::ScalarType)> download;  // device buffer -> CPU tensor
+  std::function<BufferPtr(const BufferPtr&, int8_t)> transfer;           // buffer -> buffer of other device
+  std::function<void(const std::vector<NodePtr>&, int8_t)> materialize;  // run what these values need
+  std::function<void(int8_t)> cut;                                       // run all that is pending
+  std::function<void(const std::string&)> fallback;                      // an op is about to run on the CPU
+};
+Hooks& hooks();
+
+// The most ops that may be pending before the graph is cut.
+std::atomic<int64_t>& pending_limit();
+
+// How many devices torch is told of. Autograd makes its threads for them at the first backward of the process, which
+// may be before a backend has started, so this is an upper bound; a device that does not exist is refused on use.
+std::atomic<int>& advertised_devices();
+
+// `device` with an index, checked to exist. Raises the error a user sees for torch.device("xla:9").
+int8_t checked_index(c10::Device device);
+int8_t current_device();
+void set_current_device(int8_t index);
+
+}  // namespace torch_xla

@@ -1,0 +1,228 @@
+#include "graph.h"
+
+#include <unordered_map>
+
+#include "device.h"
+#include "op.h"
+#include "tensor.h"
+
+namespace torch_xla {
+namespace {
+
+std::atomic<uint64_t> epochs{0};
+
+// Walks from roots to leaves without recursion, numbering and hashing on the way.
+class Walk {
+ public:
+  explicit Walk(Graph& graph) : graph_(graph), epoch_(++epochs) {}
+
+  void visit(Node* root) {
+    if (seen(root)) {
+      return;
+    }
+    enter(root);
+    while (!stack_.empty()) {
+      auto& [node, next] = stack_.back();
+      if (next < node->inputs.size()) {
+        Node* input = node->inputs[next++].get();
+        if (!seen(input)) {
+          enter(input);
+        }
+        ++input->uses;
+      } else {
+        leave(node);
+        stack_.pop_back();
+      }
+    }
+  }
+
+  uint64_t epoch() const { return epoch_; }
+  bool seen(const Node* node) const { return node->epoch == epoch_; }
+
+ private:
+  void enter(Node* node) {
+    node->epoch = epoch_;
+    node->uses = 0;
+    if (node->pending()) {
+      stack_.emplace_back(node, 0);
+      return;
+    }
+    node->index = static_cast<uint32_t>(graph_.leaves.size());
+    graph_.leaves.push_back(node);
+    graph_.key.mix(node->shape().hash);
+  }
+
+  void leave(Node* node) {
+    node->index = static_cast<uint32_t>(graph_.nodes.size());
+    graph_.nodes.push_back(node);
+    graph_.key.mix(node->key);
+    for (const auto& input : node->inputs) {
+      graph_.key.mix((static_cast<uint64_t>(input->pending()) << 32) | input->index);
+    }
+    numbers(*node);
+  }
+
+  void numbers(const Node& node) {
+    if (node.op == seed_op()) {
+      graph_.ints.push_back(node.attrs[0].toInt());
+      return;
+    }
+    for (size_t i = 0; i < node.op->kinds.size() && node.op != getitem_op(); ++i) {
+      const ArgKind kind = node.op->kinds[i];
+      if (kind == ArgKind::kScalar || (node.numbers >> i & 1)) {
+        number(node.attrs[i]);
+      } else if (kind == ArgKind::kScalars) {
+        for (const auto& element : node.attrs[i].toListRef()) {
+          number(element);
+        }
+      }
+    }
+  }
+
+  void number(const c10::IValue& value) {
+    if (is_constant_number(value)) {
+      return;
+    }
+    if (value.isInt()) {
+      graph_.ints.push_back(value.toInt());
+    } else if (value.isDouble()) {
+      graph_.floats.push_back(value.toDouble());
+    } else {
+      graph_.floats.push_back(value.toComplexDouble().real());
+      graph_.floats.push_back(value.toComplexDouble().imag());
+    }
+  }
+
+  Graph& graph_;
+  const uint64_t epoch_;
+  std::vector<std::pair<Node*, size_t>> stack_;
+};
+
+// What live tensors refer to, oldest first, an entry per reference.
+std::vector<NodePtr> live_nodes(int8_t device, uint64_t walk) {
+  auto& state = device_state(device);
+  std::vector<NodePtr> nodes;
+  Released released;
+  const uint64_t epoch = ++epochs;
+  std::lock_guard<SpinLock> lock(state.mutex);
+  nodes.reserve(state.live + 16);
+  for (XlaTensor* t = state.first; t != nullptr; t = t->next) {
+    t->settle(epoch, walk, nodes, released);
+  }
+  return nodes;
+}
+
+void add_roots(Graph& graph, const std::vector<NodePtr>& live) {
+  for (const auto& node : live) {
+    if (node->pending() && node->op != seed_op()) {
+      graph.roots.push_back(node);
+    }
+  }
+  // Several tensors may have one value; keep the first of each.
+  std::vector<NodePtr> unique;
+  const uint64_t epoch = ++epochs;
+  for (auto& node : graph.roots) {
+    if (node->epoch != epoch) {
+      node->epoch = epoch;
+      unique.push_back(std::move(node));
+    }
+  }
+  graph.roots = std::move(unique);
+}
+
+// Who may still read a node: `uses` counts the graph's own edges, so any further reference (beyond those that we hold)
+// belongs to somebody who can read it later.
+void find_donated(Graph& graph, const std::vector<NodePtr>& live, const Walk& walk) {
+  constexpr uint32_t kReadable = 1u << 30;
+  for (const auto& node : live) {
+    if (walk.seen(node.get())) {
+      node->uses += node->pending() ? 2 : kReadable;  // 2: that reference, and the entry in `live`
+    }
+  }
+  for (const auto& root : graph.roots) {
+    root->uses += 1;
+  }
+  for (const Node* node : graph.nodes) {
+    if (c10::raw::intrusive_ptr::use_count(const_cast<Node*>(node)) != node->uses && node->op != seed_op()) {
+      return;  // some thread is just recording with a value of this graph
+    }
+  }
+  std::unordered_map<uint64_t, int> room;  // results that a donated buffer can become, by shape
+  for (const auto& root : graph.roots) {
+    ++room[root->shape().hash];
+  }
+  for (size_t i = 0; i < graph.leaves.size(); ++i) {
+    Node* leaf = graph.leaves[i];
+    const bool alone = c10::raw::intrusive_ptr::use_count(leaf) == leaf->uses && leaf->buffer.use_count() == 1;
+    auto found = room.find(leaf->shape().hash);
+    if (alone && found != room.end() && found->second > 0) {
+      --found->second;
+      graph.donated.push_back(static_cast<uint32_t>(i));
+    }
+  }
+}
+
+void finish_key(Graph& graph) {
+  for (const auto& root : graph.roots) {
+    graph.key.mix((static_cast<uint64_t>(root->pending()) << 32) | root->index);
+  }
+  for (uint32_t position : graph.donated) {
+    graph.key.mix(0xD0000000ull | position);
+  }
+}
+
+}  // namespace
+
+Graph collect_all(int8_t device) {
+  Graph graph;
+  graph.device = device;
+  const std::vector<NodePtr> live = live_nodes(device, 0);
+  add_roots(graph, live);
+  Walk walk(graph);
+  for (const auto& root : graph.roots) {
+    walk.visit(root.get());
+  }
+  find_donated(graph, live, walk);
+  finish_key(graph);
+  return graph;
+}
+
+Graph collect_values(int8_t device, const std::vector<NodePtr>& wanted) {
+  Graph graph;
+  graph.device = device;
+  add_roots(graph, wanted);
+  Walk walk(graph);
+  for (const auto& root : graph.roots) {
+    walk.visit(root.get());
+  }
+  std::vector<NodePtr> candidates = graph.roots;
+  for (auto& node : live_nodes(device, walk.epoch())) {
+    if (walk.seen(node.get())) {
+      candidates.push_back(std::move(node));
+    }
+  }
+  graph.roots.clear();
+  const uint32_t marker = ~0u;
+  for (auto& node : candidates) {
+    if (node->pending() && node->op != seed_op() && node->uses != marker) {
+      node->uses = marker;
+      graph.roots.push_back(std::move(node));
+    }
+  }
+  finish_key(graph);
+  return graph;
+}
+
+std::vector<NodePtr> live_values(int8_t device) { return live_nodes(device, 0); }
+
+void Graph::materialize(std::vector<BufferPtr> values) {
+  TORCH_INTERNAL_ASSERT(values.size() == roots.size());
+  leaves.clear();
+  nodes.clear();
+  for (size_t i = 0; i < roots.size(); ++i) {
+    roots[i]->materialize(std::move(values[i]));
+  }
+  roots.clear();
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,167 @@
+#include "kernels.h"
+
+#include <ATen/native/Resize.h>
+#include <c10/util/accumulate.h>
+
+#include "copies.h"
+#include "record.h"
+#include "tensor.h"
+
+namespace torch_xla {
+namespace {
+
+using at::Tensor;
+
+XlaTensor& expect_xla(const Op& op, const Tensor& t) {
+  XlaTensor* x = maybe_xla(t);
+  if (x == nullptr) {
+    raise_not_xla(op, 0, t, -1);
+  }
+  return *x;
+}
+
+int64_t numel(const Shape& shape) { return c10::multiply_integers(shape.sizes); }
+
+}  // namespace
+
+at::Tensor record_one_view(const Op& op, XlaTensor& base, c10::ArrayRef<c10::IValue> arguments) {
+  const NodePtr node = record_node(op, arguments);
+  const int8_t device = node->device;
+  const bool overlaps = op.may_overlap && numel(node->shape()) > base.numel();
+  Tensor view = base.make_view(node, overlaps);
+  count_pending(device);
+  return view;
+}
+
+void record_view(const Op& op, torch::jit::Stack* stack) {
+  const size_t n = op.kinds.size();
+  if (op.name == "aten::as_strided" && !torch::jit::peek(*stack, 3, n).isNone()) {
+    // An offset counts from the start of the memory, not of the view.
+    torch::jit::peek(*stack, 0, n) = expect_xla(op, torch::jit::peek(*stack, 0, n).toTensor()).memory();
+  }
+  const Tensor self = torch::jit::peek(*stack, 0, n).toTensor();
+  XlaTensor& base = expect_xla(op, self);
+  if (!op.returns_list) {
+    Tensor view = record_one_view(op, base, torch::jit::last(*stack, n));
+    torch::jit::drop(*stack, n);
+    stack->emplace_back(std::move(view));
+    return;
+  }
+  const NodePtr node = record_node(op, torch::jit::last(*stack, n));
+  torch::jit::drop(*stack, n);
+  c10::List<Tensor> list;
+  list.reserve(node->signature->outs.size());
+  for (uint32_t i = 0; i < node->signature->outs.size(); ++i) {
+    list.push_back(base.make_view(getitem(node, i), false));
+  }
+  stack->emplace_back(std::move(list));
+  count_pending(node->device);
+}
+
+void record_inplace(const Op& op, torch::jit::Stack* stack) {
+  const size_t n = op.kinds.size();
+  const Tensor self = torch::jit::peek(*stack, 0, n).toTensor();
+  XlaTensor& target = expect_xla(op, self);
+  if (must_run_on_cpu(op, torch::jit::last(*stack, n))) {
+    run_on_cpu(op.handle, stack);
+    return;
+  }
+  NodePtr node = record_node(op, torch::jit::last(*stack, n));
+  torch::jit::drop(*stack, n);
+  const int8_t device = node->device;
+  target.write(std::move(node));
+  stack->emplace_back(self);
+  count_pending(device);
+}
+
+// t_(), squeeze_(), transpose_(): the tensor becomes the view.
+void record_inplace_view(const Op& op, torch::jit::Stack* stack) {
+  const size_t n = op.kinds.size();
+  const Tensor self = torch::jit::peek(*stack, 0, n).toTensor();
+  XlaTensor& target = expect_xla(op, self);
+  record_view(*op.functional, stack);
+  target.adopt(expect_xla(op, torch::jit::pop(*stack).toTensor()));
+  stack->emplace_back(self);
+}
+
+void record_out(const Op& op, torch::jit::Stack* stack) {
+  const size_t outs = op.handle.schema().returns().size();
+  std::vector<Tensor> targets;
+  for (const auto& target : torch::jit::last(*stack, outs)) {
+    targets.push_back(target.toTensor());
+    expect_xla(op, targets.back());
+  }
+  torch::jit::drop(*stack, outs);
+  for (size_t i = op.kinds.size() - outs; i < op.functional->kinds.size(); ++i) {  // a factory's dtype, device, ...
+    const ArgKind kind = op.functional->kinds[i];
+    stack->push_back(kind == ArgKind::kDtype    ? c10::IValue(static_cast<int64_t>(targets[0].scalar_type()))
+                     : kind == ArgKind::kDevice ? c10::IValue(targets[0].device())
+                                                : c10::IValue());
+  }
+  record(*op.functional, stack);
+  for (size_t i = 0; i < outs; ++i) {
+    const Tensor result = torch::jit::peek(*stack, i, outs).toTensor();
+    TORCH_CHECK(c10::canCast(result.scalar_type(), targets[i].scalar_type()), op.name, ": result type ",
+                at::toString(result.scalar_type()), " can't be cast to the desired output type ",
+                at::toString(targets[i].scalar_type()));
+    if (targets[i].sizes() != result.sizes()) {
+      at::native::resize_output(targets[i], result.sizes());
+    }
+    XlaTensor& target = expect_xla(op, targets[i]);
+    target.write(cast(expect_xla(op, result).value(), targets[i].scalar_type()));
+  }
+  torch::jit::drop(*stack, outs);
+  for (auto& target : targets) {
+    stack->emplace_back(std::move(target));
+  }
+}
+
+const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>) {
+  static const Op* op = find_op("aten::resize");
+  const at::IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(size);
+  XlaTensor& target = expect_xla(*op, self);
+  if (self.sizes() != sizes) {
+    target.replace(record_node(*op, {c10::IValue(make_tensor(target.value())), c10::IValue(sizes), c10::IValue()}));
+  }
+  return self;
+}
+
+Tensor& set_source_tensor(Tensor& self, const Tensor& source) {
+  static const Op* op = find_op("aten::resize");
+  expect_xla(*op, self).adopt(expect_xla(*op, source));
+  return self;
+}
+
+// torch's kernel updates the running statistics behind the schema's back; the form that returns them says so.
+std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& input, const std::optional<Tensor>& weight,
+                                                     const std::optional<Tensor>& bias,
+                                                     const std::optional<Tensor>& running_mean,
+                                                     const std::optional<Tensor>& running_var, bool training,
+                                                     double momentum, double eps) {
+  const bool tracks = training && running_mean.has_value() && running_mean->defined();
+  const Op* op = find_op(tracks     ? "aten::_native_batch_norm_legit_functional"
+                         : training ? "aten::_native_batch_norm_legit.no_stats"
+                                    : "aten::_native_batch_norm_legit_no_training");
+  TORCH_INTERNAL_ASSERT(op != nullptr);
+  torch::jit::Stack stack{input, weight, bias};
+  if (tracks || !training) {
+    stack.emplace_back(running_mean);
+    stack.emplace_back(running_var);
+  }
+  if (training) {
+    stack.emplace_back(training);
+  }
+  stack.emplace_back(momentum);
+  stack.emplace_back(eps);
+  record(*op, &stack);
+  if (tracks) {
+    expect_xla(*op, *running_mean).write(expect_xla(*op, stack[3].toTensor()).value());
+    expect_xla(*op, *running_var).write(expect_xla(*op, stack[4].toTensor()).value());
+  }
+  return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
+}
+
+// torch's functionalization calls it after in-place ops, for a recorder that tracks tensors by id.
+void propagate_xla_data(const Tensor&, const Tensor&) {}
+
+}  // namespace torch_xla

@@ -1,0 +1,30 @@
+// What a dispatcher call of each form of op does: views, in place, out=, and the few ops that are a case of their own.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include "op.h"
+
+namespace torch_xla {
+
+class XlaTensor;
+
+// A view that is one tensor; `arguments` are all of the op's.
+at::Tensor record_one_view(const Op& op, XlaTensor& base, c10::ArrayRef<c10::IValue> arguments);
+void record_view(const Op& op, torch::jit::Stack* stack);
+void record_inplace(const Op& op, torch::jit::Stack* stack);
+void record_inplace_view(const Op& op, torch::jit::Stack* stack);
+void record_out(const Op& op, torch::jit::Stack* stack);
+
+const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>);
+at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tensor& input,
+                                                                 const std::optional<at::Tensor>& weight,
+                                                                 const std::optional<at::Tensor>& bias,
+                                                                 const std::optional<at::Tensor>& running_mean,
+                                                                 const std::optional<at::Tensor>& running_var,
+                                                                 bool training, double momentum, double eps);
+void propagate_xla_data(const at::Tensor& input, const at::Tensor& output);
+
+}  // namespace torch_xla

@@ -1,0 +1,145 @@
+#include "node.h"
+
+#include <Python.h>
+
+#include <mutex>
+#include <vector>
+
+#include "counters.h"
+#include "op.h"
+
+namespace torch_xla {
+namespace {
+
+struct Parked {
+  std::mutex mutex;
+  std::vector<PyObject*> arrays;
+  std::atomic<bool> abandoned{false};
+};
+
+Parked& parked() {
+  static auto* p = new Parked;
+  return *p;
+}
+
+// Drops references one after the other instead of recursively: a chain of a million nodes must not overflow the stack.
+void release_iteratively(c10::SmallVector<NodePtr, 3>& inputs) {
+  static thread_local std::vector<NodePtr>* work = nullptr;
+  if (work != nullptr) {
+    for (auto& input : inputs) {
+      work->push_back(std::move(input));
+    }
+    inputs.clear();
+    return;
+  }
+  std::vector<NodePtr> stack;
+  for (auto& input : inputs) {
+    stack.push_back(std::move(input));
+  }
+  inputs.clear();
+  work = &stack;
+  while (!stack.empty()) {
+    NodePtr node = std::move(stack.back());
+    stack.pop_back();
+    node.reset();
+  }
+  work = nullptr;
+}
+
+bool any_last_reference(const c10::SmallVector<NodePtr, 3>& inputs) {
+  for (const auto& input : inputs) {
+    if (input.use_count() == 1) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+Shape::Shape(at::ScalarType dtype_, at::IntArrayRef sizes_) : dtype(dtype_), sizes(sizes_) {
+  Key key;
+  key.mix(static_cast<uint64_t>(dtype));
+  key.mix(static_cast<uint64_t>(sizes.size()));
+  for (int64_t size : sizes) {
+    key.mix(static_cast<uint64_t>(size));
+  }
+  hash = key.a ^ key.b;
+}
+
+SignaturePtr make_signature(at::ScalarType dtype, at::IntArrayRef sizes) {
+  auto signature = c10::make_intrusive<Signature>();
+  signature->outs.emplace_back(dtype, sizes);
+  return signature;
+}
+
+Buffer::Buffer(PyObject* array_) : array(array_) {
+  static Counter* created = counter("CreateDataHandles");
+  created->add();
+}
+
+Buffer::~Buffer() {
+  static Counter* destroyed = counter("DestroyDataHandles");
+  destroyed->add();
+  if (parked().abandoned.load(std::memory_order_acquire)) {
+    return;
+  }
+  if (PyGILState_Check()) {
+    Py_DECREF(array);
+    return;
+  }
+  std::lock_guard<std::mutex> lock(parked().mutex);
+  parked().arrays.push_back(array);
+}
+
+void drain_parked_buffers() {
+  std::vector<PyObject*> arrays;
+  {
+    std::lock_guard<std::mutex> lock(parked().mutex);
+    arrays.swap(parked().arrays);
+  }
+  for (PyObject* array : arrays) {
+    Py_DECREF(array);
+  }
+}
+
+void abandon_buffers() { parked().abandoned.store(true, std::memory_order_release); }
+
+void Node::materialize(BufferPtr value) {
+  buffer = std::move(value);
+  op = nullptr;
+  attrs.clear();
+  is_scatter = false;
+  numbers = 0;
+  key = Key{};
+  release_iteratively(inputs);
+}
+
+Node::~Node() {
+  if (any_last_reference(inputs)) {
+    release_iteratively(inputs);
+  }
+}
+
+NodePtr getitem(const NodePtr& node, uint32_t out) {
+  auto item = c10::make_intrusive<Node>();
+  item->op = getitem_op();
+  item->out = out;
+  item->device = node->device;
+  item->key = getitem_op()->key;
+  item->key.mix(static_cast<uint64_t>(out));
+  item->attrs.emplace_back(static_cast<int64_t>(out));
+  item->signature = node->signature;
+  item->inputs.push_back(node);
+  return item;
+}
+
+NodePtr make_leaf(BufferPtr buffer, SignaturePtr signature, int8_t device) {
+  auto node = c10::make_intrusive<Node>();
+  node->buffer = std::move(buffer);
+  node->signature = std::move(signature);
+  node->device = device;
+  return node;
+}
+
+}  // namespace torch_xla

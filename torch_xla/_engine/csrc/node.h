@@ -1,0 +1,86 @@
+// The graph that is recorded: one Node per tensor value.
+//
+//   at::Tensor -> XlaTensor -> Node -> Node ...   pending: how to compute the value
+//                              Node -> Buffer     materialized: the value itself
+//
+// A Node is pending until the executor gives it a Buffer (materialize), and never goes back. Materializing drops the
+// operands, so a value keeps alive only what is still needed to compute it. What a recorder reads of a Node without a
+// lock (signature, device, key) never changes; op, inputs, attrs and buffer are touched under the device's turn
+// only (held by the Python executor from collect() to materialize()).
+//
+// An op with several results is a Node that is no value, with one "getitem" Node per result on top of it.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "hash.h"
+
+struct _object;  // PyObject
+
+namespace torch_xla {
+
+struct Op;
+
+struct Shape {
+  at::ScalarType dtype = at::ScalarType::Undefined;  // Undefined: this result does not exist (an optional one)
+  c10::SmallVector<int64_t, 5> sizes;
+  uint64_t hash = 0;
+
+  Shape() = default;
+  Shape(at::ScalarType dtype, at::IntArrayRef sizes);
+};
+
+// Shapes and dtypes of an op's results. Shared by all nodes of one kind; made by shape inference, never changed.
+struct Signature final : c10::intrusive_ptr_target {
+  c10::SmallVector<Shape, 1> outs;
+  bool is_list = false;  // the op returns one Tensor[]
+};
+using SignaturePtr = c10::intrusive_ptr<Signature>;
+SignaturePtr make_signature(at::ScalarType dtype, at::IntArrayRef sizes);
+
+// Owns one reference to a jax.Array. May die on any thread, with or without the GIL: without it the reference is parked
+// and dropped by the next thread that holds the GIL (drain_parked_buffers). At interpreter exit it is leaked on
+// purpose.
+struct Buffer final : c10::intrusive_ptr_target {
+  explicit Buffer(_object* array);  // steals the reference
+  ~Buffer() override;
+  _object* const array;
+};
+using BufferPtr = c10::intrusive_ptr<Buffer>;
+void drain_parked_buffers();  // GIL held
+void abandon_buffers();       // from now on nothing of Python is released
+
+struct Node;
+using NodePtr = c10::intrusive_ptr<Node>;
+
+struct Node final : c10::intrusive_ptr_target {
+  const Op* op = nullptr;  // null: materialized
+  uint32_t out = 0;        // which of the signature's results this value is
+  int8_t device = 0;
+  bool is_scatter = false;  // op is a view op: this is inputs[0] with the view of it set to inputs[1]
+  uint64_t numbers = 0;     // bit i: schema argument i is a Tensor, but a Python number was given
+  Key key;                  // op, attributes and input signatures; not which inputs they are
+  SignaturePtr signature;
+  c10::SmallVector<NodePtr, 3> inputs;
+  c10::SmallVector<c10::IValue, 4> attrs;  // one per schema argument; a tensor is its position in inputs
+  BufferPtr buffer;
+
+  // Scratch of one traversal, valid where epoch is the traversal's; under the device's turn.
+  uint64_t epoch = 0;
+  uint32_t index = 0;
+  uint32_t uses = 0;
+
+  const Shape& shape() const { return signature->outs[out]; }
+  bool pending() const { return op != nullptr; }
+  void materialize(BufferPtr value);
+  ~Node() override;
+};
+
+// Result number `out` of a node with several.
+NodePtr getitem(const NodePtr& node, uint32_t out);
+
+NodePtr make_leaf(BufferPtr buffer, SignaturePtr signature, int8_t device);
+
+}  // namespace torch_xla

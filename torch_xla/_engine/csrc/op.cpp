@@ -1,0 +1,93 @@
+#include "op.h"
+
+#include <ATen/core/jit_type.h>
+
+#include <cmath>
+
+namespace torch_xla {
+namespace {
+
+bool constant_numbers = true;  // set once, before anything is recorded
+
+c10::TypePtr element_or_self(const c10::TypePtr& type, c10::TypeKind container) {
+  return type->kind() == container ? type->containedType(0) : type;
+}
+
+ArgKind kind_of(const c10::Argument& arg, const std::unordered_set<std::string>& baked) {
+  const c10::TypePtr type = element_or_self(arg.real_type(), c10::TypeKind::OptionalType);
+  const bool is_list = type->kind() == c10::TypeKind::ListType;
+  const c10::TypePtr element =
+      element_or_self(element_or_self(type, c10::TypeKind::ListType), c10::TypeKind::OptionalType);
+  switch (element->kind()) {
+    case c10::TypeKind::TensorType:
+      return is_list ? ArgKind::kTensorList : ArgKind::kTensor;
+    case c10::TypeKind::NumberType:
+      return baked.count(arg.name()) ? ArgKind::kAttribute : is_list ? ArgKind::kScalars : ArgKind::kScalar;
+    case c10::TypeKind::DeviceObjType:
+      return ArgKind::kDevice;
+    case c10::TypeKind::GeneratorType:
+      return ArgKind::kGenerator;
+    case c10::TypeKind::ScalarTypeType:
+      return ArgKind::kDtype;
+    case c10::TypeKind::LayoutType:
+    case c10::TypeKind::MemoryFormatType:
+      return ArgKind::kIgnored;
+    default:
+      return arg.name() == "pin_memory" || arg.name() == "non_blocking" ? ArgKind::kIgnored : ArgKind::kAttribute;
+  }
+}
+
+const Op* special(const char* name) {
+  // A schema of torch lends the handle; only the name is ever used.
+  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::alias", "");
+  auto* op = new Op(handle, {}, false);
+  op->name = name;
+  op->key = Key{};
+  op->key.mix(std::string_view(op->name));
+  return op;
+}
+
+}  // namespace
+
+void set_constant_numbers(bool enabled) { constant_numbers = enabled; }
+
+std::string qualified_name(const c10::OperatorName& name) {
+  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+Op::Op(const c10::OperatorHandle& handle_, const std::unordered_set<std::string>& baked, bool random_)
+    : name(qualified_name(handle_.operator_name())), handle(handle_), random(random_) {
+  for (const auto& arg : handle.schema().arguments()) {
+    kinds.push_back(kind_of(arg, baked));
+    arg_names.push_back(arg.name());
+  }
+  key.mix(std::string_view(name));
+  may_overlap = name == "aten::expand" || name == "aten::as_strided" || name == "aten::unfold";
+  const auto& returns = handle.schema().returns();
+  returns_list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;
+  const std::string& qualified = handle.operator_name().name;
+  recorded = counter("xla::" + qualified.substr(qualified.find("::") + 2));
+}
+
+bool is_constant_number(const c10::IValue& value) {
+  if (value.isInt()) {
+    return constant_numbers && value.toInt() >= -1 && value.toInt() <= 1;
+  }
+  if (value.isDouble()) {
+    const double d = value.toDouble();
+    return constant_numbers && ((d == 0 && !std::signbit(d)) || d == 1 || d == -1);
+  }
+  return !value.isComplexDouble();
+}
+
+const Op* getitem_op() {
+  static const Op* op = special("torch_xla::getitem");
+  return op;
+}
+
+const Op* seed_op() {
+  static const Op* op = special("torch_xla::seed");
+  return op;
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,464 @@
+#include "record.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
+#include <ATen/native/CPUFallback.h>
+
+#include <cstring>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "signature.h"
+#include "tensor.h"
+
+namespace torch_xla {
+namespace {
+
+uint64_t bits(double value) {
+  uint64_t out;
+  std::memcpy(&out, &value, sizeof(out));
+  return out;
+}
+
+// Words that tell the kinds of hashed things apart.
+enum Tag : uint64_t { kNone = 0x101, kInts, kList, kBaked, kOperand, kInt, kDouble, kBool, kComplex, kString, kOther };
+
+void mix_attribute(Key& key, const c10::IValue& value) {
+  if (value.isNone()) {
+    key.mix(kNone);
+  } else if (value.isInt()) {
+    key.mix(kInt);
+    key.mix(static_cast<uint64_t>(value.toInt()));
+  } else if (value.isBool()) {
+    key.mix(kBool + (value.toBool() ? 1ull << 32 : 0));
+  } else if (value.isDouble()) {
+    key.mix(kDouble);
+    key.mix(bits(value.toDouble()));
+  } else if (value.isComplexDouble()) {
+    key.mix(kComplex);
+    key.mix(bits(value.toComplexDouble().real()));
+    key.mix(bits(value.toComplexDouble().imag()));
+  } else if (value.isString()) {
+    key.mix(kString);
+    key.mix(std::string_view(value.toStringRef()));
+  } else if (value.isList()) {
+    const auto list = value.toListRef();
+    const bool ints = !list.empty() && list[0].isInt();
+    key.mix((ints ? kInts : kList) + (static_cast<uint64_t>(list.size()) << 32));
+    for (const auto& element : list) {
+      if (ints && element.isInt()) {
+        key.mix(static_cast<uint64_t>(element.toInt()));
+      } else {
+        mix_attribute(key, element);
+      }
+    }
+  } else {
+    TORCH_CHECK(false, "torch_xla cannot record an argument of type ", value.tagKind());
+  }
+}
+
+void mix_scalar(Key& key, const c10::IValue& value) {
+  if (is_constant_number(value)) {
+    key.mix(kBaked);
+    mix_attribute(key, value);
+  } else {
+    key.mix(kOperand + (value.isInt() ? 1ull << 32 : value.isDouble() ? 2ull << 32 : 3ull << 32));
+  }
+}
+
+c10::IValue read_wrapped_number(const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kDouble:
+      return *static_cast<const double*>(t.const_data_ptr());
+    case at::kLong:
+      return *static_cast<const int64_t*>(t.const_data_ptr());
+    case at::kBool:
+      return *static_cast<const bool*>(t.const_data_ptr());
+    default:
+      return t.item();
+  }
+}
+
+// Builds one Node out of a call's arguments.
+class Recording {
+ public:
+  Recording(const Op& op, c10::ArrayRef<c10::IValue> arguments)
+      : op_(op), arguments_(arguments), node_(c10::make_intrusive<Node>()) {
+    node_->op = &op;
+    node_->key = op.key;
+    node_->attrs.reserve(arguments.size());
+  }
+
+  NodePtr run() {
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      argument(i);
+    }
+    if (device_ < 0) {
+      device_ = checked_index(c10::Device(c10::DeviceType::XLA, current_device()));
+    }
+    node_->device = device_;
+    node_->signature = infer_signature(op_, node_->key, arguments_);
+    if (op_.random) {
+      add_seed();
+    }
+    return std::move(node_);
+  }
+
+ private:
+  void argument(size_t i) {
+    const c10::IValue& value = arguments_[i];
+    switch (op_.kinds[i]) {
+      case ArgKind::kTensor:
+        node_->attrs.push_back(value.isNone() ? none() : tensor(i, value.toTensor()));
+        break;
+      case ArgKind::kTensorList:
+        tensor_list(i, value);
+        break;
+      case ArgKind::kScalar:
+        scalar(value);
+        break;
+      case ArgKind::kScalars:
+        scalar_list(value);
+        break;
+      case ArgKind::kDevice:
+        if (value.isDevice()) {
+          device_ = checked_index(value.toDevice());
+        }
+        node_->attrs.emplace_back();
+        break;
+      case ArgKind::kGenerator:
+      case ArgKind::kIgnored:
+        node_->attrs.emplace_back();
+        break;
+      case ArgKind::kDtype:
+      case ArgKind::kAttribute:
+        mix_attribute(node_->key, value);
+        node_->attrs.push_back(value);
+        break;
+    }
+  }
+
+  c10::IValue none() {
+    node_->key.mix(kNone);
+    return {};
+  }
+
+  // An input's position, or the number itself for a Python number that met a tensor.
+  c10::IValue tensor(size_t i, const at::Tensor& t) {
+    if (!t.defined()) {
+      return none();
+    }
+    if (XlaTensor* x = maybe_xla(t)) {
+      return input(i, x->value());
+    }
+    if (t.dim() != 0 || !t.device().is_cpu()) {
+      raise_not_xla(op_, i, t, device_);
+    }
+    if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
+      c10::IValue number = read_wrapped_number(t);
+      mix_scalar(node_->key, number);
+      node_->numbers |= 1ull << i;
+      return number;
+    }
+    static const Op* scalar_tensor = find_op("aten::scalar_tensor");
+    return input(i,
+                 record_node(*scalar_tensor,
+                             {c10::IValue(t.item()), c10::IValue(static_cast<int64_t>(t.scalar_type())), c10::IValue(),
+                              c10::IValue(c10::Device(c10::DeviceType::XLA, device_ < 0 ? current_device() : device_)),
+                              c10::IValue()}));
+  }
+
+  c10::IValue input(size_t i, const NodePtr& value) {
+    if (device_ >= 0 && value->device != device_) {
+      TORCH_CHECK(false, op_.name, ": expected all tensors on one device, but found xla:", static_cast<int>(device_),
+                  " and xla:", static_cast<int>(value->device), " (argument '", op_.arg_names[i], "')");
+    }
+    device_ = value->device;
+    node_->key.mix(value->shape().hash);
+    node_->inputs.push_back(value);
+    return static_cast<int64_t>(node_->inputs.size() - 1);
+  }
+
+  void tensor_list(size_t i, const c10::IValue& value) {
+    if (value.isNone()) {
+      node_->attrs.push_back(none());
+      return;
+    }
+    const auto list = value.toListRef();
+    c10::List<int64_t> positions;
+    positions.reserve(list.size());
+    node_->key.mix(kList + (static_cast<uint64_t>(list.size()) << 32));
+    for (const auto& element : list) {
+      if (element.isNone() || !element.toTensor().defined()) {
+        node_->key.mix(kNone);
+        positions.push_back(-1);
+        continue;
+      }
+      at::Tensor t = element.toTensor();
+      if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
+        t.unsafeGetTensorImpl()->set_wrapped_number(false);  // in a list it counts as the 0-d tensor that it is
+      }
+      positions.push_back(tensor(i, t).toInt());
+    }
+    node_->attrs.emplace_back(std::move(positions));
+  }
+
+  void scalar(const c10::IValue& value) {
+    if (value.isNone()) {
+      node_->key.mix(kNone);
+    } else {
+      mix_scalar(node_->key, value);
+    }
+    node_->attrs.push_back(value);
+  }
+
+  void scalar_list(const c10::IValue& value) {
+    const auto list = value.toListRef();
+    node_->key.mix(kList + (static_cast<uint64_t>(list.size()) << 32));
+    for (const auto& element : list) {
+      mix_scalar(node_->key, element);
+    }
+    node_->attrs.push_back(value);
+  }
+
+  // After shape inference, whose cache must not see the offset.
+  void add_seed();
+
+  const Op& op_;
+  c10::ArrayRef<c10::IValue> arguments_;
+  NodePtr node_;
+  int8_t device_ = -1;
+};
+
+uint64_t scramble(uint64_t x) {
+  Key key;
+  key.mix(x);
+  return key.a ^ key.b;
+}
+
+uint64_t torch_seed() { return at::detail::getDefaultCPUGenerator().current_seed(); }
+
+// With the device's mutex held.
+void ensure_seeded(DeviceState& state, int8_t device) {
+  if (!state.seed_node) {
+    // torch.manual_seed tells us itself; this also notices a generator that was seeded directly.
+    const uint64_t now = torch_seed();
+    if (!state.seeded || now != state.torch_seed) {
+      state.seed = scramble(now + static_cast<uint64_t>(device));
+      state.torch_seed = now;
+      state.seeded = true;
+    }
+    static const SignaturePtr signature = make_signature(at::kLong, {});
+    state.seed_node = c10::make_intrusive<Node>();
+    state.seed_node->op = seed_op();
+    state.seed_node->key = seed_op()->key;
+    state.seed_node->signature = signature;
+    state.seed_node->device = device;
+    state.seed_node->attrs.emplace_back(static_cast<int64_t>(state.seed));
+    state.offset = 0;
+  }
+}
+
+void Recording::add_seed() {
+  auto& state = device_state(device_);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  ensure_seeded(state, device_);
+  node_->inputs.push_back(state.seed_node);
+  node_->attrs.emplace_back(static_cast<int64_t>(state.offset));
+  node_->key.mix(static_cast<uint64_t>(state.offset++));
+}
+
+void push_results(const NodePtr& node, torch::jit::Stack* stack) {
+  const auto& outs = node->signature->outs;
+  if (outs.size() == 1 && !node->signature->is_list) {
+    stack->emplace_back(make_tensor(node));
+    return;
+  }
+  const auto result = [&](uint32_t i) {
+    return outs[i].dtype == at::ScalarType::Undefined ? at::Tensor() : make_tensor(getitem(node, i));
+  };
+  if (node->signature->is_list) {
+    c10::List<at::Tensor> list;
+    list.reserve(outs.size());
+    for (uint32_t i = 0; i < outs.size(); ++i) {
+      list.push_back(result(i));
+    }
+    stack->emplace_back(std::move(list));
+    return;
+  }
+  for (uint32_t i = 0; i < outs.size(); ++i) {
+    stack->emplace_back(result(i));
+  }
+}
+
+struct OpTable {
+  std::shared_mutex mutex;
+  std::unordered_map<std::string, std::unique_ptr<Op>> ops;
+};
+
+OpTable& op_table() {
+  static auto* t = new OpTable;
+  return *t;
+}
+
+}  // namespace
+
+void raise_not_xla(const Op& op, size_t argument, const at::Tensor& t, int8_t device) {
+  std::string type = t.toString();  // CPUFloatType -> torch.FloatTensor, torch.cuda.FloatTensor
+  type = type.rfind("CPU", 0) == 0 ? "torch." + type.substr(3, type.size() - 7) + "Tensor" : type;
+  const std::string where = device >= 0 ? "xla:" + std::to_string(device) : std::string("xla");
+  TORCH_CHECK(false, "Input tensor is not an XLA tensor: ", type, "\n  ", op.name, ": argument '",
+              op.arg_names[argument], "' is ", at::toString(t.scalar_type()), t.sizes(), " on ", t.device(),
+              ", the other tensors are on ", where, "; move it with .to('", where, "')");
+}
+
+bool must_run_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.needs_cpu != nullptr && op.needs_cpu(arguments)) {
+    return true;
+  }
+  for (size_t i = 0; op.random && i < arguments.size(); ++i) {
+    if (op.kinds[i] == ArgKind::kGenerator && !arguments[i].isNone()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void count_pending(int8_t device) {
+  auto& pending = device_state(device).pending;
+  if (pending.fetch_add(1, std::memory_order_relaxed) + 1 >= pending_limit().load(std::memory_order_relaxed)) {
+    hooks().cut(device);
+  }
+}
+
+void record(const Op& op, torch::jit::Stack* stack) {
+  const size_t n = op.kinds.size();
+  const c10::ArrayRef<c10::IValue> arguments = torch::jit::last(*stack, n);
+  if (must_run_on_cpu(op, arguments)) {
+    run_on_cpu(op.handle, stack);
+    return;
+  }
+  const NodePtr node = Recording(op, arguments).run();
+  op.recorded->add();
+  torch::jit::drop(*stack, n);
+  push_results(node, stack);
+  count_pending(node->device);
+}
+
+NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  op.recorded->add();
+  return Recording(op, arguments).run();
+}
+
+NodePtr cast(NodePtr value, at::ScalarType dtype) {
+  if (value->shape().dtype == dtype) {
+    return value;
+  }
+  static const Op* convert = find_op("prims::convert_element_type");
+  return record_node(*convert, {c10::IValue(make_tensor(std::move(value))), c10::IValue(static_cast<int64_t>(dtype))});
+}
+
+void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  const std::string& name = handle.operator_name().name;
+  const std::string& overload = handle.operator_name().overload_name;
+  const std::string full = overload.empty() ? name : name + "." + overload;
+  counter(full)->add();
+  // One run for all inputs instead of one per input.
+  std::vector<NodePtr> wanted;
+  const auto want = [&](const at::Tensor& t) {
+    if (XlaTensor* x = maybe_xla(t)) {
+      wanted.push_back(x->value());
+    }
+  };
+  for (const c10::IValue& value : torch::jit::last(*stack, handle.schema().arguments().size())) {
+    if (value.isTensor()) {
+      want(value.toTensor());
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      for (const c10::IValue& element : value.toListRef()) {
+        if (element.isTensor()) {
+          want(element.toTensor());
+        }
+      }
+    }
+  }
+  hooks().fallback(full);
+  if (!wanted.empty()) {
+    hooks().materialize(wanted, wanted.front()->device);
+  }
+  at::native::cpu_fallback(handle, stack);
+}
+
+void advance_seed(int8_t device) {
+  auto& state = device_state(device);
+  NodePtr before;
+  std::lock_guard<SpinLock> lock(state.mutex);
+  if (state.seed_node && state.offset > 0) {
+    before = std::move(state.seed_node);
+    state.seed = scramble(state.seed + state.offset);
+    state.offset = 0;
+  }
+}
+
+void set_seed(int8_t device, uint64_t seed) {
+  auto& state = device_state(device);
+  NodePtr before;
+  std::lock_guard<SpinLock> lock(state.mutex);
+  before = std::move(state.seed_node);
+  state.seed = seed;
+  state.torch_seed = torch_seed();
+  state.seeded = true;
+  state.offset = 0;
+}
+
+uint64_t get_seed(int8_t device) {
+  advance_seed(device);
+  auto& state = device_state(device);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  ensure_seeded(state, device);
+  return state.seed;
+}
+
+const Op* find_op(const std::string& name) {
+  std::shared_lock<std::shared_mutex> lock(op_table().mutex);
+  const auto found = op_table().ops.find(name);
+  return found == op_table().ops.end() ? nullptr : found->second.get();
+}
+
+Op* add_op(const std::string& name, const std::unordered_set<std::string>& baked, bool random) {
+  const size_t dot = name.find('.');
+  const auto handle = c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
+  if (!handle.has_value()) {
+    return nullptr;
+  }
+  std::unique_lock<std::shared_mutex> lock(op_table().mutex);
+  auto& slot = op_table().ops[name];
+  if (!slot) {
+    slot = std::make_unique<Op>(*handle, baked, random);
+  }
+  return slot.get();
+}
+
+const Op* add_form(const std::string& name, const Op* functional) {
+  std::unordered_set<std::string> baked;
+  for (size_t i = 0; i < functional->kinds.size(); ++i) {
+    if (functional->kinds[i] == ArgKind::kAttribute) {
+      baked.insert(functional->arg_names[i]);
+    }
+  }
+  Op* op = add_op(name, baked, functional->random);
+  op->functional = functional;
+  op->needs_cpu = functional->needs_cpu;
+  return op;
+}
+
+std::vector<const Op*> all_ops() {
+  std::shared_lock<std::shared_mutex> lock(op_table().mutex);
+  std::vector<const Op*> out;
+  for (const auto& [name, op] : op_table().ops) {
+    out.push_back(op.get());
+  }
+  return out;
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,45 @@
+// Recording: a dispatcher call becomes a Node. The hot path: no Python, no GIL, no meta call once a signature is known.
+#pragma once
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/stack.h>
+
+#include "device.h"
+#include "op.h"
+
+namespace torch_xla {
+
+// Pops the op's arguments, pushes its results. Raises, in torch's own words, what the op's meta function raises.
+void record(const Op& op, torch::jit::Stack* stack);
+
+// The same without results: the op's Node.
+NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+
+// Whether this call has to be answered by the CPU: a generator of the user's, or a result of unknown shape.
+bool must_run_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+
+// Counts a recorded op; cuts the graph where too many are pending.
+void count_pending(int8_t device);
+
+[[noreturn]] void raise_not_xla(const Op& op, size_t argument, const at::Tensor& t, int8_t device);
+
+// Runs the op on the CPU, counted as aten::<op>.
+void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// A node that converts `value` to `dtype`; `value` itself where it has that dtype.
+NodePtr cast(NodePtr value, at::ScalarType dtype);
+
+// Random state of a device: the operand of the next random op, moving on to the next seed, and setting it.
+void advance_seed(int8_t device);
+void set_seed(int8_t device, uint64_t seed);
+uint64_t get_seed(int8_t device);
+
+void clear_signatures();
+
+// The ops by name, made at registration; null for an op that is not recorded.
+const Op* find_op(const std::string& name);
+Op* add_op(const std::string& name, const std::unordered_set<std::string>& baked, bool random);
+const Op* add_form(const std::string& name, const Op* functional);
+std::vector<const Op*> all_ops();
+
+}  // namespace torch_xla

@@ -1,0 +1,227 @@
+#include "signature.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_set>
+
+#include "record.h"
+
+namespace torch_xla {
+namespace {
+
+// Programs whose shapes never repeat must not grow it without bound; refilling costs a millisecond per op at most.
+constexpr size_t kMaxSignatures = 1 << 18;
+
+struct Cache {
+  std::mutex mutex;
+  ska::flat_hash_map<Key, SignaturePtr, KeyHash> signatures;
+  std::atomic<uint64_t> generation{0};  // counts clear_signatures
+};
+
+// In front of it, without a lock: what this thread asked for last.
+struct Recent {
+  static constexpr size_t kSize = 512;
+  struct Entry {
+    Key key;
+    SignaturePtr signature;
+  };
+  Entry entries[kSize];
+  uint64_t generation = 0;
+};
+
+Cache& cache() {
+  static auto* c = new Cache;
+  return *c;
+}
+
+// Another device, and the tensors that stand for ours there.
+struct Substitute {
+  c10::Device device;
+  std::function<at::Tensor(const at::Tensor&)> make;
+
+  at::Tensor operator()(const at::Tensor& t) const {
+    return t.defined() && t.device().type() == c10::DeviceType::XLA ? make(t) : t;
+  }
+};
+
+c10::IValue substituted(const c10::IValue& value, const Substitute& substitute) {
+  if (value.isTensor()) {
+    return substitute(value.toTensor());
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& t : value.toTensorVector()) {
+      list.push_back(substitute(t));
+    }
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const c10::IValue& t : value.toListRef()) {
+      list.push_back(t.isNone() ? std::optional<at::Tensor>() : std::optional<at::Tensor>(substitute(t.toTensor())));
+    }
+    return list;
+  }
+  return value.isDevice() ? c10::IValue(substitute.device) : value;
+}
+
+void add_result(Signature& signature, const at::Tensor& t) {
+  if (t.defined()) {
+    signature.outs.emplace_back(t.scalar_type(), t.sizes());
+  } else {
+    signature.outs.emplace_back();
+  }
+}
+
+// The results of the op on tensors of another device in place of ours.
+torch::jit::Stack call_elsewhere(const Op& op, c10::ArrayRef<c10::IValue> arguments, const Substitute& substitute) {
+  // Below everything that is not the kernel itself: these tensors have no autograd of their own.
+  c10::impl::ExcludeDispatchKeyGuard below(
+      c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset |
+      c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::ADInplaceOrView}));
+  torch::jit::Stack stack;
+  for (const auto& argument : arguments) {
+    stack.push_back(substituted(argument, substitute));
+  }
+  op.handle.callBoxed(&stack);
+  return stack;
+}
+
+// torch's meta functions are partly in Python and say some things in other words than the kernels. So the words of a
+// refusal are the CPU's, where the CPU refuses too; asking it costs something, but only once something went wrong.
+void raise_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  constexpr int64_t kMostElements = 1 << 20;
+  int64_t elements = 0;
+  const auto on_cpu = [&](const at::Tensor& t) {
+    elements += t.numel();
+    TORCH_CHECK(elements <= kMostElements, "too large to try");
+    return at::zeros(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
+  };
+  try {
+    for (const auto& argument : arguments) {
+      substituted(argument, Substitute{at::kCPU, on_cpu});
+    }
+  } catch (const c10::Error&) {
+    return;
+  }
+  elements = 0;
+  call_elsewhere(op, arguments, Substitute{at::kCPU, on_cpu});
+}
+
+torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  const auto on_meta = [](const at::Tensor& t) {
+    return at::empty(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kMeta));
+  };
+  try {
+    return call_elsewhere(op, arguments, Substitute{at::kMeta, on_meta});
+  } catch (const std::exception&) {
+    raise_as_cpu_does(op, arguments);
+    throw;
+  }
+}
+
+// What the kernels refuse and the meta functions let pass: products of different dtypes.
+void check_dtypes_agree(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  static const std::unordered_set<std::string> products{
+      "aten::addbmm", "aten::addmm", "aten::addmv", "aten::addr",        "aten::baddbmm", "aten::bmm",
+      "aten::dot",    "aten::mm",    "aten::mv",    "aten::convolution", "aten::vdot"};
+  if (products.count(op.functional ? op.functional->name : op.name) == 0) {
+    return;
+  }
+  at::ScalarType first = at::ScalarType::Undefined;
+  for (const auto& value : arguments) {
+    if (!value.isTensor() || !value.toTensor().defined()) {
+      continue;
+    }
+    const at::ScalarType dtype = value.toTensor().scalar_type();
+    if (first != at::ScalarType::Undefined && dtype != first) {
+      raise_as_cpu_does(op, arguments);
+      TORCH_CHECK(false, op.name, ": expected operands of one dtype, but got ", at::toString(first), " and ",
+                  at::toString(dtype));
+    }
+    first = dtype;
+  }
+}
+
+// What an op would return must fit into the tensor that it writes to.
+void check_fits(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  const torch::jit::Stack stack = results_on_meta(*op.functional, arguments);
+  if (stack.size() == 1 && stack[0].isTensor()) {
+    const at::ScalarType result = stack[0].toTensor().scalar_type();
+    const at::ScalarType self = arguments[0].toTensor().scalar_type();
+    TORCH_CHECK(c10::canCast(result, self), "result type ", at::toString(result),
+                " can't be cast to the desired output type ", at::toString(self));
+  }
+}
+
+SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  const torch::jit::Stack stack = results_on_meta(op, arguments);
+  check_dtypes_agree(op, arguments);
+  if (op.functional != nullptr && !op.random) {
+    check_fits(op, arguments);
+  }
+  auto signature = c10::make_intrusive<Signature>();
+  for (const auto& result : stack) {
+    if (result.isTensorList()) {
+      signature->is_list = true;
+      for (const at::Tensor& t : result.toTensorVector()) {
+        add_result(*signature, t);
+      }
+    } else {
+      add_result(*signature, result.isNone() ? at::Tensor() : result.toTensor());
+    }
+  }
+  return signature;
+}
+
+SignaturePtr find_or_infer(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments) {
+  {
+    std::lock_guard<std::mutex> lock(cache().mutex);
+    const auto found = cache().signatures.find(key);
+    if (found != cache().signatures.end()) {
+      return found->second;
+    }
+  }
+  static Counter* inferred = counter("ShapeInference");
+  inferred->add();
+  SignaturePtr signature = infer(op, arguments);
+  std::lock_guard<std::mutex> lock(cache().mutex);
+  if (cache().signatures.size() >= kMaxSignatures) {
+    cache().signatures.clear();
+  }
+  cache().signatures.emplace(key, signature);
+  return signature;
+}
+
+}  // namespace
+
+SignaturePtr infer_signature(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments) {
+  static thread_local auto recent = std::make_unique<Recent>();
+  Recent::Entry& entry = recent->entries[key.a % Recent::kSize];
+  const uint64_t generation = cache().generation.load(std::memory_order_relaxed);
+  if (entry.key == key && entry.signature && recent->generation == generation) {
+    return entry.signature;
+  }
+  if (recent->generation != generation) {
+    *recent = Recent{};
+    recent->generation = generation;
+  }
+  SignaturePtr signature = find_or_infer(op, key, arguments);
+  entry.key = key;
+  entry.signature = signature;
+  return signature;
+}
+
+void clear_signatures() {
+  std::lock_guard<std::mutex> lock(cache().mutex);
+  cache().signatures.clear();
+  ++cache().generation;
+}
+
+}  // namespace torch_xla

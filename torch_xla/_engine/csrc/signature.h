@@ -1,0 +1,15 @@
+// Shape inference: what an op returns, asked of torch's meta functions once per (op, attributes, input signatures).
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include "node.h"
+#include "op.h"
+
+namespace torch_xla {
+
+// The cached signature under `key`, or the one that calling `op` on meta tensors in place of `arguments` gives.
+// Thread-safe. Raises what the meta function raises, and then caches nothing.
+SignaturePtr infer_signature(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments);
+
+}  // namespace torch_xla

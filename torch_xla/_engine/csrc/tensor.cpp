@@ -1,0 +1,332 @@
+#include "tensor.h"
+
+#include <c10/core/AutogradState.h>
+
+#include "counters.h"
+#include "op.h"
+
+namespace torch_xla {
+namespace {
+
+constexpr c10::DispatchKeySet kKeys({c10::DispatchKey::XLA, c10::DispatchKey::AutogradXLA});
+
+NodePtr copy_of_step(const View& view, const NodePtr& base) {
+  auto node = c10::make_intrusive<Node>();
+  node->op = view.op;
+  node->device = base->device;
+  node->key = view.key;
+  node->signature = view.signature;
+  node->attrs = view.attrs;
+  node->inputs.push_back(base);
+  return node;
+}
+
+// Autograd gives each device a thread of its own to run backward on. Recording gains nothing from that, and waking the
+// thread costs as much as recording forty ops; so threads that record run their backward themselves.
+void run_backward_here() {
+  static thread_local bool done = false;
+  if (!done) {
+    done = true;
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  }
+}
+
+}  // namespace
+
+NodePtr View::apply(const NodePtr& base) const {
+  NodePtr node = copy_of_step(*this, base);
+  return signature->is_list ? getitem(node, out) : node;
+}
+
+NodePtr View::scatter(const NodePtr& base, const NodePtr& value) const {
+  TORCH_CHECK(!overlaps, op->name,
+              ": unsupported operation: more than one element of the written-to tensor refers to a single memory "
+              "location. Please clone() the tensor before performing the operation.");
+  NodePtr node = copy_of_step(*this, base);
+  node->is_scatter = true;
+  node->key.mix(0x5CA77E2ull);
+  node->key.mix(static_cast<uint64_t>(out));
+  node->inputs.push_back(value);
+  node->attrs.emplace_back(static_cast<int64_t>(out));
+  node->signature = from;
+  if (from->outs.size() > 1 || from->is_list) {
+    // What is viewed is itself one of several results: the scattered value is a value of its own.
+    node->signature = make_signature(from->outs[from_out].dtype, from->outs[from_out].sizes);
+  }
+  return node;
+}
+
+void XlaTensor::initialize(const Shape& shape) {
+  run_backward_here();
+  static Counter* created = counter("CreateXlaTensor");
+  created->add();
+  set_storage_access_should_throw();
+  is_non_overlapping_and_dense_ = true;
+  set_sizes_contiguous(shape.sizes);
+  auto& state = device_state(index_);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  previous = state.last;
+  (state.last ? state.last->next : state.first) = this;
+  state.last = this;
+  ++state.live;
+}
+
+XlaTensor::XlaTensor(NodePtr node)
+    : TensorImpl(kKeys, c10::scalarTypeToTypeMeta(node->shape().dtype),
+                 c10::Device(c10::DeviceType::XLA, node->device)),
+      index_(node->device),
+      node_(std::move(node)) {
+  initialize(node_->shape());
+}
+
+XlaTensor::XlaTensor(AliasPtr alias, ViewPtr view, NodePtr node, uint64_t version)
+    : TensorImpl(kKeys, c10::scalarTypeToTypeMeta(node->shape().dtype),
+                 c10::Device(c10::DeviceType::XLA, node->device)),
+      index_(node->device),
+      node_(std::move(node)),
+      alias_(std::move(alias)),
+      view_(std::move(view)),
+      version_(version) {
+  initialize(node_->shape());
+}
+
+XlaTensor::XlaTensor(AliasPtr alias, ViewPtr parent, NodePtr node, uint64_t version, IsView kind)
+    : XlaTensor(std::move(alias), std::move(parent), std::move(node), version) {
+  unkept_ = true;
+  overlaps_ = kind.overlaps;
+}
+
+XlaTensor::~XlaTensor() {
+  static Counter* destroyed = counter("DestroyXlaTensor");
+  destroyed->add();
+  auto& state = device_state(index_);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  (previous ? previous->next : state.first) = next;
+  (next ? next->previous : state.last) = previous;
+  --state.live;
+}
+
+NodePtr XlaTensor::replay() const {
+  c10::SmallVector<const View*, 4> steps;
+  for (const View* view = view_.get(); view != nullptr; view = view->parent.get()) {
+    steps.push_back(view);
+  }
+  NodePtr value = alias_->value;
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    value = (*step)->apply(value);
+  }
+  return value;
+}
+
+NodePtr XlaTensor::value() {
+  if (!alias_ || (!is_view() && version_ == alias_->version.load(std::memory_order_acquire))) {
+    return node_;  // settle() leaves both alone in a tensor that is no view
+  }
+  NodePtr before;
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  if (alias_ && stale()) {
+    keep_step();
+    before = std::move(node_);
+    node_ = replay();
+    version_ = alias_->version;
+  }
+  return node_;
+}
+
+void XlaTensor::write(NodePtr value) {
+  NodePtr before, before_base;
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  keep_step();
+  if (alias_) {
+    // From this view outwards: every step puts the new value into the value of what it views.
+    c10::SmallVector<const View*, 4> steps;
+    for (const View* view = view_.get(); view != nullptr; view = view->parent.get()) {
+      steps.push_back(view);
+    }
+    c10::SmallVector<NodePtr, 4> bases;
+    bases.push_back(alias_->value);
+    for (size_t i = steps.size(); i > 1; --i) {
+      bases.push_back(steps[i - 1]->apply(bases.back()));
+    }
+    NodePtr base = value;
+    for (const View* step : steps) {
+      base = step->scatter(bases.back(), base);
+      bases.pop_back();
+    }
+    before_base = std::move(alias_->value);
+    alias_->value = std::move(base);
+    version_ = ++alias_->version;
+  }
+  before = std::move(node_);
+  node_ = std::move(value);
+}
+
+void XlaTensor::share() {
+  if (!alias_) {
+    alias_ = c10::make_intrusive<Alias>();
+    alias_->value = node_;
+    version_ = 0;
+  }
+}
+
+void XlaTensor::keep_step() {
+  if (!unkept_) {
+    return;
+  }
+  const Node* step = node_->op == getitem_op() ? node_->inputs[0].get() : node_.get();
+  const NodePtr& base = step->inputs[0];
+  auto view = c10::make_intrusive<View>();
+  view->parent = std::move(view_);
+  view->op = step->op;
+  view->key = step->key;
+  view->attrs = step->attrs;
+  view->from = base->signature;
+  view->from_out = base->out;
+  view->signature = step->signature;
+  view->out = node_->out;
+  view->overlaps = overlaps_;
+  view_ = std::move(view);
+  unkept_ = false;
+}
+
+at::Tensor XlaTensor::make_view(NodePtr node, bool overlaps) {
+  AliasPtr alias;
+  ViewPtr parent;
+  uint64_t version;
+  if (alias_ && !is_view()) {
+    alias = alias_;
+    version = version_;
+  } else {
+    std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+    share();
+    keep_step();
+    alias = alias_;
+    parent = view_;
+    version = version_;
+  }
+  return at::Tensor(
+      c10::make_intrusive<XlaTensor>(std::move(alias), std::move(parent), std::move(node), version, IsView{overlaps}));
+}
+
+at::Tensor XlaTensor::memory() {
+  AliasPtr alias;
+  NodePtr value;
+  uint64_t version;
+  {
+    std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+    share();
+    alias = alias_;
+    value = alias_->value;
+    version = alias_->version;
+  }
+  return at::Tensor(c10::make_intrusive<XlaTensor>(std::move(alias), ViewPtr(), std::move(value), version));
+}
+
+void XlaTensor::take_shape(const Shape& shape) {
+  if (sizes() != at::IntArrayRef(shape.sizes)) {
+    set_sizes_contiguous(shape.sizes);
+  }
+  data_type_ = c10::scalarTypeToTypeMeta(shape.dtype);
+}
+
+void XlaTensor::adopt(XlaTensor& other) {
+  TORCH_CHECK(other.index_ == index_, "an xla tensor on xla:", static_cast<int>(index_),
+              " cannot take over the memory of one on xla:", static_cast<int>(other.index_));
+  NodePtr value = other.value();
+  NodePtr before;
+  AliasPtr before_alias;
+  ViewPtr before_view;
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  other.share();
+  other.keep_step();
+  keep_step();
+  take_shape(value->shape());
+  before = std::exchange(node_, std::move(value));
+  before_alias = std::exchange(alias_, other.alias_);
+  before_view = std::exchange(view_, other.view_);
+  version_ = other.version_;
+}
+
+void XlaTensor::replace(NodePtr value) {
+  NodePtr before;
+  AliasPtr before_alias;
+  ViewPtr before_view;
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  keep_step();
+  take_shape(value->shape());
+  before = std::exchange(node_, std::move(value));
+  before_alias = std::exchange(alias_, nullptr);
+  before_view = std::exchange(view_, nullptr);
+}
+
+void XlaTensor::settle(uint64_t epoch, uint64_t walk, std::vector<NodePtr>& held, Released& released) {
+  keep_step();
+  if (view_ && alias_.use_count() == 1) {
+    if (stale()) {
+      released.nodes.push_back(std::exchange(node_, replay()));
+    }
+    released.views.push_back(std::move(view_));
+    released.aliases.push_back(std::move(alias_));
+  }
+  if (!alias_) {
+    held.push_back(node_);
+    return;
+  }
+  const bool computed_now = node_ && walk != 0 && node_->epoch == walk && !stale();
+  if (view_ && node_ && (node_->pending() || stale()) && !computed_now) {
+    released.nodes.push_back(std::move(node_));
+  }
+  if (alias_->epoch != epoch) {
+    alias_->epoch = epoch;
+    held.push_back(alias_->value);
+  }
+  if (node_) {
+    if (version_ != alias_->version) {  // the memory's first tensor, written to through a view
+      released.nodes.push_back(std::exchange(node_, alias_->value));
+      version_ = alias_->version;
+    }
+    if (!(view_ && computed_now)) {
+      held.push_back(node_);
+    }
+  }
+}
+
+c10::intrusive_ptr<XlaTensor> XlaTensor::sibling() const {
+  auto* self = const_cast<XlaTensor*>(this);
+  NodePtr value = self->value();
+  AliasPtr alias;
+  ViewPtr view;
+  uint64_t version;
+  {
+    std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+    self->share();
+    self->keep_step();
+    alias = alias_;
+    view = view_;
+    version = version_;
+  }
+  return c10::make_intrusive<XlaTensor>(std::move(alias), std::move(view), std::move(value), version);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> XlaTensor::shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                                       bool allow_metadata_change) const {
+  auto impl = sibling();
+  copy_tensor_metadata(this, impl.get(), version, allow_metadata_change);
+  return impl;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> XlaTensor::shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                                       bool allow_metadata_change) const {
+  auto impl = sibling();
+  copy_tensor_metadata(this, impl.get(), std::move(version), allow_metadata_change);
+  return impl;
+}
+
+void XlaTensor::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) {
+  auto* source = dynamic_cast<XlaTensor*>(other.get());
+  TORCH_CHECK(source != nullptr, "an xla tensor can take over the value of an xla tensor only");
+  copy_tensor_metadata(source, this, version_counter(), allow_tensor_metadata_change());
+  adopt(*source);
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,125 @@
+// The tensor behind an at::Tensor on xla: no storage, always contiguous, a Node for its value.
+//
+//   XlaTensor ---------------------------> Node              a tensor of its own
+//   XlaTensor ---> Alias ---> Node                           a tensor that has views: the Alias stands for the memory
+//   XlaTensor ---> Alias, View (-> View ...), Node           a view: the steps from the Alias's value to its own
+//
+// Writing in place never changes a Node. A write to a tensor without an Alias gives it another Node; a write to a view
+// scatters the new value back through the view's steps into a new value of the Alias, and counts up its version; the
+// other tensors of that Alias notice the version when they are read next and replay their steps.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include "device.h"
+#include "node.h"
+
+namespace torch_xla {
+
+// One step from a tensor to a view of it: an op, its arguments, and which of its results. Never changes.
+struct View final : c10::intrusive_ptr_target {
+  c10::intrusive_ptr<View> parent;  // null: the step starts at the Alias's value
+  const Op* op = nullptr;
+  Key key;  // of a node that takes this step
+  c10::SmallVector<c10::IValue, 4> attrs;
+  SignaturePtr from;  // of the tensor that is viewed
+  uint32_t from_out = 0;
+  SignaturePtr signature;
+  uint32_t out = 0;
+  bool overlaps = false;  // several elements of the view are one element of what it views
+
+  // The view's value, given that of what it views.
+  NodePtr apply(const NodePtr& base) const;
+  // The value of what is viewed after the view was set to `value`.
+  NodePtr scatter(const NodePtr& base, const NodePtr& value) const;
+};
+using ViewPtr = c10::intrusive_ptr<View>;
+
+// What tensors that share memory on other devices share here. Guarded by the device's mutex; owned by its tensors.
+struct Alias final : c10::intrusive_ptr_target {
+  NodePtr value;
+  std::atomic<uint64_t> version{0};  // read without the mutex by the memory's first tensor
+  uint64_t epoch = 0;                // scratch of one collection
+};
+using AliasPtr = c10::intrusive_ptr<Alias>;
+
+struct Released {
+  std::vector<NodePtr> nodes;
+  std::vector<AliasPtr> aliases;
+  std::vector<ViewPtr> views;
+};
+
+// Owned by its at::Tensor. While it lives it is linked into its device's list of live tensors, in creation order, so
+// that the same step gives the same graph.
+class XlaTensor final : public c10::TensorImpl {
+ public:
+  explicit XlaTensor(NodePtr node);
+  XlaTensor(AliasPtr alias, ViewPtr view, NodePtr node, uint64_t version);
+  struct IsView {
+    bool overlaps;
+  };
+  XlaTensor(AliasPtr alias, ViewPtr parent, NodePtr node, uint64_t version, IsView kind);
+  ~XlaTensor() override;
+
+  int8_t device_index() const { return index_; }
+  // The present value. Takes the device's mutex only for views, and where something wrote to the memory.
+  NodePtr value();
+  // Sets the value in place, with all that this means for other tensors of the Alias. Same shape and dtype.
+  void write(NodePtr value);
+  // A view of this tensor: `node` is its value, one step from ours.
+  at::Tensor make_view(NodePtr node, bool overlaps);
+  // Another tensor of the same memory, showing what this one shows (detach, alias).
+  at::Tensor twin() { return at::Tensor(sibling()); }
+  // The tensor that shows the whole memory: this one unless it is a view.
+  at::Tensor memory();
+  // Becomes what `other` is, memory included (set_, .data =, transpose_).
+  void adopt(XlaTensor& other);
+  // Gets a value of its own, of whatever shape (resize_).
+  void replace(NodePtr value);
+
+  // For collecting a graph, device mutex held: gives up what can be computed again (a view's own value, and the Alias
+  // if no other tensor has it), and appends one entry per reference that stays. What is given up goes to `released`, to
+  // be freed without the mutex. A view whose value `walk` (an epoch, or 0) is about to compute keeps it.
+  void settle(uint64_t epoch, uint64_t walk, std::vector<NodePtr>& held, Released& released);
+
+  XlaTensor* next = nullptr;  // device mutex
+  XlaTensor* previous = nullptr;
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allow_metadata_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                         bool allow_metadata_change) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override;
+
+ private:
+  const char* tensorimpl_type_name() const override { return "XlaTensor"; }
+  void initialize(const Shape& shape);
+  void take_shape(const Shape& shape);
+  void share();      // makes the Alias; device mutex held
+  void keep_step();  // makes the View; device mutex held
+  c10::intrusive_ptr<XlaTensor> sibling() const;
+  bool is_view() const { return view_ || unkept_; }
+  bool stale() const { return !node_ || version_ != alias_->version; }  // device mutex held, alias_ set
+  NodePtr replay() const;
+
+  const int8_t index_;
+  NodePtr node_;  // null only for a view that has to be computed again
+  AliasPtr alias_;
+  ViewPtr view_;         // while unkept_: that of what is viewed
+  bool unkept_ = false;  // a view that nobody viewed, wrote to or collected yet: node_ itself is the step
+  bool overlaps_ = false;
+  uint64_t version_ = 0;  // of the Alias, when node_ was its value
+};
+
+// The XlaTensor of `t`; null if `t` is no dense xla tensor.
+inline XlaTensor* maybe_xla(const at::Tensor& t) {
+  // Sparse tensors of device type xla are made by torch itself and are none of ours.
+  return t.defined() && t.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::XLA)
+             ? static_cast<XlaTensor*>(t.unsafeGetTensorImpl())
+             : nullptr;
+}
+
+inline at::Tensor make_tensor(NodePtr node) { return at::Tensor(c10::make_intrusive<XlaTensor>(std::move(node))); }
+
+}  // namespace torch_xla
