@@ -1,0 +1,140 @@
+"""Arithmetic of two tensors, or of a tensor and a number: sums, products, quotients, remainders, powers, extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from torch_xla._engine import dtypes
+from torch_xla._engine.lowering.cast import convert, opmath
+from torch_xla._engine.lowering.elementwise import Function, arithmetic, discontinuous, table
+from torch_xla._engine.lowering.registry import Context, Operand, lower
+
+
+def _scaled(function: Function) -> Callable[..., jax.Array]:
+    """The family of add and sub: ``function(a, alpha * b)``."""
+    plain, scaled = arithmetic(function), arithmetic(lambda a, b, alpha: function(a, jnp.multiply(alpha, b)))
+
+    def rule(context: Context, a: Operand, b: Operand, alpha: Operand = 1) -> jax.Array:
+        return plain(context, a, b) if alpha == 1 else scaled(context, a, b, alpha)
+
+    return rule
+
+
+def _rsub(a: jax.Array, b: jax.Array, alpha: jax.Array) -> jax.Array:
+    return b - alpha * a
+
+
+def _heaviside(x: jax.Array, values: jax.Array) -> jax.Array:
+    return jnp.where(x == 0, values, (x > 0).astype(values.dtype))
+
+
+def _remainder(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The remainder with the sign of the divisor."""
+    rest = jnp.fmod(a, b)
+    return jnp.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+def _floor_divide(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Python's //: for floats the quotient that belongs to the exact remainder, not floor(a / b)."""
+    if not dtypes.is_inexact(a.dtype):
+        return jnp.floor_divide(a, b)
+    rest = jnp.fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = jnp.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1, quotient)
+    floor = jnp.floor(quotient)
+    floor = jnp.where(quotient - floor > 0.5, floor + 1, floor)
+    nearest = jnp.where(quotient == 0, jnp.copysign(0, a / b), floor)
+    return jnp.where(b == 0, a / b, nearest)
+
+
+def _trunc_divide(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.trunc(a / b) if dtypes.is_inexact(a.dtype) else lax.div(*jnp.broadcast_arrays(a, b))
+
+
+def logaddexp(a: jax.Array, b: jax.Array) -> jax.Array:
+    """log(exp(a) + exp(b)); of complex numbers the branch that torch takes: that of the one with the larger modulus."""
+    if not jnp.iscomplexobj(a):
+        return jnp.logaddexp(a, b)
+    a, b = jnp.broadcast_arrays(a, b)
+    large, small = jnp.where(a.real >= b.real, a, b), jnp.where(a.real >= b.real, b, a)
+    plain = jnp.where(jnp.isinf(large.real), jnp.logaddexp(a, b), large + jnp.log1p(jnp.exp(small - large)))
+    return jnp.where(jnp.isnan(a) | jnp.isnan(b), complex(np.nan, np.nan), plain).astype(a.dtype)
+
+
+_CONTINUOUS: dict[str, Function] = {
+    "atan2": jnp.arctan2,
+    "fmax": jnp.fmax,
+    "fmin": jnp.fmin,
+    "gcd": jnp.gcd,
+    "hypot": jnp.hypot,
+    "lcm": jnp.lcm,
+    "logaddexp": logaddexp,
+    "logaddexp2": jnp.logaddexp2,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+}
+
+table(arithmetic, _CONTINUOUS)
+table(arithmetic, {"copysign": jnp.copysign, "div": jnp.true_divide, "mul": jnp.multiply}, "Scalar", "Tensor")
+table(_scaled, {"add": jnp.add, "sub": jnp.subtract}, "Scalar", "Tensor")
+table(arithmetic, {"rsub": _rsub}, "Scalar", "Tensor")
+table(arithmetic, {"ldexp": lambda x, exponent: x * lax.exp2(exponent)}, "Tensor")
+table(discontinuous, {"fmod": jnp.fmod}, "Scalar", "Tensor")
+table(discontinuous, {"remainder": _remainder}, "Scalar", "Scalar_Tensor", "Tensor")
+table(discontinuous, {"floor_divide": _floor_divide}, "", "Scalar")
+table(discontinuous, {"heaviside": _heaviside})
+
+_DIVISIONS = {
+    None: arithmetic(jnp.true_divide),
+    "floor": discontinuous(_floor_divide),
+    "trunc": discontinuous(_trunc_divide),
+}
+
+
+@lower("aten::div.Scalar_mode", "aten::div.Tensor_mode", ctx=True)
+def _div_mode(context: Context, a: Operand, b: Operand, rounding_mode: str | None) -> jax.Array:
+    return _DIVISIONS[rounding_mode](context, a, b)
+
+
+@lower("aten::nextafter")
+def _nextafter(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.nextafter(a, b)
+
+
+# The exponents for which torch itself does not call pow().
+_POWERS: dict[Operand, Function] = {
+    0: jnp.ones_like,
+    1: lambda x: x,
+    2: lax.square,
+    3: lambda x: x * x * x,
+    0.5: lax.sqrt,
+    -0.5: lax.rsqrt,
+    -1: lambda x: 1 / x,
+    -2: lambda x: 1 / (x * x),
+}
+
+
+@lower("aten::pow.Tensor_Scalar", ctx=True, bake=("exponent",))
+def _pow_number(context: Context, x: jax.Array, exponent: bool | int | float | complex) -> jax.Array:
+    x = convert(x, opmath(context.dtype))
+    short = _POWERS.get(exponent)
+    return convert(short(x) if short else _pow(x, convert(exponent, x.dtype)), context.dtype)
+
+
+def _pow(base: jax.Array, exponent: jax.Array) -> jax.Array:
+    if dtypes.is_inexact(base.dtype):
+        return jnp.power(base, exponent)
+    if base.dtype == np.bool_:
+        return base | ~exponent
+    # Of the whole numbers only 1 and -1 have whole reciprocals; torch gives 0 for the others.
+    power = jnp.power(base, jnp.maximum(exponent, 0))
+    reciprocal = jnp.where(base == 1, 1, jnp.where(base == -1, 1 - 2 * (exponent & 1), 0)).astype(base.dtype)
+    return jnp.where(exponent < 0, reciprocal, power)
+
+
+table(arithmetic, {"pow": _pow}, "Scalar", "Tensor_Tensor")

@@ -1,0 +1,154 @@
+"""Convolutions of one to three spatial dimensions, and their gradients as transposes of the (linear) forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from torch_xla._engine.lowering.matmul import precision_for
+from torch_xla._engine.lowering.nn_common import per_dim, widen
+from torch_xla._engine.lowering.registry import lower
+
+_LAYOUTS = {1: ("NCH", "OIH", "NCH"), 2: ("NCHW", "OIHW", "NCHW"), 3: ("NCDHW", "OIDHW", "NCDHW")}
+Ints = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """The static arguments of a convolution, one value per spatial dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    @staticmethod
+    def of(
+        n: int, stride: Ints, padding: Ints, dilation: Ints, transposed: bool, extra: Ints, groups: int
+    ) -> _Geometry:
+        stride, padding, dilation = per_dim(stride, n), per_dim(padding, n), per_dim(dilation, n)
+        return _Geometry(stride, padding, dilation, transposed, per_dim(extra, n), groups)
+
+    def apply(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        return self._transposed(x, weight) if self.transposed else self._plain(x, weight)
+
+    def _plain(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(
+            x,
+            weight,
+            self.stride,
+            [(p, p) for p in self.padding],
+            rhs_dilation=self.dilation,
+            feature_group_count=self.groups,
+            dimension_numbers=_LAYOUTS[x.ndim - 2],
+            precision=precision_for(x.dtype),
+        )
+
+    def _transposed(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        """The transpose of _plain in its input: a convolution of the dilated x with the mirrored kernel."""
+        kernel = weight.shape[2:]
+        reach = [d * (k - 1) - p for d, k, p in zip(self.dilation, kernel, self.padding, strict=True)]
+        # torch keeps the kernel as (in, out / groups, ...), XLA wants (out, in / groups, ...)
+        grouped = weight.reshape(self.groups, weight.shape[0] // self.groups, *weight.shape[1:]).swapaxes(1, 2)
+        mirrored = lax.rev(grouped.reshape(-1, grouped.shape[2], *kernel), range(2, weight.ndim))
+        return lax.conv_general_dilated(
+            x,
+            mirrored,
+            (1,) * len(kernel),
+            [(r, r + o) for r, o in zip(reach, self.output_padding, strict=True)],
+            lhs_dilation=self.stride,
+            rhs_dilation=self.dilation,
+            feature_group_count=self.groups,
+            dimension_numbers=_LAYOUTS[x.ndim - 2],
+            precision=precision_for(x.dtype),
+        )
+
+    def input_gradient(self, grad: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
+        (result,) = jax.linear_transpose(lambda x: self.apply(x, weight), x)(grad)
+        return result
+
+    def weight_gradient(self, grad: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
+        def transpose(grad: jax.Array, x: jax.Array) -> jax.Array:
+            (result,) = jax.linear_transpose(lambda w: self.apply(x, w), weight)(grad)
+            return result
+
+        # XLA's CPU backend has no fast code for the batch groups that the transpose of a grouped convolution uses,
+        # except for depthwise ones (100 times slower); its GPU backend recognises them as a cuDNN weight gradient.
+        if self.transposed or self.groups in (1, x.shape[1]):
+            return transpose(grad, x)
+        fast = lambda grad, x: self._grouped_weight_gradient(grad, x, weight.shape)
+        return lax.platform_dependent(grad, x, cpu=fast, default=transpose)
+
+    def _grouped_weight_gradient(self, grad: jax.Array, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Slides grad over x with the batch as the input feature: feature groups instead of batch groups."""
+        n, space = x.shape[0], x.shape[2:]
+        by_group = x.reshape(n, self.groups, -1, *space)
+        image = jnp.moveaxis(by_group, 2, 0).swapaxes(1, 2).reshape(-1, self.groups * n, *space)
+        window = zip(shape[2:], self.dilation, grad.shape[2:], self.stride, space, self.padding, strict=True)
+        high = [(k - 1) * d + (g - 1) * s + 1 - size - p for k, d, g, s, size, p in window]
+        result = lax.conv_general_dilated(
+            image,
+            grad.swapaxes(0, 1),
+            self.dilation,
+            list(zip(self.padding, high, strict=True)),
+            rhs_dilation=self.stride,
+            feature_group_count=self.groups,
+            dimension_numbers=_LAYOUTS[x.ndim - 2],
+            precision=precision_for(x.dtype),
+        )
+        return result.swapaxes(0, 1)
+
+
+@lower("aten::convolution", "aten::convolution_overrideable", "aten::_convolution")
+def _convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+    *_backend_flags: bool,
+) -> jax.Array:
+    n = x.ndim - 2
+    result = _Geometry.of(n, stride, padding, dilation, transposed, output_padding, groups).apply(x, weight)
+    return result if bias is None else result + bias.reshape(-1, *(1,) * n)
+
+
+@lower("aten::convolution_backward")
+def _convolution_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    weight: jax.Array,
+    bias_sizes: Ints | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[jax.Array | None, ...]:
+    n = x.ndim - 2
+    geometry = _Geometry.of(n, stride, padding, dilation, transposed, output_padding, groups)
+    return (
+        geometry.input_gradient(grad, x, weight) if mask[0] else None,
+        geometry.weight_gradient(grad, x, weight) if mask[1] else None,
+        widen(grad).sum((0, *range(2, x.ndim))).astype(grad.dtype) if mask[2] else None,
+    )
+
+
+@lower("aten::convolution_backward_overrideable")
+def _convolution_backward_overrideable(
+    grad: jax.Array, x: jax.Array, weight: jax.Array, *geometry_and_mask: object
+) -> tuple[jax.Array | None, ...]:
+    result: tuple[jax.Array | None, ...] = _convolution_backward(grad, x, weight, None, *geometry_and_mask)
+    return result

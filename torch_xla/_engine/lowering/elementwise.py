@@ -1,0 +1,68 @@
+"""What the files of elementwise operators share: rule families made of a jax function, and tables of them.
+
+A family converts the operands to one dtype, calls the function and rounds once: 16-bit floats are computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from torch_xla._engine import dtypes
+from torch_xla._engine.lowering.cast import convert, opmath
+from torch_xla._engine.lowering.registry import Context, Operand, register, result_type
+
+Function = Callable[..., jax.Array]
+
+
+def widen(x: Operand, dtype: np.dtype) -> jax.Array:
+    """``x`` rounded to ``dtype``, then in the dtype torch computes in; for functions that jump (``%``, ``==``)."""
+    return convert(convert(x, dtype), opmath(dtype))
+
+
+def arithmetic(function: Function) -> Callable[..., jax.Array]:
+    """A ctx rule: all arguments are numeric and are converted to the dtype torch promises for the result."""
+
+    def rule(context: Context, *operands: Operand) -> jax.Array:
+        compute = opmath(context.dtype)
+        return convert(function(*(convert(x, compute) for x in operands)), context.dtype)
+
+    return rule
+
+
+def discontinuous(function: Function) -> Callable[..., jax.Array]:
+    """``arithmetic`` for functions that jump: a number is first rounded to the promised dtype, as torch does."""
+
+    def rule(context: Context, *operands: Operand) -> jax.Array:
+        return convert(function(*(widen(x, context.dtype) for x in operands)), context.dtype)
+
+    return rule
+
+
+def exact(function: Function) -> Callable[..., jax.Array]:
+    """A ctx rule for functions that are the identity on integers and need no float32: ceil, floor."""
+
+    def rule(context: Context, x: jax.Array) -> jax.Array:
+        return function(x) if dtypes.is_inexact(x.dtype) else x
+
+    return rule
+
+
+def comparison(function: Function) -> Callable[..., jax.Array]:
+    """A ctx rule with a boolean result: the operands are promoted among themselves."""
+
+    def rule(context: Context, *operands: Operand) -> jax.Array:
+        dtype = result_type(*operands)
+        return function(*(convert(x, dtype) for x in operands))
+
+    return rule
+
+
+def table(family: Callable[[Function], Callable[..., Any]], rows: Mapping[str, Function], *overloads: str) -> None:
+    """Registers ``family(function)`` for each row and each of its overloads (none: the default one)."""
+    for name, function in rows.items():
+        for overload in overloads or ("",):
+            register(f"aten::{name}.{overload}".removesuffix("."), family(function), ctx=True)

@@ -1,0 +1,127 @@
+"""Operators that make a tensor from nothing but sizes and numbers.
+
+Shape and dtype are the promised ones: the recorder has already applied ``dtype=None``, ``*_like`` and ``new_*``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from torch_xla._engine import dtypes
+from torch_xla._engine.lowering.cast import convert
+from torch_xla._engine.lowering.registry import Context, Operand, lower, register
+
+Real = int | float
+
+
+def _filled(value: Operand | None = None, position: int = 0) -> Callable[..., jax.Array]:
+    """A rule that fills the promised tensor with ``value``, or with its argument at ``position``."""
+
+    def rule(ctx: Context, *args: Any) -> jax.Array:
+        return jnp.broadcast_to(convert(args[position] if value is None else value, ctx.dtype), ctx.shape)
+
+    return rule
+
+
+register("aten::fill.Scalar", _filled(position=1), ctx=True)
+register("aten::fill.Tensor", _filled(position=1), ctx=True)
+register("aten::full", _filled(position=1), ctx=True)
+register("aten::full_like", _filled(position=1), ctx=True)
+register("aten::new_full", _filled(position=2), ctx=True)
+register("aten::new_ones", _filled(1), ctx=True)
+register("aten::new_zeros", _filled(0), ctx=True)
+register("aten::ones", _filled(1), ctx=True)
+register("aten::ones_like", _filled(1), ctx=True)
+register("aten::scalar_tensor", _filled(position=0), ctx=True)
+register("aten::zero", _filled(0), ctx=True)
+register("aten::zeros", _filled(0), ctx=True)
+register("aten::zeros_like", _filled(0), ctx=True)
+
+
+def _ramp(ctx: Context, start: Real, step: Real) -> jax.Array:
+    """start + i * step, computed as torch's CPU kernel does: in int64 for integers, in float64 for all else."""
+    length = ctx.shape[0]
+    work: np.dtype = np.dtype(np.float64)
+    if jnp.issubdtype(ctx.dtype, np.integer):
+        work, start, step = np.dtype(np.int64), int(start), int(step)
+    elif float(start).is_integer() and float(step).is_integer() and abs(start) + abs(step) * length < 2**31:
+        work = np.dtype(np.int32)  # as exact as float64, and cheap on accelerators
+    return (lax.iota(work, length) * np.asarray(step, work) + np.asarray(start, work)).astype(ctx.dtype)
+
+
+@lower("aten::arange", ctx=True, bake=("end",))
+def arange(ctx: Context, end: Real, *_: Any) -> jax.Array:
+    return _ramp(ctx, 0, 1)
+
+
+@lower("aten::arange.start", ctx=True, bake=("start", "end"))
+def arange_start(ctx: Context, start: Real, end: Real, *_: Any) -> jax.Array:
+    return _ramp(ctx, start, 1)
+
+
+@lower("aten::arange.start_step", "aten::range.step", ctx=True, bake=("start", "end", "step"))
+def arange_start_step(ctx: Context, start: Real, end: Real, step: Real = 1, *_: Any) -> jax.Array:
+    return _ramp(ctx, start, step)
+
+
+register("aten::range", arange_start, ctx=True, bake=("start", "end"))
+
+
+def _line(start: Operand, end: Operand, steps: int, dtype: np.dtype) -> jax.Array:
+    """torch's linspace: counted from the nearer end, so that both ends are exact."""
+    work = dtype if dtypes.is_inexact(dtype) and not dtypes.is_reduced_float(dtype) else np.dtype(np.float64)
+    work = np.dtype(np.float32) if dtypes.is_reduced_float(dtype) else work
+    # The ends are rounded to the result's dtype before the step is taken: linspace(0.9, 5.9, 6, dtype=int) is 0...5.
+    first, last = (convert(convert(v, dtype), work) for v in (start, end))
+    if steps == 1:
+        return first.astype(dtype).reshape(1)
+    step = (last - first) / (steps - 1)
+    i = lax.iota(np.int32, steps)
+    forth, back = first + step * i.astype(work), last - step * (steps - 1 - i).astype(work)
+    return jnp.where(i < steps // 2, forth, back).astype(dtype)
+
+
+@lower(
+    "aten::linspace",
+    "aten::linspace.Scalar_Tensor",
+    "aten::linspace.Tensor_Scalar",
+    "aten::linspace.Tensor_Tensor",
+    ctx=True,
+)
+def linspace(ctx: Context, start: Operand, end: Operand, steps: int, *_: Any) -> jax.Array:
+    return _line(start, end, steps, ctx.dtype)
+
+
+@lower(
+    "aten::logspace",
+    "aten::logspace.Scalar_Tensor",
+    "aten::logspace.Tensor_Scalar",
+    "aten::logspace.Tensor_Tensor",
+    ctx=True,
+)
+def logspace(ctx: Context, start: Operand, end: Operand, steps: int, base: float = 10.0, *_: Any) -> jax.Array:
+    wide = jnp.result_type(ctx.dtype, np.float64)
+    return jnp.power(jnp.asarray(base, wide), _line(start, end, steps, wide)).astype(ctx.dtype)
+
+
+@lower("aten::eye", "aten::eye.m", ctx=True)
+def eye(ctx: Context, *_: Any) -> jax.Array:
+    row, column = (lax.broadcasted_iota(np.int32, ctx.shape, d) for d in (0, 1))
+    return (row == column).astype(ctx.dtype)
+
+
+def _triangle_indices(places: Callable[[int, int, int], tuple[np.ndarray, np.ndarray]]) -> Callable[..., jax.Array]:
+    def rule(ctx: Context, rows: int, columns: int, offset: int = 0, *_: Any) -> jax.Array:
+        return jnp.asarray(np.stack(places(rows, columns, offset)), ctx.dtype)
+
+    return rule
+
+
+register("aten::tril_indices", _triangle_indices(lambda n, m, k: np.tril_indices(n, k, m)), ctx=True)
+register("aten::triu_indices", _triangle_indices(lambda n, m, k: np.triu_indices(n, k, m)), ctx=True)

@@ -1,0 +1,126 @@
+"""Matrix products: mm and its relatives, and the ``add*`` forms ``beta * self + alpha * (a @ b)``.
+
+``precision_for`` is the one place that says how exactly products are computed; convolutions ask it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from torch_xla._engine import dtypes
+from torch_xla._engine.lowering.cast import convert, opmath
+from torch_xla._engine.lowering.nn_common import widen
+from torch_xla._engine.lowering.registry import Operand, lower, register, result_type
+
+Product = Callable[..., jax.Array]
+
+_MATRIX: lax.DotDimensionNumbers = (((1,), (0,)), ((), ()))
+_BATCH: lax.DotDimensionNumbers = (((2,), (1,)), ((0,), (0,)))
+_VECTOR: lax.DotDimensionNumbers = (((0,), (0,)), ((), ()))
+_MATRIX_VECTOR = (((1,), (0,)), ((), ()))
+_SUM_OF_BATCH = (((0, 2), (0, 1)), ((), ()))
+
+
+def precision_for(dtype: np.dtype) -> lax.Precision | None:
+    """Full precision, as torch's default is; 16-bit factors have no other."""
+    return None if dtypes.is_reduced_float(dtype) else lax.Precision.HIGHEST
+
+
+def product(dimensions: lax.DotDimensionNumbers) -> Product:
+    """The product of a family: ``(a, b, dtype of the result or None)`` -> array. Sums are kept in float32 at least."""
+
+    def multiply(a: jax.Array, b: jax.Array, dtype: np.dtype | None = None) -> jax.Array:
+        return lax.dot_general(a, b, dimensions, precision=precision_for(a.dtype), preferred_element_type=dtype)
+
+    return multiply
+
+
+def add_product(multiply: Product) -> Callable[..., jax.Array]:
+    """The rule ``beta * self + alpha * multiply(a, b)``."""
+
+    def rule(self: jax.Array, a: jax.Array, b: jax.Array, beta: Operand = 1, alpha: Operand = 1) -> jax.Array:
+        # With no factors the sum rounds the same in 16 bits, and XLA fuses the bias into the product's kernel.
+        wide = a.dtype if _is(alpha, 1) and (_is(beta, 0) or _is(beta, 1)) else opmath(a.dtype)
+        return blend(self, multiply(a, b, wide), beta, alpha).astype(a.dtype)
+
+    return rule
+
+
+def _is(x: Operand, value: int) -> bool:
+    return isinstance(x, (bool, int, float, complex)) and x == value
+
+
+def blend(self: jax.Array, value: jax.Array, beta: Operand, alpha: Operand) -> jax.Array:
+    """``beta * self + alpha * value`` in the dtype of ``value``; a beta of 0 hides NaNs in ``self``."""
+    if not _is(alpha, 1):
+        value = value * convert(alpha, value.dtype)
+    if _is(beta, 0):
+        return value
+    self = self.astype(value.dtype)
+    return value + (self if _is(beta, 1) else self * convert(beta, value.dtype))
+
+
+def _with_dtype(multiply: Product) -> Callable[..., jax.Array]:
+    return lambda a, b, dtype: multiply(a, b, dtypes.to_numpy(dtype))
+
+
+def _add_with_dtype(multiply: Product) -> Callable[..., jax.Array]:
+    def rule(
+        self: jax.Array, a: jax.Array, b: jax.Array, dtype: torch.dtype, beta: Operand = 1, alpha: Operand = 1
+    ) -> jax.Array:
+        return blend(self, multiply(a, b, dtypes.to_numpy(dtype)), beta, alpha)
+
+    return rule
+
+
+PRODUCTS: dict[str, lax.DotDimensionNumbers] = {
+    "aten::bmm": _BATCH,
+    "aten::dot": _VECTOR,
+    "aten::mm": _MATRIX,
+    "aten::mv": _MATRIX_VECTOR,
+}
+ADDED_PRODUCTS: dict[str, lax.DotDimensionNumbers] = {
+    "aten::addbmm": _SUM_OF_BATCH,
+    "aten::addmm": _MATRIX,
+    "aten::addmv": _MATRIX_VECTOR,
+    "aten::baddbmm": _BATCH,
+}
+for _name, _dimensions in PRODUCTS.items():
+    register(_name, product(_dimensions))
+for _name, _dimensions in ADDED_PRODUCTS.items():
+    register(_name, add_product(product(_dimensions)))
+for _name in ("aten::bmm", "aten::mm"):
+    register(f"{_name}.dtype", _with_dtype(product(PRODUCTS[_name])))
+for _name in ("aten::addmm", "aten::baddbmm"):
+    register(f"{_name}.dtype", _add_with_dtype(product(ADDED_PRODUCTS[_name])))
+register("aten::_int_mm", lambda a, b: product(_MATRIX)(a, b, np.dtype(np.int32)))
+register("aten::vdot", lambda a, b: product(_VECTOR)(jnp.conj(a), b))
+
+
+@lower("aten::_addmm_activation")
+def _addmm_activation(
+    self: jax.Array, a: jax.Array, b: jax.Array, beta: Operand = 1, alpha: Operand = 1, use_gelu: bool = False
+) -> jax.Array:
+    value = widen(add_product(product(_MATRIX))(self, a, b, beta, alpha))
+    return (jax.nn.gelu(value, approximate=False) if use_gelu else jax.nn.relu(value)).astype(a.dtype)
+
+
+@lower("aten::addr")
+def _addr(self: jax.Array, a: jax.Array, b: jax.Array, beta: Operand = 1, alpha: Operand = 1) -> jax.Array:
+    dtype = dtypes.to_numpy(result_type(self, a, b))
+    wide = opmath(dtype)
+    outer = a.astype(wide)[:, None] * b.astype(wide)[None, :]
+    shape = jnp.broadcast_shapes(self.shape, outer.shape)
+    return jnp.broadcast_to(blend(self, outer, beta, alpha).astype(dtype), shape)
+
+
+@lower("aten::ger", "aten::outer")
+def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
+    dtype = dtypes.to_numpy(result_type(a, b))
+    return a.astype(dtype)[:, None] * b.astype(dtype)[None, :]

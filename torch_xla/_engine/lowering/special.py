@@ -1,0 +1,134 @@
+"""Special functions: the gamma, error and Bessel families."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy import special
+
+from torch_xla._engine.lowering.cast import convert, opmath
+from torch_xla._engine.lowering.elementwise import Function, arithmetic, table
+from torch_xla._engine.lowering.registry import Context, lower
+
+
+def _digamma(x: jax.Array) -> jax.Array:
+    """The pole at zero takes the sign against the zero's, as in torch; the other poles are nan."""
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), lax.digamma(x))
+
+
+def _trigamma(x: jax.Array) -> jax.Array:
+    """The derivative of digamma: reflected to the right half, moved right, then the asymptotic series, as in torch."""
+    left = x < 0.5
+    sine = jnp.sin(math.pi * x)
+    y = jnp.where(left, 1 - x, x)
+    total = jnp.where(left, -jnp.square(math.pi / sine), 0)
+    for _ in range(6):
+        total, y = total + 1 / (y * y), y + 1
+    r = 1 / (y * y)
+    total = total + (1 + 1 / (2 * y) + r * (1 / 6 - r * (1 / 30 - r * (1 / 42)))) / y
+    return jnp.where(left, -total, total)
+
+
+State = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # sum, place, number of terms, whether to go on
+
+#: (2k)! / B(2k) of the Euler-Maclaurin series, k = 1 ... 12.
+_ZETA_TERMS = (12.0, -720.0, 30240.0, -1209600.0, 47900160.0, -1.8924375803183791606e9, 7.47242496e10,
+               -2.950130727918164224e12, 1.1646782814350067249e14, -4.5979787224074726105e15,
+               1.8152105401943546773e17, -7.1661652561756670113e18)  # fmt: skip
+
+
+def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
+    """Hurwitz's zeta, also left of zero where x is whole: sums until q is at least 9, which jax's own does not."""
+    dtype, (x, q) = x.dtype, (v.astype(jnp.float64) for v in jnp.broadcast_arrays(x, q))  # as torch: near the poles
+    epsilon = np.finfo(np.float64).eps / 2
+
+    def running(total: jax.Array, a: jax.Array, count: jax.Array) -> jax.Array:
+        term = jnp.abs(jnp.power(a, -x))
+        return ((count < 9) | (a <= 9)) & (term >= epsilon * jnp.abs(total))
+
+    def step(state: State) -> State:
+        total, a, count, go = state
+        a = jnp.where(go, a + 1, a)
+        total = total + jnp.where(go, jnp.power(a, -x), 0)
+        return total, a, count + 1, go & running(total, a, count + 1)
+
+    first = jnp.power(q, -x)
+    state = first, q, jnp.zeros((), jnp.int32), jnp.isfinite(first)
+    total, a, _, _ = lax.while_loop(lambda state: jnp.any(state[3]), step, state)
+    power = jnp.power(a, -x)
+    total, factor = total + power * a / (x - 1) - power / 2, jnp.ones_like(x)
+    for k, term in enumerate(_ZETA_TERMS):
+        factor, power = factor * (x + 2 * k), power / a
+        total = total + factor * power / term
+        factor, power = factor * (x + 2 * k + 1), power / a
+    left = (q <= 0) & jnp.where(q == jnp.floor(q), False, x != jnp.floor(x))
+    total = jnp.where((q <= 0) & (q == jnp.floor(q)), jnp.inf, total)
+    total = jnp.where(left | (x < 1), jnp.nan, total)
+    return jnp.where(x == 1, jnp.inf, total).astype(dtype)
+
+
+def _polygamma_of(n: int, x: jax.Array) -> jax.Array:
+    if n == 0:
+        return _digamma(x)
+    if n == 1:
+        return _trigamma(x)
+    return (1 if n % 2 else -1) * math.factorial(n) * _zeta(jnp.full_like(x, n + 1), x)
+
+
+def _spherical_bessel_j0(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isinf(x), 0, jnp.sinc(x / math.pi))
+
+
+_UNARY: dict[str, Function] = {
+    "digamma": _digamma,
+    "erf": lax.erf,
+    "erfc": lax.erfc,
+    "erfinv": lax.erf_inv,
+    "i0": special.i0,
+    "lgamma": lax.lgamma,
+    "special_entr": special.entr,
+    "special_erfcx": special.erfcx,
+    "special_i0e": lax.bessel_i0e,
+    "special_i1": special.i1,
+    "special_i1e": lax.bessel_i1e,
+    "special_log_ndtr": special.log_ndtr,
+    "special_modified_bessel_i0": special.i0,
+    "special_modified_bessel_i1": special.i1,
+    "special_ndtri": special.ndtri,
+    "special_spherical_bessel_j0": _spherical_bessel_j0,
+}
+
+
+def _xlog1py(x: jax.Array, y: jax.Array) -> jax.Array:
+    return _zero_times(x, y, lax.log1p)
+
+
+def _xlogy(x: jax.Array, y: jax.Array) -> jax.Array:
+    return _zero_times(x, y, lax.log)
+
+
+def _zero_times(x: jax.Array, y: jax.Array, logarithm: Function) -> jax.Array:
+    """``x * logarithm(y)`` where 0 times anything but nan is 0."""
+    return jnp.where(jnp.isnan(y), jnp.nan, jnp.where(x == 0, 0, x * logarithm(y)))
+
+
+table(arithmetic, _UNARY)
+table(arithmetic, {"igamma": special.gammainc, "igammac": special.gammaincc})
+table(arithmetic, {"special_xlog1py": _xlog1py, "special_zeta": _zeta}, "", "other_scalar", "self_scalar")
+table(arithmetic, {"xlogy": _xlogy}, "Scalar_Other", "Scalar_Self", "Tensor")
+
+
+@lower("aten::polygamma", ctx=True)
+def _polygamma(context: Context, n: int, x: jax.Array) -> jax.Array:
+    x = convert(x, opmath(context.dtype))
+    return convert(_polygamma_of(n, x), context.dtype)
+
+
+@lower("aten::mvlgamma", ctx=True)
+def _mvlgamma(context: Context, x: jax.Array, p: int) -> jax.Array:
+    x = convert(x, opmath(context.dtype))
+    return convert(sum(lax.lgamma(x - j / 2) for j in range(p)) + p * (p - 1) / 4 * math.log(math.pi), context.dtype)

@@ -1,0 +1,207 @@
+"""Operators that show the same elements in another shape: aten's views, and their ``*_copy`` forms.
+
+Functionalization records the ``*_copy`` forms; each rule serves the plain view name too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from torch_xla._engine import dtypes
+from torch_xla._engine.lowering.axes import axis
+from torch_xla._engine.lowering.registry import register
+
+
+def expand(x: jax.Array, size: Sequence[int], implicit: bool = False) -> jax.Array:
+    lead = len(size) - x.ndim
+    return jnp.broadcast_to(x, [x.shape[i - lead] if n == -1 else n for i, n in enumerate(size)])
+
+
+def squeeze(x: jax.Array, dims: int | Sequence[int] | None = None) -> jax.Array:
+    wanted = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
+    return lax.squeeze(x, tuple(axis(d, x.ndim) for d in wanted if x.ndim and x.shape[d] == 1))
+
+
+def slice_bounds(length: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """Python's clamped slice bounds, as torch's slice takes them."""
+    first, last, _ = slice(start, end).indices(length)
+    return first, max(first, last)
+
+
+def slice_(x: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> jax.Array:
+    dim = axis(dim, x.ndim)
+    return lax.slice_in_dim(x, *slice_bounds(x.shape[dim], start, end), step, dim)
+
+
+def narrow(x: jax.Array, dim: int, start: int, length: int) -> jax.Array:
+    start += x.shape[dim] if start < 0 else 0
+    return slice_(x, dim, start, start + length)
+
+
+def select(x: jax.Array, dim: int, index: int) -> jax.Array:
+    return lax.index_in_dim(x, index, axis(dim, x.ndim), keepdims=False)
+
+
+def split_with_sizes(x: jax.Array, sizes: Sequence[int], dim: int = 0) -> list[jax.Array]:
+    dim, ends = axis(dim, x.ndim), np.cumsum(sizes).tolist()
+    return [lax.slice_in_dim(x, end - n, end, axis=dim) for n, end in zip(sizes, ends, strict=True)]
+
+
+def split(x: jax.Array, size: int, dim: int = 0) -> list[jax.Array]:
+    length = x.shape[dim]
+    return split_with_sizes(x, [min(size, length - i) for i in range(0, length, size or 1)] or [0], dim)
+
+
+def unbind(x: jax.Array, dim: int = 0) -> list[jax.Array]:
+    return [select(x, dim, i) for i in range(x.shape[dim])]
+
+
+def diagonal_place(rows: int, columns: int, offset: int) -> tuple[int, int]:
+    """(start, length) of a diagonal in the flattened matrix; its elements lie columns + 1 apart."""
+    length = min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns)
+    return (offset if offset >= 0 else -offset * columns), max(length, 0)
+
+
+def diagonal(x: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
+    x = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
+    *batch, rows, columns = x.shape
+    start, length = diagonal_place(rows, columns, offset)
+    if not length:
+        return jnp.zeros((*batch, 0), x.dtype)
+    end = start + (length - 1) * (columns + 1) + 1
+    return lax.slice_in_dim(x.reshape(*batch, rows * columns), start, end, columns + 1, axis=-1)
+
+
+def unfold(x: jax.Array, dim: int, size: int, step: int) -> jax.Array:
+    if x.ndim == 0:
+        return x.reshape(1)[:size]
+    dim = axis(dim, x.ndim)
+    count = (x.shape[dim] - size) // step + 1
+    if step >= size:
+        return _tiles(x, dim, size, step, count)
+    starts = lax.broadcasted_iota(np.int32, (count, size), 0) * step
+    windows = starts + lax.broadcasted_iota(np.int32, (count, size), 1)
+    return jnp.moveaxis(x.at[(slice(None),) * dim + (windows,)].get(mode="promise_in_bounds"), dim + 1, -1)
+
+
+def _tiles(x: jax.Array, dim: int, size: int, step: int, count: int) -> jax.Array:
+    # Windows that do not overlap are a reshape; the elements between two windows are cut off.
+    x = resize(x, dim, count * step).reshape(*x.shape[:dim], count, step, *x.shape[dim + 1 :])
+    return jnp.moveaxis(lax.slice_in_dim(x, 0, size, axis=dim + 1), dim + 1, -1)
+
+
+def resize(x: jax.Array, dim: int, length: int) -> jax.Array:
+    """``x`` cut, or padded with zeros, to ``length`` along one dimension."""
+    edges = [(0, length - n if d == dim else 0, 0) for d, n in enumerate(x.shape)]
+    return lax.pad(x, jnp.zeros((), x.dtype), edges)
+
+
+def nested(size: Sequence[int], stride: Sequence[int]) -> list[int] | None:
+    """The dims of extent > 1 from the outermost in, if each one's stride spans all within it; else None."""
+    order = sorted((d for d in range(len(size)) if size[d] > 1 and stride[d]), key=lambda d: -stride[d])
+    extent = 1
+    for d in reversed(order):
+        if stride[d] < extent:
+            return None
+        extent += (size[d] - 1) * stride[d]
+    return order
+
+
+def flat_positions(size: Sequence[int], stride: Sequence[int], offset: int) -> jax.Array:
+    """The place in a flat buffer of every element of a strided view."""
+    places = [lax.broadcasted_iota(np.int64, tuple(size), d) * s for d, s in enumerate(stride)]
+    return sum(places, jnp.full(tuple(size), offset, np.int64))
+
+
+def as_strided(
+    x: jax.Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> jax.Array:
+    offset, order = storage_offset or 0, nested(size, stride)
+    x = x.reshape(-1)
+    if order is None or 0 in size:
+        return x.at[flat_positions(size, stride, offset)].get(mode="promise_in_bounds")
+    # Cut the buffer into rows of the outermost stride, these into rows of the next: all reshapes, no gather.
+    x = x[offset:]
+    for d in order:
+        x = resize(x, x.ndim - 1, size[d] * stride[d]).reshape(*x.shape[:-1], size[d], stride[d])
+    x = lax.transpose(x[..., 0], np.argsort(order))
+    x = x.reshape([n if d in order else 1 for d, n in enumerate(size)])
+    return jnp.broadcast_to(x, size)
+
+
+def view_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """The same bytes as another dtype; the last dimension grows or shrinks with the item size."""
+    old, new = np.dtype(x.dtype), dtypes.to_numpy(dtype)
+    if old == new:
+        return x
+    if x.ndim == 0:
+        return view_dtype(x.reshape(1), dtype).reshape(())
+    # A bitcast takes neither bool nor complex numbers: go through bytes and pairs.
+    if old == np.bool_:
+        return view_dtype(x.astype(np.uint8), dtype)
+    if new == np.bool_:
+        return view_dtype(x, torch.uint8) != 0
+    if jnp.issubdtype(old, np.complexfloating):
+        pairs = jnp.stack([x.real, x.imag], -1)
+        return view_dtype(pairs.reshape(*x.shape[:-1], 2 * x.shape[-1]), dtype)
+    if jnp.issubdtype(new, np.complexfloating):
+        parts = view_dtype(x, torch.float64 if new.itemsize == 16 else torch.float32)
+        pairs = parts.reshape(*parts.shape[:-1], parts.shape[-1] // 2, 2)
+        return lax.complex(pairs[..., 0], pairs[..., 1])
+    return _bitcast(x, new)
+
+
+def _bitcast(x: jax.Array, new: np.dtype) -> jax.Array:
+    old, (*batch, last) = np.dtype(x.dtype), x.shape
+    if old.itemsize < new.itemsize:
+        ratio = new.itemsize // old.itemsize
+        x = x.reshape(*batch, last // ratio, ratio)
+    y = lax.bitcast_convert_type(x, new)
+    return y.reshape(*batch, last * old.itemsize // new.itemsize)
+
+
+def _same(x: jax.Array, *_: Any) -> jax.Array:
+    return x
+
+
+#: name of the view -> function; each is registered as ``name`` and as ``name_copy``
+VIEWS: dict[str, Callable[..., Any]] = {
+    "_reshape_alias": lambda x, size, stride: x.reshape(size),
+    "alias": _same,
+    "as_strided": as_strided,
+    "detach": _same,
+    "diagonal": diagonal,
+    "expand": expand,
+    "lift_fresh": _same,
+    "permute": lambda x, dims: x.transpose(dims),
+    "select.int": select,
+    "slice.Tensor": slice_,
+    "split.Tensor": split,
+    "split_with_sizes": split_with_sizes,
+    "squeeze": squeeze,
+    "squeeze.dim": squeeze,
+    "squeeze.dims": squeeze,
+    "t": lambda x: x.T,
+    "transpose.int": lambda x, dim0, dim1: jnp.swapaxes(x, dim0, dim1) if x.ndim else x,
+    "unbind.int": unbind,
+    "unfold": unfold,
+    "unsqueeze": lambda x, dim: jnp.expand_dims(x, dim),
+    "view": lambda x, size: x.reshape(size),
+    "view.dtype": view_dtype,
+}
+
+for _name, _function in VIEWS.items():
+    _packet, _dot, _overload = _name.partition(".")
+    register(f"aten::{_name}", _function)
+    register(f"aten::{_packet}_copy{_dot}{_overload}", _function)
+
+register("aten::_unsafe_view", lambda x, size: x.reshape(size))
+register("aten::lift", _same)
+register("aten::narrow_copy", narrow)
