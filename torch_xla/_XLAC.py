@@ -1,0 +1,30 @@
+"""The names of upstream's C++ module that scripts call."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_xla._engine import metrics, recorder
+from torch_xla.torch_xla import real_devices
+
+
+def _xla_metrics_report() -> str:
+    """The metrics report; see torch_xla.debug.metrics."""
+    return metrics.report()
+
+
+def _xla_get_devices() -> list[str]:
+    """The hardware behind each xla device."""
+    return real_devices()
+
+
+def _xla_get_default_device() -> str:
+    """The current xla device."""
+    return f"xla:{recorder.module().current_device()}"
+
+
+def _xla_set_default_device(device: str) -> str:
+    """Makes ``device`` the current one of this thread and returns it."""
+    index = torch.device(device).index or 0
+    recorder.module().set_current_device(index)
+    return f"xla:{index}"

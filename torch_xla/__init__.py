@@ -1,0 +1,31 @@
+"""PyTorch on XLA devices: ``device="xla"``."""
+
+from __future__ import annotations
+
+from torch_xla._engine import start as _start
+from torch_xla._version import __version__
+
+_start.start()
+
+from torch_xla import _XLAC  # noqa: E402
+from torch_xla.torch_xla import (  # noqa: E402
+    device,
+    device_count,
+    devices,
+    manual_seed,
+    real_devices,
+    step,
+    sync,
+)
+
+__all__ = [
+    "_XLAC",
+    "__version__",
+    "device",
+    "device_count",
+    "devices",
+    "manual_seed",
+    "real_devices",
+    "step",
+    "sync",
+]

@@ -1,0 +1,96 @@
+"""``xm``: devices, the step barrier, optimizers and random state, under the names scripts have used since 2019."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_xla import torch_xla as _top
+from torch_xla._engine import devices as _devices
+from torch_xla._engine import executor as _executor
+from torch_xla._engine import recorder as _recorder
+
+
+def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
+    """The xla device of ordinal ``n``, or the current one; ``devkind`` (CPU, TPU, CUDA) must be what it is.
+
+    Raises RuntimeError for an ordinal or a kind that does not exist. The device becomes the thread's current one.
+    """
+    if devkind is not None and not get_xla_supported_devices(devkind):
+        raise RuntimeError(f"xla_device: there is no {devkind} here, only {', '.join(_top.real_devices())}")
+    device = _top.device(n)
+    if n is not None:
+        _recorder.module().set_current_device(n)
+    return device
+
+
+def get_xla_supported_devices(devkind: str | None = None, max_devices: int | None = None) -> list[str] | None:
+    """The names of the xla devices, of one kind if asked; None where there is none of it."""
+    kinds = [real.split(":")[0] for real in _top.real_devices()]
+    names = [f"xla:{i}" for i, kind in enumerate(kinds) if devkind in (None, kind)]
+    return names[:max_devices] or None
+
+
+def xla_real_devices(devices: Sequence[torch.device | str] | None = None) -> list[str]:
+    """The hardware behind the given xla devices (default: all), such as ``CPU:0``."""
+    real = _top.real_devices()
+    return real if devices is None else [real[torch.device(d).index or 0] for d in devices]
+
+
+def xla_device_hw(device: torch.device | str) -> str:
+    """``CPU``, ``CUDA`` or ``TPU``: the kind of hardware behind an xla device."""
+    return xla_real_devices([device])[0].split(":")[0]
+
+
+def is_xla_tensor(tensor: torch.Tensor) -> bool:
+    """Whether the tensor lives on an xla device."""
+    return tensor.device.type == "xla"
+
+
+def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
+    """The step barrier; the older name of torch_xla.sync."""
+    _top.sync(wait, reset_scope)
+
+
+def wait_device_ops(devices: Sequence[str] = ()) -> None:
+    """Returns when everything that was started on the devices (default: all) has finished."""
+    if devices:
+        for name in devices:
+            _executor.wait(torch.device(name).index or 0)
+    else:
+        _executor.on_devices(_executor.wait)
+
+
+def unlazy(tensors: Sequence[torch.Tensor]) -> None:
+    """Returns when the values of the tensors have been computed."""
+    for device in {t.device.index for t in tensors if is_xla_tensor(t)}:
+        nodes = _recorder.module().nodes_of([t for t in tensors if t.device.index == device])
+        _executor.materialize(nodes, device)
+        _executor.wait(device)
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer, barrier: bool = False, optimizer_args: dict[str, Any] | None = None
+) -> Any:
+    """``optimizer.step(**optimizer_args)``, then with ``barrier`` the step barrier. Returns what step returns."""
+    loss = optimizer.step(**(optimizer_args or {}))
+    if barrier:
+        mark_step()
+    return loss
+
+
+def set_rng_state(seed: int, device: torch.device | str | None = None) -> None:
+    """Sets the random state of a device (default: the current one) to a 64-bit number."""
+    _top.manual_seed(seed, device)
+
+
+def get_rng_state(device: torch.device | str | None = None) -> int:
+    """The random state of a device as a number that set_rng_state takes: the random numbers after it are the same."""
+    return int(_recorder.module().get_seed(_top._ordinal(device)))
+
+
+def xla_device_kind(device: torch.device | str | None = None) -> str:
+    """The vendor's name of the hardware behind a device."""
+    return str(_devices.device(_top._ordinal(device)).device_kind)

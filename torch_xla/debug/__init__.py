@@ -1,0 +1,1 @@
+"""Seeing what the device does."""

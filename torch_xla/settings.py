@@ -1,0 +1,49 @@
+"""The environment variables of torch_xla: ``python -m torch_xla.settings`` prints each with its value and meaning."""
+
+from __future__ import annotations
+
+import textwrap
+
+from torch_xla._engine.settings import settings, variables
+
+__all__ = ["main", "settings", "table"]
+
+_WIDTH = 120  # columns of a terminal that the table may fill
+
+
+def table() -> str:
+    """One paragraph a variable: name, value and where it is from, then what it means and the form it takes.
+
+    A value that cannot be read is shown as its error, so that the table always lists everything.
+    """
+    lines = ["Environment variables of torch_xla. A value marked * is set in the environment.", ""]
+    for variable in variables():
+        source = variable.source()
+        try:
+            value = _show(variable.read())
+        except ValueError as error:
+            value = f"ERROR: {error}"
+        default = "" if source is None else f"   (default: {variable.default or 'unset'})"
+        lines.append(f"{'*' if source else ' '} {variable.name} = {value}{default}")
+        also = f" Also read as {', '.join(variable.aliases)}." if variable.aliases else ""
+        text = f"{variable.meaning}. Expects {variable.kind.form}.{also}"
+        lines += textwrap.wrap(text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def _show(value: object) -> str:
+    """A value as one would write it in the environment."""
+    if value is None or value == "":
+        return "(unset)"
+    if isinstance(value, bool):
+        return str(int(value))
+    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def main() -> None:
+    """Print the table to standard output."""
+    print(table())
+
+
+if __name__ == "__main__":
+    main()

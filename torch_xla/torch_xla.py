@@ -1,0 +1,72 @@
+"""Devices and the step barrier: what ``torch_xla`` itself offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from torch_xla._engine import barrier, recorder
+from torch_xla._engine import devices as _devices
+from torch_xla._engine import seeding as _seeding
+
+
+def device(index: int | None = None) -> torch.device:
+    """The xla device of that ordinal, or the current one. Raises RuntimeError for an ordinal that does not exist."""
+    if index is None:
+        return torch.device("xla", recorder.module().current_device())
+    count = len(_devices.devices())
+    if not 0 <= index < count:
+        raise RuntimeError(f"xla:{index} does not exist: this process has {count} xla device{'s'[: count != 1]}")
+    return torch.device("xla", index)
+
+
+def devices() -> list[torch.device]:
+    """All xla devices of this process."""
+    return [torch.device("xla", i) for i in range(device_count())]
+
+
+def device_count() -> int:
+    """The number of xla devices of this process; starts the backend."""
+    return len(_devices.devices())
+
+
+def real_devices() -> list[str]:
+    """The hardware behind each xla device, such as ``CPU:0`` or ``TPU:3``."""
+    kinds = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
+    return [f"{kinds.get(d.platform, d.platform.upper())}:{i}" for i, d in enumerate(_devices.devices())]
+
+
+def sync(wait: bool = False, reset_scope: bool = True) -> None:
+    """The step barrier: compiles (or finds) the program of everything recorded so far and starts it.
+
+    Args:
+      wait: return only when the device has finished. ``XLA_SYNC_WAIT=1`` makes every sync wait.
+      reset_scope: accepted for compatibility.
+    """
+    del reset_scope
+    barrier.mark_step(wait)
+
+
+@contextmanager
+def step() -> Iterator[None]:
+    """Wraps one step: a barrier before it and one after it, also when it raises."""
+    sync()
+    try:
+        yield
+    finally:
+        sync()
+
+
+def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:
+    """Seeds the random numbers of one xla device (default: the current one)."""
+    ordinal = _ordinal(device)
+    recorder.module().set_seed(ordinal, seed & _seeding.MASK)
+
+
+def _ordinal(device: torch.device | str | int | None) -> int:
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(device).index
+    return recorder.module().current_device() if index is None else index
