@@ -1,0 +1,20 @@
+"""Every test starts from a cut graph and the same seed; programs are compiled quickly rather than well."""
+
+from __future__ import annotations
+
+import os
+
+# LLVM's optimizations are most of a compilation and none of what is tested. Read when jax starts its backend.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import pytest
+import torch
+
+import torch_xla
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """Nothing pending from the test before, no optimizer without its barrier, seed 0."""
+    torch_xla.sync()
+    torch.manual_seed(0)

@@ -1,0 +1,110 @@
+"""What several test files need: counter deltas, snippets in processes of their own, and comparison with the CPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torch_xla
+from torch_xla._engine import metrics
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Reading a value is the one thing that may carry an aten:: counter in a program that runs on the device as a whole.
+READING = "aten::_local_scalar_dense"
+
+
+class Counts(dict[str, int]):
+    """By how much each counter, and the number of samples of each metric, has grown; 0 for what has not."""
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+    @property
+    def compilations(self) -> int:
+        return self["CompileTime"]
+
+    @property
+    def executions(self) -> int:
+        return self["ExecuteTime"]
+
+    @property
+    def fallbacks(self) -> set[str]:
+        """The ops that ran on the CPU."""
+        return {name for name in self if name.startswith("aten::")} - {READING}
+
+    def only(self, *names: str) -> dict[str, int]:
+        return {name: self[name] for name in names if self[name]}
+
+
+def _now() -> dict[str, int]:
+    return metrics.counters() | {name: metric.data()[0] for name, metric in metrics.metrics().items()}
+
+
+@contextmanager
+def counts() -> Iterator[Counts]:
+    """Filled in when the block ends: what moved in it."""
+    before, moved = _now(), Counts()
+    yield moved
+    after = _now()
+    moved.update({name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)})
+
+
+def run_script(code: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a snippet in a fresh interpreter; with ``check`` it must end with 0 and leave nothing on stderr."""
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        env=keep | {"PYTHONPATH": str(ROOT)} | env,
+        capture_output=True,
+        text=True,
+    )
+    if check:
+        assert done.returncode == 0, f"ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        # The recorder may have been built just now, which says so.
+        lines = [line for line in done.stderr.splitlines() if not re.fullmatch(r"torch_xla: .*\.\.\..*", line)]
+        assert lines == []
+    return done
+
+
+def to(device: str, value: Any) -> Any:
+    """Copies of all tensors in nested tuples, lists and dicts on the device; leaves keep requires_grad."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().to(device).requires_grad_(value.requires_grad)
+    if isinstance(value, (tuple, list)):
+        return type(value)(to(device, item) for item in value)
+    if isinstance(value, dict):
+        return {name: to(device, item) for name, item in value.items()}
+    return value
+
+
+def same(function: Callable[..., Any], *args: Any, rtol: float | None = None, atol: float | None = None) -> Any:
+    """Asserts that the function gives on copies of ``args`` on xla what it gives on the CPU; returns the xla result."""
+    expected, got = function(*to("cpu", args)), function(*to("xla", args))
+    assert_same(got, expected, rtol, atol)
+    return got
+
+
+def assert_same(got: Any, expected: Any, rtol: float | None = None, atol: float | None = None) -> None:
+    """Equal structure, dtypes, shapes and values (NaN equals NaN); every tensor of ``got`` on xla."""
+    for tensor in _tensors(got):
+        assert tensor.device.type == "xla"
+    torch_xla.sync()
+    torch.testing.assert_close(to("cpu", got), expected, rtol=rtol, atol=atol, equal_nan=True, check_stride=False)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)

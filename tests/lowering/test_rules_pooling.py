@@ -1,0 +1,141 @@
+"""Pooling and its gradients against the CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from rule_check import check
+
+import torch_xla._engine.lowering.adaptive_pooling  # noqa: F401
+
+aten = torch.ops.aten
+
+# shape, kernel, stride, padding, dilation, ceil_mode
+MAX = [
+    ((2, 3, 8, 9), [2, 2], [2, 2], [0, 0], [1, 1], False),
+    ((2, 3, 8, 9), [3], [2], [1], [1], False),
+    ((2, 3, 8, 9), [3, 2], [], [1, 1], [1, 1], True),
+    ((2, 3, 11, 13), [3, 2], [2, 3], [1, 0], [2, 3], True),
+    ((3, 8, 9), [3, 3], [1, 1], [1, 1], [1, 1], False),
+    ((2, 3, 5, 5), [1, 1], [3, 3], [0, 0], [1, 1], True),
+    ((1, 2, 20, 20), [9, 9], [1, 1], [4, 4], [1, 1], False),
+    ((2, 2, 6, 7, 8), [2, 3, 2], [2, 2, 2], [1, 1, 0], [1, 1, 2], True),
+    ((2, 2, 6, 7, 8), [3], [3], [0], [1], False),
+]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def data(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    torch.manual_seed(sum(shape))
+    return (torch.randint(-3, 4, shape) / 2).to(dtype)  # few values: ties everywhere
+
+
+def spatial(shape: tuple[int, ...], kernel: list[int]) -> int:
+    return 3 if len(shape) == 5 or len(kernel) == 3 else 2
+
+
+@pytest.mark.parametrize("case", MAX)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_max_pool(case: tuple, dtype: torch.dtype) -> None:
+    shape, *rest = case
+    n, x = spatial(shape, rest[0]), data(shape, dtype)
+    check(f"aten::max_pool{n}d_with_indices", x, *rest)
+    y, indices = getattr(aten, f"max_pool{n}d_with_indices")(x, *rest)
+    grad = torch.randn_like(y)
+    if not rest[1]:
+        rest[1] = rest[0]
+    loose = {"rtol": 2e-2, "atol": 1e-1} if dtype == torch.bfloat16 else {}  # the CPU adds gradients in 16 bits
+    check(f"aten::max_pool{n}d_with_indices_backward", grad, x, *rest, indices, **loose)
+
+
+@pytest.mark.parametrize("kernel", [3, 9])
+@pytest.mark.parametrize("value", [-math.inf, math.nan, math.inf])
+def test_max_pool_special_values(kernel: int, value: float) -> None:
+    x = data((1, 2, 10, 10))
+    x[0, 0, 3, 4] = value
+    x[0, 1] = -math.inf
+    check("aten::max_pool2d_with_indices", x, [kernel, kernel], [2, 2], [kernel // 2, kernel // 2])
+
+
+def test_max_pool_integers() -> None:
+    check("aten::max_pool2d_with_indices", torch.randint(-9, 9, (2, 3, 8, 8)), [3, 3], [2, 2], [1, 1])
+
+
+# shape, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override
+AVERAGE = [
+    ((2, 3, 8, 9), [2, 2], [2, 2], [0, 0], False, True, None),
+    ((2, 3, 8, 9), [3], [2], [1], False, True, None),
+    ((2, 3, 8, 9), [3, 2], [2, 2], [1, 1], True, False, None),
+    ((2, 3, 8, 9), [3, 2], [3, 2], [1, 1], True, True, None),
+    ((3, 8, 9), [3, 3], [1, 2], [1, 0], False, False, 5),
+    ((1, 1, 9, 9), [2, 2], [4, 4], [0, 0], True, True, 3),
+    ((2, 2, 6, 7, 8), [2, 3, 2], [2, 2, 2], [1, 1, 0], True, True, None),
+    ((2, 2, 6, 7, 8), [3], [2], [1], False, False, None),
+]
+
+
+@pytest.mark.parametrize("case", AVERAGE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_avg_pool(case: tuple, dtype: torch.dtype) -> None:
+    shape, *rest = case
+    n, x = spatial(shape, rest[0]), data(shape, dtype)
+    if n == 3 and dtype == torch.bfloat16:
+        return  # the CPU has none
+    check(f"aten::avg_pool{n}d", x, *rest)
+    grad = torch.randn_like(getattr(aten, f"avg_pool{n}d")(x, *rest))
+    loose = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+    check(f"aten::avg_pool{n}d_backward", grad, x, *rest, **loose)
+
+
+def test_avg_pool_integers_and_default_stride() -> None:
+    check("aten::avg_pool2d", torch.randint(-9, 9, (2, 3, 8, 8)), [3, 3])
+
+
+ADAPTIVE = [
+    ((2, 3, 8, 9), [1, 1]),
+    ((2, 3, 8, 9), [4, 3]),
+    ((2, 3, 7, 10), [3, 4]),
+    ((3, 4, 5), [7, 9]),
+    ((2, 3, 4, 5), [8, 5]),
+    ((0, 3, 4, 5), [2, 2]),
+    ((1, 2, 40, 40), [3, 3]),
+    ((2, 2, 5, 6, 7), [2, 3, 3]),
+    ((2, 2, 6, 6, 7), [3, 2, 7]),
+]
+
+
+@pytest.mark.parametrize("case", ADAPTIVE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adaptive_avg_pool(case: tuple, dtype: torch.dtype) -> None:
+    shape, size = case
+    x, n = data(shape, dtype), len(size)
+    loose = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+    check(f"aten::_adaptive_avg_pool{n}d", x, size, **loose)
+    grad = torch.randn_like(getattr(aten, f"_adaptive_avg_pool{n}d")(x, size))
+    check(f"aten::_adaptive_avg_pool{n}d_backward", grad, x, **loose)
+
+
+@pytest.mark.parametrize("case", ADAPTIVE)
+def test_adaptive_max_pool(case: tuple) -> None:
+    shape, size = case
+    x, n = data(shape), len(size)
+    check(f"aten::adaptive_max_pool{n}d", x, size)
+    y, indices = getattr(aten, f"adaptive_max_pool{n}d")(x, size)
+    check(f"aten::adaptive_max_pool{n}d_backward", torch.randn_like(y), x, indices)
+
+
+def test_adaptive_average_keeps_infinities_in_their_windows() -> None:
+    x = data((1, 1, 7, 10))
+    x[0, 0, 0, 0] = math.inf
+    check("aten::_adaptive_avg_pool2d", x, [3, 4])
+
+
+def test_max_unpool() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    y, indices = aten.max_pool2d_with_indices(x, [2, 2])
+    check("aten::max_unpool2d", y, indices, [8, 8])
+    check("aten::max_unpool2d", y[0], indices[0], [9, 8])
+    y, indices = aten.max_pool3d_with_indices(torch.randn(1, 2, 4, 4, 4), [2, 2, 2])
+    check("aten::max_unpool3d", y, indices, [4, 4, 4], [2, 2, 2], [0, 0, 0])

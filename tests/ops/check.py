@@ -1,0 +1,178 @@
+"""Checks one operator, dtype and kind on xla against the CPU, in this process."""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+import torch_xla
+from tests.ops import compare, database, tolerances
+from tests.ops.kinds import Case, cases
+from tests.ops.outcome import Outcome
+from torch_xla._engine import decompose, executor, metrics
+
+READING = "aten::_local_scalar_dense"
+
+
+@dataclass(slots=True)
+class _Pair:
+    case: Case
+    expected: Any
+    got: Any = None
+
+
+def check(name: str, dtype: torch.dtype, kind: str, limit: int) -> Outcome:
+    """Runs the first ``limit`` samples (0: all). Raises nothing of what the operator raises."""
+    outcome = Outcome(name, str(dtype).removeprefix("torch."), kind)
+    start, info = time.perf_counter(), database.ops()[name]
+    with warnings.catch_warnings(), _watched(outcome):
+        warnings.simplefilter("ignore")
+        found = cases(info, dtype, kind, limit)
+        if kind == "errors":
+            _check_errors(found, outcome)
+        else:
+            _check_values(found, outcome)
+    outcome.seconds = round(time.perf_counter() - start, 2)
+    executor.programs.clear()
+    return outcome
+
+
+@contextmanager
+def _watched(outcome: Outcome) -> Iterator[None]:
+    """Notes which ops ran on the CPU and which by decomposition while the block ran."""
+    before, seen, original = metrics.counters(), set[str](), decompose.function
+
+    def function(op: str) -> Any:
+        seen.add(op)
+        return original(op)
+
+    decompose.function = function
+    try:
+        yield
+    finally:
+        decompose.function = original
+        moved = {op for op, n in metrics.counters().items() if op.startswith("aten::") and n != before.get(op, 0)}
+        outcome.cpu, outcome.decomposed = tuple(sorted(moved - {READING})), tuple(sorted(seen))
+
+
+def _check_values(found: list[Case], outcome: Outcome) -> None:
+    pairs = [pair for case in found if (pair := _expected(case)) is not None]
+    outcome.samples = len(pairs)
+    recorded = [pair for pair in pairs if _record(pair, outcome)]
+    # One program for all samples; only if it cannot be built is each built alone, to see whose fault it is.
+    if _run() is not None:
+        for pair in recorded:
+            pair.got = None
+        recorded = [pair for pair in recorded if _record(pair, outcome) and _alone(pair, outcome)]
+    for pair in recorded:
+        _compare(pair, outcome)
+    if outcome.samples and outcome.status == "none":
+        outcome.status = "right"
+
+
+def _expected(case: Case) -> _Pair | None:
+    """What the CPU makes of it; None if it refuses."""
+    try:
+        torch.manual_seed(0)
+        return _Pair(case, case.run("cpu"))
+    except Exception:
+        return None
+
+
+def _record(pair: _Pair, outcome: Outcome) -> bool:
+    try:
+        torch.manual_seed(0)
+        pair.got = pair.case.run("xla")
+    except Exception as error:
+        outcome.fail("error", f"{type(error).__name__}: {error}", pair.case.label)
+        del error
+        return False
+    return True
+
+
+def _run() -> str | None:
+    """Runs what is pending; the error in words, or None. Keeps no reference to what failed."""
+    try:
+        torch_xla.sync()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _alone(pair: _Pair, outcome: Outcome) -> bool:
+    message = _run()
+    if message is not None:
+        outcome.fail("error", message, pair.case.label)
+        pair.got = None
+        gc.collect()
+    return message is None
+
+
+def _compare(pair: _Pair, outcome: Outcome) -> None:
+    info = database.ops()[outcome.op]
+    try:
+        values = info.name not in database.RANDOM and not _is_random(pair)
+        process = _process(info, pair.case, outcome.kind)
+        rtol, scale = tolerances.of(outcome.op, outcome.dtype, outcome.kind)
+        compare.assert_same(pair.got, pair.expected, values=values, process=process, rtol=rtol, scale=scale)
+    except AssertionError as error:
+        outcome.fail("wrong", str(error), pair.case.label)
+    except Exception as error:
+        outcome.fail("error", f"{type(error).__name__}: {error}", pair.case.label)
+    else:
+        outcome.right += 1
+
+
+def _process(info: Any, case: Case, kind: str) -> Callable[[Any], Any] | None:
+    """What leaves of a result that which is unambiguous."""
+    if info.name in database.TIES and kind != "grad":
+        return lambda result: _pytree.tree_leaves(result)[::2]
+    if info.name not in database.AMBIGUOUS or kind == "grad":
+        return None
+    return (lambda result: case.process(result[0])) if kind == "out" else case.process
+
+
+def _is_random(pair: _Pair) -> bool:
+    """Whether the CPU gives something else with another seed."""
+    torch.manual_seed(1)
+    try:
+        compare.assert_same(pair.case.run("cpu"), pair.expected, device="cpu")
+    except AssertionError:
+        return True
+    return False
+
+
+def _check_errors(found: list[Case], outcome: Outcome) -> None:
+    for case in found:
+        expected = _raised(case, "cpu")
+        if expected is None:
+            continue
+        outcome.samples += 1
+        got = _raised(case, "xla")
+        gc.collect()
+        if got is not None and got[0] == expected[0]:
+            outcome.right += 1
+        else:
+            said = f"raises {got[0]} ({got[1]})" if got else "raises nothing"
+            outcome.fail("wrong", f"{said} where the CPU raises {expected[0]} ({expected[1]})", case.label)
+    if outcome.samples and outcome.status == "none":
+        outcome.status = "right"
+
+
+def _raised(case: Case, device: str) -> tuple[str, str] | None:
+    """Name and first words of what the case raises, when recorded or when run."""
+    try:
+        result = case.run(device)
+        torch_xla.sync()
+        del result
+    except Exception as error:
+        return type(error).__name__, str(error)[:100]
+    return None

@@ -1,0 +1,96 @@
+"""torch's own database of operators: which there are, how their samples are made, and which are random."""
+
+from __future__ import annotations
+
+import functools
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.testing._internal import common_methods_invocations
+from torch.utils import _pytree
+
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Whole operators whose values are random or not set: held against the CPU by structure, shape and dtype alone.
+RANDOM = _words(
+    """bernoulli cauchy empty empty_like empty_permuted empty_strided exponential geometric log_normal multinomial
+    new_empty new_empty_strided nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d
+    nn.functional.dropout3d nn.functional.feature_alpha_dropout nn.functional.fractional_max_pool2d
+    nn.functional.fractional_max_pool3d nn.functional.rrelu normal pca_lowrank rand_like randint randint_like randn
+    randn_like svd_lowrank uniform"""
+)
+
+#: Results fixed only up to a sign, a phase or a basis: compared after the sample's own `output_process_fn_grad`.
+AMBIGUOUS = _words("linalg.eig linalg.eigh linalg.svd linalg.qr qr svd geqrf")
+
+#: Which of equal elements is found is up to the kernel: only the values are compared, not their places.
+TIES = _words("topk kthvalue sort")
+
+
+def _unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
+
+
+@functools.cache
+def ops() -> dict[str, Any]:
+    """Every OpInfo by its name, with its variant in parentheses where it has one."""
+    # With a fixed seed inside the op a random op would look like one that is not.
+    common_methods_invocations.wrapper_set_seed = _unseeded
+    found: dict[str, Any] = {}
+    for info in common_methods_invocations.op_db:
+        found.setdefault(name_of(info), info)
+    return found
+
+
+def name_of(info: Any) -> str:
+    """``add``, or ``div (floor_rounding)`` for a variant."""
+    return f"{info.name} ({info.variant_test_name})" if info.variant_test_name else str(info.name)
+
+
+def seed_all() -> None:
+    """The same samples for everybody."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  torch's sample functions use the global state
+    torch.manual_seed(0)
+
+
+def samples(info: Any, dtype: torch.dtype, limit: int, grad: bool = False) -> list[Any]:
+    """The first ``limit`` samples (0: all) on the CPU."""
+    seed_all()
+    return _first(info.sample_inputs("cpu", dtype, requires_grad=grad), limit)
+
+
+def error_samples(info: Any, limit: int) -> list[Any]:
+    """The op's error inputs, on the CPU; each has the sample as ``sample_input``."""
+    if info.error_inputs_func is None:
+        return []
+    seed_all()
+    return _first(info.error_inputs("cpu"), limit)
+
+
+def _first(found: Iterator[Any], limit: int) -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(islice(found, limit or None))
+
+
+def on(device: str, value: Any) -> Any:
+    """Copies of all tensors in a tree on the device; the device "cpu" in arguments becomes it too."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            plain = leaf.detach()
+            return (plain.clone() if device == "cpu" else plain.to(device)).requires_grad_(leaf.requires_grad)
+        return device if leaf in ("cpu", torch.device("cpu")) and isinstance(leaf, (str, torch.device)) else leaf
+
+    return _pytree.tree_map(move, value)

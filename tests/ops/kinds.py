@@ -1,0 +1,104 @@
+"""The ways in which an operator is called: each turns a sample into a function of the device.
+
+forward         op(*args)
+noncontiguous   the same with tensors that have strides
+out             op(*args, out=...): what it returns, what it wrote, and whether these are one
+inplace         op_(*args): the same
+grad            gradients of a weighted sum of the results
+errors          inputs that the op must refuse
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from tests.ops import database
+
+KINDS = ("forward", "grad", "noncontiguous", "out", "inplace", "errors")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One sample of one kind: ``run("xla")`` must be ``run("cpu")``; ``process`` leaves what is unambiguous."""
+
+    label: str
+    run: Callable[[str], Any]
+    process: Callable[[Any], Any]
+
+
+def cases(info: Any, dtype: torch.dtype, kind: str, limit: int) -> list[Case]:
+    """The cases of one op, dtype and kind; none where the op has no such form."""
+    if kind == "errors":
+        return [_case(info, error.sample_input, _forward) for error in database.error_samples(info, limit)]
+    if not _has(info, dtype, kind):
+        return []
+    samples = database.samples(info, dtype, limit, grad=kind == "grad")
+    if kind == "noncontiguous":
+        return [_case(info, sample.noncontiguous(), _forward) for sample in samples]
+    if kind == "inplace":
+        samples = [sample for sample in samples if not sample.broadcasts_input]
+    return [_case(info, sample, _FORMS[kind]) for sample in samples]
+
+
+def _has(info: Any, dtype: torch.dtype, kind: str) -> bool:
+    if kind == "grad":
+        return bool(info.supports_autograd) and dtype in info.supported_backward_dtypes("cpu")
+    if kind == "out":
+        return bool(info.supports_out)
+    return kind != "inplace" or info.get_inplace() is not None
+
+
+def _case(info: Any, sample: Any, form: Callable[[Any, Any, str], Any]) -> Case:
+    return Case(sample.summary(), lambda device: form(info, sample, device), sample.output_process_fn_grad)
+
+
+def _call(function: Callable[..., Any], sample: Any, device: str, **more: Any) -> Any:
+    args = list(database.on(device, (sample.input, *sample.args)))
+    if function is torch.tensor_split:
+        args[1:] = sample.args  # places to split at are on the CPU, whatever the device
+    return function(*args, **database.on(device, sample.kwargs), **more)
+
+
+def _forward(info: Any, sample: Any, device: str) -> Any:
+    return _call(info.get_op(), sample, device)
+
+
+def _out(info: Any, sample: Any, device: str) -> Any:
+    # Filled, so that what the op leaves alone is seen; on the device, so that both runs write to the same.
+    outs = _pytree.tree_map(lambda t: torch.ones_like(t, device=device), _call(info.get_op(), sample, "cpu"))
+    outs = tuple(outs) if isinstance(outs, (tuple, list)) else outs
+    returned = _call(info.get_op(), sample, device, out=outs)
+    same = _pytree.tree_leaves(returned), _pytree.tree_leaves(outs)
+    return returned, outs, [a is b for a, b in zip(*same, strict=True)]
+
+
+def _inplace(info: Any, sample: Any, device: str) -> Any:
+    target, *args = database.on(device, (sample.input, *sample.args))
+    returned = info.get_inplace()(target, *args, **database.on(device, sample.kwargs))
+    return returned, target, returned is target
+
+
+def _grad(info: Any, sample: Any, device: str) -> Any:
+    tree = database.on(device, (sample.input, sample.args, sample.kwargs))
+    if info.get_op() is torch.tensor_split:
+        tree = tree[0], sample.args, tree[2]
+    leaves = [t for t in _pytree.tree_leaves(tree) if isinstance(t, torch.Tensor) and t.requires_grad]
+    first, args, kwargs = tree
+    results = sample.output_process_fn_grad(info.get_op()(first, *args, **kwargs))
+    losses = [_weighted(t) for t in _pytree.tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
+    return torch.autograd.grad(sum(losses, torch.zeros((), device=device)), leaves, allow_unused=True)
+
+
+def _weighted(result: torch.Tensor) -> torch.Tensor:
+    # Weights, because the plain sum of a softmax, say, has no gradient at all.
+    weights = (torch.arange(result.numel()) % 7 / 7 + 0.5).reshape(result.shape).to(result.device)
+    real = torch.view_as_real(result).sum(-1) if result.is_complex() else result
+    return (real * weights).sum()
+
+
+_FORMS = {"forward": _forward, "out": _out, "inplace": _inplace, "grad": _grad}

@@ -1,0 +1,34 @@
+"""A sample of the sweep (`make test-ops`): ops of every family, float32, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ops import database, exceptions
+from tests.ops.check import check
+
+OPS = """add sub mul div (floor_rounding) pow remainder maximum where clamp exp log1p sigmoid tanh erf special.i0e
+    abs sign round isnan logical_and eq bitwise_not sum mean var std_mean amax argmax prod logsumexp cumsum cumprod
+    sort topk kthvalue gather scatter_add index_put index_select masked_fill take cat stack split expand transpose
+    diagonal unfold as_strided flip roll tril matmul bmm addmm einsum linalg.inv linalg.det linalg.cholesky fft.fft
+    nn.functional.conv2d nn.functional.max_pool2d nn.functional.layer_norm nn.functional.gelu nn.functional.softplus
+    nn.functional.cross_entropy nn.functional.interpolate (bilinear) nn.functional.embedding nn.functional.pad (reflect)
+    nn.functional.scaled_dot_product_attention"""
+
+
+def _names(text: str) -> list[str]:
+    names: list[str] = []
+    for word in text.split():
+        if word.startswith("("):
+            names[-1] += f" {word}"
+        else:
+            names.append(word)
+    return names
+
+
+@pytest.mark.parametrize("kind", ["forward", "grad"])
+@pytest.mark.parametrize("name", _names(OPS))
+def test_op_is_as_on_the_cpu(name: str, kind: str) -> None:
+    dtype = next(d for d in database.DTYPES if d in database.ops()[name].supported_dtypes("cpu"))
+    outcome = check(name, dtype, kind, limit=2)
+    assert not outcome.failed or exceptions.reason(outcome), f"{outcome.message}\n{outcome.sample}"

@@ -1,0 +1,41 @@
+"""Where torch.testing's default tolerances are too narrow, and why. Data."""
+
+from __future__ import annotations
+
+ORDER = "sums of products, added up in another order: the error goes with the largest terms"
+STEEP = "a derivative that is steep near the edge of its domain, taken at a point that is rounded differently"
+ILL = "ill-conditioned: the CPU itself is as far from the result in float64"
+LAST_BIT = "16-bit floats: rounded once at the end rather than between the steps; one last bit of the largest value"
+ROUNDED = "the CPU rounds to 16 bits between the steps, XLA once at the end"
+
+#: (op, dtype or "*", kind or "*") -> (rtol, scale, reason). ``scale`` times the largest value of the result is allowed
+#: everywhere, as is torch.testing's own atol. The first that fits counts.
+TOLERANCES: dict[tuple[str, str, str], tuple[float, float, str]] = {
+    ("addbmm", "bfloat16", "*"): (1.6e-2, 2e-2, ROUNDED),
+    ("baddbmm", "bfloat16", "*"): (1.6e-2, 2e-2, ROUNDED),
+    ("addr", "bfloat16", "*"): (1.6e-2, 2e-2, ROUNDED),
+    ("addbmm", "*", "*"): (1e-5, 1e-6, ORDER),
+    ("baddbmm", "*", "*"): (1e-5, 1e-6, ORDER),
+    ("asin", "float32", "grad"): (1e-5, 0.0, STEEP),
+    ("erfinv", "float32", "grad"): (2e-5, 0.0, STEEP),
+    ("matrix_exp", "bfloat16", "*"): (1.6e-2, 2e-2, ROUNDED),
+    ("linalg.matrix_exp", "bfloat16", "*"): (1.6e-2, 2e-2, ROUNDED),
+    ("matrix_exp", "*", "*"): (1e-5, 2e-6, ILL),
+    ("linalg.matrix_exp", "*", "*"): (1e-5, 2e-6, ILL),
+    ("logcumsumexp", "float32", "grad"): (2e-3, 0.0, ILL),
+    ("nn.functional.conv_transpose3d", "float32", "*"): (1e-5, 1e-6, ORDER),
+    ("nn.functional.layer_norm", "float32", "grad"): (1e-5, 1e-4, "a gradient that is zero up to rounding"),
+    ("triangular_solve", "float32", "grad"): (1e-5, 1e-6, ORDER),
+    ("grid_sampler_3d", "float32", "grad"): (1e-5, 2e-6, ORDER),
+    ("linalg.tensorsolve", "float32", "*"): (1e-5, 1e-6, ORDER),
+    ("ldexp", "float32", "grad"): (1e-5, 1e-6, ORDER),
+    ("*", "bfloat16", "*"): (1.6e-2, 8e-3, LAST_BIT),
+}
+
+
+def of(op: str, dtype: str, kind: str) -> tuple[float | None, float]:
+    """(rtol, scale) of a check; None, 0 for torch.testing's own tolerances."""
+    for key, (rtol, scale, _) in TOLERANCES.items():
+        if all(wanted in ("*", name) for wanted, name in zip(key, (op, dtype, kind), strict=True)):
+            return rtol, scale
+    return None, 0.0

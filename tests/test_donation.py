@@ -1,0 +1,75 @@
+"""Buffers that nothing reads again become results: training keeps one copy of the weights, and values stay right."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch_xla._engine import metrics, recorder
+
+
+def test_training_keeps_one_copy() -> None:
+    """After a step the device holds the parameters, the optimizer's state and the batch, and nothing else."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)).to("xla")
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    x, y = torch.randn(8, 32).to("xla"), torch.randint(3, (8,)).to("xla")
+    torch_xla.sync()
+    gc.collect()
+    elsewhere = {id(buffer) for buffer in recorder.module().live_buffers(0)}
+    elsewhere -= {id(node.buffer) for node in recorder.module().nodes_of([*model.parameters(), *model.buffers(), x, y])}
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        xm.optimizer_step(optimizer, barrier=True)
+    optimizer.zero_grad()
+    held = [*model.parameters(), *model.buffers(), x, y, loss]
+    held += [v for s in optimizer.state.values() for v in s.values() if v.device.type == "xla"]
+    ours = {id(node.buffer) for node in recorder.module().nodes_of(held)}
+    alive = {id(b): b for b in recorder.module().live_buffers(0) if id(b) not in elsewhere}
+    assert [b.shape for i, b in alive.items() if i not in ours] == []
+    assert len(alive) == len(held)
+    assert sum(b.nbytes for b in alive.values()) == sum(t.nbytes for t in held)
+
+
+def test_updated_parameters_are_donated() -> None:
+    weights = [nn.Parameter(torch.randn(16, 16).to("xla")) for _ in range(3)]
+    optimizer = optim.SGD(weights, lr=0.01, momentum=0.9)
+    x = torch.randn(16, 16).to("xla")
+    old: list[Any] = []
+    for step in range(3):
+        optimizer.zero_grad()
+        (weights[2] @ weights[1] @ weights[0] @ x).sum().backward()
+        old = list(recorder.module().live_buffers(0)) if step == 2 else []
+        xm.optimizer_step(optimizer, barrier=True)
+    assert metrics.metrics()["InputOutputAliasCount"].data()[2][-1][1] >= 6, "three weights, three momenta"
+    assert sum(buffer.is_deleted() for buffer in old) >= 6
+    assert not any(buffer.is_deleted() for buffer in recorder.module().live_buffers(0))
+
+
+def test_what_is_still_held_is_not_donated() -> None:
+    w = torch.ones(4).to("xla")
+    view, twin, alias = w[:2], w.clone(), w.detach()
+    torch_xla.sync()
+    for _ in range(2):
+        w.mul_(3)
+        torch_xla.sync()
+    saved = w.clone()
+    w.mul_(5)
+    torch_xla.sync()
+    assert [t[0].item() for t in (w, view, twin, alias, saved)] == [45, 45, 1, 45, 9]
+
+
+def test_a_value_is_not_donated_to_a_read() -> None:
+    """Reading runs a part of the graph; what the rest needs stays."""
+    w = torch.ones(3).to("xla")
+    w.add_(1)
+    y = w * 2
+    assert y.tolist() == [4, 4, 4]
+    w.add_(1)
+    assert w.tolist() == [3, 3, 3] and (y + w).tolist() == [7, 7, 7]

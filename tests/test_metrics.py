@@ -1,0 +1,208 @@
+"""Counters, metrics, and the report in the format of the documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from helpers import run_script
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
+from torch_xla._engine import executor, metrics
+
+# The grammar of the report, as in the documents' examples.
+TIME = r"(?:\d{2}d)?(?:\d{2}h)?(?:\d{2}m)?(?:\d{2}s)?(?:\d{3}ms)?\d{1,3}\.\d{3}us"
+BYTES = r"\d+\.\d{2}(?:B|KB|MB|GB|TB|PB)"
+PLAIN = r"\d+\.\d{2}"
+METRIC = r"""Metric: (?P<name>\S+)
+  TotalSamples: \d+
+  Counter: {value}
+(?:  ValueRate: {value} / second
+  Rate: [\d.]+(?:e[+-]\d+)? / second
+)?  Percentiles: (?:\d+(?:\.\d+)?%={value})(?:; \d+(?:\.\d+)?%={value})*
+"""
+COUNTER = r"Counter: (?P<name>\S+)\n  Value: \d+\n"
+
+
+def parse(report: str) -> list[tuple[str, str]]:
+    """(kind, name) of all blocks. Raises AssertionError at the first line that the grammar does not know."""
+    patterns = [("Metric", re.compile(METRIC.format(value=value))) for value in (TIME, BYTES, PLAIN)]
+    patterns.append(("Counter", re.compile(COUNTER)))
+    blocks, at = [], 0
+    while at < len(report):
+        found = [(kind, match) for kind, pattern in patterns if (match := pattern.match(report, at))]
+        assert len(found) == 1, f"not a block of a report: {report[at : at + 300]!r}"
+        kind, match = found[0]
+        blocks.append((kind, match["name"]))
+        at = match.end()
+    return blocks
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """A process that has done some of everything, counted from zero."""
+    executor.programs.clear()
+    met.clear_all()
+    x = torch.rand(3, 3).to("xla")
+    for i in range(3):
+        y = (x @ x * (i + 2.5)).exp()
+        xm.mark_step()
+        y.sum().item()
+    yield
+    met.clear_all()
+
+
+@pytest.mark.usefixtures("busy")
+def test_report() -> None:
+    report = torch_xla._XLAC._xla_metrics_report()
+    blocks = parse(report)
+    metric_names = [name for kind, name in blocks if kind == "Metric"]
+    counter_names = [name for kind, name in blocks if kind == "Counter"]
+    assert blocks == [("Metric", n) for n in sorted(metric_names)] + [("Counter", n) for n in sorted(counter_names)]
+    assert set(metric_names) >= {"CompileTime", "ExecuteTime", "TransferToServerTime", "TransferFromServerTime",
+                                 "InboundData", "OutboundData", "TensorsGraphSize",
+                                 "InputOutputAliasCount"}  # fmt: skip
+    assert set(counter_names) >= {"CachedSyncTensors", "UncachedSyncTensors", "MarkStep", "CreateDataHandles",
+                                  "CreateCompileHandles", "DestroyDataHandles", "CreateXlaTensor", "DestroyXlaTensor",
+                                  "aten::_local_scalar_dense", "xla::mm", "xla::exp"}  # fmt: skip
+    assert met.metric_names() == metric_names and met.counter_names() == counter_names
+    assert parse(met.metrics_report()) == blocks
+
+
+@pytest.mark.usefixtures("busy")
+def test_values() -> None:
+    assert met.counter_value("MarkStep") == 3
+    assert met.counter_value("xla::mm") == 3
+    assert met.counter_value("aten::_local_scalar_dense") == 3
+    total, accumulated, samples = met.metric_data("TransferFromServerTime")
+    assert total == 3 == len(samples) and accumulated == sum(value for _, value in samples) > 0
+    assert [time for time, _ in samples] == sorted(time for time, _ in samples)
+    assert met.metric_data("InboundData")[1] == 3 * 4 and met.metric_data("OutboundData")[1] == 9 * 4
+    created, destroyed = met.counter_value("CreateXlaTensor"), met.counter_value("DestroyXlaTensor")
+    assert created >= destroyed
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize(("later", "ours"), metrics.ALIASES.items())
+def test_later_names(later: str, ours: str) -> None:
+    value = met.counter_value if ours.endswith("SyncTensors") else met.metric_data
+    assert value(later) == value(ours) and value(ours) is not None
+    assert later not in met.metrics_report()
+    assert ours in met.short_metrics_report([later], [later])
+
+
+def test_unknown_names() -> None:
+    assert met.counter_value("nope") is None and met.metric_data("nope") is None
+
+
+@pytest.mark.usefixtures("busy")
+def test_clear() -> None:
+    met.clear_counters()
+    assert met.counter_names() == [] and met.metric_names() != []
+    met.clear_metrics()
+    assert met.metric_names() == [] and met.metrics_report() == ""
+    (torch.ones(2, device="xla") + 1).cpu()
+    assert met.counter_value("xla::add") == 1 and met.metric_data("InboundData")[0] == 1
+
+
+@pytest.mark.usefixtures("busy")
+def test_clear_all() -> None:
+    met.clear_all()
+    assert (met.counter_names(), met.metric_names()) == ([], [])
+
+
+@pytest.mark.usefixtures("busy")
+def test_short_report() -> None:
+    blocks = parse(met.short_metrics_report())
+    assert {name for _, name in blocks} >= {"CompileTime", "ExecuteTime", "TransferToServerTime", "MarkStep"}
+    assert ("Counter", "aten::_local_scalar_dense") in blocks and ("Counter", "xla::mm") not in blocks
+    chosen = parse(met.short_metrics_report(counter_names=["xla::mm", "nope"], metric_names=["InboundData"]))
+    assert chosen == [("Metric", "InboundData"), ("Counter", "aten::_local_scalar_dense"), ("Counter", "xla::mm")]
+
+
+@pytest.mark.usefixtures("busy")
+def test_fallback_ops() -> None:
+    assert met.executed_fallback_ops() == ["aten::_local_scalar_dense"]
+
+
+US, MS, S = 1_000, 1_000_000, 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (0, "0.000us"),
+        (1, "0.001us"),
+        (156_874, "156.874us"),
+        (999_999, "999.999us"),
+        (1_326_159, "001ms326.159us"),
+        (1_266_453_982, "01s266ms453.982us"),
+        (369 * S + 401 * MS + 746 * US + 1, "06m09s401ms746.001us"),  # the documents' example
+        (778 * MS + 572 * US + 62, "778ms572.062us"),
+        (21 * S + 102 * MS + 853 * US + 173, "21s102ms853.173us"),
+        (3600 * S, "01h00m00s000ms0.000us"),
+        (86400 * S + 61 * S + 5, "01d00h01m01s000ms0.005us"),
+        (0.4, "0.000us"),
+        (999.6, "1.000us"),
+    ],
+)
+def test_format_time(nanoseconds: float, text: str) -> None:
+    assert metrics.format_time(nanoseconds) == text
+    assert re.fullmatch(TIME, text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0.00B"), (1023, "1023.00B"), (1024, "1.00KB"), (1536, "1.50KB"), (5 * 2**20, "5.00MB"), (2**30, "1.00GB"),
+     (2.5 * 2**40, "2.50TB"), (2**60, "1024.00PB")],
+)  # fmt: skip
+def test_format_bytes(value: float, text: str) -> None:
+    assert metrics.format_bytes(value) == text and re.fullmatch(BYTES, text)
+
+
+def test_format_value() -> None:
+    assert [metrics.format_value(v) for v in (0, 2, 1 / 3, 1e6)] == ["0.00", "2.00", "0.33", "1000000.00"]
+
+
+def test_percentiles_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(float(i) / 2 for i in range(1000))
+    monkeypatch.setattr(metrics.time, "time", lambda: next(clock))
+    metric = metrics.Metric("Test", metrics.format_value)
+    metric.add(7)
+    assert (
+        metric.report()
+        == "Metric: Test\n  TotalSamples: 1\n  Counter: 7.00\n  Percentiles: "
+        + "; ".join(f"{p}%=7.00" for p in (1, 5, 10, 20, 50, 80, 90, 95, 99))
+        + "\n"
+    )
+    for value in range(8, 107):
+        metric.add(value)
+    lines = metric.report().splitlines()
+    total = sum(range(7, 107))
+    assert lines[1:5] == ["  TotalSamples: 100", f"  Counter: {total}.00", f"  ValueRate: {total / 49.5:.2f} / second",
+                          "  Rate: 2.0202 / second"]  # fmt: skip
+    assert lines[5].startswith("  Percentiles: 1%=8.00; 5%=12.00; 10%=17.00; 20%=27.00; 50%=57.00; 80%=87.00")
+
+
+def test_settings() -> None:
+    out = run_script(
+        """
+        import torch, torch_xla
+        import torch_xla.debug.metrics as met
+        x = torch.ones(2).to("xla")
+        for _ in range(9):
+            x.cpu()
+        print(met.metric_data("InboundData")[:2], len(met.metric_data("InboundData")[2]))
+        print(met.short_metrics_report([], ["InboundData"]))
+        """,
+        XLA_METRICS_SAMPLES="4",
+        XLA_METRICS_PERCENTILES="0.25:0.5:0.999",
+    )
+    first, report = out.stdout.split("\n", 1)
+    assert first == "(9, 72.0) 4"
+    assert report.strip().endswith("Percentiles: 25%=8.00B; 50%=8.00B; 99.9%=8.00B")
+    assert parse(report.rstrip("\n") + "\n") == [("Metric", "InboundData")]
