@@ -85,6 +85,18 @@ EXITS = {
         threading.Thread(target=work, daemon=True).start()
         busy.wait()
         """,
+    "recording daemon threads": """
+        import threading, time
+        ready = []
+        def work():
+            x = torch.ones(8, device="xla")
+            while True:
+                ready.append((x * 1.01 + 1).sum())
+                ready.pop()
+        for _ in range(4):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.2)
+        """,
     "thread": """
         import threading
         def work():

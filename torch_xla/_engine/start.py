@@ -6,6 +6,7 @@ Starts no backend and no thread: processes fork after importing.
 from __future__ import annotations
 
 import atexit
+import threading
 import warnings
 from types import ModuleType
 
@@ -52,7 +53,7 @@ def start() -> None:
     barrier.install()
     seeding.install()
     torch._register_device_module("xla", device_module)
-    atexit.register(module.close)
+    atexit.register(lambda: module.close(threads=threading.active_count() > 1))
 
 
 def _register(module: ModuleType) -> None:

@@ -5,7 +5,9 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <thread>
 
@@ -21,9 +23,10 @@ namespace py = pybind11;
 namespace torch_xla {
 namespace {
 
-// The way into Python for threads that torch runs. It closes when the interpreter exits: a thread that is inside Python
-// then would be torn down in the middle of C++ that holds Python objects. So close() lets those inside finish, and
-// whoever comes later, other than the thread that exits, waits for the end of the process.
+// The way into Python for threads that torch runs. It closes when the interpreter ends: from then on a thread that asks
+// for the GIL is ended inside that call (until Python 3.14), in the middle of C++ whose destructors touch Python. So
+// close() lets those inside finish, and whoever comes later, other than the thread that ends the interpreter, waits for
+// the end of the process: here or, in an operation that needs no Python, at hold().
 class Door {
  public:
   static Door& get() {
@@ -31,13 +34,20 @@ class Door {
     return *door;
   }
 
+  // May be nested: a thread that is inside goes on until it leaves.
   void enter() {
+    if (depth_++ > 0) {
+      return;
+    }
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return !closed_ || std::this_thread::get_id() == closer_; });
     ++inside_;
   }
 
   void leave() {
+    if (--depth_ > 0) {
+      return;
+    }
     std::lock_guard<std::mutex> lock(mutex_);
     --inside_;
     changed_.notify_all();
@@ -50,24 +60,38 @@ class Door {
     changed_.wait(lock, [this] { return inside_ == 0; });
   }
 
+  // Holds the thread, unless it is the one that ends the interpreter.
+  void hold() const {
+    while (std::this_thread::get_id() != closer_) {
+      std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+  }
+
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::thread::id closer_;
   bool closed_ = false;
-  int64_t inside_ = 0;
+  int64_t inside_ = 0;  // threads
+  static thread_local int depth_;
 };
+thread_local int Door::depth_ = 0;
+
+// Waiting at the door with the GIL would keep those inside from finishing.
+void enter() {
+  if (PyGILState_Check()) {
+    py::gil_scoped_release release;
+    Door::get().enter();
+  } else {
+    Door::get().enter();
+  }
+}
 
 // Inside Python, with the GIL, while it lives.
 class InPython {
  public:
   InPython() {
-    if (PyGILState_Check()) {  // waiting at the door with the GIL would keep those inside from finishing
-      py::gil_scoped_release release;
-      Door::get().enter();
-    } else {
-      Door::get().enter();
-    }
+    enter();
     gil_ = std::make_unique<py::gil_scoped_acquire>();
   }
   ~InPython() {
@@ -79,12 +103,34 @@ class InPython {
   std::unique_ptr<py::gil_scoped_acquire> gil_;
 };
 
-void close() {
+std::terminate_handler& earlier_terminate_handler() {
+  static std::terminate_handler handler = nullptr;
+  return handler;
+}
+
+// For a thread that is in other C++ than ours when it is ended as described above: where that must not be unwound,
+// std::terminate would abort a process that has ended well.
+[[noreturn]] void hold_or_terminate() {
+  if (!std::current_exception()) {
+    Door::get().hold();
+  }
+  earlier_terminate_handler()();
+  std::abort();
+}
+
+// With `threads`, other threads of the interpreter are alive; those on their way back from an operation get the time to
+// arrive in Python, where being ended is harmless.
+void close(bool threads) {
   {
     py::gil_scoped_release release;
     Door::get().close();
+    closing.store(true);
+    if (threads) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
   }
   abandon_buffers();
+  earlier_terminate_handler() = std::set_terminate(&hold_or_terminate);
 }
 
 // A hook: a Python function that any thread may call until the very end. Never destroyed: at exit there is no
@@ -136,6 +182,16 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
   h.cut = [f = Hook(cut)](int8_t device) {
     InPython here;
     f(static_cast<int>(device));
+  };
+  h.enter = &enter;
+  h.leave = [] { Door::get().leave(); };
+  h.hold = [] {
+    if (PyGILState_Check()) {
+      py::gil_scoped_release release;
+      Door::get().hold();
+    } else {
+      Door::get().hold();
+    }
   };
   h.fallback = [f = Hook(fallback)](const std::string& name) {
     InPython here;
@@ -389,7 +445,7 @@ void bind_state(py::module_& m) {
   m.def("counters", &counters);
   m.def("clear_counters", &clear_counters);
   m.def("clear_signatures", &clear_signatures);
-  m.def("close", &close);
+  m.def("close", &close, py::arg("threads"));
 }
 
 }  // namespace

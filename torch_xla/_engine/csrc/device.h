@@ -48,8 +48,28 @@ struct Hooks {
   std::function<void(const std::vector<NodePtr>&, int8_t)> materialize;  // run what these values need
   std::function<void(int8_t)> cut;                                       // run all that is pending
   std::function<void(const std::string&)> fallback;                      // an op is about to run on the CPU
+  std::function<void()> enter;                                           // torch's Python may run until leave
+  std::function<void()> leave;
+  std::function<void()> hold;  // the process is ending: wait for that
 };
 Hooks& hooks();
+
+// While it lives, this thread may run Python that torch calls (meta functions, custom ops): the interpreter waits for
+// it.
+struct MayRunPython {
+  MayRunPython() { hooks().enter(); }
+  ~MayRunPython() { hooks().leave(); }
+  MayRunPython(const MayRunPython&) = delete;
+  MayRunPython& operator=(const MayRunPython&) = delete;
+};
+
+// The interpreter is ending, and only the thread that ends it may go on recording.
+inline std::atomic<bool> closing{false};
+inline void hold_when_closing() {
+  if (C10_UNLIKELY(closing.load(std::memory_order_relaxed))) {
+    hooks().hold();
+  }
+}
 
 // The most ops that may be pending before the graph is cut.
 std::atomic<int64_t>& pending_limit();

@@ -329,6 +329,7 @@ void count_pending(int8_t device) {
   if (pending.fetch_add(1, std::memory_order_relaxed) + 1 >= pending_limit().load(std::memory_order_relaxed)) {
     hooks().cut(device);
   }
+  hold_when_closing();
 }
 
 void record(const Op& op, torch::jit::Stack* stack) {
@@ -346,6 +347,7 @@ void record(const Op& op, torch::jit::Stack* stack) {
 }
 
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  hold_when_closing();
   op.recorded->add();
   return Recording(op, arguments).run();
 }
@@ -363,6 +365,7 @@ void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   const std::string& overload = handle.operator_name().overload_name;
   const std::string full = overload.empty() ? name : name + "." + overload;
   counter(full)->add();
+  const MayRunPython here;
   // One run for all inputs instead of one per input.
   std::vector<NodePtr> wanted;
   const auto want = [&](const at::Tensor& t) {

@@ -190,6 +190,7 @@ SignaturePtr find_or_infer(const Op& op, const Key& key, c10::ArrayRef<c10::IVal
   }
   static Counter* inferred = counter("ShapeInference");
   inferred->add();
+  const MayRunPython here;
   SignaturePtr signature = infer(op, arguments);
   std::lock_guard<std::mutex> lock(cache().mutex);
   if (cache().signatures.size() >= kMaxSignatures) {
