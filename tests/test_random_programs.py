@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -32,6 +32,10 @@ VIEWS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "unbind": lambda x, k: x.unbind()[k % x.shape[0]] if x.dim() > 1 else x,
     "expand": lambda x, k: x[:1].expand(2, *x.shape[1:]),
     "detach": lambda x, k: x.detach(),
+    "move": lambda x, k: x.movedim(k % x.dim(), 0),
+    "squeeze": lambda x, k: x.squeeze(k % x.dim()) if x.dim() > 1 else x,
+    "unfold": lambda x, k: x.unfold(-1, 2, 2) if x.dim() < 3 and x.shape[-1] > 1 else x,
+    "tensor split": lambda x, k: x.tensor_split(2, 0)[0],
     "as rows": lambda x, k: x.unflatten(-1, (2, x.shape[-1] // 2)) if x.dim() < 3 and x.shape[-1] % 2 == 0 else x,
 }
 
@@ -55,6 +59,14 @@ WRITES: dict[str, Callable[[Tensor, Tensor, int], Any]] = {
     "masked fill": lambda x, y, k: x.masked_fill_(_mask(x, k), 1),
     "index fill": lambda x, y, k: x.index_fill_(0, torch.tensor([k % x.shape[0]], device=x.device), 2),
     "clamp": lambda x, y, k: x.clamp_(-50, 50),
+    "set where": lambda x, y, k: x.__setitem__(_mask(x, k), 2),
+    "set rows": lambda x, y, k: x.__setitem__(torch.tensor([k % x.shape[0]], device=x.device), _like(y, x)[:1]),
+    "add to rows": lambda x, y, k: x.index_add_(0, torch.zeros(1, dtype=torch.long, device=x.device), _like(y, x)[:1]),
+    "subtract from a slice": lambda x, y, k: x[..., :1].sub_(k),
+    "cumulate": lambda x, y, k: x.cumsum_(k % x.dim()),
+    "add twice": lambda x, y, k: torch._foreach_add_([x, x], k),
+    "transpose in place": lambda x, y, k: x.transpose_(0, -1),
+    "unsqueeze in place": lambda x, y, k: x.unsqueeze_(0) if x.dim() < 3 else x,
 }
 
 # New tensors.
@@ -147,11 +159,13 @@ def test_random_programs(program: list[tuple[str, int, int, int]]) -> None:
     run(program)
 
 
+#: 20 x 1,000: one seed a shard, so that a failure comes back and pytest-xdist can share them out.
 @pytest.mark.sweep
-@settings(max_examples=3000, phases=(Phase.generate, Phase.shrink), **OPTIONS)
-@given(LONG)
-def test_many_long_programs(program: list[tuple[str, int, int, int]]) -> None:
-    run(program)
+@pytest.mark.parametrize("shard", range(20))
+def test_many_programs(shard: int) -> None:
+    programs = LONG if shard % 5 == 4 else PROGRAMS
+    options = settings(max_examples=1000, phases=(Phase.generate, Phase.shrink), **OPTIONS)
+    seed(shard)(options(given(programs)(run)))()
 
 
 @pytest.mark.parametrize("view", [view for view in VIEWS if view != "expand"])
@@ -165,7 +179,10 @@ def test_each_view_written_through_and_from_behind(view: str, write: str) -> Non
 FOUND = [
     # XLA's CPU compiler fuses a dynamic-update-slice in place although the fusion also reads what it overwrites.
     [("as rows", 0, 0, 0), ("select", 1, 0, 1), ("set last", 2, 0, 0), ("select", 0, 0, 0), ("add number", 0, 0, 0)],
-]
+    # The same of a scatter of one index, whose values are read from what it writes to.
+    [("select", 0, 0, 0), ("select", 0, 0, 0), ("unfold", 1, 0, 0), ("expand", 1, 0, 0), ("select", 0, 0, 0),
+     ("add number", 1, 0, 0), ("add to rows", 3, 4, 0)],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", FOUND)

@@ -17,6 +17,7 @@ from jax import lax
 from torch_xla._engine.lowering.axes import at_least_1d, axis
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.registry import Operand, lower
+from torch_xla._engine.lowering.target import target
 
 Indices = Sequence[jax.Array | None]
 Place = tuple[slice | jax.Array, ...]
@@ -29,7 +30,7 @@ def accumulate(x: jax.Array, place: Place, values: jax.Array, method: str = "add
     if x.dtype == np.bool_:
         method = {"add": "max", "multiply": "min"}.get(method, method)
     wide = opmath(x.dtype) if method in ("add", "multiply") else x.dtype
-    update = getattr(convert(x, wide).at[place], method)
+    update = getattr(target(convert(x, wide)).at[place], method)
     return convert(update(convert(values, wide), **mode), x.dtype)
 
 
@@ -59,7 +60,7 @@ def index_put(x: jax.Array, indices: Indices, values: Operand, add: bool = False
         return _mask_put(x, given[0][0], given[0][1] != 0, values, add)
     if add:
         return accumulate(x, _place(indices), values, mode="promise_in_bounds")
-    return x.at[_place(indices)].set(values, mode="promise_in_bounds")
+    return target(x).at[_place(indices)].set(values, mode="promise_in_bounds")
 
 
 def _mask_put(x: jax.Array, dim: int, mask: jax.Array, values: jax.Array, add: bool) -> jax.Array:
@@ -119,7 +120,7 @@ def put(x: jax.Array, index: jax.Array, source: jax.Array, add: bool = False) ->
     flat, index, source = x.reshape(-1), index.reshape(-1), convert(source, x.dtype).reshape(-1)
     if add:
         return accumulate(flat, (index,), source, mode="promise_in_bounds").reshape(x.shape)
-    return flat.at[index].set(source, mode="promise_in_bounds").reshape(x.shape)
+    return target(flat).at[index].set(source, mode="promise_in_bounds").reshape(x.shape)
 
 
 @lower("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")

@@ -11,6 +11,7 @@ from torch_xla._engine.lowering.axes import at_least_1d, axis
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.indexing import TRUSTED, Place, accumulate
 from torch_xla._engine.lowering.registry import Operand, lower, register
+from torch_xla._engine.lowering.target import target
 
 METHODS = {
     "add": "add",
@@ -37,11 +38,11 @@ def identity(dtype: np.dtype, method: str) -> np.ndarray:
 def reduce_into(x: jax.Array, place: Place, values: jax.Array, reduce: str, include_self: bool) -> jax.Array:
     """``x`` with the values of each element of ``place`` reduced into it, or instead of it."""
     method = METHODS[reduce]
-    base = x if include_self else x.at[place].set(identity(x.dtype, method), **TRUSTED)
+    base = x if include_self else target(x).at[place].set(identity(x.dtype, method), **TRUSTED)
     if reduce != "mean":
         return accumulate(base, place, values, method, **TRUSTED)
     wide = opmath(x.dtype)
-    total = convert(base, wide).at[place].add(convert(values, wide), **TRUSTED)
+    total = target(convert(base, wide)).at[place].add(convert(values, wide), **TRUSTED)
     count = jnp.full(x.shape, include_self, wide).at[place].add(np.ones((), wide), **TRUSTED)
     count = jnp.where(count == 0, 1, count)
     return convert(total / count if dtypes.is_inexact(wide) else total // count, x.dtype)
@@ -62,7 +63,7 @@ def _scatter(
         src = src[tuple(slice(n) for n in index.shape)]
     place, values = _points(x, dim, index), jnp.broadcast_to(src, index.shape)
     if reduce is None:
-        return x.at[place].set(values, **TRUSTED).reshape(shape)
+        return target(x).at[place].set(values, **TRUSTED).reshape(shape)
     return reduce_into(x, place, values, reduce, include_self).reshape(shape)
 
 
@@ -94,13 +95,13 @@ def index_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, alpha
 def index_copy(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
     base = at_least_1d(x)
     place, values = _rows(base, dim, index, convert(source, x.dtype))
-    return base.at[place].set(values, mode="promise_in_bounds").reshape(x.shape)
+    return target(base).at[place].set(values, mode="promise_in_bounds").reshape(x.shape)
 
 
 @lower("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor")
 def index_fill(x: jax.Array, dim: int, index: jax.Array, value: Operand) -> jax.Array:
     place = (slice(None),) * axis(dim, x.ndim) + (at_least_1d(index),)
-    return at_least_1d(x).at[place].set(convert(value, x.dtype), mode="promise_in_bounds").reshape(x.shape)
+    return target(at_least_1d(x)).at[place].set(convert(value, x.dtype), mode="promise_in_bounds").reshape(x.shape)
 
 
 @lower("aten::index_reduce")

@@ -17,6 +17,7 @@ from jax import lax
 from torch_xla._engine.lowering.axes import axis
 from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.registry import register
+from torch_xla._engine.lowering.target import target
 from torch_xla._engine.lowering.views import diagonal_place, flat_positions, nested, slice_bounds, unfold
 
 
@@ -94,7 +95,7 @@ def as_strided_scatter(
 ) -> jax.Array:
     places = flat_positions(size, stride, storage_offset or 0).reshape(-1)
     distinct = nested(size, stride) is not None and all(s or n == 1 for n, s in zip(size, stride, strict=True))
-    flat = x.reshape(-1).at[places]
+    flat = target(x.reshape(-1)).at[places]
     values = convert(src, x.dtype).reshape(-1)
     return flat.set(values, mode="promise_in_bounds", unique_indices=distinct).reshape(x.shape)
 

@@ -13,6 +13,7 @@ from jax import lax
 from torch_xla._engine import dtypes
 from torch_xla._engine.lowering.registry import RULES, Context, number_dtype
 from torch_xla._engine.lowering.scatter_views import place
+from torch_xla._engine.lowering.target import target
 
 __all__ = ["write_view"]
 
@@ -100,7 +101,7 @@ def _by_position(name: str, base: jax.Array, value: jax.Array, args: Sequence[An
         else:
             viewed = rule.function(positions, *args)
         flat = np.asarray(viewed[out] if isinstance(viewed, (list, tuple)) else viewed).ravel()
-    return base.ravel().at[flat].set(value.ravel()).reshape(base.shape)
+    return target(base.ravel()).at[flat].set(value.ravel()).reshape(base.shape)
 
 
 def write_view(name: str, base: jax.Array, value: jax.Array, args: Sequence[Any], out: int) -> jax.Array:
