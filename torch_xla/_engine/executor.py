@@ -15,7 +15,8 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from torch_xla._engine import devices, frames, metrics, program, recorder
+from torch_xla._engine import devices, frames, metrics, precision, program, recorder
+from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.settings import settings
 
 
@@ -27,21 +28,25 @@ class Program:
     spec: program.GraphSpec
 
 
+#: What a program was compiled for: a device, the recorder's key of the graph, and how exact its products are.
+Key = tuple[int, bytes, Precision]
+
+
 class ProgramCache:
-    """The compiled programs by graph key, least recently used first; at most XLA_COMPILATION_CACHE_SIZE of them."""
+    """The compiled programs by key, least recently used first; at most XLA_COMPILATION_CACHE_SIZE of them."""
 
     def __init__(self) -> None:
-        self._programs: OrderedDict[tuple[int, bytes], Program] = OrderedDict()
+        self._programs: OrderedDict[Key, Program] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[int, bytes]) -> Program | None:
+    def get(self, key: Key) -> Program | None:
         with self._lock:
             found = self._programs.get(key)
             if found is not None:
                 self._programs.move_to_end(key)
             return found
 
-    def put(self, key: tuple[int, bytes], value: Program) -> None:
+    def put(self, key: Key, value: Program) -> None:
         with self._lock:
             self._programs[key] = value
             while len(self._programs) > settings.XLA_COMPILATION_CACHE_SIZE:
@@ -105,13 +110,14 @@ def compile_graph(spec: program.GraphSpec, device: int, floats: Any, ints: Any, 
 
 
 def _program(graph: Any, device: int, floats: Any, ints: Any, buffers: list[Any]) -> Program:
-    key = (device, graph.key)
+    products = precision.current()
+    key = (device, graph.key, products)
     found = programs.get(key)
     if found is not None:
         metrics.count("CachedSyncTensors")
         return found
     metrics.count("UncachedSyncTensors")
-    found = compile_graph(program.describe(graph), device, floats, ints, buffers)
+    found = compile_graph(program.describe(graph, products), device, floats, ints, buffers)
     programs.put(key, found)
     return found
 

@@ -13,9 +13,10 @@ import torch
 from jax import lax
 
 from torch_xla._engine import decompose, dtypes
-from torch_xla._engine.lowering import RULES
+from torch_xla._engine.lowering import RULES, matmul
 from torch_xla._engine.lowering.apply import LoweringError, apply
 from torch_xla._engine.lowering.core import key_data
+from torch_xla._engine.lowering.matmul import EXACT, Precision
 from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule
 from torch_xla._engine.lowering.view_writes import write_view
 
@@ -45,16 +46,17 @@ class GraphSpec:
     nodes: list[NodeSpec]
     roots: list[int]
     donated: list[int]
+    precision: Precision = EXACT
 
 
-def describe(graph: Any) -> GraphSpec:
-    """The GraphSpec of a recorder Graph."""
+def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
+    """The GraphSpec of a recorder Graph, whose products are to be as precise as given."""
     nodes = [
         NodeSpec(op, form, args, [(shape, dtypes.FROM_CODE.get(code)) for shape, code in outs], is_list)
         for op, form, args, outs, is_list in graph.describe()
     ]
     leaves = [(tuple(shape), dtypes.FROM_CODE[code]) for shape, code in graph.leaf_shapes]
-    return GraphSpec(leaves, nodes, list(graph.roots()), list(graph.donated))
+    return GraphSpec(leaves, nodes, list(graph.roots()), list(graph.donated), precision)
 
 
 class _Evaluation:
@@ -154,8 +156,9 @@ def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
 
     def graph(floats: jax.Array, ints: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
         evaluation = _Evaluation(spec, floats, ints, leaves)
-        for node in spec.nodes:
-            evaluation.run(node)
+        with matmul.precision(spec.precision):
+            for node in spec.nodes:
+                evaluation.run(node)
         return [evaluation.values[root] for root in spec.roots]
 
     return graph
