@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from torch_xla._engine import devices, frames, metrics, precision, program, recorder
+from torch_xla._engine import compile_cache, devices, frames, metrics, precision, program, recorder
 from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.settings import settings
 
@@ -96,14 +96,16 @@ def _turn(device: int) -> Turn:
 
 
 def compile_graph(spec: program.GraphSpec, device: int, floats: Any, ints: Any, buffers: Sequence[Any]) -> Program:
-    """Compiles a graph for the device. Raises LoweringError for an op that cannot be built."""
+    """Compiles a graph for the device, or loads what another process compiled.
+
+    Raises LoweringError for an op that cannot be built.
+    """
     place = SingleDeviceSharding(devices.device(device))
     donated = tuple(position + 2 for position in spec.donated)
-    with metrics.timed("CompileTime"):
-        jitted = jax.jit(
-            program.function(spec), donate_argnums=donated, in_shardings=place, out_shardings=place, keep_unused=True
-        )
-        compiled = jitted.lower(floats, ints, *buffers).compile()
+    jitted = jax.jit(
+        program.function(spec), donate_argnums=donated, in_shardings=place, out_shardings=place, keep_unused=True
+    )
+    compiled = compile_cache.build(lambda: jitted.lower(floats, ints, *buffers), [devices.device(device)])
     metrics.count("CreateCompileHandles")
     metrics.metric("InputOutputAliasCount").add(len(donated))
     return Program(compiled, spec)

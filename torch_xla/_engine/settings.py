@@ -129,6 +129,10 @@ class Settings:
 
     XLA_SYNC_WAIT = Variable(FLAG, "0", "sync() waits until the device has finished")
     XLA_COMPILATION_CACHE_SIZE = Variable(COUNT, "2048", "compiled programs kept in memory")
+    XLA_PERSISTENT_CACHE_PATH = Variable(
+        FOLDER_OR_NONE, None, "folder in which compiled programs are kept for other processes; unset: they are not kept"
+    )
+    XLA_PERSISTENT_CACHE_READ_ONLY = Variable(FLAG, "0", "only read compiled programs from XLA_PERSISTENT_CACHE_PATH")
     XLA_FALLBACK_WARN = Variable(FLAG, "1", "warn once for each operation that runs on the CPU instead")
 
     XLA_METRICS_SAMPLES = Variable(COUNT, "1024", "latest samples a metric keeps for its percentiles")
