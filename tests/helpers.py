@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import torch
 
 import torch_xla
-from torch_xla._engine import metrics
+from torch_xla._engine import executor, metrics, program
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,6 +75,23 @@ def run_script(code: str, check: bool = True, **env: str) -> subprocess.Complete
         lines = [line for line in done.stderr.splitlines() if not re.fullmatch(r"torch_xla: .*\.\.\..*", line)]
         assert lines == []
     return done
+
+
+def stablehlo() -> list[str]:
+    """The programs in the cache, oldest first, as what XLA is given: before it widens what a CPU does not have."""
+    texts = []
+    with jax.enable_x64(True):
+        for found in executor.programs._programs.values():
+            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(found.compiled.args_info)]
+            texts.append(jax.jit(program.function(found.spec)).lower(*shapes).as_text())
+    return texts
+
+
+def products(text: str) -> list[tuple[str, str]]:
+    """(signature, precision) of every matrix product and convolution of a program in StableHLO."""
+    lines = re.findall(r"stablehlo\.(?:dot|dot_general|convolution)\b.*", text)
+    precision = re.compile(r"(?:precision = \[|#stablehlo<precision )(\w+)")
+    return [(line.rpartition(" : ")[2], precision.findall(line)[0]) for line in lines]
 
 
 def to(device: str, value: Any) -> Any:

@@ -1,4 +1,8 @@
-"""Values between torch's CPU tensors and device buffers (jax.Array). The recorder calls these; both sides copy."""
+"""Values between torch's CPU tensors and device buffers (jax.Array). The recorder calls these; both sides copy.
+
+Where the device stores a dtype as a narrower one (``dtypes.stored``), values are converted on the CPU: what travels is
+what the device holds.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,21 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     """A device buffer with the values of a dense, contiguous CPU tensor. TypeError for a dtype that no device has."""
     if not dtypes.is_supported(tensor.dtype):
         raise TypeError(f"{tensor.dtype} does not exist on xla; convert the tensor (shape {list(tensor.shape)}) first")
+    place = devices.device(ordinal)
     with metrics.timed("TransferToServerTime"):
-        host = tensor.detach().view(_BITS.get(tensor.dtype, tensor.dtype)).numpy().view(dtypes.to_numpy(tensor.dtype))
+        host = _to_host(tensor.detach().to(dtypes.stored(tensor.dtype)))
         with jax.enable_x64(True):
-            buffer: jax.Array = jax.device_put(host, devices.device(ordinal), may_alias=False)
+            buffer: jax.Array = jax.device_put(host, place, may_alias=False)
             # The caller may write to its tensor as soon as we return.
             buffer.block_until_ready()
     metrics.metric("OutboundData", metrics.format_bytes).add(host.nbytes)
     return buffer
+
+
+def _to_host(tensor: torch.Tensor) -> np.ndarray:
+    bits = tensor.view(_BITS.get(tensor.dtype, tensor.dtype))
+    view: np.ndarray = bits.numpy().view(dtypes.namesake(tensor.dtype))
+    return view
 
 
 def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
@@ -40,8 +51,9 @@ def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
     with metrics.timed("TransferFromServerTime"):
         host = np.ascontiguousarray(np.asarray(buffer))
         # torch's own memory: a tensor over numpy's, or one that numpy has seen, could not be resized.
-        tensor = torch.empty(buffer.shape, dtype=dtype)
+        tensor = torch.empty(buffer.shape, dtype=dtypes.named(buffer.dtype))
         ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)
+        tensor = tensor.to(dtype)
     metrics.metric("InboundData", metrics.format_bytes).add(host.nbytes)
     return tensor
 

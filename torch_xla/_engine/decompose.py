@@ -5,6 +5,7 @@ Uses ``torch._decomp`` and ``torch.fx.experimental.proxy_tensor.make_fx`` (priva
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import operator
 from collections.abc import Callable
@@ -100,7 +101,7 @@ def _trace(name: str, args: list[Any]) -> torch.fx.GraphModule:
 def _run(name: str, *args: Any) -> Any:
     if any(isinstance(a, Number) for a in args):
         raise TypeError("a number of a decomposed op must be a constant of the graph")
-    module = _tracer().submit(_trace, name, list(args)).result()
+    module = _tracer().submit(contextvars.copy_context().run, _trace, name, list(args)).result()
     inputs = [a for a in args if isinstance(a, jax.Array)]
     inputs += [x for a in args if isinstance(a, list) for x in a if isinstance(x, jax.Array)]
     return _interpret(module, iter(inputs))

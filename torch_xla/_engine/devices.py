@@ -6,6 +6,7 @@ import functools
 
 import jax
 
+from torch_xla._engine import dtypes
 from torch_xla._engine.settings import settings
 
 #: PJRT_DEVICE values of torch_xla and the jax platform that each means.
@@ -14,7 +15,23 @@ _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM":
 
 @functools.cache
 def devices() -> tuple[jax.Device, ...]:
-    """The local devices, by ordinal. Raises RuntimeError where PJRT_DEVICE names a platform that is not there."""
+    """The local devices, by ordinal. Raises RuntimeError where PJRT_DEVICE names a platform that is not there.
+
+    The first call starts the backend, and decides how its devices store dtypes.
+    """
+    found = _find()
+    dtypes.narrow(
+        dtypes.narrowing(
+            found[0].platform,
+            use_bf16=settings.XLA_USE_BF16 or settings.XLA_USE_F16,
+            downcast_bf16=settings.XLA_DOWNCAST_BF16 or settings.XLA_DOWNCAST_FP16,
+            use_32bit_long=settings.XLA_USE_32BIT_LONG,
+        )
+    )
+    return found
+
+
+def _find() -> tuple[jax.Device, ...]:
     wanted = settings.PJRT_DEVICE
     count = settings.CPU_NUM_DEVICES
     if count > 1 and wanted in ("", "CPU"):

@@ -1,8 +1,16 @@
-"""The one table that maps torch dtypes to the dtypes of device buffers, and torch's promotion rule."""
+"""torch dtypes, the dtypes of the device buffers that hold them, and torch's promotion rule.
+
+A device may store a dtype as another one: float64 as float32 on a TPU, all floats as bfloat16 with XLA_USE_BF16. The
+tensor still says what torch promised. Which dtype is stored as which is decided once, when the backend starts
+(``devices.py`` calls ``narrow``); before that, and on most devices for good, each is stored as itself. Everything that
+makes or reads buffers, and every lowering rule, asks ``to_numpy``, and so works in what the device stores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -47,13 +55,79 @@ def is_supported(dtype: torch.dtype) -> bool:
     return dtype in _TO_NUMPY
 
 
+# Written once, by narrow(); read without a lock.
+_stored_as: dict[torch.dtype, torch.dtype] = {}
+_exactly: ContextVar[bool] = ContextVar("exactly", default=False)
+
+
+def narrowing(
+    platform: str, *, use_bf16: bool = False, downcast_bf16: bool = False, use_32bit_long: bool = False
+) -> dict[torch.dtype, torch.dtype]:
+    """The dtypes that devices of ``platform`` (cpu, gpu, tpu) store as other ones, and as which, under these settings.
+
+    Complex numbers keep their width, as there are no narrower ones, except that TPUs have no 64-bit parts.
+    """
+    stored: dict[torch.dtype, torch.dtype] = {}
+    if platform == "tpu":
+        stored |= {torch.float64: torch.float32, torch.complex128: torch.complex64}
+    if downcast_bf16:
+        stored |= {torch.float64: torch.float32, torch.float32: torch.bfloat16}
+    if use_bf16:
+        stored |= {torch.float64: torch.bfloat16, torch.float32: torch.bfloat16}
+    if use_32bit_long:
+        stored[torch.int64] = torch.int32
+    return stored
+
+
+def narrow(stored: dict[torch.dtype, torch.dtype]) -> None:
+    """Decides, for the rest of the process, which dtypes are stored as which other ones."""
+    _stored_as.clear()
+    _stored_as.update(stored)
+
+
+def narrows() -> bool:
+    """Whether some dtype is stored as another one here."""
+    return bool(_stored_as) and not _exactly.get()
+
+
+@contextmanager
+def exactly() -> Iterator[None]:
+    """In this block, on this thread, every dtype is what torch says: for what cannot be computed on what is stored."""
+    token = _exactly.set(True)
+    try:
+        yield
+    finally:
+        _exactly.reset(token)
+
+
+def stored(dtype: torch.dtype) -> torch.dtype:
+    """The torch dtype whose values a device buffer for tensors of ``dtype`` holds."""
+    return dtype if _exactly.get() else _stored_as.get(dtype, dtype)
+
+
 def to_numpy(dtype: torch.dtype) -> np.dtype:
     """The dtype of the device buffer that holds a tensor of torch dtype ``dtype``."""
+    return _TO_NUMPY[stored(dtype)]
+
+
+def namesake(dtype: torch.dtype) -> np.dtype:
+    """The numpy dtype with the values of ``dtype`` itself, however devices store it."""
     return _TO_NUMPY[dtype]
 
 
 def to_torch(dtype: np.dtype | type) -> torch.dtype:
-    """The torch dtype of a jax or numpy dtype. Raises KeyError for a dtype torch does not have."""
+    """A torch dtype that is stored as this jax or numpy dtype: the one of its name, where that is.
+
+    Raises KeyError for a dtype torch does not have.
+    """
+    named = _TO_TORCH[np.dtype(dtype)]
+    if stored(named) == named:
+        return named
+    return next((wide for wide in _stored_as if stored(wide) == named), named)
+
+
+def named(dtype: np.dtype | type) -> torch.dtype:
+    """The torch dtype of the same name as a numpy one, the inverse of namesake. KeyError where there is none."""
     return _TO_TORCH[np.dtype(dtype)]
 
 

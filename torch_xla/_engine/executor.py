@@ -15,7 +15,8 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from torch_xla._engine import devices, frames, metrics, program, recorder
+from torch_xla._engine import compile_cache, devices, frames, metrics, precision, program, recorder
+from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.settings import settings
 
 
@@ -27,21 +28,25 @@ class Program:
     spec: program.GraphSpec
 
 
+#: What a program was compiled for: a device, the recorder's key of the graph, and how exact its products are.
+Key = tuple[int, bytes, Precision]
+
+
 class ProgramCache:
-    """The compiled programs by graph key, least recently used first; at most XLA_COMPILATION_CACHE_SIZE of them."""
+    """The compiled programs by key, least recently used first; at most XLA_COMPILATION_CACHE_SIZE of them."""
 
     def __init__(self) -> None:
-        self._programs: OrderedDict[tuple[int, bytes], Program] = OrderedDict()
+        self._programs: OrderedDict[Key, Program] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[int, bytes]) -> Program | None:
+    def get(self, key: Key) -> Program | None:
         with self._lock:
             found = self._programs.get(key)
             if found is not None:
                 self._programs.move_to_end(key)
             return found
 
-    def put(self, key: tuple[int, bytes], value: Program) -> None:
+    def put(self, key: Key, value: Program) -> None:
         with self._lock:
             self._programs[key] = value
             while len(self._programs) > settings.XLA_COMPILATION_CACHE_SIZE:
@@ -91,27 +96,30 @@ def _turn(device: int) -> Turn:
 
 
 def compile_graph(spec: program.GraphSpec, device: int, floats: Any, ints: Any, buffers: Sequence[Any]) -> Program:
-    """Compiles a graph for the device. Raises LoweringError for an op that cannot be built."""
+    """Compiles a graph for the device, or loads what another process compiled.
+
+    Raises LoweringError for an op that cannot be built.
+    """
     place = SingleDeviceSharding(devices.device(device))
     donated = tuple(position + 2 for position in spec.donated)
-    with metrics.timed("CompileTime"):
-        jitted = jax.jit(
-            program.function(spec), donate_argnums=donated, in_shardings=place, out_shardings=place, keep_unused=True
-        )
-        compiled = jitted.lower(floats, ints, *buffers).compile()
+    jitted = jax.jit(
+        program.function(spec), donate_argnums=donated, in_shardings=place, out_shardings=place, keep_unused=True
+    )
+    compiled = compile_cache.build(lambda: jitted.lower(floats, ints, *buffers), [devices.device(device)])
     metrics.count("CreateCompileHandles")
     metrics.metric("InputOutputAliasCount").add(len(donated))
     return Program(compiled, spec)
 
 
 def _program(graph: Any, device: int, floats: Any, ints: Any, buffers: list[Any]) -> Program:
-    key = (device, graph.key)
+    products = precision.current()
+    key = (device, graph.key, products)
     found = programs.get(key)
     if found is not None:
         metrics.count("CachedSyncTensors")
         return found
     metrics.count("UncachedSyncTensors")
-    found = compile_graph(program.describe(graph), device, floats, ints, buffers)
+    found = compile_graph(program.describe(graph, products), device, floats, ints, buffers)
     programs.put(key, found)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +13,18 @@ import torch
 from jax import lax
 
 from torch_xla._engine import decompose, dtypes
-from torch_xla._engine.lowering import RULES
+from torch_xla._engine.lowering import RULES, matmul
 from torch_xla._engine.lowering.apply import LoweringError, apply
 from torch_xla._engine.lowering.core import key_data
+from torch_xla._engine.lowering.matmul import EXACT, Precision
 from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule
 from torch_xla._engine.lowering.view_writes import write_view
 
 IN_PLACE, SCATTER = 1, 2
+
+#: Ops that need their operands in torch's dtype also where the device stores a narrower one: their bits are asked for,
+#: or XLA's libraries for linear algebra do not know 16-bit floats (which it says only after the rule has run).
+_EXACT = re.compile(r"aten::(view\.dtype|_?linalg_|cholesky|triangular_solve|geqrf|orgqr|ormqr)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +46,36 @@ class GraphSpec:
     nodes: list[NodeSpec]
     roots: list[int]
     donated: list[int]
+    precision: Precision = EXACT
 
 
-def describe(graph: Any) -> GraphSpec:
-    """The GraphSpec of a recorder Graph."""
+def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
+    """The GraphSpec of a recorder Graph, whose products are to be as precise as given."""
     nodes = [
         NodeSpec(op, form, args, [(shape, dtypes.FROM_CODE.get(code)) for shape, code in outs], is_list)
         for op, form, args, outs, is_list in graph.describe()
     ]
     leaves = [(tuple(shape), dtypes.FROM_CODE[code]) for shape, code in graph.leaf_shapes]
-    return GraphSpec(leaves, nodes, list(graph.roots()), list(graph.donated))
+    return GraphSpec(leaves, nodes, list(graph.roots()), list(graph.donated), precision)
 
 
 class _Evaluation:
-    """One trace: values so far, and the packed numbers. Lives while jax traces the function."""
+    """One trace: values so far with their torch dtypes, and the packed numbers. Lives while jax traces the function."""
 
-    def __init__(self, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...]) -> None:
+    def __init__(self, spec: GraphSpec, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...]) -> None:
         self.floats, self.ints = floats, ints
         self.values: list[Any] = list(leaves)
+        self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves]  # a list where the value is one
 
-    def argument(self, arg: tuple[int, Any]) -> Any:
+    def argument(self, arg: tuple[int, Any], exact: bool = False) -> Any:
+        """An argument for a rule; with ``exact`` a tensor has its torch dtype, not the one that the device stores."""
         tag, payload = arg
         if tag == 0:
             return payload
         if tag == 1:
-            return self.values[payload]
+            return _cast(self.values[payload], self.dtypes[payload]) if exact else self.values[payload]
         if tag in (2, 7):
-            return [self.argument(a) for a in payload]
+            return [self.argument(a, exact) for a in payload]
         if tag == 3:
             return Number(self.floats[payload], float)
         if tag == 4:
@@ -76,36 +85,62 @@ class _Evaluation:
         return dtypes.FROM_CODE[payload]
 
     def run(self, node: NodeSpec) -> None:
-        args = [self.argument(a) for a in node.args]
         if node.op == "torch_xla::getitem":
-            self.values.append(args[0][args[1]])
-            return
-        if node.op == "torch_xla::seed":
-            self.values.append(apply(RULES[node.op], args, [((), torch.int64)], Context(node.op, []))[0])
-            return
-        results = call(node, args)
-        self.values.append(results if node.is_list or len(node.outs) > 1 else results[0])
+            (_, group), (_, place) = node.args
+            self._add(self.values[group][place], self.dtypes[group][place])
+        elif node.op == "torch_xla::seed":
+            # Not a tensor of the user's: 64 bits, also where the device stores int64 as 32.
+            self._add(RULES[node.op].function(self.argument(node.args[0])), None)
+        else:
+            results, promised = self._results(node), [dtype for _, dtype in node.outs]
+            several = node.is_list or len(node.outs) > 1
+            self._add(results if several else results[0], promised if several else promised[0])
+
+    def _add(self, value: Any, dtype: Any) -> None:
+        self.values.append(value)
+        self.dtypes.append(dtype)
+
+    def _results(self, node: NodeSpec) -> list[Any]:
+        if not dtypes.narrows():
+            return call(node, [self.argument(a) for a in node.args])
+        if not _EXACT.match(node.op):
+            try:
+                return call(node, [self.argument(a) for a in node.args])
+            except LoweringError:
+                pass  # not all functions of XLA and jax exist in 16 bits (an FFT does not): then as in torch's dtypes
+        with dtypes.exactly():
+            results = call(node, [self.argument(a, exact=True) for a in node.args])
+        return [_cast(value, dtype) for value, (_, dtype) in zip(results, node.outs, strict=True)]
+
+
+def _cast(value: Any, dtype: Any) -> Any:
+    if isinstance(value, list):
+        return [_cast(v, d) for v, d in zip(value, dtype, strict=True)]
+    return value if value is None or dtype is None else value.astype(dtypes.to_numpy(dtype))
 
 
 def call(node: NodeSpec, args: list[Any]) -> list[Any]:
     """The results of one node, by its rule or by torch's decomposition of it. Raises LoweringError, naming the op."""
-    if node.form == SCATTER:
-        base, *rest, value, out = args
-        rule = Rule(node.op, write_view)
-        return apply(rule, [node.op, base, value, rest, out], node.outs, Context(node.op, node.outs))
-    found = RULES.get(node.op)
-    context = Context(node.op, node.outs)
-    if found is not None and found.random:
-        *args, seed, offset = args
-        context = Context(node.op, node.outs, key_data(seed), offset)
     try:
-        rule = found or Rule(node.op, decompose.function(node.op))
-        return apply(rule, args, node.outs, context, convert=node.form == IN_PLACE)
+        return _apply(node, args)
     except LoweringError:
         raise
     except Exception as error:
         shown = ", ".join(_show(a) for a in args)
         raise LoweringError(f"{node.op}({shown}): cannot be built for XLA: {error}") from error
+
+
+def _apply(node: NodeSpec, args: list[Any]) -> list[Any]:
+    context = Context(node.op, node.outs)
+    if node.form == SCATTER:
+        base, *rest, value, out = args
+        return apply(Rule(node.op, write_view), [node.op, base, value, rest, out], node.outs, context)
+    rule = RULES.get(node.op)
+    if rule is not None and rule.random:
+        *args, seed, offset = args
+        context = Context(node.op, node.outs, key_data(seed), offset)
+    rule = rule or Rule(node.op, decompose.function(node.op))
+    return apply(rule, args, node.outs, context, convert=node.form == IN_PLACE)
 
 
 def _show(arg: Any) -> str:
@@ -120,9 +155,10 @@ def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
     """``f(floats, ints, *leaves) -> roots`` for jax to trace."""
 
     def graph(floats: jax.Array, ints: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-        evaluation = _Evaluation(floats, ints, leaves)
-        for node in spec.nodes:
-            evaluation.run(node)
+        evaluation = _Evaluation(spec, floats, ints, leaves)
+        with matmul.precision(spec.precision):
+            for node in spec.nodes:
+                evaluation.run(node)
         return [evaluation.values[root] for root in spec.roots]
 
     return graph

@@ -108,10 +108,18 @@ class Variable(Generic[T]):
 
 
 class Settings:
-    """The table. Order: devices, graph, execution, reports, debugging, files."""
+    """The table. Order: devices, dtypes, graph, execution, reports, debugging, files."""
 
     PJRT_DEVICE = Variable(DEVICE_KIND, "", "kind of device to use: CPU, CUDA or TPU; unset: the best that jax finds")
     CPU_NUM_DEVICES = Variable(COUNT, "1", "number of xla devices made from this machine's CPU")
+
+    XLA_USE_BF16 = Variable(
+        FLAG, "0", "store float32 and float64 tensors as bfloat16 on the device; they keep their dtype in Python"
+    )
+    XLA_DOWNCAST_BF16 = Variable(FLAG, "0", "store float32 tensors as bfloat16, and float64 as float32, on the device")
+    XLA_USE_F16 = Variable(FLAG, "0", "the same as XLA_USE_BF16: bfloat16 needs no loss scaling, where float16 does")
+    XLA_DOWNCAST_FP16 = Variable(FLAG, "0", "the same as XLA_DOWNCAST_BF16")
+    XLA_USE_32BIT_LONG = Variable(FLAG, "0", "store int64 tensors as int32 on the device; larger values wrap around")
 
     XLA_TRIM_GRAPH_SIZE = Variable(
         COUNT, "10000", "pending operations at which the graph is cut and run", "TRIM_GRAPH_SIZE"
@@ -121,6 +129,10 @@ class Settings:
 
     XLA_SYNC_WAIT = Variable(FLAG, "0", "sync() waits until the device has finished")
     XLA_COMPILATION_CACHE_SIZE = Variable(COUNT, "2048", "compiled programs kept in memory")
+    XLA_PERSISTENT_CACHE_PATH = Variable(
+        FOLDER_OR_NONE, None, "folder in which compiled programs are kept for other processes; unset: they are not kept"
+    )
+    XLA_PERSISTENT_CACHE_READ_ONLY = Variable(FLAG, "0", "only read compiled programs from XLA_PERSISTENT_CACHE_PATH")
     XLA_FALLBACK_WARN = Variable(FLAG, "1", "warn once for each operation that runs on the CPU instead")
 
     XLA_METRICS_SAMPLES = Variable(COUNT, "1024", "latest samples a metric keeps for its percentiles")

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from torch_xla._engine import dtypes
+from torch_xla._engine.lowering.cast import convert as convert_to
 from torch_xla._engine.lowering.registry import Context, Promise, Rule
 
 
@@ -22,15 +23,16 @@ def apply(
     """The results of ``rule``, flattened; ``outs`` has one (shape, dtype) for each, dtype None where undefined.
 
     With ``convert`` (an op in place: ``int_tensor.mul_(1.5)`` was refused, ``float_tensor.add_(double)`` is rounded)
-    the result takes the promised dtype. Raises LoweringError where a result is not what was promised.
+    the result takes the promised dtype; and so it does where the device stores a dtype as a narrower one, since a rule
+    may compute in a wider one. Raises LoweringError where a result is not what was promised.
     """
     result = rule.function(context, *args) if rule.ctx else rule.function(*args)
     flat = _flatten(result)
     if len(flat) != len(outs):
         raise LoweringError(f"{rule.name}: the lowering gives {len(flat)} results, torch promises {len(outs)}")
-    if convert:
+    if convert or dtypes.narrows():
         pairs = zip(flat, outs, strict=True)
-        flat = [None if v is None or d is None else v.astype(dtypes.to_numpy(d)) for v, (_, d) in pairs]
+        flat = [None if v is None or d is None else convert_to(v, d) for v, (_, d) in pairs]
     for i, (value, (shape, dtype)) in enumerate(zip(flat, outs, strict=True)):
         if value is not None and dtype is not None:
             _check(rule.name, i, value, shape, dtypes.to_numpy(dtype))

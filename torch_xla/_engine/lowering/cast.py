@@ -21,18 +21,28 @@ def convert(x: Operand, dtype: np.dtype | torch.dtype) -> jax.Array:
         value = np.asarray(value)  # numpy wraps -1 to 255 as torch does; jax would refuse it
     if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating) and dtype != np.bool_:
         value = value.real
-    if jnp.issubdtype(value.dtype, jnp.floating) and _is_narrow(dtype):
-        value = value.astype(np.int64)  # XLA saturates where torch wraps: 300.0 is 44 as uint8
+    if jnp.issubdtype(value.dtype, jnp.floating) and dtype.kind in "iu":
+        value = _wrap(value, dtype)
+    if dtype == _FLOAT8:
+        value = jnp.clip(value.astype(np.float32), *_FLOAT8_LIMITS)  # XLA makes NaN where torch saturates
     return jnp.asarray(value.astype(dtype))
+
+
+# Of the 8-bit floats only this one saturates in torch, infinities included.
+_FLOAT8 = dtypes.namesake(torch.float8_e4m3fn)
+_FLOAT8_LIMITS = (torch.finfo(torch.float8_e4m3fn).min, torch.finfo(torch.float8_e4m3fn).max)
+
+
+def _wrap(value: Any, dtype: np.dtype) -> Any:
+    """Floats as what wraps around to ``dtype``: XLA saturates where torch wraps, 300.0 is 44 as uint8."""
+    if dtype == np.uint64:
+        return jnp.where(value < 0, value.astype(np.int64).astype(dtype), value.astype(dtype))
+    return value.astype(np.int64) if dtype.itemsize < 4 or dtype == np.uint32 else value
 
 
 def opmath(dtype: np.dtype) -> np.dtype:
     """The dtype in which torch computes on tensors of ``dtype``: float32 for 16-bit and 8-bit floats, else itself."""
     return np.dtype(np.float32 if dtypes.is_reduced_float(dtype) else dtype)
-
-
-def _is_narrow(dtype: np.dtype) -> bool:
-    return (dtype.kind in "iu" and dtype.itemsize < 4) or dtype == np.uint32
 
 
 @lower("prims::convert_element_type")

@@ -47,7 +47,7 @@ class _Geometry:
             rhs_dilation=self.dilation,
             feature_group_count=self.groups,
             dimension_numbers=_LAYOUTS[x.ndim - 2],
-            precision=precision_for(x.dtype),
+            precision=precision_for(x.dtype, convolution=True),
         )
 
     def _transposed(self, x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -66,7 +66,7 @@ class _Geometry:
             rhs_dilation=self.dilation,
             feature_group_count=self.groups,
             dimension_numbers=_LAYOUTS[x.ndim - 2],
-            precision=precision_for(x.dtype),
+            precision=precision_for(x.dtype, convolution=True),
         )
 
     def input_gradient(self, grad: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -100,7 +100,7 @@ class _Geometry:
             rhs_dilation=self.stride,
             feature_group_count=self.groups,
             dimension_numbers=_LAYOUTS[x.ndim - 2],
-            precision=precision_for(x.dtype),
+            precision=precision_for(x.dtype, convolution=True),
         )
         return result.swapaxes(0, 1)
 

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +30,32 @@ _MATRIX_VECTOR = (((1,), (0,)), ((), ()))
 _SUM_OF_BATCH = (((0, 2), (0, 1)), ((), ()))
 
 
-def precision_for(dtype: np.dtype) -> lax.Precision | None:
-    """Full precision, as torch's default is; 16-bit factors have no other."""
-    return None if dtypes.is_reduced_float(dtype) else lax.Precision.HIGHEST
+class Precision(NamedTuple):
+    """How exactly a program computes products of factors with 32 bits and more."""
+
+    products: lax.Precision = lax.Precision.HIGHEST
+    convolutions: lax.Precision = lax.Precision.HIGHEST
+
+
+EXACT = Precision()
+_precision: ContextVar[Precision] = ContextVar("precision", default=EXACT)
+
+
+@contextmanager
+def precision(value: Precision) -> Iterator[None]:
+    """The programs that this thread traces in the block compute their products so; elsewhere fully, as torch does."""
+    token = _precision.set(value)
+    try:
+        yield
+    finally:
+        _precision.reset(token)
+
+
+def precision_for(dtype: np.dtype, convolution: bool = False) -> lax.Precision | None:
+    """What the program being traced asks for; 16-bit factors have one precision only."""
+    if dtypes.is_reduced_float(dtype):
+        return None
+    return _precision.get().convolutions if convolution else _precision.get().products
 
 
 def product(dimensions: lax.DotDimensionNumbers) -> Product:

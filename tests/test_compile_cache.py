@@ -1,0 +1,127 @@
+"""The persistent compilation cache: programs that another process compiled, and what must not come from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from helpers import Counts, counts, run_script
+
+from torch_xla import backends
+from torch_xla._engine import compile_cache, executor, precision
+from torch_xla._engine.program_files import ProgramFiles
+
+CACHE = (
+    "PersistentCacheHit",
+    "PersistentCacheMiss",
+    "PersistentCacheDeserializeFailure",
+    "PersistentCacheWriteFailure",
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_cache, "_files", False)
+    monkeypatch.setattr(precision, "_chosen", None)
+
+
+def run(value: float = 1.0) -> Counts:
+    """What moves as a process that has compiled nothing yet runs a small program."""
+    executor.programs.clear()
+    with counts() as moved:
+        x = torch.full((5, 5), value).to("xla")
+        assert (x @ x - 0.5).sum().item() == 125 * value * value - 12.5
+    return moved
+
+
+SCRIPT = """
+    import jax, torch, torch_xla
+    import torch_xla.debug.metrics as met
+
+    before = dict(jax.config.values)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)).to("xla")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    x = torch.randn(4, 8, device="xla")
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+    print(loss.item().hex(), model[0].weight.sum().item().hex())
+    assert jax.config.values == before and jax.config.jax_compilation_cache_dir is None
+    samples = lambda name: (met.metric_data(name) or [0])[0]
+    counters = [met.counter_value(f"PersistentCache{name}") or 0 for name in ("Hit", "Miss")]
+    print(samples("CompileTime"), samples("PersistentCacheLoad"), *counters)
+    """
+
+
+def test_second_process_compiles_nothing(tmp_path: Path) -> None:
+    folder = str(tmp_path / "made" / "here")
+    values, first = run_script(SCRIPT, XLA_PERSISTENT_CACHE_PATH=folder).stdout.splitlines()
+    compiled, loaded, hits, misses = map(int, first.split())
+    assert compiled == misses > 2 and loaded == hits == 0
+    assert len(list(Path(folder).iterdir())) == compiled
+    again = run_script(SCRIPT, XLA_PERSISTENT_CACHE_PATH=folder, XLA_PERSISTENT_CACHE_READ_ONLY="1").stdout.splitlines()
+    assert again == [values, f"0 {compiled} {compiled} 0"], "the same values, to the bit"
+    _, other = run_script(SCRIPT, XLA_PERSISTENT_CACHE_PATH=folder, XLA_USE_BF16="1").stdout.splitlines()
+    assert int(other.split()[0]) > 0, "its programs are others"
+
+
+def test_hit_and_miss(tmp_path: Path) -> None:
+    assert run().only(*CACHE) == {}, "no folder, no counters"
+    compile_cache.initialize(tmp_path)
+    first = run()
+    assert (first.only(*CACHE), first.compilations) == ({"PersistentCacheMiss": 1}, 1)
+    second = run(2.0)
+    assert (second.only(*CACHE), second.compilations) == ({"PersistentCacheHit": 1}, 0)
+    assert second["PersistentCacheLoad"] == 1
+    backends.set_mat_mul_precision("high")
+    assert run().only(*CACHE) == {"PersistentCacheMiss": 1}, "another program"
+
+
+def test_read_only(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"the folder .*/none, to be read only, does not exist"):
+        compile_cache.initialize(tmp_path / "none", readonly=True)
+    compile_cache.initialize(tmp_path, readonly=True)
+    assert run().only(*CACHE) == {"PersistentCacheMiss": 1}
+    assert list(tmp_path.iterdir()) == []
+    compile_cache.initialize(tmp_path)
+    run()
+    compile_cache.initialize(tmp_path, readonly=True)
+    assert run().only(*CACHE) == {"PersistentCacheHit": 1}
+
+
+@pytest.mark.parametrize("cut", [0, 10, 60, -1], ids=["empty", "in the header", "in the program", "at the end"])
+def test_damaged_file_is_compiled_again(tmp_path: Path, cut: int) -> None:
+    compile_cache.initialize(tmp_path)
+    run()
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:cut])
+    with pytest.warns(RuntimeWarning, match=f"cannot be loaded, and is compiled again: {file} is damaged"):
+        moved = run()
+    assert moved.only(*CACHE) == {"PersistentCacheMiss": 1, "PersistentCacheDeserializeFailure": 1}
+    assert run().only(*CACHE) == {"PersistentCacheHit": 1}, "mended"
+
+
+def test_program_runs_where_the_folder_cannot_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    compile_cache.initialize(folder)
+    folder.rmdir()
+    with pytest.warns(RuntimeWarning, match=f"cannot be added to the persistent compilation cache in {folder}"):
+        moved = run()
+    assert moved.only(*CACHE) == {"PersistentCacheMiss": 1, "PersistentCacheWriteFailure": 1}
+
+
+def test_programs_that_call_python_are_not_kept(tmp_path: Path) -> None:
+    def call(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(lambda v: v + 1, jax.ShapeDtypeStruct((2,), jnp.float32), x)
+
+    files, places = ProgramFiles(tmp_path, False), [jax.devices()[0]]
+    assert files.file(jax.jit(call).lower(jnp.ones(2)), places) is None
+    assert files.file(jax.jit(jnp.sin).lower(jnp.ones(2)), places) is not None
