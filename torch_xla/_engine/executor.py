@@ -10,12 +10,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from torch_xla._engine import devices, frames, metrics, program, recorder
+from torch_xla._engine import devices, dump, frames, metrics, modes, op_by_op, program, recorder
 from torch_xla._engine.settings import settings
 
 
@@ -86,21 +87,40 @@ programs = ProgramCache()
 _turns: dict[int, Turn] = {}
 
 
-def _turn(device: int) -> Turn:
+def turn(device: int) -> Turn:
+    """The device's Turn; to be held while its graph is collected, run or looked at."""
     return _turns.setdefault(device, Turn())
+
+
+def lower_graph(
+    spec: program.GraphSpec, device: int, floats: Any, ints: Any, buffers: Sequence[Any]
+) -> jax.stages.Lowered:
+    """A graph lowered for the device, not compiled. Raises LoweringError for an op that cannot be built."""
+    place = SingleDeviceSharding(devices.device(device))
+    donated = tuple(position + 2 for position in spec.donated)
+    jitted = jax.jit(
+        program.function(spec), donate_argnums=donated, in_shardings=place, out_shardings=place, keep_unused=True
+    )
+    return jitted.lower(floats, ints, *buffers)
+
+
+def lower_to_show(
+    spec: program.GraphSpec, device: int, floats: Any, ints: Any, buffers: Sequence[Any]
+) -> jax.stages.Lowered:
+    """As lower_graph, for people and other tools: for the device's platform, without a place on this machine."""
+    donated = tuple(position + 2 for position in spec.donated)
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (floats, ints, *buffers)]
+    traced = jax.jit(program.function(spec), donate_argnums=donated, keep_unused=True).trace(*shapes)
+    lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(devices.device(device).platform,))
+    return lowered
 
 
 def compile_graph(spec: program.GraphSpec, device: int, floats: Any, ints: Any, buffers: Sequence[Any]) -> Program:
     """Compiles a graph for the device. Raises LoweringError for an op that cannot be built."""
-    place = SingleDeviceSharding(devices.device(device))
-    donated = tuple(position + 2 for position in spec.donated)
     with metrics.timed("CompileTime"):
-        jitted = jax.jit(
-            program.function(spec), donate_argnums=donated, in_shardings=place, out_shardings=place, keep_unused=True
-        )
-        compiled = jitted.lower(floats, ints, *buffers).compile()
+        compiled = lower_graph(spec, device, floats, ints, buffers).compile()
     metrics.count("CreateCompileHandles")
-    metrics.metric("InputOutputAliasCount").add(len(donated))
+    metrics.metric("InputOutputAliasCount").add(len(spec.donated))
     return Program(compiled, spec)
 
 
@@ -116,13 +136,18 @@ def _program(graph: Any, device: int, floats: Any, ints: Any, buffers: list[Any]
     return found
 
 
-def _run(graph: Any, device: int) -> list[jax.Array]:
+def _run(graph: Any, device: int, one_by_one: bool, section: str) -> list[jax.Array]:
+    modes.before_run(graph.key)
     metrics.metric("TensorsGraphSize").add(graph.node_count)
     with jax.enable_x64(True):
         floats, ints, buffers = graph.floats(), graph.ints(), graph.inputs()
-        compiled = _program(graph, device, floats, ints, buffers).compiled
-        with metrics.timed("ExecuteTime"):
-            results: list[jax.Array] = compiled(floats, ints, *buffers)
+        dump.append(section, graph, partial(lower_to_show, device=device, floats=floats, ints=ints, buffers=buffers))
+        if one_by_one or modes.eager():
+            results: list[jax.Array] = op_by_op.run(graph, floats, ints, buffers)
+        else:
+            compiled = _program(graph, device, floats, ints, buffers).compiled
+            with metrics.timed("ExecuteTime"):
+                results = compiled(floats, ints, *buffers)
     del buffers
     graph.finish(results)
     return results
@@ -130,19 +155,23 @@ def _run(graph: Any, device: int) -> list[jax.Array]:
 
 def sync_device(device: int, wait: bool = False) -> None:
     """Runs everything pending on the device; with ``wait`` returns when it is done, else when it is under way."""
-    with _turn(device):
+    one_by_one = settings.XLA_SYNC_TENSORS_OPBYOP
+    section = dump.SYNC_OP_BY_OP if one_by_one else dump.SYNC
+    with turn(device):
         graph = recorder.module().collect(device)
-        results = _run(graph, device) if graph.root_count else []
+        results = _run(graph, device, one_by_one, section) if graph.root_count else []
     if wait:
         jax.block_until_ready(results)
 
 
 def materialize(nodes: Sequence[Any], device: int) -> None:
     """Makes sure that the recorder's ``nodes`` of one device have values (which may still be computing)."""
-    with _turn(device):
+    one_by_one = settings.XLA_GET_TENSORS_OPBYOP
+    section = dump.GET_OP_BY_OP if one_by_one else dump.SYNC
+    with turn(device):
         pending = [node for node in nodes if node.pending]
         if pending:
-            _run(recorder.module().collect(device, pending), device)
+            _run(recorder.module().collect(device, pending), device, one_by_one, section)
 
 
 def wait(device: int) -> None:

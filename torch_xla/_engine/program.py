@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from jax import lax
 
-from torch_xla._engine import decompose, dtypes
+from torch_xla._engine import decompose, dtypes, hlo_metadata, origins
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.apply import LoweringError, apply
 from torch_xla._engine.lowering.core import key_data
 from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule
 from torch_xla._engine.lowering.view_writes import write_view
+from torch_xla._engine.origins import Origin
 
 IN_PLACE, SCATTER = 1, 2
 
@@ -30,6 +31,7 @@ class NodeSpec:
     args: list[tuple[int, Any]]
     outs: list[Promise]
     is_list: bool
+    origin: Origin | None = None  # where it was recorded; None unless that is captured (origins.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,25 @@ class GraphSpec:
     nodes: list[NodeSpec]
     roots: list[int]
     donated: list[int]
+    leaf_origins: list[Origin | None] = field(default_factory=list)  # where each leaf was made, as far as known
 
 
 def describe(graph: Any) -> GraphSpec:
     """The GraphSpec of a recorder Graph."""
     nodes = [
-        NodeSpec(op, form, args, [(shape, dtypes.FROM_CODE.get(code)) for shape, code in outs], is_list)
-        for op, form, args, outs, is_list in graph.describe()
+        NodeSpec(
+            op,
+            form,
+            args,
+            [(shape, dtypes.FROM_CODE.get(code)) for shape, code in outs],
+            is_list,
+            origins.origin(origin),
+        )
+        for op, form, args, outs, is_list, origin in graph.describe()
     ]
     leaves = [(tuple(shape), dtypes.FROM_CODE[code]) for shape, code in graph.leaf_shapes]
-    return GraphSpec(leaves, nodes, list(graph.roots()), list(graph.donated))
+    leaf_origins = [origins.origin(number) for number in graph.leaf_origins]
+    return GraphSpec(leaves, nodes, list(graph.roots()), list(graph.donated), leaf_origins)
 
 
 class _Evaluation:
@@ -83,12 +94,24 @@ class _Evaluation:
         if node.op == "torch_xla::seed":
             self.values.append(apply(RULES[node.op], args, [((), torch.int64)], Context(node.op, []))[0])
             return
-        results = call(node, args)
+        results = hlo_metadata.located(node.op, node.origin, lambda: call(node, args))
         self.values.append(results if node.is_list or len(node.outs) > 1 else results[0])
 
 
 def call(node: NodeSpec, args: list[Any]) -> list[Any]:
-    """The results of one node, by its rule or by torch's decomposition of it. Raises LoweringError, naming the op."""
+    """The results of one node, by its rule or by torch's decomposition of it.
+
+    Raises LoweringError, which names the op and, if origins are captured, the line that recorded it.
+    """
+    try:
+        return _call(node, args)
+    except LoweringError as error:
+        advice = "; XLA_IR_DEBUG=1 tells which line recorded it" if node.origin is None else ""
+        error.args = (f"{error}{origins.described(node.origin)}{advice}",)
+        raise
+
+
+def _call(node: NodeSpec, args: list[Any]) -> list[Any]:
     if node.form == SCATTER:
         base, *rest, value, out = args
         rule = Rule(node.op, write_view)
