@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -92,35 +91,17 @@ def turn(device: int) -> Turn:
     return _turns.setdefault(device, Turn())
 
 
-def lower_graph(
-    spec: program.GraphSpec, device: int, floats: Any, ints: Any, buffers: Sequence[Any]
-) -> jax.stages.Lowered:
-    """A graph lowered for the device, not compiled. Raises LoweringError for an op that cannot be built."""
-    place = SingleDeviceSharding(devices.device(device))
-    donated = tuple(position + 2 for position in spec.donated)
-    jitted = jax.jit(
-        program.function(spec), donate_argnums=donated, in_shardings=place, out_shardings=place, keep_unused=True
-    )
-    return jitted.lower(floats, ints, *buffers)
-
-
-def lower_to_show(
-    spec: program.GraphSpec, device: int, floats: Any, ints: Any, buffers: Sequence[Any]
-) -> jax.stages.Lowered:
-    """As lower_graph, for people and other tools: for the device's platform, without a place on this machine."""
-    donated = tuple(position + 2 for position in spec.donated)
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (floats, ints, *buffers)]
-    traced = jax.jit(program.function(spec), donate_argnums=donated, keep_unused=True).trace(*shapes)
-    lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(devices.device(device).platform,))
-    return lowered
-
-
 def compile_graph(spec: program.GraphSpec, device: int, floats: Any, ints: Any, buffers: Sequence[Any]) -> Program:
     """Compiles a graph for the device. Raises LoweringError for an op that cannot be built."""
+    place = SingleDeviceSharding(devices.device(device))
+    donated = tuple(position + 2 for position in spec.donated)
     with metrics.timed("CompileTime"):
-        compiled = lower_graph(spec, device, floats, ints, buffers).compile()
+        jitted = jax.jit(
+            program.function(spec), donate_argnums=donated, in_shardings=place, out_shardings=place, keep_unused=True
+        )
+        compiled = jitted.lower(floats, ints, *buffers).compile()
     metrics.count("CreateCompileHandles")
-    metrics.metric("InputOutputAliasCount").add(len(spec.donated))
+    metrics.metric("InputOutputAliasCount").add(len(donated))
     return Program(compiled, spec)
 
 
@@ -141,7 +122,7 @@ def _run(graph: Any, device: int, one_by_one: bool, section: str) -> list[jax.Ar
     metrics.metric("TensorsGraphSize").add(graph.node_count)
     with jax.enable_x64(True):
         floats, ints, buffers = graph.floats(), graph.ints(), graph.inputs()
-        dump.append(section, graph, partial(lower_to_show, device=device, floats=floats, ints=ints, buffers=buffers))
+        dump.append(section, graph, (floats, ints, *buffers))
         if one_by_one or modes.eager():
             results: list[jax.Array] = op_by_op.run(graph, floats, ints, buffers)
         else:

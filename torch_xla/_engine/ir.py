@@ -60,8 +60,11 @@ def shape_name(promise: Promise) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _arguments(op: str) -> tuple[tuple[str, str, Any], ...]:
-    """(name, type, default) of each argument of an operator."""
-    schema = decompose.overload(op)._schema
+    """(name, type, default) of each argument of an operator; nothing for one that torch.ops does not have."""
+    try:
+        schema = decompose.overload(op)._schema
+    except AttributeError:
+        return ()
     return tuple((a.name, str(a.type), a.default_value if a.has_default_value() else None) for a in schema.arguments)
 
 
@@ -125,7 +128,7 @@ class _Writer:
             name, kind, default = arguments[i] if i < len(arguments) else (f"argument{i}", "", None)
             self.argument(name, kind, default, arg, operands, attributes)
         name = node.op.split(".")[0]
-        if len(node.args) > len(arguments):
+        if 0 < len(arguments) < len(node.args):
             if node.form == SCATTER:
                 attributes["view"], name = name, "xla::update_view"
                 attributes["result"] = attributes.pop(f"argument{len(node.args) - 1}")

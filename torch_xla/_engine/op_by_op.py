@@ -28,9 +28,10 @@ T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A table of the most recently used; thread-safe."""
+    """A table of the most recently used; thread-safe. ``forgotten`` is the counter of those that had to go."""
 
-    def __init__(self) -> None:
+    def __init__(self, forgotten: str) -> None:
+        self._forgotten = forgotten
         self._items: OrderedDict[Any, T] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -46,6 +47,7 @@ class _Recent(Generic[T]):
             self._items[key] = value
             while len(self._items) > settings.XLA_COMPILATION_CACHE_SIZE:
                 self._items.popitem(last=False)
+                metrics.count(self._forgotten)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ class _Step:
     last: tuple[int, ...] = ()  # values that nothing needs after this step
 
 
-_executables: _Recent[jax.stages.Compiled] = _Recent()
-_chains: _Recent[Chain] = _Recent()
+_executables: _Recent[jax.stages.Compiled] = _Recent("DestroyCompileHandles")
+_chains: _Recent[Chain] = _Recent("OpByOpGraphForgotten")
 
 
 class _Alone:

@@ -6,13 +6,16 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import torch
 
 from torch_xla._engine import dump, executor, program, recorder
 
+Tensors = Sequence[torch.Tensor] | torch.Tensor
 
-def _nodes(name: str, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], int]:
+
+def _nodes(name: str, tensors: Tensors) -> tuple[list[Any], int]:
+    if isinstance(tensors, torch.Tensor):
+        tensors = [tensors]  # what iterates over it would be its rows
     wrong = [t for t in tensors if t.device.type != "xla"]
     if wrong:
         shown = ", ".join(f"{t.dtype}{list(t.shape)} on {t.device}" for t in wrong)
@@ -30,7 +33,7 @@ def _all_pending(device: int) -> list[Any]:
 class _Pending:
     """The graph of some tensors (None: of all that is pending on the current device), taken apart."""
 
-    def __init__(self, name: str, tensors: Sequence[torch.Tensor] | None) -> None:
+    def __init__(self, name: str, tensors: Tensors | None) -> None:
         if tensors is None:
             self.device = recorder.module().current_device()
         else:
@@ -38,27 +41,23 @@ class _Pending:
         with executor.turn(self.device):
             graph = recorder.module().collect_only(self.device, _all_pending(self.device) if tensors is None else nodes)
             self.spec = program.describe(graph)
-            self.arguments = (graph.floats(), graph.ints(), graph.inputs())
-
-    def lower(self, spec: program.GraphSpec) -> jax.stages.Lowered:
-        with jax.enable_x64(True):
-            return executor.lower_to_show(spec, self.device, *self.arguments)
+            self.arguments = (graph.floats(), graph.ints(), *graph.inputs())
 
 
-def render(name: str, tensors: Sequence[torch.Tensor] | None, form: str) -> str:
+def render(name: str, tensors: Tensors | None, form: str) -> str:
     """The graph that computes ``tensors`` as ``text``, ``dot``, ``hlo`` or ``stablehlo``.
 
     ``name`` begins error messages. Raises ValueError for tensors that are not on one xla device.
     """
     found = _Pending(name, tensors)
-    return dump.render(form, found.spec, found.device, found.lower)
+    return dump.render(form, found.spec, found.device, found.arguments)
 
 
-def bytecode(name: str, tensors: Sequence[torch.Tensor] | None) -> bytes:
+def bytecode(name: str, tensors: Tensors | None) -> bytes:
     """The graph as StableHLO in MLIR's bytecode."""
     found = _Pending(name, tensors)
     out = io.BytesIO()
-    module = found.lower(found.spec).compiler_ir("stablehlo")
+    module = dump.lower(found.spec, found.device, found.arguments).compiler_ir("stablehlo")
     assert module is not None  # jax: None for a dialect that the backend does not have
     module.operation.write_bytecode(out)
     return out.getvalue()

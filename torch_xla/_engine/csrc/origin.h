@@ -4,7 +4,7 @@
 //
 // Equal origins have one number; 0 is "unknown". Numbers and code objects are kept for the life of the process: a Node
 // may outlive what recorded it. An Origin is no part of a graph's key. Off unless a setting turns it on: recording then
-// takes the GIL for about a microsecond, and lines are worked out when somebody asks.
+// takes the GIL (0.2 us, and 12 ns per Python frame), and lines are worked out when somebody asks.
 #pragma once
 
 #include <c10/macros/Macros.h>
