@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from torch_xla._engine import metrics, recorder
+from torch_xla._engine import metrics, pending, recorder
 from torch_xla.torch_xla import real_devices
 
 
@@ -28,3 +30,18 @@ def _xla_set_default_device(device: str) -> str:
     index = torch.device(device).index or 0
     recorder.module().set_current_device(index)
     return f"xla:{index}"
+
+
+def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
+    """The graph that computes the tensors, as text; nothing runs."""
+    return pending.render("_get_xla_tensors_text", tensors, "text")
+
+
+def _get_xla_tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
+    """The graph that computes the tensors, for Graphviz."""
+    return pending.render("_get_xla_tensors_dot", tensors, "dot")
+
+
+def _get_xla_tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
+    """The graph that computes the tensors, as HLO."""
+    return pending.render("_get_xla_tensors_hlo", tensors, "hlo")

@@ -7,8 +7,9 @@ from torch_xla._version import __version__
 
 _start.start()
 
-from torch_xla import _XLAC, backends  # noqa: E402
+from torch_xla import _XLAC, backends, experimental  # noqa: E402
 from torch_xla.torch_xla import (  # noqa: E402
+    compile,
     device,
     device_count,
     devices,
@@ -22,9 +23,11 @@ __all__ = [
     "_XLAC",
     "__version__",
     "backends",
+    "compile",
     "device",
     "device_count",
     "devices",
+    "experimental",
     "manual_seed",
     "real_devices",
     "step",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
+from typing import ParamSpec, TypeVar, overload
 
 import torch
 
 from torch_xla._engine import barrier, recorder
 from torch_xla._engine import devices as _devices
+from torch_xla._engine import modes as _modes
+from torch_xla._engine import regions as _regions
 from torch_xla._engine import seeding as _seeding
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def device(index: int | None = None) -> torch.device:
@@ -34,8 +40,7 @@ def device_count() -> int:
 
 def real_devices() -> list[str]:
     """The hardware behind each xla device, such as ``CPU:0`` or ``TPU:3``."""
-    kinds = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
-    return [f"{kinds.get(d.platform, d.platform.upper())}:{i}" for i, d in enumerate(_devices.devices())]
+    return [_devices.hardware(i) for i in range(device_count())]
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
@@ -57,6 +62,33 @@ def step() -> Iterator[None]:
         yield
     finally:
         sync()
+
+
+@overload
+def compile(f: None = None, full_graph: bool = False, name: str | None = None,
+            max_different_graphs: int | None = None) -> ContextDecorator: ...  # fmt: skip
+@overload
+def compile(f: Callable[P, R], full_graph: bool = False, name: str | None = None,
+            max_different_graphs: int | None = None) -> Callable[P, R]: ...  # fmt: skip
+def compile(
+    f: Callable[P, R] | None = None, full_graph: bool = False, name: str | None = None,
+    max_different_graphs: int | None = None,
+) -> Callable[P, R] | ContextDecorator:  # fmt: skip
+    """Makes one graph of a function, also in eager mode: what is pending before it runs first, then all it records.
+
+    A decorator (``@torch_xla.compile``, ``@torch_xla.compile(full_graph=True)``), a wrapper
+    (``step = torch_xla.compile(step)``) or a context (``with torch_xla.compile(): ...``).
+
+    Args:
+      f: the function; None for the decorator with arguments, and the context.
+      full_graph: nothing may run before the end: RuntimeError, at the line that needs a value.
+      name: for messages; default: the function's. Contexts of one name count their graphs together.
+      max_different_graphs: RuntimeError instead of one graph more than that.
+    """
+    if f is None:
+        return _regions.region(name, full_graph, max_different_graphs)
+    label = name if name is not None else str(getattr(f, "__name__", f))
+    return _regions.Compiled(_modes.Region(label, full_graph, max_different_graphs))(f)
 
 
 def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine import executor, frames, metrics, recorder
+from torch_xla._engine import executor, frames, metrics, modes, recorder
 from torch_xla._engine.settings import settings
 
 _MESSAGE = (
@@ -39,7 +39,8 @@ def _devices(optimizer: torch.optim.Optimizer) -> set[int]:
 
 def cut(device: int) -> None:
     """Runs what is pending on the device without being a step barrier of the user's."""
-    metrics.count("GraphCut")
+    if not modes.eager():
+        metrics.count("GraphCut")
     executor.sync_device(device)
 
 

@@ -63,6 +63,13 @@ def device(ordinal: int) -> jax.Device:
     return devices()[ordinal]
 
 
+def hardware(ordinal: int) -> str:
+    """What is behind ``xla:<ordinal>``, such as ``CPU:0`` or ``TPU:3``."""
+    kinds = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
+    platform = device(ordinal).platform
+    return f"{kinds.get(platform, platform.upper())}:{ordinal}"
+
+
 def started() -> bool:
     """Whether a device has been used."""
     return devices.cache_info().currsize > 0

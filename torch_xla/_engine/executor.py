@@ -15,7 +15,18 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from torch_xla._engine import compile_cache, devices, frames, metrics, precision, program, recorder
+from torch_xla._engine import (
+    compile_cache,
+    devices,
+    dump,
+    frames,
+    metrics,
+    modes,
+    op_by_op,
+    precision,
+    program,
+    recorder,
+)
 from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.settings import settings
 
@@ -91,7 +102,8 @@ programs = ProgramCache()
 _turns: dict[int, Turn] = {}
 
 
-def _turn(device: int) -> Turn:
+def turn(device: int) -> Turn:
+    """The device's Turn; to be held while its graph is collected, run or looked at."""
     return _turns.setdefault(device, Turn())
 
 
@@ -124,13 +136,18 @@ def _program(graph: Any, device: int, floats: Any, ints: Any, buffers: list[Any]
     return found
 
 
-def _run(graph: Any, device: int) -> list[jax.Array]:
+def _run(graph: Any, device: int, one_by_one: bool, section: str) -> list[jax.Array]:
+    modes.before_run(graph.key)
     metrics.metric("TensorsGraphSize").add(graph.node_count)
     with jax.enable_x64(True):
         floats, ints, buffers = graph.floats(), graph.ints(), graph.inputs()
-        compiled = _program(graph, device, floats, ints, buffers).compiled
-        with metrics.timed("ExecuteTime"):
-            results: list[jax.Array] = compiled(floats, ints, *buffers)
+        dump.append(section, graph, (floats, ints, *buffers))
+        if one_by_one or modes.eager():
+            results: list[jax.Array] = op_by_op.run(graph, floats, ints, buffers)
+        else:
+            compiled = _program(graph, device, floats, ints, buffers).compiled
+            with metrics.timed("ExecuteTime"):
+                results = compiled(floats, ints, *buffers)
     del buffers
     graph.finish(results)
     return results
@@ -138,19 +155,23 @@ def _run(graph: Any, device: int) -> list[jax.Array]:
 
 def sync_device(device: int, wait: bool = False) -> None:
     """Runs everything pending on the device; with ``wait`` returns when it is done, else when it is under way."""
-    with _turn(device):
+    one_by_one = settings.XLA_SYNC_TENSORS_OPBYOP
+    section = dump.SYNC_OP_BY_OP if one_by_one else dump.SYNC
+    with turn(device):
         graph = recorder.module().collect(device)
-        results = _run(graph, device) if graph.root_count else []
+        results = _run(graph, device, one_by_one, section) if graph.root_count else []
     if wait:
         jax.block_until_ready(results)
 
 
 def materialize(nodes: Sequence[Any], device: int) -> None:
     """Makes sure that the recorder's ``nodes`` of one device have values (which may still be computing)."""
-    with _turn(device):
+    one_by_one = settings.XLA_GET_TENSORS_OPBYOP
+    section = dump.GET_OP_BY_OP if one_by_one else dump.SYNC
+    with turn(device):
         pending = [node for node in nodes if node.pending]
         if pending:
-            _run(recorder.module().collect(device, pending), device)
+            _run(recorder.module().collect(device, pending), device, one_by_one, section)
 
 
 def wait(device: int) -> None:

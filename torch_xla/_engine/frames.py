@@ -4,24 +4,47 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from types import FrameType
+from typing import NamedTuple
 
 import jax
 import torch
 
-_OWN = tuple(
+#: Folders whose code is not the user's, with a separator at the end: this package, torch and jax.
+OWN = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (__file__ + "/..", torch.__file__, jax.__file__)
     if path is not None
 )
+_ENGINE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class Frame(NamedTuple):
+    """A line of Python that was running."""
+
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})"
+
+
+def is_users(file: str) -> bool:
+    """Whether a file of that name is code of the user's."""
+    return not file.startswith(OWN) and not file.startswith("<frozen")
+
+
+def innermost_users(frames: Iterable[Frame]) -> Frame | None:
+    """The first of ``frames`` (innermost first) that is the user's; None where there is none."""
+    return next((frame for frame in frames if is_users(frame.file)), None)
 
 
 def user_frame() -> FrameType | None:
     """The frame of the user's code that is running now; None where there is none (a thread of torch's own)."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (
-        frame.f_code.co_filename.startswith(_OWN) or frame.f_code.co_filename.startswith("<frozen")
-    ):
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
@@ -32,3 +55,12 @@ def user_line() -> str:
     if frame is None:
         return "an unknown line (called from a thread without Python frames, such as autograd's)"
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def running() -> Iterator[Frame]:
+    """The frames of this thread, innermost first, without the engine's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_ENGINE):
+            yield Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back

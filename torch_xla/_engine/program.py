@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from jax import lax
 
-from torch_xla._engine import decompose, dtypes
+from torch_xla._engine import decompose, dtypes, hlo_metadata, origins
 from torch_xla._engine.lowering import RULES, matmul
 from torch_xla._engine.lowering.apply import LoweringError, apply
 from torch_xla._engine.lowering.core import key_data
 from torch_xla._engine.lowering.matmul import EXACT, Precision
 from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule
 from torch_xla._engine.lowering.view_writes import write_view
+from torch_xla._engine.origins import Origin
 
 IN_PLACE, SCATTER = 1, 2
 
@@ -36,6 +37,7 @@ class NodeSpec:
     args: list[tuple[int, Any]]
     outs: list[Promise]
     is_list: bool
+    origin: Origin | None = None  # where it was recorded; None unless that is captured (origins.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,25 @@ class GraphSpec:
     roots: list[int]
     donated: list[int]
     precision: Precision = EXACT
+    leaf_origins: list[Origin | None] = field(default_factory=list)  # where each leaf was made, as far as known
 
 
 def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
     """The GraphSpec of a recorder Graph, whose products are to be as precise as given."""
     nodes = [
-        NodeSpec(op, form, args, [(shape, dtypes.FROM_CODE.get(code)) for shape, code in outs], is_list)
-        for op, form, args, outs, is_list in graph.describe()
+        NodeSpec(
+            op,
+            form,
+            args,
+            [(shape, dtypes.FROM_CODE.get(code)) for shape, code in outs],
+            is_list,
+            origins.origin(origin),
+        )
+        for op, form, args, outs, is_list, origin in graph.describe()
     ]
     leaves = [(tuple(shape), dtypes.FROM_CODE[code]) for shape, code in graph.leaf_shapes]
-    return GraphSpec(leaves, nodes, list(graph.roots()), list(graph.donated), precision)
+    leaf_origins = [origins.origin(number) for number in graph.leaf_origins]
+    return GraphSpec(leaves, nodes, list(graph.roots()), list(graph.donated), precision, leaf_origins)
 
 
 class _Evaluation:
@@ -92,7 +103,8 @@ class _Evaluation:
             # Not a tensor of the user's: 64 bits, also where the device stores int64 as 32.
             self._add(RULES[node.op].function(self.argument(node.args[0])), None)
         else:
-            results, promised = self._results(node), [dtype for _, dtype in node.outs]
+            results = hlo_metadata.located(node.op, node.origin, lambda: self._results(node))
+            promised = [dtype for _, dtype in node.outs]
             several = node.is_list or len(node.outs) > 1
             self._add(results if several else results[0], promised if several else promised[0])
 
@@ -120,7 +132,19 @@ def _cast(value: Any, dtype: Any) -> Any:
 
 
 def call(node: NodeSpec, args: list[Any]) -> list[Any]:
-    """The results of one node, by its rule or by torch's decomposition of it. Raises LoweringError, naming the op."""
+    """The results of one node, by its rule or by torch's decomposition of it.
+
+    Raises LoweringError, which names the op and, if origins are captured, the line that recorded it.
+    """
+    try:
+        return _call(node, args)
+    except LoweringError as error:
+        advice = "; XLA_IR_DEBUG=1 tells which line recorded it" if node.origin is None else ""
+        error.args = (f"{error}{origins.described(node.origin)}{advice}",)
+        raise
+
+
+def _call(node: NodeSpec, args: list[Any]) -> list[Any]:
     try:
         return _apply(node, args)
     except LoweringError:

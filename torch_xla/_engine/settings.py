@@ -55,12 +55,24 @@ def _fractions(text: str) -> tuple[float, ...]:
     return values
 
 
+def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(text)
+        return text.lower()
+
+    return parse
+
+
 FLAG = Kind(_flag, "1 or 0 (also true/false, yes/no, on/off)")
 COUNT = Kind(_at_least(1), "an integer of at least 1")
 FRACTIONS = Kind(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
 DEVICE_KIND: Kind[str] = Kind(str.upper, "the name of a kind of device")
 FOLDER = Kind(lambda text: Path(text).expanduser().absolute(), "the path of a folder")
 FOLDER_OR_NONE: Kind[Path | None] = Kind(FOLDER.parse, FOLDER.form)
+FILE_OR_NONE: Kind[Path | None] = Kind(FOLDER.parse, "the path of a file")
+GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
+GRAPH_FORMAT = Kind(_one_of(GRAPH_FORMATS), "one of " + ", ".join(GRAPH_FORMATS))
 
 
 class Variable(Generic[T]):
@@ -138,6 +150,26 @@ class Settings:
     XLA_METRICS_SAMPLES = Variable(COUNT, "1024", "latest samples a metric keeps for its percentiles")
     XLA_METRICS_PERCENTILES = Variable(
         FRACTIONS, "0.01:0.05:0.1:0.2:0.5:0.8:0.9:0.95:0.99", "percentiles in metric reports"
+    )
+
+    XLA_IR_DEBUG = Variable(FLAG, "0", "note the user's Python stack and torch.nn module with each operation")
+    XLA_HLO_DEBUG = Variable(FLAG, "0", "as XLA_IR_DEBUG, and carry both into the metadata of the compiled HLO")
+    XLA_SAVE_TENSORS_FILE = Variable(
+        FILE_OR_NONE, None, "file that each graph is appended to when it is run; .RANK is added if there are several"
+    )
+    XLA_SAVE_TENSORS_FMT = Variable(GRAPH_FORMAT, "text", "form of the graphs in XLA_SAVE_TENSORS_FILE")
+    SAVE_GRAPH_FMT = Variable(GRAPH_FORMAT, "text", "form of the graphs that torch_xla.debug.graph_saver writes")
+    XLA_SYNC_TENSORS_OPBYOP = Variable(
+        FLAG, "0", "compile and run each operation of a step on its own", "SYNC_TENSORS_OPBYOP"
+    )
+    XLA_GET_TENSORS_OPBYOP = Variable(
+        FLAG, "0", "compile and run each operation that a value needs on its own", "GET_TENSORS_OPBYOP"
+    )
+    XLA_USE_EAGER_DEBUG_MODE = Variable(
+        FLAG, "0", "run every operation at once, as torch_xla.experimental.eager_mode(True) does"
+    )
+    MODELCMP_SAVEDIR = Variable(
+        FOLDER_OR_NONE, None, "folder that torch_xla.debug.model_comparator.save writes to; unset: it does nothing"
     )
 
     TORCH_XLA_CACHE_DIR = Variable(

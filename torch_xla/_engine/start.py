@@ -20,6 +20,9 @@ from torch_xla._engine import (
     devices,
     executor,
     frames,
+    hlo_metadata,
+    modes,
+    origins,
     recorder,
     seeding,
 )
@@ -47,9 +50,13 @@ def start() -> None:
         fallback=_on_fallback,
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
-    module.set_pending_limit(settings.XLA_TRIM_GRAPH_SIZE)
+    modes.set_eager(settings.XLA_USE_EAGER_DEBUG_MODE)
     module.set_advertised_devices(max(8, settings.CPU_NUM_DEVICES))
     _register(module)
+    if settings.XLA_IR_DEBUG or settings.XLA_HLO_DEBUG:
+        origins.capture(True)
+    if settings.XLA_HLO_DEBUG:
+        hlo_metadata.install()
     barrier.install()
     seeding.install()
     torch._register_device_module("xla", device_module)

@@ -10,6 +10,7 @@ import torch
 from torch_xla import torch_xla as _top
 from torch_xla._engine import devices as _devices
 from torch_xla._engine import executor as _executor
+from torch_xla._engine import pending as _pending
 from torch_xla._engine import recorder as _recorder
 
 
@@ -94,3 +95,17 @@ def get_rng_state(device: torch.device | str | None = None) -> int:
 def xla_device_kind(device: torch.device | str | None = None) -> str:
     """The vendor's name of the hardware behind a device."""
     return str(_devices.device(_top._ordinal(device)).device_kind)
+
+
+def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
+    """StableHLO, as text, of the graph that computes ``tensors``, or of all that is pending on the current device.
+
+    Its arguments are the numbers of the graph (float64[n], int64[m]), then the tensors it reads. Nothing runs.
+    Raises ValueError for tensors that are not on one xla device.
+    """
+    return _pending.render("get_stablehlo", tensors, "stablehlo")
+
+
+def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
+    """As get_stablehlo, in MLIR's bytecode."""
+    return _pending.bytecode("get_stablehlo_bytecode", tensors)

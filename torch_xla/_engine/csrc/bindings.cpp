@@ -15,6 +15,7 @@
 #include "device.h"
 #include "graph.h"
 #include "op.h"
+#include "origin.h"
 #include "record.h"
 #include "registration.h"
 #include "tensor.h"
@@ -224,7 +225,8 @@ class Description {
     for (const Node* node : graph_.nodes) {
       const Op* op = node->op->functional ? node->op->functional : node->op;
       const int form = node->is_scatter ? kScatter : node->op->functional ? kInPlace : kFunctional;
-      out.append(py::make_tuple(op->name, form, arguments(*node), results(*node->signature), node->signature->is_list));
+      out.append(py::make_tuple(op->name, form, arguments(*node), results(*node->signature), node->signature->is_list,
+                                node->origin));
     }
     return out;
   }
@@ -334,7 +336,7 @@ py::bytes key_bytes(const Key& key) {
 py::list root_positions(const Graph& graph) {
   py::list out;
   for (const auto& root : graph.roots) {
-    out.append(graph.leaves.size() + root->index);
+    out.append((root->pending() ? graph.leaves.size() : 0) + root->index);
   }
   return out;
 }
@@ -388,6 +390,7 @@ void bind_graph(py::module_& m) {
   py::class_<Node, NodePtr>(m, "Node")
       .def_property_readonly("pending", &Node::pending)
       .def_property_readonly("device", [](const Node& n) { return static_cast<int>(n.device); })
+      .def_property_readonly("origin", [](const Node& n) { return n.origin; })
       .def_property_readonly("buffer",
                              [](const Node& n) { return n.buffer ? borrow(n.buffer) : py::object(py::none()); });
   py::class_<Graph>(m, "Graph")
@@ -406,6 +409,14 @@ void bind_graph(py::module_& m) {
                                }
                                return out;
                              })
+      .def_property_readonly("leaf_origins",
+                             [](const Graph& g) {
+                               std::vector<uint32_t> out;
+                               for (const Node* leaf : g.leaves) {
+                                 out.push_back(leaf->origin);
+                               }
+                               return out;
+                             })
       .def("inputs", &leaf_buffers)
       .def("floats", [](const Graph& g) { return py::array_t<double>(g.floats.size(), g.floats.data()); })
       .def("ints", [](const Graph& g) { return py::array_t<int64_t>(g.ints.size(), g.ints.data()); })
@@ -413,6 +424,10 @@ void bind_graph(py::module_& m) {
       .def("roots", &root_positions)
       .def("finish", &finish);
   m.def("collect", &collect, py::arg("device"), py::arg("wanted") = py::none());
+  m.def("collect_only", [](int device, const std::vector<NodePtr>& wanted) {
+    drain_parked_buffers();
+    return collect_only(static_cast<int8_t>(device), wanted);
+  });
   m.def("nodes_of", &nodes_of);
 }
 
@@ -428,9 +443,32 @@ py::list live_buffers(int device) {
   return out;
 }
 
+// (scope, [(function, file, line), ...] innermost first) of an origin's number; None for 0.
+py::object origin(uint32_t number) {
+  const Origin* found = find_origin(number);
+  if (found == nullptr) {
+    return py::none();
+  }
+  py::list frames;
+  for (const Frame& frame : found->frames) {
+    const auto code = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(frame.code));
+    frames.append(py::make_tuple(code.attr("co_name"), code.attr("co_filename"),
+                                 PyCode_Addr2Line(frame.code, frame.instruction)));
+  }
+  return py::make_tuple(found->scope, frames);
+}
+
+void bind_origins(py::module_& m) {
+  m.def("set_capture", [](bool on) { capturing_origins.store(on); });
+  m.def("capturing", [] { return capturing_origins.load(); });
+  m.def("set_scope", &set_scope);
+  m.def("origin", &origin);
+}
+
 void bind_state(py::module_& m) {
   m.attr("max_devices") = kMaxDevices;
   m.def("live_buffers", &live_buffers);
+  m.def("live_nodes", [](int device) { return live_values(static_cast<int8_t>(device)); });
   m.def("live_tensor_count", [](int device) { return device_state(static_cast<int8_t>(device)).live; });
   m.def("pending_count", [](int device) { return device_state(static_cast<int8_t>(device)).pending.load(); });
   m.def("set_pending_limit", [](int64_t n) { pending_limit().store(n); });
@@ -455,6 +493,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace torch_xla;
   bind_graph(m);
   bind_state(m);
+  bind_origins(m);
   m.def("set_hooks", &set_hooks, py::kw_only(), py::arg("device_count"), py::arg("upload"), py::arg("download"),
         py::arg("transfer"), py::arg("materialize"), py::arg("cut"), py::arg("fallback"));
   m.def("register_special_kernels", &register_special_kernels);

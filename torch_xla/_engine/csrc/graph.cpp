@@ -213,6 +213,18 @@ Graph collect_values(int8_t device, const std::vector<NodePtr>& wanted) {
   return graph;
 }
 
+Graph collect_only(int8_t device, const std::vector<NodePtr>& wanted) {
+  Graph graph;
+  graph.device = device;
+  graph.roots = wanted;
+  Walk walk(graph);
+  for (const auto& root : graph.roots) {
+    walk.visit(root.get());
+  }
+  finish_key(graph);
+  return graph;
+}
+
 std::vector<NodePtr> live_values(int8_t device) { return live_nodes(device, 0); }
 
 void Graph::materialize(std::vector<BufferPtr> values) {

@@ -31,6 +31,9 @@ Graph collect_all(int8_t device);
 // need not be computed again by the next graph.
 Graph collect_values(int8_t device, const std::vector<NodePtr>& wanted);
 
+// The graph that `wanted` need and nothing else, to be looked at: its roots are `wanted` in order, leaves included.
+Graph collect_only(int8_t device, const std::vector<NodePtr>& wanted);
+
 // The values of the live tensors of a device, oldest first.
 std::vector<NodePtr> live_values(int8_t device);
 

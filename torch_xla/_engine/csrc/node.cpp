@@ -7,6 +7,7 @@
 
 #include "counters.h"
 #include "op.h"
+#include "origin.h"
 
 namespace torch_xla {
 namespace {
@@ -130,6 +131,7 @@ NodePtr getitem(const NodePtr& node, uint32_t out) {
   item->key.mix(static_cast<uint64_t>(out));
   item->attrs.emplace_back(static_cast<int64_t>(out));
   item->signature = node->signature;
+  item->origin = node->origin;
   item->inputs.push_back(node);
   return item;
 }
@@ -139,6 +141,7 @@ NodePtr make_leaf(BufferPtr buffer, SignaturePtr signature, int8_t device) {
   node->buffer = std::move(buffer);
   node->signature = std::move(signature);
   node->device = device;
+  node->origin = current_origin();
   return node;
 }
 

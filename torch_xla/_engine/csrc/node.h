@@ -66,6 +66,7 @@ struct Node final : c10::intrusive_ptr_target {
   c10::SmallVector<NodePtr, 3> inputs;
   c10::SmallVector<c10::IValue, 4> attrs;  // one per schema argument; a tensor is its position in inputs
   BufferPtr buffer;
+  uint32_t origin = 0;  // see origin.h; stays when the node is materialized
 
   // Scratch of one traversal, valid where epoch is the traversal's; under the device's turn.
   uint64_t epoch = 0;

@@ -8,6 +8,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "origin.h"
 #include "signature.h"
 #include "tensor.h"
 
@@ -86,6 +87,7 @@ class Recording {
       : op_(op), arguments_(arguments), node_(c10::make_intrusive<Node>()) {
     node_->op = &op;
     node_->key = op.key;
+    node_->origin = current_origin();
     node_->attrs.reserve(arguments.size());
   }
 

@@ -4,6 +4,7 @@
 
 #include "counters.h"
 #include "op.h"
+#include "origin.h"
 
 namespace torch_xla {
 namespace {
@@ -17,6 +18,7 @@ NodePtr copy_of_step(const View& view, const NodePtr& base) {
   node->key = view.key;
   node->signature = view.signature;
   node->attrs = view.attrs;
+  node->origin = view.origin;
   node->inputs.push_back(base);
   return node;
 }
@@ -38,12 +40,13 @@ NodePtr View::apply(const NodePtr& base) const {
   return signature->is_list ? getitem(node, out) : node;
 }
 
-NodePtr View::scatter(const NodePtr& base, const NodePtr& value) const {
+NodePtr View::scatter(const NodePtr& base, const NodePtr& value, uint32_t written) const {
   TORCH_CHECK(!overlaps, op->name,
               ": unsupported operation: more than one element of the written-to tensor refers to a single memory "
               "location. Please clone() the tensor before performing the operation.");
   NodePtr node = copy_of_step(*this, base);
   node->is_scatter = true;
+  node->origin = written;
   node->key.mix(0x5CA77E2ull);
   node->key.mix(static_cast<uint64_t>(out));
   node->inputs.push_back(value);
@@ -134,6 +137,7 @@ NodePtr XlaTensor::value() {
 }
 
 void XlaTensor::write(NodePtr value) {
+  const uint32_t origin = current_origin();
   NodePtr before, before_base;
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   keep_step();
@@ -150,7 +154,7 @@ void XlaTensor::write(NodePtr value) {
     }
     NodePtr base = value;
     for (const View* step : steps) {
-      base = step->scatter(bases.back(), base);
+      base = step->scatter(bases.back(), base, origin);
       bases.pop_back();
     }
     before_base = std::move(alias_->value);
@@ -180,6 +184,7 @@ void XlaTensor::keep_step() {
   view->op = step->op;
   view->key = step->key;
   view->attrs = step->attrs;
+  view->origin = step->origin;
   view->from = base->signature;
   view->from_out = base->out;
   view->signature = step->signature;

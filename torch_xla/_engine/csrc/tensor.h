@@ -27,12 +27,13 @@ struct View final : c10::intrusive_ptr_target {
   uint32_t from_out = 0;
   SignaturePtr signature;
   uint32_t out = 0;
+  uint32_t origin = 0;
   bool overlaps = false;  // several elements of the view are one element of what it views
 
   // The view's value, given that of what it views.
   NodePtr apply(const NodePtr& base) const;
-  // The value of what is viewed after the view was set to `value`.
-  NodePtr scatter(const NodePtr& base, const NodePtr& value) const;
+  // The value of what is viewed after the view was set to `value`, by a write that comes from `written`.
+  NodePtr scatter(const NodePtr& base, const NodePtr& value, uint32_t written) const;
 };
 using ViewPtr = c10::intrusive_ptr<View>;
 

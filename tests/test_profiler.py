@@ -1,0 +1,139 @@
+"""Profiles: annotations, steps and op names in jax's trace files; recording in torch.profiler's."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import torch
+from helpers import counts, run_script
+
+import torch_xla
+from torch_xla._engine import origins, recorder
+from torch_xla.debug import profiler as xp
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """The events of the one profile below a folder, in the form that Perfetto and TensorBoard read."""
+    (file,) = folder.glob("plugins/profile/*/*.trace.json.gz")
+    with gzip.open(file) as content:
+        found: list[dict[str, Any]] = json.load(content)["traceEvents"]
+    return [event for event in found if event.get("ph") == "X"]
+
+
+def test_trace_has_annotations_steps_and_ops(tmp_path: Path) -> None:
+    x = torch.ones(64, 64, device="xla")
+
+    @xp.trace_me("forward")
+    def forward() -> torch.Tensor:
+        """Doc."""
+        return (x @ x).exp()
+
+    assert (forward.__name__, forward.__doc__) == ("forward", "Doc.")
+    forward()
+    torch_xla.sync(wait=True)
+    xp.start_trace(tmp_path)
+    with counts() as moved:
+        for i in range(3):
+            with xp.StepTrace("train", step_num=i), xp.Trace("build", size=64):
+                y = forward()
+    torch_xla.sync(wait=True)
+    xp.stop_trace()
+    assert moved.only("MarkStep", "ExecuteTime") == {"MarkStep": 3, "ExecuteTime": 3}
+    assert y.shape == (64, 64)
+    found = events(tmp_path)
+    steps = [event for event in found if event["name"] == "train"]
+    assert [event["args"]["step_num"] for event in steps] == ["0", "1", "2"]
+    built = [event for event in found if event["name"] == "build"]
+    assert [event["args"]["size"] for event in built] == ["64"] * 3
+    for outer, inner in zip(steps, built, strict=True):
+        assert outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+    assert sum(event["name"] == "forward" for event in found) == 3
+    assert any(event["name"].startswith("dot") for event in found), "no op of the device"
+    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
+
+
+def test_a_step_that_raises_has_no_barrier() -> None:
+    with counts() as moved, pytest.raises(ZeroDivisionError), xp.StepTrace("train"):
+        raise ZeroDivisionError
+    assert moved["MarkStep"] == 0
+
+
+def test_trace_names_the_scope_of_ops() -> None:
+    origins.capture(True)
+    try:
+        with xp.Trace("data"):
+            module = torch.nn.Sequential(torch.nn.Tanh())
+            x = module(torch.ones(2, device="xla"))
+            y = x + 1
+        z = y * 3
+    finally:
+        origins.capture(False)
+    found = [origins.origin(node.origin) for node in recorder.module().nodes_of([x, y, z])]
+    assert [o.scope if o else None for o in found] == ["data/Sequential/0", "data", ""]
+
+
+def test_marked_step_is_of_the_thread() -> None:
+    xp.set_tracer_marked_step(False)
+    assert xp.get_tracer_marked_step() is False
+    with xp.StepTrace("train"):
+        assert xp.get_tracer_marked_step() is True
+    xp.set_tracer_marked_step(False)
+
+
+def test_torch_profiler_shows_recording() -> None:
+    x = torch.ones(4, 4, device="xla")
+    (x @ x).relu()  # shape inference asks torch's meta functions once, which would show as well
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with torch.profiler.record_function("my part"):
+            (x @ x).relu()
+        torch_xla.sync()
+    shown = {event.key: event for event in profile.key_averages()}
+    assert {"my part", "aten::mm", "aten::relu"} <= shown.keys()
+    assert shown["aten::mm"].count == 1
+    assert 0 < shown["aten::mm"].cpu_time_total < shown["my part"].cpu_time_total
+
+
+def test_server(tmp_path: Path) -> None:
+    """A server of this process, profiled at its address while it works; in a process of its own."""
+    run_script(f"""
+        import glob, gzip, json, socket, time
+        import torch, torch_xla
+        from torch_xla.debug import profiler as xp
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        server = xp.start_server(port)
+        assert server is not None
+        try:
+            xp.start_server(port)
+            raise SystemExit("a second server")
+        except ValueError:
+            pass
+        x = torch.ones(8, 8, device="xla")
+        for _ in range(2):  # compiled before anything is traced
+            x = x * 0.5
+            torch_xla.sync(wait=True)
+        tracing = xp.trace_detached(f"localhost:{{port}}", {str(tmp_path)!r}, duration_ms=800)
+        while tracing.is_alive():
+            with xp.StepTrace("train"):
+                x = x * 0.5
+            time.sleep(0.01)
+        tracing.join()
+        (file,) = glob.glob({str(tmp_path)!r} + "/plugins/profile/*/*.trace.json.gz")
+        assert any(e.get("name") == "train" for e in json.load(gzip.open(file))["traceEvents"])
+    """)
+
+
+def test_server_on_the_first_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    assert xp.start_server(1) is None
+
+
+def test_another_process_cannot_be_reached(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"^trace: (no profile from localhost:1 in 0 s|.*pip install xprof)"):
+        xp.trace("localhost:1", str(tmp_path), timeout_s=0)

@@ -1,0 +1,104 @@
+"""Runs a module on xla and on the CPU, layer by layer, and names the first layer that differs."""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree  # private to torch; checked on 2.13
+
+from torch_xla.debug.model_comparator import compare_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDifference:
+    """The first layer that gives something else on xla than on the CPU, from inputs that were the same."""
+
+    name: str  # qualified: "layers.0.attention"; "" is the module itself
+    kind: str  # class name
+    call: int  # 0 for the layer's first call in the forward
+    report: str  # compare_tensors: xla vs. CPU
+
+    def __str__(self) -> str:
+        again = f", call {self.call + 1}" if self.call else ""
+        return f"{self.name or 'the module itself'} ({self.kind}{again}): {self.report}"
+
+
+def compare_module(
+    module: torch.nn.Module, *args: Any, rtol: float = 1e-04, atol: float = 1e-05, device: str = "xla", **kwargs: Any
+) -> LayerDifference | None:
+    """Runs the module on the CPU and on xla, layer by layer, and names the first layer that differs.
+
+    Every layer on xla gets what it got on the CPU, so that an error is found where it is made, not where it has grown.
+    Layers are compared in the order in which they return, so the innermost one is named. Random layers differ: call
+    ``module.eval()``, or seed and compare without dropout. The module given and the inputs stay as they are.
+
+    Args:
+      module: on any device; copied to both.
+      args, kwargs: its inputs, nested as you like, on any device.
+      rtol, atol: as in compare_tensors.
+
+    Returns None if no layer differs.
+    """
+    expected = _recorded(copy.deepcopy(module).to("cpu"), *_moved((args, kwargs), "cpu"))
+    on_xla = copy.deepcopy(module).to(device)
+    names = dict(on_xla.named_modules())
+    for (name, call), (inputs, outputs) in expected.items():
+        layer = names[name]
+        given, keywords = _moved(inputs, device)
+        with torch.no_grad():
+            got = layer(*given, **keywords)
+        report = _first_difference(_moved(got, "cpu"), outputs, rtol, atol)
+        if report is not None:
+            return LayerDifference(name, type(layer).__name__, call, report)
+    return None
+
+
+def _recorded(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[tuple[str, int], tuple[Any, Any]]:
+    """(qualified name, number of the call) -> copies of inputs and outputs, in the order in which layers return."""
+    calls: collections.Counter[str] = collections.Counter()
+    inputs: dict[str, list[Any]] = collections.defaultdict(list)
+    found: dict[tuple[str, int], tuple[Any, Any]] = {}
+
+    def before(name: str) -> Callable[..., None]:
+        return lambda layer, a, k: inputs[name].append(_mapped((a, k), _clone))
+
+    def after(name: str) -> Callable[..., None]:
+        def hook(layer: torch.nn.Module, a: Any, k: Any, result: Any) -> None:
+            found[name, calls[name]] = (inputs[name].pop(), _mapped(result, _clone))
+            calls[name] += 1
+
+        return hook
+
+    for name, layer in module.named_modules():
+        layer.register_forward_pre_hook(before(name), with_kwargs=True, prepend=True)
+        layer.register_forward_hook(after(name), with_kwargs=True)
+    with torch.no_grad():
+        module(*args, **kwargs)
+    return found
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def _moved(value: Any, device: str) -> Any:
+    return _mapped(value, lambda t: t.detach().to(device))
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    return _pytree.tree_map_only(torch.Tensor, function, value)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (t for t in _pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
+
+
+def _first_difference(got: Any, expected: Any, rtol: float, atol: float) -> str | None:
+    pairs = zip(_tensors(got), _tensors(expected), strict=True)
+    found = (compare_tensors(a, b, rtol, atol, max_diffs=5) for a, b in pairs)
+    return next((report for report in found if report is not None), None)

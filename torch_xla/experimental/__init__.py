@@ -1,0 +1,7 @@
+"""What may still change: eager mode."""
+
+from __future__ import annotations
+
+from torch_xla.experimental.eager import eager_mode, eager_mode_context, is_eager_mode
+
+__all__ = ["eager_mode", "eager_mode_context", "is_eager_mode"]
