@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from torch_xla._engine import devices, frames, metrics, program, recorder
+from torch_xla._engine import devices, frames, metrics, observer, program, recorder
 from torch_xla._engine.settings import settings
 
 
@@ -25,6 +25,7 @@ class Program:
 
     compiled: jax.stages.Compiled
     spec: program.GraphSpec
+    sizes: observer.Sizes
 
 
 class ProgramCache:
@@ -101,7 +102,8 @@ def compile_graph(spec: program.GraphSpec, device: int, floats: Any, ints: Any, 
         compiled = jitted.lower(floats, ints, *buffers).compile()
     metrics.count("CreateCompileHandles")
     metrics.metric("InputOutputAliasCount").add(len(donated))
-    return Program(compiled, spec)
+    observer.compiled(compiled)
+    return Program(compiled, spec, observer.sizes(compiled))
 
 
 def _program(graph: Any, device: int, floats: Any, ints: Any, buffers: list[Any]) -> Program:
@@ -111,7 +113,9 @@ def _program(graph: Any, device: int, floats: Any, ints: Any, buffers: list[Any]
         metrics.count("CachedSyncTensors")
         return found
     metrics.count("UncachedSyncTensors")
-    found = compile_graph(program.describe(graph), device, floats, ints, buffers)
+    spec = program.describe(graph)
+    with observer.compilation(graph, spec, device):
+        found = compile_graph(spec, device, floats, ints, buffers)
     programs.put(key, found)
     return found
 
@@ -120,11 +124,12 @@ def _run(graph: Any, device: int) -> list[jax.Array]:
     metrics.metric("TensorsGraphSize").add(graph.node_count)
     with jax.enable_x64(True):
         floats, ints, buffers = graph.floats(), graph.ints(), graph.inputs()
-        compiled = _program(graph, device, floats, ints, buffers).compiled
+        found = _program(graph, device, floats, ints, buffers)
+        observer.execution(graph, device, found.sizes)
         with metrics.timed("ExecuteTime"):
-            results: list[jax.Array] = compiled(floats, ints, *buffers)
+            results: list[jax.Array] = found.compiled(floats, ints, *buffers)
     del buffers
-    graph.finish(results)
+    graph.finish(results, found.sizes.results)
     return results
 
 
@@ -134,7 +139,7 @@ def sync_device(device: int, wait: bool = False) -> None:
         graph = recorder.module().collect(device)
         results = _run(graph, device) if graph.root_count else []
     if wait:
-        jax.block_until_ready(results)
+        observer.wait(results)
 
 
 def materialize(nodes: Sequence[Any], device: int) -> None:
@@ -147,7 +152,7 @@ def materialize(nodes: Sequence[Any], device: int) -> None:
 
 def wait(device: int) -> None:
     """Waits for all that has been started on the device."""
-    jax.block_until_ready(recorder.module().live_buffers(device))
+    observer.wait(recorder.module().live_buffers(device))
 
 
 def on_devices(call: Callable[[int], None]) -> None:

@@ -19,7 +19,12 @@ from torch_xla._engine import (
     device_module,
     devices,
     executor,
+    exit_summary,
     frames,
+    input_time,
+    journal,
+    logs,
+    observer,
     recorder,
     seeding,
 )
@@ -35,6 +40,7 @@ def start() -> None:
     if _started:
         return
     _started = True
+    logs.setup()
     load_rules()
     module = recorder.module()
     module.set_hooks(
@@ -45,6 +51,7 @@ def start() -> None:
         materialize=executor.materialize,
         cut=barrier.cut,
         fallback=_on_fallback,
+        fallback_done=journal.end_fallback,
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
     module.set_pending_limit(settings.XLA_TRIM_GRAPH_SIZE)
@@ -52,6 +59,9 @@ def start() -> None:
     _register(module)
     barrier.install()
     seeding.install()
+    input_time.install()
+    if settings.PT_XLA_DEBUG:
+        atexit.register(exit_summary.write)
     torch._register_device_module("xla", device_module)
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
 
@@ -72,6 +82,7 @@ _fallen: set[str] = set()
 
 
 def _on_fallback(op: str) -> None:
+    observer.fallback(op, frames.user_line())
     if op in _fallen or not settings.XLA_FALLBACK_WARN:
         return
     _fallen.add(op)

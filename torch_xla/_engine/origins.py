@@ -1,0 +1,42 @@
+"""Where buffers come from. A buffer carries a number; this table says what it stands for.
+
+The table grows by one row for each pair of a kind and a line of the user's program, and lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """``kind``: upload, result (of a program), transfer, or unknown; ``line``: the user's line, "" where unknown."""
+
+    kind: str
+    line: str
+
+
+UNKNOWN = Origin("unknown", "")
+
+_lock = threading.Lock()
+_numbers: dict[Origin, int] = {UNKNOWN: 0}
+_rows: list[Origin] = [UNKNOWN]
+
+
+def number(kind: str, line: str) -> int:
+    """The number of an origin."""
+    origin = Origin(kind, line)
+    found = _numbers.get(origin)
+    if found is not None:
+        return found
+    with _lock:
+        found = _numbers.setdefault(origin, len(_rows))
+        if found == len(_rows):
+            _rows.append(origin)
+        return found
+
+
+def origin(number: int) -> Origin:
+    """What a buffer's number stands for."""
+    return _rows[number]
