@@ -7,7 +7,7 @@ from torch_xla._version import __version__
 
 _start.start()
 
-from torch_xla import _XLAC  # noqa: E402
+from torch_xla import _XLAC, debug  # noqa: E402
 from torch_xla.torch_xla import (  # noqa: E402
     device,
     device_count,
@@ -21,6 +21,7 @@ from torch_xla.torch_xla import (  # noqa: E402
 __all__ = [
     "_XLAC",
     "__version__",
+    "debug",
     "device",
     "device_count",
     "devices",

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import torch
 
-from torch_xla._engine import devices, dtypes, frames, journal, metrics, origins, recorder
+from torch_xla._engine import devices, dtypes, frames, journal, makers, metrics, recorder
 
 _log = logging.getLogger("torch_xla.transfer")
 
@@ -42,7 +42,9 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
 
 def _made(kind: str) -> None:
     kind = "fallback" if journal.falling_back() else kind
-    recorder.module().set_origin(origins.number(kind, frames.user_line()))
+    frame = frames.user_frame()
+    line = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    recorder.module().set_maker(makers.number(kind, line))
 
 
 def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_xla._engine import sketch
 from torch_xla._engine.difference import ArgumentChange, Difference, LeafChange
-from torch_xla._engine.origins import Origin
+from torch_xla._engine.makers import Maker
 
 PAD = (
     "Every shape is a program of its own: give all batches one size with DataLoader(..., drop_last=True), or pad the "
@@ -77,7 +77,7 @@ class Situation:
     line: str
     cause: str
     reads: tuple[str, ...]
-    origins: tuple[Origin, ...]
+    makers: tuple[Maker, ...]
     ops: int
 
 
@@ -85,7 +85,8 @@ def explain(difference: Difference, situation: Situation) -> Explanation:
     """The paragraph for a difference between a graph and the nearest known one."""
     build = {"inputs": _inputs, "argument": _argument, "ops": _ops}.get(difference.kind, _other)
     kind, what, line, subject, advice, details = build(difference, situation)
-    text = f"the graph of {situation.ops} ops that runs at {situation.line} was compiled again: {what} {advice}"
+    text = f"the graph of {situation.ops} ops that runs at {situation.line} was compiled again:"
+    text = " ".join(part for part in (text, what, advice) if part)
     return Explanation(kind, text, line, (kind, *subject), advice, details)
 
 
@@ -99,25 +100,25 @@ def show(leaf: sketch.Leaf) -> str:
 
 
 def _inputs(difference: Difference, situation: Situation) -> _Parts:
-    def origin(change: LeafChange) -> Origin:
-        return situation.origins[change.index]
+    def maker(change: LeafChange) -> Maker:
+        return situation.makers[change.index]
 
     # What a program made out of a tensor of another shape has another shape, too: the tensor itself is the cause.
-    changes = [c for c in difference.inputs if origin(c).kind in _ROOTS] or list(difference.inputs)
-    parts = [_input(change, origin(change)) for change in changes[:3]]
+    changes = [c for c in difference.inputs if maker(c).kind in _ROOTS] or list(difference.inputs)
+    parts = [_input(change, maker(change)) for change in changes[:3]]
     if len(changes) > 3:
         parts.append(f"{len(changes) - 3} more inputs differ")
-    places = tuple(sorted({origin(c).line for c in changes if origin(c).line}))
+    places = tuple(sorted({maker(c).line for c in changes if maker(c).line}))
     subject: tuple[Any, ...] = places or (situation.line, *(c.index for c in changes))
     details = {"inputs": [(c.index, show(c.old), show(c.new)) for c in changes]}
-    kind = "inputs" if origin(changes[0]).kind in _ROOTS else "derived"
-    advice = VALUES if any(origin(c).kind == "fallback" for c in changes) else _shape_advice(changes)
+    kind = "inputs" if maker(changes[0]).kind in _ROOTS else "derived"
+    advice = VALUES if any(maker(c).kind == "fallback" for c in changes) else _shape_advice(changes)
     return kind, "; ".join(parts) + ".", (places or (situation.line,))[0], subject, advice, details
 
 
-def _input(change: LeafChange, origin: Origin) -> str:
+def _input(change: LeafChange, maker: Maker) -> str:
     text = f"its input {change.index} was {show(change.old)} and is {show(change.new)}"
-    where = [f"{_MADE[origin.kind]} at {origin.line}"] if origin.line else []
+    where = [f"{_MADE[maker.kind]} at {maker.line}"] if maker.line else []
     if change.user is not None:
         where.append(f"first used by {change.user.op}{_at(change.user)}")
     return f"{text} ({', '.join(where)})" if where else text
@@ -157,7 +158,7 @@ def _argument(difference: Difference, situation: Situation) -> _Parts:
 def _value(value: Any) -> str:
     if value is None:
         return "not given"
-    return f"a {value} that is an input" if isinstance(value, sketch.Operand) else repr(value)
+    return f"any {value} (an input)" if isinstance(value, sketch.Operand) else repr(value)
 
 
 def _argument_advice(change: ArgumentChange) -> str:
@@ -180,7 +181,8 @@ def _ops(difference: Difference, situation: Situation) -> _Parts:
     details = {"added": [op.op for op in difference.added], "removed": [op.op for op in difference.removed]}
     if situation.cause.startswith("the graph reached"):
         return "limit", f"{what} ({situation.cause}).", situation.line, (situation.line,), CUT, details
-    deciding = _deciding(situation.reads)
+    # A read that runs the graph itself came after its ops.
+    deciding = _deciding([line for line in situation.reads if line != situation.line])
     if deciding:
         what += f". Earlier in this step a value was read at {' and at '.join(deciding)}."
         return "branch", what, deciding[0], (*deciding,), WHERE, details | {"reads": deciding}

@@ -123,13 +123,15 @@ class spent:
 
 def begin_fallback(op: str, line: str) -> None:
     """``op`` is about to run on the CPU, called at ``line``."""
+    if _here.fallback is not None:  # it raised
+        _here.active = _here.fallback[2].outer
     block = spent("fallback")
     block.__enter__()
     _here.fallback = (op, line, block)
 
 
 def end_fallback() -> None:
-    """The op that began to run on the CPU has run. One that raised is ended by the next barrier."""
+    """The op that began to run on the CPU has run. One that raised ends with the next one or the step."""
     if _here.fallback is not None:
         op, line, block = _here.fallback
         _here.fallback = None

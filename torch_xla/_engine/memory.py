@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from torch_xla._engine import devices, origins, recorder
+from torch_xla._engine import devices, makers, recorder
 
 _lock = threading.Lock()
 _peaks: dict[int, int] = {}
@@ -84,5 +84,5 @@ def buffers(device: int) -> list[tuple[jax.Array, BufferInfo]]:
 
 
 def _describe(array: Any, size: int, number: int) -> BufferInfo:
-    origin = origins.origin(number)
-    return BufferInfo(tuple(array.shape), str(array.dtype), size, origin.kind, origin.line)
+    maker = makers.maker(number)
+    return BufferInfo(tuple(array.shape), str(array.dtype), size, maker.kind, maker.line)

@@ -20,10 +20,10 @@ from torch_xla._engine import (
     analysis,
     frames,
     journal,
+    makers,
     memory,
     metrics,
     metrics_file,
-    origins,
     program,
     progress,
     recorder,
@@ -80,13 +80,13 @@ def _compilation(graph: Any, spec: program.GraphSpec, device: int, cause: str, l
     duration = time.perf_counter_ns() - start
     journal.current().compilations.append(journal.Compilation(start, duration, ops, cause, line))
     _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
-    situation = Situation(line, cause, tuple(journal.current().reads), _origins(graph, device), ops)
+    situation = Situation(line, cause, tuple(journal.current().reads), _makers(graph, device), ops)
     watcher.compiled((device, cause, line), sketch.sketch(spec), situation)
 
 
-def _origins(graph: Any, device: int) -> tuple[origins.Origin, ...]:
+def _makers(graph: Any, device: int) -> tuple[makers.Maker, ...]:
     known = {id(array): number for array, _, number in recorder.module().buffers(device)}
-    return tuple(origins.origin(known.get(id(array), 0)) for array in graph.inputs())
+    return tuple(makers.maker(known.get(id(array), 0)) for array in graph.inputs())
 
 
 def compiled(program_: jax.stages.Compiled) -> None:
@@ -111,7 +111,7 @@ def execution(graph: Any, device: int, size: Sizes) -> None:
     step.ops += graph.node_count
     step.peak_bytes = max(step.peak_bytes, memory.used(device) + size.extra)
     memory.expect(device, size.extra)
-    recorder.module().set_origin(origins.number("result", line))
+    recorder.module().set_maker(makers.number("result", line))
     if analysis.level() >= 2:
         analysis.graph("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
     if _execute_log.isEnabledFor(logging.INFO):
@@ -129,6 +129,7 @@ def step_ended(device: int) -> None:
     step = journal.close(memory.end_step(device))
     _memory_log.info("step %d: at most %d bytes on xla:%d", step.number, step.peak_bytes, device)
     metrics_file.save()
+    watcher.step_ended()
 
 
 def announce_step() -> None:

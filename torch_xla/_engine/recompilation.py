@@ -22,6 +22,7 @@ from torch_xla._engine.sketch import Sketch
 
 log = logging.getLogger("torch_xla.recompilation")
 
+_CALM = 100  # steps without an unexpected compilation after which the lines of ops are no longer captured
 _KNOWN = 64  # graphs of a device that a new one may be compared with; those of its own site come first
 _PER_SITE = 3  # messages
 _CONSEQUENCES = frozenset({"derived", "results", "wiring"})  # of what was explained in the same step
@@ -53,6 +54,8 @@ class Watcher:
         self.unexpected = 0
         self.found: deque[Recompilation] = deque(maxlen=1000)
         self.threshold: int | None = None  # overrides the setting
+        self.capture: Callable[[bool], None] = lambda on: None  # notes the line of each op that is recorded, or stops
+        self._calm = _CALM  # steps since the last unexpected compilation
         self.speak: Callable[[Explanation], None] = lambda explanation: log.warning("torch_xla: %s", explanation.text)
 
     def ran(self, site: Site) -> None:
@@ -73,11 +76,25 @@ class Watcher:
         if self._runs[site] <= 1 and found.kind in _AT_WARM_UP:
             return None
         metrics.count("UnexpectedCompile")
+        self._follow_lines(True)
         spoken = self._may_speak(site, found)
         self.found.append(Recompilation(site, found, spoken))
         if spoken:
             self.speak(found)
         return found
+
+    def step_ended(self) -> None:
+        """A step has ended; after many calm ones the lines of ops are no longer captured."""
+        if self._calm < _CALM:
+            self._calm += 1
+            if self._calm == _CALM and self.threshold is None:
+                self.capture(False)
+
+    def _follow_lines(self, on: bool) -> None:
+        # Two microseconds an op: worth it only where compilations cost a thousand times that.
+        if on and self._calm >= _CALM:
+            self.capture(True)
+        self._calm = 0 if on else _CALM
 
     def _may_speak(self, site: Site, found: Explanation) -> bool:
         threshold = settings.XLA_EXPLAIN_RECOMPILATIONS if self.threshold is None else self.threshold
@@ -100,6 +117,7 @@ class Watcher:
         before = self.threshold, self.speak, self._spoken, self._spoken_at
         self.threshold, self._spoken, self._spoken_at = 1, set(), Counter()
         self.speak = speak or self.speak
+        self._follow_lines(True)
         try:
             yield
         finally:

@@ -61,7 +61,9 @@ def sketch(spec: program.GraphSpec) -> Sketch:
         baked = [(i, value) for i, arg in enumerate(node.args) if (value := _constant(arg, inputs)) is not None]
         parts = (tuple(baked), tuple(node.outs))
         constants, outs = shared.setdefault(repr(parts), parts)
-        ops.append(OpSketch(node.op, tuple(inputs), constants, outs, getattr(node, "line", None)))
+        # A node has an origin where somebody captures it, which XLA_IR_DEBUG=1 asks for.
+        line = getattr(getattr(node, "origin", None), "line", None)
+        ops.append(OpSketch(node.op, tuple(inputs), constants, outs, line))
     histogram = Counter(op.op for op in ops)
     return Sketch(tuple(spec.leaves), tuple(ops), tuple(spec.roots), tuple(spec.donated), histogram)
 

@@ -82,13 +82,16 @@ _fallen: set[str] = set()
 
 
 def _on_fallback(op: str) -> None:
+    if op not in _fallen and settings.XLA_FALLBACK_WARN:
+        _fallen.add(op)
+        _warn_of_fallback(op)
     observer.fallback(op, frames.user_line())
-    if op in _fallen or not settings.XLA_FALLBACK_WARN:
-        return
-    _fallen.add(op)
+
+
+def _warn_of_fallback(op: str) -> None:
     warnings.warn(
         f"torch_xla: {op} has no lowering and runs on the CPU (first at {frames.user_line()}): its inputs travel from "
         "the device and its results back, at every call. The counter of that name says how often.",
         UserWarning,
-        stacklevel=2,
+        stacklevel=3,
     )

@@ -148,14 +148,14 @@ class Hook {
   PyObject* function_;
 };
 
-BufferPtr steal(py::object array, int device, int64_t bytes, uint32_t origin) {
-  return c10::make_intrusive<Buffer>(array.release().ptr(), static_cast<int8_t>(device), bytes, origin);
+BufferPtr steal(py::object array, int device, int64_t bytes, uint32_t maker) {
+  return c10::make_intrusive<Buffer>(array.release().ptr(), static_cast<int8_t>(device), bytes, maker);
 }
 
 // Of a hook, which may have said where the buffer comes from.
 BufferPtr steal(py::object array, int device) {
   const auto bytes = array.attr("nbytes").cast<int64_t>();
-  return steal(std::move(array), device, bytes, take_origin());
+  return steal(std::move(array), device, bytes, take_maker());
 }
 
 py::object borrow(const BufferPtr& buffer) { return py::reinterpret_borrow<py::object>(buffer->array); }
@@ -363,7 +363,7 @@ py::list leaf_buffers(const Graph& graph) {
 // A result that is an input handed through shares its buffer, so that neither is donated while the other is read.
 // `sizes`: the bytes of each result; without them each result is asked, which costs more.
 void finish(Graph& graph, const py::sequence& results, const std::optional<std::vector<int64_t>>& sizes) {
-  const uint32_t origin = take_origin();
+  const uint32_t maker = take_maker();
   for (const uint32_t position : graph.donated) {
     graph.leaves[position]->buffer->donate();
   }
@@ -380,7 +380,7 @@ void finish(Graph& graph, const py::sequence& results, const std::optional<std::
       continue;
     }
     const int64_t bytes = sizes ? sizes->at(values.size()) : item.attr("nbytes").cast<int64_t>();
-    values.push_back(steal(py::reinterpret_borrow<py::object>(item), graph.device, bytes, origin));
+    values.push_back(steal(py::reinterpret_borrow<py::object>(item), graph.device, bytes, maker));
   }
   inputs.clear();
   graph.materialize(std::move(values));
@@ -451,18 +451,18 @@ py::list live_buffers(int device) {
   return out;
 }
 
-// (array, bytes, origin) of every buffer of a device, oldest first.
+// (array, bytes, maker) of every buffer of a device, oldest first.
 py::list buffers(int device) {
   py::list out;
   for (const BufferEntry& entry : list_buffers(static_cast<int8_t>(device))) {
-    out.append(py::make_tuple(py::reinterpret_steal<py::object>(entry.array), entry.bytes, entry.origin));
+    out.append(py::make_tuple(py::reinterpret_steal<py::object>(entry.array), entry.bytes, entry.maker));
   }
   return out;
 }
 
 void bind_memory(py::module_& m) {
   m.def("buffers", &buffers);
-  m.def("set_origin", &set_origin);
+  m.def("set_maker", &set_maker);
   m.def("take_peak", [](int device) { return take_peak(static_cast<int8_t>(device)); });
   m.def("memory_use", [](int device) {
     const MemoryUse use = memory_use(static_cast<int8_t>(device));

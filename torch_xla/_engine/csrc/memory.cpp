@@ -24,7 +24,7 @@ Account& account_of(int8_t device) {
   return accounts[device];
 }
 
-thread_local uint32_t origin_of_thread = 0;
+thread_local uint32_t maker_of_thread = 0;
 
 }  // namespace
 
@@ -67,12 +67,12 @@ int64_t take_peak(int8_t device) {
   return peak;
 }
 
-void set_origin(uint32_t origin) { origin_of_thread = origin; }
+void set_maker(uint32_t maker) { maker_of_thread = maker; }
 
-uint32_t take_origin() {
-  const uint32_t origin = origin_of_thread;
-  origin_of_thread = 0;
-  return origin;
+uint32_t take_maker() {
+  const uint32_t maker = maker_of_thread;
+  maker_of_thread = 0;
+  return maker;
 }
 
 std::vector<BufferEntry> list_buffers(int8_t device) {
@@ -82,7 +82,7 @@ std::vector<BufferEntry> list_buffers(int8_t device) {
   // A Buffer whose destructor waits for the mutex still owns its array.
   for (const Buffer* buffer = account.first; buffer != nullptr; buffer = buffer->after_) {
     Py_INCREF(buffer->array);
-    out.push_back({buffer->array, buffer->bytes, buffer->origin});
+    out.push_back({buffer->array, buffer->bytes, buffer->maker});
   }
   return out;
 }

@@ -73,8 +73,8 @@ SignaturePtr make_signature(at::ScalarType dtype, at::IntArrayRef sizes) {
   return signature;
 }
 
-Buffer::Buffer(PyObject* array_, int8_t device_, int64_t bytes_, uint32_t origin_)
-    : array(array_), bytes(bytes_), origin(origin_), device(device_) {
+Buffer::Buffer(PyObject* array_, int8_t device_, int64_t bytes_, uint32_t maker_)
+    : array(array_), bytes(bytes_), maker(maker_), device(device_) {
   static Counter* created = counter("CreateDataHandles");
   created->add();
   count();

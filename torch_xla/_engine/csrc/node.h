@@ -46,12 +46,12 @@ SignaturePtr make_signature(at::ScalarType dtype, at::IntArrayRef sizes);
 // and dropped by the next thread that holds the GIL (drain_parked_buffers). At interpreter exit it is leaked on
 // purpose. While it lives it is counted in its device's memory (memory.h).
 struct Buffer final : c10::intrusive_ptr_target {
-  Buffer(_object* array, int8_t device, int64_t bytes, uint32_t origin);  // steals the reference
+  Buffer(_object* array, int8_t device, int64_t bytes, uint32_t maker);  // steals the reference
   ~Buffer() override;
   void donate();  // a result takes over its memory: it counts no longer
   _object* const array;
   const int64_t bytes;
-  const uint32_t origin;  // see memory.h
+  const uint32_t maker;  // see memory.h
   const int8_t device;
 
  private:

@@ -1,4 +1,4 @@
-"""Where buffers come from. A buffer carries a number; this table says what it stands for.
+"""What made a buffer, and where. A buffer carries a number; this table says what it stands for.
 
 The table grows by one row for each pair of a kind and a line of the user's program, and lives as long as the process.
 """
@@ -10,33 +10,33 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Maker:
     """``kind``: upload, result (of a program), transfer, or unknown; ``line``: the user's line, "" where unknown."""
 
     kind: str
     line: str
 
 
-UNKNOWN = Origin("unknown", "")
+UNKNOWN = Maker("unknown", "")
 
 _lock = threading.Lock()
-_numbers: dict[Origin, int] = {UNKNOWN: 0}
-_rows: list[Origin] = [UNKNOWN]
+_numbers: dict[Maker, int] = {UNKNOWN: 0}
+_rows: list[Maker] = [UNKNOWN]
 
 
 def number(kind: str, line: str) -> int:
-    """The number of an origin."""
-    origin = Origin(kind, line)
-    found = _numbers.get(origin)
+    """The number of a maker."""
+    maker = Maker(kind, line)
+    found = _numbers.get(maker)
     if found is not None:
         return found
     with _lock:
-        found = _numbers.setdefault(origin, len(_rows))
+        found = _numbers.setdefault(maker, len(_rows))
         if found == len(_rows):
-            _rows.append(origin)
+            _rows.append(maker)
         return found
 
 
-def origin(number: int) -> Origin:
+def maker(number: int) -> Maker:
     """What a buffer's number stands for."""
     return _rows[number]
