@@ -46,8 +46,7 @@ def page(data: dict[str, Any]) -> str:
     """The whole file."""
     steps = data["steps"]
     summary = f"{steps['count']} steps, {steps['mean_ms']:.2f} ms on average, {steps['ops']:.0f} ops each"
-    # "</" would end the element that holds the data.
-    stored = json.dumps(data).replace("</", "<\\/")
+    stored = json.dumps(data).replace("<", "\\u003c")  # "</script>" would end the element that holds the data
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>torch_xla report</title>'
         f"<style>{_STYLE}</style></head><body><h1>Where the time of a step went</h1><p>{escape(summary)}</p>"
