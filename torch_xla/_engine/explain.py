@@ -152,7 +152,9 @@ def _argument(difference: Difference, situation: Situation) -> _Parts:
     what = f"argument `{change.name}` of {change.op.op}{_at(change.op)} was {_value(change.old)} and is "
     what += f"{_value(change.new)}."
     details = {"op": change.op.op, "argument": change.name, "old": change.old, "new": change.new}
-    return "argument", what, line, (line, change.op.op, change.name), _argument_advice(change), details
+    # Without the op's own line it may be one of several such ops, or its gradient: they count as one cause.
+    subject = (change.op.line, change.op.op, change.name)
+    return "argument", what, line, subject, _argument_advice(change), details
 
 
 def _value(value: Any) -> str:

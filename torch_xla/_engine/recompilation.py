@@ -50,7 +50,7 @@ class Watcher:
         self._known: dict[int, deque[tuple[Site, Sketch]]] = {}
         self._spoken: set[tuple[object, ...]] = set()
         self._spoken_at: Counter[Site] = Counter()
-        self._step: journal.Step | None = None  # of the last explanation
+        self._last: tuple[journal.Step, Explanation] | None = None  # the last explanation and the step it is of
         self.unexpected = 0
         self.found: deque[Recompilation] = deque(maxlen=1000)
         self.threshold: int | None = None  # overrides the setting
@@ -77,6 +77,7 @@ class Watcher:
             return None
         metrics.count("UnexpectedCompile")
         self._follow_lines(True)
+        found = self._cause(found)
         spoken = self._may_speak(site, found)
         self.found.append(Recompilation(site, found, spoken))
         if spoken:
@@ -96,14 +97,29 @@ class Watcher:
             self.capture(True)
         self._calm = 0 if on else _CALM
 
-    def _may_speak(self, site: Site, found: Explanation) -> bool:
-        threshold = settings.XLA_EXPLAIN_RECOMPILATIONS if self.threshold is None else self.threshold
+    def _cause(self, found: Explanation) -> Explanation:
+        """``found``, or if that follows from what was explained earlier in the same step, the earlier one."""
         step = journal.current()
         with self._lock:
+            if self._last is not None and self._last[0] is step and _follows(found, self._last[1]):
+                return self._last[1]
+            self._last = step, found
+            return found
+
+    def causes(self) -> list[tuple[Explanation, int]]:
+        """Every cause so far and how many compilations it cost, in order of first appearance."""
+        found = [r.explanation for r in list(self.found)]
+        times = Counter(e.subject for e in found)
+        first: dict[tuple[object, ...], Explanation] = {}
+        for explanation in found:
+            first.setdefault(explanation.subject, explanation)
+        return [(explanation, times[subject]) for subject, explanation in first.items()]
+
+    def _may_speak(self, site: Site, found: Explanation) -> bool:
+        threshold = settings.XLA_EXPLAIN_RECOMPILATIONS if self.threshold is None else self.threshold
+        with self._lock:
             self.unexpected += 1
-            follows = self._step is step and found.kind in _CONSEQUENCES
-            self._step = step
-            if not threshold or self.unexpected < threshold or follows:
+            if not threshold or self.unexpected < threshold:
                 return False
             if found.subject in self._spoken or self._spoken_at[site] >= _PER_SITE:
                 return False
@@ -122,6 +138,13 @@ class Watcher:
             yield
         finally:
             self.threshold, self.speak, self._spoken, self._spoken_at = before
+
+
+def _follows(found: Explanation, earlier: Explanation) -> bool:
+    # The gradient of an op has its constants, too.
+    same = ("op", "argument")
+    again = found.kind == earlier.kind == "argument" and all(found.details[n] == earlier.details[n] for n in same)
+    return again or found.kind in _CONSEQUENCES
 
 
 watcher = Watcher()

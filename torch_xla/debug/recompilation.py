@@ -12,7 +12,6 @@ or after the fact: ``print(recompilation.report())``.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -46,16 +45,13 @@ def count() -> int:
 
 def explanations() -> list[Explanation]:
     """The causes of unexpected compilations so far, told or not, in order of first appearance, each once."""
-    causes = {found.explanation.subject: found.explanation for found in reversed(_watcher.found)}
-    return list(reversed(causes.values()))
+    return [explanation for explanation, _ in _watcher.causes()]
 
 
 def report() -> str:
     """A paragraph for each cause, with how many compilations it cost; a sentence if there was none."""
-    times = Counter(found.explanation.subject for found in _watcher.found)
-    if not times:
-        return "No unexpected compilation so far."
-    return "\n\n".join(f"{times[e.subject]} × {e.text}" for e in explanations())
+    causes = _watcher.causes()
+    return "\n\n".join(f"{n} × {e.text}" for e, n in causes) or "No unexpected compilation so far."
 
 
 def clear() -> None:

@@ -14,7 +14,6 @@ timeline     for each step: number, thread, start_ms, wall_ms, parts (ms by cate
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,12 +91,7 @@ def _compilation(step: journal.Step, found: journal.Compilation) -> dict[str, An
 
 
 def _recompilations() -> list[dict[str, Any]]:
-    found = [r.explanation for r in list(watcher.found)]
-    times = Counter(e.subject for e in found)
-    first = {e.subject: e for e in reversed(found)}
-    return [
-        {"kind": e.kind, "line": e.line, "text": e.text, "times": times[e.subject]} for e in reversed(first.values())
-    ]
+    return [{"kind": e.kind, "line": e.line, "text": e.text, "times": n} for e, n in watcher.causes()]
 
 
 def _places(tables: Sequence[dict[Any, journal.Place]], names: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_xla._engine.metrics import format_bytes
 
-_BAR = 40
+_BAR = 24
 _ROWS = 8
 
 

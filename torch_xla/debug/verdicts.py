@@ -125,4 +125,6 @@ def _times(per_step: float, noun: str) -> str:
 
 
 def _ms(value: float) -> str:
-    return f"{value / 1000:.1f} s" if value >= 10_000 else f"{value:.3g} ms"
+    if value >= 1000:
+        return f"{value / 1000:.2f} s"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
