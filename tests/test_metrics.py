@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from helpers import run_script
+from helpers import counts, run_script
 
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -206,3 +207,74 @@ def test_settings() -> None:
     assert first == "(9, 72.0) 4"
     assert report.strip().endswith("Percentiles: 25%=8.00B; 50%=8.00B; 99.9%=8.00B")
     assert parse(report.rstrip("\n") + "\n") == [("Metric", "InboundData")]
+
+
+# What moves, as users know it from other releases. Metrics by their number of samples; what is not named is not moved.
+# Numbers that are operands travel with the program, so ``mul_(4.5)`` needs no upload of its own.
+_WATCHED = ("CreateXlaTensor", "CreateDataHandles", "CreateCompileHandles", "CachedSyncTensors", "UncachedSyncTensors",
+            "MarkStep", "CompileTime", "ExecuteTime", "ExecuteComputation", "TransferToServerTime",
+            "TransferFromServerTime", "OutboundData", "InboundData", "TensorsGraphSize", "InputOutputAliasCount",
+            "aten::_local_scalar_dense", "xla::mm", "xla::add", "xla::add_", "xla::mul_")  # fmt: skip
+_COMPILES = {"UncachedSyncTensors": 1, "CreateCompileHandles": 1, "CompileTime": 1, "InputOutputAliasCount": 1}
+_RUNS = {"ExecuteTime": 1, "ExecuteComputation": 1, "CreateDataHandles": 1, "TensorsGraphSize": 1}
+_NEW = _COMPILES | _RUNS
+_KNOWN = {"CachedSyncTensors": 1} | _RUNS
+_READS = {"TransferFromServerTime": 1, "InboundData": 1}
+
+
+def test_counter_movements() -> None:
+    """The table of what moves, line by line, on the same tensor."""
+    executor.programs.clear()
+    source = torch.rand(3, 3)
+    kept: list[torch.Tensor] = []
+    with counts() as moved:
+        w = source.to("xla")
+    assert moved.only(*_WATCHED) == {"CreateXlaTensor": 1, "CreateDataHandles": 1, "TransferToServerTime": 1,
+                                     "OutboundData": 1}  # fmt: skip
+
+    def check(run: Callable[[], object], expected: dict[str, int], tensors: int = 0) -> None:
+        with counts() as moved:
+            kept.append(run())
+        found = moved.only(*_WATCHED)
+        found.pop("CreateXlaTensor", 0)
+        assert found == expected
+        if tensors:
+            assert moved["CreateXlaTensor"] == tensors
+
+    def step(record: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        def run() -> torch.Tensor:
+            result = record()
+            xm.mark_step()
+            return result
+
+        return run
+
+    check(step(lambda: w @ w), _NEW | {"MarkStep": 1, "xla::mm": 1}, tensors=1)
+    check(step(lambda: w @ w), _KNOWN | {"MarkStep": 1, "xla::mm": 1}, tensors=1)
+    check(kept[-1].cpu, _READS)
+    check(lambda: (w + w).cpu(), _NEW | _READS | {"xla::add": 1})
+    check(lambda: (w + w).cpu(), _KNOWN | _READS | {"xla::add": 1})
+    check(lambda: w.sum().item(), _NEW | _READS | {"aten::_local_scalar_dense": 1})
+    check(lambda: w.sum().item(), _KNOWN | _READS | {"aten::_local_scalar_dense": 1})
+    check(step(lambda: w.add_(1)), _NEW | {"MarkStep": 1, "xla::add_": 1})
+    check(step(lambda: w.add_(2)), _NEW | {"MarkStep": 1, "xla::add_": 1})
+    check(step(lambda: w.mul_(3.5)), _NEW | {"MarkStep": 1, "xla::mul_": 1})
+    check(step(lambda: w.mul_(4.5)), _KNOWN | {"MarkStep": 1, "xla::mul_": 1})
+    check(xm.mark_step, {"MarkStep": 1})
+
+    def dropped() -> None:
+        w @ w
+        xm.mark_step()
+
+    check(dropped, {"MarkStep": 1, "xla::mm": 1})
+
+
+def test_fallback_movements() -> None:
+    """An op on the CPU: one run for its inputs, a download for each, an upload for each result."""
+    x = torch.tensor([0.0, 1.0, 2.0]).to("xla") * 2
+    with counts() as moved, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x.nonzero()
+    assert moved.fallbacks == {"aten::nonzero"} and moved["aten::nonzero"] == 1
+    assert moved.executions == 1
+    assert moved["TransferFromServerTime"] == moved["TransferToServerTime"] == 1

@@ -7,7 +7,7 @@ from torch_xla._version import __version__
 
 _start.start()
 
-from torch_xla import _XLAC, backends, experimental  # noqa: E402
+from torch_xla import _XLAC, backends, debug, experimental  # noqa: E402
 from torch_xla.torch_xla import (  # noqa: E402
     compile,
     device,
@@ -24,6 +24,7 @@ __all__ = [
     "__version__",
     "backends",
     "compile",
+    "debug",
     "device",
     "device_count",
     "devices",

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine import executor, frames, metrics, modes, recorder
+from torch_xla._engine import executor, frames, metrics, modes, observer, recorder, trigger
 from torch_xla._engine.settings import settings
 
 _MESSAGE = (
@@ -37,11 +37,12 @@ def _devices(optimizer: torch.optim.Optimizer) -> set[int]:
     return {p.device.index or 0 for group in optimizer.param_groups for p in group["params"] if p.device.type == "xla"}
 
 
-def cut(device: int) -> None:
+def cut(device: int, reason: str = trigger.LIMIT) -> None:
     """Runs what is pending on the device without being a step barrier of the user's."""
     if not modes.eager():
         metrics.count("GraphCut")
-    executor.sync_device(device)
+    with trigger.because(reason):
+        executor.sync_device(device)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -60,21 +61,26 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         message = _MESSAGE.format(name=type(optimizer).__name__, line=frames.user_line())
         warnings.warn(message, UserWarning, stacklevel=4)
     for device in devices:
-        cut(device)
+        cut(device, trigger.CARELESS)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if optimizer in _careless:
         for device in _devices(optimizer):
-            cut(device)
+            cut(device, trigger.CARELESS)
+            observer.step_ended(device)
 
 
 def mark_step(wait: bool = False) -> None:
     """The step barrier: everything pending on this thread's device is sent off; with ``wait`` it is finished."""
     metrics.count("MarkStep")
+    observer.announce_step()
     with _lock:
         _stepped.clear()
-    executor.sync_device(recorder.module().current_device(), wait or settings.XLA_SYNC_WAIT)
+    device = recorder.module().current_device()
+    with trigger.because(trigger.SYNC):
+        executor.sync_device(device, wait or settings.XLA_SYNC_WAIT)
+    observer.step_ended(device)
 
 
 def install() -> None:

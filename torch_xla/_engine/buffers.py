@@ -7,12 +7,16 @@ what the device holds.
 from __future__ import annotations
 
 import ctypes
+import logging
+import time
 
 import jax
 import numpy as np
 import torch
 
-from torch_xla._engine import devices, dtypes, metrics
+from torch_xla._engine import devices, dtypes, frames, journal, makers, metrics, recorder
+
+_log = logging.getLogger("torch_xla.transfer")
 
 #: torch has no numpy view of these; their bits travel as integers of the same width.
 _BITS = {
@@ -36,6 +40,8 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
             # The caller may write to its tensor as soon as we return.
             buffer.block_until_ready()
     metrics.metric("OutboundData", metrics.format_bytes).add(host.nbytes)
+    _made("upload")
+    _log.info("to xla:%d: %s%s", ordinal, tensor.dtype, list(tensor.shape))
     return buffer
 
 
@@ -45,16 +51,29 @@ def _to_host(tensor: torch.Tensor) -> np.ndarray:
     return view
 
 
+def _made(kind: str) -> None:
+    kind = "fallback" if journal.falling_back() else kind
+    frame = frames.user_frame()
+    line = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    recorder.module().set_maker(makers.number(kind, line))
+
+
 def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
     """A new CPU tensor of torch dtype ``dtype_code`` with the buffer's values; waits for them."""
     dtype = dtypes.FROM_CODE[dtype_code]
+    start = time.perf_counter_ns()
     with metrics.timed("TransferFromServerTime"):
+        with journal.spent("wait"):
+            buffer.block_until_ready()
         host = np.ascontiguousarray(np.asarray(buffer))
         # torch's own memory: a tensor over numpy's, or one that numpy has seen, could not be resized.
         tensor = torch.empty(buffer.shape, dtype=dtypes.named(buffer.dtype))
         ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)
         tensor = tensor.to(dtype)
     metrics.metric("InboundData", metrics.format_bytes).add(host.nbytes)
+    if not journal.falling_back():
+        journal.read(frames.user_line(), time.perf_counter_ns() - start)
+    _log.info("from the device: %s%s", dtype, list(buffer.shape))
     return tensor
 
 
@@ -62,4 +81,5 @@ def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
     """The buffer's values on another device."""
     with metrics.timed("TransferDeviceToDeviceTime"), jax.enable_x64(True):
         moved: jax.Array = jax.device_put(buffer, devices.device(ordinal), may_alias=False)
-        return moved
+    _made("transfer")
+    return moved

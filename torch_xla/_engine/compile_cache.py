@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from torch_xla._engine import metrics
+from torch_xla._engine import journal, metrics
 from torch_xla._engine.program_files import ProgramFiles, UnreadableError
 from torch_xla._engine.settings import settings
 
@@ -56,10 +56,11 @@ def build(lower: Callable[[], jax.stages.Lowered], places: Sequence[jax.Device])
     The time, that of ``lower`` included, is a sample of PersistentCacheLoad if it has, and of CompileTime otherwise.
     """
     start = time.perf_counter_ns()
-    files, lowered = _in_use(), lower()
-    file = files.file(lowered, places) if files else None
-    found = _read(files, file, places) if files and file else None
-    compiled = found or lowered.compile()
+    with journal.spent("CompileTime"):
+        files, lowered = _in_use(), lower()
+        file = files.file(lowered, places) if files else None
+        found = _read(files, file, places) if files and file else None
+        compiled = found or lowered.compile()
     name = "PersistentCacheLoad" if found else "CompileTime"
     metrics.metric(name, metrics.format_time).add(time.perf_counter_ns() - start)
     if files and file and not found and not files.readonly:

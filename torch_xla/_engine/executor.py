@@ -22,6 +22,7 @@ from torch_xla._engine import (
     frames,
     metrics,
     modes,
+    observer,
     op_by_op,
     precision,
     program,
@@ -37,6 +38,7 @@ class Program:
 
     compiled: jax.stages.Compiled
     spec: program.GraphSpec
+    sizes: observer.Sizes
 
 
 #: What a program was compiled for: a device, the recorder's key of the graph, and how exact its products are.
@@ -120,7 +122,8 @@ def compile_graph(spec: program.GraphSpec, device: int, floats: Any, ints: Any, 
     compiled = compile_cache.build(lambda: jitted.lower(floats, ints, *buffers), [devices.device(device)])
     metrics.count("CreateCompileHandles")
     metrics.metric("InputOutputAliasCount").add(len(donated))
-    return Program(compiled, spec)
+    observer.compiled(compiled)
+    return Program(compiled, spec, observer.sizes(compiled))
 
 
 def _program(graph: Any, device: int, floats: Any, ints: Any, buffers: list[Any]) -> Program:
@@ -131,7 +134,9 @@ def _program(graph: Any, device: int, floats: Any, ints: Any, buffers: list[Any]
         metrics.count("CachedSyncTensors")
         return found
     metrics.count("UncachedSyncTensors")
-    found = compile_graph(program.describe(graph, products), device, floats, ints, buffers)
+    spec = program.describe(graph, products)
+    with observer.compilation(graph, spec, device):
+        found = compile_graph(spec, device, floats, ints, buffers)
     programs.put(key, found)
     return found
 
@@ -144,12 +149,15 @@ def _run(graph: Any, device: int, one_by_one: bool, section: str) -> list[jax.Ar
         dump.append(section, graph, (floats, ints, *buffers))
         if one_by_one or modes.eager():
             results: list[jax.Array] = op_by_op.run(graph, floats, ints, buffers)
+            sizes = None
         else:
-            compiled = _program(graph, device, floats, ints, buffers).compiled
+            found = _program(graph, device, floats, ints, buffers)
+            sizes = found.sizes.results
+            observer.execution(graph, device, found.sizes)
             with metrics.timed("ExecuteTime"):
-                results = compiled(floats, ints, *buffers)
+                results = found.compiled(floats, ints, *buffers)
     del buffers
-    graph.finish(results)
+    graph.finish(results, sizes)
     return results
 
 
@@ -161,7 +169,7 @@ def sync_device(device: int, wait: bool = False) -> None:
         graph = recorder.module().collect(device)
         results = _run(graph, device, one_by_one, section) if graph.root_count else []
     if wait:
-        jax.block_until_ready(results)
+        observer.wait(results)
 
 
 def materialize(nodes: Sequence[Any], device: int) -> None:
@@ -176,7 +184,7 @@ def materialize(nodes: Sequence[Any], device: int) -> None:
 
 def wait(device: int) -> None:
     """Waits for all that has been started on the device."""
-    jax.block_until_ready(recorder.module().live_buffers(device))
+    observer.wait(recorder.module().live_buffers(device))
 
 
 def on_devices(call: Callable[[int], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,11 +13,13 @@ import jax
 import torch
 
 #: Folders whose code is not the user's, with a separator at the end: this package, torch and jax.
-OWN = tuple(
+_FOLDERS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (__file__ + "/..", torch.__file__, jax.__file__)
     if path is not None
 )
+#: A context manager made from a generator runs under a frame of contextlib, which is nobody's line.
+OWN = (*_FOLDERS, contextlib.__file__)
 _ENGINE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 

@@ -64,8 +64,25 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
     return parse
 
 
+def _logs(text: str) -> tuple[tuple[str, str], ...]:
+    """(name below torch_xla, "+", "-" or "") of each part."""
+    if not text:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.lstrip("+-").replace("_", "").isalpha() for part in parts):
+        raise ValueError(text)
+    return tuple((part.lstrip("+-"), part[0] if part[0] in "+-" else "") for part in parts)
+
+
 FLAG = Kind(_flag, "1 or 0 (also true/false, yes/no, on/off)")
 COUNT = Kind(_at_least(1), "an integer of at least 1")
+NUMBER = Kind(_at_least(0), "an integer of at least 0")
+NUMBER_OR_NONE: Kind[int | None] = Kind(NUMBER.parse, NUMBER.form)
+PATH: Kind[str] = Kind(str, "the path of a file")
+STREAM: Kind[str] = Kind(str, "the path of a file, or STDOUT or STDERR")
+LOGS: Kind[tuple[tuple[str, str], ...]] = Kind(
+    _logs, "names with commas between them, each with + before it for more detail or - for errors only"
+)
 FRACTIONS = Kind(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
 DEVICE_KIND: Kind[str] = Kind(str.upper, "the name of a kind of device")
 FOLDER = Kind(lambda text: Path(text).expanduser().absolute(), "the path of a folder")
@@ -171,6 +188,25 @@ class Settings:
     MODELCMP_SAVEDIR = Variable(
         FOLDER_OR_NONE, None, "folder that torch_xla.debug.model_comparator.save writes to; unset: it does nothing"
     )
+    XLA_METRICS_FILE = Variable(STREAM, "", "append the metrics report to this file at the end of every step")
+    XLA_EXPLAIN_RECOMPILATIONS = Variable(
+        NUMBER, "3", "explain recompilations from this unexpected one on: 1 is the first, 0 turns it off"
+    )
+    TORCH_XLA_LOGS = Variable(
+        LOGS, "", "log to stderr: all, compile, execute, transfer, fallback, recompilation, memory"
+    )
+
+    XLA_EMIT_STEPLOG = Variable(FLAG, "0", "write a line to stderr at every step")
+    PT_XLA_DEBUG = Variable(FLAG, "0", "analyse compilations and executions, and sum up what was slow at the end")
+    PT_XLA_DEBUG_LEVEL = Variable(
+        NUMBER_OR_NONE, None, "1: analyse compilations, 2: executions as well, 0: nothing; unset: 2 with PT_XLA_DEBUG"
+    )
+    PT_XLA_DEBUG_FILE = Variable(PATH, "", "append the analyses to this file instead of writing them to stderr")
+    PT_XLA_DEBUG_MAX_FRAME = Variable(COUNT, "8", "Python frames that an analysis shows at most")
+
+    RANK = Variable(NUMBER, "0", "number of this process among those that train together", "XRT_SHARD_ORDINAL")
+    LOCAL_RANK = Variable(NUMBER, "0", "number of this process among those of this machine", "XRT_SHARD_LOCAL_ORDINAL")
+    WORLD_SIZE = Variable(COUNT, "1", "number of processes that train together", "XRT_SHARD_WORLD_SIZE")
 
     TORCH_XLA_CACHE_DIR = Variable(
         FOLDER_OR_NONE, None, "where the built recorder is kept; unset: torch_xla inside XDG_CACHE_HOME"

@@ -19,9 +19,14 @@ from torch_xla._engine import (
     device_module,
     devices,
     executor,
+    exit_summary,
     frames,
     hlo_metadata,
+    input_time,
+    journal,
+    logs,
     modes,
+    observer,
     origins,
     recorder,
     seeding,
@@ -38,6 +43,7 @@ def start() -> None:
     if _started:
         return
     _started = True
+    logs.setup()
     load_rules()
     module = recorder.module()
     module.set_hooks(
@@ -48,6 +54,7 @@ def start() -> None:
         materialize=executor.materialize,
         cut=barrier.cut,
         fallback=_on_fallback,
+        fallback_done=journal.end_fallback,
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
     modes.set_eager(settings.XLA_USE_EAGER_DEBUG_MODE)
@@ -59,6 +66,9 @@ def start() -> None:
         hlo_metadata.install()
     barrier.install()
     seeding.install()
+    input_time.install()
+    if settings.PT_XLA_DEBUG:
+        atexit.register(exit_summary.write)
     torch._register_device_module("xla", device_module)
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
 
@@ -79,12 +89,16 @@ _fallen: set[str] = set()
 
 
 def _on_fallback(op: str) -> None:
-    if op in _fallen or not settings.XLA_FALLBACK_WARN:
-        return
-    _fallen.add(op)
+    if op not in _fallen and settings.XLA_FALLBACK_WARN:
+        _fallen.add(op)
+        _warn_of_fallback(op)
+    observer.fallback(op, frames.user_line())
+
+
+def _warn_of_fallback(op: str) -> None:
     warnings.warn(
         f"torch_xla: {op} has no lowering and runs on the CPU (first at {frames.user_line()}): its inputs travel from "
         "the device and its results back, at every call. The counter of that name says how often.",
         UserWarning,
-        stacklevel=2,
+        stacklevel=3,
     )

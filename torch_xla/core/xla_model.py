@@ -10,6 +10,7 @@ import torch
 from torch_xla import torch_xla as _top
 from torch_xla._engine import devices as _devices
 from torch_xla._engine import executor as _executor
+from torch_xla._engine import memory as _memory
 from torch_xla._engine import pending as _pending
 from torch_xla._engine import recorder as _recorder
 
@@ -109,3 +110,13 @@ def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
 def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
     """As get_stablehlo, in MLIR's bytecode."""
     return _pending.bytecode("get_stablehlo_bytecode", tensors)
+
+
+def get_memory_info(device: torch.device | str | None = None) -> dict[str, int]:
+    """The memory of a device (default: the current one), on every backend; torch_xla.debug.memory tells by what.
+
+    ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used``, and in KB of 1024 bytes, as older releases say it,
+    ``kb_free`` and ``kb_total``. On the CPU used is what the buffers of this process take, and the limit is that of the
+    machine.
+    """
+    return _memory.info(_top._ordinal(device))

@@ -14,6 +14,7 @@
 #include "counters.h"
 #include "device.h"
 #include "graph.h"
+#include "memory.h"
 #include "op.h"
 #include "origin.h"
 #include "record.h"
@@ -148,13 +149,21 @@ class Hook {
   PyObject* function_;
 };
 
-BufferPtr steal(py::object array) { return c10::make_intrusive<Buffer>(array.release().ptr()); }
+BufferPtr steal(py::object array, int device, int64_t bytes, uint32_t maker) {
+  return c10::make_intrusive<Buffer>(array.release().ptr(), static_cast<int8_t>(device), bytes, maker);
+}
+
+// Of a hook, which may have said where the buffer comes from.
+BufferPtr steal(py::object array, int device) {
+  const auto bytes = array.attr("nbytes").cast<int64_t>();
+  return steal(std::move(array), device, bytes, take_maker());
+}
 
 py::object borrow(const BufferPtr& buffer) { return py::reinterpret_borrow<py::object>(buffer->array); }
 
 void set_hooks(const py::object& device_count, const py::object& upload, const py::object& download,
                const py::object& transfer, const py::object& materialize, const py::object& cut,
-               const py::object& fallback) {
+               const py::object& fallback, const py::object& fallback_done) {
   Hooks& h = hooks();
   h.device_count = [f = Hook(device_count)] {
     InPython here;
@@ -162,7 +171,7 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
   };
   h.upload = [f = Hook(upload)](const at::Tensor& t, int8_t device) {
     InPython here;
-    return steal(f(t, static_cast<int>(device)));
+    return steal(f(t, static_cast<int>(device)), device);
   };
   h.download = [f = Hook(download)](const BufferPtr& buffer, at::ScalarType dtype) {
     InPython here;
@@ -170,7 +179,7 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
   };
   h.transfer = [f = Hook(transfer)](const BufferPtr& buffer, int8_t device) {
     InPython here;
-    return steal(f(borrow(buffer), static_cast<int>(device)));
+    return steal(f(borrow(buffer), static_cast<int>(device)), device);
   };
   h.materialize = [f = Hook(materialize)](const std::vector<NodePtr>& nodes, int8_t device) {
     InPython here;
@@ -197,6 +206,10 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
   h.fallback = [f = Hook(fallback)](const std::string& name) {
     InPython here;
     f(name);
+  };
+  h.fallback_done = [f = Hook(fallback_done)] {
+    InPython here;
+    f();
   };
 }
 
@@ -350,7 +363,12 @@ py::list leaf_buffers(const Graph& graph) {
 }
 
 // A result that is an input handed through shares its buffer, so that neither is donated while the other is read.
-void finish(Graph& graph, const py::sequence& results) {
+// `sizes`: the bytes of each result; without them each result is asked, which costs more.
+void finish(Graph& graph, const py::sequence& results, const std::optional<std::vector<int64_t>>& sizes) {
+  const uint32_t maker = take_maker();
+  for (const uint32_t position : graph.donated) {
+    graph.leaves[position]->buffer->donate();
+  }
   std::unordered_map<PyObject*, BufferPtr> inputs;
   for (const Node* leaf : graph.leaves) {
     inputs.emplace(leaf->buffer->array, leaf->buffer);
@@ -359,7 +377,12 @@ void finish(Graph& graph, const py::sequence& results) {
   values.reserve(graph.roots.size());
   for (const auto& item : results) {
     const auto found = inputs.find(item.ptr());
-    values.push_back(found != inputs.end() ? found->second : steal(py::reinterpret_borrow<py::object>(item)));
+    if (found != inputs.end()) {
+      values.push_back(found->second);
+      continue;
+    }
+    const int64_t bytes = sizes ? sizes->at(values.size()) : item.attr("nbytes").cast<int64_t>();
+    values.push_back(steal(py::reinterpret_borrow<py::object>(item), graph.device, bytes, maker));
   }
   inputs.clear();
   graph.materialize(std::move(values));
@@ -422,7 +445,7 @@ void bind_graph(py::module_& m) {
       .def("ints", [](const Graph& g) { return py::array_t<int64_t>(g.ints.size(), g.ints.data()); })
       .def("describe", [](const Graph& g) { return Description(g).nodes(); })
       .def("roots", &root_positions)
-      .def("finish", &finish);
+      .def("finish", &finish, py::arg("results"), py::arg("sizes") = py::none());
   m.def("collect", &collect, py::arg("device"), py::arg("wanted") = py::none());
   m.def("collect_only", [](int device, const std::vector<NodePtr>& wanted) {
     drain_parked_buffers();
@@ -465,6 +488,25 @@ void bind_origins(py::module_& m) {
   m.def("origin", &origin);
 }
 
+// (array, bytes, maker) of every buffer of a device, oldest first.
+py::list buffers(int device) {
+  py::list out;
+  for (const BufferEntry& entry : list_buffers(static_cast<int8_t>(device))) {
+    out.append(py::make_tuple(py::reinterpret_steal<py::object>(entry.array), entry.bytes, entry.maker));
+  }
+  return out;
+}
+
+void bind_memory(py::module_& m) {
+  m.def("buffers", &buffers);
+  m.def("set_maker", &set_maker);
+  m.def("take_peak", [](int device) { return take_peak(static_cast<int8_t>(device)); });
+  m.def("memory_use", [](int device) {
+    const MemoryUse use = memory_use(static_cast<int8_t>(device));
+    return py::make_tuple(use.bytes, use.peak, use.buffers);
+  });
+}
+
 void bind_state(py::module_& m) {
   m.attr("max_devices") = kMaxDevices;
   m.def("live_buffers", &live_buffers);
@@ -492,10 +534,11 @@ void bind_state(py::module_& m) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace torch_xla;
   bind_graph(m);
+  bind_memory(m);
   bind_state(m);
   bind_origins(m);
   m.def("set_hooks", &set_hooks, py::kw_only(), py::arg("device_count"), py::arg("upload"), py::arg("download"),
-        py::arg("transfer"), py::arg("materialize"), py::arg("cut"), py::arg("fallback"));
+        py::arg("transfer"), py::arg("materialize"), py::arg("cut"), py::arg("fallback"), py::arg("fallback_done"));
   m.def("register_special_kernels", &register_special_kernels);
   m.def("register_recorded", &register_recorded);
   m.def("register_forms", &register_forms);

@@ -48,6 +48,7 @@ struct Hooks {
   std::function<void(const std::vector<NodePtr>&, int8_t)> materialize;  // run what these values need
   std::function<void(int8_t)> cut;                                       // run all that is pending
   std::function<void(const std::string&)> fallback;                      // an op is about to run on the CPU
+  std::function<void()> fallback_done;                                   // it has, without an error
   std::function<void()> enter;                                           // torch's Python may run until leave
   std::function<void()> leave;
   std::function<void()> hold;  // the process is ending: wait for that

@@ -74,14 +74,17 @@ SignaturePtr make_signature(at::ScalarType dtype, at::IntArrayRef sizes) {
   return signature;
 }
 
-Buffer::Buffer(PyObject* array_) : array(array_) {
+Buffer::Buffer(PyObject* array_, int8_t device_, int64_t bytes_, uint32_t maker_)
+    : array(array_), bytes(bytes_), maker(maker_), device(device_) {
   static Counter* created = counter("CreateDataHandles");
   created->add();
+  count();
 }
 
 Buffer::~Buffer() {
   static Counter* destroyed = counter("DestroyDataHandles");
   destroyed->add();
+  donate();
   if (parked().abandoned.load(std::memory_order_acquire)) {
     return;
   }

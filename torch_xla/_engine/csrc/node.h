@@ -15,6 +15,8 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <vector>
+
 #include "hash.h"
 
 struct _object;  // PyObject
@@ -42,11 +44,22 @@ SignaturePtr make_signature(at::ScalarType dtype, at::IntArrayRef sizes);
 
 // Owns one reference to a jax.Array. May die on any thread, with or without the GIL: without it the reference is parked
 // and dropped by the next thread that holds the GIL (drain_parked_buffers). At interpreter exit it is leaked on
-// purpose.
+// purpose. While it lives it is counted in its device's memory (memory.h).
 struct Buffer final : c10::intrusive_ptr_target {
-  explicit Buffer(_object* array);  // steals the reference
+  Buffer(_object* array, int8_t device, int64_t bytes, uint32_t maker);  // steals the reference
   ~Buffer() override;
+  void donate();  // a result takes over its memory: it counts no longer
   _object* const array;
+  const int64_t bytes;
+  const uint32_t maker;  // see memory.h
+  const int8_t device;
+
+ private:
+  friend std::vector<struct BufferEntry> list_buffers(int8_t device);
+  void count();
+  Buffer* before_ = nullptr;  // guarded by the mutex of the device's account
+  Buffer* after_ = nullptr;
+  bool counted_ = false;
 };
 using BufferPtr = c10::intrusive_ptr<Buffer>;
 void drain_parked_buffers();  // GIL held

@@ -391,6 +391,7 @@ void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
     hooks().materialize(wanted, wanted.front()->device);
   }
   at::native::cpu_fallback(handle, stack);
+  hooks().fallback_done();
 }
 
 void advance_seed(int8_t device) {

@@ -1,0 +1,119 @@
+"""Memory: how much, by what, at most when; and the test helper that finds leaks."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch_xla._engine import recorder
+from torch_xla.debug import memory
+
+KB = 1024
+
+
+def _used() -> int:
+    gc.collect()
+    return xm.get_memory_info("xla")["bytes_used"]
+
+
+def test_keys_of_both_eras() -> None:
+    info = xm.get_memory_info(xm.xla_device())
+    assert set(info) == {"bytes_used", "bytes_limit", "peak_bytes_used", "kb_free", "kb_total"}
+    assert all(isinstance(value, int) for value in info.values())
+    assert 0 <= info["bytes_used"] <= info["peak_bytes_used"] <= info["bytes_limit"]
+    assert info["kb_total"] == info["bytes_limit"] // KB
+    assert info["kb_free"] == (info["bytes_limit"] - info["bytes_used"]) // KB
+    assert xm.get_memory_info() == xm.get_memory_info("xla:0")
+
+
+def test_follows_buffers() -> None:
+    before = _used()
+    x = torch.ones(64, KB).to("xla")
+    assert _used() - before == 256 * KB
+    y = x * 3
+    assert _used() - before == 256 * KB, "what is recorded takes nothing"
+    torch_xla.sync()
+    assert _used() - before == 512 * KB
+    half = y.half()
+    torch_xla.sync()
+    assert _used() - before == 640 * KB
+    view = x[:32]
+    torch_xla.sync()
+    assert _used() - before == 640 * KB + (128 * KB if len(memory.buffers()) and _is_buffer(view) else 0)
+    del x, y, half, view
+    assert _used() - before == 0
+
+
+def _is_buffer(tensor: torch.Tensor) -> bool:
+    return recorder.module().nodes_of([tensor])[0].buffer is not None
+
+
+def test_donated_buffers_count_once() -> None:
+    before = _used()
+    x = torch.ones(64, KB).to("xla")
+    for _ in range(3):
+        x.mul_(2)
+        torch_xla.sync()
+        assert _used() - before == 256 * KB
+    peak = xm.get_memory_info("xla")["peak_bytes_used"]
+    assert peak - before >= 256 * KB
+
+
+def test_peak_of_each_step() -> None:
+    torch_xla.sync()
+    x = torch.ones(64, KB).to("xla")
+    y = x * 3 + 1
+    torch_xla.sync()
+    del y
+    torch_xla.sync()
+    torch_xla.sync()
+    high, fallen, low = memory.peak_per_step()[-3:]
+    assert high >= low + 256 * KB and fallen >= low and low >= 256 * KB
+    assert xm.get_memory_info("xla")["peak_bytes_used"] >= high
+    del x
+
+
+def test_buffers_and_who_made_them() -> None:
+    x = torch.ones(512, KB).to("xla")  # 2 MB: the largest of all
+    y = x.double() + 1
+    torch_xla.sync()
+    largest, second = memory.buffers()[:2]
+    assert (largest.shape, largest.dtype, largest.bytes, largest.kind) == ((512, KB), "float64", 4 << 20, "result")
+    assert (second.shape, second.dtype, second.bytes, second.kind) == ((512, KB), "float32", 2 << 20, "upload")
+    first = test_buffers_and_who_made_them.__code__.co_firstlineno
+    assert second.line == f"{__file__}:{first + 1}" and largest.line == f"{__file__}:{first + 3}"
+    text = memory.summary(rows=1)
+    assert text.startswith("xla:0: ") and largest.line in text and "4.00MB" in text and " more lines" in text
+    del x, y
+
+
+kept: list[torch.Tensor] = []
+
+
+def test_no_leak() -> None:
+    x = torch.ones(4, KB).to("xla")
+    with memory.no_leak():
+        for _ in range(3):
+            x.mul_(2)
+            (x + 1).sum()
+            torch_xla.sync()
+
+    def leak() -> None:
+        with memory.no_leak():
+            kept.extend(x * 3 for _ in range(2))
+
+    with pytest.raises(memory.LeakError, match=r"xla:0 holds 32\.00KB more .*\n") as caught:
+        leak()
+    assert "2 × result" in str(caught.value)
+    assert f"{__file__}:" in str(caught.value) and "float32[4, 1024]" in str(caught.value)
+    kept.clear()
+    with memory.no_leak(tolerance=32 * KB):
+        kept.append(torch.ones(8, KB).to("xla"))
+    kept.clear()
+    with pytest.raises(ZeroDivisionError), memory.no_leak():
+        kept.append(torch.ones(8, KB).to("xla") / (1 // 0))
+    kept.clear()

@@ -1,0 +1,90 @@
+#include "memory.h"
+
+#include <Python.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "device.h"
+
+namespace torch_xla {
+namespace {
+
+// The counted buffers of one device, in a list through the buffers themselves. `mutex` is a leaf lock: nobody waits for
+// the GIL under it.
+struct Account {
+  std::mutex mutex;
+  Buffer* first = nullptr;
+  Buffer* last = nullptr;
+  MemoryUse use;
+};
+
+Account& account_of(int8_t device) {
+  static auto* accounts = new Account[kMaxDevices];
+  return accounts[device];
+}
+
+thread_local uint32_t maker_of_thread = 0;
+
+}  // namespace
+
+void Buffer::count() {
+  Account& account = account_of(device);
+  std::lock_guard<std::mutex> lock(account.mutex);
+  counted_ = true;
+  before_ = account.last;
+  (account.last ? account.last->after_ : account.first) = this;
+  account.last = this;
+  account.use.bytes += bytes;
+  account.use.buffers += 1;
+  account.use.peak = std::max(account.use.peak, account.use.bytes);
+}
+
+void Buffer::donate() {
+  Account& account = account_of(device);
+  std::lock_guard<std::mutex> lock(account.mutex);
+  if (!counted_) {
+    return;
+  }
+  counted_ = false;
+  (before_ ? before_->after_ : account.first) = after_;
+  (after_ ? after_->before_ : account.last) = before_;
+  account.use.bytes -= bytes;
+  account.use.buffers -= 1;
+}
+
+MemoryUse memory_use(int8_t device) {
+  Account& account = account_of(device);
+  std::lock_guard<std::mutex> lock(account.mutex);
+  return account.use;
+}
+
+int64_t take_peak(int8_t device) {
+  Account& account = account_of(device);
+  std::lock_guard<std::mutex> lock(account.mutex);
+  const int64_t peak = account.use.peak;
+  account.use.peak = account.use.bytes;
+  return peak;
+}
+
+void set_maker(uint32_t maker) { maker_of_thread = maker; }
+
+uint32_t take_maker() {
+  const uint32_t maker = maker_of_thread;
+  maker_of_thread = 0;
+  return maker;
+}
+
+std::vector<BufferEntry> list_buffers(int8_t device) {
+  Account& account = account_of(device);
+  std::lock_guard<std::mutex> lock(account.mutex);
+  std::vector<BufferEntry> out;
+  // A Buffer whose destructor waits for the mutex still owns its array.
+  for (const Buffer* buffer = account.first; buffer != nullptr; buffer = buffer->after_) {
+    Py_INCREF(buffer->array);
+    out.push_back({buffer->array, buffer->bytes, buffer->maker});
+  }
+  return out;
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,180 @@
+"""The journal: what the time of each step went into, always kept, for the last thousand steps.
+
+    thread ── Step (open) ──close()──► history, at most HISTORY of them, oldest out first
+                │ own time by kind, reads and fallbacks by line, compilations, peak of memory
+
+Each thread writes its own open Step; only close() takes the lock. Times are *own* times: an upload inside a fallback is
+upload, not fallback, so that the kinds of a step add up. What no kind claims is tracing: Python, and recording ops.
+A thread that never ends a step (a loader's worker) has an open Step that is never listed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+HISTORY = 1000
+
+
+@dataclass(slots=True)
+class Compilation:
+    """One compilation: when it began and how long it took (ns of perf_counter), what it was of, and who asked."""
+
+    start: int
+    duration: int
+    ops: int
+    cause: str
+    line: str
+
+
+@dataclass(slots=True)
+class Place:
+    """How often something happened at a line, and the ns it took."""
+
+    count: int = 0
+    duration: int = 0
+
+    def add(self, duration: int) -> None:
+        self.count += 1
+        self.duration += duration
+
+
+@dataclass(slots=True)
+class Step:
+    """What a thread did from one barrier to the next; ``end`` is 0 while it is open. Times in ns of perf_counter."""
+
+    thread: str
+    start: int
+    number: int = -1
+    end: int = 0
+    spent: dict[str, int] = field(default_factory=dict)  # own time by kind
+    counts: dict[str, int] = field(default_factory=dict)
+    reads: dict[str, Place] = field(default_factory=dict)  # values read, by the user's line
+    fallbacks: dict[tuple[str, str], Place] = field(default_factory=dict)  # by op and the user's line
+    compilations: list[Compilation] = field(default_factory=list)
+    ops: int = 0  # nodes of the graphs it ran
+    peak_bytes: int = 0
+
+    def add(self, kind: str, duration: int) -> None:
+        self.spent[kind] = self.spent.get(kind, 0) + duration
+
+    @property
+    def wall(self) -> int:
+        return self.end - self.start
+
+    @property
+    def tracing(self) -> int:
+        """The time that nothing claims."""
+        return max(0, self.wall - sum(self.spent.values()))
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.step: Step | None = None
+        self.active: spent | None = None
+        self.fallback: tuple[str, str, spent] | None = None
+
+
+_here = _Thread()
+_lock = threading.Lock()
+_history: deque[Step] = deque(maxlen=HISTORY)
+_closed = 0
+
+
+def current() -> Step:
+    """This thread's open step."""
+    if _here.step is None:
+        _here.step = Step(threading.current_thread().name, time.perf_counter_ns())
+    return _here.step
+
+
+class spent:
+    """Context: its time, less that of other ``spent`` blocks inside, is added to this thread's step under ``kind``."""
+
+    __slots__ = ("inner", "kind", "outer", "start", "total")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.inner = self.total = self.start = 0
+        self.outer: spent | None = None
+
+    def __enter__(self) -> spent:
+        current()
+        self.outer, _here.active = _here.active, self
+        self.start = time.perf_counter_ns()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._credit(time.perf_counter_ns())
+        step = current()
+        step.counts[self.kind] = step.counts.get(self.kind, 0) + 1
+        _here.active = self.outer
+
+    def _credit(self, now: int) -> None:
+        elapsed = now - self.start
+        current().add(self.kind, elapsed - self.inner)
+        if self.outer is not None:
+            self.outer.inner += elapsed
+        self.total += elapsed
+        self.start, self.inner = now, 0
+
+
+def begin_fallback(op: str, line: str) -> None:
+    """``op`` is about to run on the CPU, called at ``line``."""
+    if _here.fallback is not None:  # it raised
+        _here.active = _here.fallback[2].outer
+    block = spent("fallback")
+    block.__enter__()
+    _here.fallback = (op, line, block)
+
+
+def end_fallback() -> None:
+    """The op that began to run on the CPU has run. One that raised ends with the next one or the step."""
+    if _here.fallback is not None:
+        op, line, block = _here.fallback
+        _here.fallback = None
+        block.__exit__()
+        current().fallbacks.setdefault((op, line), Place()).add(block.total)
+
+
+def falling_back() -> str | None:
+    """The op that this thread runs on the CPU just now."""
+    return _here.fallback[0] if _here.fallback else None
+
+
+def read(line: str, duration: int) -> None:
+    """A value was read by the user at ``line``."""
+    current().reads.setdefault(line, Place()).add(duration)
+
+
+def close(peak_bytes: int) -> Step:
+    """Ends this thread's step at a barrier. Blocks that are open (a loader's around the barrier) go on in the next."""
+    global _closed
+    step, now = current(), time.perf_counter_ns()
+    if _here.fallback is not None:
+        _here.active, _here.fallback = _here.fallback[2].outer, None
+    block = _here.active
+    while block is not None:
+        block._credit(now)
+        block = block.outer
+    step.end, step.peak_bytes = now, max(step.peak_bytes, peak_bytes)
+    _here.step = Step(step.thread, now)
+    with _lock:
+        step.number = _closed
+        _closed += 1
+        _history.append(step)
+    return step
+
+
+def steps() -> list[Step]:
+    """The steps that have ended, of all threads, oldest first."""
+    with _lock:
+        return list(_history)
+
+
+def clear() -> None:
+    """Forgets the steps that have ended."""
+    with _lock:
+        _history.clear()

@@ -1,0 +1,42 @@
+"""What made a buffer, and where. A buffer carries a number; this table says what it stands for.
+
+The table grows by one row for each pair of a kind and a line of the user's program, and lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """``kind``: upload, result (of a program), transfer, or unknown; ``line``: the user's line, "" where unknown."""
+
+    kind: str
+    line: str
+
+
+UNKNOWN = Maker("unknown", "")
+
+_lock = threading.Lock()
+_numbers: dict[Maker, int] = {UNKNOWN: 0}
+_rows: list[Maker] = [UNKNOWN]
+
+
+def number(kind: str, line: str) -> int:
+    """The number of a maker."""
+    maker = Maker(kind, line)
+    found = _numbers.get(maker)
+    if found is not None:
+        return found
+    with _lock:
+        found = _numbers.setdefault(maker, len(_rows))
+        if found == len(_rows):
+            _rows.append(maker)
+        return found
+
+
+def maker(number: int) -> Maker:
+    """What a buffer's number stands for."""
+    return _rows[number]

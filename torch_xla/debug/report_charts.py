@@ -1,0 +1,80 @@
+"""The charts of a report's page, as SVG: the time of each step by category, and the peak of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from torch_xla._engine.metrics import format_bytes
+
+COLORS = {
+    "input": "#e8a33d", "tracing": "#4c78a8", "compile": "#d64550", "execute": "#59a14f", "transfers": "#b07aa1",
+    "waiting": "#9c9c9c", "fallbacks": "#8c564b", "other": "#c7c7c7",
+}  # fmt: skip
+_WIDTH, _LEFT, _BOTTOM = 960, 70, 20
+
+
+def steps(rows: Sequence[dict[str, Any]]) -> str:
+    """A stacked bar for each step, a mark above those that compiled. Cut at three times the 90th percentile."""
+    height = 240
+    walls = sorted(row["wall_ms"] for row in rows)
+    top = min(walls[-1], 3 * walls[int(0.9 * (len(walls) - 1))]) or 1.0
+    width = (_WIDTH - _LEFT) / len(rows)
+    bars = []
+    for i, row in enumerate(rows):
+        x = _LEFT + i * width
+        bars.append(f'<g class="step" data-step="{i}">{_bar(row, x, width, height, top)}</g>')
+    return _frame("Time of each step", height, [(top, f"{top:.3g} ms"), (top / 2, f"{top / 2:.3g} ms")], top, bars)
+
+
+def _bar(row: dict[str, Any], x: float, width: float, height: int, top: float) -> str:
+    y, out = float(height), []
+    gap = 0.15 * width if width > 3 else 0.0
+    for name, value in row["parts"].items():
+        size = min(value / top * (height - 24), y - 24)
+        if size > 0:
+            y -= size
+            out.append(_rect(x, y, width - gap, size, COLORS[name]))
+    if row["compiled"]:
+        out.append(f'<circle class="compile" cx="{x + width / 2:.2f}" cy="10" r="4" fill="{COLORS["compile"]}"/>')
+    title = f"step {row['number']}: {row['wall_ms']:.3f} ms"
+    return f"<title>{escape(title)}</title>{_rect(x, 0, width, height, 'transparent')}" + "".join(out)
+
+
+def _rect(x: float, y: float, width: float, height: float, color: str) -> str:
+    return f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.5):.2f}" height="{height:.2f}" fill="{color}"/>'
+
+
+def memory(rows: Sequence[dict[str, Any]]) -> str:
+    """The peak of the device's memory in each step, as a line."""
+    height = 140
+    top = max(row["peak_bytes"] for row in rows) or 1
+    width = (_WIDTH - _LEFT) / len(rows)
+    points = [
+        f"{_LEFT + (i + edge) * width:.2f},{height - row['peak_bytes'] / top * (height - 24):.2f}"
+        for i, row in enumerate(rows)
+        for edge in (0, 1)
+    ]
+    line = f'<polyline points="{" ".join(points)}" fill="none" stroke="{COLORS["tracing"]}" stroke-width="2"/>'
+    return _frame("Most memory in use in each step", height, [(top, format_bytes(top))], top, [line])
+
+
+def _frame(title: str, height: int, ticks: list[tuple[float, str]], top: float, content: list[str]) -> str:
+    grid = []
+    for value, label in ticks:
+        y = height - value / top * (height - 24)
+        grid.append(f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.2f}" y2="{y:.2f}" class="grid"/>')
+        grid.append(f'<text x="{_LEFT - 6}" y="{y + 4:.2f}" text-anchor="end">{escape(label)}</text>')
+    grid.append(f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{height}" y2="{height}" class="axis"/>')
+    grid.append(f'<text x="{_LEFT}" y="{height + 15}">steps, first to last</text>')
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height + _BOTTOM}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(grid)}{''.join(content)}</svg>"
+    )
+
+
+def legend() -> str:
+    """The colours of the categories."""
+    items = (f'<span><i style="background:{color}"></i>{name}</span>' for name, color in COLORS.items())
+    return f'<p class="legend">{"".join(items)}</p>'
