@@ -25,9 +25,13 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     if not dtypes.is_supported(tensor.dtype):
         raise TypeError(f"{tensor.dtype} does not exist on xla; convert the tensor (shape {list(tensor.shape)}) first")
     with metrics.timed("TransferToServerTime"):
-        host = tensor.detach().view(_BITS.get(tensor.dtype, tensor.dtype)).numpy().view(dtypes.to_numpy(tensor.dtype))
+        place = devices.device(ordinal)
+        # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
+        # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
+        own = tensor.detach().clone() if place.platform == "cpu" else tensor.detach()
+        host = own.view(_BITS.get(tensor.dtype, tensor.dtype)).numpy().view(dtypes.to_numpy(tensor.dtype))
         with jax.enable_x64(True):
-            buffer: jax.Array = jax.device_put(host, devices.device(ordinal), may_alias=False)
+            buffer: jax.Array = jax.device_put(host, place, may_alias=False)
             # The caller may write to its tensor as soon as we return.
             buffer.block_until_ready()
     metrics.metric("OutboundData", metrics.format_bytes).add(host.nbytes)
