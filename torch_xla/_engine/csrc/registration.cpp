@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "autocast.h"
+#include "composites.h"
 #include "copies.h"
 #include "hot_views.h"
 #include "kernels.h"
@@ -230,6 +231,10 @@ void register_special_kernels() {
   taken().insert("aten::_amp_foreach_non_finite_check_and_unscale");
   special("_propagate_xla_data", propagate_xla_data);
   special("resize_", resize_);
+  special("_efficientzerotensor", efficient_zeros);
+  special("_has_same_storage_numel", has_same_storage_numel);
+  special("_new_zeros_with_same_feature_meta", new_zeros_with_same_feature_meta);
+  special("_weight_norm_interface_backward", weight_norm_backward);
   special("set_.source_Tensor", set_source_tensor);
   library("_", c10::DispatchKey::XLA).fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   library("_", c10::DispatchKey::AutocastXLA).fallback(torch::CppFunction::makeFallthrough());
