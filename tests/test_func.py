@@ -412,3 +412,59 @@ def test_autograd(name: str) -> None:
     with counts() as moved:
         same(AUTOGRAD[name], torch.randn(4, 3, requires_grad=True), rtol=1e-4, atol=1e-5)
     assert moved.fallbacks == set()
+
+
+def _dropout_twice(x: Tensor) -> Tensor:
+    return nn.functional.dropout(nn.functional.dropout(x * 2, 0.3), 0.5)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_drops_the_same_elements_again(reentrant: bool) -> None:
+    x = torch.ones(200, device="xla", requires_grad=True)
+    with counts() as moved:
+        for _ in range(3):
+            x.grad = None
+            first = checkpoint(_dropout_twice, x, use_reentrant=reentrant)
+            second = checkpoint(_dropout_twice, x.detach().requires_grad_(), use_reentrant=reentrant)
+            after = torch.rand(4, device="xla")
+            first.sum().backward()
+            assert x.grad is not None
+            torch_xla.sync()
+    assert torch.equal(x.grad.cpu(), first.detach().cpu())
+    assert not torch.equal(first.detach().cpu(), second.detach().cpu())
+    assert not torch.equal(after.cpu(), torch.rand(4, device="xla").cpu()), "the stream goes on where it was"
+    assert moved.compilations <= 2 and moved.fallbacks == set()
+
+
+def test_checkpoint_may_do_without_the_state() -> None:
+    x = torch.ones(200, device="xla", requires_grad=True)
+    y = checkpoint(_dropout_twice, x, use_reentrant=False, preserve_rng_state=False)
+    y.sum().backward()
+    assert not torch.equal(x.grad.cpu(), y.detach().cpu())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_in_autocast(reentrant: bool) -> None:
+    layer = nn.Linear(3, 3).to("xla")
+    seen = []
+
+    def run(v: Tensor) -> Tensor:
+        seen.append(layer(v).dtype)
+        return layer(v)
+
+    x = torch.randn(2, 3, device="xla", requires_grad=True)
+    with torch.autocast("xla", dtype=torch.float16):
+        y = checkpoint(run, x, use_reentrant=reentrant)
+    y.float().sum().backward()
+    assert seen == [torch.float16] * 2
+    assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32
+
+
+def test_fork_rng() -> None:
+    torch.manual_seed(7)
+    before = torch.xla.get_rng_state()
+    with torch.random.fork_rng(devices=[0], device_type="xla"):
+        torch.manual_seed(1)
+        inside = torch.rand(3, device="xla").tolist()
+    assert torch.equal(torch.xla.get_rng_state(), before)
+    assert torch.rand(3, device="xla").tolist() != inside
