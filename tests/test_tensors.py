@@ -11,6 +11,8 @@ import torch
 from helpers import assert_same, counts, same
 from torch import Tensor, nn
 
+import torch_xla
+
 FACTORIES: dict[str, Callable[..., Tensor]] = {
     "zeros": lambda **k: torch.zeros(2, 3, **k),
     "ones": lambda **k: torch.ones(2, 3, dtype=torch.int32, **k),
@@ -222,3 +224,19 @@ def test_state_dict_loads_into_a_module_on_xla() -> None:
     source, target = nn.Linear(2, 2), nn.Linear(2, 2).to("xla")
     target.load_state_dict(source.state_dict())
     assert_same(dict(target.state_dict()), dict(source.state_dict()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("size", [3, 64, 5000])
+def test_copies_share_no_memory(size: int, dtype: torch.dtype) -> None:
+    """Neither a later write to the CPU tensor nor one on the device shows on the other side."""
+    zeros = torch.zeros(size, dtype=dtype)
+    source = zeros.clone()
+    x = source.to("xla")
+    source.fill_(1)
+    assert torch.equal(x.cpu(), zeros)
+    x.logical_not_()
+    torch_xla.sync()  # donates what was uploaded
+    back = x.cpu()
+    back.fill_(0)
+    assert torch.equal(source, zeros.logical_not().to(dtype)) and torch.equal(x.cpu(), source)

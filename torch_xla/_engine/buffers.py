@@ -34,7 +34,10 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
         raise TypeError(f"{tensor.dtype} does not exist on xla; convert the tensor (shape {list(tensor.shape)}) first")
     place = devices.device(ordinal)
     with metrics.timed("TransferToServerTime"):
-        host = _to_host(tensor.detach().to(dtypes.stored(tensor.dtype)))
+        # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
+        # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
+        own = tensor.detach().to(dtypes.stored(tensor.dtype), copy=place.platform == "cpu")
+        host = _to_host(own)
         with jax.enable_x64(True):
             buffer: jax.Array = jax.device_put(host, place, may_alias=False)
             # The caller may write to its tensor as soon as we return.

@@ -90,3 +90,11 @@ def set_rng_state(state: torch.Tensor, which: torch.device | str | int | None = 
 
 def _is_in_bad_fork() -> bool:
     return False
+
+
+def __getattr__(name: str) -> bool:
+    # torch.utils.checkpoint asks for it as torch.cuda has it: a plain name. Without it no random state is kept for the
+    # second forward pass, and dropout would drop other elements there.
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module 'torch.xla' has no attribute {name!r}")

@@ -62,7 +62,7 @@ def sketch(spec: program.GraphSpec) -> Sketch:
         parts = (tuple(baked), tuple(node.outs))
         constants, outs = shared.setdefault(repr(parts), parts)
         # A node has an origin where somebody captures it, which XLA_IR_DEBUG=1 asks for.
-        line = getattr(getattr(node, "origin", None), "line", None)
+        line = None if node.origin is None else node.origin.line
         ops.append(OpSketch(node.op, tuple(inputs), constants, outs, line))
     histogram = Counter(op.op for op in ops)
     return Sketch(tuple(spec.leaves), tuple(ops), tuple(spec.roots), tuple(spec.donated), histogram)

@@ -161,6 +161,36 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& input, const 
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
 }
 
+void amp_unscale_(at::TensorList gradients, Tensor& found_inf, const Tensor& inv_scale) {
+  static const Op* op = find_op("aten::_amp_foreach_non_finite_check_and_unscale");
+  if (gradients.empty()) {
+    return;
+  }
+  for (const Tensor& gradient : gradients) {
+    expect_xla(*op, gradient);
+  }
+  XlaTensor& found = expect_xla(*op, found_inf);
+  const NodePtr node = record_node(*op, {c10::IValue(gradients), c10::IValue(found_inf), c10::IValue(inv_scale)});
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    expect_xla(*op, gradients[i]).write(getitem(node, static_cast<uint32_t>(i)));
+  }
+  found.write(getitem(node, static_cast<uint32_t>(gradients.size())));
+  count_pending(node->device);
+}
+
+Tensor& amp_update_scale_(Tensor& scale, Tensor& growth_tracker, const Tensor& found_inf, double growth_factor,
+                          double backoff_factor, int64_t growth_interval) {
+  static const Op* op = find_op("aten::_amp_update_scale");
+  XlaTensor& target = expect_xla(*op, scale);
+  XlaTensor& tracker = expect_xla(*op, growth_tracker);
+  const NodePtr node = record_node(*op, {c10::IValue(scale), c10::IValue(growth_tracker), c10::IValue(found_inf),
+                                         growth_factor, backoff_factor, growth_interval});
+  target.write(getitem(node, 0));
+  tracker.write(getitem(node, 1));
+  count_pending(node->device);
+  return scale;
+}
+
 // torch's functionalization calls it after in-place ops, for a recorder that tracks tensors by id.
 void propagate_xla_data(const Tensor&, const Tensor&) {}
 

@@ -25,6 +25,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tenso
                                                                  const std::optional<at::Tensor>& running_mean,
                                                                  const std::optional<at::Tensor>& running_var,
                                                                  bool training, double momentum, double eps);
+// Gradient scaling: the gradients divided by the scale in place, and found_inf set where one is not finite.
+void amp_unscale_(at::TensorList gradients, at::Tensor& found_inf, const at::Tensor& inv_scale);
+at::Tensor& amp_update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, const at::Tensor& found_inf,
+                              double growth_factor, double backoff_factor, int64_t growth_interval);
 void propagate_xla_data(const at::Tensor& input, const at::Tensor& output);
 
 }  // namespace torch_xla

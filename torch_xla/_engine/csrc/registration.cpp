@@ -3,6 +3,8 @@
 #include <memory>
 #include <unordered_map>
 
+#include "autocast.h"
+#include "composites.h"
 #include "copies.h"
 #include "hot_views.h"
 #include "kernels.h"
@@ -223,11 +225,20 @@ void register_special_kernels() {
   special("_copy_from_and_resize", copy_from_and_resize);
   special("_local_scalar_dense", local_scalar_dense);
   special("native_batch_norm", native_batch_norm);
+  special("_amp_foreach_non_finite_check_and_unscale_", amp_unscale_);
+  special("_amp_update_scale_", amp_update_scale_);
+  // Returns a list and a tensor, which no boxed kernel here does; torch makes it of the one above.
+  taken().insert("aten::_amp_foreach_non_finite_check_and_unscale");
   special("_propagate_xla_data", propagate_xla_data);
   special("resize_", resize_);
+  special("_efficientzerotensor", efficient_zeros);
+  special("_has_same_storage_numel", has_same_storage_numel);
+  special("_new_zeros_with_same_feature_meta", new_zeros_with_same_feature_meta);
+  special("_weight_norm_interface_backward", weight_norm_backward);
   special("set_.source_Tensor", set_source_tensor);
   library("_", c10::DispatchKey::XLA).fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   library("_", c10::DispatchKey::AutocastXLA).fallback(torch::CppFunction::makeFallthrough());
+  register_autocast();
   for (auto key : {c10::DispatchKey::QuantizedCPU, c10::DispatchKey::QuantizedXLA}) {
     library("aten", key).impl("_to_copy", quantized_to_copy);
   }

@@ -1,0 +1,51 @@
+"""What the syncfree optimizers share: a step that a tensor can call off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_xla.amp.rollback import Condition
+
+
+class SyncFree(torch.optim.Optimizer):
+    """An optimizer with all of its state on the device.
+
+    ``step(closure=None, found_inf=None)``: where ``found_inf``, a tensor of one element, is not zero, neither
+    parameters nor state change. A GradScaler (torch's or torch_xla's) leaves that and the unscaling of gradients to
+    step, through the attributes found_inf and grad_scale that it sets for the call.
+    """
+
+    _step_supports_amp_scaling = True  # read by torch.amp.GradScaler (private; checked on 2.13)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, found_inf: Tensor | None = None) -> Any:
+        """One step; returns what ``closure`` returns, which is called first, with gradients on."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if found_inf is None:
+            found_inf = getattr(self, "found_inf", None)
+        skipped = None if found_inf is None else Condition([found_inf])
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            self._unscale(params)
+            self._update(group, params, skipped)
+        return loss
+
+    def _unscale(self, params: list[Tensor]) -> None:
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        if scale is None or not params:
+            return
+        inverse = scale.double().reciprocal().float()
+        for p in params:
+            assert p.grad is not None
+            p.grad.mul_(inverse.to(p.device))
+
+    def _update(self, group: dict[str, Any], params: list[Tensor], skipped: Condition | None) -> None:
+        """Updates parameters that have a gradient, and their state, unless ``skipped``."""
+        raise NotImplementedError
