@@ -148,6 +148,10 @@ def test_captures_lines_while_compilations_are_unexpected() -> None:
     for _ in range(100):
         torch_xla.sync()
     assert calls == [True, False]
+    with recompilation.watch():
+        torch_xla.sync()
+        assert calls == [True, False, True]
+    assert calls == [True, False, True, False]
 
 
 @pytest.mark.usefixtures("quiet")

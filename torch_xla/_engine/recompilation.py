@@ -88,13 +88,13 @@ class Watcher:
         """A step has ended; after many calm ones the lines of ops are no longer captured."""
         if self._calm < _CALM:
             self._calm += 1
-            if self._calm == _CALM and self.threshold is None:
+            if self._calm == _CALM:
                 self.capture(False)
 
     def _follow_lines(self, on: bool) -> None:
-        # Two microseconds an op: worth it only where compilations cost a thousand times that.
-        if on and self._calm >= _CALM:
-            self.capture(True)
+        # Costs recording time at every op: worth it only where compilations cost a thousand times that.
+        if on != (self._calm < _CALM):
+            self.capture(on)
         self._calm = 0 if on else _CALM
 
     def _cause(self, found: Explanation) -> Explanation:
@@ -138,6 +138,7 @@ class Watcher:
             yield
         finally:
             self.threshold, self.speak, self._spoken, self._spoken_at = before
+            self._follow_lines(False)
 
 
 def _follows(found: Explanation, earlier: Explanation) -> bool:
