@@ -123,6 +123,8 @@ class Settings:
     MASTER_PORT = Variable(ORDINAL, "0", "the port on which torchrun's processes meet")
     TORCH_XLA_RENDEZVOUS = Variable(TEXT, "", "the file by which the processes of spawn find each other; spawn sets it")
 
+    XLA_RENDEZVOUS_TIMEOUT = Variable(COUNT, "1800", "seconds to wait for other processes of the job")
+
     XLA_TRIM_GRAPH_SIZE = Variable(
         COUNT, "10000", "pending operations at which the graph is cut and run", "TRIM_GRAPH_SIZE"
     )

@@ -1,0 +1,1 @@
+"""Many devices: processes, collectives between them, torch.distributed."""
