@@ -9,14 +9,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import zlib
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch_xla._engine import coordination, frames, program, replicas
 from torch_xla._engine.replicated import Team
 from torch_xla._engine.settings import settings
-
-_numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 def describe(spec: program.GraphSpec) -> list[str]:
@@ -45,27 +42,24 @@ def reach(spec: program.GraphSpec, members: Team) -> bool:
     A number that is 0 on one rank and 1 on the next, say, makes the graphs differ in no way that matters.
     Raises RuntimeError that names the ranks and the first op that differs, or the ranks that have not come in time.
     """
-    number = next(_numbers[members.ordinals])
-    name = f"torch_xla/graph/{'.'.join(map(str, members.ordinals))}/{number}"
     ranks = list(members.ordinals)
     lines = describe(spec)
     try:
-        digests = coordination.exchange(name, _digest(_exchanges(spec)) + _digest(lines), ranks)
-    except Exception as error:
-        raise _missing(name, spec, ranks, error) from error
+        digests = coordination.exchange("graph", _digest(_exchanges(spec)) + _digest(lines), ranks)
+    except coordination.Late as late:
+        raise _missing(spec, late) from late
     if len({digest[:32] for digest in digests}) > 1:
-        texts = coordination.exchange(f"{name}/text", zlib.compress("\n".join(lines).encode()), ranks)
+        texts = coordination.exchange("graph/text", zlib.compress("\n".join(lines).encode()), ranks)
         raise _differing([zlib.decompress(text).decode().split("\n") for text in texts], ranks)
     return len(set(digests)) == 1
 
 
-def _missing(name: str, spec: program.GraphSpec, ranks: Sequence[int], error: Exception) -> RuntimeError:
+def _missing(spec: program.GraphSpec, late: coordination.Late) -> RuntimeError:
     first = next(node.op for node in spec.nodes if program.is_collective(node))
     return RuntimeError(
-        f"{first}: rank {replicas.process_index()} waits at {frames.user_line()} for ranks {list(ranks)} to compile "
-        f"the same graph, and some have not come within {settings.XLA_RENDEZVOUS_TIMEOUT} s "
-        "(XLA_RENDEZVOUS_TIMEOUT). Every "
-        f"rank must record the same collectives and end its steps in the same places. ({name}: {error})"
+        f"{first}: rank {replicas.process_index()} has a new graph at {frames.user_line()} and rank {late.process} has "
+        f"not come to compile it too within {settings.XLA_RENDEZVOUS_TIMEOUT} s (XLA_RENDEZVOUS_TIMEOUT). Every rank "
+        "must record the same collectives and end its steps in the same places"
     )
 
 

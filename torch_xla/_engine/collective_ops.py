@@ -55,7 +55,7 @@ def _permuted(x: torch.Tensor, pairs: Sequence[int], groups: Sequence[int]) -> t
 
 def define() -> None:
     """Makes the operators known to torch; once."""
-    _define("all_reduce(Tensor[] inputs, str op, int[] groups) -> Tensor[]", _same)
+    _define("all_reduce(Tensor[] inputs, str op, Scalar scale, int[] groups) -> Tensor[]", _same)
     _define("all_gather(Tensor input, int dim, int shards, int[] groups) -> Tensor", _all_gather)
     _define("reduce_scatter(Tensor input, str op, int dim, int shards, int[] groups) -> Tensor", _reduce_scatter)
     _define("all_to_all(Tensor input, int split, int concat, int shards, int[] groups) -> Tensor", _all_to_all)

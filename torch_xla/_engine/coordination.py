@@ -11,12 +11,14 @@ exit for all others to end; one that ends by an exception must not, as they may 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -139,22 +141,39 @@ def client() -> Any:
     return global_state.client
 
 
-def barrier(name: str, processes: list[int] | None = None) -> None:
-    """Returns when all processes (default: of the job) have called it with this name, which can be used once."""
-    client().wait_at_barrier(name, settings.XLA_RENDEZVOUS_TIMEOUT * 1000, processes)
+class Late(RuntimeError):
+    """A process that others waited for has not come in time."""
+
+    def __init__(self, process: int, name: str) -> None:
+        super().__init__(f"rank {process} has not come to {name} within {settings.XLA_RENDEZVOUS_TIMEOUT} s")
+        self.process = process
 
 
-def exchange(name: str, payload: bytes, processes: list[int] | None = None) -> list[bytes]:
-    """What each of the processes (default: all) gave, in their order. The name can be used once."""
-    members = processes if processes is not None else list(range(replicas.process_count()))
-    store, timeout = client(), settings.XLA_RENDEZVOUS_TIMEOUT * 1000
+_counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+
+
+def exchange(name: str, payload: bytes, processes: Sequence[int]) -> list[bytes]:
+    """What each of the processes gave at their n-th exchange of this name, in order. Raises Late."""
+    store, me = client(), replicas.process_index()
+    place = f"torch_xla/{name}/{'.'.join(map(str, processes))}"
+    number = next(_counts[place])
     # A value may be empty, which the store does not tell from a missing one.
-    store.key_value_set_bytes(f"{name}/{replicas.process_index()}", b"=" + payload)
-    values = [store.blocking_key_value_get_bytes(f"{name}/{process}", timeout)[1:] for process in members]
-    barrier(name, processes)
-    if replicas.process_index() == members[0]:
-        store.key_value_delete(f"{name}/")
+    store.key_value_set_bytes(f"{place}/{number}/{me}", b"=" + payload)
+    values = [_wait_for(store, f"{place}/{number}/{process}", process) for process in processes]
+    if number:
+        # All have come here, so all have read what was given at the exchange before.
+        store.key_value_delete(f"{place}/{number - 1}/{me}")
     return values
+
+
+def _wait_for(store: Any, key: str, process: int) -> bytes:
+    try:
+        value: bytes = store.blocking_key_value_get_bytes(key, settings.XLA_RENDEZVOUS_TIMEOUT * 1000)
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        raise Late(process, key) from error
+    return value[1:]
 
 
 def _watch_for_failure() -> None:

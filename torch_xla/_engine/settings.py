@@ -125,6 +125,10 @@ class Settings:
 
     XLA_RENDEZVOUS_TIMEOUT = Variable(COUNT, "1800", "seconds to wait for other processes of the job")
 
+    ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB = Variable(
+        ORDINAL, "0", "MB of gradients that are reduced in one collective; 0: all in one"
+    )
+
     XLA_TRIM_GRAPH_SIZE = Variable(
         COUNT, "10000", "pending operations at which the graph is cut and run", "TRIM_GRAPH_SIZE"
     )

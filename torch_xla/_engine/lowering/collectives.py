@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from torch_xla._engine.lowering.registry import lower
+from torch_xla._engine.lowering.cast import opmath
+from torch_xla._engine.lowering.registry import Number, Operand, lower
 
 AXIS = "replica"
 
@@ -94,8 +95,16 @@ def _reduced(x: jax.Array, op: str, groups: Groups) -> jax.Array:
 
 
 @lower("torch_xla::all_reduce")
-def _all_reduce(inputs: Sequence[jax.Array], op: str, groups: Sequence[int]) -> list[jax.Array]:
-    return [_reduced(x, op, _positions(groups)) for x in inputs]
+def _all_reduce(inputs: Sequence[jax.Array], op: str, scale: Operand, groups: Sequence[int]) -> list[jax.Array]:
+    return [_scaled(_reduced(x, op, _positions(groups)), scale) for x in inputs]
+
+
+def _scaled(x: jax.Array, scale: Operand) -> jax.Array:
+    if not isinstance(scale, Number) and scale == 1:
+        return x
+    factor = scale.value if isinstance(scale, Number) else jnp.asarray(scale)
+    wide = opmath(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else np.dtype(np.float64)
+    return (x.astype(wide) * factor.astype(wide)).astype(x.dtype)
 
 
 @lower("torch_xla::all_gather")
