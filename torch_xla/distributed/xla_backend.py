@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d
 
 from torch_xla._engine import collectives, coordination, devices, executor, recorder, replicas
 from torch_xla._engine import rendezvous as _rendezvous
+from torch_xla.distributed import _ddp
 
 _REDUCTIONS = {
     dist.ReduceOp.SUM: "sum",
@@ -289,3 +290,7 @@ def new_xla_process_group(ranks: Any = None, timeout: Any = None, backend: Any =
 if "XLA" not in dist.Backend._plugins:
     dist.Backend.register_backend("xla", ProcessGroupXla, extended_api=True, devices=["xla"])
     dist.register_rendezvous_handler("xla", _meet)
+    _ddp.install()
+    # Functional collectives wait by a tensor's storage, which an xla tensor has not; and there is nothing to wait for.
+    _functional = torch.library.Library("_c10d_functional", "IMPL")
+    _functional.impl("wait_tensor", lambda tensor: tensor, "XLA")

@@ -168,8 +168,8 @@ def apart(value: jax.Array | list[jax.Array], earlier: jax.Array | None) -> jax.
     """What a collective exchanges, unchanged, where the programs of the replicas differ.
 
     XLA takes it that they are equal: it would fold the sum of a constant, and may run collectives in another order in
-    each program. So the value becomes one that the compiler cannot know, and cannot compute before ``earlier``, a result
-    of the collective before. (Optimization barriers are gone before XLA decides on an order.)
+    each program. So the value becomes one that the compiler cannot know, and cannot compute before ``earlier``, which
+    the collective before gave. (Optimization barriers are gone before XLA decides on an order.)
     """
     if isinstance(value, list):
         return [_apart(x, earlier) for x in value]
