@@ -99,11 +99,10 @@ def compile_graph(
     device: int,
     arguments: Sequence[Any],
     team: replicated.Team | None = None,
-    alone: bool = False,
 ) -> Program:
     """Compiles a graph for the device, or for all of a team. Raises LoweringError for an op that cannot be built."""
     place = SingleDeviceSharding(devices.device(device)) if team is None else team.sharding
-    function = program.function(spec, alone)
+    function = program.function(spec)
     donated = tuple(position + 2 for position in spec.donated)
     with metrics.timed("CompileTime"):
         jitted = jax.jit(
@@ -130,9 +129,10 @@ def _program(graph: Any, device: int, arguments: list[Any]) -> Program:
     metrics.count("UncachedSyncTensors")
     spec = program.describe(graph)
     team = replicated.team_of(spec)
-    alone = team is not None and not agreement.reach(spec, team)
+    if team is not None:
+        agreement.check(spec, team)
     arguments[:] = _placed(arguments, team)
-    found = compile_graph(spec, device, arguments, team, alone)
+    found = compile_graph(spec, device, arguments, team)
     programs.put(key, found)
     return found
 
@@ -149,9 +149,11 @@ def _run(graph: Any, device: int) -> list[jax.Array]:
     metrics.metric("TensorsGraphSize").add(graph.node_count)
     with jax.enable_x64(True):
         arguments = [graph.floats(), graph.ints(), *graph.inputs()]
-        compiled = _program(graph, device, arguments).compiled
+        found = _program(graph, device, arguments)
+        if found.team is not None:
+            agreement.launched(found.team)
         with metrics.timed("ExecuteTime"):
-            results: list[jax.Array] = compiled(*arguments)
+            results: list[jax.Array] = found.compiled(*arguments)
     del arguments
     graph.finish(results)
     return results
