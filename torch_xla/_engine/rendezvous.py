@@ -20,11 +20,6 @@ def exchange(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[byte
         raise ValueError(f"rendezvous {tag!r}: replicas={ordinals} must be below {world} and include this one, {mine}")
     if len(ordinals) == 1:
         return [payload]
-    if replicas.local_devices():
-        if len(ordinals) < world:
-            raise ValueError(f"rendezvous {tag!r}: among threads all replicas meet, not {ordinals} of {world}")
-        every: list[bytes] = replicas.together((tag, payload), _payloads)
-        return every
     coordination.join()
     try:
         return coordination.exchange("meet/" + quote(tag, safe=""), payload, ordinals)
@@ -34,10 +29,3 @@ def exchange(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[byte
             f"at {frames.user_line()} for replica {late.process}, which has not come. All replicas must reach the same "
             "rendezvous in the same order"
         ) from late
-
-
-def _payloads(given: list[tuple[str, bytes]]) -> list[list[bytes]]:
-    tags = [tag for tag, _ in given]
-    if len(set(tags)) > 1:
-        raise RuntimeError(f"rendezvous: the replicas have come to different ones, {tags}")
-    return [[payload for _, payload in given]] * len(given)

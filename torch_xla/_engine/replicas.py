@@ -3,57 +3,28 @@
 A replica is one device that runs the program which all replicas share. There are two ways to have several:
 
     processes   a process per device; WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and LOCAL_RANK say so, set by spawn or torchrun
-    threads     several devices of one process, a thread each: a Threads names them, and each thread is a member of it
+    threads     several devices of one process, a thread each: ``replicate`` names them, and each thread its own
 
-What this module answers it answers from the environment and from the thread's Threads; it starts no backend.
+What this module answers it answers from the environment and from ``replicate``; it starts no backend.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-from torch_xla._engine.meeting import Meeting
 from torch_xla._engine.settings import settings
 
 
 class _Thread(threading.local):
-    """The devices that replicate with this thread's, where their threads meet, and which one this thread drives."""
+    """The local device ordinals that replicate with this thread's, and which of them this thread drives."""
 
     devices: tuple[int, ...] = ()
-    meeting: Meeting | None = None
     position: int = 0
 
 
 _thread = _Thread()
-
-
-class Threads:
-    """Devices of this process that a thread each drives as replicas. Lives as long as the threads.
-
-    ``with threads.member(i):`` makes the thread inside the one of ``devices[i]``. When a member leaves, by an error or
-    because it is done, those who wait for it at a collective get an error.
-    """
-
-    def __init__(self, devices: Sequence[int]) -> None:
-        self.devices = tuple(devices)
-        self._meeting = Meeting(len(self.devices))
-
-    @contextmanager
-    def member(self, position: int) -> Iterator[None]:
-        before = _thread.devices, _thread.meeting, _thread.position
-        _thread.devices, _thread.meeting, _thread.position = self.devices, self._meeting, position
-        reason = "is done"
-        try:
-            yield
-        except BaseException as error:
-            reason = f"failed ({type(error).__name__}: {error})"
-            raise
-        finally:
-            _thread.devices, _thread.meeting, _thread.position = before
-            self._meeting.leave(f"the thread of xla:{self.devices[position]} {reason}")
 
 
 def process_count() -> int:
@@ -101,11 +72,16 @@ def local_process_count() -> int:
 
 
 def local_devices() -> tuple[int, ...]:
-    """The devices of this process that replicate with this thread's; empty outside of a Threads."""
+    """The device ordinals of this process that replicate with this thread's; empty outside of ``replicate``."""
     return _thread.devices
 
 
-def together(given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
-    """Meeting.together of the threads that replicate with this one."""
-    assert _thread.meeting is not None, "outside of Threads.member"
-    return _thread.meeting.together(_thread.position, given, act)
+@contextmanager
+def replicate(devices: Sequence[int], position: int) -> Iterator[None]:
+    """In the block this thread drives ``devices[position]``, one of several replicas in this process."""
+    before = _thread.devices, _thread.position
+    _thread.devices, _thread.position = tuple(devices), position
+    try:
+        yield
+    finally:
+        _thread.devices, _thread.position = before

@@ -115,21 +115,6 @@ def lift(arguments: Iterable[Any], members: Team) -> list[jax.Array]:
     return lifted
 
 
-def lift_all(arguments: Sequence[Sequence[Any]], members: Team) -> list[jax.Array]:
-    """The arguments of each replica of this process, in order of the team's devices, as arrays over the team."""
-    mesh_devices = list(members.sharding.mesh.devices.flat)
-    return [
-        _assemble([jax.device_put(part, device) for part, device in zip(parts, mesh_devices, strict=True)], members)
-        for parts in zip(*arguments, strict=True)
-    ]
-
-
-def split(results: Sequence[jax.Array], members: Team) -> list[list[jax.Array]]:
-    """The results of each replica of this process."""
-    by_device = [{shard.device: shard.data for shard in result.addressable_shards} for result in results]
-    return [[shards[device] for shards in by_device] for device in members.sharding.mesh.devices.flat]
-
-
 def local(value: jax.Array) -> jax.Array:
     """This process's part of an array that may be lifted."""
     return value if value.is_fully_addressable else value.addressable_data(0)
