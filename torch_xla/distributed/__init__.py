@@ -1,0 +1,1 @@
+"""Training on several devices: processes, threads, hosts, and loading for them."""
