@@ -129,6 +129,13 @@ class Settings:
     MASTER_PORT = Variable(ORDINAL, "0", "the port on which torchrun's processes meet")
     TORCH_XLA_RENDEZVOUS = Variable(TEXT, "", "the file by which the processes of spawn find each other; spawn sets it")
 
+    XLA_UNEVEN_HEARTBEAT_TIMEOUT = Variable(
+        COUNT, "900", "seconds without a step after which xla_dist restarts a job whose workers made different numbers"
+    )
+    XLA_EVEN_HEARTBEAT_TIMEOUT = Variable(
+        COUNT, "1800", "seconds without a step after which xla_dist restarts a job whose workers made equally many"
+    )
+
     XLA_TRIM_GRAPH_SIZE = Variable(
         COUNT, "10000", "pending operations at which the graph is cut and run", "TRIM_GRAPH_SIZE"
     )
