@@ -9,7 +9,7 @@ from helpers import run_script
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
-from torch_xla._engine import hardware, replicas
+from torch_xla._engine import hardware, legacy, replicas
 from torch_xla._internal import tpu
 
 
@@ -57,10 +57,10 @@ def test_another_kind_of_device_comes_too_late() -> None:
         xr.set_device_type(other)
 
 
-@pytest.mark.parametrize(("version", "chips", "count"), [("v4", 4, 4), ("v3", 4, 8), ("", 0, 0)])
-def test_devices_of_a_tpu(monkeypatch: pytest.MonkeyPatch, version: str, chips: int, count: int) -> None:
-    monkeypatch.setattr(hardware, "tpu_chips", lambda: (chips, version))
-    monkeypatch.setattr(hardware, "requested", lambda: None)
+@pytest.mark.parametrize(("chips", "kind", "count"), [(4, "TPU", 4), (4, "", 4), (4, "CUDA", 0), (0, "", 0)])
+def test_devices_of_a_tpu(monkeypatch: pytest.MonkeyPatch, chips: int, kind: str, count: int) -> None:
+    monkeypatch.setattr(hardware, "tpu_count", lambda: chips)
+    monkeypatch.setattr(hardware, "requested", lambda: legacy.Choice(kind, 1, "PJRT_DEVICE") if kind else None)
     assert tpu.num_available_devices() == count and tpu.num_available_chips() == chips
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from torch_xla._engine import barrier, recorder
 from torch_xla._engine import devices as _devices
+from torch_xla._engine import replicas as _replicas
 from torch_xla._engine import seeding as _seeding
 
 
@@ -57,6 +59,25 @@ def step() -> Iterator[None]:
         yield
     finally:
         sync()
+
+
+def launch(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    start_method: str = "spawn",
+    debug_single_process: bool = False,
+) -> None:
+    """Runs ``fn(index, *args)`` on every device of this machine, a process each, and waits for all.
+
+    In a process that torchrun (or spawn) has started it calls ``fn(LOCAL_RANK, *args)``: the processes are there. With
+    ``debug_single_process`` one process does it, this one. For the errors see xla_multiprocessing.spawn.
+    """
+    if _replicas.process_count() > 1:
+        fn(_replicas.local_ordinal(), *args)
+        return
+    from torch_xla.distributed import xla_multiprocessing
+
+    xla_multiprocessing.spawn(fn, args, nprocs=1 if debug_single_process else None, start_method=start_method)
 
 
 def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:

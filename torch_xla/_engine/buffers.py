@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import torch
 
-from torch_xla._engine import devices, dtypes, metrics
+from torch_xla._engine import devices, dtypes, metrics, replicated
 
 #: torch has no numpy view of these; their bits travel as integers of the same width.
 _BITS = {
@@ -49,5 +49,5 @@ def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
 def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
     """The buffer's values on another device."""
     with metrics.timed("TransferDeviceToDeviceTime"), jax.enable_x64(True):
-        moved: jax.Array = jax.device_put(buffer, devices.device(ordinal), may_alias=False)
+        moved: jax.Array = jax.device_put(replicated.local(buffer), devices.device(ordinal), may_alias=False)
         return moved

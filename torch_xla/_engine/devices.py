@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import jax
 
-from torch_xla._engine import hardware
-from torch_xla._engine.settings import settings
+from torch_xla._engine import coordination, hardware, replicas
 
 #: PJRT_DEVICE values of torch_xla and the jax platform that each means.
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM": "rocm"}
@@ -15,12 +15,31 @@ _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM":
 _KINDS = {"gpu": "CUDA"}
 
 
+#: Whether this process was forked from one that had used a device: XLA's threads and connections stayed behind.
+_lost_by_fork = False
+
+
 @functools.cache
 def devices() -> tuple[jax.Device, ...]:
-    """The local devices, by ordinal. Raises RuntimeError where PJRT_DEVICE names a platform that is not there."""
-    wanted = hardware.requested()
-    count = wanted.count if wanted else settings.CPU_NUM_DEVICES
-    if count > 1 and (wanted is None or wanted.kind == "CPU"):
+    """The local devices, by ordinal: in a job of several processes this process's one.
+
+    Raises RuntimeError where PJRT_DEVICE names a platform that is not there, and in a process forked from one that had
+    used a device.
+    """
+    if _lost_by_fork:
+        raise RuntimeError(
+            "an xla device was used before this process was forked, and XLA does not survive a fork: use no xla device "
+            'in the parent before forking, or start the process with start_method="spawn"'
+        )
+    if replicas.process_count() > 1:
+        coordination.join()
+        return (_local_devices()[0],)
+    return _local_devices()
+
+
+def _local_devices() -> tuple[jax.Device, ...]:
+    wanted, count = hardware.requested(), hardware.cpu_count()
+    if count > 1 and (wanted is None or wanted.kind == "CPU") and replicas.process_count() == 1:
         _ask_for_cpu_devices(count)
     if wanted is None:
         return tuple(jax.local_devices())
@@ -42,6 +61,16 @@ def _ask_for_cpu_devices(count: int) -> None:
             f"{count} CPU devices: jax has started its backend with another number of CPU devices already; use an "
             "xla device before anything that starts jax's backend"
         ) from error
+
+
+def replica_devices() -> tuple[jax.Device, ...]:
+    """The devices of all replicas of the job, by global ordinal."""
+    if replicas.process_count() > 1:
+        first: dict[int, jax.Device] = {}
+        for candidate in jax.devices(devices()[0].platform):
+            first.setdefault(candidate.process_index, candidate)
+        return tuple(first[process] for process in sorted(first))
+    return tuple(device(ordinal) for ordinal in replicas.local_devices() or (0,))
 
 
 def device(ordinal: int) -> jax.Device:
@@ -67,4 +96,14 @@ def kind() -> str:
     wanted = hardware.requested()
     if wanted is not None:
         return wanted.kind
-    return _KINDS.get(platform(), platform().upper()) if started() else hardware.likely_kind()
+    return _KINDS.get(platform(), platform().upper()) if started() else hardware.kind()
+
+
+def _after_fork() -> None:
+    global _lost_by_fork
+    if started():
+        _lost_by_fork = True
+        devices.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

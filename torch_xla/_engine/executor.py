@@ -15,16 +15,20 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from torch_xla._engine import devices, frames, metrics, program, recorder
+from torch_xla._engine import agreement, devices, frames, metrics, program, recorder, replicas, replicated
 from torch_xla._engine.settings import settings
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled graph. ``compiled`` is called with (floats, ints, *leaves) and returns the roots."""
+    """A compiled graph. ``compiled`` is called with (floats, ints, *leaves) and returns the roots.
+
+    With a ``team`` it has collectives: all replicas of the team call it together.
+    """
 
     compiled: jax.stages.Compiled
     spec: program.GraphSpec
+    team: replicated.Team | None = None
 
 
 class ProgramCache:
@@ -90,40 +94,66 @@ def _turn(device: int) -> Turn:
     return _turns.setdefault(device, Turn())
 
 
-def compile_graph(spec: program.GraphSpec, device: int, floats: Any, ints: Any, buffers: Sequence[Any]) -> Program:
-    """Compiles a graph for the device. Raises LoweringError for an op that cannot be built."""
-    place = SingleDeviceSharding(devices.device(device))
+def compile_graph(
+    spec: program.GraphSpec,
+    device: int,
+    arguments: Sequence[Any],
+    team: replicated.Team | None = None,
+    ordered: bool = False,
+) -> Program:
+    """Compiles a graph for the device, or for all of a team. Raises LoweringError for an op that cannot be built."""
+    place = SingleDeviceSharding(devices.device(device)) if team is None else team.sharding
+    function = program.function(spec, ordered)
     donated = tuple(position + 2 for position in spec.donated)
     with metrics.timed("CompileTime"):
         jitted = jax.jit(
-            program.function(spec), donate_argnums=donated, in_shardings=place, out_shardings=place, keep_unused=True
+            function if team is None else replicated.over(function, team),
+            donate_argnums=donated,
+            in_shardings=place,
+            out_shardings=place,
+            keep_unused=True,
         )
-        compiled = jitted.lower(floats, ints, *buffers).compile()
+        compiled = jitted.lower(*arguments).compile()
     metrics.count("CreateCompileHandles")
     metrics.metric("InputOutputAliasCount").add(len(donated))
-    return Program(compiled, spec)
+    return Program(compiled, spec, team)
 
 
-def _program(graph: Any, device: int, floats: Any, ints: Any, buffers: list[Any]) -> Program:
+def _program(graph: Any, device: int, arguments: list[Any]) -> Program:
+    """The program of a graph. The arguments are then as it takes them."""
     key = (device, graph.key)
     found = programs.get(key)
     if found is not None:
         metrics.count("CachedSyncTensors")
+        arguments[:] = _placed(arguments, found.team)
         return found
     metrics.count("UncachedSyncTensors")
-    found = compile_graph(program.describe(graph), device, floats, ints, buffers)
+    spec = program.describe(graph)
+    team = replicated.team_of(spec)
+    # Where the graphs of the team differ elsewhere, so may the order in which XLA runs their collectives.
+    ordered = team is not None and not agreement.reach(spec, team)
+    arguments[:] = _placed(arguments, team)
+    found = compile_graph(spec, device, arguments, team, ordered)
     programs.put(key, found)
     return found
+
+
+def _placed(arguments: list[Any], team: replicated.Team | None) -> list[Any]:
+    if team is not None:
+        return replicated.lift(arguments, team)
+    if replicas.process_count() == 1:
+        return arguments
+    return [*arguments[:2], *map(replicated.local, arguments[2:])]
 
 
 def _run(graph: Any, device: int) -> list[jax.Array]:
     metrics.metric("TensorsGraphSize").add(graph.node_count)
     with jax.enable_x64(True):
-        floats, ints, buffers = graph.floats(), graph.ints(), graph.inputs()
-        compiled = _program(graph, device, floats, ints, buffers).compiled
+        arguments = [graph.floats(), graph.ints(), *graph.inputs()]
+        compiled = _program(graph, device, arguments).compiled
         with metrics.timed("ExecuteTime"):
-            results: list[jax.Array] = compiled(floats, ints, *buffers)
-    del buffers
+            results: list[jax.Array] = compiled(*arguments)
+    del arguments
     graph.finish(results)
     return results
 

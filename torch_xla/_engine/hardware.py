@@ -1,19 +1,17 @@
-"""Which kind of device this process uses, answered without starting it: processes fork after asking.
-
-``jax._src.hardware_utils`` is private to jax (checked on 0.10.2); nothing public counts TPU chips without a backend.
-"""
+"""What devices this machine has, found out without starting a backend: launchers fork or spawn afterwards."""
 
 from __future__ import annotations
 
 import importlib.util
-
-from jax._src import hardware_utils
+import os
+import re
+from pathlib import Path
 
 from torch_xla._engine import legacy
 from torch_xla._engine.settings import settings
 
-#: Devices that jax makes of one chip, where it is not one.
-_DEVICES_PER_CHIP = {"v2": 2, "v3": 2, "tpu7x": 2}
+_TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+_TPU_PORT = 8476
 
 
 def requested() -> legacy.Choice | None:
@@ -29,23 +27,59 @@ def requested() -> legacy.Choice | None:
     return old
 
 
-def likely_kind() -> str:
-    """``TPU``, ``CUDA`` or ``CPU``: what jax finds when nobody asks, by what is plugged in and what is installed."""
-    if tpu_chips()[0] and importlib.util.find_spec("libtpu"):
+def kind() -> str:
+    """``CPU``, ``CUDA``, ``TPU`` or what PJRT_DEVICE says: the kind of device a process here will use."""
+    wanted = requested()
+    if wanted is not None:
+        return "CUDA" if wanted.kind == "GPU" else wanted.kind
+    if tpu_count() and importlib.util.find_spec("libtpu"):
         return "TPU"
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-    if hardware_utils.has_visible_nvidia_gpu() and any(map(importlib.util.find_spec, plugins)):
+    if _gpu_count() and any(importlib.util.find_spec(plugin) for plugin in plugins):
         return "CUDA"
     return "CPU"
 
 
-def tpu_chips() -> tuple[int, str]:
-    """How many TPU chips are plugged into this machine, and their generation, such as ``v4``; ``""`` without any."""
-    chips, version = hardware_utils.num_available_tpu_chips_and_device_id()
-    return chips, "" if version is None else version.name
+def cpu_count() -> int:
+    """The number of xla devices to make of this machine's CPU."""
+    wanted = requested()
+    return wanted.count if wanted else settings.CPU_NUM_DEVICES
 
 
-def tpu_devices() -> int:
-    """How many devices jax makes of this machine's TPU chips."""
-    chips, version = tpu_chips()
-    return chips * _DEVICES_PER_CHIP.get(version, 1)
+def count() -> int:
+    """The number of devices of that kind that processes here can have one each of; at least 1."""
+    found = {"CPU": cpu_count, "CUDA": _gpu_count, "TPU": tpu_count}.get(kind(), lambda: 1)
+    return max(1, found())
+
+
+def _gpu_count() -> int:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    return len([entry for entry in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)])
+
+
+def tpu_count() -> int:
+    """The number of TPU chips that processes here can open."""
+    chips = [entry for entry in Path("/dev").glob("accel*") if re.fullmatch(r"accel\d+", entry.name)]
+    return len(chips) or len([entry for entry in Path("/dev/vfio").glob("*") if entry.name.isdigit()])
+
+
+def environment(index: int, processes: int) -> dict[str, str]:
+    """What a process needs in its environment to have the device of that index to itself.
+
+    For TPUs these are libtpu's topology variables, for the chips of one machine. They follow libtpu's documentation and
+    have not been run on a TPU. Raises ValueError for a number of chips without a known layout.
+    """
+    if kind() != "TPU" or processes == 1:
+        return {}
+    if processes not in _TPU_BOUNDS:
+        raise ValueError(f"spawn: {processes} TPU chips in one machine have no known layout, only {list(_TPU_BOUNDS)}")
+    return {
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+        "TPU_PROCESS_BOUNDS": _TPU_BOUNDS[processes],
+        "TPU_PROCESS_ADDRESSES": ",".join(f"localhost:{_TPU_PORT + i}" for i in range(processes)),
+        "TPU_PROCESS_PORT": str(_TPU_PORT + index),
+        "TPU_VISIBLE_CHIPS": str(index),
+        "CLOUD_TPU_TASK_ID": str(index),
+    }

@@ -14,6 +14,7 @@ from jax import lax
 from torch_xla._engine import decompose, dtypes
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.apply import LoweringError, apply
+from torch_xla._engine.lowering.collectives import COLLECTIVES, after
 from torch_xla._engine.lowering.core import key_data
 from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule
 from torch_xla._engine.lowering.view_writes import write_view
@@ -42,6 +43,11 @@ class GraphSpec:
     donated: list[int]
 
 
+def is_collective(node: NodeSpec) -> bool:
+    """Whether replicas exchange values in this node."""
+    return node.op in COLLECTIVES
+
+
 def describe(graph: Any) -> GraphSpec:
     """The GraphSpec of a recorder Graph."""
     nodes = [
@@ -53,10 +59,15 @@ def describe(graph: Any) -> GraphSpec:
 
 
 class _Evaluation:
-    """One trace: values so far, and the packed numbers. Lives while jax traces the function."""
+    """One trace: values so far, and the packed numbers. Lives while jax traces the function.
 
-    def __init__(self, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...]) -> None:
+    With ``ordered``, each collective waits for the one before, whatever the compiler makes of the rest of the graph.
+    """
+
+    def __init__(self, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...], ordered: bool) -> None:
         self.floats, self.ints = floats, ints
+        self.ordered = ordered
+        self.exchanged: jax.Array | None = None  # a result of the last collective
         self.values: list[Any] = list(leaves)
 
     def argument(self, arg: tuple[int, Any]) -> Any:
@@ -83,7 +94,12 @@ class _Evaluation:
         if node.op == "torch_xla::seed":
             self.values.append(apply(RULES[node.op], args, [((), torch.int64)], Context(node.op, []))[0])
             return
+        ordered = self.ordered and is_collective(node)
+        if ordered and self.exchanged is not None:
+            args[0] = after(self.exchanged, args[0])
         results = call(node, args)
+        if ordered and results:
+            self.exchanged = results[0]
         self.values.append(results if node.is_list or len(node.outs) > 1 else results[0])
 
 
@@ -116,11 +132,11 @@ def _show(arg: Any) -> str:
     return arg.kind.__name__ if isinstance(arg, Number) else repr(arg)
 
 
-def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
-    """``f(floats, ints, *leaves) -> roots`` for jax to trace."""
+def function(spec: GraphSpec, ordered: bool = False) -> Callable[..., list[jax.Array]]:
+    """``f(floats, ints, *leaves) -> roots`` for jax to trace; ``ordered``: with its collectives one after the other."""
 
     def graph(floats: jax.Array, ints: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-        evaluation = _Evaluation(floats, ints, leaves)
+        evaluation = _Evaluation(floats, ints, leaves, ordered)
         for node in spec.nodes:
             evaluation.run(node)
         return [evaluation.values[root] for root in spec.roots]

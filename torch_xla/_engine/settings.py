@@ -121,6 +121,13 @@ class Settings:
     XRT_WORKERS = Variable(TEXT, "", "where those devices are, as in localservice:0;grpc://localhost:40934")
     TPU_ACCELERATOR_TYPE = Variable(TEXT, "", "the TPU and its size, as in v4-8; TPU machines set it")
 
+    XLA_UNEVEN_HEARTBEAT_TIMEOUT = Variable(
+        COUNT, "900", "seconds without a step after which xla_dist restarts a job whose workers made different numbers"
+    )
+    XLA_EVEN_HEARTBEAT_TIMEOUT = Variable(
+        COUNT, "1800", "seconds without a step after which xla_dist restarts a job whose workers made equally many"
+    )
+
     RANK = Variable(ORDINAL, "0", "this process's ordinal in its job; spawn and torchrun set it")
     WORLD_SIZE = Variable(COUNT, "1", "number of processes in the job; spawn and torchrun set it")
     LOCAL_RANK = Variable(ORDINAL, "0", "this process's ordinal on its machine; spawn and torchrun set it")
@@ -129,11 +136,10 @@ class Settings:
     MASTER_PORT = Variable(ORDINAL, "0", "the port on which torchrun's processes meet")
     TORCH_XLA_RENDEZVOUS = Variable(TEXT, "", "the file by which the processes of spawn find each other; spawn sets it")
 
-    XLA_UNEVEN_HEARTBEAT_TIMEOUT = Variable(
-        COUNT, "900", "seconds without a step after which xla_dist restarts a job whose workers made different numbers"
-    )
-    XLA_EVEN_HEARTBEAT_TIMEOUT = Variable(
-        COUNT, "1800", "seconds without a step after which xla_dist restarts a job whose workers made equally many"
+    XLA_RENDEZVOUS_TIMEOUT = Variable(COUNT, "1800", "seconds to wait for other processes of the job")
+
+    ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB = Variable(
+        ORDINAL, "0", "MB of gradients that are reduced in one collective; 0: all in one"
     )
 
     XLA_TRIM_GRAPH_SIZE = Variable(

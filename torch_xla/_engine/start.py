@@ -15,6 +15,8 @@ import torch
 from torch_xla._engine import (
     barrier,
     buffers,
+    collective_ops,
+    coordination,
     decompose,
     device_module,
     devices,
@@ -23,7 +25,7 @@ from torch_xla._engine import (
     recorder,
     seeding,
 )
-from torch_xla._engine.lowering import RULES, load_rules
+from torch_xla._engine.lowering import RULES, core, load_rules
 from torch_xla._engine.settings import settings
 
 _started = False
@@ -35,6 +37,7 @@ def start() -> None:
     if _started:
         return
     _started = True
+    collective_ops.define()
     load_rules()
     module = recorder.module()
     module.set_hooks(
@@ -53,13 +56,14 @@ def start() -> None:
     barrier.install()
     seeding.install()
     torch._register_device_module("xla", device_module)
+    atexit.register(coordination.leave)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
 
 
 def _register(module: ModuleType) -> None:
     module.register_special_kernels()
     for name, rule in RULES.items():
-        if not name.startswith("torch_xla::"):
+        if name not in core.UNRECORDED:
             module.register_recorded(name, rule.bake, rule.random)
     for name in decompose.table():
         # A decomposition is traced with the numbers it was called with: all of them are constants.

@@ -7,8 +7,8 @@ from torch_xla._engine.settings import settings
 
 
 def num_available_chips() -> int:
-    """How many TPU chips are plugged into this machine. OSError where that cannot be read."""
-    return hardware.tpu_chips()[0]
+    """How many TPU chips this machine has. OSError where that cannot be read."""
+    return hardware.tpu_count()
 
 
 def num_available_devices() -> int:
@@ -24,7 +24,7 @@ def num_available_devices() -> int:
         raise ValueError(str(error)) from error
     if wanted is not None and wanted.kind == "CPU":
         return wanted.count
-    return hardware.tpu_devices() if wanted is None or wanted.kind == "TPU" else 0
+    return hardware.tpu_count() if wanted is None or wanted.kind == "TPU" else 0
 
 
 def get_tpu_env() -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Training on several devices: processes, threads, hosts, and loading for them."""
+"""Many devices: processes and threads, collectives between them, loading for them, launching on machines."""

@@ -1,0 +1,139 @@
+"""Records collectives: checks what they are given, and calls the operators of ``collective_ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_xla._engine import frames, replicas
+
+REDUCTIONS = ("sum", "mul", "min", "max", "and", "or")
+
+Groups = Sequence[Sequence[int]] | None
+
+
+def flatten(op: str, groups: Groups) -> list[int]:
+    """Groups of ordinals with -1 between them; empty for one group of all replicas.
+
+    Raises ValueError unless the groups are of one size and name every replica of the job once.
+    """
+    if not groups:
+        return []
+    everyone = list(range(replicas.world_size()))
+    named = sorted(ordinal for group in groups for ordinal in group)
+    sizes = {len(group) for group in groups}
+    if named != everyone or len(sizes) > 1:
+        raise ValueError(
+            f"{op}: groups={[list(group) for group in groups]} must be of one size and name each of the "
+            f"{len(everyone)} replicas once (at {frames.user_line()})"
+        )
+    if len(groups) == 1 and list(groups[0]) == everyone:
+        return []
+    return [number for group in groups for number in (-1, *group)][1:]
+
+
+def shards(groups: Groups) -> int:
+    """The number of replicas in a group."""
+    return len(groups[0]) if groups else replicas.world_size()
+
+
+def check(op: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises ValueError unless all are xla tensors of one device."""
+    where = {tensor.device for tensor in tensors}
+    if any(device.type != "xla" for device in where) or len(where) > 1:
+        shown = ", ".join(f"{t.dtype}{list(t.shape)} on {t.device}" for t in tensors[:4])
+        raise ValueError(f"{op}: needs tensors of one xla device, got {shown} (at {frames.user_line()})")
+
+
+def checked_dim(op: str, tensor: torch.Tensor, dim: int) -> int:
+    """``dim`` counted from the front. Raises IndexError for one that the tensor does not have."""
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise IndexError(f"{op}: {tensor.dtype}{list(tensor.shape)} has no dim {dim} (at {frames.user_line()})")
+    return dim % tensor.dim()
+
+
+@torch.no_grad()
+def all_reduce(
+    op: str, tensors: Sequence[torch.Tensor], scale: float = 1.0, groups: Groups = None
+) -> list[torch.Tensor]:
+    """New tensors, each the reduction of that tensor over the group, times ``scale``. ``op`` is one of REDUCTIONS."""
+    if op not in REDUCTIONS:
+        raise ValueError(f"all_reduce: {op!r} is none of {', '.join(REDUCTIONS)} (at {frames.user_line()})")
+    check("all_reduce", tensors)
+    for tensor in tensors:
+        if op in ("and", "or") and (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(f"all_reduce: {op!r} needs integers or bools, got {tensor.dtype}{list(tensor.shape)}")
+        if op in ("min", "max") and tensor.is_complex():
+            raise ValueError(f"all_reduce: {tensor.dtype} has no order, so no {op!r}")
+    flat = flatten("all_reduce", groups)
+    return list(torch.ops.torch_xla.all_reduce(tensors, op, scale, flat)) if tensors else []
+
+
+@torch.no_grad()
+def all_gather(tensor: torch.Tensor, dim: int, groups: Groups = None) -> torch.Tensor:
+    """The group's tensors, one after the other along ``dim``."""
+    check("all_gather", [tensor])
+    dim = checked_dim("all_gather", tensor, dim)
+    gathered: torch.Tensor = torch.ops.torch_xla.all_gather(tensor, dim, shards(groups), flatten("all_gather", groups))
+    return gathered
+
+
+@torch.no_grad()
+def reduce_scatter(op: str, tensor: torch.Tensor, dim: int, groups: Groups = None) -> torch.Tensor:
+    """This replica's part, along ``dim``, of the reduction over the group."""
+    if op not in REDUCTIONS:
+        raise ValueError(f"reduce_scatter: {op!r} is none of {', '.join(REDUCTIONS)} (at {frames.user_line()})")
+    check("reduce_scatter", [tensor])
+    dim = checked_dim("reduce_scatter", tensor, dim)
+    part: torch.Tensor = torch.ops.torch_xla.reduce_scatter(
+        tensor, op, dim, shards(groups), flatten("reduce_scatter", groups)
+    )
+    return part
+
+
+@torch.no_grad()
+def all_to_all(tensor: torch.Tensor, split: int, concat: int, groups: Groups = None) -> torch.Tensor:
+    """Split along ``split``, part i sent to the group's replica i; what arrives, joined along ``concat``."""
+    check("all_to_all", [tensor])
+    split, concat = checked_dim("all_to_all", tensor, split), checked_dim("all_to_all", tensor, concat)
+    joined: torch.Tensor = torch.ops.torch_xla.all_to_all(
+        tensor, split, concat, shards(groups), flatten("all_to_all", groups)
+    )
+    return joined
+
+
+@torch.no_grad()
+def permute(tensor: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
+    """What the replica that ``pairs`` of (source, target) names as this one's source had; zeros where none does."""
+    check("collective_permute", [tensor])
+    world = replicas.world_size()
+    sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    outside = any(not 0 <= ordinal < world for ordinal in sources + targets)
+    if outside or len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
+        raise ValueError(
+            f"collective_permute: pairs={[list(pair) for pair in pairs]} must be (source, target) ordinals of {world} "
+            f"replicas, no source and no target twice (at {frames.user_line()})"
+        )
+    flat = [ordinal for pair in pairs for ordinal in pair]
+    moved: torch.Tensor = torch.ops.torch_xla.collective_permute(tensor, flat, [])
+    return moved
+
+
+@torch.no_grad()
+def broadcast(tensors: Sequence[torch.Tensor], root: int, groups: Groups = None) -> list[torch.Tensor]:
+    """New tensors with what the replica at position ``root`` of each group has."""
+    check("collective_broadcast", tensors)
+    if not 0 <= root < shards(groups):
+        raise ValueError(
+            f"collective_broadcast: there is no replica {root} among {shards(groups)} (at {frames.user_line()})"
+        )
+    flat = flatten("collective_broadcast", groups)
+    return list(torch.ops.torch_xla.collective_broadcast(tensors, root, flat)) if tensors else []
+
+
+@torch.no_grad()
+def write(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Sets each target to its value."""
+    for target, value in zip(targets, values, strict=True):
+        target.copy_(value)
