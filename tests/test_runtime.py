@@ -88,15 +88,11 @@ def test_set_device_type_and_a_job_of_six_on_two_machines() -> None:
     out = run_script(
         PROBE
         + """
-try:
-    xr.set_device_type("")
-except RuntimeError as error:
-    print("unexpected", error)
 xr.set_device_type("cpu")
-print(os.environ["PJRT_DEVICE"], xr.device_type(), tpu.num_available_devices(), torch.ones(1, device="xla").device)
+print(os.environ["PJRT_DEVICE"], xr.device_type(), tpu.num_available_devices(), dict(bridge._backends))
 """,
         RANK="4", WORLD_SIZE="6", LOCAL_RANK="1", LOCAL_WORLD_SIZE="3", MASTER_ADDR="localhost", MASTER_PORT="1",
     )  # fmt: skip
     first, second = out.stdout.splitlines()
     assert first in (f"{kind} 0 (6, 4, 1, 4, 1) {{}} {{}}" for kind in ("CPU", "CUDA"))
-    assert second == "cpu CPU 1 xla:0"
+    assert second == "cpu CPU 1 {}"
