@@ -1,12 +1,19 @@
-"""Records collectives: checks what they are given, and calls the operators of ``collective_ops``."""
+"""Records collectives: checks what they are given, and calls the operators of ``collective_ops``.
+
+A collective must be in the graph of every replica, also of one where nobody keeps its result: so one result of each is
+kept until the graph is cut (``release``).
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 
 from torch_xla._engine import frames, replicas
+
+_kept: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
 
 REDUCTIONS = ("sum", "mul", "min", "max", "and", "or")
 
@@ -20,6 +27,8 @@ def flatten(op: str, groups: Groups) -> list[int]:
     """
     if not groups:
         return []
+    if isinstance(groups, Members):
+        return list(groups[0])
     everyone = list(range(replicas.world_size()))
     named = sorted(ordinal for group in groups for ordinal in group)
     sizes = {len(group) for group in groups}
@@ -36,6 +45,20 @@ def flatten(op: str, groups: Groups) -> list[int]:
 def shards(groups: Groups) -> int:
     """The number of replicas in a group."""
     return len(groups[0]) if groups else replicas.world_size()
+
+
+class Members(list[list[int]]):
+    """A group that need not hold all replicas: those outside take no part. ``Members([[2, 3]])``."""
+
+
+def _kept_until_cut(result: torch.Tensor) -> torch.Tensor:
+    _kept[result.device.index].append(result.detach())
+    return result
+
+
+def release(device: int) -> None:
+    """Called when the graph of a device has been cut and run."""
+    _kept.pop(device, None)
 
 
 def check(op: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -67,7 +90,12 @@ def all_reduce(
         if op in ("min", "max") and tensor.is_complex():
             raise ValueError(f"all_reduce: {tensor.dtype} has no order, so no {op!r}")
     flat = flatten("all_reduce", groups)
-    return list(torch.ops.torch_xla.all_reduce(tensors, op, scale, flat)) if tensors else []
+    return _listed(torch.ops.torch_xla.all_reduce(tensors, op, scale, flat)) if tensors else []
+
+
+def _listed(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    _kept_until_cut(results[0])
+    return list(results)
 
 
 @torch.no_grad()
@@ -76,7 +104,7 @@ def all_gather(tensor: torch.Tensor, dim: int, groups: Groups = None) -> torch.T
     check("all_gather", [tensor])
     dim = checked_dim("all_gather", tensor, dim)
     gathered: torch.Tensor = torch.ops.torch_xla.all_gather(tensor, dim, shards(groups), flatten("all_gather", groups))
-    return gathered
+    return _kept_until_cut(gathered)
 
 
 @torch.no_grad()
@@ -89,7 +117,7 @@ def reduce_scatter(op: str, tensor: torch.Tensor, dim: int, groups: Groups = Non
     part: torch.Tensor = torch.ops.torch_xla.reduce_scatter(
         tensor, op, dim, shards(groups), flatten("reduce_scatter", groups)
     )
-    return part
+    return _kept_until_cut(part)
 
 
 @torch.no_grad()
@@ -100,11 +128,11 @@ def all_to_all(tensor: torch.Tensor, split: int, concat: int, groups: Groups = N
     joined: torch.Tensor = torch.ops.torch_xla.all_to_all(
         tensor, split, concat, shards(groups), flatten("all_to_all", groups)
     )
-    return joined
+    return _kept_until_cut(joined)
 
 
 @torch.no_grad()
-def permute(tensor: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
+def permute(tensor: torch.Tensor, pairs: Sequence[Sequence[int]], groups: Groups = None) -> torch.Tensor:
     """What the replica that ``pairs`` of (source, target) names as this one's source had; zeros where none does."""
     check("collective_permute", [tensor])
     world = replicas.world_size()
@@ -116,8 +144,8 @@ def permute(tensor: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tenso
             f"replicas, no source and no target twice (at {frames.user_line()})"
         )
     flat = [ordinal for pair in pairs for ordinal in pair]
-    moved: torch.Tensor = torch.ops.torch_xla.collective_permute(tensor, flat, [])
-    return moved
+    moved: torch.Tensor = torch.ops.torch_xla.collective_permute(tensor, flat, flatten("collective_permute", groups))
+    return _kept_until_cut(moved)
 
 
 @torch.no_grad()
@@ -129,7 +157,7 @@ def broadcast(tensors: Sequence[torch.Tensor], root: int, groups: Groups = None)
             f"collective_broadcast: there is no replica {root} among {shards(groups)} (at {frames.user_line()})"
         )
     flat = flatten("collective_broadcast", groups)
-    return list(torch.ops.torch_xla.collective_broadcast(tensors, root, flat)) if tensors else []
+    return _listed(torch.ops.torch_xla.collective_broadcast(tensors, root, flat)) if tensors else []
 
 
 @torch.no_grad()

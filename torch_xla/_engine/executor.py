@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from torch_xla._engine import agreement, devices, frames, metrics, program, recorder, replicas, replicated
+from torch_xla._engine import agreement, collectives, devices, frames, metrics, program, recorder, replicas, replicated
 from torch_xla._engine.settings import settings
 
 
@@ -99,11 +99,11 @@ def compile_graph(
     device: int,
     arguments: Sequence[Any],
     team: replicated.Team | None = None,
-    ordered: bool = False,
+    alone: bool = False,
 ) -> Program:
     """Compiles a graph for the device, or for all of a team. Raises LoweringError for an op that cannot be built."""
     place = SingleDeviceSharding(devices.device(device)) if team is None else team.sharding
-    function = program.function(spec, ordered)
+    function = program.function(spec, alone)
     donated = tuple(position + 2 for position in spec.donated)
     with metrics.timed("CompileTime"):
         jitted = jax.jit(
@@ -130,10 +130,9 @@ def _program(graph: Any, device: int, arguments: list[Any]) -> Program:
     metrics.count("UncachedSyncTensors")
     spec = program.describe(graph)
     team = replicated.team_of(spec)
-    # Where the graphs of the team differ elsewhere, so may the order in which XLA runs their collectives.
-    ordered = team is not None and not agreement.reach(spec, team)
+    alone = team is not None and not agreement.reach(spec, team)
     arguments[:] = _placed(arguments, team)
-    found = compile_graph(spec, device, arguments, team, ordered)
+    found = compile_graph(spec, device, arguments, team, alone)
     programs.put(key, found)
     return found
 
@@ -163,6 +162,7 @@ def sync_device(device: int, wait: bool = False) -> None:
     with _turn(device):
         graph = recorder.module().collect(device)
         results = _run(graph, device) if graph.root_count else []
+        collectives.release(device)
     if wait:
         jax.block_until_ready(results)
 

@@ -14,7 +14,7 @@ from jax import lax
 from torch_xla._engine import decompose, dtypes
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.apply import LoweringError, apply
-from torch_xla._engine.lowering.collectives import COLLECTIVES, after
+from torch_xla._engine.lowering.collectives import COLLECTIVES, apart
 from torch_xla._engine.lowering.core import key_data
 from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule
 from torch_xla._engine.lowering.view_writes import write_view
@@ -61,12 +61,12 @@ def describe(graph: Any) -> GraphSpec:
 class _Evaluation:
     """One trace: values so far, and the packed numbers. Lives while jax traces the function.
 
-    With ``ordered``, each collective waits for the one before, whatever the compiler makes of the rest of the graph.
+    With ``alone`` the other replicas' graphs differ from this one in what is not a collective; see ``apart``.
     """
 
-    def __init__(self, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...], ordered: bool) -> None:
+    def __init__(self, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...], alone: bool) -> None:
         self.floats, self.ints = floats, ints
-        self.ordered = ordered
+        self.alone = alone
         self.exchanged: jax.Array | None = None  # a result of the last collective
         self.values: list[Any] = list(leaves)
 
@@ -94,11 +94,11 @@ class _Evaluation:
         if node.op == "torch_xla::seed":
             self.values.append(apply(RULES[node.op], args, [((), torch.int64)], Context(node.op, []))[0])
             return
-        ordered = self.ordered and is_collective(node)
-        if ordered and self.exchanged is not None:
-            args[0] = after(self.exchanged, args[0])
+        alone = self.alone and is_collective(node)
+        if alone:
+            args[0] = apart(args[0], self.exchanged)
         results = call(node, args)
-        if ordered and results:
+        if alone:
             self.exchanged = results[0]
         self.values.append(results if node.is_list or len(node.outs) > 1 else results[0])
 
@@ -132,11 +132,11 @@ def _show(arg: Any) -> str:
     return arg.kind.__name__ if isinstance(arg, Number) else repr(arg)
 
 
-def function(spec: GraphSpec, ordered: bool = False) -> Callable[..., list[jax.Array]]:
-    """``f(floats, ints, *leaves) -> roots`` for jax to trace; ``ordered``: with its collectives one after the other."""
+def function(spec: GraphSpec, alone: bool = False) -> Callable[..., list[jax.Array]]:
+    """``f(floats, ints, *leaves) -> roots`` for jax to trace. For ``alone`` see ``_Evaluation``."""
 
     def graph(floats: jax.Array, ints: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-        evaluation = _Evaluation(floats, ints, leaves, ordered)
+        evaluation = _Evaluation(floats, ints, leaves, alone)
         for node in spec.nodes:
             evaluation.run(node)
         return [evaluation.values[root] for root in spec.roots]

@@ -2,8 +2,8 @@
 
     running -> ended (all have returned) or failed (one has not: the others are ended, its error is raised)
 
-Each process leaves the traceback of an error in a file of the job's folder, which the context owns until all have
-ended. A process that fails leaves at once: it must not wait for the others, who may be waiting for it in a collective.
+A process that raises sends the traceback through its pipe and waits to be ended, after the others: rank 0 hosts the
+coordinator, and jax aborts processes that lose it. The context owns processes, pipes and the job's folder.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.connection
 import os
-import pickle
 import shutil
 import signal
 import sys
@@ -19,6 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ import torch.multiprocessing as mp
 from torch_xla._engine import coordination
 from torch_xla._engine.settings import settings
 
-#: Seconds: for other ranks' errors to arrive after the first, and from asking a process to end to ending it.
-_SETTLE, _GRACE = 0.5, 3.0
+#: Seconds: for other ranks' errors to arrive after the first, from asking a process to end to ending it, and for which
+#: a failed process waits to be ended.
+_SETTLE, _GRACE, _PATIENCE = 0.5, 3.0, 10.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -45,23 +46,23 @@ class SpawnContext:
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="torch_xla_spawn_"))
         context: Any = mp.get_context(start_method)
+        self._errors: dict[int, tuple[float, str]] = {}  # by rank: when, and the traceback
         meeting = {"TORCH_XLA_RENDEZVOUS": str(self._folder / "store")}
         self.processes: list[Any] = []
+        self._pipes: list[Connection] = []
         try:
             for index, environment in enumerate(environments):
+                receiver, sender = context.Pipe(duplex=False)
+                self._pipes.append(receiver)
                 process = context.Process(
-                    target=_run,
-                    args=(index, fn, args, environment | meeting, str(self._error_file(index)), os.getpid()),
-                    daemon=daemon,
+                    target=_run, args=(index, fn, args, environment | meeting, sender, os.getpid()), daemon=daemon
                 )
                 process.start()
                 self.processes.append(process)
+                sender.close()
         except BaseException:
             self._end()
             raise
-
-    def _error_file(self, index: int) -> Path:
-        return self._folder / f"error_{index}"
 
     def pids(self) -> list[int]:
         """The process ids."""
@@ -76,48 +77,58 @@ class SpawnContext:
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while running := [p for p in self.processes if p.exitcode is None]:
-                if any(p.exitcode for p in self.processes):
+                if self._failed():
                     break
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return False
-                multiprocessing.connection.wait([p.sentinel for p in running], left)
+                open_pipes = [pipe for pipe in self._pipes if not pipe.closed]
+                multiprocessing.connection.wait([*(p.sentinel for p in running), *open_pipes], left)
         except BaseException:
             self._end()
             raise
-        if any(p.exitcode for p in self.processes):
+        if self._failed():
             self._fail()
         self._end()
         return True
 
+    def _failed(self) -> bool:
+        self._listen()
+        return bool(self._errors) or any(p.exitcode for p in self.processes)
+
+    def _listen(self) -> None:
+        """Takes the errors that processes have sent."""
+        for index, pipe in enumerate(self._pipes):
+            if not pipe.closed and pipe.poll():
+                with contextlib.suppress(EOFError):  # ended without an error
+                    self._errors[index] = pipe.recv()
+                pipe.close()
+
     def _fail(self) -> None:
         time.sleep(_SETTLE)
-        failed = {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode}
-        raised = {i: self._error(i) for i in failed if self._error_file(i).exists()}
+        self._listen()
+        exited = {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode and i not in self._errors}
         self._end()
-        exited = [i for i in failed if i not in raised]
         # Who was killed, or exited without a word, is the cause; errors of the others follow from it.
         if exited:
-            raise _exited(exited[0], self.processes[exited[0]].pid, failed[exited[0]])
-        first = min(raised, key=lambda i: raised[i][0])
-        message = f"\n\n-- Process {first} terminated with the following error:\n{raised[first][1]}"
+            first = next(iter(exited))
+            raise _exited(first, self.processes[first].pid, exited[first])
+        first = min(self._errors, key=lambda i: self._errors[i][0])
+        message = f"\n\n-- Process {first} terminated with the following error:\n{self._errors[first][1]}"
         raise mp.ProcessRaisedException(message, first, self.processes[first].pid)
 
-    def _error(self, index: int) -> tuple[float, str]:
-        moment, text = pickle.loads(self._error_file(index).read_bytes())
-        return float(moment), str(text)
-
     def _end(self) -> None:
-        """Leaves no process running and no file behind."""
-        for process in self.processes:
-            if process.is_alive():
-                process.terminate()
+        """Leaves no process running and no file behind; rank 0, whom the others need, ends last."""
         deadline = time.monotonic() + _GRACE
-        for process in self.processes:
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in reversed(self.processes):
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
+        for pipe in self._pipes:
+            pipe.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -131,7 +142,12 @@ def _exited(index: int, pid: int, code: int) -> mp.ProcessExitedException:
 
 
 def _run(
-    index: int, fn: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], error_file: str, parent: int
+    index: int,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    environment: dict[str, str],
+    errors: Connection,
+    parent: int,
 ) -> None:
     """The life of one process."""
     _die_with(parent)
@@ -144,16 +160,10 @@ def _run(
         if code:
             _leave(code)
     except BaseException as error:
-        _note(error, error_file)
+        errors.send((time.time(), "".join(traceback.format_exception(error))))
+        time.sleep(_PATIENCE)
         _leave(1)
     coordination.part()
-
-
-def _note(error: BaseException, path: str) -> None:
-    # Renamed when complete: the parent reads it as soon as it is there.
-    text = "".join(traceback.format_exception(error))
-    Path(path + ".new").write_bytes(pickle.dumps((time.time(), text)))
-    os.rename(path + ".new", path)
 
 
 def _leave(code: int) -> None:

@@ -164,15 +164,23 @@ def _from_root(x: jax.Array, is_root: jax.Array, groups: Groups) -> jax.Array:
     return lax.bitcast_convert_type(total.astype(plain), x.dtype)
 
 
-def after(earlier: jax.Array, value: jax.Array | list[jax.Array]) -> jax.Array | list[jax.Array]:
-    """``value`` unchanged, in a way that no compiler can compute before ``earlier``.
+def apart(value: jax.Array | list[jax.Array], earlier: jax.Array | None) -> jax.Array | list[jax.Array]:
+    """What a collective exchanges, unchanged, where the programs of the replicas differ.
 
-    (Optimization barriers are gone before XLA decides on an order.)
+    XLA takes it that they are equal: it would fold the sum of a constant, and may run collectives in another order in
+    each program. So the value becomes one that the compiler cannot know, and cannot compute before ``earlier``, which
+    the collective before gave. (Optimization barriers are gone before XLA decides on an order.)
     """
     if isinstance(value, list):
-        return [after(earlier, value[0]), *value[1:]] if value else value  # type: ignore[list-item]
-    first = lax.slice_in_dim(earlier.ravel(), 0, min(1, earlier.size))
-    # Never true, as there are not so many replicas; the compiler cannot know.
-    never = lax.axis_index(AXIS) > 1 << 30
-    other = jnp.sum(first).astype(value.dtype) if value.dtype != jnp.bool_ else jnp.any(first != 0)
-    return jnp.where(never, other, value)
+        return [_apart(x, earlier) for x in value]
+    return _apart(value, earlier)
+
+
+def _apart(value: jax.Array, earlier: jax.Array | None) -> jax.Array:
+    index = lax.axis_index(AXIS)
+    other = index.astype(value.dtype)
+    if earlier is not None:
+        some = lax.slice_in_dim(earlier.ravel(), 0, min(1, earlier.size))
+        other = jnp.where(jnp.any(some != 0), other, jnp.zeros_like(other))
+    # Never true, as there are not so many replicas.
+    return jnp.where(index > 1 << 30, other, value)
