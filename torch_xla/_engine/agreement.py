@@ -32,6 +32,11 @@ def _exchanges(spec: program.GraphSpec) -> list[str]:
     return [f"{node.op}{_show([v for tag, v in node.args if tag == 0])} -> {_show(node.outs)}" for node in nodes]
 
 
+def summary(spec: program.GraphSpec, key: bytes) -> str:
+    """The collectives of a graph in a line, with the graph's key where all else is the same."""
+    return f"{'; '.join(_exchanges(spec))} (graph {key.hex()[:8]})"
+
+
 def _digest(lines: list[str]) -> bytes:
     return hashlib.sha256("\n".join(lines).encode()).digest()
 
