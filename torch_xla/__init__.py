@@ -7,7 +7,7 @@ from torch_xla._version import __version__
 
 _start.start()
 
-from torch_xla import _XLAC  # noqa: E402
+from torch_xla import _XLAC, runtime  # noqa: E402
 from torch_xla.torch_xla import (  # noqa: E402
     device,
     device_count,
@@ -28,6 +28,7 @@ __all__ = [
     "launch",
     "manual_seed",
     "real_devices",
+    "runtime",
     "step",
     "sync",
 ]

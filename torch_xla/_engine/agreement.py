@@ -28,6 +28,11 @@ def _settings(node: program.NodeSpec) -> str:
     return ", ".join(repr(value) for tag, value in node.args if tag == 0)
 
 
+def summary(spec: program.GraphSpec, key: bytes) -> str:
+    """The collectives of a graph in a line, with the graph's key where all else is the same."""
+    return f"{'; '.join(exchanges(spec))} (graph {key.hex()[:8]})"
+
+
 def _shapes(node: program.NodeSpec) -> str:
     return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in node.outs)
 

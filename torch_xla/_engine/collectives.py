@@ -6,14 +6,19 @@ kept until the graph is cut (``release``).
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from torch_xla._engine import frames, recorder, replicas
+from torch_xla._engine import frames, meeting, recorder, replicas
 
 _kept: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+
+P = ParamSpec("P")
+R = TypeVar("R", torch.Tensor, list[torch.Tensor])
 
 #: Where values are read and nothing is ever cut, results that have been computed are let go at this number.
 _MOST_KEPT = 64
@@ -72,6 +77,33 @@ def release(device: int) -> None:
     _kept.pop(device, None)
 
 
+def _met(record: Callable[P, R]) -> Callable[P, R]:
+    """Among threads a collective is a program of its own: what is pending runs before it, and it runs at once.
+
+    One program serves all threads of a process, so it must be the same for all; the graphs around it need not be.
+    """
+
+    @functools.wraps(record)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        threads = meeting.current()
+        if threads is None:
+            return record(*args, **kwargs)
+        device = replicas.local_devices()[replicas.global_ordinal()]
+        threads.cut(device)
+        result = record(*args, **kwargs)
+        tensors: Any = result
+        try:
+            threads.compute([tensors] if isinstance(tensors, torch.Tensor) else tensors)
+        except BaseException as error:
+            # The exception's frames would keep the op in the graph, where the next step would meet it.
+            del result, tensors
+            release(device)
+            raise error.with_traceback(None) from error.__cause__
+        return result
+
+    return run
+
+
 def check(op: str, tensors: Sequence[torch.Tensor]) -> None:
     """Raises ValueError unless all are xla tensors of one device."""
     where = {tensor.device for tensor in tensors}
@@ -95,6 +127,7 @@ def _check_shares(op: str, tensor: torch.Tensor, dim: int, count: int) -> None:
         )
 
 
+@_met
 @torch.no_grad()
 def all_reduce(
     op: str, tensors: Sequence[torch.Tensor], scale: float = 1.0, groups: Groups = None
@@ -117,6 +150,7 @@ def _listed(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return list(results)
 
 
+@_met
 @torch.no_grad()
 def all_gather(tensor: torch.Tensor, dim: int, groups: Groups = None) -> torch.Tensor:
     """The group's tensors, one after the other along ``dim``."""
@@ -126,6 +160,7 @@ def all_gather(tensor: torch.Tensor, dim: int, groups: Groups = None) -> torch.T
     return _kept_until_cut(gathered)
 
 
+@_met
 @torch.no_grad()
 def reduce_scatter(op: str, tensor: torch.Tensor, dim: int, groups: Groups = None) -> torch.Tensor:
     """This replica's part, along ``dim``, of the reduction over the group."""
@@ -140,6 +175,7 @@ def reduce_scatter(op: str, tensor: torch.Tensor, dim: int, groups: Groups = Non
     return _kept_until_cut(part)
 
 
+@_met
 @torch.no_grad()
 def all_to_all(tensor: torch.Tensor, split: int, concat: int, groups: Groups = None) -> torch.Tensor:
     """Split along ``split``, part i sent to the group's replica i; what arrives, joined along ``concat``."""
@@ -152,6 +188,7 @@ def all_to_all(tensor: torch.Tensor, split: int, concat: int, groups: Groups = N
     return _kept_until_cut(joined)
 
 
+@_met
 @torch.no_grad()
 def permute(tensor: torch.Tensor, pairs: Sequence[Sequence[int]], groups: Groups = None) -> torch.Tensor:
     """What the replica that ``pairs`` of (source, target) names as this one's source had; zeros where none does."""
@@ -169,6 +206,7 @@ def permute(tensor: torch.Tensor, pairs: Sequence[Sequence[int]], groups: Groups
     return _kept_until_cut(moved)
 
 
+@_met
 @torch.no_grad()
 def broadcast(tensors: Sequence[torch.Tensor], root: int, groups: Groups = None) -> list[torch.Tensor]:
     """New tensors with what the replica at position ``root`` of each group has."""

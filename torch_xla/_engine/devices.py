@@ -7,11 +7,12 @@ import os
 
 import jax
 
-from torch_xla._engine import coordination, replicas
-from torch_xla._engine.settings import settings
+from torch_xla._engine import coordination, hardware, replicas
 
 #: PJRT_DEVICE values of torch_xla and the jax platform that each means.
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM": "rocm"}
+
+_KINDS = {"gpu": "CUDA"}
 
 
 #: Whether this process was forked from one that had used a device: XLA's threads and connections stayed behind.
@@ -37,19 +38,18 @@ def devices() -> tuple[jax.Device, ...]:
 
 
 def _local_devices() -> tuple[jax.Device, ...]:
-    wanted = settings.PJRT_DEVICE
-    count = settings.CPU_NUM_DEVICES
-    if count > 1 and wanted in ("", "CPU") and replicas.process_count() == 1:
+    wanted, count = hardware.requested(), hardware.cpu_count()
+    if count > 1 and (wanted is None or wanted.kind == "CPU") and replicas.process_count() == 1:
         _ask_for_cpu_devices(count)
-    if not wanted:
+    if wanted is None:
         return tuple(jax.local_devices())
-    platform = _PLATFORMS.get(wanted.upper(), wanted.lower())
+    platform = _PLATFORMS.get(wanted.kind, wanted.kind.lower())
     try:
         return tuple(jax.local_devices(backend=platform))
     except RuntimeError as error:
         raise RuntimeError(
-            f"PJRT_DEVICE={wanted}: jax has no {platform} backend here ({error}). Install torch_xla[tpu] or "
-            "torch_xla[cuda], or set PJRT_DEVICE=CPU."
+            f"{wanted.source} asks for {wanted.kind}: jax has no {platform} backend here ({error}). Install "
+            "torch_xla[tpu] or torch_xla[cuda], or set PJRT_DEVICE=CPU."
         ) from error
 
 
@@ -58,7 +58,7 @@ def _ask_for_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError as error:
         raise RuntimeError(
-            f"CPU_NUM_DEVICES={count}: jax has started its backend with another number of CPU devices already; use an "
+            f"{count} CPU devices: jax has started its backend with another number of CPU devices already; use an "
             "xla device before anything that starts jax's backend"
         ) from error
 
@@ -86,6 +86,17 @@ def started() -> bool:
 def platform() -> str:
     """``cpu``, ``gpu`` or ``tpu``; starts the backend."""
     return str(devices()[0].platform)
+
+
+def kind() -> str:
+    """``CPU``, ``CUDA``, ``TPU``, or another kind that PJRT_DEVICE names; starts nothing. Raises as hardware.requested.
+
+    Before the backend has started, and where nobody has asked for a kind, it is the one that jax is going to find.
+    """
+    wanted = hardware.requested()
+    if wanted is not None:
+        return wanted.kind
+    return _KINDS.get(platform(), platform().upper()) if started() else hardware.kind()
 
 
 def _after_fork() -> None:

@@ -15,7 +15,18 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from torch_xla._engine import agreement, collectives, devices, frames, metrics, program, recorder, replicas, replicated
+from torch_xla._engine import (
+    agreement,
+    collectives,
+    devices,
+    frames,
+    meeting,
+    metrics,
+    program,
+    recorder,
+    replicas,
+    replicated,
+)
 from torch_xla._engine.settings import settings
 
 
@@ -87,6 +98,10 @@ class Turn:
 
 
 programs = ProgramCache()
+
+#: In place of a device in the key of a program that threads run together, over all devices.
+_ALL = -1
+
 _turns: dict[int, Turn] = {}
 
 
@@ -137,6 +152,30 @@ def _program(graph: Any, device: int, arguments: list[Any]) -> Program:
     return found
 
 
+def _run_among(threads: meeting.Meeting, graph: Any, device: int, arguments: list[Any]) -> list[jax.Array] | None:
+    """The results of a graph with collectives, which the threads of all replicas run as one; None for another graph."""
+    key = (_ALL, graph.key)
+    known = programs.get(key)
+    if known is None and programs.get((device, graph.key)) is not None:
+        return None
+    spec = known.spec if known else program.describe(graph)
+    team = known.team if known else replicated.team_of(spec)
+    if team is None:
+        return None
+    metrics.count("CachedSyncTensors" if known else "UncachedSyncTensors")
+
+    def call(lifted: list[jax.Array]) -> list[jax.Array]:
+        ready = programs.get(key)
+        if ready is None:
+            ready = compile_graph(spec, device, lifted, team)
+            programs.put(key, ready)
+        with metrics.timed("ExecuteTime"):
+            results: list[jax.Array] = ready.compiled(*lifted)
+        return results
+
+    return meeting.run(threads, agreement.summary(spec, graph.key), arguments, team.sharding, call)
+
+
 def _placed(arguments: list[Any], team: replicated.Team | None) -> list[Any]:
     if team is not None:
         return replicated.lift(arguments, team)
@@ -149,11 +188,14 @@ def _run(graph: Any, device: int) -> list[jax.Array]:
     metrics.metric("TensorsGraphSize").add(graph.node_count)
     with jax.enable_x64(True):
         arguments = [graph.floats(), graph.ints(), *graph.inputs()]
-        found = _program(graph, device, arguments)
-        if found.team is not None:
-            agreement.launched(found.team)
-        with metrics.timed("ExecuteTime"):
-            results: list[jax.Array] = found.compiled(*arguments)
+        threads = meeting.current()
+        results = _run_among(threads, graph, device, arguments) if threads else None
+        if results is None:
+            found = _program(graph, device, arguments)
+            if found.team is not None:
+                agreement.launched(found.team)
+            with metrics.timed("ExecuteTime"):
+                results = found.compiled(*arguments)
     del arguments
     graph.finish(results)
     return results

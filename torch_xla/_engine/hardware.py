@@ -7,18 +7,32 @@ import os
 import re
 from pathlib import Path
 
+from torch_xla._engine import legacy
 from torch_xla._engine.settings import settings
 
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _TPU_PORT = 8476
 
 
+def requested() -> legacy.Choice | None:
+    """The kind that the user has asked for, by PJRT_DEVICE or the old configuration; None where nobody has asked.
+
+    Raises what legacy.choice raises.
+    """
+    if settings.PJRT_DEVICE:
+        return legacy.Choice(settings.PJRT_DEVICE, settings.CPU_NUM_DEVICES, "PJRT_DEVICE")
+    old = legacy.choice()
+    if old is not None and old.count == 1:
+        return legacy.Choice(old.kind, settings.CPU_NUM_DEVICES, old.source)
+    return old
+
+
 def kind() -> str:
     """``CPU``, ``CUDA``, ``TPU`` or what PJRT_DEVICE says: the kind of device a process here will use."""
-    wanted = settings.PJRT_DEVICE
-    if wanted:
-        return "CUDA" if wanted == "GPU" else wanted
-    if _tpu_count() and importlib.util.find_spec("libtpu"):
+    wanted = requested()
+    if wanted is not None:
+        return "CUDA" if wanted.kind == "GPU" else wanted.kind
+    if tpu_count() and importlib.util.find_spec("libtpu"):
         return "TPU"
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
     if _gpu_count() and any(importlib.util.find_spec(plugin) for plugin in plugins):
@@ -26,9 +40,15 @@ def kind() -> str:
     return "CPU"
 
 
+def cpu_count() -> int:
+    """The number of xla devices to make of this machine's CPU."""
+    wanted = requested()
+    return wanted.count if wanted else settings.CPU_NUM_DEVICES
+
+
 def count() -> int:
     """The number of devices of that kind that processes here can have one each of; at least 1."""
-    found = {"CPU": lambda: settings.CPU_NUM_DEVICES, "CUDA": _gpu_count, "TPU": _tpu_count}.get(kind(), lambda: 1)
+    found = {"CPU": cpu_count, "CUDA": _gpu_count, "TPU": tpu_count}.get(kind(), lambda: 1)
     return max(1, found())
 
 
@@ -39,7 +59,8 @@ def _gpu_count() -> int:
     return len([entry for entry in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)])
 
 
-def _tpu_count() -> int:
+def tpu_count() -> int:
+    """The number of TPU chips that processes here can open."""
     chips = [entry for entry in Path("/dev").glob("accel*") if re.fullmatch(r"accel\d+", entry.name)]
     return len(chips) or len([entry for entry in Path("/dev/vfio").glob("*") if entry.name.isdigit()])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from torch_xla._engine import coordination, frames, replicas
+from torch_xla._engine import coordination, frames, meeting, replicas
 from torch_xla._engine.settings import settings
 
 
@@ -20,6 +20,9 @@ def exchange(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[byte
         raise ValueError(f"rendezvous {tag!r}: replicas={ordinals} must be below {world} and include this one, {mine}")
     if len(ordinals) == 1:
         return [payload]
+    threads = meeting.current()
+    if threads is not None:
+        return _among_threads(threads, tag, payload, ordinals)
     coordination.join()
     try:
         return coordination.exchange("meet/" + quote(tag, safe=""), payload, ordinals)
@@ -29,3 +32,9 @@ def exchange(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[byte
             f"at {frames.user_line()} for replica {late.process}, which has not come. All replicas must reach the same "
             "rendezvous in the same order"
         ) from late
+
+
+def _among_threads(threads: meeting.Meeting, tag: str, payload: bytes, ordinals: Sequence[int]) -> list[bytes]:
+    if len(ordinals) < threads.size:
+        raise ValueError(f"rendezvous {tag!r}: threads meet all together, not replicas={list(ordinals)} only")
+    return meeting.exchange(threads, f"rendezvous {tag!r}", payload)

@@ -114,6 +114,19 @@ class Settings:
 
     PJRT_DEVICE = Variable(DEVICE_KIND, "", "kind of device to use: CPU, CUDA or TPU; unset: the best that jax finds")
     CPU_NUM_DEVICES = Variable(COUNT, "1", "number of xla devices made from this machine's CPU")
+    XRT_TPU_CONFIG = Variable(TEXT, "", "the TPU as until 2023, as in localservice;0;localhost:51011")
+    XRT_DEVICE_MAP = Variable(
+        TEXT, "", "devices as until 2023, as in CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0"
+    )
+    XRT_WORKERS = Variable(TEXT, "", "where those devices are, as in localservice:0;grpc://localhost:40934")
+    TPU_ACCELERATOR_TYPE = Variable(TEXT, "", "the TPU and its size, as in v4-8; TPU machines set it")
+
+    XLA_UNEVEN_HEARTBEAT_TIMEOUT = Variable(
+        COUNT, "900", "seconds without a step after which xla_dist restarts a job whose workers made different numbers"
+    )
+    XLA_EVEN_HEARTBEAT_TIMEOUT = Variable(
+        COUNT, "1800", "seconds without a step after which xla_dist restarts a job whose workers made equally many"
+    )
 
     RANK = Variable(ORDINAL, "0", "this process's ordinal in its job; spawn and torchrun set it")
     WORLD_SIZE = Variable(COUNT, "1", "number of processes in the job; spawn and torchrun set it")
@@ -162,6 +175,19 @@ class Settings:
     def reload(self) -> None:
         """Forget what was read, so that each variable is read again. For tests; the engine may hold old values."""
         self._values.clear()
+
+    def export(self, name: str, text: str) -> None:
+        """Sets a variable for this process and those that it starts. Raises ValueError for a text it cannot read."""
+        variable = next(variable for variable in variables() if variable.name == name)
+        before = os.environ.get(name)
+        os.environ[name] = text
+        try:
+            self._values[name] = variable.read()
+        except ValueError:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
+            raise
 
     @property
     def cache_dir(self) -> Path:

@@ -51,7 +51,7 @@ def start() -> None:
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
     module.set_pending_limit(settings.XLA_TRIM_GRAPH_SIZE)
-    module.set_advertised_devices(max(8, settings.CPU_NUM_DEVICES))
+    module.set_advertised_devices(max(8, settings.CPU_NUM_DEVICES, settings.XRT_DEVICE_MAP.count("|") + 1))
     _register(module)
     barrier.install()
     seeding.install()

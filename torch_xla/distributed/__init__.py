@@ -1,1 +1,1 @@
-"""Many devices: processes, collectives between them, torch.distributed."""
+"""Many devices: processes and threads, collectives between them, loading for them, launching on machines."""

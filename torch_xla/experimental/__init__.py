@@ -1,0 +1,1 @@
+"""Names that upstream calls experimental and libraries import."""
