@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torch_xla._engine import progress, rank
+from torch_xla._engine import progress, replicas
 
 
 class Terminal(io.StringIO):
@@ -71,10 +71,10 @@ def test_a_short_compilation_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_ranks_and_files_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """And start no thread."""
     terminal = open_terminal(monkeypatch)
-    monkeypatch.setattr(rank, "ordinal", lambda: 1)
+    monkeypatch.setattr(replicas, "process_index", lambda: 1)
     with progress.compiling(2):
         assert not _showing()
-    monkeypatch.setattr(rank, "ordinal", lambda: 0)
+    monkeypatch.setattr(replicas, "process_index", lambda: 0)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with progress.compiling(2):
         assert not _showing()

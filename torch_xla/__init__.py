@@ -7,12 +7,13 @@ from torch_xla._version import __version__
 
 _start.start()
 
-from torch_xla import _XLAC, backends, debug, experimental  # noqa: E402
+from torch_xla import _XLAC, backends, debug, experimental, runtime  # noqa: E402
 from torch_xla.torch_xla import (  # noqa: E402
     compile,
     device,
     device_count,
     devices,
+    launch,
     manual_seed,
     real_devices,
     step,
@@ -29,8 +30,10 @@ __all__ = [
     "device_count",
     "devices",
     "experimental",
+    "launch",
     "manual_seed",
     "real_devices",
+    "runtime",
     "step",
     "sync",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
-from typing import ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -12,6 +12,7 @@ from torch_xla._engine import barrier, recorder
 from torch_xla._engine import devices as _devices
 from torch_xla._engine import modes as _modes
 from torch_xla._engine import regions as _regions
+from torch_xla._engine import replicas as _replicas
 from torch_xla._engine import seeding as _seeding
 
 P = ParamSpec("P")
@@ -40,7 +41,7 @@ def device_count() -> int:
 
 def real_devices() -> list[str]:
     """The hardware behind each xla device, such as ``CPU:0`` or ``TPU:3``."""
-    return [_devices.hardware(i) for i in range(device_count())]
+    return [_devices.hardware_name(i) for i in range(device_count())]
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
@@ -89,6 +90,25 @@ def compile(
         return _regions.region(name, full_graph, max_different_graphs)
     label = name if name is not None else str(getattr(f, "__name__", f))
     return _regions.Compiled(_modes.Region(label, full_graph, max_different_graphs))(f)
+
+
+def launch(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    start_method: str = "spawn",
+    debug_single_process: bool = False,
+) -> None:
+    """Runs ``fn(index, *args)`` on every device of this machine, a process each, and waits for all.
+
+    In a process that torchrun (or spawn) has started it calls ``fn(LOCAL_RANK, *args)``: the processes are there. With
+    ``debug_single_process`` one process does it, this one. For the errors see xla_multiprocessing.spawn.
+    """
+    if _replicas.process_count() > 1:
+        fn(_replicas.local_ordinal(), *args)
+        return
+    from torch_xla.distributed import xla_multiprocessing
+
+    xla_multiprocessing.spawn(fn, args, nprocs=1 if debug_single_process else None, start_method=start_method)
 
 
 def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:

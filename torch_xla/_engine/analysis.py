@@ -8,7 +8,6 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
-from torch_xla._engine import rank
 from torch_xla._engine.settings import settings
 
 _WIDTH = 80
@@ -64,7 +63,7 @@ def write(text: str) -> None:
             sys.stderr.write(text)
             sys.stderr.flush()
             return
-        if rank.world_size() > 1:
-            path = f"{path}.{rank.local_ordinal()}"
+        if settings.WORLD_SIZE > 1:
+            path = f"{path}.{settings.LOCAL_RANK}"
         with open(path, "a") as file:
             file.write(text)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import torch
 
-from torch_xla._engine import devices, dtypes, frames, journal, makers, metrics, recorder
+from torch_xla._engine import devices, dtypes, frames, journal, makers, metrics, recorder, replicated
 
 _log = logging.getLogger("torch_xla.transfer")
 
@@ -83,6 +83,6 @@ def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
 def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
     """The buffer's values on another device."""
     with metrics.timed("TransferDeviceToDeviceTime"), jax.enable_x64(True):
-        moved: jax.Array = jax.device_put(buffer, devices.device(ordinal), may_alias=False)
+        moved: jax.Array = jax.device_put(replicated.local(buffer), devices.device(ordinal), may_alias=False)
     _made("transfer")
     return moved

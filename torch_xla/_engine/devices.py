@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import jax
 
-from torch_xla._engine import dtypes
+from torch_xla._engine import coordination, dtypes, hardware, replicas
 from torch_xla._engine.settings import settings
 
 #: PJRT_DEVICE values of torch_xla and the jax platform that each means.
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM": "rocm"}
 
+_KINDS = {"gpu": "CUDA"}
+
+
+#: Whether this process was forked from one that had used a device: XLA's threads and connections stayed behind.
+_lost_by_fork = False
+
 
 @functools.cache
 def devices() -> tuple[jax.Device, ...]:
-    """The local devices, by ordinal. Raises RuntimeError where PJRT_DEVICE names a platform that is not there.
+    """The local devices, by ordinal: in a job of several processes this process's one.
 
-    The first call starts the backend, and decides how its devices store dtypes.
+    The first call starts the backend, and decides how its devices store dtypes. Raises RuntimeError where
+    PJRT_DEVICE names a platform that is not there, and in a process forked from one that had used a device.
     """
     found = _find()
     dtypes.narrow(
@@ -32,19 +40,30 @@ def devices() -> tuple[jax.Device, ...]:
 
 
 def _find() -> tuple[jax.Device, ...]:
-    wanted = settings.PJRT_DEVICE
-    count = settings.CPU_NUM_DEVICES
-    if count > 1 and wanted in ("", "CPU"):
+    if _lost_by_fork:
+        raise RuntimeError(
+            "an xla device was used before this process was forked, and XLA does not survive a fork: use no xla device "
+            'in the parent before forking, or start the process with start_method="spawn"'
+        )
+    if replicas.process_count() > 1:
+        coordination.join()
+        return (_local_devices()[0],)
+    return _local_devices()
+
+
+def _local_devices() -> tuple[jax.Device, ...]:
+    wanted, count = hardware.requested(), hardware.cpu_count()
+    if count > 1 and (wanted is None or wanted.kind == "CPU") and replicas.process_count() == 1:
         _ask_for_cpu_devices(count)
-    if not wanted:
+    if wanted is None:
         return tuple(jax.local_devices())
-    platform = _PLATFORMS.get(wanted.upper(), wanted.lower())
+    platform = _PLATFORMS.get(wanted.kind, wanted.kind.lower())
     try:
         return tuple(jax.local_devices(backend=platform))
     except RuntimeError as error:
         raise RuntimeError(
-            f"PJRT_DEVICE={wanted}: jax has no {platform} backend here ({error}). Install torch_xla[tpu] or "
-            "torch_xla[cuda], or set PJRT_DEVICE=CPU."
+            f"{wanted.source} asks for {wanted.kind}: jax has no {platform} backend here ({error}). Install "
+            "torch_xla[tpu] or torch_xla[cuda], or set PJRT_DEVICE=CPU."
         ) from error
 
 
@@ -53,9 +72,19 @@ def _ask_for_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError as error:
         raise RuntimeError(
-            f"CPU_NUM_DEVICES={count}: jax has started its backend with another number of CPU devices already; use an "
+            f"{count} CPU devices: jax has started its backend with another number of CPU devices already; use an "
             "xla device before anything that starts jax's backend"
         ) from error
+
+
+def replica_devices() -> tuple[jax.Device, ...]:
+    """The devices of all replicas of the job, by global ordinal."""
+    if replicas.process_count() > 1:
+        first: dict[int, jax.Device] = {}
+        for candidate in jax.devices(devices()[0].platform):
+            first.setdefault(candidate.process_index, candidate)
+        return tuple(first[process] for process in sorted(first))
+    return tuple(device(ordinal) for ordinal in replicas.local_devices() or (0,))
 
 
 def device(ordinal: int) -> jax.Device:
@@ -63,7 +92,7 @@ def device(ordinal: int) -> jax.Device:
     return devices()[ordinal]
 
 
-def hardware(ordinal: int) -> str:
+def hardware_name(ordinal: int) -> str:
     """What is behind ``xla:<ordinal>``, such as ``CPU:0`` or ``TPU:3``."""
     kinds = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
     platform = device(ordinal).platform
@@ -78,3 +107,24 @@ def started() -> bool:
 def platform() -> str:
     """``cpu``, ``gpu`` or ``tpu``; starts the backend."""
     return str(devices()[0].platform)
+
+
+def kind() -> str:
+    """``CPU``, ``CUDA``, ``TPU``, or another kind that PJRT_DEVICE names; starts nothing. Raises as hardware.requested.
+
+    Before the backend has started, and where nobody has asked for a kind, it is the one that jax is going to find.
+    """
+    wanted = hardware.requested()
+    if wanted is not None:
+        return wanted.kind
+    return _KINDS.get(platform(), platform().upper()) if started() else hardware.kind()
+
+
+def _after_fork() -> None:
+    global _lost_by_fork
+    if started():
+        _lost_by_fork = True
+        devices.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

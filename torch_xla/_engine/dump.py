@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from torch_xla._engine import devices, frames, hlo_metadata, ir, ir_forms, program
+from torch_xla._engine import devices, frames, hlo_metadata, ir, ir_forms, program, replicas, replicated
 from torch_xla._engine.program import GraphSpec
 from torch_xla._engine.settings import settings
 
@@ -36,9 +36,12 @@ _hlo: OrderedDict[tuple[str, int, bytes], str] = OrderedDict()  # texts of graph
 def lower(spec: GraphSpec, device: int, arguments: Sequence[Any]) -> jax.stages.Lowered:
     """A graph lowered for people and other tools: for the device's platform, without a place on this machine."""
     donated = tuple(position + 2 for position in spec.donated)
+    function, team = program.function(spec), replicated.team_of(spec)
+    if team is not None:
+        function = replicated.over(function, team)
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
-        traced = jax.jit(program.function(spec), donate_argnums=donated, keep_unused=True).trace(*shapes)
+        traced = jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*shapes)
         lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(devices.device(device).platform,))
     return lowered
 
@@ -46,9 +49,9 @@ def lower(spec: GraphSpec, device: int, arguments: Sequence[Any]) -> jax.stages.
 def render(form: str, spec: GraphSpec, device: int, arguments: Sequence[Any]) -> str:
     """A graph as ``text``, ``dot``, ``hlo`` or ``stablehlo``. ``arguments``: floats, ints, and the leaves' buffers."""
     if form == "text":
-        return ir_forms.text(ir.lines(spec, devices.hardware(device)))
+        return ir_forms.text(ir.lines(spec, devices.hardware_name(device)))
     if form == "dot":
-        return ir_forms.dot(ir.lines(spec, devices.hardware(device)))
+        return ir_forms.dot(ir.lines(spec, devices.hardware_name(device)))
     lowered = lower(spec, device, arguments)
     debug = hlo_metadata.installed()
     if form == "stablehlo":
@@ -72,7 +75,7 @@ def _rendered(form: str, graph: Any, spec: GraphSpec, arguments: Sequence[Any]) 
 
 def path(file: Path) -> Path:
     """The file of this process: with several processes, each has its own, with its rank at the end."""
-    return file.with_name(f"{file.name}.{jax.process_index()}") if jax.process_count() > 1 else file
+    return file.with_name(f"{file.name}.{replicas.process_index()}") if replicas.process_count() > 1 else file
 
 
 def append(section: str, graph: Any, arguments: Sequence[Any]) -> None:

@@ -16,10 +16,13 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from torch_xla._engine import (
+    agreement,
+    collectives,
     compile_cache,
     devices,
     dump,
     frames,
+    meeting,
     metrics,
     modes,
     observer,
@@ -27,6 +30,8 @@ from torch_xla._engine import (
     precision,
     program,
     recorder,
+    replicas,
+    replicated,
 )
 from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.settings import settings
@@ -34,14 +39,18 @@ from torch_xla._engine.settings import settings
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled graph. ``compiled`` is called with (floats, ints, *leaves) and returns the roots."""
+    """A compiled graph. ``compiled`` is called with (floats, ints, *leaves) and returns the roots.
+
+    With a ``team`` it has collectives: all replicas of the team call it together.
+    """
 
     compiled: jax.stages.Compiled
     spec: program.GraphSpec
     sizes: observer.Sizes
+    team: replicated.Team | None = None
 
 
-#: What a program was compiled for: a device, the recorder's key of the graph, and how exact its products are.
+#: What a program was compiled for: a device (or _ALL), the recorder's key of the graph, how exact its products are.
 Key = tuple[int, bytes, Precision]
 
 
@@ -101,6 +110,10 @@ class Turn:
 
 
 programs = ProgramCache()
+
+#: In place of a device in the key of a program that threads run together, over all devices.
+_ALL = -1
+
 _turns: dict[int, Turn] = {}
 
 
@@ -109,54 +122,124 @@ def turn(device: int) -> Turn:
     return _turns.setdefault(device, Turn())
 
 
-def compile_graph(spec: program.GraphSpec, device: int, floats: Any, ints: Any, buffers: Sequence[Any]) -> Program:
-    """Compiles a graph for the device, or loads what another process compiled.
+def compile_graph(
+    spec: program.GraphSpec,
+    device: int,
+    arguments: Sequence[Any],
+    team: replicated.Team | None = None,
+) -> Program:
+    """Compiles a graph for the device, or for all of a team, or loads what another process compiled for its device.
 
     Raises LoweringError for an op that cannot be built.
     """
-    place = SingleDeviceSharding(devices.device(device))
+    place = SingleDeviceSharding(devices.device(device)) if team is None else team.sharding
+    function = program.function(spec)
     donated = tuple(position + 2 for position in spec.donated)
     jitted = jax.jit(
-        program.function(spec), donate_argnums=donated, in_shardings=place, out_shardings=place, keep_unused=True
+        function if team is None else replicated.over(function, team),
+        donate_argnums=donated,
+        in_shardings=place,
+        out_shardings=place,
+        keep_unused=True,
     )
-    compiled = compile_cache.build(lambda: jitted.lower(floats, ints, *buffers), [devices.device(device)])
+    # A program of several processes is not kept on disk: all would have to find it, or none.
+    places = [devices.device(device)] if team is None else []
+    compiled = compile_cache.build(lambda: jitted.lower(*arguments), places)
     metrics.count("CreateCompileHandles")
     metrics.metric("InputOutputAliasCount").add(len(donated))
     observer.compiled(compiled)
-    return Program(compiled, spec, observer.sizes(compiled))
+    return Program(compiled, spec, observer.sizes(compiled), team)
 
 
-def _program(graph: Any, device: int, floats: Any, ints: Any, buffers: list[Any]) -> Program:
+def _program(graph: Any, device: int, arguments: list[Any]) -> Program:
+    """The program of a graph. The arguments are then as it takes them."""
     products = precision.current()
     key = (device, graph.key, products)
     found = programs.get(key)
     if found is not None:
         metrics.count("CachedSyncTensors")
+        arguments[:] = _placed(arguments, found.team)
         return found
     metrics.count("UncachedSyncTensors")
     spec = program.describe(graph, products)
+    team = replicated.team_of(spec)
+    if team is not None:
+        agreement.check(spec, team)
+    arguments[:] = _placed(arguments, team)
     with observer.compilation(graph, spec, device):
-        found = compile_graph(spec, device, floats, ints, buffers)
+        found = compile_graph(spec, device, arguments, team)
     programs.put(key, found)
     return found
+
+
+def _run_among(threads: meeting.Meeting, graph: Any, device: int, arguments: list[Any]) -> list[jax.Array] | None:
+    """The results of a graph with collectives, which the threads of all replicas run as one; None for another graph."""
+    products = precision.current()
+    key = (_ALL, graph.key, products)
+    known = programs.get(key)
+    if known is None and programs.get((device, graph.key, products)) is not None:
+        return None
+    spec = known.spec if known else program.describe(graph, products)
+    team = known.team if known else replicated.team_of(spec)
+    if team is None:
+        return None
+    metrics.count("CachedSyncTensors" if known else "UncachedSyncTensors")
+
+    def call(lifted: list[jax.Array]) -> list[jax.Array]:
+        ready = programs.get(key)
+        if ready is None:
+            with observer.compilation(graph, spec, device):
+                ready = compile_graph(spec, device, lifted, team)
+            programs.put(key, ready)
+        with metrics.timed("ExecuteTime"):
+            results: list[jax.Array] = ready.compiled(*lifted)
+        return results
+
+    observer.execution(graph, device, known.sizes if known else observer.Sizes([]))
+    return meeting.run(threads, agreement.summary(spec, graph.key), arguments, team.sharding, call)
+
+
+def _placed(arguments: list[Any], team: replicated.Team | None) -> list[Any]:
+    if team is not None:
+        return replicated.lift(arguments, team)
+    if replicas.process_count() == 1:
+        return arguments
+    return [*arguments[:2], *map(replicated.local, arguments[2:])]
+
+
+def _exchanges(graph: Any) -> bool:
+    """Whether replicas exchange values in the graph."""
+    return replicas.world_size() > 1 and replicated.team_of(program.describe(graph)) is not None
+
+
+def _execute(
+    graph: Any, device: int, arguments: list[Any], one_by_one: bool
+) -> tuple[list[jax.Array], list[int] | None]:
+    """The results, and their sizes in bytes where they are known. A graph with collectives always runs as a whole."""
+    if one_by_one and not _exchanges(graph):
+        floats, ints, *buffers = _placed(arguments, None)
+        return op_by_op.run(graph, floats, ints, buffers), None
+    threads = meeting.current()
+    results = _run_among(threads, graph, device, arguments) if threads else None
+    if results is not None:
+        return results, None
+    found = _program(graph, device, arguments)
+    if found.team is not None:
+        agreement.launched(found.team)
+    observer.execution(graph, device, found.sizes)
+    with metrics.timed("ExecuteTime"):
+        results = found.compiled(*arguments)
+    return results, found.sizes.results
 
 
 def _run(graph: Any, device: int, one_by_one: bool, section: str) -> list[jax.Array]:
     modes.before_run(graph.key)
     metrics.metric("TensorsGraphSize").add(graph.node_count)
     with jax.enable_x64(True):
-        floats, ints, buffers = graph.floats(), graph.ints(), graph.inputs()
-        dump.append(section, graph, (floats, ints, *buffers))
-        if one_by_one or modes.eager():
-            results: list[jax.Array] = op_by_op.run(graph, floats, ints, buffers)
-            sizes = None
-        else:
-            found = _program(graph, device, floats, ints, buffers)
-            sizes = found.sizes.results
-            observer.execution(graph, device, found.sizes)
-            with metrics.timed("ExecuteTime"):
-                results = found.compiled(floats, ints, *buffers)
-    del buffers
+        arguments = [graph.floats(), graph.ints(), *graph.inputs()]
+        dump.append(section, graph, tuple(arguments))
+        results, sizes = _execute(graph, device, arguments, one_by_one or modes.eager())
+    del arguments
     graph.finish(results, sizes)
     return results
 
@@ -168,6 +251,7 @@ def sync_device(device: int, wait: bool = False) -> None:
     with turn(device):
         graph = recorder.module().collect(device)
         results = _run(graph, device, one_by_one, section) if graph.root_count else []
+        collectives.release(device)
     if wait:
         observer.wait(results)
 

@@ -6,7 +6,7 @@ import itertools
 import sys
 import threading
 
-from torch_xla._engine import metrics, rank
+from torch_xla._engine import metrics
 from torch_xla._engine.settings import settings
 
 _steps = itertools.count()
@@ -28,7 +28,7 @@ def save(path: str | None = None) -> None:
         if stream is not None:
             print(text, file=stream, end="", flush=True)
             return
-        if rank.world_size() > 1:
-            path = f"{path}.{rank.local_ordinal()}"
+        if settings.WORLD_SIZE > 1:
+            path = f"{path}.{settings.LOCAL_RANK}"
         with open(path, "a") as file:
             file.write(text)

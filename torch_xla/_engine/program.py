@@ -15,6 +15,7 @@ from jax import lax
 from torch_xla._engine import decompose, dtypes, hlo_metadata, origins
 from torch_xla._engine.lowering import RULES, matmul
 from torch_xla._engine.lowering.apply import LoweringError, apply
+from torch_xla._engine.lowering.collectives import COLLECTIVES, apart
 from torch_xla._engine.lowering.core import key_data
 from torch_xla._engine.lowering.matmul import EXACT, Precision
 from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule
@@ -52,6 +53,11 @@ class GraphSpec:
     leaf_origins: list[Origin | None] = field(default_factory=list)  # where each leaf was made, as far as known
 
 
+def is_collective(node: NodeSpec) -> bool:
+    """Whether replicas exchange values in this node."""
+    return node.op in COLLECTIVES
+
+
 def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
     """The GraphSpec of a recorder Graph, whose products are to be as precise as given."""
     nodes = [
@@ -71,10 +77,14 @@ def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
 
 
 class _Evaluation:
-    """One trace: values so far with their torch dtypes, and the packed numbers. Lives while jax traces the function."""
+    """One trace: values so far with their torch dtypes, and the packed numbers. Lives while jax traces the function.
+
+    The other replicas' graphs may differ from this one in what is not a collective; see ``apart``.
+    """
 
     def __init__(self, spec: GraphSpec, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...]) -> None:
         self.floats, self.ints = floats, ints
+        self.exchanged: jax.Array | None = None  # a result of the last collective
         self.values: list[Any] = list(leaves)
         self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves]  # a list where the value is one
 
@@ -103,7 +113,7 @@ class _Evaluation:
             # Not a tensor of the user's: 64 bits, also where the device stores int64 as 32.
             self._add(RULES[node.op].function(self.argument(node.args[0])), None)
         else:
-            results = hlo_metadata.located(node.op, node.origin, lambda: self._results(node))
+            results = hlo_metadata.located(node.op, node.origin, lambda: self._exchanged(node))
             promised = [dtype for _, dtype in node.outs]
             several = node.is_list or len(node.outs) > 1
             self._add(results if several else results[0], promised if several else promised[0])
@@ -111,6 +121,14 @@ class _Evaluation:
     def _add(self, value: Any, dtype: Any) -> None:
         self.values.append(value)
         self.dtypes.append(dtype)
+
+    def _exchanged(self, node: NodeSpec) -> list[Any]:
+        if not is_collective(node):
+            return self._results(node)
+        values = self.argument(node.args[0])
+        results = call(node, [apart(values, self.exchanged), *map(self.argument, node.args[1:])])
+        self.exchanged = results[0]
+        return results
 
     def _results(self, node: NodeSpec) -> list[Any]:
         if not dtypes.narrows():

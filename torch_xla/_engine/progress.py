@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch_xla._engine import rank
+from torch_xla._engine import replicas
 from torch_xla._engine.status_line import StatusLine
 
 #: Seconds before the line appears, and between its updates.
@@ -18,7 +18,7 @@ PATIENCE, INTERVAL = 5.0, 1.0
 def compiling(ops: int) -> Iterator[None]:
     """Shows the line if the block takes longer than PATIENCE. Where stderr is no terminal, and in ranks other than 0,
     it is silent and starts no thread."""
-    if sys.stderr is None or not sys.stderr.isatty() or rank.ordinal() != 0:
+    if sys.stderr is None or not sys.stderr.isatty() or replicas.process_index() != 0:
         yield
         return
     done = threading.Event()

@@ -83,6 +83,7 @@ STREAM: Kind[str] = Kind(str, "the path of a file, or STDOUT or STDERR")
 LOGS: Kind[tuple[tuple[str, str], ...]] = Kind(
     _logs, "names with commas between them, each with + before it for more detail or - for errors only"
 )
+TEXT: Kind[str] = Kind(str, "a text")
 FRACTIONS = Kind(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
 DEVICE_KIND: Kind[str] = Kind(str.upper, "the name of a kind of device")
 FOLDER = Kind(lambda text: Path(text).expanduser().absolute(), "the path of a folder")
@@ -141,6 +142,37 @@ class Settings:
 
     PJRT_DEVICE = Variable(DEVICE_KIND, "", "kind of device to use: CPU, CUDA or TPU; unset: the best that jax finds")
     CPU_NUM_DEVICES = Variable(COUNT, "1", "number of xla devices made from this machine's CPU")
+    XRT_TPU_CONFIG = Variable(TEXT, "", "the TPU as until 2023, as in localservice;0;localhost:51011")
+    XRT_DEVICE_MAP = Variable(
+        TEXT, "", "devices as until 2023, as in CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0"
+    )
+    XRT_WORKERS = Variable(TEXT, "", "where those devices are, as in localservice:0;grpc://localhost:40934")
+    TPU_ACCELERATOR_TYPE = Variable(TEXT, "", "the TPU and its size, as in v4-8; TPU machines set it")
+
+    XLA_UNEVEN_HEARTBEAT_TIMEOUT = Variable(
+        COUNT, "900", "seconds without a step after which xla_dist restarts a job whose workers made different numbers"
+    )
+    XLA_EVEN_HEARTBEAT_TIMEOUT = Variable(
+        COUNT, "1800", "seconds without a step after which xla_dist restarts a job whose workers made equally many"
+    )
+
+    RANK = Variable(NUMBER, "0", "this process's ordinal in its job; spawn and torchrun set it", "XRT_SHARD_ORDINAL")
+    WORLD_SIZE = Variable(
+        COUNT, "1", "number of processes in the job; spawn and torchrun set it", "XRT_SHARD_WORLD_SIZE"
+    )
+    LOCAL_RANK = Variable(
+        NUMBER, "0", "this process's ordinal on its machine; spawn and torchrun set it", "XRT_SHARD_LOCAL_ORDINAL"
+    )
+    LOCAL_WORLD_SIZE = Variable(COUNT, "1", "number of the job's processes on this machine")
+    MASTER_ADDR = Variable(TEXT, "", "the machine of rank 0, where torchrun's processes meet")
+    MASTER_PORT = Variable(NUMBER, "0", "the port on which torchrun's processes meet")
+    TORCH_XLA_RENDEZVOUS = Variable(TEXT, "", "the file by which the processes of spawn find each other; spawn sets it")
+
+    XLA_RENDEZVOUS_TIMEOUT = Variable(COUNT, "1800", "seconds to wait for other processes of the job")
+
+    ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB = Variable(
+        NUMBER, "0", "MB of gradients that are reduced in one collective; 0: all in one"
+    )
 
     XLA_USE_BF16 = Variable(
         FLAG, "0", "store float32 and float64 tensors as bfloat16 on the device; they keep their dtype in Python"
@@ -204,10 +236,6 @@ class Settings:
     PT_XLA_DEBUG_FILE = Variable(PATH, "", "append the analyses to this file instead of writing them to stderr")
     PT_XLA_DEBUG_MAX_FRAME = Variable(COUNT, "8", "Python frames that an analysis shows at most")
 
-    RANK = Variable(NUMBER, "0", "number of this process among those that train together", "XRT_SHARD_ORDINAL")
-    LOCAL_RANK = Variable(NUMBER, "0", "number of this process among those of this machine", "XRT_SHARD_LOCAL_ORDINAL")
-    WORLD_SIZE = Variable(COUNT, "1", "number of processes that train together", "XRT_SHARD_WORLD_SIZE")
-
     TORCH_XLA_CACHE_DIR = Variable(
         FOLDER_OR_NONE, None, "where the built recorder is kept; unset: torch_xla inside XDG_CACHE_HOME"
     )
@@ -226,6 +254,19 @@ class Settings:
     def reload(self) -> None:
         """Forget what was read, so that each variable is read again. For tests; the engine may hold old values."""
         self._values.clear()
+
+    def export(self, name: str, text: str) -> None:
+        """Sets a variable for this process and those that it starts. Raises ValueError for a text it cannot read."""
+        variable = next(variable for variable in variables() if variable.name == name)
+        before = os.environ.get(name)
+        os.environ[name] = text
+        try:
+            self._values[name] = variable.read()
+        except ValueError:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
+            raise
 
     @property
     def cache_dir(self) -> Path:

@@ -15,6 +15,8 @@ import torch
 from torch_xla._engine import (
     barrier,
     buffers,
+    collective_ops,
+    coordination,
     decompose,
     device_module,
     devices,
@@ -28,10 +30,11 @@ from torch_xla._engine import (
     modes,
     observer,
     origins,
+    recompilation,
     recorder,
     seeding,
 )
-from torch_xla._engine.lowering import RULES, load_rules
+from torch_xla._engine.lowering import RULES, core, load_rules
 from torch_xla._engine.settings import settings
 
 _started = False
@@ -44,6 +47,7 @@ def start() -> None:
         return
     _started = True
     logs.setup()
+    collective_ops.define()
     load_rules()
     module = recorder.module()
     module.set_hooks(
@@ -58,10 +62,12 @@ def start() -> None:
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
     modes.set_eager(settings.XLA_USE_EAGER_DEBUG_MODE)
-    module.set_advertised_devices(max(8, settings.CPU_NUM_DEVICES))
+    module.set_advertised_devices(max(8, settings.CPU_NUM_DEVICES, settings.XRT_DEVICE_MAP.count("|") + 1))
     _register(module)
     if settings.XLA_IR_DEBUG or settings.XLA_HLO_DEBUG:
         origins.capture(True)
+    else:
+        recompilation.watcher.capture = origins.capture
     if settings.XLA_HLO_DEBUG:
         hlo_metadata.install()
     barrier.install()
@@ -70,13 +76,14 @@ def start() -> None:
     if settings.PT_XLA_DEBUG:
         atexit.register(exit_summary.write)
     torch._register_device_module("xla", device_module)
+    atexit.register(coordination.leave)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
 
 
 def _register(module: ModuleType) -> None:
     module.register_special_kernels()
     for name, rule in RULES.items():
-        if not name.startswith("torch_xla::"):
+        if name not in core.UNRECORDED:
             module.register_recorded(name, rule.bake, rule.random)
     for name in decompose.table():
         # A decomposition is traced with the numbers it was called with: all of them are constants.

@@ -13,6 +13,38 @@ from torch_xla._engine import executor as _executor
 from torch_xla._engine import memory as _memory
 from torch_xla._engine import pending as _pending
 from torch_xla._engine import recorder as _recorder
+from torch_xla.core._collectives import (
+    REDUCE_AND,
+    REDUCE_MAX,
+    REDUCE_MIN,
+    REDUCE_MUL,
+    REDUCE_OR,
+    REDUCE_SUM,
+    Groups,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    collective_broadcast,
+    collective_permute,
+    reduce_scatter,
+)
+from torch_xla.core._gradients import (
+    _fetch_gradients,
+    all_reduce_bucketized_gradients,
+    broadcast_master_param,
+    reduce_gradients,
+)
+from torch_xla.core._ordinals import (
+    do_on_ordinals,
+    get_local_ordinal,
+    get_ordinal,
+    is_master_ordinal,
+    master_print,
+    mesh_reduce,
+    rendezvous,
+    xla_rendezvous,
+    xrt_world_size,
+)
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
@@ -74,9 +106,17 @@ def unlazy(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def optimizer_step(
-    optimizer: torch.optim.Optimizer, barrier: bool = False, optimizer_args: dict[str, Any] | None = None
+    optimizer: torch.optim.Optimizer,
+    barrier: bool = False,
+    optimizer_args: dict[str, Any] | None = None,
+    groups: Groups = None,
+    pin_layout: bool = True,
 ) -> Any:
-    """``optimizer.step(**optimizer_args)``, then with ``barrier`` the step barrier. Returns what step returns."""
+    """Averages the gradients over the replicas, then ``optimizer.step(**optimizer_args)``; returns what step returns.
+
+    With ``barrier`` the step barrier follows.
+    """
+    reduce_gradients(optimizer, groups, pin_layout)
     loss = optimizer.step(**(optimizer_args or {}))
     if barrier:
         mark_step()

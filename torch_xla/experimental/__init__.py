@@ -1,4 +1,4 @@
-"""What may still change: eager mode."""
+"""What may still change: eager mode; and names that upstream calls experimental and libraries import."""
 
 from __future__ import annotations
 

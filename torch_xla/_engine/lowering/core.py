@@ -11,6 +11,9 @@ from jax import lax
 
 from torch_xla._engine.lowering.registry import Context, Number, lower
 
+#: Rules for what the recorder puts into graphs by itself, and torch knows no operator of.
+UNRECORDED = frozenset({"torch_xla::seed"})
+
 
 @lower("torch_xla::seed")
 def _seed(seed: Number) -> jax.Array:

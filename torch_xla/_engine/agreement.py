@@ -1,0 +1,70 @@
+"""That the processes of a team run the same collectives: said through the job's key-value store before compiling.
+
+Processes whose collectives differ would wait for each other forever, or mix up values. So at a graph with collectives
+that a process has to compile, it publishes them under the number of this launch, and compares with those that others
+have published: of two that differ, the later one notices. Nobody waits here, as the others may know their graph
+already, which costs nothing. In all else graphs may differ: what is kept, what is donated, the value of a constant.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections import Counter
+
+from torch_xla._engine import coordination, frames, program, replicas
+from torch_xla._engine.replicated import Team
+
+_launches: Counter[tuple[int, ...]] = Counter()
+
+
+def exchanges(spec: program.GraphSpec) -> list[str]:
+    """The collectives of a graph, a line each: what, of which shapes, among whom."""
+    nodes = [node for node in spec.nodes if program.is_collective(node)]
+    return [f"{node.op}({_settings(node)}) -> {_shapes(node)}" for node in nodes]
+
+
+def _settings(node: program.NodeSpec) -> str:
+    return ", ".join(repr(value) for tag, value in node.args if tag == 0)
+
+
+def summary(spec: program.GraphSpec, key: bytes) -> str:
+    """The collectives of a graph in a line, with the graph's key where all else is the same."""
+    return f"{'; '.join(exchanges(spec))} (graph {key.hex()[:8]})"
+
+
+def _shapes(node: program.NodeSpec) -> str:
+    return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in node.outs)
+
+
+def launched(members: Team) -> None:
+    """Counts a program that the team runs together."""
+    _launches[members.ordinals] += 1
+
+
+def check(spec: program.GraphSpec, members: Team) -> None:
+    """Publishes what a graph exchanges. Raises RuntimeError where another rank has published something else.
+
+    The error names the ranks and the first collective that differs.
+    """
+    if replicas.process_count() == 1:
+        return
+    mine, rank = exchanges(spec), replicas.process_index()
+    place = f"torch_xla/graph/{'.'.join(map(str, members.ordinals))}/{_launches[members.ordinals]}/"
+    store = coordination.client()
+    store.key_value_set_bytes(f"{place}{rank}", zlib.compress("\n".join(mine).encode()), allow_overwrite=True)
+    for name, text in store.key_value_dir_get_bytes(place):
+        theirs = zlib.decompress(text).decode().split("\n")
+        if theirs != mine:
+            raise _differing(rank, mine, int(name.rsplit("/", 1)[1]), theirs)
+
+
+def _differing(rank: int, mine: list[str], other: int, theirs: list[str]) -> RuntimeError:
+    pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing: its step ends here")
+    number, (here, there) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+    return RuntimeError(
+        f"rank {rank} and rank {other} differ in what they exchange, and would wait for each other forever. First "
+        f"difference, at collective {number} of the step:\n  rank {rank}: {here}\n  rank {other}: {there}\n"
+        f"Rank {rank} cut its graph at {frames.user_line()}. Every rank must record the same collectives between two "
+        "steps: look for code that runs on some ranks only, and for shapes that depend on the rank"
+    )

@@ -1,0 +1,54 @@
+"""The collectives as operators of torch, ``torch.ops.torch_xla.*``: their schemas and result shapes.
+
+They are recorded like any other op; ``lowering/collectives.py`` builds them. The last argument of each is ``groups``:
+who exchanges values with whom, as ordinals with -1 between groups; empty means all replicas of the job in one group.
+``shards`` is the size of a group. They have no kernel for other devices and no gradient (see core/functions.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+_library = torch.library.Library("torch_xla", "DEF")
+
+
+def _define(schema: str, meta: Callable[..., object]) -> None:
+    name = _library.define(schema)
+    _library.impl(name, meta, "Meta")
+
+
+def _same(inputs: Sequence[torch.Tensor], *_: object) -> list[torch.Tensor]:
+    return [torch.empty_like(x) for x in inputs]
+
+
+def _resized(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    return x.new_empty((*x.shape[:dim], size, *x.shape[dim + 1 :]))
+
+
+def _all_gather(x: torch.Tensor, dim: int, shards: int, groups: Sequence[int]) -> torch.Tensor:
+    return _resized(x, dim, x.shape[dim] * shards)
+
+
+def _reduce_scatter(x: torch.Tensor, op: str, dim: int, shards: int, groups: Sequence[int]) -> torch.Tensor:
+    return _resized(x, dim, x.shape[dim] // shards)
+
+
+def _all_to_all(x: torch.Tensor, split: int, concat: int, shards: int, groups: Sequence[int]) -> torch.Tensor:
+    parted = _resized(x, split, x.shape[split] // shards)
+    return _resized(parted, concat, parted.shape[concat] * shards)
+
+
+def _permuted(x: torch.Tensor, pairs: Sequence[int], groups: Sequence[int]) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def define() -> None:
+    """Makes the operators known to torch; once."""
+    _define("all_reduce(Tensor[] inputs, str op, Scalar scale, int[] groups) -> Tensor[]", _same)
+    _define("all_gather(Tensor input, int dim, int shards, int[] groups) -> Tensor", _all_gather)
+    _define("reduce_scatter(Tensor input, str op, int dim, int shards, int[] groups) -> Tensor", _reduce_scatter)
+    _define("all_to_all(Tensor input, int split, int concat, int shards, int[] groups) -> Tensor", _all_to_all)
+    _define("collective_permute(Tensor input, int[] pairs, int[] groups) -> Tensor", _permuted)
+    _define("collective_broadcast(Tensor[] inputs, int root, int[] groups) -> Tensor[]", _same)

@@ -1,0 +1,71 @@
+"""Batches: tensors inside dicts, lists, tuples and objects, as data loaders make them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``value`` with ``function`` applied to every tensor in it. Containers keep their types; no container is changed.
+
+    Goes into mappings, lists, tuples (also named ones) and the attributes of other objects. An object without tensors
+    comes back as it is.
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return _like(value, {key: map_tensors(item, function) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)._make(map_tensors(item, function) for item in value)  # type: ignore[attr-defined]
+    if isinstance(value, (list, tuple)):
+        items = [map_tensors(item, function) for item in value]
+        return items if type(value) is list else type(value)(items)
+    return _map_object(value, function)
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in ``value``, in the order in which map_tensors meets them."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, _PLAIN):
+        return
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors(item)
+    else:
+        yield from tensors(_attributes(value))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    if isinstance(value, (type, torch.nn.Module)):
+        return {}
+    attributes: dict[str, Any] = getattr(value, "__dict__", {})
+    return attributes
+
+
+def _like(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if type(original) is dict:
+        return items
+    if isinstance(original, MutableMapping):  # an OrderedDict, a defaultdict with its factory, a tokenizer's batch
+        twin = copy.copy(original)
+        twin.update(items)
+        return twin
+    return type(original)(items)  # type: ignore[call-arg]  # mappings are made from mappings
+
+
+def _map_object(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    attributes = _attributes(value)
+    if not any(True for _ in tensors(attributes)):
+        return value
+    twin = copy.copy(value)
+    for name, item in attributes.items():
+        object.__setattr__(twin, name, map_tensors(item, function))  # a frozen dataclass has it, too
+    return twin

@@ -1,0 +1,1 @@
+"""Names that libraries import from upstream's internals."""

@@ -1,0 +1,33 @@
+"""What Lightning asks before it uses xla devices. Nothing here starts a backend: Lightning forks afterwards."""
+
+from __future__ import annotations
+
+from torch_xla._engine import hardware
+from torch_xla._engine.settings import settings
+
+
+def num_available_chips() -> int:
+    """How many TPU chips this machine has. OSError where that cannot be read."""
+    return hardware.tpu_count()
+
+
+def num_available_devices() -> int:
+    """How many devices ``accelerator="tpu"`` can have on this machine.
+
+    With PJRT_DEVICE=CPU, that many CPU devices as CPU_NUM_DEVICES says (default 1), so that such a program runs without
+    a TPU. Only then: where nobody has asked for it, nobody's program should move to XLA on the CPU. Raises ValueError
+    and OSError and nothing else, since Lightning expects nothing else.
+    """
+    try:
+        wanted = hardware.requested()
+    except RuntimeError as error:  # XRT_TPU_CONFIG and its like name another machine
+        raise ValueError(str(error)) from error
+    if wanted is not None and wanted.kind == "CPU":
+        return wanted.count
+    return hardware.tpu_count() if wanted is None or wanted.kind == "TPU" else 0
+
+
+def get_tpu_env() -> dict[str, str]:
+    """What the machine says of its TPU: ``ACCELERATOR_TYPE``, such as ``v4-8``, where TPU_ACCELERATOR_TYPE is set."""
+    kind = settings.TPU_ACCELERATOR_TYPE
+    return {"ACCELERATOR_TYPE": kind} if kind else {}

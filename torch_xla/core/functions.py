@@ -1,0 +1,145 @@
+"""``xf``: collectives that autograd can go through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_xla._engine import collectives, replicas
+from torch_xla.core._collectives import Groups
+from torch_xla.core._collectives import all_gather as _all_gather
+from torch_xla.core._collectives import all_reduce as _all_reduce
+from torch_xla.core._collectives import all_to_all as _all_to_all
+from torch_xla.core._collectives import reduce_scatter as _reduce_scatter
+
+
+class AllReduce(torch.autograd.Function):
+    """all_reduce with a gradient, for ``sum``, ``min`` and ``max``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, reduce_type: str, scale: float, groups: Groups) -> torch.Tensor:
+        if reduce_type not in ("sum", "min", "max"):
+            raise ValueError(f"all_reduce: {reduce_type!r} has no gradient here; sum, min and max have")
+        ctx.reduce_type, ctx.scale, ctx.groups = reduce_type, scale, groups
+        output = _all_reduce(reduce_type, input, 1.0, groups)
+        if reduce_type != "sum":
+            ctx.save_for_backward(input, output)
+        # With one replica all_reduce leaves the scale out, and so does this.
+        return output * scale if scale != 1.0 and replicas.world_size() > 1 else output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad = _all_reduce("sum", grad_output, ctx.scale, ctx.groups)
+        if ctx.reduce_type != "sum":
+            # To every element that is the least or greatest.
+            input, output = ctx.saved_tensors
+            grad = torch.where(input == output, grad, torch.zeros_like(grad))
+        return grad, None, None, None
+
+
+def all_reduce(reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: Groups = None) -> torch.Tensor:
+    """A new tensor: the ``sum``, ``min`` or ``max`` over the group, times ``scale``; differentiable.
+
+    The gradient of a sum is the sum of the replicas' gradients. Raises ValueError for other reductions.
+    """
+    result: torch.Tensor = AllReduce.apply(value, reduce_type, scale, groups)  # type: ignore[no-untyped-call]
+    return result
+
+
+class AllGather(torch.autograd.Function):
+    """all_gather with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, dim: int, groups: Groups = None) -> torch.Tensor:
+        ctx.dim, ctx.groups = collectives.checked_dim("all_gather", input, dim), groups
+        return _all_gather(input, dim, groups)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        size = collectives.shards(ctx.groups)
+        part = _reduce_scatter("sum", grad_output, 1.0, ctx.dim, size, ctx.groups)
+        assert isinstance(part, torch.Tensor)
+        return part, None, None
+
+
+def all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
+    """The group's values joined along ``dim``; differentiable: each gets the sum of the gradients of its part."""
+    result: torch.Tensor = AllGather.apply(value, dim, groups)  # type: ignore[no-untyped-call]
+    return result
+
+
+class AllToAll(torch.autograd.Function):
+    """all_to_all over all replicas, with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, split: int, concat: int) -> torch.Tensor:
+        ctx.dims = split, concat
+        return _all_to_all(input, split, concat, replicas.world_size())
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        split, concat = ctx.dims
+        return _all_to_all(grad_output, concat, split, replicas.world_size()), None, None
+
+
+def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Tensor:
+    """``W @ x`` where each replica has its rows of ``W``, and an ``x`` of its own; differentiable.
+
+    Args:
+      w: [rows of this replica, K], the same shape on every replica.
+      x: [K, columns], the same shape on every replica.
+      split: work on the columns in that many pieces, which bounds the memory for gathered ones.
+
+    Returns [rows of all replicas, columns]. Raises ValueError where ``split`` does not divide the columns.
+    """
+    if x.shape[1] % split:
+        raise ValueError(f"distributed_mm: split={split} does not divide the {x.shape[1]} columns of x{list(x.shape)}")
+    parts = [_distributed_mm(w, piece) for piece in x.chunk(split, dim=1)]
+    return parts[0] if split == 1 else torch.cat(parts, dim=1)
+
+
+def _distributed_mm(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    everyone = all_gather(x, dim=1)
+    result: torch.Tensor = AllToAll.apply(w @ everyone, 1, 0)  # type: ignore[no-untyped-call]
+    return result
+
+
+class SyncBatchNorm(torch.nn.Module):
+    """Batch normalization whose statistics are those of all replicas' batches together.
+
+    Input and output [N, C, ...]; C is ``num_features``. In eval mode the running statistics are used.
+    """
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.weight = torch.nn.Parameter(torch.ones(num_features))
+        self.bias = torch.nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        if batch.dim() < 2 or batch.shape[1] != self.num_features:
+            raise ValueError(f"SyncBatchNorm: expected [N, {self.num_features}, ...], got {list(batch.shape)}")
+        shape = [1, self.num_features] + [1] * (batch.dim() - 2)
+        mean, var = self._statistics(batch, shape) if self.training else (self.running_mean, self.running_var)
+        normal = (batch - mean.view(shape)) * torch.rsqrt(var.view(shape) + self.eps)
+        return normal * self.weight.view(shape) + self.bias.view(shape)
+
+    def _statistics(self, batch: torch.Tensor, shape: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        others = [dim for dim in range(batch.dim()) if dim != 1]
+        count = batch.numel() // self.num_features * replicas.world_size()
+        mean = all_reduce("sum", batch.sum(others)) / count
+        # Around the mean: sums of squares would lose the variance of values far from zero.
+        var = all_reduce("sum", (batch - mean.view(shape)).square().sum(others)) / count
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(var * (count / max(1, count - 1)), self.momentum)
+        return mean, var
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"

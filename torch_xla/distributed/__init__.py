@@ -1,0 +1,1 @@
+"""Many devices: processes and threads, collectives between them, loading for them, launching on machines."""

@@ -1,0 +1,104 @@
+"""DistributedDataParallel for modules on xla devices: gradients are averaged at the end of each backward.
+
+torch's own reducer copies gradients into buckets by their storage, which xla tensors do not have, and its buckets
+overlap communication with a backward that runs; here the backward is recorded, and XLA orders the whole step. So for
+xla modules DDP gets torch's switch for a reducer in Python, and ours: the first gradient of a backward asks autograd to
+call back at its end, and one collective then averages all. (``_ddp_init_helper``, ``_use_python_reducer``,
+``_pre_forward`` and autograd's ``queue_callback`` are private to torch; checked on 2.13.)
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_xla._engine import rendezvous
+
+
+class _Reducer:
+    """Averages the gradients of one DDP module; lives as long as its hooks on the parameters.
+
+    idle -> queued (by a gradient) -> idle (at the end of that backward, with all gradients averaged)
+    """
+
+    def __init__(self, ddp: Any) -> None:
+        self._ddp = ddp
+        self._parameters = [p for p in ddp._module_parameters if p.requires_grad]
+        self._queued = False
+        for parameter in self._parameters:
+            ddp._accum_grad_hooks.append(parameter.register_post_accumulate_grad_hook(self._ready))
+
+    def _ready(self, _: torch.Tensor) -> None:
+        if self._ddp.require_backward_grad_sync and not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._average)
+
+    def _average(self) -> None:
+        self._queued = False
+        if self._ddp.find_unused_parameters:
+            self._fill_unused()
+        elif missing := self._missing():
+            raise RuntimeError(
+                f"DistributedDataParallel: {len(missing)} parameters got no gradient in this backward, such as "
+                f"{missing[:3]}; pass find_unused_parameters=True if forward does not use them every time"
+            )
+        with torch.no_grad():
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            self._ddp.process_group.average(gradients)
+
+    def _missing(self) -> list[str]:
+        ours = {id(p) for p in self._parameters if p.grad is None}
+        return [name for name, p in self._ddp.module.named_parameters() if id(p) in ours]
+
+    def _fill_unused(self) -> None:
+        """Zeros for gradients that only other ranks have; a parameter that no rank has used keeps None."""
+        mine = [p.grad is not None for p in self._parameters]
+        ranks = dist.get_process_group_ranks(self._ddp.process_group)
+        every = [pickle.loads(m) for m in rendezvous.exchange("ddp unused parameters", pickle.dumps(mine), ranks)]
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is None and any(used[index] for used in every):
+                parameter.grad = torch.zeros_like(parameter)
+
+
+def install() -> None:
+    """Teaches DistributedDataParallel about xla modules, once."""
+    cls: Any = DistributedDataParallel
+    if getattr(cls, "_torch_xla", False):
+        return
+    cls._torch_xla = True
+    init, helper, pre_forward, hook = cls.__init__, cls._ddp_init_helper, cls._pre_forward, cls.register_comm_hook
+
+    @functools.wraps(helper)
+    def _ddp_init_helper(self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
+        # torch's reducer is made, but installs no hooks of its own.
+        self._use_python_reducer = self._use_python_reducer or parameters[0].device.type == "xla"
+        helper(self, parameters, *args, **kwargs)
+        if parameters[0].device.type == "xla":
+            self._use_python_reducer = False  # or __init__ would set up a compiler
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if self.device_type == "xla":
+            self._use_python_reducer = True
+            _Reducer(self)
+
+    @functools.wraps(pre_forward)
+    def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if self.device_type == "xla" and self._check_sync_bufs_pre_fwd():
+            self._sync_buffers()
+        return pre_forward(self, *inputs, **kwargs)
+
+    @functools.wraps(hook)
+    def register_comm_hook(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self.device_type == "xla":
+            raise NotImplementedError("register_comm_hook: DistributedDataParallel on xla has no buckets to hook")
+        hook(self, *args, **kwargs)
+
+    cls.__init__, cls._ddp_init_helper = __init__, _ddp_init_helper
+    cls._pre_forward, cls.register_comm_hook = _pre_forward, register_comm_hook

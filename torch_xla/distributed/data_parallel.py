@@ -1,0 +1,195 @@
+"""``dp.DataParallel``: trains a model on several devices of one process, a thread for each.
+
+Processes (``torch_xla.distributed.xla_multiprocessing.spawn``) make better use of a machine: Python runs one thread at
+a time. This is the interface of 2019 for those who prefer one process.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from torch_xla._engine import devices as _devices
+from torch_xla._engine import executor, meeting, recorder
+from torch_xla.distributed._numbered import Numbered, wants_numbers
+from torch_xla.distributed.parallel_loader import ParallelLoader, PerDeviceLoader
+
+T = TypeVar("T")
+
+
+class Context:
+    """Whatever a training loop wants to keep for its device from one call to the next: set attributes freely."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def getattr_or(self, name: str, defval: T | Callable[[], T]) -> T:
+        """The attribute; where it is not set yet, it is set to ``defval``, or to what ``defval()`` returns."""
+        if not hasattr(self, name):
+            setattr(self, name, defval() if callable(defval) else defval)
+        value: T = getattr(self, name)
+        return value
+
+
+class DataParallel:
+    """Copies of a model on several devices, and threads that train them together.
+
+        model_parallel = dp.DataParallel(Net, device_ids=xm.get_xla_supported_devices())
+        results = model_parallel(train_loop_fn, loader)  # train_loop_fn(model, loader, device, context)
+
+    The copies start equal and stay equal: ``xm.optimizer_step`` averages the gradients over the devices.
+
+    Args:
+      network: a module, or a function without arguments that makes one.
+      device_ids: xla devices; None: all of this process. ``[]`` runs the module itself, in this thread and in native
+        PyTorch, on the device of its parameters (the CPU, if it has none).
+      batchdim: the dimension of the batch, for ``fixed_batch_size``.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module | Callable[[], nn.Module],
+        device_ids: Sequence[torch.device | str] | None = None,
+        batchdim: int = 0,
+    ) -> None:
+        if device_ids is None:
+            device_ids = [f"xla:{i}" for i in range(len(_devices.devices()))]
+        self._batchdim = batchdim
+        self._device_ids = [torch.device(device) for device in device_ids]
+        if any(device.type != "xla" for device in self._device_ids):
+            raise ValueError(f"DataParallel: device_ids={[str(d) for d in self._device_ids]} must be xla devices")
+        self._device_ids = [torch.device("xla", device.index or 0) for device in self._device_ids]
+        module = network if isinstance(network, nn.Module) else network()
+        if self._device_ids:
+            self._models = [copy.deepcopy(module).to(device) for device in self._device_ids]
+            self._contexts = [Context(device) for device in self._device_ids]
+        else:
+            self._models, self._contexts = [module], [Context(_native_device(module))]
+
+    @property
+    def devices(self) -> list[str]:
+        """The names of the devices, in order; empty for a native run."""
+        return [str(device) for device in self._device_ids]
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The copy of each device, in the same order; for a native run the module itself."""
+        return self._models
+
+    def __call__(
+        self,
+        loop_fn: Callable[..., Any],
+        loader: Iterable[Any],
+        batchdim: int | None = None,
+        fixed_batch_size: bool = False,
+        **options: Any,
+    ) -> list[Any]:
+        """Calls ``loop_fn(model, loader, device, context)`` for each device in a thread of its own.
+
+        Each gets an iterator over its share of the batches, on its device; each ``next`` is a step barrier. Batch ``i``
+        goes to device ``i % n``, and a last group of fewer than ``n`` batches is dropped. Further options are those of
+        ParallelLoader. A native run gets ``loader`` itself. A loop that is written as in the documents of 2019,
+        ``for i, (data, target) in loader``, gets its batches with their numbers.
+
+        Returns what the calls return, in the order of the devices. When one raises, the others are stopped at their
+        next batch or collective, and its error is raised here, with that thread's traceback.
+        """
+        if not self._device_ids:
+            context = self._contexts[0]
+            return [loop_fn(self._models[0], _as_wanted(loader, loop_fn), context.device, context)]
+        executor.on_devices(executor.wait)
+        dim = self._batchdim if batchdim is None else batchdim
+        batches = ParallelLoader(loader, self._device_ids, dim, fixed_batch_size=fixed_batch_size, **options)
+        run = _Run(self._device_ids, batches)
+        try:
+            for i, model in enumerate(self._models):
+                run.start(i, loop_fn, model, self._contexts[i])
+            return run.results()
+        finally:
+            run.stop()
+
+
+class _Run:
+    """One call: a thread for each device. running -> ended (all returned, or one raised and the others have stopped).
+
+    Owns the threads and the loader's pass; ends both.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], batches: ParallelLoader) -> None:
+        self._devices, self._batches = devices, batches
+        self._meeting = meeting.Meeting(len(devices), executor.sync_device, _compute)
+        self._threads: list[threading.Thread] = []
+        self._results: list[Any] = [None] * len(devices)
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._ended = threading.Semaphore(0)
+
+    def start(self, position: int, loop_fn: Callable[..., Any], model: nn.Module, context: Context) -> None:
+        loader = self._batches.per_device_loader(self._devices[position])
+        thread = threading.Thread(
+            target=self._work,
+            args=(position, loop_fn, model, loader, context),
+            name=f"torch_xla replica {position}",
+            daemon=True,
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(
+        self, position: int, loop_fn: Callable[..., Any], model: nn.Module, loader: PerDeviceLoader, context: Context
+    ) -> None:
+        ordinals = [device.index for device in self._devices]
+        recorder.module().set_current_device(ordinals[position])
+        try:
+            with meeting.attend(self._meeting, ordinals, position):
+                self._results[position] = loop_fn(model, _as_wanted(loader, loop_fn), context.device, context)
+            loader.close()  # the others' batches must not wait for this thread to take its own
+        except BaseException as error:
+            with self._lock:
+                # Who was abandoned in a meeting is not the cause, whoever comes first.
+                if self._error is None or isinstance(self._error, meeting.AbandonedError):
+                    self._error = error
+            self._batches._feed.close(0)
+        finally:
+            self._ended.release()
+
+    def results(self) -> list[Any]:
+        """Waits for all threads. Raises the error of the one that failed."""
+        for _ in self._threads:
+            self._ended.acquire()
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+    def stop(self) -> None:
+        """Ends the loading, and threads that still run at their next batch (after a Ctrl-C)."""
+        for position in range(len(self._devices)):
+            self._meeting.leave(position, "was stopped")
+        self._batches.close()
+        for thread in self._threads:
+            thread.join(_PATIENCE)
+
+
+#: Seconds that an interrupted call waits for its threads.
+_PATIENCE = 10.0
+
+
+def _as_wanted(loader: Any, loop_fn: Callable[..., Any]) -> Any:
+    return Numbered(loader) if wants_numbers(loop_fn) else loader
+
+
+def _compute(tensors: Sequence[torch.Tensor]) -> None:
+    device = tensors[0].device.index
+    executor.materialize(recorder.module().nodes_of(list(tensors)), device)
+
+
+def _native_device(module: nn.Module) -> torch.device:
+    found = sorted({str(parameter.device) for parameter in module.parameters()})
+    if len(found) > 1:
+        raise RuntimeError(f"Model uses more than one device: {found}")
+    return torch.device(found[0] if found else "cpu")

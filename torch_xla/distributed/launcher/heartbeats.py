@@ -1,0 +1,54 @@
+"""Notices workers that have stopped making steps, by the lines that XLA_EMIT_STEPLOG=1 makes them print."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+#: What a step barrier prints: the name of these documents, and that of later releases.
+LINES = ("torch_xla.core.xla_model::mark_step", "torch_xla.torch_xla::sync")
+
+
+class Heartbeats:
+    """Steps and the time of the latest step of each running worker.
+
+    Watching begins with the first step of any worker: before it there may be a long compilation, and a command that
+    trains nothing makes no step at all. Workers of a job wait for each other, so the counts of a healthy one differ
+    only while a step is under way. Reader threads call ``beat``, the launcher's thread the rest.
+    """
+
+    def __init__(self, workers: int, uneven: float, even: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._uneven, self._even, self._clock = uneven, even, clock
+        self._steps = dict.fromkeys(range(workers), 0)
+        self._latest: dict[int, float] = {}
+        self._lock = threading.Lock()
+
+    def beat(self, ordinal: int) -> None:
+        """The worker has made a step."""
+        with self._lock:
+            if not self._latest:
+                self._latest = dict.fromkeys(self._steps, self._clock())
+            if ordinal in self._steps:
+                self._steps[ordinal] += 1
+                self._latest[ordinal] = self._clock()
+
+    def leave(self, ordinal: int) -> None:
+        """The worker has ended: it makes no more steps."""
+        with self._lock:
+            self._steps.pop(ordinal, None)
+            self._latest.pop(ordinal, None)
+
+    def trouble(self) -> str | None:
+        """Why the job should be started again, None if it need not be."""
+        with self._lock:
+            if not self._latest or not self._steps:
+                return None
+            slowest = min(self._latest, key=lambda ordinal: (self._latest[ordinal], self._steps[ordinal]))
+            silent = self._clock() - self._latest[slowest]
+            most = max(self._steps.values())
+            uneven = min(self._steps.values()) < most
+            if silent <= (self._uneven if uneven else self._even):
+                return None
+            others = f"others have made up to {most}" if uneven else "and so have the others"
+            return f"worker {slowest} has made no step for {silent:.0f} s, after {self._steps[slowest]} steps; {others}"

@@ -1,0 +1,193 @@
+"""Loads batches onto xla devices in the background: ``MpDeviceLoader``, and ``ParallelLoader`` for several devices."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torch_xla._engine import barrier, device_module, feed
+from torch_xla._engine.channel import End
+
+_NO_SHARDING = (
+    "{}: input_sharding needs SPMD, which does not exist here yet; leave it out, and each device gets whole batches"
+)
+
+
+class ParallelLoader:
+    """One pass over a loader, its batches dealt out to devices in turn: batch ``i`` goes to device ``i % n``.
+
+    Reading and sending run in background threads, ahead of the devices. A last group of fewer than ``n`` batches is
+    dropped, so that every device gets the same number. Make a new one for each epoch (MpDeviceLoader does).
+
+    The threads end when the pass is over, when ``close()`` is called, and when this object and its per-device loaders
+    are gone, also in the middle of the pass.
+
+    Args:
+      cpu_loader: anything that can be iterated; batches are tensors in dicts, lists, tuples or objects.
+      devices: xla devices, each ``torch.device`` or a string.
+      batchdim: the dimension of the batch, for ``fixed_batch_size``.
+      batches_per_execution: batches from one step barrier to the next.
+      loader_prefetch_size: batches kept ready on the host, for each device.
+      device_prefetch_size: batches kept ready on each device.
+      host_to_device_transfer_threads: threads that send, for each device. The order stays.
+      input_sharding: None; SPMD does not exist yet.
+      fixed_batch_size: end the pass at the first batch of another size.
+    """
+
+    def __init__(
+        self,
+        cpu_loader: Iterable[Any],
+        devices: Sequence[torch.device | str],
+        batchdim: int = 0,
+        batches_per_execution: int = 1,
+        loader_prefetch_size: int = 16,
+        device_prefetch_size: int = 8,
+        host_to_device_transfer_threads: int = 1,
+        input_sharding: None = None,
+        fixed_batch_size: bool = False,
+    ) -> None:
+        if input_sharding is not None:
+            raise NotImplementedError(_NO_SHARDING.format("ParallelLoader"))
+        counts = {
+            "batches_per_execution": batches_per_execution,
+            "loader_prefetch_size": loader_prefetch_size,
+            "device_prefetch_size": device_prefetch_size,
+            "host_to_device_transfer_threads": host_to_device_transfer_threads,
+        }
+        for name, value in counts.items():
+            if value < 1:
+                raise ValueError(f"ParallelLoader: {name} must be at least 1, got {value}")
+        self._cpu_loader = cpu_loader
+        self._devices = _checked(devices)
+        self._batches_per_execution = batches_per_execution
+        plan = feed.Plan(
+            self._devices,
+            batchdim=batchdim,
+            fixed_batch_size=fixed_batch_size,
+            loader_prefetch_size=loader_prefetch_size,
+            device_prefetch_size=device_prefetch_size,
+            transfer_threads=host_to_device_transfer_threads,
+        )
+        self._feed = feed.Feed(cpu_loader, plan)
+        weakref.finalize(self, self._feed.close, feed.MOMENT).atexit = False  # the end of the process is feed's
+
+    def per_device_loader(self, device: torch.device | str) -> PerDeviceLoader:
+        """The iterator over the batches of one of the devices. ValueError for another device."""
+        return PerDeviceLoader(self, torch.device(device))
+
+    def per_device_samples(self) -> int:
+        """The number of batches for each device. TypeError if the wrapped loader has no length."""
+        return len(self._cpu_loader) // len(self._devices)  # type: ignore[arg-type]
+
+    def batches_per_execution(self) -> int:
+        """Batches from one step barrier to the next."""
+        return self._batches_per_execution
+
+    def next_item(self, device: torch.device | str) -> Any:
+        """The next batch of a device, without a barrier; None at the end. Raises what loading or sending raised."""
+        try:
+            return self._feed.get(self._position(device))
+        except End:
+            return None
+
+    def close(self) -> None:
+        """Ends the pass and its threads; the per-device loaders are at their end then."""
+        self._feed.close()
+
+    def _position(self, device: torch.device | str) -> int:
+        device = _indexed(torch.device(device))
+        if device not in self._devices:
+            names = ", ".join(map(str, self._devices))
+            raise ValueError(f"ParallelLoader: {device} is not one of the loader's devices ({names})")
+        return self._devices.index(device)
+
+
+class PerDeviceLoader:
+    """The iterator over one device's batches. Each ``next`` is a step barrier: it ends the step before, then waits."""
+
+    def __init__(self, loader: ParallelLoader, device: torch.device) -> None:
+        self._loader = loader
+        self._device = _indexed(device)
+        self._position = loader._position(device)
+        self._given = 0
+        self._over = False
+
+    def __iter__(self) -> PerDeviceLoader:
+        return self
+
+    def __len__(self) -> int:
+        return self._loader.per_device_samples()
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def next(self) -> Any:
+        """The next batch, on the device. Raises StopIteration at the end, and what loading or sending raised."""
+        if self._over:
+            raise StopIteration
+        if self._given % self._loader.batches_per_execution() == 0:
+            self._barrier()
+        try:
+            batch = self._loader._feed.get(self._position)
+        except BaseException as error:
+            self._over = True
+            if not isinstance(error, End):
+                raise
+            if self._given % self._loader.batches_per_execution() != 0:
+                self._barrier()
+            raise StopIteration from None
+        self._given += 1
+        return batch
+
+    def close(self) -> None:
+        """Takes no more batches; the loader's other devices go on."""
+        self._over = True
+        self._loader._feed.close_device(self._position)
+
+    def _barrier(self) -> None:
+        with device_module.device(self._device):
+            barrier.mark_step()
+
+
+class MpDeviceLoader:
+    """A loader whose batches arrive on a device, as often as one iterates; ``len`` and all else are the wrapped one's.
+
+    Each ``next`` is a step barrier, so a training loop needs no other. Keyword arguments are those of ParallelLoader.
+    An attribute that is assigned stays with this object and hides the wrapped loader's.
+    """
+
+    def __init__(self, loader: Iterable[Any], device: torch.device | str, **kwargs: Any) -> None:
+        self._loader = loader
+        self._device = torch.device(device)
+        self._parallel_loader_kwargs = kwargs
+        _checked([self._device])
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = ParallelLoader(self._loader, [self._device], **self._parallel_loader_kwargs)
+        return loader.per_device_loader(self._device)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        # Special methods (copying and pickling look for them) are this object's own.
+        if "_loader" not in self.__dict__ or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._loader, name)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """With its ordinal: ``xla`` alone means the current device."""
+    index = device_module.current_device() if device.index is None else device.index
+    return torch.device(device.type, index)
+
+
+def _checked(devices: Sequence[torch.device | str]) -> tuple[torch.device, ...]:
+    checked = tuple(_indexed(torch.device(device)) for device in devices)
+    if not checked or any(device.type != "xla" for device in checked) or len(set(checked)) < len(checked):
+        names = ", ".join(map(str, checked)) or "none"
+        raise ValueError(f"ParallelLoader: expected different xla devices, got {names}")
+    return checked

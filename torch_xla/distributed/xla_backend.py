@@ -1,0 +1,303 @@
+"""``torch.distributed`` on xla devices: importing this module makes the backend ``xla`` known.
+
+    import torch.distributed as dist
+    import torch_xla.distributed.xla_backend
+
+    dist.init_process_group("xla", init_method="xla://")    # under spawn, torch_xla.launch or torchrun
+
+The processes are those that spawn or torchrun has started. A call is recorded together with what its inputs need, and
+sent off at once, as on other devices: ranks need not read what they got. (``xm``'s collectives, and the averaging of
+DistributedDataParallel, wait for the step barrier and run with the step.) In a group that has not all ranks it runs on
+the devices of its members alone, so that the others need not take part. A tensor on the CPU travels through the device.
+The Work that a call returns is done: whoever reads the value waits for it.
+"""
+
+# torch declares a group's methods with several signatures; torch.distributed calls them with the one that is here.
+# mypy: disable-error-code="override"
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+from torch.distributed import distributed_c10d
+
+from torch_xla._engine import collectives, coordination, devices, executor, recorder, replicas
+from torch_xla._engine import rendezvous as _rendezvous
+from torch_xla.distributed import _ddp
+
+_REDUCTIONS = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "sum",
+    dist.ReduceOp.PRODUCT: "mul",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "and",
+    dist.ReduceOp.BOR: "or",
+}
+
+Tensors = list[torch.Tensor]
+
+
+def _done(value: Any) -> dist.Work:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(value)
+    work: dist.Work = _create_work_from_future(future)
+    return work
+
+
+class ProcessGroupXla(dist.ProcessGroup):
+    """A process group over the devices of its ranks. Made by torch.distributed; lives as long as it is registered."""
+
+    def __init__(self, options: Any, _: Any = None) -> None:
+        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
+        self._rank, self._size = options.group_rank, options.group_size
+        self._ordinals = list(options.global_ranks_in_group) or list(range(self._size))
+        _check_world(self._ordinals)
+        whole = self._size == replicas.world_size()
+        self._groups = None if whole else collectives.Members([self._ordinals])
+
+    # What torch asks of a group besides collectives.
+
+    def getBackendName(self) -> str:
+        return "xla"
+
+    def size(self) -> int:
+        return int(self._size)
+
+    def rank(self) -> int:
+        return int(self._rank)
+
+    @property
+    def group_name(self) -> str:
+        return str(distributed_c10d._world.pg_names[self])
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("xla")]
+
+    # How collectives run.
+
+    def _scope(self) -> _Scope:
+        return _Scope(self._groups is not None)
+
+    def _reduction(self, op: Any) -> tuple[str, float]:
+        kind = op.op if hasattr(op, "op") else op
+        if kind not in _REDUCTIONS:
+            raise NotImplementedError(f"xla process group: {kind} is not there; {[str(k) for k in _REDUCTIONS]} are")
+        return _REDUCTIONS[kind], 1.0 / self._size if kind == dist.ReduceOp.AVG else 1.0
+
+    def _reduced(self, tensors: Sequence[torch.Tensor], op: Any) -> Tensors:
+        name, scale = self._reduction(op)
+        if self._size == 1:
+            return [tensor.clone() for tensor in tensors]
+        return collectives.all_reduce(name, _on_xla(tensors), scale, self._groups)
+
+    def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[size, *shape]"""
+        (value,) = _on_xla([tensor])
+        row = value.detach().unsqueeze(0)
+        return row if self._size == 1 else collectives.all_gather(row, 0, self._groups)
+
+    def _scattered(self, rows: torch.Tensor, op: Any) -> torch.Tensor:
+        """This rank's row of the reduction of [size, *shape]."""
+        name, scale = self._reduction(op)
+        if self._size == 1:
+            return rows[0]
+        (value,) = _on_xla([rows])
+        part = collectives.reduce_scatter(name, value, 0, self._groups)[0]
+        return part if scale == 1.0 else part * scale
+
+    def _exchanged(self, rows: torch.Tensor) -> torch.Tensor:
+        """[size, *shape]: row i goes to rank i, and row i comes from rank i."""
+        (value,) = _on_xla([rows])
+        return value if self._size == 1 else collectives.all_to_all(value, 0, 0, self._groups)
+
+    # The collectives, by the names that torch.distributed and its C++ parts call.
+
+    def average(self, tensors: Tensors) -> None:
+        """Averages the tensors, in place, with the step."""
+        collectives.write(tensors, self._reduced(tensors, dist.ReduceOp.AVG))
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        with self._scope():
+            op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+            collectives.write(tensors, self._reduced(tensors, op))
+        return _done(tensors)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
+        with self._scope():
+            reduced = self._reduced(tensors, opts.reduceOp)
+            if self._rank == opts.rootRank:
+                collectives.write(tensors, reduced)
+        return _done(tensors)
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
+        if self._size > 1:
+            with self._scope():
+                collectives.write(tensors, collectives.broadcast(_on_xla(tensors), opts.rootRank, self._groups))
+        return _done(tensors)
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
+        with self._scope():
+            for targets, value in zip(outputs, inputs, strict=True):
+                collectives.write(targets, list(self._gathered(value)))
+        return _done(outputs)
+
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
+        # Here the outer list is of ranks.
+        return self.allgather([list(row) for row in zip(*outputs, strict=True)], inputs, opts)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+        with self._scope():
+            collectives.write([output], [self._gathered(input).reshape(output.shape)])
+        return _done(output)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
+        for output, input in zip(outputs, inputs, strict=True):
+            self.all_gather_single(output, input, opts)
+        return _done(outputs)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
+        with self._scope():
+            for output, parts in zip(outputs, inputs, strict=True):
+                collectives.write([output], [self._scattered(torch.stack(parts), opts.reduceOp)])
+        return _done(outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
+        with self._scope():
+            rows = input.detach().reshape(self._size, *output.shape)
+            collectives.write([output], [self._scattered(rows, opts.reduceOp)])
+        return _done(output)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> dist.Work:
+        for output, input in zip(outputs, inputs, strict=True):
+            self.reduce_scatter_single(output, input, opts)
+        return _done(outputs)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
+        shapes = {tuple(tensor.shape) for tensor in (*outputs, *inputs)}
+        if len(shapes) > 1:
+            raise NotImplementedError(f"xla process group: all_to_all needs tensors of one shape, got {sorted(shapes)}")
+        with self._scope():
+            collectives.write(outputs, list(self._exchanged(torch.stack(inputs))))
+        return _done(outputs)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: list[int] | None,
+        input_splits: list[int] | None,
+        opts: Any = None,
+    ) -> dist.Work:
+        if len(set(output_splits or [0])) > 1 or len(set(input_splits or [0])) > 1:
+            raise NotImplementedError(
+                f"xla process group: all_to_all_single needs equal splits, got {output_splits} and {input_splits}"
+            )
+        with self._scope():
+            rows = input.detach().reshape(self._size, input.shape[0] // self._size, *input.shape[1:])
+            collectives.write([output], [self._exchanged(rows).reshape(output.shape)])
+        return _done(output)
+
+    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
+        with self._scope():
+            rows = list(self._gathered(inputs[0]))
+            if self._rank == opts.rootRank:
+                collectives.write(outputs[0], rows)
+        return _done(outputs)
+
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
+        with self._scope():
+            parts = inputs[0] if self._rank == opts.rootRank else [torch.zeros_like(outputs[0])] * self._size
+            collectives.write(outputs, [self._exchanged(torch.stack(parts))[opts.rootRank]])
+        return _done(outputs)
+
+    def send(self, tensors: Tensors, target: int, tag: int = 0) -> dist.Work:
+        self._passed(tensors[0], self._rank, target)
+        return _done(tensors)
+
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist.Work:
+        with torch.no_grad():
+            tensors[0].copy_(self._passed(torch.zeros_like(tensors[0]), source, self._rank))
+        return _done(tensors)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
+        raise NotImplementedError("xla process group: recv needs a source; XLA has no receiving from anyone")
+
+    def _passed(self, tensor: torch.Tensor, source: int, target: int) -> torch.Tensor:
+        """A program of two replicas. Both must come to it in the same order as to their others."""
+        pair = [self._ordinals[source], self._ordinals[target]]
+        (value,) = _on_xla([tensor])
+        with _Scope(True):
+            return collectives.permute(value, [pair], collectives.Members([sorted(pair)]))
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        _rendezvous.exchange(f"barrier {self.group_name}", b"", self._ordinals)
+        return _done([])
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        self.barrier()
+
+
+class _Scope:
+    """Around the recording of collectives, which then run: a rank may read what it got while another reads nothing.
+
+    Among fewer than all replicas (``partial``) they get a graph of their own: the rest of it may need others.
+    """
+
+    def __init__(self, partial: bool) -> None:
+        self._partial = partial
+        self._no_grad = torch.no_grad()
+        self._device = recorder.module().current_device()
+
+    def __enter__(self) -> None:
+        if self._partial:
+            executor.sync_device(self._device)
+        self._no_grad.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, at: Any) -> None:
+        self._no_grad.__exit__(kind, error, at)
+        if kind is None:
+            executor.materialize(recorder.module().nodes_of(collectives.kept(self._device)), self._device)
+            collectives.release(self._device)
+
+
+def _on_xla(tensors: Sequence[torch.Tensor]) -> Tensors:
+    return [t.detach() if t.device.type == "xla" else t.detach().to("xla") for t in tensors]
+
+
+def _check_world(ordinals: Sequence[int]) -> None:
+    if max(ordinals) >= replicas.world_size():
+        raise RuntimeError(
+            f"init_process_group('xla'): the group has ranks up to {max(ordinals)}, but this process is one of "
+            f"{replicas.world_size()}. Start the processes with torchrun, torch_xla.launch or xmp.spawn"
+        )
+    devices.devices()  # joins the job
+
+
+def _meet(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """``init_method="xla://"``: rank, world size and store from the launcher."""
+    count = replicas.process_count()
+    store: dist.Store = coordination.job_store() if count > 1 else dist.HashStore()
+    yield dist.PrefixStore("init_process_group", store), replicas.process_index(), count
+
+
+def new_xla_process_group(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None) -> Any:
+    """torch.distributed.new_group for the xla backend."""
+    return dist.new_group(ranks, timeout, backend, pg_options)
+
+
+if "XLA" not in dist.Backend._plugins:
+    dist.Backend.register_backend("xla", ProcessGroupXla, extended_api=True, devices=["xla"])
+    dist.register_rendezvous_handler("xla", _meet)
+    _ddp.install()
+    # Functional collectives wait by a tensor's storage, which an xla tensor has not; and there is nothing to wait for.
+    _functional = torch.library.Library("_c10d_functional", "IMPL")
+    _functional.impl("wait_tensor", lambda tensor: tensor, "XLA")

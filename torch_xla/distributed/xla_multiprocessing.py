@@ -1,0 +1,134 @@
+"""``xmp``: a process per device.
+
+import torch_xla.distributed.xla_multiprocessing as xmp
+
+def train(index, flags): ...
+
+if __name__ == "__main__":
+    xmp.spawn(train, args=(flags,))
+"""
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from torch_xla._engine import devices, hardware, replicas
+from torch_xla.distributed._processes import SpawnContext
+
+__all__ = ["MpModelWrapper", "MpSerialExecutor", "SpawnContext", "create_optimized_replica_groups", "spawn"]
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int | None = None,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> SpawnContext | None:
+    """Runs ``fn(index, *args)`` in a process per device, each of which sees one device, ``xla:0``.
+
+    Args:
+      fn: a function at the top level of a module; with ``start_method="fork"`` any function.
+      args: further arguments; only these are pickled. What the parent's modules hold is not sent.
+      nprocs: how many. Default: the machine's devices (CPU: ``CPU_NUM_DEVICES``). 1 runs ``fn(0, *args)`` right here.
+        On CPU any number; elsewhere at most the machine's devices.
+      join: wait for all to end. Otherwise a SpawnContext with ``processes`` and ``join()`` is returned.
+      daemon: whether the processes are daemonic (a daemonic one may not start processes itself).
+      start_method: ``spawn``, ``fork`` or ``forkserver``.
+
+    Raises ValueError for a number of processes that cannot be; RuntimeError where a device was used before in a way
+    that the processes cannot live with; torch.multiprocessing.ProcessRaisedException with the traceback of the process
+    that failed first, or ProcessExitedException; the others have been ended then.
+    """
+    count = hardware.count() if nprocs is None else nprocs
+    _check(count, start_method)
+    if count == 1:
+        fn(0, *args)
+        return None
+    context = SpawnContext(fn, args, _environments(count), daemon, start_method)
+    if not join:
+        return context
+    context.join()
+    return None
+
+
+def _check(count: int, start_method: str) -> None:
+    kind = hardware.kind()
+    if count < 1:
+        raise ValueError(f"spawn: nprocs={count} must be at least 1")
+    if kind != "CPU" and count > hardware.count():
+        raise ValueError(f"spawn: nprocs={count}, but this machine has {hardware.count()} {kind} devices")
+    if count == 1:
+        return
+    if replicas.process_count() > 1:
+        raise RuntimeError(
+            "spawn: this process is one of a job of several already (started by torchrun or spawn); call the function "
+            "itself, or use torch_xla.launch, which does"
+        )
+    if devices.started() and start_method != "spawn":
+        raise RuntimeError(
+            f'spawn(start_method="{start_method}"): an xla device has been used in this process, and XLA does not '
+            'survive a fork: use no device before spawn, or start_method="spawn"'
+        )
+    if devices.started() and kind != "CPU":
+        raise RuntimeError(
+            f"spawn: this process has used an xla device and holds the machine's {kind} devices, which the new "
+            "processes need; use no device before spawn"
+        )
+
+
+def _environments(count: int) -> list[dict[str, str]]:
+    """The environment of each process: the names that torchrun uses, and the device's own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        # For process groups of other backends that the user makes beside ours.
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    return [
+        shared | {"RANK": str(index), "LOCAL_RANK": str(index)} | hardware.environment(index, count)
+        for index in range(count)
+    ]
+
+
+class MpSerialExecutor:
+    """Runs a function in one process after the other. Made before the processes, and inherited or passed to them."""
+
+    def __init__(self) -> None:
+        self._lock = mp.Lock()
+
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """What ``fn()`` returns, called while no other process is inside."""
+        with self._lock:
+            return fn()
+
+
+class MpModelWrapper:
+    """A model made before forking, whose memory the processes share until each moves it to its device, in turn."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._lock = mp.Lock()
+
+    def to(self, device: torch.device | str) -> torch.nn.Module:
+        """The model on the device; one process at a time, so that host memory holds one copy being moved."""
+        with self._lock:
+            self._model.to(device)
+            gc.collect()
+        return self._model
+
+
+def create_optimized_replica_groups() -> list[list[int]] | None:
+    """Groups of replicas in the order that is best for the hardware's links; None: the natural one is."""
+    return None
