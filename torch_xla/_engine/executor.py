@@ -186,6 +186,7 @@ def _placed(arguments: list[Any], team: replicated.Team | None) -> list[Any]:
 
 def _run(graph: Any, device: int) -> list[jax.Array]:
     metrics.metric("TensorsGraphSize").add(graph.node_count)
+    devices.devices()  # raises in a process that was forked from one with programs and buffers
     with jax.enable_x64(True):
         arguments = [graph.floats(), graph.ints(), *graph.inputs()]
         threads = meeting.current()
