@@ -92,6 +92,8 @@ FAULTS = """
         assert "does not survive a fork" in str(error)
     else:
         raise AssertionError
+    import warnings
+    warnings.simplefilter("ignore", RuntimeWarning)  # jax's own, about forking
     pid = os.fork()
     if pid == 0:
         try:

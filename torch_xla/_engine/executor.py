@@ -235,6 +235,7 @@ def _execute(
 def _run(graph: Any, device: int, one_by_one: bool, section: str) -> list[jax.Array]:
     modes.before_run(graph.key)
     metrics.metric("TensorsGraphSize").add(graph.node_count)
+    devices.devices()  # raises in a process that was forked from one with programs and buffers
     with jax.enable_x64(True):
         arguments = [graph.floats(), graph.ints(), *graph.inputs()]
         dump.append(section, graph, tuple(arguments))
