@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -143,6 +144,42 @@ def test_hosts_and_machines_of_tpus(fakes: Path, capfd: pytest.CaptureFixture[st
     assert xla_dist.main(["--vm", "v", "--vm=w", "--", "bash", "-c", PRINT_JOB]) == 0
     expected = [f"[{i}] {i}/2 0/1 {i}/2 1 {name}.0 10.0.0.3 TPU" for i, name in enumerate("vw")]
     assert sorted(capfd.readouterr().out.splitlines()) == expected
+
+
+TRAIN = """
+import sys
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+import torch_xla.distributed.xla_multiprocessing as xmp
+
+def work(index):
+    assert index == xr.global_ordinal() and xr.device_type() == "CPU"
+    total = xm.all_reduce("sum", torch.full((2,), index + 1.0, device="xla"))
+    with open(f"out.{index}", "w") as file:  # gloo writes to stdout, in the middle of lines
+        print(xr.world_size(), xr.local_ordinal(), xr.host_index(), total.tolist(), file=file)
+
+if __name__ == "__main__":
+    xmp.spawn(work, nprocs=int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_one_job_on_two_hosts(fakes: Path, each: int) -> None:
+    (fakes / "train.py").write_text(TRAIN)
+    root = Path(xla_dist.__file__).parents[2]
+    where = ["--hosts=127.0.0.1,127.0.0.2", f"--tpuvm-server-port={free_port()}"]
+    command = [f"--env=PYTHONPATH={root}", "--env=PJRT_DEVICE=CPU", "--", sys.executable, "train.py", str(each)]
+    assert xla_dist.main([*where, *command]) == 0
+    world = 2 * each
+    total = [sum(range(1, world + 1)) * 1.0] * 2
+    for i in range(world):
+        assert (fakes / f"out.{i}").read_text() == f"{world} {i % each} {i // each} {total}\n"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def test_worst_exit_code_and_the_rest_is_ended(capfd: pytest.CaptureFixture[str]) -> None:

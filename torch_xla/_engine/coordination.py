@@ -34,6 +34,7 @@ _SHUTDOWN_TIMEOUT = 3600
 _PORT_ATTEMPTS = 16
 
 _reserved: socket.socket | None = None
+_job_store: dist.Store | None = None
 _failed = False
 _lock = threading.Lock()
 
@@ -45,11 +46,14 @@ def joined() -> bool:
 
 def join() -> None:
     """Joins the job that the environment describes; nothing where it describes none. Waits for all its processes."""
+    global _job_store
     with _lock:
         count = replicas.process_count()
         if count == 1 or joined():
             return
-        address = _agree_on_address(job_store())
+        # Kept: outside of torchrun rank 0 hosts the store, and the others may not have read from it yet.
+        _job_store = job_store()
+        address = _agree_on_address(_job_store)
         handler = _current_handler()
         try:
             jax.distributed.initialize(

@@ -149,6 +149,7 @@ class Settings:
     XRT_WORKERS = Variable(TEXT, "", "where those devices are, as in localservice:0;grpc://localhost:40934")
     TPU_ACCELERATOR_TYPE = Variable(TEXT, "", "the TPU and its size, as in v4-8; TPU machines set it")
 
+    TORCH_XLA_DIST = Variable(TEXT, "", "the job of xla_dist that this process was started for; xla_dist sets it")
     XLA_UNEVEN_HEARTBEAT_TIMEOUT = Variable(
         COUNT, "900", "seconds without a step after which xla_dist restarts a job whose workers made different numbers"
     )

@@ -55,7 +55,7 @@ class SpawnContext:
                 receiver, sender = context.Pipe(duplex=False)
                 self._pipes.append(receiver)
                 process = context.Process(
-                    target=_run, args=(index, fn, args, environment | meeting, sender, os.getpid()), daemon=daemon
+                    target=_run, args=(index, fn, args, meeting | environment, sender, os.getpid()), daemon=daemon
                 )
                 process.start()
                 self.processes.append(process)

@@ -19,6 +19,7 @@ import torch
 import torch.multiprocessing as mp
 
 from torch_xla._engine import devices, hardware, replicas
+from torch_xla._engine.settings import settings
 from torch_xla.distributed._processes import SpawnContext
 
 __all__ = ["MpModelWrapper", "MpSerialExecutor", "SpawnContext", "create_optimized_replica_groups", "spawn"]
@@ -36,6 +37,7 @@ def spawn(
 
     Args:
       fn: a function at the top level of a module; with ``start_method="fork"`` any function.
+        On a machine of a job of xla_dist, ``index`` counts the processes of all machines.
       args: further arguments; only these are pickled. What the parent's modules hold is not sent.
       nprocs: how many. Default: the machine's devices (CPU: ``CPU_NUM_DEVICES``). 1 runs ``fn(0, *args)`` right here.
         On CPU any number; elsewhere at most the machine's devices.
@@ -49,14 +51,20 @@ def spawn(
     """
     count = hardware.count() if nprocs is None else nprocs
     _check(count, start_method)
+    first = replicas.process_index() * count if settings.TORCH_XLA_DIST else 0
     if count == 1:
-        fn(0, *args)
+        fn(first, *args)
         return None
-    context = SpawnContext(fn, args, _environments(count), daemon, start_method)
+    environments = _environments_on_host(count) if settings.TORCH_XLA_DIST else _environments(count)
+    context = SpawnContext(_from, (fn, first, args), environments, daemon, start_method)
     if not join:
         return context
     context.join()
     return None
+
+
+def _from(index: int, fn: Callable[..., Any], first: int, args: tuple[Any, ...]) -> None:
+    fn(first + index, *args)
 
 
 def _check(count: int, start_method: str) -> None:
@@ -67,7 +75,7 @@ def _check(count: int, start_method: str) -> None:
         raise ValueError(f"spawn: nprocs={count}, but this machine has {hardware.count()} {kind} devices")
     if count == 1:
         return
-    if replicas.process_count() > 1:
+    if replicas.process_count() > 1 and not settings.TORCH_XLA_DIST:
         raise RuntimeError(
             "spawn: this process is one of a job of several already (started by torchrun or spawn); call the function "
             "itself, or use torch_xla.launch, which does"
@@ -98,6 +106,25 @@ def _environments(count: int) -> list[dict[str, str]]:
     }
     return [
         shared | {"RANK": str(index), "LOCAL_RANK": str(index)} | hardware.environment(index, count)
+        for index in range(count)
+    ]
+
+
+def _environments_on_host(count: int) -> list[dict[str, str]]:
+    """The environment of each process where xla_dist has started this one: it stands for its machine's processes.
+
+    They meet where xla_dist has said. To them TORCH_XLA_DIST is unset: each is a process of the job, and no machine.
+    """
+    shared = {
+        "WORLD_SIZE": str(replicas.process_count() * count),
+        "LOCAL_WORLD_SIZE": str(settings.LOCAL_WORLD_SIZE * count),
+        "TORCH_XLA_DIST": "",
+        "TORCH_XLA_RENDEZVOUS": "",
+    }
+    return [
+        shared
+        | {"RANK": str(settings.RANK * count + index), "LOCAL_RANK": str(settings.LOCAL_RANK * count + index)}
+        | hardware.environment(index, count)
         for index in range(count)
     ]
 

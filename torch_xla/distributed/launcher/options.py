@@ -18,7 +18,8 @@ Runs a command on every machine of a TPU, on a list of hosts, or several times o
   python -m torch_xla.distributed.xla_dist --local=2 -- python train.py
 
 Each worker's output comes with its ordinal in front. When one fails, the others are ended; the exit code is the worst.
-The command finds the job in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+The command finds the job in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT: without more,
+each worker is one process of the job; one that calls xla_multiprocessing.spawn becomes a process for each device.
 """
 
 #: What the launcher sets itself, and what it replaces.
