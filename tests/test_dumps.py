@@ -11,7 +11,6 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jax
 import pytest
 import torch
 from helpers import counts, run_script
@@ -20,7 +19,7 @@ from torch import nn
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla import _XLAC
-from torch_xla._engine import dump, origins
+from torch_xla._engine import dump, origins, replicas
 from torch_xla._engine.settings import settings
 from torch_xla.debug import graph, graph_file, graph_saver
 
@@ -163,8 +162,8 @@ def test_sections_of_op_by_op(environment: Environment, tmp_path: Path) -> None:
 
 def test_several_processes_have_a_file_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert dump.path(tmp_path / "graphs.txt").name == "graphs.txt"
-    monkeypatch.setattr(jax, "process_count", lambda: 4)
-    monkeypatch.setattr(jax, "process_index", lambda: 3)
+    monkeypatch.setattr(replicas, "process_count", lambda: 4)
+    monkeypatch.setattr(replicas, "process_index", lambda: 3)
     assert dump.path(tmp_path / "graphs.txt").name == "graphs.txt.3"
 
 
