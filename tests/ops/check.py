@@ -157,7 +157,6 @@ def _check_errors(found: list[Case], outcome: Outcome) -> None:
             continue
         outcome.samples += 1
         got = _raised(case, "xla")
-        gc.collect()
         if got is not None and got[0] == expected[0]:
             outcome.right += 1
         else:
@@ -171,8 +170,17 @@ def _raised(case: Case, device: str) -> tuple[str, str] | None:
     """Name and first words of what the case raises, when recorded or when run."""
     try:
         result = case.run(device)
-        torch_xla.sync()
-        del result
     except Exception as error:
         return type(error).__name__, str(error)[:100]
-    return None
+    if device == "cpu":
+        return None
+    try:
+        torch_xla.sync()
+    except Exception as error:
+        found = type(error).__name__, str(error)[:100]
+    else:
+        return None
+    finally:
+        del result
+    gc.collect()  # what cannot be run must not be pending when the next one is
+    return found

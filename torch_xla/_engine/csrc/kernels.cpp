@@ -1,6 +1,7 @@
 #include "kernels.h"
 
 #include <ATen/native/Resize.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 
 #include "copies.h"
@@ -116,6 +117,32 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
   }
 }
 
+void record_side_writes(const Op& op, torch::jit::Stack* stack) {
+  const auto& schema = op.handle.schema();
+  const size_t returns = schema.returns().size();
+  std::vector<Tensor> targets;  // in the order of their new values: the one that is returned, then the others
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    const auto& argument = torch::jit::peek(*stack, i, schema.arguments().size());
+    if (alias != nullptr && alias->isWrite()) {
+      targets.push_back(argument.isTensor() ? argument.toTensor() : Tensor());
+    }
+  }
+  record(*op.functional, stack);
+  const size_t results = op.functional->handle.schema().returns().size();
+  const size_t first = results - targets.size();
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const Tensor result = torch::jit::peek(*stack, first + i, results).toTensor();
+    if (targets[i].defined() && result.defined()) {
+      expect_xla(op, targets[i]).write(cast(expect_xla(op, result).value(), targets[i].scalar_type()));
+    }
+  }
+  torch::jit::drop(*stack, results - returns);
+  if (schema.returns()[0].alias_info() != nullptr) {
+    torch::jit::peek(*stack, 0, returns) = targets[0];
+  }
+}
+
 const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>) {
   static const Op* op = find_op("aten::resize");
   const at::IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(size);
@@ -158,7 +185,17 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& input, const 
     expect_xla(*op, *running_mean).write(expect_xla(*op, stack[3].toTensor()).value());
     expect_xla(*op, *running_var).write(expect_xla(*op, stack[4].toTensor()).value());
   }
+  if (!training) {  // nothing is saved, as on the CPU
+    return {stack[0].toTensor(), at::empty({0}, input.options()), at::empty({0}, input.options())};
+  }
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
+}
+
+std::tuple<Tensor, Tensor, Tensor> native_batch_norm_legit(const Tensor& input, const std::optional<Tensor>& weight,
+                                                           const std::optional<Tensor>& bias, Tensor& running_mean,
+                                                           Tensor& running_var, bool training, double momentum,
+                                                           double eps) {
+  return torch_xla::native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps);
 }
 
 // torch's functionalization calls it after in-place ops, for a recorder that tracks tensors by id.
