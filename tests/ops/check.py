@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 import torch_xla
 from tests.ops import compare, database, tolerances
-from tests.ops.kinds import Case, cases
+from tests.ops.kinds import Case, cases, pointed_at
 from tests.ops.outcome import Outcome
 from torch_xla._engine import decompose, executor, metrics
 
@@ -133,9 +132,12 @@ def _compare(pair: _Pair, outcome: Outcome) -> None:
 
 def _process(info: Any, case: Case, kind: str) -> Callable[[Any], Any] | None:
     """What leaves of a result that which is unambiguous."""
-    if info.name in database.TIES and kind != "grad":
-        return lambda result: _pytree.tree_leaves(result)[::2]
-    if info.name not in database.AMBIGUOUS or kind == "grad":
+    if kind == "grad":
+        return None
+    if info.name in database.TIES:
+        found = lambda result: pointed_at(info, case.sample, result)
+        return (lambda result: (found(result[0]), found(result[1]), result[2])) if kind == "out" else found
+    if info.name not in database.AMBIGUOUS:
         return None
     return (lambda result: case.process(result[0])) if kind == "out" else case.process
 

@@ -100,11 +100,15 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
                                                 : c10::IValue());
   }
   record(*op.functional, stack);
+  const bool converts = op.functional->name != "aten::gather" && op.functional->name != "aten::complex";
   for (size_t i = 0; i < outs; ++i) {
     const Tensor result = torch::jit::peek(*stack, i, outs).toTensor();
     TORCH_CHECK(c10::canCast(result.scalar_type(), targets[i].scalar_type()), op.name, ": result type ",
                 at::toString(result.scalar_type()), " can't be cast to the desired output type ",
                 at::toString(targets[i].scalar_type()));
+    TORCH_CHECK(converts || result.scalar_type() == targets[i].scalar_type(), op.name,
+                ": Expected out tensor to have dtype ", at::toString(result.scalar_type()), ", but got ",
+                at::toString(targets[i].scalar_type()), " instead");
     if (targets[i].sizes() != result.sizes()) {
       at::native::resize_output(targets[i], result.sizes());
     }
