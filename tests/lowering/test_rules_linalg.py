@@ -10,7 +10,8 @@ from rule_check import check, run
 import torch_xla._engine.lowering.fft
 import torch_xla._engine.lowering.grid
 import torch_xla._engine.lowering.im2col
-import torch_xla._engine.lowering.linalg  # noqa: F401
+import torch_xla._engine.lowering.linalg
+import torch_xla._engine.lowering.orthogonal  # noqa: F401
 
 aten = torch.ops.aten
 DTYPES = [torch.float32, torch.complex128]
@@ -204,3 +205,24 @@ def test_affine_grid() -> None:
     for corners in (True, False):
         check("aten::affine_grid_generator", torch.randn(2, 2, 3), [2, 1, 4, 5], corners)
         check("aten::affine_grid_generator", torch.randn(2, 3, 4), [2, 1, 3, 4, 5], corners)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 5), (2, 4, 4), (0, 3)])
+def test_pinv(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    a, number = rand(*shape, dtype=dtype), rand(1, dtype=dtype).real.dtype
+    check("aten::linalg_pinv.atol_rtol_tensor", a, **LOOSE)
+    check("aten::linalg_pinv.atol_rtol_tensor", a, None, torch.tensor(0.5, dtype=number), **LOOSE)
+    check("aten::linalg_pinv.atol_rtol_tensor", a, torch.tensor(1.0, dtype=number), **LOOSE)
+    if shape == (2, 4, 4):
+        cut = torch.tensor([1.0, 0.1], dtype=number)
+        check("aten::linalg_pinv.atol_rtol_tensor", a + a.mH, cut, None, True, **LOOSE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("transpose", [True, False])
+def test_ormqr(left: bool, transpose: bool, dtype: torch.dtype) -> None:
+    reflectors, tau = torch.geqrf(rand(2, 5, 3, dtype=dtype))
+    other = rand(2, 5, 4, dtype=dtype) if left else rand(2, 4, 5, dtype=dtype)
+    check("aten::ormqr", reflectors, tau, other, left, transpose, **LOOSE)

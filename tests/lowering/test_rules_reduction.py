@@ -169,6 +169,9 @@ ORDERS: list[tuple[Any, ...]] = [
         for d in (-1, 0)
         for g in (False, True)
     ),
+    *(("histc", x, *a) for x in (X, X.double(), N.float()) for a in ((5,), (7, -1, 1), (3, 2, 2), (4, 0.5, 2.5))),
+    ("histc", torch.full((4,), 2.0), 3),
+    ("histc", EMPTY, 3),
     ("topk", SCALAR, 1),
     ("topk", X, 0),
     ("topk", torch.tensor([1, -NAN, 0, -INF, INF, NAN]), 4),

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 import torch_xla
 from tests.ops import compare, database, tolerances
-from tests.ops.kinds import Case, cases
+from tests.ops.kinds import Case, cases, pointed_at
 from tests.ops.outcome import Outcome
 from torch_xla._engine import decompose, executor, metrics
 
@@ -133,9 +132,12 @@ def _compare(pair: _Pair, outcome: Outcome) -> None:
 
 def _process(info: Any, case: Case, kind: str) -> Callable[[Any], Any] | None:
     """What leaves of a result that which is unambiguous."""
-    if info.name in database.TIES and kind != "grad":
-        return lambda result: _pytree.tree_leaves(result)[::2]
-    if info.name not in database.AMBIGUOUS or kind == "grad":
+    if kind == "grad":
+        return None
+    if info.name in database.TIES:
+        found = lambda result: pointed_at(info, case.sample, result)
+        return (lambda result: (found(result[0]), found(result[1]), result[2])) if kind == "out" else found
+    if info.name not in database.AMBIGUOUS:
         return None
     return (lambda result: case.process(result[0])) if kind == "out" else case.process
 
@@ -157,7 +159,6 @@ def _check_errors(found: list[Case], outcome: Outcome) -> None:
             continue
         outcome.samples += 1
         got = _raised(case, "xla")
-        gc.collect()
         if got is not None and got[0] == expected[0]:
             outcome.right += 1
         else:
@@ -171,8 +172,17 @@ def _raised(case: Case, device: str) -> tuple[str, str] | None:
     """Name and first words of what the case raises, when recorded or when run."""
     try:
         result = case.run(device)
-        torch_xla.sync()
-        del result
     except Exception as error:
         return type(error).__name__, str(error)[:100]
-    return None
+    if device == "cpu":
+        return None
+    try:
+        torch_xla.sync()
+    except Exception as error:
+        found = type(error).__name__, str(error)[:100]
+    else:
+        return None
+    finally:
+        del result
+    gc.collect()  # what cannot be run must not be pending when the next one is
+    return found

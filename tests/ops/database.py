@@ -33,8 +33,9 @@ RANDOM = _words(
 #: Results fixed only up to a sign, a phase or a basis: compared after the sample's own `output_process_fn_grad`.
 AMBIGUOUS = _words("linalg.eig linalg.eigh linalg.svd linalg.qr qr svd geqrf")
 
-#: Which of equal elements is found is up to the kernel: only the values are compared, not their places.
-TIES = _words("topk kthvalue sort")
+#: Which of equal elements is found is up to the kernel: what their places point at is compared. Op -> (position of
+#: its argument dim, the result that holds places: None if it is the only one).
+TIES: dict[str, tuple[int, int | None]] = {"topk": (1, 1), "kthvalue": (1, 1), "sort": (0, 1), "argsort": (0, None)}
 
 
 def _unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -29,6 +29,7 @@ class Case:
     label: str
     run: Callable[[str], Any]
     process: Callable[[Any], Any]
+    sample: Any
 
 
 def cases(info: Any, dtype: torch.dtype, kind: str, limit: int) -> list[Case]:
@@ -54,7 +55,22 @@ def _has(info: Any, dtype: torch.dtype, kind: str) -> bool:
 
 
 def _case(info: Any, sample: Any, form: Callable[[Any, Any, str], Any]) -> Case:
-    return Case(sample.summary(), lambda device: form(info, sample, device), sample.output_process_fn_grad)
+    return Case(sample.summary(), lambda device: form(info, sample, device), sample.output_process_fn_grad, sample)
+
+
+def pointed_at(info: Any, sample: Any, result: Any) -> Any:
+    """A result of an op of database.TIES with the elements of the input in place of places."""
+    position, number = database.TIES[info.name]
+    places = result if number is None else result[number]
+    base = sample.input.detach()
+    dim = sample.kwargs.get("dim", sample.args[position] if len(sample.args) > position else -1)
+    if base.ndim == 0:
+        found = base.expand(places.shape) + 0 * places
+    elif places.ndim < base.ndim:
+        found = torch.take_along_dim(base, places.unsqueeze(dim), dim).squeeze(dim)
+    else:
+        found = torch.take_along_dim(base, places, dim)
+    return found if number is None else (result[0], found)
 
 
 def _call(function: Callable[..., Any], sample: Any, device: str, **more: Any) -> Any:

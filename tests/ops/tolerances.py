@@ -5,6 +5,7 @@ from __future__ import annotations
 ORDER = "sums of products, added up in another order: the error goes with the largest terms"
 STEEP = "a derivative that is steep near the edge of its domain, taken at a point that is rounded differently"
 ILL = "ill-conditioned: the CPU itself is as far from the result in float64"
+LOGARITHMS = "exp of sums of logarithms near 100, whose last bit is 1e-5 of the result; the CPU is no nearer to float64"
 LAST_BIT = "16-bit floats: rounded once at the end rather than between the steps; one last bit of the largest value"
 ROUNDED = "the CPU rounds to 16 bits between the steps, XLA once at the end"
 
@@ -24,6 +25,11 @@ TOLERANCES: dict[tuple[str, str, str], tuple[float, float, str]] = {
     ("linalg.matrix_exp", "*", "*"): (1e-5, 2e-6, ILL),
     ("logcumsumexp", "float32", "grad"): (2e-3, 0.0, ILL),
     ("nn.functional.conv_transpose3d", "float32", "*"): (1e-5, 1e-6, ORDER),
+    ("nn.functional.conv_transpose3d", "complex64", "*"): (1e-5, 1e-6, ORDER),
+    ("matmul", "float32", "*"): (1e-5, 1e-6, ORDER),
+    ("__rmatmul__", "float32", "*"): (1e-5, 1e-6, ORDER),
+    ("linalg.pinv (hermitian)", "*", "grad"): (2e-5, 1e-6, ILL),
+    ("nn.functional.ctc_loss", "float32", "grad"): (1e-3, 5e-5, LOGARITHMS),
     ("nn.functional.layer_norm", "float32", "grad"): (1e-5, 1e-4, "a gradient that is zero up to rounding"),
     ("triangular_solve", "float32", "grad"): (1e-5, 1e-6, ORDER),
     ("grid_sampler_3d", "float32", "grad"): (1e-5, 2e-6, ORDER),

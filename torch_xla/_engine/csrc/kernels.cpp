@@ -1,6 +1,7 @@
 #include "kernels.h"
 
 #include <ATen/native/Resize.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 
 #include "copies.h"
@@ -99,11 +100,15 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
                                                 : c10::IValue());
   }
   record(*op.functional, stack);
+  const bool converts = op.functional->name != "aten::gather" && op.functional->name != "aten::complex";
   for (size_t i = 0; i < outs; ++i) {
     const Tensor result = torch::jit::peek(*stack, i, outs).toTensor();
     TORCH_CHECK(c10::canCast(result.scalar_type(), targets[i].scalar_type()), op.name, ": result type ",
                 at::toString(result.scalar_type()), " can't be cast to the desired output type ",
                 at::toString(targets[i].scalar_type()));
+    TORCH_CHECK(converts || result.scalar_type() == targets[i].scalar_type(), op.name,
+                ": Expected out tensor to have dtype ", at::toString(result.scalar_type()), ", but got ",
+                at::toString(targets[i].scalar_type()), " instead");
     if (targets[i].sizes() != result.sizes()) {
       at::native::resize_output(targets[i], result.sizes());
     }
@@ -113,6 +118,32 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
   torch::jit::drop(*stack, outs);
   for (auto& target : targets) {
     stack->emplace_back(std::move(target));
+  }
+}
+
+void record_side_writes(const Op& op, torch::jit::Stack* stack) {
+  const auto& schema = op.handle.schema();
+  const size_t returns = schema.returns().size();
+  std::vector<Tensor> targets;  // in the order of their new values: the one that is returned, then the others
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    const auto& argument = torch::jit::peek(*stack, i, schema.arguments().size());
+    if (alias != nullptr && alias->isWrite()) {
+      targets.push_back(argument.isTensor() ? argument.toTensor() : Tensor());
+    }
+  }
+  record(*op.functional, stack);
+  const size_t results = op.functional->handle.schema().returns().size();
+  const size_t first = results - targets.size();
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const Tensor result = torch::jit::peek(*stack, first + i, results).toTensor();
+    if (targets[i].defined() && result.defined()) {
+      expect_xla(op, targets[i]).write(cast(expect_xla(op, result).value(), targets[i].scalar_type()));
+    }
+  }
+  torch::jit::drop(*stack, results - returns);
+  if (schema.returns()[0].alias_info() != nullptr) {
+    torch::jit::peek(*stack, 0, returns) = targets[0];
   }
 }
 
@@ -158,6 +189,9 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& input, const 
     expect_xla(*op, *running_mean).write(expect_xla(*op, stack[3].toTensor()).value());
     expect_xla(*op, *running_var).write(expect_xla(*op, stack[4].toTensor()).value());
   }
+  if (!training) {  // nothing is saved, as on the CPU
+    return {stack[0].toTensor(), at::empty({0}, input.options()), at::empty({0}, input.options())};
+  }
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
 }
 
@@ -189,6 +223,13 @@ Tensor& amp_update_scale_(Tensor& scale, Tensor& growth_tracker, const Tensor& f
   tracker.write(getitem(node, 1));
   count_pending(node->device);
   return scale;
+}
+
+std::tuple<Tensor, Tensor, Tensor> native_batch_norm_legit(const Tensor& input, const std::optional<Tensor>& weight,
+                                                           const std::optional<Tensor>& bias, Tensor& running_mean,
+                                                           Tensor& running_var, bool training, double momentum,
+                                                           double eps) {
+  return torch_xla::native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps);
 }
 
 // torch's functionalization calls it after in-place ops, for a recorder that tracks tensors by id.

@@ -16,6 +16,8 @@ void record_view(const Op& op, torch::jit::Stack* stack);
 void record_inplace(const Op& op, torch::jit::Stack* stack);
 void record_inplace_view(const Op& op, torch::jit::Stack* stack);
 void record_out(const Op& op, torch::jit::Stack* stack);
+// An op that writes to some arguments beside what it returns: `op.functional` returns their new values after the rest.
+void record_side_writes(const Op& op, torch::jit::Stack* stack);
 
 const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>);
 at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source);
@@ -29,6 +31,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tenso
 void amp_unscale_(at::TensorList gradients, at::Tensor& found_inf, const at::Tensor& inv_scale);
 at::Tensor& amp_update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, const at::Tensor& found_inf,
                               double growth_factor, double backoff_factor, int64_t growth_interval);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm_legit(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    at::Tensor& running_mean, at::Tensor& running_var, bool training, double momentum, double eps);
 void propagate_xla_data(const at::Tensor& input, const at::Tensor& output);
 
 }  // namespace torch_xla

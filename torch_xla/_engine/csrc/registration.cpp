@@ -3,12 +3,14 @@
 #include <memory>
 #include <unordered_map>
 
+#include "attention.h"
 #include "autocast.h"
 #include "composites.h"
 #include "copies.h"
 #include "hot_views.h"
 #include "kernels.h"
 #include "record.h"
+#include "storageless.h"
 
 namespace torch_xla {
 namespace {
@@ -28,14 +30,14 @@ void unsupported_layout(const c10::OperatorHandle& op, torch::jit::Stack*) {
       ": sparse and quantized tensors do not exist on xla; call .to_dense() or .dequantize() before .to('xla')");
 }
 
+}  // namespace
+
 // Libraries own the registrations; kept for the life of the process.
 torch::Library& library(const std::string& ns, c10::DispatchKey key) {
   static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>;
   libraries->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, ns, key, __FILE__, __LINE__));
   return *libraries->back();
 }
-
-}  // namespace
 
 torch::Library& implementations(const std::string& ns) {
   static auto* by_namespace = new std::unordered_map<std::string, torch::Library*>;
@@ -189,10 +191,33 @@ const Op* find_functional(const OpsByName& recorded, const std::string& base, co
   return nullptr;
 }
 
+// Registers `name` if it writes to arguments beside what it returns, and `name`_functional, which is recorded, returns
+// the new values of those too.
+bool register_side_writes(const OpsByName& recorded, const std::string& name, const c10::FunctionSchema& schema) {
+  std::string base = schema.name();
+  size_t aside = 0;  // written to, and not returned
+  for (const auto& arg : schema.arguments()) {
+    aside += writes(arg);
+  }
+  for (const auto& result : schema.returns()) {
+    aside -= result.alias_info() != nullptr;
+  }
+  base = base.back() == '_' ? base.substr(0, base.size() - 1) : base;
+  const Op* functional = aside == 0 ? nullptr : find_functional(recorded, base, schema, schema.arguments().size());
+  if (functional == nullptr || functional->handle.schema().returns().size() != schema.returns().size() + aside) {
+    return false;
+  }
+  boxed(name, add_form(name, functional), &record_side_writes);
+  return true;
+}
+
 // Registers `name` as a form of a recorded op if it is one.
 bool register_form(const OpsByName& recorded, const std::string& name, const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
   const auto& args = schema.arguments();
+  if (register_side_writes(recorded, name, schema)) {
+    return true;
+  }
   const std::string& base = handle.operator_name().name;
   const bool inplace = base.back() == '_' && !args.empty() && writes(args[0]) && arguments_before_outs(schema) == -1 &&
                        args[0].type()->kind() == c10::TypeKind::TensorType;
@@ -229,6 +254,7 @@ void register_special_kernels() {
   special("_amp_update_scale_", amp_update_scale_);
   // Returns a list and a tensor, which no boxed kernel here does; torch makes it of the one above.
   taken().insert("aten::_amp_foreach_non_finite_check_and_unscale");
+  special("_native_batch_norm_legit", native_batch_norm_legit);
   special("_propagate_xla_data", propagate_xla_data);
   special("resize_", resize_);
   special("_efficientzerotensor", efficient_zeros);
@@ -236,6 +262,8 @@ void register_special_kernels() {
   special("_new_zeros_with_same_feature_meta", new_zeros_with_same_feature_meta);
   special("_weight_norm_interface_backward", weight_norm_backward);
   special("set_.source_Tensor", set_source_tensor);
+  register_attention();
+  register_composites();
   library("_", c10::DispatchKey::XLA).fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   library("_", c10::DispatchKey::AutocastXLA).fallback(torch::CppFunction::makeFallthrough());
   register_autocast();

@@ -11,6 +11,9 @@ namespace torch_xla {
 // Where kernels for xla of the ops of a namespace are registered; lives as long as the process.
 torch::Library& implementations(const std::string& ns);
 
+// The same for any key.
+torch::Library& library(const std::string& ns, c10::DispatchKey key);
+
 // The views that hot_views.cpp registers itself.
 bool is_hot_view(const std::string& name);
 

@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -71,8 +72,10 @@ c10::IValue substituted(const c10::IValue& value, const Substitute& substitute) 
   return value.isDevice() ? c10::IValue(substitute.device) : value;
 }
 
-void add_result(Signature& signature, const at::Tensor& t) {
+void add_result(const Op& op, Signature& signature, const at::Tensor& t) {
   if (t.defined()) {
+    TORCH_CHECK(t.scalar_type() != at::kComplexHalf, op.name, ": XLA has no complex numbers of two 16-bit floats (",
+                t.sizes(), " of torch.complex32); use torch.complex64");
     signature.outs.emplace_back(t.scalar_type(), t.sizes());
   } else {
     signature.outs.emplace_back();
@@ -149,6 +152,38 @@ void check_dtypes_agree(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   }
 }
 
+bool any_below(const c10::IValue& numbers, int64_t least) {
+  const auto list = numbers.toIntVector();
+  return std::any_of(list.begin(), list.end(), [&](int64_t n) { return n < least; });
+}
+
+// What random kernels refuse; the CPU is not asked, since its generator would move on.
+void check_random(const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
+  if (name == "aten::uniform") {
+    const double from = arguments[1].toDouble();
+    const double to = arguments[2].toDouble();
+    TORCH_CHECK(from <= to, "uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to);
+  } else if (name == "aten::multinomial") {
+    const at::Tensor weights = arguments[0].toTensor();
+    TORCH_CHECK(at::isFloatingType(weights.scalar_type()),
+                "multinomial only supports floating-point dtypes for input, got: ", weights.scalar_type());
+  }
+}
+
+// Where the meta functions let pass what the kernels refuse, for reasons that shapes, dtypes and numbers tell.
+void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  static const std::unordered_set<std::string> lenient{"aten::as_strided_scatter", "aten::bucketize.Tensor",
+                                                       "aten::complex", "aten::index_add", "aten::masked_scatter"};
+  const std::string& name = op.functional ? op.functional->name : op.name;
+  if (op.random) {
+    check_random(name, arguments);
+  } else if (lenient.count(name) != 0 ||
+             (name == "aten::convolution" &&
+              (any_below(arguments[3], 1) || any_below(arguments[4], 0) || any_below(arguments[5], 1)))) {
+    raise_as_cpu_does(op, arguments);
+  }
+}
+
 // What an op would return must fit into the tensor that it writes to.
 void check_fits(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const torch::jit::Stack stack = results_on_meta(*op.functional, arguments);
@@ -163,6 +198,7 @@ void check_fits(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
 SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const torch::jit::Stack stack = results_on_meta(op, arguments);
   check_dtypes_agree(op, arguments);
+  check_as_cpu_does(op, arguments);
   if (op.functional != nullptr && !op.random) {
     check_fits(op, arguments);
   }
@@ -171,10 +207,10 @@ SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
     if (result.isTensorList()) {
       signature->is_list = true;
       for (const at::Tensor& t : result.toTensorVector()) {
-        add_result(*signature, t);
+        add_result(op, *signature, t);
       }
     } else {
-      add_result(*signature, result.isNone() ? at::Tensor() : result.toTensor());
+      add_result(op, *signature, result.isNone() ? at::Tensor() : result.toTensor());
     }
   }
   return signature;

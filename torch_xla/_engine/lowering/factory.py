@@ -29,6 +29,7 @@ def _filled(value: Operand | None = None, position: int = 0) -> Callable[..., ja
     return rule
 
 
+register("aten::_efficientzerotensor", _filled(0), ctx=True)
 register("aten::fill.Scalar", _filled(position=1), ctx=True)
 register("aten::fill.Tensor", _filled(position=1), ctx=True)
 register("aten::full", _filled(position=1), ctx=True)

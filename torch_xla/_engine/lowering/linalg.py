@@ -233,17 +233,6 @@ def _cross(a: jax.Array, b: jax.Array, dim: int = -1) -> jax.Array:
     return jnp.roll(a, -1, dim) * jnp.roll(b, -2, dim) - jnp.roll(a, -2, dim) * jnp.roll(b, -1, dim)
 
 
-@lower("aten::linalg_householder_product")
-def _householder_product(a: jax.Array, tau: jax.Array) -> jax.Array:
-    return lax.linalg.householder_product(a, tau)
-
-
-@lower("aten::geqrf")
-def _geqrf(a: jax.Array) -> Arrays:
-    reflectors, tau = jnp.linalg.qr(a, mode="raw")
-    return reflectors.mT, tau
-
-
 @lower("aten::_trilinear")
 def _trilinear(
     a: jax.Array, b: jax.Array, c: jax.Array, expand1: list[int], expand2: list[int], expand3: list[int],

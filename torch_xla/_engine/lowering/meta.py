@@ -19,7 +19,23 @@ def _geqrf(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(a), a.new_empty((*a.shape[:-2], min(a.shape[-2:])))
 
 
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, times: torch.Tensor, lengths: torch.Tensor, blank: int = 0, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    steps, batch, labels = log_probs.shape
+    if not 0 <= blank < labels:
+        raise RuntimeError("blank must be in label range")
+    for name, given in (("input_lengths", times), ("target_lengths", lengths)):
+        if given.numel() != batch:
+            raise RuntimeError(f"{name} must be of size batch_size: ctc_loss got {given.numel()} for {batch} rows")
+    if targets.shape[0] != batch:
+        raise RuntimeError(f"ctc_loss: targets {list(targets.shape)} are not those of {batch} rows")
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[1] + 1)
+
+
 _RESULTS: dict[str, Callable[..., Any]] = {
+    "_ctc_loss.Tensor": _ctc_loss,
+    "_ctc_loss_backward.Tensor": _like(1),
     "_logcumsumexp": _like(0),
     "_sample_dirichlet": _like(0),
     "_standard_gamma_grad": _like(0),

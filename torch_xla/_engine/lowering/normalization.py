@@ -95,7 +95,7 @@ def _moved(running: Maybe, new: jax.Array, momentum: float) -> Maybe:
     return (widen(running) * (1 - momentum) + momentum * new.reshape(running.shape)).astype(running.dtype)
 
 
-@lower("aten::_native_batch_norm_legit", "aten::native_batch_norm", ctx=True)
+@lower("aten::native_batch_norm", ctx=True)
 def _native_batch_norm(ctx: Context, *args: Any) -> tuple[Maybe, ...]:
     return _promised(ctx, *_batch_norm(*args)[:3])
 

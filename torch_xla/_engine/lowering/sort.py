@@ -12,8 +12,8 @@ from jax import lax
 
 from torch_xla._engine import dtypes
 from torch_xla._engine.lowering.axes import at_least_1d, axis
-from torch_xla._engine.lowering.cast import convert
-from torch_xla._engine.lowering.registry import Operand, lower, result_type
+from torch_xla._engine.lowering.cast import convert, opmath
+from torch_xla._engine.lowering.registry import Context, Operand, lower, result_type
 
 Pair = tuple[jax.Array, jax.Array]
 
@@ -158,3 +158,21 @@ def searchsorted(
 @lower("aten::bucketize.Scalar", "aten::bucketize.Tensor")
 def bucketize(values: Operand, boundaries: jax.Array, out_int32: bool = False, right: bool = False) -> jax.Array:
     return searchsorted(boundaries, values, out_int32, right)
+
+
+@lower("aten::histc", ctx=True, bake=("min", "max"))
+def histc(context: Context, x: jax.Array, bins: int = 100, min: int | float = 0, max: int | float = 0) -> jax.Array:
+    """How many elements lie in each of ``bins`` equal parts of [min, max]; of the data's own range if these agree."""
+    flat = convert(x.reshape(-1), opmath(x.dtype))
+    if not flat.size:
+        return jnp.zeros(bins, context.dtype)
+    low, high = (jnp.asarray(v, flat.dtype) for v in (min, max))
+    if min == max:
+        low, high = jnp.min(flat), jnp.max(flat)
+    one = low == high
+    low, high = jnp.where(one, low - 1, low), jnp.where(one, high + 1, high)
+    wide = flat.astype(np.float64) if not dtypes.is_inexact(flat.dtype) else flat
+    place = ((wide - low) * bins / (high - low)).astype(np.int32)
+    place = jnp.where((flat >= low) & (flat <= high), jnp.minimum(place, bins - 1), bins)
+    counts = jnp.zeros(bins, np.int32).at[place].add(1, mode="drop", wrap_negative_indices=False)
+    return counts.astype(context.dtype)

@@ -1,0 +1,153 @@
+// torch chooses a fused attention per device type by a table that has no place for xla, so its own way there is always
+// the plain one: products in float32 even for 16-bit inputs, and the weights of every pair kept for the backward pass.
+// The kernel here records aten::_scaled_dot_product_efficient_attention, which autograd knows how to differentiate.
+#include "attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "registration.h"
+
+namespace torch_xla {
+namespace {
+
+using at::Tensor;
+using OptTensor = std::optional<Tensor>;
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+
+bool is_given(const OptTensor& t) { return t.has_value() && t->defined(); }
+
+// torch.nn.attention.sdpa_kernel(SDPBackend.MATH) asks for the plain way.
+bool fused_allowed() {
+  const auto& context = at::globalContext();
+  return context.userEnabledFlashSDP() || context.userEnabledMemEfficientSDP();
+}
+
+bool heads_fit(const Tensor& query, const Tensor& key, bool enable_gqa) {
+  const int64_t heads = query.size(1), groups = key.size(1);
+  return heads == groups || (enable_gqa && groups > 0 && heads % groups == 0);
+}
+
+bool mask_fits(const Tensor& mask, const Tensor& query, const Tensor& key) {
+  if (!mask.device().is_xla() || (mask.scalar_type() != at::kBool && mask.scalar_type() != query.scalar_type()) ||
+      mask.dim() < 2 || mask.dim() > 4) {
+    return false;
+  }
+  const std::array<int64_t, 4> full{query.size(0), query.size(1), query.size(2), key.size(2)};
+  for (int64_t i = 1; i <= mask.dim(); ++i) {
+    if (mask.size(-i) != 1 && mask.size(-i) != full[4 - i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether the one op can do it: four dims, one 16- or 32-bit dtype, a mask that broadcasts, no forward-mode autograd.
+bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const OptTensor& mask, double dropout_p,
+          bool is_causal, bool enable_gqa) {
+  const auto dtype = query.scalar_type();
+  if ((dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16) || dropout_p < 0 || dropout_p >= 1 ||
+      (is_causal && is_given(mask))) {
+    return false;
+  }
+  for (const Tensor& t : {query, key, value}) {
+    if (!t.device().is_xla() || t.layout() != at::kStrided || t.dim() != 4 || t.scalar_type() != dtype ||
+        t.numel() == 0 || t.size(0) != query.size(0) || torch::autograd::isFwGradDefined(t)) {
+      return false;
+    }
+  }
+  return key.size(1) == value.size(1) && key.size(2) == value.size(2) && query.size(3) == key.size(3) &&
+         heads_fit(query, key, enable_gqa) &&
+         (!is_given(mask) || (mask_fits(*mask, query, key) && !torch::autograd::isFwGradDefined(mask)));
+}
+
+bool any_requires_grad(std::initializer_list<Tensor> tensors) {
+  return at::GradMode::is_enabled() &&
+         std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.defined() && t.requires_grad(); });
+}
+
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptTensor& mask, double dropout_p,
+                 bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  if (query.dim() == 3 && key.dim() == 3 && value.dim() == 3) {
+    const Tensor out = attention(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask, dropout_p, is_causal,
+                                 scale, enable_gqa);
+    return out.squeeze(0);
+  }
+  if (!fused_allowed() || !fits(query, key, value, mask, dropout_p, is_causal, enable_gqa)) {
+    return at::native::scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
+  }
+  const bool saves = any_requires_grad({query, key, value, is_given(mask) ? *mask : Tensor()});
+  return std::get<0>(
+      at::_scaled_dot_product_efficient_attention(query, key, value, mask, saves, dropout_p, is_causal, scale));
+}
+
+// Each of `groups` heads as often as there are heads in a group, and the sum over those.
+Tensor spread(const Tensor& t, int64_t heads) {
+  const int64_t batch = t.size(0), groups = t.size(1);
+  return groups == heads ? t
+                         : t.unsqueeze(2)
+                               .expand({batch, groups, heads / groups, t.size(2), t.size(3)})
+                               .reshape({batch, heads, t.size(2), t.size(3)});
+}
+
+Tensor gather(const Tensor& t, int64_t groups) {
+  const int64_t batch = t.size(0), heads = t.size(1);
+  return groups == heads ? t : t.reshape({batch, groups, heads / groups, t.size(2), t.size(3)}).sum(2);
+}
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+// The gradients by ops that have gradients themselves: for double backward.
+Gradients differentiable_gradients(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
+                                   const Tensor& bias, bool wants_bias, bool is_causal, double scale) {
+  const int64_t heads = query.size(1), groups = key.size(1);
+  const Tensor keys = spread(key, heads), values = spread(value, heads);
+  Tensor scores = at::matmul(query, keys.transpose(-2, -1)) * scale;
+  if (bias.defined()) {
+    scores = bias.scalar_type() == at::kBool ? scores.masked_fill(bias.logical_not(), kMinusInfinity) : scores + bias;
+  }
+  if (is_causal) {
+    const Tensor later = at::ones({query.size(2), key.size(2)}, query.options().dtype(at::kBool)).triu(1);
+    scores = scores.masked_fill(later, kMinusInfinity);
+  }
+  const Tensor weights = at::_safe_softmax(scores, -1);
+  const Tensor pulled = at::matmul(grad, values.transpose(-2, -1));
+  const Tensor inner = weights * (pulled - (pulled * weights).sum(-1, true));
+  return {at::matmul(inner, keys) * scale, gather(at::matmul(inner.transpose(-2, -1), query) * scale, groups),
+          gather(at::matmul(weights.transpose(-2, -1), grad), groups),
+          wants_bias ? inner.sum_to_size(bias.sizes()) : Tensor()};
+}
+
+Gradients attention_backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
+                             const Tensor& bias, const Tensor& out, const Tensor& logsumexp, const Tensor& seed,
+                             const Tensor& offset, double dropout_p, std::array<bool, 4> mask, bool is_causal,
+                             std::optional<double> scale) {
+  if (any_requires_grad({grad, query, key, value, bias})) {
+    TORCH_CHECK(dropout_p == 0,
+                "scaled_dot_product_attention: the gradient of the gradient does not exist with dropout (dropout_p=",
+                dropout_p, "); run it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)");
+    const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3))));
+    return differentiable_gradients(grad, query, key, value, bias, mask[3] && bias.defined(), is_causal, factor);
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
+      grad, query, key, value, bias, out, logsumexp, seed, offset, dropout_p, mask, is_causal, scale);
+  // torch promises a gradient per head, also where several heads share a key.
+  return {dq, gather(dk, key.size(1)), gather(dv, key.size(1)), dbias};
+}
+
+}  // namespace
+
+void register_attention() {
+  implementations("aten").impl("scaled_dot_product_attention", &attention);
+  auto& differentiable = library("aten", c10::DispatchKey::AutogradXLA);
+  differentiable.impl("scaled_dot_product_attention", &attention);
+  differentiable.impl("_scaled_dot_product_efficient_attention_backward", &attention_backward);
+}
+
+}  // namespace torch_xla

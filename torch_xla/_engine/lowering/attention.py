@@ -1,0 +1,183 @@
+"""Attention as one op: the weights of all pairs exist in blocks only, and are computed again for the gradient.
+
+The heads of the query come in groups that share a key and a value: arrays are [batch, group, head, row, ...].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from torch_xla._engine.lowering.cast import convert
+from torch_xla._engine.lowering.matmul import precision_for
+from torch_xla._engine.lowering.registry import Context, lower
+
+Maybe = jax.Array | None
+
+#: Weights that may exist at once. More queries than that are worked through in blocks, in a loop.
+BLOCK_ELEMENTS = 1 << 26
+
+
+def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """In float32, of factors of one dtype."""
+    return jnp.einsum(subscripts, a, b, precision=precision_for(a.dtype), preferred_element_type=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What stays the same for all blocks of one call."""
+
+    scale: float
+    is_causal: bool
+    dropout: float
+    key_data: jax.Array  # uint32[2], of the dropout mask
+
+    def scores(self, q: jax.Array, k: jax.Array, bias: Maybe, block: jax.Array) -> jax.Array:
+        scores = _product("bghld,bgsd->bghls", q, k) * self.scale
+        if bias is not None:
+            scores = jnp.where(bias, scores, -jnp.inf) if bias.dtype == np.bool_ else scores + bias
+        if self.is_causal:
+            rows = block * q.shape[3] + lax.broadcasted_iota(np.int32, scores.shape, 3)
+            scores = jnp.where(lax.broadcasted_iota(np.int32, scores.shape, 4) <= rows, scores, -jnp.inf)
+        return scores
+
+    def dropped(self, weights: jax.Array, block: jax.Array) -> jax.Array:
+        """The weights after dropout; linear in them, and the same mask in both directions."""
+        if self.dropout == 0:
+            return weights
+        key = jax.random.fold_in(jax.random.wrap_key_data(self.key_data, impl="threefry2x32"), block)
+        kept = jax.random.bernoulli(key, 1 - self.dropout, weights.shape)
+        return jnp.where(kept, weights / (1 - self.dropout), 0)
+
+
+def _softmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(weights, log of their sum before they were divided by it). A row with nothing but -inf has no weight at all."""
+    top = jnp.max(scores, -1, keepdims=True)
+    top = jnp.where(jnp.isneginf(top), 0, top)
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, -1, keepdims=True)
+    empty = total == 0
+    return weights / jnp.where(empty, 1, total), jnp.where(empty, jnp.inf, top + jnp.log(total))[..., 0]
+
+
+def _grouped(x: jax.Array, groups: int) -> jax.Array:
+    """[batch, heads, ...] as [batch, groups, heads of one, ...]."""
+    return x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+
+
+def _grouped_bias(bias: Maybe, groups: int) -> Maybe:
+    if bias is None:
+        return None
+    bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+    return bias[:, None] if bias.shape[1] == 1 else _grouped(bias, groups)
+
+
+def _blocks(q: jax.Array, k: jax.Array) -> int:
+    weights = math.prod(q.shape[:4]) * k.shape[2]
+    return min(-(-weights // BLOCK_ELEMENTS), q.shape[3])
+
+
+def _split(x: jax.Array, n: int) -> jax.Array:
+    """Axis 3 in ``n`` blocks, which become the first axis; padded with zeros."""
+    rows = -(-x.shape[3] // n)
+    padded = jnp.pad(x, [(0, n * rows - x.shape[3] if axis == 3 else 0) for axis in range(x.ndim)])
+    return jnp.moveaxis(padded.reshape(*x.shape[:3], n, rows, *x.shape[4:]), 3, 0)
+
+
+def _join(x: jax.Array, rows: int) -> jax.Array:
+    """What _split took apart: its first ``rows`` rows."""
+    together = jnp.moveaxis(x, 0, 3)
+    return together.reshape(*x.shape[1:4], -1, *x.shape[5:])[:, :, :, :rows]
+
+
+def _split_bias(bias: Maybe, n: int) -> jax.Array | None:
+    """The bias of each block, where rows have one of their own; else None: it is the same for all."""
+    return None if bias is None or bias.shape[3] == 1 else _split(bias, n)
+
+
+@lower("aten::_scaled_dot_product_efficient_attention", random=True)
+def _attention(
+    ctx: Context, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, with_logsumexp: bool,
+    dropout: float = 0.0, is_causal: bool = False, scale: float | None = None,
+) -> tuple[jax.Array, ...]:  # fmt: skip
+    """The result, the logarithms of the weights' sums (padded as torch promises), and the key of the dropout mask."""
+    key_data = jax.random.key_data(ctx.key())
+    call = _Call(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
+    q, bias = _grouped(query, key.shape[1]), _grouped_bias(bias, key.shape[1])
+    n = _blocks(q, key)
+    biases = _split_bias(bias, n)
+
+    def block(_: None, x: tuple[jax.Array, Maybe, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        q, own_bias, number = x
+        weights, logsumexp = _softmax(call.scores(q, key, bias if biases is None else own_bias, number))
+        weights = call.dropped(weights, number).astype(value.dtype)
+        return None, (_product("bghls,bgsd->bghld", weights, value).astype(value.dtype), logsumexp)
+
+    blocks = _split(q, n), biases, jnp.arange(n, dtype=np.uint32)
+    _, (out, logsumexp) = lax.scan(block, None, blocks, unroll=n == 1)
+    rows = query.shape[2]
+    out = _join(out, rows).reshape(ctx.shape)
+    logsumexp = _join(logsumexp, rows).reshape(query.shape[:3])
+    shape, dtype = ctx.outs[1][0], ctx.dtype_of(1)
+    saved = jnp.pad(logsumexp, [(0, 0), (0, 0), (0, shape[2] - rows)]) if with_logsumexp else jnp.zeros(shape)
+    return out, convert(saved, dtype), *(convert(key_data[i], ctx.dtype_of(2 + i)) for i in (0, 1))
+
+
+@lower("aten::_scaled_dot_product_efficient_attention_backward", ctx=True)
+def _attention_backward(
+    ctx: Context, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, out: jax.Array,
+    logsumexp: jax.Array, seed: jax.Array, offset: jax.Array, dropout: float, mask: list[bool],
+    is_causal: bool = False, scale: float | None = None,
+) -> tuple[Maybe, ...]:  # fmt: skip
+    """The gradients of query, key, value and bias; None for a bias that wants none."""
+    key_data = jnp.stack([seed.astype(np.uint32), offset.astype(np.uint32)])
+    call = _Call(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
+    groups, rows = key.shape[1], query.shape[2]
+    q, do, o = (_grouped(x, groups) for x in (query, grad, out))
+    grouped = _grouped_bias(bias, groups)
+    n = _blocks(q, key)
+    biases = _split_bias(grouped, n)
+    # 16-bit storage of float32 loses too much of a logarithm: then the sums are computed again
+    known = logsumexp[:, :, :rows].dtype == np.float32
+    wants_bias = bias is not None and mask[3]
+
+    def block(sums: tuple[jax.Array, jax.Array], x: Any) -> Any:
+        q, do, o, lse, own_bias, number = x
+        scores = call.scores(q, key, grouped if biases is None else own_bias, number)
+        weights = jnp.exp(scores - lse[..., None]) if known else _softmax(scores)[0]
+        pulled = call.dropped(_product("bghld,bgsd->bghls", do, value), number)
+        delta = jnp.sum(do.astype(np.float32) * o.astype(np.float32), -1, keepdims=True)
+        inner = weights * (pulled - delta)
+        narrow = inner.astype(q.dtype)
+        dropped = call.dropped(weights, number).astype(do.dtype)
+        sums = (
+            sums[0] + _product("bghls,bghld->bghsd", narrow, q) * call.scale,
+            sums[1] + _product("bghls,bghld->bghsd", dropped, do),
+        )
+        dq = (_product("bghls,bgsd->bghld", narrow, key) * call.scale).astype(query.dtype)
+        return sums, (dq, inner if wants_bias else None)
+
+    lse = _grouped(logsumexp[:, :, :rows], groups)
+    heads = q.shape[:3]  # of keys and values too: torch promises a gradient for each head that shares one
+    zeros = jnp.zeros((*heads, *key.shape[2:]), np.float32), jnp.zeros((*heads, *value.shape[2:]), np.float32)
+    blocks = (*(_split(x, n) for x in (q, do, o, lse)), biases, jnp.arange(n, dtype=np.uint32))
+    (dk, dv), (dq, inner) = lax.scan(block, zeros, blocks, unroll=n == 1)
+    dq = _join(dq, rows).reshape(query.shape)
+    dbias = None
+    if bias is not None and wants_bias:
+        dbias = _sum_to(_join(inner, rows).reshape(*query.shape[:3], -1), bias.shape).astype(bias.dtype)
+    dk, dv = (x.reshape(query.shape[0], -1, *x.shape[3:]) for x in (dk.astype(key.dtype), dv.astype(value.dtype)))
+    return dq, dk, dv, dbias
+
+
+def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The sum over what was broadcast from ``shape``."""
+    full = (1,) * (x.ndim - len(shape)) + shape
+    over = tuple(i for i, size in enumerate(full) if size == 1 and x.shape[i] != 1)
+    return jnp.sum(x, over, keepdims=True).reshape(shape)
