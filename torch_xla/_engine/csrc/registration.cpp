@@ -7,10 +7,10 @@
 #include "autocast.h"
 #include "composites.h"
 #include "copies.h"
+#include "device_forms.h"
 #include "hot_views.h"
 #include "kernels.h"
 #include "record.h"
-#include "storageless.h"
 
 namespace torch_xla {
 namespace {
@@ -258,8 +258,6 @@ void register_special_kernels() {
   special("_propagate_xla_data", propagate_xla_data);
   special("resize_", resize_);
   special("_efficientzerotensor", efficient_zeros);
-  special("_has_same_storage_numel", has_same_storage_numel);
-  special("_new_zeros_with_same_feature_meta", new_zeros_with_same_feature_meta);
   special("_weight_norm_interface_backward", weight_norm_backward);
   special("set_.source_Tensor", set_source_tensor);
   register_attention();
