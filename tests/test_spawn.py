@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT, run_script
 
 import torch_xla.distributed.xla_multiprocessing as xmp
@@ -134,7 +135,7 @@ def test_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("\n".join(line[4:] for line in TORCHRUN.split("\n")))
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", str(script)],
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -153,21 +154,22 @@ def test_one_process_is_this_one() -> None:
 
 
 def test_impossible_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.ones(1, device="xla").cpu()
     with pytest.raises(ValueError, match="nprocs=0 must be at least 1"):
-        xmp.spawn(_remember, nprocs=0)
+        xmp.spawn(_remember, args=([],), nprocs=0)
     monkeypatch.setattr(hardware, "kind", lambda: "CUDA")
     monkeypatch.setattr(hardware, "count", lambda: 1)
     with pytest.raises(ValueError, match="this machine has 1 CUDA devices"):
-        xmp.spawn(_remember, nprocs=2)
+        xmp.spawn(_remember, args=([],), nprocs=2)
     monkeypatch.setattr(hardware, "count", lambda: 4)
     with pytest.raises(RuntimeError, match="holds the machine's CUDA devices"):
-        xmp.spawn(_remember, nprocs=2)
+        xmp.spawn(_remember, args=([],), nprocs=2)
 
 
 def test_no_jobs_inside_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "process_count", lambda: 2)
     with pytest.raises(RuntimeError, match="one of a job of several already"):
-        xmp.spawn(_remember, nprocs=2)
+        xmp.spawn(_remember, args=([],), nprocs=2)
 
 
 def test_tpu_topology(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +195,6 @@ def test_a_port_in_use_is_passed_over() -> None:
 
 
 def test_models_are_moved_one_at_a_time() -> None:
-    import torch
-
     model = xmp.MpModelWrapper(torch.nn.Linear(2, 1))
     assert next(model.to("xla").parameters()).device.type == "xla"
     assert xmp.MpSerialExecutor().run(lambda: 5) == 5
