@@ -54,6 +54,15 @@ FAULTS = """
             time.sleep(2)  # the later one is told
             xm.all_gather(x).cpu()
 
+    def strays(index):
+        x = torch.ones(2, device="xla")
+        for collective in (xm.all_gather, lambda x: xm.all_reduce("sum", x)):
+            collective(x).cpu()  # known from here on
+        if index == 0:
+            xm.all_reduce("sum", x).cpu()
+        else:
+            xm.all_gather(x).cpu()
+
     def ends(index, path):
         meet()
         open(path + str(index), "w").close()
@@ -83,6 +92,7 @@ FAULTS = """
     fails(killed, mp.ProcessExitedException, "process 1", "SIGKILL")
     fails(exits, mp.ProcessExitedException, "process 1", "exit code 3")
     fails(differs, mp.ProcessRaisedException, "rank 1: torch_xla::all_gather", "rank 0: torch_xla::all_reduce")
+    fails(strays, mp.ProcessRaisedException, "torch_xla::all_gather", "torch_xla::all_reduce")
     path = os.environ["WHERE"]
     assert xmp.spawn(ends, args=(path,), nprocs=2, start_method="fork") is None
     assert os.path.exists(path + "0") and os.path.exists(path + "1")

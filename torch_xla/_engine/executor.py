@@ -26,6 +26,7 @@ from torch_xla._engine import (
     recorder,
     replicas,
     replicated,
+    stall,
 )
 from torch_xla._engine.settings import settings
 
@@ -194,9 +195,11 @@ def _run(graph: Any, device: int) -> list[jax.Array]:
         if results is None:
             found = _program(graph, device, arguments)
             if found.team is not None:
-                agreement.launched(found.team)
+                stall.launching(found.spec, found.team)
             with metrics.timed("ExecuteTime"):
                 results = found.compiled(*arguments)
+            if found.team is not None:
+                stall.launched(results)
     del arguments
     graph.finish(results)
     return results

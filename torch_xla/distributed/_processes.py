@@ -20,11 +20,11 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.multiprocessing as mp
 
-from torch_xla._engine import coordination
+from torch_xla._engine import coordination, stall
 from torch_xla._engine.settings import settings
 
 #: Seconds: for other ranks' errors to arrive after the first, from asking a process to end to ending it, and for which
@@ -159,6 +159,7 @@ def _run(
     _die_with(parent)
     os.environ.update(environment)
     settings.reload()
+    stall.report = lambda message: _tell(errors, message)
     try:
         fn(index, *args)
     except SystemExit as leaving:
@@ -166,13 +167,18 @@ def _run(
         if code:
             _leave(code)
     except BaseException as error:
-        errors.send((time.time(), "".join(traceback.format_exception(error))))
-        time.sleep(_PATIENCE)
-        _leave(1)
+        _tell(errors, "".join(traceback.format_exception(error)))
     coordination.part()
 
 
-def _leave(code: int) -> None:
+def _tell(errors: Connection, text: str) -> NoReturn:
+    """Sends the parent an error and waits to be ended."""
+    errors.send((time.time(), text))
+    time.sleep(_PATIENCE)
+    _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
