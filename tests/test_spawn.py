@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT, run_script
 
 import torch_xla.distributed.xla_multiprocessing as xmp
@@ -53,6 +54,15 @@ FAULTS = """
             time.sleep(2)  # the later one is told
             xm.all_gather(x).cpu()
 
+    def strays(index):
+        x = torch.ones(2, device="xla")
+        for collective in (xm.all_gather, lambda x: xm.all_reduce("sum", x)):
+            collective(x).cpu()  # known from here on
+        if index == 0:
+            xm.all_reduce("sum", x).cpu()
+        else:
+            xm.all_gather(x).cpu()
+
     def ends(index, path):
         meet()
         open(path + str(index), "w").close()
@@ -82,6 +92,7 @@ FAULTS = """
     fails(killed, mp.ProcessExitedException, "process 1", "SIGKILL")
     fails(exits, mp.ProcessExitedException, "process 1", "exit code 3")
     fails(differs, mp.ProcessRaisedException, "rank 1: torch_xla::all_gather", "rank 0: torch_xla::all_reduce")
+    fails(strays, mp.ProcessRaisedException, "torch_xla::all_gather", "torch_xla::all_reduce")
     path = os.environ["WHERE"]
     assert xmp.spawn(ends, args=(path,), nprocs=2, start_method="fork") is None
     assert os.path.exists(path + "0") and os.path.exists(path + "1")
@@ -134,7 +145,7 @@ def test_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("\n".join(line[4:] for line in TORCHRUN.split("\n")))
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", str(script)],
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -153,21 +164,22 @@ def test_one_process_is_this_one() -> None:
 
 
 def test_impossible_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.ones(1, device="xla").cpu()
     with pytest.raises(ValueError, match="nprocs=0 must be at least 1"):
-        xmp.spawn(_remember, nprocs=0)
+        xmp.spawn(_remember, args=([],), nprocs=0)
     monkeypatch.setattr(hardware, "kind", lambda: "CUDA")
     monkeypatch.setattr(hardware, "count", lambda: 1)
     with pytest.raises(ValueError, match="this machine has 1 CUDA devices"):
-        xmp.spawn(_remember, nprocs=2)
+        xmp.spawn(_remember, args=([],), nprocs=2)
     monkeypatch.setattr(hardware, "count", lambda: 4)
     with pytest.raises(RuntimeError, match="holds the machine's CUDA devices"):
-        xmp.spawn(_remember, nprocs=2)
+        xmp.spawn(_remember, args=([],), nprocs=2)
 
 
 def test_no_jobs_inside_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "process_count", lambda: 2)
     with pytest.raises(RuntimeError, match="one of a job of several already"):
-        xmp.spawn(_remember, nprocs=2)
+        xmp.spawn(_remember, args=([],), nprocs=2)
 
 
 def test_tpu_topology(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +205,6 @@ def test_a_port_in_use_is_passed_over() -> None:
 
 
 def test_models_are_moved_one_at_a_time() -> None:
-    import torch
-
     model = xmp.MpModelWrapper(torch.nn.Linear(2, 1))
     assert next(model.to("xla").parameters()).device.type == "xla"
     assert xmp.MpSerialExecutor().run(lambda: 5) == 5

@@ -3,12 +3,14 @@
 Processes whose collectives differ would wait for each other forever, or mix up values. So at a graph with collectives
 that a process has to compile, it publishes them under the number of this launch, and compares with those that others
 have published: of two that differ, the later one notices. Nobody waits here, as the others may know their graph
-already, which costs nothing. In all else graphs may differ: what is kept, what is donated, the value of a constant.
+already, which costs nothing (``stall`` notices when two known ones differ). In all else graphs may differ: what is
+kept, what is donated, the value of a constant.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 import zlib
 from collections import Counter
 
@@ -37,34 +39,52 @@ def _shapes(node: program.NodeSpec) -> str:
     return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in node.outs)
 
 
-def launched(members: Team) -> None:
-    """Counts a program that the team runs together."""
+class DisagreementError(RuntimeError):
+    """Ranks exchange different things."""
+
+
+def _place(members: Team) -> str:
+    return f"{'.'.join(map(str, members.ordinals))}/{_launches[members.ordinals]}"
+
+
+def launched(members: Team) -> str:
+    """Counts a program that the team runs together; what this launch is called on every rank."""
+    place = _place(members)
     _launches[members.ordinals] += 1
+    return place
 
 
 def check(spec: program.GraphSpec, members: Team) -> None:
-    """Publishes what a graph exchanges. Raises RuntimeError where another rank has published something else.
+    """Before a graph is compiled: compares it with those that others compile for the same launch.
 
-    The error names the ranks and the first collective that differs.
+    Raises DisagreementError, which names the ranks and the first collective that differs.
     """
-    if replicas.process_count() == 1:
-        return
+    if replicas.process_count() > 1:
+        compare(spec, f"graph/{_place(members)}")
+
+
+def compare(spec: program.GraphSpec, place: str) -> None:
+    """Publishes what a graph exchanges. Raises DisagreementError where another rank has published something else."""
     mine, rank = exchanges(spec), replicas.process_index()
-    place = f"torch_xla/graph/{'.'.join(map(str, members.ordinals))}/{_launches[members.ordinals]}/"
-    store = coordination.client()
-    store.key_value_set_bytes(f"{place}{rank}", zlib.compress("\n".join(mine).encode()), allow_overwrite=True)
-    for name, text in store.key_value_dir_get_bytes(place):
+    store, folder = coordination.client(), f"torch_xla/{place}/"
+    store.key_value_set_bytes(f"{folder}{rank}", zlib.compress("\n".join(mine).encode()), allow_overwrite=True)
+    for name, text in store.key_value_dir_get_bytes(folder):
         theirs = zlib.decompress(text).decode().split("\n")
         if theirs != mine:
             raise _differing(rank, mine, int(name.rsplit("/", 1)[1]), theirs)
 
 
-def _differing(rank: int, mine: list[str], other: int, theirs: list[str]) -> RuntimeError:
+def _differing(rank: int, mine: list[str], other: int, theirs: list[str]) -> DisagreementError:
     pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing: its step ends here")
     number, (here, there) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-    return RuntimeError(
+    return DisagreementError(
         f"rank {rank} and rank {other} differ in what they exchange, and would wait for each other forever. First "
         f"difference, at collective {number} of the step:\n  rank {rank}: {here}\n  rank {other}: {there}\n"
-        f"Rank {rank} cut its graph at {frames.user_line()}. Every rank must record the same collectives between two "
+        f"Rank {rank} is at {_line()}. Every rank must record the same collectives between two "
         "steps: look for code that runs on some ranks only, and for shapes that depend on the rank"
     )
+
+
+def _line() -> str:
+    """The user's line, also when asked by a thread that only watches: the main thread's."""
+    return frames.user_line() if threading.current_thread() is threading.main_thread() else frames.main_line()

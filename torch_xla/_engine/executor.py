@@ -32,6 +32,7 @@ from torch_xla._engine import (
     recorder,
     replicas,
     replicated,
+    stall,
 )
 from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.settings import settings
@@ -224,11 +225,13 @@ def _execute(
     if results is not None:
         return results, None
     found = _program(graph, device, arguments)
-    if found.team is not None:
-        agreement.launched(found.team)
     observer.execution(graph, device, found.sizes)
+    if found.team is not None:
+        stall.launching(found.spec, found.team)
     with metrics.timed("ExecuteTime"):
         results = found.compiled(*arguments)
+    if found.team is not None:
+        stall.launched(results)
     return results, found.sizes.results
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import NamedTuple
@@ -46,7 +47,10 @@ def innermost_users(frames: Iterable[Frame]) -> Frame | None:
 
 def user_frame() -> FrameType | None:
     """The frame of the user's code that is running now; None where there is none (a thread of torch's own)."""
-    frame: FrameType | None = sys._getframe(1)
+    return _users(sys._getframe(1))
+
+
+def _users(frame: FrameType | None) -> FrameType | None:
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
@@ -54,7 +58,15 @@ def user_frame() -> FrameType | None:
 
 def user_line() -> str:
     """``file.py:12`` of the user's code that is running now, for messages."""
-    frame = user_frame()
+    return _line(user_frame())
+
+
+def main_line() -> str:
+    """``file.py:12`` where the main thread is now, for a thread that watches it."""
+    return _line(_users(sys._current_frames().get(threading.main_thread().ident or 0)))
+
+
+def _line(frame: FrameType | None) -> str:
     if frame is None:
         return "an unknown line (called from a thread without Python frames, such as autograd's)"
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -20,11 +20,11 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.multiprocessing as mp
 
-from torch_xla._engine import coordination
+from torch_xla._engine import coordination, stall
 from torch_xla._engine.settings import settings
 
 #: Seconds: for other ranks' errors to arrive after the first, from asking a process to end to ending it, and for which
@@ -104,14 +104,20 @@ class SpawnContext:
                     self._errors[index] = pipe.recv()
                 pipe.close()
 
+    def _exit_codes(self) -> dict[int, int]:
+        """Of processes that have exited without a word."""
+        return {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode and i not in self._errors}
+
     def _fail(self) -> None:
+        at_once = self._exit_codes()
         time.sleep(_SETTLE)
         self._listen()
-        exited = {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode and i not in self._errors}
+        exited = self._exit_codes()
         self._end()
-        # Who was killed, or exited without a word, is the cause; errors of the others follow from it.
-        if exited:
-            first = next(iter(exited))
+        # Who was killed or exited first is the cause: the others' errors follow from it, and jax aborts some of them.
+        causes = [i for i, code in exited.items() if i in at_once or code == -signal.SIGKILL]
+        if causes or not self._errors:
+            first = (causes or list(exited))[0]
             raise _exited(first, self.processes[first].pid, exited[first])
         first = min(self._errors, key=lambda i: self._errors[i][0])
         message = f"\n\n-- Process {first} terminated with the following error:\n{self._errors[first][1]}"
@@ -153,6 +159,7 @@ def _run(
     _die_with(parent)
     os.environ.update(environment)
     settings.reload()
+    stall.report = lambda message: _tell(errors, message)
     try:
         fn(index, *args)
     except SystemExit as leaving:
@@ -160,13 +167,18 @@ def _run(
         if code:
             _leave(code)
     except BaseException as error:
-        errors.send((time.time(), "".join(traceback.format_exception(error))))
-        time.sleep(_PATIENCE)
-        _leave(1)
+        _tell(errors, "".join(traceback.format_exception(error)))
     coordination.part()
 
 
-def _leave(code: int) -> None:
+def _tell(errors: Connection, text: str) -> NoReturn:
+    """Sends the parent an error and waits to be ended."""
+    errors.send((time.time(), text))
+    time.sleep(_PATIENCE)
+    _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

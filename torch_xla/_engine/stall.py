@@ -1,0 +1,89 @@
+"""Notices that replicas wait for each other in vain, when each runs a program that it has known for long.
+
+A thread looks every few seconds whether the latest program with collectives gets on. If it has not for a while, it
+publishes in the job's key-value store what that program exchanges, and compares with what other stalled processes have
+published. Ranks that are merely late have published nothing. The thread that waits is deep in XLA and cannot be raised
+in, so a difference ends the process: ``report`` says it, by default on stderr.
+
+    idle -> launched (by a program with collectives) -> idle (when its results are there)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from torch_xla._engine import agreement, program
+from torch_xla._engine.replicated import Team
+
+#: Seconds between looks, and for which a program may take before it is suspected.
+_PERIOD, _PATIENCE = 2.0, 4.0
+
+
+@dataclass
+class _Launch:
+    spec: program.GraphSpec
+    team: Team
+    place: str
+    since: float = field(default_factory=time.monotonic)
+    result: weakref.ref[jax.Array] | None = None  # None while the call has not returned
+
+
+_latest: _Launch | None = None
+_thread: threading.Thread | None = None
+
+
+def _say_and_end(message: str) -> None:
+    sys.stderr.write(f"torch_xla: {message}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+#: What is done with the message of a stall that will not end. May not return.
+report: Callable[[str], None] = _say_and_end
+
+
+def launching(spec: program.GraphSpec, team: Team) -> None:
+    """Called before a program of the team is started."""
+    global _latest, _thread
+    _latest = _Launch(spec, team, agreement.launched(team))
+    if _thread is None:
+        _thread = threading.Thread(target=_watch, name="torch_xla stall watch", daemon=True)
+        _thread.start()
+
+
+def launched(results: Sequence[jax.Array]) -> None:
+    """Called when the program is under way; it is done when its results are there."""
+    global _latest
+    if _latest is not None:
+        _latest.result = weakref.ref(results[0])
+
+
+def _gets_on(launch: _Launch) -> bool:
+    if launch.result is None:
+        return False
+    result: Any = launch.result()
+    return bool(result is None or result.is_deleted() or result.is_ready())
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(_PERIOD)
+        launch = _latest
+        if launch is None or _gets_on(launch) or time.monotonic() - launch.since < _PATIENCE:
+            continue
+        try:
+            agreement.compare(launch.spec, f"stalled/{launch.place}")
+        except agreement.DisagreementError as error:
+            if launch is _latest:
+                report(str(error))
+        except jax.errors.JaxRuntimeError:
+            return  # the job is over
