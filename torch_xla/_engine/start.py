@@ -26,7 +26,7 @@ from torch_xla._engine import (
     seeding,
 )
 from torch_xla._engine.lowering import RULES, core, load_rules
-from torch_xla._engine.settings import settings
+from torch_xla._engine.settings import Settings, settings
 
 _started = False
 
@@ -51,13 +51,18 @@ def start() -> None:
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
     module.set_pending_limit(settings.XLA_TRIM_GRAPH_SIZE)
-    module.set_advertised_devices(max(8, settings.CPU_NUM_DEVICES, settings.XRT_DEVICE_MAP.count("|") + 1))
+    module.set_advertised_devices(_devices_at_most())
     _register(module)
     barrier.install()
     seeding.install()
     torch._register_device_module("xla", device_module)
     atexit.register(coordination.leave)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
+
+
+def _devices_at_most() -> int:
+    # Read, but not for good: scripts set the number of devices after importing, too.
+    return max(8, Settings.CPU_NUM_DEVICES.read(), Settings.XRT_DEVICE_MAP.read().count("|") + 1)
 
 
 def _register(module: ModuleType) -> None:
