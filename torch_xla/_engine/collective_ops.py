@@ -27,25 +27,16 @@ def _resized(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:dim], size, *x.shape[dim + 1 :]))
 
 
-def _divided(x: torch.Tensor, dim: int, shards: int, op: str) -> int:
-    if x.shape[dim] % shards:
-        raise ValueError(
-            f"{op}: dim {dim} of {x.dtype}{list(x.shape)} has {x.shape[dim]} elements, which {shards} replicas cannot "
-            "share equally"
-        )
-    return int(x.shape[dim]) // shards
-
-
 def _all_gather(x: torch.Tensor, dim: int, shards: int, groups: Sequence[int]) -> torch.Tensor:
     return _resized(x, dim, x.shape[dim] * shards)
 
 
 def _reduce_scatter(x: torch.Tensor, op: str, dim: int, shards: int, groups: Sequence[int]) -> torch.Tensor:
-    return _resized(x, dim, _divided(x, dim, shards, "reduce_scatter"))
+    return _resized(x, dim, x.shape[dim] // shards)
 
 
 def _all_to_all(x: torch.Tensor, split: int, concat: int, shards: int, groups: Sequence[int]) -> torch.Tensor:
-    parted = _resized(x, split, _divided(x, split, shards, "all_to_all"))
+    parted = _resized(x, split, x.shape[split] // shards)
     return _resized(parted, concat, parted.shape[concat] * shards)
 
 

@@ -13,12 +13,15 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from torch_xla._engine import frames, meeting, replicas
+from torch_xla._engine import frames, meeting, recorder, replicas
 
 _kept: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
 
 P = ParamSpec("P")
 R = TypeVar("R", torch.Tensor, list[torch.Tensor])
+
+#: Where values are read and nothing is ever cut, results that have been computed are let go at this number.
+_MOST_KEPT = 64
 
 REDUCTIONS = ("sum", "mul", "min", "max", "and", "or")
 
@@ -57,8 +60,16 @@ class Members(list[list[int]]):
 
 
 def _kept_until_cut(result: torch.Tensor) -> torch.Tensor:
-    _kept[result.device.index].append(result.detach())
+    kept = _kept[result.device.index]
+    kept.append(result.detach())
+    if len(kept) > _MOST_KEPT:
+        kept[:] = [tensor for tensor in kept if recorder.module().nodes_of([tensor])[0].pending]
     return result
+
+
+def kept(device: int) -> list[torch.Tensor]:
+    """A result of each collective that has been recorded since the last cut."""
+    return _kept[device]
 
 
 def release(device: int) -> None:
@@ -108,6 +119,14 @@ def checked_dim(op: str, tensor: torch.Tensor, dim: int) -> int:
     return dim % tensor.dim()
 
 
+def _check_shares(op: str, tensor: torch.Tensor, dim: int, count: int) -> None:
+    if tensor.shape[dim] % count:
+        raise ValueError(
+            f"{op}: dim {dim} of {tensor.dtype}{list(tensor.shape)} has {tensor.shape[dim]} elements, which {count} "
+            f"replicas cannot share equally (at {frames.user_line()})"
+        )
+
+
 @_met
 @torch.no_grad()
 def all_reduce(
@@ -149,6 +168,7 @@ def reduce_scatter(op: str, tensor: torch.Tensor, dim: int, groups: Groups = Non
         raise ValueError(f"reduce_scatter: {op!r} is none of {', '.join(REDUCTIONS)} (at {frames.user_line()})")
     check("reduce_scatter", [tensor])
     dim = checked_dim("reduce_scatter", tensor, dim)
+    _check_shares("reduce_scatter", tensor, dim, shards(groups))
     part: torch.Tensor = torch.ops.torch_xla.reduce_scatter(
         tensor, op, dim, shards(groups), flatten("reduce_scatter", groups)
     )
@@ -161,6 +181,7 @@ def all_to_all(tensor: torch.Tensor, split: int, concat: int, groups: Groups = N
     """Split along ``split``, part i sent to the group's replica i; what arrives, joined along ``concat``."""
     check("all_to_all", [tensor])
     split, concat = checked_dim("all_to_all", tensor, split), checked_dim("all_to_all", tensor, concat)
+    _check_shares("all_to_all", tensor, split, shards(groups))
     joined: torch.Tensor = torch.ops.torch_xla.all_to_all(
         tensor, split, concat, shards(groups), flatten("all_to_all", groups)
     )

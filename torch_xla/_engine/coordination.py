@@ -193,8 +193,12 @@ def _watch_for_failure() -> None:
 
 def part() -> None:
     """Leaves the job in good order: returns when all its processes have called it. Nothing outside of a job."""
+    global _reserved
     if joined():
         jax.distributed.shutdown()
+    if _reserved is not None:
+        _reserved.close()
+        _reserved = None
 
 
 def leave() -> None:

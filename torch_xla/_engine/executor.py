@@ -114,11 +114,10 @@ def compile_graph(
     device: int,
     arguments: Sequence[Any],
     team: replicated.Team | None = None,
-    alone: bool = False,
 ) -> Program:
     """Compiles a graph for the device, or for all of a team. Raises LoweringError for an op that cannot be built."""
     place = SingleDeviceSharding(devices.device(device)) if team is None else team.sharding
-    function = program.function(spec, alone)
+    function = program.function(spec)
     donated = tuple(position + 2 for position in spec.donated)
     with metrics.timed("CompileTime"):
         jitted = jax.jit(
@@ -145,9 +144,10 @@ def _program(graph: Any, device: int, arguments: list[Any]) -> Program:
     metrics.count("UncachedSyncTensors")
     spec = program.describe(graph)
     team = replicated.team_of(spec)
-    alone = team is not None and not agreement.reach(spec, team)
+    if team is not None:
+        agreement.check(spec, team)
     arguments[:] = _placed(arguments, team)
-    found = compile_graph(spec, device, arguments, team, alone)
+    found = compile_graph(spec, device, arguments, team)
     programs.put(key, found)
     return found
 
@@ -186,14 +186,17 @@ def _placed(arguments: list[Any], team: replicated.Team | None) -> list[Any]:
 
 def _run(graph: Any, device: int) -> list[jax.Array]:
     metrics.metric("TensorsGraphSize").add(graph.node_count)
+    devices.devices()  # raises in a process that was forked from one with programs and buffers
     with jax.enable_x64(True):
         arguments = [graph.floats(), graph.ints(), *graph.inputs()]
         threads = meeting.current()
         results = _run_among(threads, graph, device, arguments) if threads else None
         if results is None:
-            compiled = _program(graph, device, arguments).compiled
+            found = _program(graph, device, arguments)
+            if found.team is not None:
+                agreement.launched(found.team)
             with metrics.timed("ExecuteTime"):
-                results = compiled(*arguments)
+                results = found.compiled(*arguments)
     del arguments
     graph.finish(results)
     return results

@@ -61,12 +61,11 @@ def describe(graph: Any) -> GraphSpec:
 class _Evaluation:
     """One trace: values so far, and the packed numbers. Lives while jax traces the function.
 
-    With ``alone`` the other replicas' graphs differ from this one in what is not a collective; see ``apart``.
+    The other replicas' graphs may differ from this one in what is not a collective; see ``apart``.
     """
 
-    def __init__(self, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...], alone: bool) -> None:
+    def __init__(self, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...]) -> None:
         self.floats, self.ints = floats, ints
-        self.alone = alone
         self.exchanged: jax.Array | None = None  # a result of the last collective
         self.values: list[Any] = list(leaves)
 
@@ -94,11 +93,11 @@ class _Evaluation:
         if node.op == "torch_xla::seed":
             self.values.append(apply(RULES[node.op], args, [((), torch.int64)], Context(node.op, []))[0])
             return
-        alone = self.alone and is_collective(node)
-        if alone:
+        exchanging = is_collective(node)
+        if exchanging:
             args[0] = apart(args[0], self.exchanged)
         results = call(node, args)
-        if alone:
+        if exchanging:
             self.exchanged = results[0]
         self.values.append(results if node.is_list or len(node.outs) > 1 else results[0])
 
@@ -132,11 +131,11 @@ def _show(arg: Any) -> str:
     return arg.kind.__name__ if isinstance(arg, Number) else repr(arg)
 
 
-def function(spec: GraphSpec, alone: bool = False) -> Callable[..., list[jax.Array]]:
-    """``f(floats, ints, *leaves) -> roots`` for jax to trace. For ``alone`` see ``_Evaluation``."""
+def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
+    """``f(floats, ints, *leaves) -> roots`` for jax to trace."""
 
     def graph(floats: jax.Array, ints: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-        evaluation = _Evaluation(floats, ints, leaves, alone)
+        evaluation = _Evaluation(floats, ints, leaves)
         for node in spec.nodes:
             evaluation.run(node)
         return [evaluation.values[root] for root in spec.roots]

@@ -49,9 +49,7 @@ class _Reducer:
             )
         with torch.no_grad():
             gradients = [p.grad for p in self._parameters if p.grad is not None]
-            options: Any = dist.AllreduceOptions()
-            options.reduceOp = dist.ReduceOp.AVG
-            self._ddp.process_group.allreduce(gradients, options)
+            self._ddp.process_group.average(gradients)
 
     def _missing(self) -> list[str]:
         ours = {id(p) for p in self._parameters if p.grad is None}

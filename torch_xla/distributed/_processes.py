@@ -104,14 +104,20 @@ class SpawnContext:
                     self._errors[index] = pipe.recv()
                 pipe.close()
 
+    def _exit_codes(self) -> dict[int, int]:
+        """Of processes that have exited without a word."""
+        return {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode and i not in self._errors}
+
     def _fail(self) -> None:
+        at_once = self._exit_codes()
         time.sleep(_SETTLE)
         self._listen()
-        exited = {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode and i not in self._errors}
+        exited = self._exit_codes()
         self._end()
-        # Who was killed, or exited without a word, is the cause; errors of the others follow from it.
-        if exited:
-            first = next(iter(exited))
+        # Who was killed or exited first is the cause: the others' errors follow from it, and jax aborts some of them.
+        causes = [i for i, code in exited.items() if i in at_once or code == -signal.SIGKILL]
+        if causes or not self._errors:
+            first = (causes or list(exited))[0]
             raise _exited(first, self.processes[first].pid, exited[first])
         first = min(self._errors, key=lambda i: self._errors[i][0])
         message = f"\n\n-- Process {first} terminated with the following error:\n{self._errors[first][1]}"

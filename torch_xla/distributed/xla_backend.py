@@ -5,10 +5,11 @@
 
     dist.init_process_group("xla", init_method="xla://")    # under spawn, torch_xla.launch or torchrun
 
-The processes are those that spawn or torchrun has started. In a group of all of them collectives are recorded, like
-those of ``xm``, and run with the step. In a smaller group they run at once, on the devices of its members alone, so
-that the others need not take part. A tensor on the CPU travels through the device. The Work that a call returns is done
-already: a value that is read later is there, whatever the order.
+The processes are those that spawn or torchrun has started. A call is recorded together with what its inputs need, and
+sent off at once, as on other devices: ranks need not read what they got. (``xm``'s collectives, and the averaging of
+DistributedDataParallel, wait for the step barrier and run with the step.) In a group that has not all ranks it runs on
+the devices of its members alone, so that the others need not take part. A tensor on the CPU travels through the device.
+The Work that a call returns is done: whoever reads the value waits for it.
 """
 
 # torch declares a group's methods with several signatures; torch.distributed calls them with the one that is here.
@@ -116,6 +117,10 @@ class ProcessGroupXla(dist.ProcessGroup):
         return value if self._size == 1 else collectives.all_to_all(value, 0, 0, self._groups)
 
     # The collectives, by the names that torch.distributed and its C++ parts call.
+
+    def average(self, tensors: Tensors) -> None:
+        """Averages the tensors, in place, with the step."""
+        collectives.write(tensors, self._reduced(tensors, dist.ReduceOp.AVG))
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         with self._scope():
@@ -242,24 +247,26 @@ class ProcessGroupXla(dist.ProcessGroup):
 
 
 class _Scope:
-    """Around the recording of a collective; ``alone``: it gets a graph of its own, which runs at the end."""
+    """Around the recording of collectives, which then run: a rank may read what it got while another reads nothing.
 
-    def __init__(self, alone: bool) -> None:
-        self._alone = alone
+    Among fewer than all replicas (``partial``) they get a graph of their own: the rest of it may need others.
+    """
+
+    def __init__(self, partial: bool) -> None:
+        self._partial = partial
         self._no_grad = torch.no_grad()
+        self._device = recorder.module().current_device()
 
     def __enter__(self) -> None:
-        self._cut()
+        if self._partial:
+            executor.sync_device(self._device)
         self._no_grad.__enter__()
 
     def __exit__(self, kind: Any, error: Any, at: Any) -> None:
         self._no_grad.__exit__(kind, error, at)
         if kind is None:
-            self._cut()
-
-    def _cut(self) -> None:
-        if self._alone:
-            executor.sync_device(recorder.module().current_device())
+            executor.materialize(recorder.module().nodes_of(collectives.kept(self._device)), self._device)
+            collectives.release(self._device)
 
 
 def _on_xla(tensors: Sequence[torch.Tensor]) -> Tensors:

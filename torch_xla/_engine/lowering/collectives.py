@@ -165,10 +165,11 @@ def _from_root(x: jax.Array, is_root: jax.Array, groups: Groups) -> jax.Array:
 
 
 def apart(value: jax.Array | list[jax.Array], earlier: jax.Array | None) -> jax.Array | list[jax.Array]:
-    """What a collective exchanges, unchanged, where the programs of the replicas differ.
+    """What a collective exchanges, unchanged, but nothing that the compiler can reason about.
 
-    XLA takes it that they are equal: it would fold the sum of a constant, and may run collectives in another order in
-    each program. So the value becomes one that the compiler cannot know, and cannot compute before ``earlier``, which
+    The programs of replicas may differ outside of collectives (a number that is 0 here and 1 there), and XLA takes it
+    that they are equal: it would fold the sum of a constant, and could run collectives in another order in each. So
+    the value becomes one that the compiler cannot know, and cannot compute before ``earlier``, which
     the collective before gave. (Optimization barriers are gone before XLA decides on an order.)
     """
     if isinstance(value, list):
