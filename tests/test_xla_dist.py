@@ -164,8 +164,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("each", [1, 2])
-def test_one_job_on_two_hosts(fakes: Path, each: int) -> None:
+def test_one_job_on_two_hosts_with_two_processes_each(fakes: Path) -> None:
+    each = 2
     (fakes / "train.py").write_text(TRAIN)
     root = Path(xla_dist.__file__).parents[2]
     where = ["--hosts=127.0.0.1,127.0.0.2", f"--tpuvm-server-port={free_port()}"]

@@ -35,7 +35,7 @@ from torch_xla._engine import (
     seeding,
 )
 from torch_xla._engine.lowering import RULES, core, load_rules
-from torch_xla._engine.settings import settings
+from torch_xla._engine.settings import Settings, settings
 
 _started = False
 
@@ -62,7 +62,7 @@ def start() -> None:
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
     modes.set_eager(settings.XLA_USE_EAGER_DEBUG_MODE)
-    module.set_advertised_devices(max(8, settings.CPU_NUM_DEVICES, settings.XRT_DEVICE_MAP.count("|") + 1))
+    module.set_advertised_devices(_devices_at_most())
     _register(module)
     if settings.XLA_IR_DEBUG or settings.XLA_HLO_DEBUG:
         origins.capture(True)
@@ -78,6 +78,11 @@ def start() -> None:
     torch._register_device_module("xla", device_module)
     atexit.register(coordination.leave)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
+
+
+def _devices_at_most() -> int:
+    # Read, but not for good: scripts set the number of devices after importing, too.
+    return max(8, Settings.CPU_NUM_DEVICES.read(), Settings.XRT_DEVICE_MAP.read().count("|") + 1)
 
 
 def _register(module: ModuleType) -> None:

@@ -1,0 +1,52 @@
+"""The examples run as a user runs them, and learn."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import ROOT
+
+sys.path.insert(0, str(ROOT / "examples"))
+import mnist_data
+
+
+def run_example(name: str, *options: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU"}
+    command = [sys.executable, str(ROOT / "examples" / name), *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", ["train_mnist.py", "train_mp_mnist.py"])
+def test_mnist_on_two_devices(script: str, tmp_path: Path) -> None:
+    out = run_example(script, "--num_cores=2", "--num_epochs=3", "--target_accuracy=0.9", f"--datadir={tmp_path}")
+    epochs = re.findall(r"epoch (\d): digits, loss [\d.]+, test accuracy [\d.]+, [\d,]+ images/s", out)
+    assert epochs == ["1", "2", "3"]
+
+
+def test_imagenet_with_made_up_images() -> None:
+    out = run_example(
+        "train_imagenet.py", "--fake_data", "--steps=2", "--batch_size=2", "--image_size=32", "--layers=18"
+    )
+    assert re.search(r"loss [\d.]+ to [\d.]+ in 2 steps, [\d.]+ images/s", out)
+
+
+def test_files_of_mnist(tmp_path: Path) -> None:
+    images = np.arange(3 * 28 * 28, dtype=np.uint8).reshape(3, 28, 28)
+    labels = np.array([7, 1, 9], np.uint8)
+    for name, array in zip(mnist_data._FILES, (images, labels, images[:1], labels[:1]), strict=True):
+        head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+        with gzip.open(tmp_path / f"{name}.gz", "wb") as file:
+            file.write(head + array.tobytes())
+    train, test, name = mnist_data.datasets(str(tmp_path))
+    assert name == "MNIST" and len(train) == 3 and len(test) == 1
+    assert (train.tensors[0][:, 0].numpy() * 255).round().astype(np.uint8).tolist() == images.tolist()
+    assert train.tensors[1].tolist() == [7, 1, 9]
