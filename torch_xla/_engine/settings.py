@@ -57,6 +57,8 @@ def _fractions(text: str) -> tuple[float, ...]:
 
 FLAG = Kind(_flag, "1 or 0 (also true/false, yes/no, on/off)")
 COUNT = Kind(_at_least(1), "an integer of at least 1")
+ORDINAL = Kind(_at_least(0), "an integer of at least 0")
+TEXT: Kind[str] = Kind(str, "a text")
 FRACTIONS = Kind(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
 DEVICE_KIND: Kind[str] = Kind(str.upper, "the name of a kind of device")
 FOLDER = Kind(lambda text: Path(text).expanduser().absolute(), "the path of a folder")
@@ -112,6 +114,14 @@ class Settings:
 
     PJRT_DEVICE = Variable(DEVICE_KIND, "", "kind of device to use: CPU, CUDA or TPU; unset: the best that jax finds")
     CPU_NUM_DEVICES = Variable(COUNT, "1", "number of xla devices made from this machine's CPU")
+
+    RANK = Variable(ORDINAL, "0", "this process's ordinal in its job; spawn and torchrun set it")
+    WORLD_SIZE = Variable(COUNT, "1", "number of processes in the job; spawn and torchrun set it")
+    LOCAL_RANK = Variable(ORDINAL, "0", "this process's ordinal on its machine; spawn and torchrun set it")
+    LOCAL_WORLD_SIZE = Variable(COUNT, "1", "number of the job's processes on this machine")
+    MASTER_ADDR = Variable(TEXT, "", "the machine of rank 0, where torchrun's processes meet")
+    MASTER_PORT = Variable(ORDINAL, "0", "the port on which torchrun's processes meet")
+    TORCH_XLA_RENDEZVOUS = Variable(TEXT, "", "the file by which the processes of spawn find each other; spawn sets it")
 
     XLA_TRIM_GRAPH_SIZE = Variable(
         COUNT, "10000", "pending operations at which the graph is cut and run", "TRIM_GRAPH_SIZE"

@@ -1,0 +1,87 @@
+"""Who takes part in a job: how many replicas there are, and which one this thread drives.
+
+A replica is one device that runs the program which all replicas share. There are two ways to have several:
+
+    processes   a process per device; WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and LOCAL_RANK say so, set by spawn or torchrun
+    threads     several devices of one process, a thread each: ``replicate`` names them, and each thread its own
+
+What this module answers it answers from the environment and from ``replicate``; it starts no backend.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch_xla._engine.settings import settings
+
+
+class _Thread(threading.local):
+    """The local device ordinals that replicate with this thread's, and which of them this thread drives."""
+
+    devices: tuple[int, ...] = ()
+    position: int = 0
+
+
+_thread = _Thread()
+
+
+def process_count() -> int:
+    """The number of processes of the job; 1 where nothing says how they would find each other."""
+    if settings.TORCH_XLA_RENDEZVOUS or (settings.MASTER_ADDR and settings.MASTER_PORT):
+        return settings.WORLD_SIZE
+    return 1
+
+
+def process_index() -> int:
+    """This process's ordinal. Raises ValueError where RANK is not below WORLD_SIZE."""
+    count = process_count()
+    if count == 1:
+        return 0
+    rank = settings.RANK
+    if rank >= count:
+        raise ValueError(f"environment variable RANK={rank} must be below WORLD_SIZE={count}")
+    return rank
+
+
+def world_size() -> int:
+    """The number of replicas of the job, all hosts together; 1 outside of one."""
+    return process_count() * max(1, len(_thread.devices))
+
+
+def global_ordinal() -> int:
+    """This replica's ordinal among all, from 0."""
+    return process_index() * max(1, len(_thread.devices)) + _thread.position
+
+
+def local_world_size() -> int:
+    """The number of replicas on this machine."""
+    return local_process_count() * max(1, len(_thread.devices))
+
+
+def local_ordinal() -> int:
+    """This replica's ordinal among those of this machine, from 0."""
+    local = settings.LOCAL_RANK if process_count() > 1 else 0
+    return local * max(1, len(_thread.devices)) + _thread.position
+
+
+def local_process_count() -> int:
+    """The number of the job's processes on this machine."""
+    return settings.LOCAL_WORLD_SIZE if process_count() > 1 else 1
+
+
+def local_devices() -> tuple[int, ...]:
+    """The device ordinals of this process that replicate with this thread's; empty outside of ``replicate``."""
+    return _thread.devices
+
+
+@contextmanager
+def replicate(devices: Sequence[int], position: int) -> Iterator[None]:
+    """In the block this thread drives ``devices[position]``, one of several replicas in this process."""
+    before = _thread.devices, _thread.position
+    _thread.devices, _thread.position = tuple(devices), position
+    try:
+        yield
+    finally:
+        _thread.devices, _thread.position = before
