@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import torch
 
-from torch_xla._engine import devices, dtypes, metrics
+from torch_xla._engine import devices, dtypes, failures, metrics
 
 #: torch has no numpy view of these; their bits travel as integers of the same width.
 _BITS = {
@@ -24,8 +24,11 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     """A device buffer with the values of a dense, contiguous CPU tensor. TypeError for a dtype that no device has."""
     if not dtypes.is_supported(tensor.dtype):
         raise TypeError(f"{tensor.dtype} does not exist on xla; convert the tensor (shape {list(tensor.shape)}) first")
-    with metrics.timed("TransferToServerTime"):
-        host = tensor.detach().view(_BITS.get(tensor.dtype, tensor.dtype)).numpy().view(dtypes.to_numpy(tensor.dtype))
+    doing = lambda: f"moving a tensor to the device ({tensor.dtype}{list(host.shape)})"
+    with metrics.timed("TransferToServerTime"), failures.explained(doing, ordinal):
+        host: np.ndarray = (
+            tensor.detach().view(_BITS.get(tensor.dtype, tensor.dtype)).numpy().view(dtypes.to_numpy(tensor.dtype))
+        )
         with jax.enable_x64(True):
             buffer: jax.Array = jax.device_put(host, devices.device(ordinal), may_alias=False)
             # The caller may write to its tensor as soon as we return.
@@ -37,7 +40,8 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
 def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
     """A new CPU tensor of torch dtype ``dtype_code`` with the buffer's values; waits for them."""
     dtype = dtypes.FROM_CODE[dtype_code]
-    with metrics.timed("TransferFromServerTime"):
+    doing = lambda: f"reading a tensor ({dtype}{list(buffer.shape)})"
+    with metrics.timed("TransferFromServerTime"), failures.explained(doing, devices.ordinal(buffer)):
         host = np.ascontiguousarray(np.asarray(buffer))
         # torch's own memory: a tensor over numpy's, or one that numpy has seen, could not be resized.
         tensor = torch.empty(buffer.shape, dtype=dtype)
@@ -48,6 +52,7 @@ def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
 
 def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
     """The buffer's values on another device."""
-    with metrics.timed("TransferDeviceToDeviceTime"), jax.enable_x64(True):
+    doing = lambda: f"moving a tensor from another device ({buffer.dtype}{list(buffer.shape)})"
+    with metrics.timed("TransferDeviceToDeviceTime"), jax.enable_x64(True), failures.explained(doing, ordinal):
         moved: jax.Array = jax.device_put(buffer, devices.device(ordinal), may_alias=False)
         return moved

@@ -46,6 +46,11 @@ def device(ordinal: int) -> jax.Device:
     return devices()[ordinal]
 
 
+def ordinal(buffer: jax.Array) -> int:
+    """The xla ordinal of the device that a buffer is on."""
+    return devices().index(next(iter(buffer.devices())))
+
+
 def started() -> bool:
     """Whether a device has been used."""
     return devices.cache_info().currsize > 0

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from torch_xla._engine import devices, frames, metrics, program, recorder
+from torch_xla._engine import devices, failures, frames, metrics, program, recorder
 from torch_xla._engine.settings import settings
 
 
@@ -94,7 +94,8 @@ def compile_graph(spec: program.GraphSpec, device: int, floats: Any, ints: Any, 
     """Compiles a graph for the device. Raises LoweringError for an op that cannot be built."""
     place = SingleDeviceSharding(devices.device(device))
     donated = tuple(position + 2 for position in spec.donated)
-    with metrics.timed("CompileTime"):
+    doing = lambda: f"compiling {failures.describe_graph(spec)}"
+    with metrics.timed("CompileTime"), failures.explained(doing, device, spec):
         jitted = jax.jit(
             program.function(spec), donate_argnums=donated, in_shardings=place, out_shardings=place, keep_unused=True
         )
@@ -120,9 +121,10 @@ def _run(graph: Any, device: int) -> list[jax.Array]:
     metrics.metric("TensorsGraphSize").add(graph.node_count)
     with jax.enable_x64(True):
         floats, ints, buffers = graph.floats(), graph.ints(), graph.inputs()
-        compiled = _program(graph, device, floats, ints, buffers).compiled
-        with metrics.timed("ExecuteTime"):
-            results: list[jax.Array] = compiled(floats, ints, *buffers)
+        found = _program(graph, device, floats, ints, buffers)
+        doing = lambda: f"running {failures.describe_graph(found.spec)}"
+        with metrics.timed("ExecuteTime"), failures.explained(doing, device, found.spec):
+            results: list[jax.Array] = found.compiled(floats, ints, *buffers)
     del buffers
     graph.finish(results)
     return results
@@ -134,7 +136,8 @@ def sync_device(device: int, wait: bool = False) -> None:
         graph = recorder.module().collect(device)
         results = _run(graph, device) if graph.root_count else []
     if wait:
-        jax.block_until_ready(results)
+        with failures.explained(lambda: "waiting for a graph", device):
+            jax.block_until_ready(results)
 
 
 def materialize(nodes: Sequence[Any], device: int) -> None:
@@ -147,7 +150,8 @@ def materialize(nodes: Sequence[Any], device: int) -> None:
 
 def wait(device: int) -> None:
     """Waits for all that has been started on the device."""
-    jax.block_until_ready(recorder.module().live_buffers(device))
+    with failures.explained(lambda: "waiting for what was started", device):
+        jax.block_until_ready(recorder.module().live_buffers(device))
 
 
 def on_devices(call: Callable[[int], None]) -> None:
