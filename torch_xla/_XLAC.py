@@ -28,3 +28,11 @@ def _xla_set_default_device(device: str) -> str:
     index = torch.device(device).index or 0
     recorder.module().set_current_device(index)
     return f"xla:{index}"
+
+
+def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
+    """A number from 1 that is the tensor's own; ``tensor.data`` and ``detach()``, which are the same memory, share it.
+
+    RuntimeError for a tensor of another device.
+    """
+    return int(recorder.module().tensor_id(tensor))

@@ -20,6 +20,8 @@ from torch_xla._engine import (
     devices,
     executor,
     frames,
+    module_moves,
+    pickling,
     recorder,
     seeding,
 )
@@ -52,6 +54,8 @@ def start() -> None:
     _register(module)
     barrier.install()
     seeding.install()
+    pickling.install()
+    module_moves.install()
     torch._register_device_module("xla", device_module)
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
 
