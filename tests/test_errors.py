@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from helpers import counts
+from helpers import assert_same, counts
 from torch import Tensor, int64, nn, ones, zeros
 from torch.nn import functional as F
 
@@ -120,6 +121,25 @@ MIXED: dict[str, Call] = {
     "where": lambda d: torch.where(ones(2, device=d) > 0, ones(2, device=d), ones(2)),
     "out": lambda d: torch.add(ones(2, device=d), 1, out=torch.empty(2)),
     "conv": lambda d: nn.Conv1d(1, 1, 1)(ones(1, 1, 2, device=d)),
+    "compare": lambda d: ones(2, device=d) == ones(2),
+    "stack": lambda d: torch.stack([ones(2), ones(2, device=d)]),
+    "where by the CPU": lambda d: torch.where(ones(2) > 0, ones(2, device=d), ones(2, device=d)),
+    "addmm": lambda d: torch.addmm(ones(2), ones(2, 2, device=d), ones(2, 2, device=d)),
+    "addcmul in place": lambda d: ones(2, device=d).addcmul_(ones(2), ones(2, device=d)),
+    "into the CPU": lambda d: ones(2).add_(ones(2, device=d)),
+    "out of mm": lambda d: torch.mm(ones(2, 2, device=d), ones(2, 2, device=d), out=ones(2, 2)),
+    "out of max": lambda d: torch.sort(ones(2, device=d), out=(ones(2, device=d), zeros(2).long())),
+    "gather": lambda d: ones(2).gather(0, zeros(1, dtype=int64, device=d)),
+    "index of the CPU": lambda d: ones(3)[zeros(1, dtype=int64, device=d)],
+    "assigned value": lambda d: ones(3, device=d).index_put_((zeros(2, dtype=int64, device=d),), ones(2)),
+    "embedding": lambda d: nn.Embedding(3, 2)(zeros(1, dtype=int64, device=d)),
+    "loss": lambda d: F.mse_loss(ones(2, device=d), ones(2)),
+    "batch norm": lambda d: nn.BatchNorm1d(2)(ones(3, 2, device=d)),
+    "foreach": lambda d: torch._foreach_add([ones(2, device=d)], [ones(2)]),
+    "bmm": lambda d: torch.bmm(ones(1, 2, 2), ones(1, 2, 2, device=d)),
+    "lerp": lambda d: torch.lerp(ones(2, device=d), ones(2, device=d), ones(2)),
+    "einsum": lambda d: torch.einsum("i,i->", ones(2, device=d), ones(2)),
+    "set": lambda d: ones(2, device=d).set_(ones(2)),
 }  # fmt: skip
 
 
@@ -128,7 +148,7 @@ def test_cpu_tensor_mixed_in(name: str) -> None:
     error = _raised(MIXED[name])
     assert isinstance(error, RuntimeError)
     first, *rest = str(error).split("\n")
-    assert first == "Input tensor is not an XLA tensor: torch.FloatTensor"
+    assert re.fullmatch("Input tensor is not an XLA tensor: torch.(Float|Long|Bool)Tensor", first)
     assert "aten::" in rest[0] and ".to('xla" in rest[0]
 
 
@@ -148,6 +168,37 @@ def test_numbers_and_cpu_tensors_without_dimensions_are_welcome() -> None:
     assert torch.where(x > 0, x, torch.tensor(0.0)).tolist() == [3, 3]
     x[0] = torch.tensor(9.0)
     assert x.tolist() == [9, 3]
+
+
+def test_argument_that_is_not_an_xla_tensor_is_named() -> None:
+    for call, argument in (
+        (lambda: torch.add(ones(2, device="xla"), 1, out=ones(2)), "out"),
+        (lambda: torch.where(ones(2, device="xla") > 0, ones(2, device="xla"), ones(2)), "other"),
+        (lambda: ones(2, device="xla").lerp_(ones(2), 0.5), "end"),
+    ):
+        with pytest.raises(RuntimeError, match=f"argument '{argument}' is Float.2. on cpu"):
+            call()
+
+
+INDICES: dict[str, Call] = {
+    "read": lambda d: torch.arange(6.0, device=d).view(2, 3)[torch.tensor([1, 0])],
+    "read two": lambda d: torch.arange(6.0, device=d).view(2, 3)[torch.tensor([[1], [0]]), torch.tensor([2, 0])],
+    "read one of two": lambda d: torch.arange(6.0, device=d).view(2, 3)[torch.tensor([1]), torch.tensor([2], device=d)],
+    "read by list": lambda d: torch.arange(6.0, device=d).view(2, 3)[[1, 0]],
+    "write": lambda d: torch.zeros(3, device=d).index_put_((torch.tensor([1, 2]),), ones(2, device=d)),
+    "write number": lambda d: (x := torch.zeros(3, device=d), x.__setitem__(torch.tensor([2, 0]), 5.0))[0],
+    "accumulate": lambda d: torch.zeros(3, device=d).index_put((torch.tensor([1, 1]),), ones(2, device=d), True),
+    "write by mask": lambda d: (x := ones(3, device=d), x.__setitem__(torch.tensor([True, False, True]), 5.0))[0],
+    "gradient": lambda d: torch.autograd.grad((x := ones(3, device=d, requires_grad=True))[torch.tensor([1])].sum(), x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices_may_be_on_the_cpu(name: str) -> None:
+    """As on other devices."""
+    with counts() as moved:
+        assert_same(INDICES[name]("xla"), INDICES[name]("cpu"))
+    assert moved.fallbacks == set()
 
 
 @pytest.mark.parametrize(

@@ -203,3 +203,43 @@ def test_ranges() -> None:
     assert sorted(torch.randperm(100, device="xla").tolist()) == list(range(100))
     y = nn.functional.dropout(torch.ones(N, device="xla"), 0.5)
     assert ((y == 0) | (y == 2)).all().item()
+
+
+FROM_GENERATOR: dict[str, Callable[[torch.Generator], torch.Tensor]] = {
+    "randn": lambda g: torch.randn(3, generator=g, device="xla"),
+    "rand": lambda g: torch.rand(3, generator=g, device="xla"),
+    "randint": lambda g: torch.randint(1000, (3,), generator=g, device="xla"),
+    "randperm": lambda g: torch.randperm(8, generator=g, device="xla"),
+    "normal_": lambda g: torch.empty(3, device="xla").normal_(generator=g),
+    "uniform_": lambda g: torch.empty(3, device="xla").uniform_(generator=g),
+    "bernoulli": lambda g: torch.full((64,), 0.5, device="xla").bernoulli(generator=g),
+    "multinomial": lambda g: torch.ones(64, device="xla").multinomial(3, generator=g),
+    "normal": lambda g: torch.normal(torch.zeros(3, device="xla"), 1.0, generator=g),
+}
+
+
+@pytest.mark.parametrize("name", FROM_GENERATOR)
+def test_generator_of_the_device(name: str) -> None:
+    generator, other = (torch.Generator(device="xla").manual_seed(3) for _ in range(2))
+    assert generator.device == torch.device("xla:0") and generator.initial_seed() == 3
+    first, second = FROM_GENERATOR[name](generator).tolist(), FROM_GENERATOR[name](generator).tolist()
+    torch.manual_seed(7)  # of no concern to it
+    with counts() as moved:
+        assert [FROM_GENERATOR[name](other).tolist() for _ in range(2)] == [first, second]
+    assert first != second
+    assert moved.fallbacks == set() and moved.compilations == 0
+    state = generator.get_state()
+    third = FROM_GENERATOR[name](generator).tolist()
+    generator.set_state(state)
+    twin = generator.clone_state()
+    assert FROM_GENERATOR[name](generator).tolist() == FROM_GENERATOR[name](twin).tolist() == third
+
+
+def test_generator_errors() -> None:
+    with pytest.raises(RuntimeError, match="xla:9 does not exist"):
+        torch.Generator(device="xla:9")
+    generator = torch.Generator(device="xla")
+    with pytest.raises(RuntimeError, match=r"the state of an xla generator is a CPU tensor uint8\[16\]"):
+        generator.set_state(torch.zeros(3, dtype=torch.uint8))
+    with pytest.raises(RuntimeError, match=r"generator|not an XLA tensor"):
+        torch.randn(3, generator=generator)

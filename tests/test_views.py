@@ -302,6 +302,9 @@ def test_copy_between_dtypes_and_devices(source: torch.dtype, target: torch.dtyp
         lambda x: x.expand(3, 2).t(),
         lambda x: x.as_strided((2, 2), (1, 1)),
         lambda x: x[0].unfold(0, 1, 1).expand(2, 2),
+        lambda x: x.expand(3, 2)[:, :1],
+        lambda x: torch.ones(1, 6, device="xla").as_strided((2, 2), (1, 1)),
+        lambda x: torch.ones(6, device="xla").unfold(0, 3, 2),
     ],
 )
 def test_writing_to_memory_that_overlaps_itself(view: Callable[[Tensor], Tensor]) -> None:
@@ -310,6 +313,74 @@ def test_writing_to_memory_that_overlaps_itself(view: Callable[[Tensor], Tensor]
     with pytest.raises(RuntimeError, match="more than one element of the written-to tensor refers to a single memory"):
         y.add_(1)
     assert x.tolist() == [[1, 1]] and y.sum().item() == y.numel()
+
+
+@pytest.mark.parametrize("write", [lambda y: y.fill_(9), lambda y: y.zero_(), lambda y: y.__setitem__(slice(None), 5)])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:1].expand(3, 6),
+        lambda x: x[:1].expand(3, 6).t(),
+        lambda x: x[:, :1].expand(4, 5).unsqueeze(0).expand(2, 4, 5),
+        lambda x: x[0].expand_as(x),
+    ],
+)
+def test_filling_an_expanded_tensor(view: Callable[[Tensor], Tensor], write: Callable[[Tensor], Any]) -> None:
+    """All elements become equal, so it does not matter that they share their places: other devices do it, too."""
+
+    def run(x: Tensor) -> list[Tensor]:
+        y = view(x)
+        write(y)
+        return [x, y]
+
+    same(run, torch.rand(4, 6))
+
+
+RESHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda x: x.reshape(24),
+    "t": lambda x: x.t().reshape(24),
+    "t t": lambda x: x.t().t().reshape(-1),
+    "columns": lambda x: x[:, 1:].reshape(20),
+    "rows": lambda x: x[1:].reshape(-1, 2),
+    "a column": lambda x: x[:, 1].reshape(2, 2),
+    "heads": lambda x: x.view(2, 2, 6).transpose(0, 1).reshape(2, -1),
+    "expanded": lambda x: x[:1].expand(4, 6).reshape(-1),
+    "flatten": lambda x: x.t().flatten(),
+    "flatten rows": lambda x: x[1:].flatten(),
+    "flatten some": lambda x: x.view(2, 2, 6).permute(2, 0, 1).flatten(1),
+    "flatten a few": lambda x: x.view(2, 2, 6).permute(1, 0, 2).flatten(0, -2),
+    "flatten one": lambda x: x.t().flatten(1, 1),
+    "reshape_as": lambda x: x.t().reshape_as(x),
+    "unbind": lambda x: x.unbind(1)[2].reshape(2, 2),
+    "diagonal": lambda x: x.diagonal().reshape(2, 2),
+    "empty": lambda x: x[:0].t().reshape(0),
+}
+
+
+@pytest.mark.parametrize("name", RESHAPES)
+def test_reshape_copies_where_the_cpu_does(name: str) -> None:
+    def run(x: Tensor) -> list[Tensor]:
+        y = RESHAPES[name](x)
+        y.add_(10)
+        return [x, y]
+
+    for _ in range(2):  # the second time the answer is known
+        with counts() as moved:
+            same(run, torch.rand(4, 6))
+        assert moved.fallbacks == set()
+
+    def gradient(x: Tensor) -> Any:
+        return torch.autograd.grad((RESHAPES[name](x * 2) ** 2).sum(), x)
+
+    same(gradient, torch.rand(4, 6, requires_grad=True))
+
+
+def test_reshape_of_a_copy_under_vmap_and_compile_time_subclasses() -> None:
+    same(torch.vmap(lambda x: x.t().reshape(-1) * 2), torch.rand(2, 3, 4))
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        assert torch.empty(2, 3, device="xla").t().reshape(6).shape == (6,)
 
 
 def test_in_place_on_a_slice_of_a_parameter() -> None:

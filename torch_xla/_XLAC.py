@@ -45,3 +45,11 @@ def _get_xla_tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
 def _get_xla_tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
     """The graph that computes the tensors, as HLO."""
     return pending.render("_get_xla_tensors_hlo", tensors, "hlo")
+
+
+def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
+    """A number from 1 that is the tensor's own; ``tensor.data`` and ``detach()``, which are the same memory, share it.
+
+    RuntimeError for a tensor of another device.
+    """
+    return int(recorder.module().tensor_id(tensor))

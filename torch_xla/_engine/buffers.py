@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import torch
 
-from torch_xla._engine import devices, dtypes, frames, journal, makers, metrics, recorder, replicated
+from torch_xla._engine import devices, dtypes, failures, frames, journal, makers, metrics, recorder, replicated
 
 _log = logging.getLogger("torch_xla.transfer")
 
@@ -33,7 +33,8 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     if not dtypes.is_supported(tensor.dtype):
         raise TypeError(f"{tensor.dtype} does not exist on xla; convert the tensor (shape {list(tensor.shape)}) first")
     place = devices.device(ordinal)
-    with metrics.timed("TransferToServerTime"):
+    doing = lambda: f"moving a tensor to the device ({tensor.dtype}{list(tensor.shape)})"
+    with metrics.timed("TransferToServerTime"), failures.explained(doing, ordinal):
         # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
         # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
         own = tensor.detach().to(dtypes.stored(tensor.dtype), copy=place.platform == "cpu")
@@ -65,7 +66,8 @@ def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
     """A new CPU tensor of torch dtype ``dtype_code`` with the buffer's values; waits for them."""
     dtype = dtypes.FROM_CODE[dtype_code]
     start = time.perf_counter_ns()
-    with metrics.timed("TransferFromServerTime"):
+    doing = lambda: f"reading a tensor ({dtype}{list(buffer.shape)})"
+    with metrics.timed("TransferFromServerTime"), failures.explained(doing, devices.ordinal(buffer)):
         with journal.spent("wait"):
             buffer.block_until_ready()
         host = np.ascontiguousarray(np.asarray(buffer))
@@ -82,7 +84,8 @@ def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
 
 def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
     """The buffer's values on another device."""
-    with metrics.timed("TransferDeviceToDeviceTime"), jax.enable_x64(True):
+    doing = lambda: f"moving a tensor from another device ({buffer.dtype}{list(buffer.shape)})"
+    with metrics.timed("TransferDeviceToDeviceTime"), jax.enable_x64(True), failures.explained(doing, ordinal):
         moved: jax.Array = jax.device_put(replicated.local(buffer), devices.device(ordinal), may_alias=False)
     _made("transfer")
     return moved

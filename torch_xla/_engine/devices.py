@@ -99,6 +99,11 @@ def hardware_name(ordinal: int) -> str:
     return f"{kinds.get(platform, platform.upper())}:{ordinal}"
 
 
+def ordinal(buffer: jax.Array) -> int:
+    """The xla ordinal of the device that a buffer is on."""
+    return devices().index(next(iter(buffer.sharding.addressable_devices)))
+
+
 def started() -> bool:
     """Whether a device has been used."""
     return devices.cache_info().currsize > 0

@@ -21,6 +21,7 @@ from torch_xla._engine import (
     compile_cache,
     devices,
     dump,
+    failures,
     frames,
     meeting,
     metrics,
@@ -145,7 +146,8 @@ def compile_graph(
     )
     # A program of several processes is not kept on disk: all would have to find it, or none.
     places = [devices.device(device)] if team is None else []
-    compiled = compile_cache.build(lambda: jitted.lower(*arguments), places)
+    with failures.explained(lambda: f"compiling {failures.describe_graph(spec)}", device, spec):
+        compiled = compile_cache.build(lambda: jitted.lower(*arguments), places)
     metrics.count("CreateCompileHandles")
     metrics.metric("InputOutputAliasCount").add(len(donated))
     observer.compiled(compiled)
@@ -192,7 +194,8 @@ def _run_among(threads: meeting.Meeting, graph: Any, device: int, arguments: lis
             with observer.compilation(graph, spec, device):
                 ready = compile_graph(spec, device, lifted, team)
             programs.put(key, ready)
-        with metrics.timed("ExecuteTime"):
+        doing = lambda: f"running {failures.describe_graph(ready.spec)}"
+        with metrics.timed("ExecuteTime"), failures.explained(doing, device, ready.spec):
             results: list[jax.Array] = ready.compiled(*lifted)
         return results
 
@@ -228,7 +231,8 @@ def _execute(
     observer.execution(graph, device, found.sizes)
     if found.team is not None:
         stall.launching(found.spec, found.team)
-    with metrics.timed("ExecuteTime"):
+    doing = lambda: f"running {failures.describe_graph(found.spec)}"
+    with metrics.timed("ExecuteTime"), failures.explained(doing, device, found.spec):
         results = found.compiled(*arguments)
     if found.team is not None:
         stall.launched(results)
@@ -257,7 +261,8 @@ def sync_device(device: int, wait: bool = False) -> None:
         results = _run(graph, device, one_by_one, section) if graph.root_count else []
         collectives.release(device)
     if wait:
-        observer.wait(results)
+        with failures.explained(lambda: "waiting for a graph", device):
+            observer.wait(results)
 
 
 def materialize(nodes: Sequence[Any], device: int) -> None:
@@ -272,7 +277,8 @@ def materialize(nodes: Sequence[Any], device: int) -> None:
 
 def wait(device: int) -> None:
     """Waits for all that has been started on the device."""
-    observer.wait(recorder.module().live_buffers(device))
+    with failures.explained(lambda: "waiting for what was started", device):
+        observer.wait(recorder.module().live_buffers(device))
 
 
 def on_devices(call: Callable[[int], None]) -> None:

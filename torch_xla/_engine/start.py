@@ -28,8 +28,10 @@ from torch_xla._engine import (
     journal,
     logs,
     modes,
+    module_moves,
     observer,
     origins,
+    pickling,
     recompilation,
     recorder,
     seeding,
@@ -75,6 +77,8 @@ def start() -> None:
     input_time.install()
     if settings.PT_XLA_DEBUG:
         atexit.register(exit_summary.write)
+    pickling.install()
+    module_moves.install()
     torch._register_device_module("xla", device_module)
     atexit.register(coordination.leave)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))

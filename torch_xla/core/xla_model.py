@@ -45,6 +45,11 @@ from torch_xla.core._ordinals import (
     xla_rendezvous,
     xrt_world_size,
 )
+from torch_xla.core.transfers import ToXlaTensorArena as ToXlaTensorArena
+from torch_xla.core.transfers import _maybe_convert_to_cpu as _maybe_convert_to_cpu
+from torch_xla.core.transfers import check_view_sharing as check_view_sharing
+from torch_xla.core.transfers import save as save
+from torch_xla.core.transfers import send_cpu_data_to_device as send_cpu_data_to_device
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:

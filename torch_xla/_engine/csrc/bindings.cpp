@@ -409,6 +409,19 @@ std::vector<NodePtr> nodes_of(const std::vector<at::Tensor>& tensors) {
   return out;
 }
 
+XlaTensor& xla(const at::Tensor& t) {
+  XlaTensor* x = maybe_xla(t);
+  TORCH_CHECK(x != nullptr, "Input tensor is not an XLA tensor: ", t.toString(), " on ", t.device());
+  return *x;
+}
+
+// A tensor of its own with a buffer that exists already.
+at::Tensor tensor_of_buffer(const py::object& array, int dtype, int device) {
+  const auto shape = array.attr("shape").cast<std::vector<int64_t>>();
+  return make_tensor(
+      make_leaf(steal(array), make_signature(static_cast<at::ScalarType>(dtype), shape), static_cast<int8_t>(device)));
+}
+
 void bind_graph(py::module_& m) {
   py::class_<Node, NodePtr>(m, "Node")
       .def_property_readonly("pending", &Node::pending)
@@ -452,6 +465,9 @@ void bind_graph(py::module_& m) {
     return collect_only(static_cast<int8_t>(device), wanted);
   });
   m.def("nodes_of", &nodes_of);
+  m.def("tensor_id", [](const at::Tensor& t) { return xla(t).id(); });
+  m.def("memory_id", [](const at::Tensor& t) { return xla(t).memory_id(); });
+  m.def("make_tensor", &tensor_of_buffer, py::arg("array"), py::arg("dtype"), py::arg("device"));
 }
 
 // The buffers of all live values of a device, each once.

@@ -25,12 +25,6 @@ void check_uploadable(const char* op, const Tensor& t, at::ScalarType dtype) {
               at::toString(t.scalar_type()), " cannot move to xla; call .dequantize() (or .int_repr()) first");
 }
 
-NodePtr upload(const char* op, const Tensor& cpu, at::ScalarType dtype, int8_t device) {
-  check_uploadable(op, cpu, dtype);
-  const Tensor source = cpu.to(dtype).contiguous().resolve_conj().resolve_neg();
-  return make_leaf(hooks().upload(source, device), make_signature(dtype, source.sizes()), device);
-}
-
 // The value on the CPU, a tensor of its own.
 Tensor download(XlaTensor& x) {
   const NodePtr node = x.value();
@@ -77,6 +71,12 @@ NodePtr copied(XlaTensor& like, const Tensor& source) {
 }
 
 }  // namespace
+
+NodePtr upload(const char* op, const Tensor& cpu, at::ScalarType dtype, int8_t device) {
+  check_uploadable(op, cpu, dtype);
+  const Tensor source = cpu.to(dtype).contiguous().resolve_conj().resolve_neg();
+  return make_leaf(hooks().upload(source, device), make_signature(dtype, source.sizes()), device);
+}
 
 Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                std::optional<at::Device> device, std::optional<bool>, bool, std::optional<at::MemoryFormat>) {

@@ -3,7 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "node.h"
+
 namespace torch_xla {
+
+// The values of a CPU tensor on a device. `op` is what an error begins with.
+NodePtr upload(const char* op, const at::Tensor& cpu, at::ScalarType dtype, int8_t device);
 
 at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                    std::optional<at::Device> device, std::optional<bool> pin_memory, bool non_blocking,

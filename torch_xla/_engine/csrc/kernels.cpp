@@ -1,8 +1,11 @@
 #include "kernels.h"
 
+#include <ATen/WrapDimUtils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
+
+#include <algorithm>
 
 #include "copies.h"
 #include "record.h"
@@ -13,23 +16,55 @@ namespace {
 
 using at::Tensor;
 
-XlaTensor& expect_xla(const Op& op, const Tensor& t) {
+XlaTensor& expect_xla(const Op& op, const Tensor& t, size_t argument = 0) {
   XlaTensor* x = maybe_xla(t);
   if (x == nullptr) {
-    raise_not_xla(op, 0, t, -1);
+    raise_not_xla(op, argument, t, -1);
   }
   return *x;
 }
 
 int64_t numel(const Shape& shape) { return c10::multiply_integers(shape.sizes); }
 
+// Whether the strides put two elements in one place, as far as can be told by looking at one dim at a time.
+bool strides_overlap(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1) {
+      dims.emplace_back(strides[i], sizes[i]);
+    }
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 0;
+  for (const auto& [stride, size] : dims) {
+    if (stride <= reach) {
+      return true;
+    }
+    reach += stride * (size - 1);
+  }
+  return false;
+}
+
+bool overlaps(const Op& op, const XlaTensor& base, const Shape& view, c10::ArrayRef<c10::IValue> arguments) {
+  if (!op.may_overlap || view.sizes.empty()) {
+    return false;
+  }
+  if (op.name == "aten::as_strided") {
+    return strides_overlap(view.sizes, arguments[2].toIntVector());
+  }
+  if (op.name == "aten::unfold") {
+    const int64_t dim = at::maybe_wrap_dim(arguments[1].toInt(), base.dim());
+    return arguments[2].toInt() > arguments[3].toInt() && base.dim() > 0 && view.sizes[dim] > 1;
+  }
+  return numel(view) > base.numel();
+}
+
 }  // namespace
 
 at::Tensor record_one_view(const Op& op, XlaTensor& base, c10::ArrayRef<c10::IValue> arguments) {
   const NodePtr node = record_node(op, arguments);
   const int8_t device = node->device;
-  const bool overlaps = op.may_overlap && numel(node->shape()) > base.numel();
-  Tensor view = base.make_view(node, overlaps);
+  Tensor view = base.make_view(node, overlaps(op, base, node->shape(), arguments));
   count_pending(device);
   return view;
 }
@@ -70,7 +105,7 @@ void record_inplace(const Op& op, torch::jit::Stack* stack) {
   NodePtr node = record_node(op, torch::jit::last(*stack, n));
   torch::jit::drop(*stack, n);
   const int8_t device = node->device;
-  target.write(std::move(node));
+  target.write(std::move(node), op.uniform);
   stack->emplace_back(self);
   count_pending(device);
 }
@@ -90,7 +125,7 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
   std::vector<Tensor> targets;
   for (const auto& target : torch::jit::last(*stack, outs)) {
     targets.push_back(target.toTensor());
-    expect_xla(op, targets.back());
+    expect_xla(op, targets.back(), op.kinds.size() - outs + targets.size() - 1);
   }
   torch::jit::drop(*stack, outs);
   for (size_t i = op.kinds.size() - outs; i < op.functional->kinds.size(); ++i) {  // a factory's dtype, device, ...
@@ -103,6 +138,9 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
   const bool converts = op.functional->name != "aten::gather" && op.functional->name != "aten::complex";
   for (size_t i = 0; i < outs; ++i) {
     const Tensor result = torch::jit::peek(*stack, i, outs).toTensor();
+    TORCH_CHECK(result.device() == targets[i].device(), op.name, ": expected all tensors on one device, but found ",
+                result.device(), " and ", targets[i].device(), " (argument '", op.arg_names[op.kinds.size() - outs + i],
+                "')");
     TORCH_CHECK(c10::canCast(result.scalar_type(), targets[i].scalar_type()), op.name, ": result type ",
                 at::toString(result.scalar_type()), " can't be cast to the desired output type ",
                 at::toString(targets[i].scalar_type()));
@@ -161,6 +199,30 @@ Tensor& set_source_tensor(Tensor& self, const Tensor& source) {
   static const Op* op = find_op("aten::resize");
   expect_xla(*op, self).adopt(expect_xla(*op, source));
   return self;
+}
+
+// What torch.load() does with a storage; what it shows is copied to the device.
+Tensor& set_source_storage(Tensor& self, c10::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,
+                           c10::SymIntArrayRef stride) {
+  static const Op* op = find_op("aten::resize");
+  XlaTensor& target = expect_xla(*op, self);
+  TORCH_CHECK(source.device().is_cpu(),
+              "aten::set_: xla tensors have no storage that could be read or taken over (this one has ",
+              source.nbytes(), " bytes on ", source.device(), "); use set_(tensor), or .cpu() first");
+  const Tensor shown =
+      at::empty({0}, self.scalar_type()).set__symint(std::move(source), std::move(offset), size, stride);
+  target.replace(upload("aten::set_", shown, self.scalar_type(), target.device_index()));
+  return self;
+}
+
+Tensor& set_whole_storage(Tensor& self, c10::Storage source) {
+  const int64_t count = static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
+  return set_source_storage(self, std::move(source), 0, {c10::SymInt(count)}, {c10::SymInt(1)});
+}
+
+bool is_set_to(const Tensor& self, const Tensor& other) {
+  static const Op* op = find_op("aten::resize");
+  return expect_xla(*op, self).id() == expect_xla(*op, other, 0).id();
 }
 
 // torch's kernel updates the running statistics behind the schema's back; the form that returns them says so.

@@ -8,6 +8,8 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "copies.h"
+#include "generator.h"
 #include "origin.h"
 #include "signature.h"
 #include "tensor.h"
@@ -129,6 +131,9 @@ class Recording {
         node_->attrs.emplace_back();
         break;
       case ArgKind::kGenerator:
+        generator_ = value.isNone() ? nullptr : maybe_xla(value.toGenerator());
+        node_->attrs.emplace_back();
+        break;
       case ArgKind::kIgnored:
         node_->attrs.emplace_back();
         break;
@@ -154,6 +159,9 @@ class Recording {
       return input(i, x->value());
     }
     if (t.dim() != 0 || !t.device().is_cpu()) {
+      if (op_.cpu_indices && i == 1 && device_ >= 0 && t.device().is_cpu()) {
+        return input(i, upload(op_.name.c_str(), t, t.scalar_type(), device_));
+      }
       raise_not_xla(op_, i, t, device_);
     }
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
@@ -230,6 +238,7 @@ class Recording {
   c10::ArrayRef<c10::IValue> arguments_;
   NodePtr node_;
   int8_t device_ = -1;
+  XlaGenerator* generator_ = nullptr;
 };
 
 uint64_t scramble(uint64_t x) {
@@ -239,6 +248,17 @@ uint64_t scramble(uint64_t x) {
 }
 
 uint64_t torch_seed() { return at::detail::getDefaultCPUGenerator().current_seed(); }
+
+NodePtr make_seed(uint64_t seed, int8_t device) {
+  static const SignaturePtr signature = make_signature(at::kLong, {});
+  auto node = c10::make_intrusive<Node>();
+  node->op = seed_op();
+  node->key = seed_op()->key;
+  node->signature = signature;
+  node->device = device;
+  node->attrs.emplace_back(static_cast<int64_t>(seed));
+  return node;
+}
 
 // With the device's mutex held.
 void ensure_seeded(DeviceState& state, int8_t device) {
@@ -250,18 +270,21 @@ void ensure_seeded(DeviceState& state, int8_t device) {
       state.torch_seed = now;
       state.seeded = true;
     }
-    static const SignaturePtr signature = make_signature(at::kLong, {});
-    state.seed_node = c10::make_intrusive<Node>();
-    state.seed_node->op = seed_op();
-    state.seed_node->key = seed_op()->key;
-    state.seed_node->signature = signature;
-    state.seed_node->device = device;
-    state.seed_node->attrs.emplace_back(static_cast<int64_t>(state.seed));
+    state.seed_node = make_seed(state.seed, device);
     state.offset = 0;
   }
 }
 
 void Recording::add_seed() {
+  if (generator_ != nullptr) {
+    TORCH_CHECK(generator_->device().index() == device_, op_.name,
+                ": expected a generator of xla:", static_cast<int>(device_), ", but found one of ",
+                generator_->device());
+    node_->inputs.push_back(make_seed(generator_->draw(), device_));
+    node_->attrs.emplace_back(int64_t{0});
+    node_->key.mix(uint64_t{0});
+    return;
+  }
   auto& state = device_state(device_);
   std::lock_guard<SpinLock> lock(state.mutex);
   ensure_seeded(state, device_);
@@ -319,7 +342,8 @@ bool must_run_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
     return true;
   }
   for (size_t i = 0; op.random && i < arguments.size(); ++i) {
-    if (op.kinds[i] == ArgKind::kGenerator && !arguments[i].isNone()) {
+    if (op.kinds[i] == ArgKind::kGenerator && !arguments[i].isNone() &&
+        maybe_xla(arguments[i].toGenerator()) == nullptr) {
       return true;
     }
   }
@@ -455,6 +479,8 @@ const Op* add_form(const std::string& name, const Op* functional) {
   Op* op = add_op(name, baked, functional->random);
   op->functional = functional;
   op->needs_cpu = functional->needs_cpu;
+  op->cpu_indices = functional->cpu_indices;
+  op->uniform = name == "aten::zero_" || name == "aten::fill_.Scalar";
   return op;
 }
 

@@ -11,6 +11,7 @@
 #include "hot_views.h"
 #include "kernels.h"
 #include "record.h"
+#include "reshapes.h"
 
 namespace torch_xla {
 namespace {
@@ -127,6 +128,13 @@ bool writes_by_mask_and_index(c10::ArrayRef<c10::IValue> arguments) {
     given += index.isTensor() && index.toTensor().defined();
   }
   return given > 1 && reads_by_mask(arguments);
+}
+
+bool takes_indices(const std::string& name) {
+  static const std::unordered_set<std::string> names{"aten::index.Tensor", "aten::_unsafe_index.Tensor",
+                                                     "aten::index_put", "aten::_index_put_impl",
+                                                     "aten::_unsafe_index_put"};
+  return names.count(name) != 0;
 }
 
 const std::unordered_map<std::string, bool (*)(c10::ArrayRef<c10::IValue>)>& needs_cpu() {
@@ -262,6 +270,13 @@ void register_special_kernels() {
   special("set_.source_Tensor", set_source_tensor);
   register_attention();
   register_composites();
+  special("set_.source_Storage", set_whole_storage);
+  special("set_.source_Storage_storage_offset", set_source_storage);
+  special("is_set_to", is_set_to);
+  for (auto key : {c10::DispatchKey::XLA, c10::DispatchKey::AutogradXLA}) {
+    library("aten", key).impl("reshape", reshape);
+    library("aten", key).impl("flatten.using_ints", flatten);
+  }
   library("_", c10::DispatchKey::XLA).fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   library("_", c10::DispatchKey::AutocastXLA).fallback(torch::CppFunction::makeFallthrough());
   register_autocast();
@@ -279,6 +294,7 @@ bool register_recorded(const std::string& name, const std::unordered_set<std::st
     return false;
   }
   op->is_view = is_view(op->handle.schema());
+  op->cpu_indices = takes_indices(name);
   const auto cpu = needs_cpu().find(name);
   op->needs_cpu = cpu == needs_cpu().end() ? nullptr : cpu->second;
   // A kernel for an op that is made of others would keep autograd from seeing the others; its rule serves

@@ -98,12 +98,11 @@ torch::jit::Stack call_elsewhere(const Op& op, c10::ArrayRef<c10::IValue> argume
 
 // torch's meta functions are partly in Python and say some things in other words than the kernels. So the words of a
 // refusal are the CPU's, where the CPU refuses too; asking it costs something, but only once something went wrong.
-void raise_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  constexpr int64_t kMostElements = 1 << 20;
+void raise_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments, int64_t most_elements = 1 << 20) {
   int64_t elements = 0;
   const auto on_cpu = [&](const at::Tensor& t) {
     elements += t.numel();
-    TORCH_CHECK(elements <= kMostElements, "too large to try");
+    TORCH_CHECK(elements <= most_elements, "too large to try");
     return at::zeros(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
   };
   try {
@@ -126,6 +125,39 @@ torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> argum
   } catch (const std::exception&) {
     raise_as_cpu_does(op, arguments);
     throw;
+  }
+}
+
+// Ops whose meta functions let pass what the kernels refuse, such as dims of a tensor that has none, or bits of floats.
+// They would fail when the graph is compiled, at another line than the user's. Small ones are tried on the CPU.
+bool meta_says_too_little(const Op& op) {
+  static const std::unordered_set<std::string> names{"aten::_log_softmax",
+                                                     "aten::_softmax",
+                                                     "aten::argmax",
+                                                     "aten::argmin",
+                                                     "aten::bitwise_and.Tensor",
+                                                     "aten::bitwise_not",
+                                                     "aten::bitwise_or.Tensor",
+                                                     "aten::bitwise_xor.Tensor",
+                                                     "aten::convolution",
+                                                     "aten::cummax",
+                                                     "aten::cummin",
+                                                     "aten::linalg_cross",
+                                                     "aten::linalg_lu_factor_ex",
+                                                     "aten::put",
+                                                     "aten::sort",
+                                                     "aten::sort.stable"};
+  return names.count(op.functional ? op.functional->name : op.name) != 0;
+}
+
+void try_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  try {
+    raise_as_cpu_does(op, arguments, 1 << 12);
+  } catch (const c10::NotImplementedError&) {
+    // A dtype that the CPU has no kernel for, and XLA has; but nobody has bits of floats.
+    if (op.name.rfind("aten::bitwise", 0) == 0) {
+      throw;
+    }
   }
 }
 
@@ -197,6 +229,9 @@ void check_fits(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
 
 SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const torch::jit::Stack stack = results_on_meta(op, arguments);
+  if (meta_says_too_little(op)) {
+    try_on_cpu(op, arguments);
+  }
   check_dtypes_agree(op, arguments);
   check_as_cpu_does(op, arguments);
   if (op.functional != nullptr && !op.random) {

@@ -1,10 +1,17 @@
 #include "tensor.h"
 
+#include <ATen/Functions.h>
+#include <ATen/core/stack.h>
 #include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
 
 #include "counters.h"
 #include "op.h"
 #include "origin.h"
+#include "record.h"
 
 namespace torch_xla {
 namespace {
@@ -21,6 +28,32 @@ NodePtr copy_of_step(const View& view, const NodePtr& base) {
   node->origin = view.origin;
   node->inputs.push_back(base);
   return node;
+}
+
+int64_t elements(const Shape& shape) { return c10::multiply_integers(shape.sizes); }
+
+// Numbers from 1. Under no lock: the mutexes of several devices guard what is numbered.
+uint64_t next_number(std::atomic<uint64_t>& last) { return last.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+uint64_t next_id() {
+  static std::atomic<uint64_t> last{0};
+  return next_number(last);
+}
+
+uint64_t next_memory() {
+  static std::atomic<uint64_t> last{0};
+  return next_number(last);
+}
+
+// An address that no memory of the process can have: reading it is a fault on every machine, not someone's data.
+void* next_address(size_t bytes) {
+  constexpr uint64_t kLine = 64;
+  static std::atomic<uint64_t> next{1ull << 56};
+  return reinterpret_cast<void*>(next.fetch_add((bytes / kLine + 1) * kLine, std::memory_order_relaxed));
+}
+
+c10::Storage make_storage(void* address, size_t bytes, c10::Device device) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(address, device), nullptr, false);
 }
 
 // Autograd gives each device a thread of its own to run backward on. Recording gains nothing from that, and waking the
@@ -40,10 +73,12 @@ NodePtr View::apply(const NodePtr& base) const {
   return signature->is_list ? getitem(node, out) : node;
 }
 
+bool View::covers() const {
+  static const Op* expand = find_op("aten::expand");
+  return overlaps ? op == expand : elements(signature->outs[out]) == elements(from->outs[from_out]);
+}
+
 NodePtr View::scatter(const NodePtr& base, const NodePtr& value, uint32_t written) const {
-  TORCH_CHECK(!overlaps, op->name,
-              ": unsupported operation: more than one element of the written-to tensor refers to a single memory "
-              "location. Please clone() the tensor before performing the operation.");
   NodePtr node = copy_of_step(*this, base);
   node->is_scatter = true;
   node->origin = written;
@@ -136,12 +171,28 @@ NodePtr XlaTensor::value() {
   return node_;
 }
 
-void XlaTensor::write(NodePtr value) {
+// A write to elements that share their place is refused, as on other devices. With equal values it is not, as far as we
+// can do it: each step up to the last that overlaps must leave nothing out, so that the values stay equal.
+void XlaTensor::check_writable(bool uniform) const {
+  const View* last = nullptr;
+  for (const View* view = view_.get(); view != nullptr; view = view->parent.get()) {
+    last = view->overlaps ? view : last;
+  }
+  for (const View* view = view_.get(); last != nullptr; view = view->parent.get()) {
+    TORCH_CHECK(uniform && view->covers(), view->op->name,
+                ": unsupported operation: more than one element of the written-to tensor refers to a single memory "
+                "location. Please clone() the tensor before performing the operation.");
+    last = view == last ? nullptr : last;
+  }
+}
+
+void XlaTensor::write(NodePtr value, bool uniform) {
   const uint32_t origin = current_origin();
   NodePtr before, before_base;
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   keep_step();
   if (alias_) {
+    check_writable(uniform);
     // From this view outwards: every step puts the new value into the value of what it views.
     c10::SmallVector<const View*, 4> steps;
     for (const View* view = view_.get(); view != nullptr; view = view->parent.get()) {
@@ -169,6 +220,8 @@ void XlaTensor::share() {
   if (!alias_) {
     alias_ = c10::make_intrusive<Alias>();
     alias_->value = node_;
+    alias_->id = id_;
+    alias_->storage = storage_;
     version_ = 0;
   }
 }
@@ -209,8 +262,12 @@ at::Tensor XlaTensor::make_view(NodePtr node, bool overlaps) {
     parent = view_;
     version = version_;
   }
-  return at::Tensor(
-      c10::make_intrusive<XlaTensor>(std::move(alias), std::move(parent), std::move(node), version, IsView{overlaps}));
+  auto view =
+      c10::make_intrusive<XlaTensor>(std::move(alias), std::move(parent), std::move(node), version, IsView{overlaps});
+  if (C10_UNLIKELY(static_cast<bool>(storage_)) && !overlaps) {
+    view->storage_ = storage_;
+  }
+  return at::Tensor(std::move(view));
 }
 
 at::Tensor XlaTensor::memory() {
@@ -237,10 +294,14 @@ void XlaTensor::take_shape(const Shape& shape) {
 void XlaTensor::adopt(XlaTensor& other) {
   TORCH_CHECK(other.index_ == index_, "an xla tensor on xla:", static_cast<int>(index_),
               " cannot take over the memory of one on xla:", static_cast<int>(other.index_));
+  if (&other == this) {
+    return;
+  }
   NodePtr value = other.value();
   NodePtr before;
   AliasPtr before_alias;
   ViewPtr before_view;
+  c10::Storage before_storage = std::exchange(storage_, other.storage_);
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   other.share();
   other.keep_step();
@@ -256,12 +317,94 @@ void XlaTensor::replace(NodePtr value) {
   NodePtr before;
   AliasPtr before_alias;
   ViewPtr before_view;
+  c10::Storage before_storage = std::exchange(storage_, c10::Storage());
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   keep_step();
   take_shape(value->shape());
   before = std::exchange(node_, std::move(value));
   before_alias = std::exchange(alias_, nullptr);
   before_view = std::exchange(view_, nullptr);
+  id_ = 0;
+}
+
+Steps XlaTensor::steps() {
+  Steps steps;
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  keep_step();
+  for (ViewPtr view = view_; view; view = view->parent) {
+    steps.ops.push_back(view);
+  }
+  std::reverse(steps.ops.begin(), steps.ops.end());
+  return steps;
+}
+
+at::DimVector Steps::strides() const {
+  const MayRunPython here;
+  c10::impl::ExcludeDispatchKeyGuard below(
+      c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset |
+      c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::ADInplaceOrView}));
+  const Shape& memory = ops.front()->from->outs[ops.front()->from_out];
+  at::Tensor shown = at::empty(memory.sizes, at::TensorOptions().dtype(memory.dtype).device(at::kMeta));
+  for (const ViewPtr& step : ops) {
+    torch::jit::Stack stack(step->attrs.begin(), step->attrs.end());
+    stack[0] = shown;
+    step->op->handle.callBoxed(&stack);
+    shown = stack[0].isTensorList() ? stack[0].toTensorVector()[step->out] : stack[0].toTensor();
+  }
+  return at::DimVector(shown.strides().begin(), shown.strides().end());
+}
+
+uint64_t XlaTensor::id() {
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  keep_step();
+  uint64_t& id = view_ ? view_->id : alias_ ? alias_->id : id_;
+  if (id == 0) {
+    id = next_id();
+  }
+  return id;
+}
+
+uint64_t XlaTensor::memory_id() {
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  if (!alias_ || alias_.use_count() == 1) {
+    return 0;
+  }
+  if (alias_->memory == 0) {
+    alias_->memory = next_memory();
+  }
+  return alias_->memory;
+}
+
+size_t XlaTensor::memory_bytes() const {
+  const Shape& shape = (alias_ ? alias_->value : node_)->shape();
+  return static_cast<size_t>(elements(shape)) * c10::elementSize(shape.dtype);
+}
+
+const c10::Storage& XlaTensor::storage() const {
+  auto* self = const_cast<XlaTensor*>(this);
+  if (storage_) {
+    return storage_;
+  }
+  const c10::Device place(c10::DeviceType::XLA, index_);
+  size_t bytes;
+  {
+    std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+    bytes = memory_bytes();
+  }
+  const c10::Storage made = make_storage(next_address(bytes), bytes, place);
+  c10::Storage shown = made;
+  {
+    std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+    if (alias_ && alias_->storage) {
+      shown = alias_->storage;
+    } else if (alias_) {
+      alias_->storage = made;
+    }
+  }
+  // An expanded tensor appears to be contiguous, and must not look larger than its storage.
+  const size_t own = static_cast<size_t>(numel()) * dtype().itemsize();
+  self->storage_ = own > bytes ? make_storage(shown.mutable_data(), own, place) : shown;
+  return storage_;
 }
 
 void XlaTensor::settle(uint64_t epoch, uint64_t walk, std::vector<NodePtr>& held, Released& released) {
@@ -270,6 +413,7 @@ void XlaTensor::settle(uint64_t epoch, uint64_t walk, std::vector<NodePtr>& held
     if (stale()) {
       released.nodes.push_back(std::exchange(node_, replay()));
     }
+    id_ = view_->id;
     released.views.push_back(std::move(view_));
     released.aliases.push_back(std::move(alias_));
   }

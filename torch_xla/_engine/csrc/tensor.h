@@ -9,6 +9,7 @@
 // other tensors of that Alias notice the version when they are read next and replay their steps.
 #pragma once
 
+#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
@@ -17,7 +18,8 @@
 
 namespace torch_xla {
 
-// One step from a tensor to a view of it: an op, its arguments, and which of its results. Never changes.
+// One step from a tensor to a view of it: an op, its arguments, and which of its results. Never changes, but for the id
+// that it is given once.
 struct View final : c10::intrusive_ptr_target {
   c10::intrusive_ptr<View> parent;  // null: the step starts at the Alias's value
   const Op* op = nullptr;
@@ -29,19 +31,32 @@ struct View final : c10::intrusive_ptr_target {
   uint32_t out = 0;
   uint32_t origin = 0;
   bool overlaps = false;  // several elements of the view are one element of what it views
+  uint64_t id = 0;        // of the tensors that show this view, once asked for; device mutex
 
   // The view's value, given that of what it views.
   NodePtr apply(const NodePtr& base) const;
   // The value of what is viewed after the view was set to `value`, by a write that comes from `written`.
   NodePtr scatter(const NodePtr& base, const NodePtr& value, uint32_t written) const;
+  // Whether each element of what is viewed is in the view.
+  bool covers() const;
 };
 using ViewPtr = c10::intrusive_ptr<View>;
+
+// How a view lies in its memory: its steps, from the memory on.
+struct Steps {
+  std::vector<ViewPtr> ops;
+  // The strides that torch's own view ops give it on a device that has strides.
+  at::DimVector strides() const;
+};
 
 // What tensors that share memory on other devices share here. Guarded by the device's mutex; owned by its tensors.
 struct Alias final : c10::intrusive_ptr_target {
   NodePtr value;
   std::atomic<uint64_t> version{0};  // read without the mutex by the memory's first tensor
   uint64_t epoch = 0;                // scratch of one collection
+  uint64_t id = 0;                   // of the tensors that show all of it, once asked for
+  uint64_t memory = 0;               // a number that no other Alias has or had, once asked for
+  c10::Storage storage;              // what untyped_storage() shows, once asked for
 };
 using AliasPtr = c10::intrusive_ptr<Alias>;
 
@@ -67,7 +82,8 @@ class XlaTensor final : public c10::TensorImpl {
   // The present value. Takes the device's mutex only for views, and where something wrote to the memory.
   NodePtr value();
   // Sets the value in place, with all that this means for other tensors of the Alias. Same shape and dtype.
-  void write(NodePtr value);
+  // With `uniform` all elements of the value are equal, so that elements of an expanded tensor may share their place.
+  void write(NodePtr value, bool uniform = false);
   // A view of this tensor: `node` is its value, one step from ours.
   at::Tensor make_view(NodePtr node, bool overlaps);
   // Another tensor of the same memory, showing what this one shows (detach, alias).
@@ -78,6 +94,20 @@ class XlaTensor final : public c10::TensorImpl {
   void adopt(XlaTensor& other);
   // Gets a value of its own, of whatever shape (resize_).
   void replace(NodePtr value);
+
+  bool is_view() const { return view_ || unkept_; }
+  // Empty for a tensor that is no view.
+  Steps steps();
+
+  // A number from 1 that all tensors have which show the same elements of the same memory (a tensor, its .data and
+  // detach()), and no other tensor of the process. Given out when it is first asked for.
+  uint64_t id();
+  // The number of the memory that this tensor shares with others; 0 if it shares none.
+  uint64_t memory_id();
+  // There is no storage; but programs that look for tensors that share memory compare storages by address and size. So
+  // this makes one, whose size is true and whose address is unique to the memory, and points to nothing. From then on
+  // the tensor and views made of it have it, and data_ptr() is that address.
+  const c10::Storage& storage() const override;
 
   // For collecting a graph, device mutex held: gives up what can be computed again (a view's own value, and the Alias
   // if no other tensor has it), and appends one entry per reference that stays. What is given up goes to `released`, to
@@ -100,9 +130,10 @@ class XlaTensor final : public c10::TensorImpl {
   void share();      // makes the Alias; device mutex held
   void keep_step();  // makes the View; device mutex held
   c10::intrusive_ptr<XlaTensor> sibling() const;
-  bool is_view() const { return view_ || unkept_; }
   bool stale() const { return !node_ || version_ != alias_->version; }  // device mutex held, alias_ set
   NodePtr replay() const;
+  void check_writable(bool uniform) const;
+  size_t memory_bytes() const;
 
   const int8_t index_;
   NodePtr node_;  // null only for a view that has to be computed again
@@ -111,6 +142,7 @@ class XlaTensor final : public c10::TensorImpl {
   bool unkept_ = false;  // a view that nobody viewed, wrote to or collected yet: node_ itself is the step
   bool overlaps_ = false;
   uint64_t version_ = 0;  // of the Alias, when node_ was its value
+  uint64_t id_ = 0;       // while there is no Alias
 };
 
 // The XlaTensor of `t`; null if `t` is no dense xla tensor.

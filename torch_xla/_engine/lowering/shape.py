@@ -32,6 +32,11 @@ def copy(x: jax.Array, src: Operand, non_blocking: bool = False) -> jax.Array:
     return jnp.broadcast_to(convert(src, x.dtype), x.shape)
 
 
+@lower("aten::_reshape_copy")
+def _reshape_copy(x: jax.Array, size: Sequence[int]) -> jax.Array:
+    return x.reshape(tuple(size))
+
+
 @lower("aten::roll")
 def roll(x: jax.Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> jax.Array:
     return jnp.roll(x, tuple(shifts), tuple(dims)) if dims else jnp.roll(x, shifts[0])

@@ -25,6 +25,13 @@ def _reshape(base: jax.Array, value: jax.Array, args: Sequence[Any], out: int) -
     return value.reshape(base.shape)
 
 
+def _expand(base: jax.Array, value: jax.Array, args: Sequence[Any], out: int) -> jax.Array:
+    # Elements that share their place are all equal, or the recorder would have refused the write.
+    return (
+        value.reshape(base.shape) if value.size == base.size else _by_position("aten::expand", base, value, args, out)
+    )
+
+
 def _rule(name: str) -> Inverse:
     """The inverse that torch has as an op: ``x_scatter(base, value, *args)``."""
 
@@ -69,7 +76,7 @@ _INVERSES: dict[str, Inverse] = {
     "aten::as_strided": _rule("aten::as_strided_scatter"),
     "aten::detach": _reshape,
     "aten::diagonal": _rule("aten::diagonal_scatter"),
-    "aten::expand": _reshape,
+    "aten::expand": _expand,
     "aten::lift_fresh": _reshape,
     "aten::permute": _permute,
     "aten::select.int": _rule("aten::select_scatter"),

@@ -1,0 +1,104 @@
+#include "reshapes.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/Functions.h>
+#include <ATen/InferSize.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/ops/flatten_native.h>
+#include <ATen/ops/reshape_native.h>
+
+#include <array>
+#include <memory>
+
+#include "tensor.h"
+
+namespace torch_xla {
+namespace {
+
+using at::Tensor;
+
+// Answers by the views' steps and the new shape, per thread: asking torch's meta kernels takes microseconds.
+struct Answers {
+  static constexpr size_t kSize = 512;
+  struct Entry {
+    Key key;
+    bool known = false;
+    bool copies = false;
+  };
+  std::array<Entry, kSize> entries;
+};
+
+// The shape that reshape() is asked for, without -1.
+c10::SmallVector<int64_t, 8> full_shape(const Tensor& self, at::IntArrayRef shape) {
+  const auto full = at::infer_size_dv(shape, self.numel());
+  return {full.begin(), full.end()};
+}
+
+bool copies(XlaTensor& x, const Tensor& self, at::IntArrayRef shape) {
+  static thread_local auto answers = std::make_unique<Answers>();
+  const Steps steps = x.steps();
+  if (steps.ops.empty()) {
+    return false;
+  }
+  Key key;
+  for (const auto& step : steps.ops) {
+    key.mix(step->key.a);
+    key.mix(step->key.b);
+    key.mix(static_cast<uint64_t>(step->out));
+  }
+  for (const int64_t size : shape) {
+    key.mix(static_cast<uint64_t>(size));
+  }
+  Answers::Entry& entry = answers->entries[key.a % Answers::kSize];
+  if (!entry.known || !(entry.key == key)) {
+    const auto strides = steps.strides();
+    entry.copies = !at::detail::computeStride(self.sizes(), strides, at::DimVector(shape.begin(), shape.end()));
+    entry.key = key;
+    entry.known = true;
+  }
+  return entry.copies;
+}
+
+// Subclasses (fake tensors of torch.compile among them) have the key without being ours.
+XlaTensor* plain(const Tensor& self) {
+  return self.key_set().has(c10::DispatchKey::Python) ? nullptr : maybe_xla(self);
+}
+
+}  // namespace
+
+Tensor reshape(const Tensor& self, c10::SymIntArrayRef shape) {
+  XlaTensor* x = plain(self);
+  if (x != nullptr && x->is_view()) {
+    if (const auto ints = C10_AS_INTARRAYREF_SLOW_ALLOC(shape); copies(*x, self, full_shape(self, ints))) {
+      return at::_reshape_copy(self, ints);
+    }
+  }
+  return at::native::reshape_symint(self, shape);
+}
+
+Tensor flatten(const Tensor& self, int64_t start_dim, int64_t end_dim) {
+  XlaTensor* x = plain(self);
+  if (x == nullptr || !x->is_view() || self.dim() == 0) {
+    return at::native::flatten(self, start_dim, end_dim);
+  }
+  const int64_t first = at::maybe_wrap_dim(start_dim, self.dim());
+  const int64_t last = at::maybe_wrap_dim(end_dim, self.dim());
+  c10::SmallVector<int64_t, 8> shape;
+  int64_t flat = 1;
+  for (int64_t i = 0; i < self.dim(); ++i) {
+    if (i < first || i > last) {
+      shape.push_back(self.size(i));
+      continue;
+    }
+    flat *= self.size(i);
+    if (i == last) {
+      shape.push_back(flat);
+    }
+  }
+  if (first < last && copies(*x, self, shape)) {
+    return at::_reshape_copy(self, at::IntArrayRef(shape));
+  }
+  return at::native::flatten(self, start_dim, end_dim);
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,169 @@
+"""Nested structures of tensors between the CPU and xla, and into files. xla_model offers them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_xla._engine import executor, recorder, replicas
+
+
+class ToXlaTensorArena:
+    """Collects the tensors in a nested structure, converts them in one call, and puts the results in their places.
+
+    Args:
+      convert_fn: gets the list of the collected tensors, each once, and gives as many results.
+      select_fn: whether a tensor is to be collected.
+    """
+
+    def __init__(
+        self,
+        convert_fn: Callable[[list[torch.Tensor]], Sequence[Any]],
+        select_fn: Callable[[torch.Tensor], bool],
+    ) -> None:
+        self._convert, self._select = convert_fn, select_fn
+
+    def transform(self, inputs: Any, in_place: bool = True) -> Any:
+        """``inputs`` with its tensors converted. Lists and dicts are written to, or with ``in_place=False`` copied;
+        tuples, sets and named tuples are built again where something in them changes. Other objects stay as they are.
+        """
+        found: dict[int, torch.Tensor] = {}
+        _visit(inputs, lambda t: found.setdefault(id(t), t) if self._select(t) else t, set())
+        tensors = list(found.values())
+        results = dict(zip(found, self._convert(tensors), strict=True)) if tensors else {}
+        return _replace(inputs, results, in_place, {})
+
+
+def _visit(value: Any, tensor: Callable[[torch.Tensor], Any], seen: set[int]) -> None:
+    if isinstance(value, torch.Tensor):
+        tensor(value)
+    elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
+        seen.add(id(value))
+        for item in value.values() if isinstance(value, dict) else value:
+            _visit(item, tensor, seen)
+
+
+def _replace(value: Any, results: dict[int, Any], in_place: bool, done: dict[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return results.get(id(value), value)
+    if not isinstance(value, (dict, list, tuple, set, frozenset)):
+        return value
+    if id(value) in done:
+        return done[id(value)]
+    if isinstance(value, (dict, list)):
+        target = done[id(value)] = value if in_place else copy.copy(value)
+        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            new = _replace(item, results, in_place, done)
+            if new is not item:
+                target[key] = new
+        return target
+    items = [_replace(item, results, in_place, done) for item in value]
+    if all(new is old for new, old in zip(items, value, strict=True)):
+        return value
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _is_xla(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "xla"
+
+
+def _compute(tensors: Sequence[torch.Tensor]) -> None:
+    """Runs what the tensors need: one graph for each device."""
+    for device in {t.device.index for t in tensors}:
+        nodes = recorder.module().nodes_of([t for t in tensors if t.device.index == device])
+        executor.materialize(nodes, device)
+
+
+def _to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """CPU copies; tensors that are one on xla (a tied weight in a state_dict) are one there, too."""
+    _compute(tensors)
+    copies: dict[int, torch.Tensor] = {}
+    results: list[torch.Tensor] = []
+    for tensor in tensors:
+        number = recorder.module().tensor_id(tensor)
+        if number not in copies:
+            copies[number] = tensor.detach().cpu()
+        values = copies[number].detach()
+        if isinstance(tensor, torch.nn.Parameter):
+            results.append(torch.nn.Parameter(values, tensor.requires_grad))
+        else:
+            results.append(values.requires_grad_(tensor.requires_grad))
+    return results
+
+
+def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
+    """``data`` with CPU copies in the place of its xla tensors; ``data`` itself and its containers stay as they are.
+
+    Without ``convert`` the tensors are computed but stay: what all replicas compute together, all must ask for.
+    """
+
+    def convert_fn(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if convert:
+            return _to_cpu(tensors)
+        _compute(tensors)
+        return tensors
+
+    return ToXlaTensorArena(convert_fn, _is_xla).transform(data, in_place=False)
+
+
+def send_cpu_data_to_device(datas: Any, device: torch.device | str, input_sharding: Any = None) -> Any:
+    """Moves the CPU tensors in ``datas`` to the device, in place in its lists and dicts, and returns it.
+
+    A tensor that is given alone comes back in a list. ValueError for an ``input_sharding``: there is none here.
+    """
+    if input_sharding is not None:
+        raise ValueError(f"send_cpu_data_to_device: input_sharding={input_sharding!r} is not supported, only None")
+
+    def convert_fn(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [_like(tensor, tensor.detach().to(device)) for tensor in tensors]
+
+    arena = ToXlaTensorArena(convert_fn, lambda tensor: tensor.device.type == "cpu")
+    return arena.transform([datas] if isinstance(datas, torch.Tensor) else datas)
+
+
+def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(values, tensor.requires_grad)
+    return values.requires_grad_(tensor.requires_grad)
+
+
+def check_view_sharing(obj: Any) -> None:
+    """RuntimeError if two tensors in the nested structure share memory on xla without being one tensor."""
+    module = recorder.module()
+    owner: dict[int, int] = {}
+
+    def check(tensor: torch.Tensor) -> None:
+        memory = module.memory_id(tensor) if _is_xla(tensor) else 0
+        if memory:
+            number = module.tensor_id(tensor)
+            first = owner.setdefault(memory, number)
+            if first != number:
+                raise RuntimeError(f"Tensor ID {number} is sharing a view with tensor ID {first}")
+
+    _visit(obj, check, set())
+
+
+def writes(master_only: bool = True, global_master: bool = False) -> bool:
+    """Whether this replica is one that writes a file: any, the first of each machine, or the first of all."""
+    ordinal = replicas.global_ordinal() if global_master else replicas.local_ordinal()
+    return not master_only or ordinal == 0
+
+
+def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False) -> None:
+    """torch.save of ``data`` with CPU copies in the place of its xla tensors.
+
+    Args:
+      data: what torch.save takes. xla tensors in lists, tuples and dicts are copied; views may be among them.
+      file_or_path: a path, or a file opened for writing bytes.
+      master_only: only the first replica of each machine writes.
+      global_master: with ``master_only``, only the first replica of all.
+
+    All replicas must call it, since what they compute together is computed here. It does not wait for the one that
+    writes: ``xm.rendezvous`` before another replica reads the file.
+    """
+    values = _maybe_convert_to_cpu(data, convert=writes(master_only, global_master))
+    if writes(master_only, global_master):
+        torch.save(values, file_or_path)
