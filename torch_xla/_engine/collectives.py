@@ -127,6 +127,14 @@ def _check_shares(op: str, tensor: torch.Tensor, dim: int, count: int) -> None:
         )
 
 
+def _check_order(op: str, tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if op in ("and", "or") and (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(f"all_reduce: {op!r} needs integers or bools, got {tensor.dtype}{list(tensor.shape)}")
+        if op in ("min", "max") and tensor.is_complex():
+            raise ValueError(f"all_reduce: {tensor.dtype} has no order, so no {op!r}")
+
+
 @_met
 @torch.no_grad()
 def all_reduce(
@@ -136,11 +144,8 @@ def all_reduce(
     if op not in REDUCTIONS:
         raise ValueError(f"all_reduce: {op!r} is none of {', '.join(REDUCTIONS)} (at {frames.user_line()})")
     check("all_reduce", tensors)
-    for tensor in tensors:
-        if op in ("and", "or") and (tensor.is_floating_point() or tensor.is_complex()):
-            raise ValueError(f"all_reduce: {op!r} needs integers or bools, got {tensor.dtype}{list(tensor.shape)}")
-        if op in ("min", "max") and tensor.is_complex():
-            raise ValueError(f"all_reduce: {tensor.dtype} has no order, so no {op!r}")
+    if op in ("and", "or", "min", "max"):
+        _check_order(op, tensors)
     flat = flatten("all_reduce", groups)
     return _listed(torch.ops.torch_xla.all_reduce(tensors, op, scale, flat)) if tensors else []
 
@@ -222,5 +227,4 @@ def broadcast(tensors: Sequence[torch.Tensor], root: int, groups: Groups = None)
 @torch.no_grad()
 def write(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Sets each target to its value."""
-    for target, value in zip(targets, values, strict=True):
-        target.copy_(value)
+    torch._foreach_copy_(list(targets), list(values))

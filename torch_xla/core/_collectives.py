@@ -159,11 +159,11 @@ def _delivered(result: torch.Tensor, output: torch.Tensor | None) -> torch.Tenso
 
 def buckets(tensors: Sequence[torch.Tensor], cap_mb: int) -> Iterator[list[torch.Tensor]]:
     """The tensors in order, in lists of at most ``cap_mb`` MB, or of one tensor that is larger; 0: all in one."""
-    bucket: list[torch.Tensor] = []
+    bucket: list[torch.Tensor] = [] if cap_mb else list(tensors)
     size = 0
-    for tensor in tensors:
+    for tensor in tensors if cap_mb else ():
         count = tensor.numel() * tensor.element_size()
-        if bucket and cap_mb and size + count > cap_mb << 20:
+        if bucket and size + count > cap_mb << 20:
             yield bucket
             bucket, size = [], 0
         bucket.append(tensor)
