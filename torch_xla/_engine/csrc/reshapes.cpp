@@ -59,15 +59,10 @@ bool copies(XlaTensor& x, const Tensor& self, at::IntArrayRef shape) {
   return entry.copies;
 }
 
-// Subclasses (fake tensors of torch.compile among them) have the key without being ours.
-XlaTensor* plain(const Tensor& self) {
-  return self.key_set().has(c10::DispatchKey::Python) ? nullptr : maybe_xla(self);
-}
-
 }  // namespace
 
 Tensor reshape(const Tensor& self, c10::SymIntArrayRef shape) {
-  XlaTensor* x = plain(self);
+  XlaTensor* x = maybe_xla(self);
   if (x != nullptr && x->is_view()) {
     if (const auto ints = C10_AS_INTARRAYREF_SLOW_ALLOC(shape); copies(*x, self, full_shape(self, ints))) {
       return at::_reshape_copy(self, ints);
@@ -77,7 +72,7 @@ Tensor reshape(const Tensor& self, c10::SymIntArrayRef shape) {
 }
 
 Tensor flatten(const Tensor& self, int64_t start_dim, int64_t end_dim) {
-  XlaTensor* x = plain(self);
+  XlaTensor* x = maybe_xla(self);
   if (x == nullptr || !x->is_view() || self.dim() == 0) {
     return at::native::flatten(self, start_dim, end_dim);
   }

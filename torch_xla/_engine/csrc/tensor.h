@@ -13,6 +13,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include <typeinfo>
+
 #include "device.h"
 #include "node.h"
 
@@ -147,10 +149,13 @@ class XlaTensor final : public c10::TensorImpl {
 
 // The XlaTensor of `t`; null if `t` is no dense xla tensor.
 inline XlaTensor* maybe_xla(const at::Tensor& t) {
-  // Sparse tensors of device type xla are made by torch itself and are none of ours.
-  return t.defined() && t.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::XLA)
-             ? static_cast<XlaTensor*>(t.unsafeGetTensorImpl())
-             : nullptr;
+  // The key alone does not say it: the meta tensors behind torch's fake tensors of device type xla have it too, and
+  // sparse tensors of device type xla are made by torch itself.
+  if (!t.defined() || !t.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::XLA)) {
+    return nullptr;
+  }
+  c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  return C10_LIKELY(typeid(*impl) == typeid(XlaTensor)) ? static_cast<XlaTensor*>(impl) : nullptr;
 }
 
 inline at::Tensor make_tensor(NodePtr node) { return at::Tensor(c10::make_intrusive<XlaTensor>(std::move(node))); }
