@@ -14,6 +14,7 @@ import jax
 import torch
 
 from torch_xla._engine import devices, dtypes, executor, replicas
+from torch_xla._engine.compile_cache import initialize as initialize_cache  # noqa: F401
 from torch_xla._engine.settings import settings
 
 
