@@ -158,6 +158,13 @@ def test_matmul_into_a_tensor(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     torch.testing.assert_close(out.cpu(), x @ y)
 
 
+def test_kron_into_a_tensor() -> None:
+    x, y = torch.randn(2, 3), torch.randn(4, 1)
+    out = torch.ones(8, 3, device="xla")
+    assert torch.kron(x.to("xla"), y.to("xla"), out=out) is out
+    torch.testing.assert_close(out.cpu(), torch.kron(x, y))
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_forward_mode() -> None:
     x = torch.tensor([[1.0, 0, 3], [0.5, 2, 1]])

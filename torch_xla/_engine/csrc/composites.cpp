@@ -157,11 +157,11 @@ Tensor ctc_loss_of_numbers(const Tensor& log_probs, const Tensor& targets, at::I
                              at::tensor(target_lengths, at::kLong), blank, reduction, zero_infinity);
 }
 
-Tensor& matmul_out(const Tensor& a, const Tensor& b, Tensor& out) {
-  TORCH_CHECK(!at::GradMode::is_enabled() || !(a.requires_grad() || b.requires_grad() || out.requires_grad()),
-              "matmul(): functions with out=... arguments don't support automatic differentiation, but one of the "
-              "arguments requires grad.");
-  const Tensor result = at::matmul(a, b);
+// out= forms that torch takes apart into writes through tensors that are no views here: computed, then copied.
+Tensor& write_out(const char* name, const Tensor& result, Tensor& out) {
+  TORCH_CHECK(!at::GradMode::is_enabled() || !(result.requires_grad() || out.requires_grad()), name,
+              "(): functions with out=... arguments don't support automatic differentiation, but one of the arguments "
+              "requires grad.");
   TORCH_CHECK(result.scalar_type() == out.scalar_type(), "Expected out tensor to have dtype ",
               toString(result.scalar_type()), ", but got ", toString(out.scalar_type()), " instead");
   if (out.sizes() != result.sizes()) {
@@ -169,6 +169,10 @@ Tensor& matmul_out(const Tensor& a, const Tensor& b, Tensor& out) {
   }
   return out.copy_(result);
 }
+
+Tensor& matmul_out(const Tensor& a, const Tensor& b, Tensor& out) { return write_out("matmul", at::matmul(a, b), out); }
+
+Tensor& kron_out(const Tensor& a, const Tensor& b, Tensor& out) { return write_out("kron", at::kron(a, b), out); }
 
 // Forward-mode autograd asks these of a tensor and its tangent. Equal sizes, which it compares too, say it all here.
 bool has_same_storage_numel(const Tensor&, const Tensor&) { return true; }
@@ -186,6 +190,7 @@ void register_composites() {
     auto& both = library("aten", key);
     both.impl("ctc_loss.IntList", &ctc_loss_of_numbers);
     both.impl("ctc_loss.Tensor", &ctc_loss_of_tensors);
+    both.impl("kron.out", &kron_out);
     both.impl("matmul.out", &matmul_out);
   }
   auto& plain = implementations("aten");

@@ -199,6 +199,10 @@ void check_random(const std::string& name, c10::ArrayRef<c10::IValue> arguments)
     const at::Tensor weights = arguments[0].toTensor();
     TORCH_CHECK(at::isFloatingType(weights.scalar_type()),
                 "multinomial only supports floating-point dtypes for input, got: ", weights.scalar_type());
+    const int64_t samples = arguments[1].toInt();
+    TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
+    TORCH_CHECK(weights.dim() == 0 || arguments[2].toBool() || samples <= weights.size(-1),
+                "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
   }
 }
 
