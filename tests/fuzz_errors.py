@@ -56,7 +56,8 @@ PATTERNS = [
 LEFT_OUT = {
     "compile", "save", "load", "from_file", "frombuffer", "from_numpy", "set_printoptions", "seed", "manual_seed",
     "initial_seed", "set_default_device", "set_default_dtype", "set_num_threads", "set_num_interop_threads", "cond",
-    "get_default_device", "vmap", "typename", "classproperty", "is_tensor", "is_storage", "unsafe_split",
+    "get_default_device", "vmap", "slice_inverse", "typename", "classproperty", "is_tensor", "is_storage",
+    "unsafe_split",
 }  # fmt: skip
 
 
@@ -66,7 +67,12 @@ def operators() -> list[tuple[str, Callable[..., Any]]]:
     for space, owner in (("torch", torch), ("F", F), ("Tensor", Tensor), ("linalg", torch.linalg), ("fft", torch.fft)):
         for name in dir(owner):
             function = getattr(owner, name)
-            if name.startswith("_") or name in LEFT_OUT or isinstance(function, type) or not callable(function):
+            if (
+                name.startswith(("_", "fbgemm_"))
+                or name in LEFT_OUT
+                or isinstance(function, type)
+                or not callable(function)
+            ):
                 continue
             if space == "torch" and not _is_operator(name):
                 continue
