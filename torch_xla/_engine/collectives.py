@@ -227,4 +227,5 @@ def broadcast(tensors: Sequence[torch.Tensor], root: int, groups: Groups = None)
 @torch.no_grad()
 def write(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Sets each target to its value."""
-    torch._foreach_copy_(list(targets), list(values))
+    if targets:
+        torch._foreach_copy_(list(targets), list(values))
