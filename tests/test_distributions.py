@@ -109,7 +109,7 @@ DISCRETE: list[tuple[str, Draw, Any]] = [
     ("multinomial", lambda: _choices(1, 0, 3), [0.25, 0, 0.75]),
     ("multinomial", lambda: _choices(1, 0, 3, replacement=False), [0.25, 0, 0.75]),
     ("multinomial", _draw_without_replacement, _orders(1, 2, 3)),
-    ("randperm", lambda: torch.stack([torch.randperm(5, device="xla")[0] for _ in range(500)]), [0.2] * 5),
+    ("randperm", lambda: torch.stack([torch.randperm(5, device="xla")[0] for _ in range(60)]), [0.2] * 5),
 ]
 
 #: Random rules that no row above can reach, and why.
@@ -117,7 +117,7 @@ ELSEWHERE = {
     name: "torch.Generator is the CPU's: these calls run there, with its numbers (test_generator_of_the_cpu)"
     for name in RULES
     if "generator" in name.split(".")[-1]
-}
+} | {"aten::_scaled_dot_product_efficient_attention": "its dropout: tests/lowering/test_rules_attention.py"}
 
 
 def _sample(name: str, draw: Draw) -> np.ndarray[Any, Any]:

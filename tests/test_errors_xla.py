@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,11 +34,11 @@ def _failing(monkeypatch: pytest.MonkeyPatch, where: str, text: str) -> Iterator
     with monkeypatch.context() as patch:
         if where == "running":
             original = executor._program
-            broken = lambda *args: executor.Program(_Raises(text), original(*args).spec)  # type: ignore[arg-type]
+            broken = lambda *args: dataclasses.replace(original(*args), compiled=_Raises(text))  # type: ignore[arg-type]
             patch.setattr(executor, "_program", broken)
         elif where == "compiling":
             executor.programs.clear()
-            patch.setattr(executor.jax, "jit", _Raises(text))
+            patch.setattr(jax.stages.Lowered, "compile", _Raises(text))
         elif where == "reading":
             patch.setattr(buffers.np, "asarray", _Raises(text))
         else:

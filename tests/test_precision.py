@@ -20,9 +20,11 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test starts without a setting and leaves none."""
     monkeypatch.setattr(precision, "_chosen", None)
     executor.programs.clear()
-    _as_torch_starts()
-    yield
-    _as_torch_starts()
+    # torch.testing's utilities, which other tests import, forbid to set torch.backends otherwise.
+    with torch.backends.__allow_nonbracketed_mutation():
+        _as_torch_starts()
+        yield
+        _as_torch_starts()
 
 
 def _as_torch_starts() -> None:

@@ -57,7 +57,7 @@ def float_reaches_an_exponent() -> None:
     trainer = _Trainer()
     for step in range(6):
         x, y = torch.randn(8, 4).to("xla"), torch.randint(2, (8,)).to("xla")  # upload
-        trainer.update(trainer.loss(x, y) ** (1.5 + 0.1 * step))
+        trainer.update(trainer.loss(x, y) ** (1.5 + 0.1 * step))  # power
         torch_xla.sync()  # barrier
 
 
@@ -96,7 +96,7 @@ def test_python_float_reaches_a_baked_argument() -> None:
     with recompilation.watch(lambda e: None) as told, counts() as moved:
         float_reaches_an_exponent()
     found = _only(told)
-    assert found.kind == "argument" and found.line == line_of(float_reaches_an_exponent, "barrier")
+    assert found.kind == "argument" and found.line == line_of(float_reaches_an_exponent, "power")
     assert found.details["op"].startswith("aten::pow") and found.details["argument"] == "exponent"
     assert found.details["old"] == pytest.approx(1.6) and found.details["new"] == pytest.approx(1.7)
     assert "keep it as a tensor" in found.text and "1.6" in found.text and "1.7" in found.text

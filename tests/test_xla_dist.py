@@ -19,8 +19,8 @@ import pytest
 
 from torch_xla._engine.settings import settings
 from torch_xla.distributed import xla_dist
+from torch_xla.distributed.launcher import attempt, scripts
 from torch_xla.distributed.launcher import launch as launch_module
-from torch_xla.distributed.launcher import scripts
 from torch_xla.distributed.launcher.heartbeats import Heartbeats
 from torch_xla.distributed.launcher.options import get_args_parser, job_of
 
@@ -208,12 +208,16 @@ def test_interrupt_ends_everything(fakes: Path, number: int, code: int) -> None:
         until(lambda: len(list(fakes.glob("started.*"))) == 2)
         os.kill(os.getpid(), number)
 
+    # A shell has what it runs in the background ignore Ctrl-C, these tests included.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
         result = xla_dist.main(["--hosts=a,b", "--", "bash", "-c", "touch started.$RANK; sleep 600 & wait"])
     except SystemExit as exit_:
         result = int(exit_.code or 0)
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     assert result == code  # and nothing is left: the fixture looks
 
@@ -246,7 +250,8 @@ def test_restart_after_a_lost_connection(fakes: Path, capfd: pytest.CaptureFixtu
 
 
 def test_restart_when_a_worker_stands_still(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("XLA_UNEVEN_HEARTBEAT_TIMEOUT", "1")
+    monkeypatch.setenv("XLA_UNEVEN_HEARTBEAT_TIMEOUT", "2")
+    monkeypatch.setattr(attempt, "_TICK", 0.1)  # seen soon enough to be rounded to 2 s
     settings.reload()
     script = (
         f"echo {STEP} >&2; [ -e again.$RANK ] && exit 0; touch again.$RANK; "
@@ -254,7 +259,7 @@ def test_restart_when_a_worker_stands_still(monkeypatch: pytest.MonkeyPatch, cap
     )
     assert local(2, script) == 0
     captured = capfd.readouterr()
-    assert "worker 1 has made no step for 1 s, after 1 steps; others have made up to 2; restart 1" in captured.err
+    assert "worker 1 has made no step for 2 s, after 1 steps; others have made up to 2; restart 1" in captured.err
     assert STEP not in captured.err + captured.out and captured.out.count("waits") == 2
     assert local(2, f"echo {STEP} >&2; [ $RANK = 0 ] && echo {STEP}; sleep 600", "--max-restarts=0") == 124
 
@@ -283,6 +288,21 @@ def test_heartbeats() -> None:
     beats.leave(1)
     beats.leave(2)
     assert beats.trouble() is None
+
+
+def test_heartbeats_name_a_worker_that_is_behind() -> None:
+    now = 0.0
+    beats = Heartbeats(3, uneven=10, even=20, clock=lambda: now)
+    beats.beat(0)
+    beats.beat(0)  # ahead, and silent for longer than the others
+    now += 1
+    beats.beat(1)
+    now += 1
+    beats.beat(2)
+    now += 9
+    assert beats.trouble() is None
+    now += 1
+    assert beats.trouble() == "worker 1 has made no step for 11 s, after 1 steps; others have made up to 2"
 
 
 def test_machines_that_cannot_be_used(fakes: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -365,9 +385,12 @@ def test_conda_and_docker(fakes: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert "rm -f mine" in (fakes / "docker.log").read_text()
 
 
-def test_earlier_jobs_are_ended_when_asked(place: Path) -> None:
-    earlier = subprocess.Popen(["sleep", "600"], env={"TORCH_XLA_DIST": "earlier"})
-    other = subprocess.Popen(["sleep", "600"], env={"OTHER": "TORCH_XLA_DIST=no"})
+def test_earlier_jobs_are_ended_when_asked(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # All jobs of the user are ended: with the real name, also those of tests that run beside this one.
+    mark = f"{scripts.MARK}_{os.getpid()}"
+    monkeypatch.setattr(scripts, "MARK", mark)
+    earlier = subprocess.Popen(["sleep", "600"], env={mark: "earlier"})
+    other = subprocess.Popen(["sleep", "600"], env={"OTHER": f"{mark}=no"})
     try:
         assert local(1, "true") == 0 and earlier.poll() is None
         assert local(1, "true", "--restart-tpuvm-pod-server") == 0

@@ -35,7 +35,7 @@ def test_batch_norm(shape: tuple[int, ...], dtype: torch.dtype, parameters: torc
     for training in (True, False):
         check("aten::native_batch_norm", *operands, training, 0.1, 1e-5, **loose(dtype))
         check("aten::_native_batch_norm_legit_functional", *operands, training, 0.3, 1e-5, **loose(dtype))
-    check("aten::_native_batch_norm_legit", x, None, None, mean, var, False, 0.1, 1e-3, **loose(dtype))
+    check("aten::_native_batch_norm_legit_no_training", x, None, None, mean, var, 0.1, 1e-3, **loose(dtype))
     check("aten::_native_batch_norm_legit.no_stats", x, w, b, True, 0.1, 1e-5, **loose(dtype))
     check("aten::_native_batch_norm_legit_no_training", *operands, 0.1, 1e-5, **loose(dtype))
     check("aten::_batch_norm_no_update", *operands, 0.1, 1e-5, **loose(dtype))

@@ -32,13 +32,20 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 class Saving:
     """What one torch.save has seen. Lives as long as that call, and belongs to its thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, older: bool) -> None:
+        self._older = older
         self._owner: dict[int, int] = {}  # memory -> the tensor that was saved first
         self._copies: dict[int, torch.Tensor] = {}  # tensor -> its values on the CPU
         self._cut: set[int] = set()
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values on the CPU, one copy for tensors that are one. RuntimeError for a view of another tensor."""
+        if self._older:
+            raise RuntimeError(
+                "torch.save: a file of the older format (_use_new_zipfile_serialization=False) cannot hold xla tensors "
+                f"({tensor.dtype}{list(tensor.shape)} on {tensor.device}): its values come after its tensors, which "
+                "torch.load moves to their device before it has them. Leave that argument out, or save tensor.cpu()."
+            )
         self._run_pending(tensor.device.index)
         module = recorder.module()
         memory = module.memory_id(tensor)
@@ -74,8 +81,8 @@ _thread = _Thread()
 
 
 @contextmanager
-def _saving() -> Iterator[None]:
-    before, _thread.saving = _thread.saving, Saving()
+def _saving(older: bool) -> Iterator[None]:
+    before, _thread.saving = _thread.saving, Saving(older)
     try:
         yield
     finally:
@@ -168,7 +175,8 @@ def install() -> None:
 
     @functools.wraps(original_save)
     def save(*args: Any, **kwargs: Any) -> None:
-        with _saving():
+        newer = args[4] if len(args) > 4 else kwargs.get("_use_new_zipfile_serialization", True)
+        with _saving(older=not newer):
             original_save(*args, **kwargs)
 
     save._torch_xla = True  # type: ignore[attr-defined]

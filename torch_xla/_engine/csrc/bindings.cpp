@@ -418,8 +418,8 @@ XlaTensor& xla(const at::Tensor& t) {
 // A tensor of its own with a buffer that exists already.
 at::Tensor tensor_of_buffer(const py::object& array, int dtype, int device) {
   const auto shape = array.attr("shape").cast<std::vector<int64_t>>();
-  return make_tensor(
-      make_leaf(steal(array, device), make_signature(static_cast<at::ScalarType>(dtype), shape), static_cast<int8_t>(device)));
+  return make_tensor(make_leaf(steal(array, device), make_signature(static_cast<at::ScalarType>(dtype), shape),
+                               static_cast<int8_t>(device)));
 }
 
 void bind_graph(py::module_& m) {

@@ -205,6 +205,9 @@ bool register_side_writes(const OpsByName& recorded, const std::string& name, co
   std::string base = schema.name();
   size_t aside = 0;  // written to, and not returned
   for (const auto& arg : schema.arguments()) {
+    if (writes(arg) && arg.type()->kind() != c10::TypeKind::TensorType) {
+      return false;  // a list: torch takes those apart
+    }
     aside += writes(arg);
   }
   for (const auto& result : schema.returns()) {

@@ -44,10 +44,12 @@ class Heartbeats:
         with self._lock:
             if not self._latest or not self._steps:
                 return None
-            slowest = min(self._latest, key=lambda ordinal: (self._latest[ordinal], self._steps[ordinal]))
+            fewest, most = min(self._steps.values()), max(self._steps.values())
+            uneven = fewest < most
+            # Those ahead wait for those behind: where the counts differ, the fault is with one of the latter.
+            behind = [ordinal for ordinal, steps in self._steps.items() if steps == fewest]
+            slowest = min(behind, key=self._latest.__getitem__)
             silent = self._clock() - self._latest[slowest]
-            most = max(self._steps.values())
-            uneven = min(self._steps.values()) < most
             if silent <= (self._uneven if uneven else self._even):
                 return None
             others = f"others have made up to {most}" if uneven else "and so have the others"
