@@ -32,12 +32,13 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     """A device buffer with the values of a dense, contiguous CPU tensor. TypeError for a dtype that no device has."""
     if not dtypes.is_supported(tensor.dtype):
         raise TypeError(f"{tensor.dtype} does not exist on xla; convert the tensor (shape {list(tensor.shape)}) first")
+    tensor = tensor.detach()  # a plain tensor: a lazy module's parameter has no shape to name
     place = devices.device(ordinal)
     doing = lambda: f"moving a tensor to the device ({tensor.dtype}{list(tensor.shape)})"
     with metrics.timed("TransferToServerTime"), failures.explained(doing, ordinal):
         # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
         # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
-        own = tensor.detach().to(dtypes.stored(tensor.dtype), copy=place.platform == "cpu")
+        own = tensor.to(dtypes.stored(tensor.dtype), copy=place.platform == "cpu")
         host = _to_host(own)
         with jax.enable_x64(True):
             buffer: jax.Array = jax.device_put(host, place, may_alias=False)
