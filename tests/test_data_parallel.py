@@ -137,6 +137,7 @@ attempt(fails_in_the_loader)
 print([t.name for t in threading.enumerate()])
 print(parallel(lambda model, loader, device, context: str(device), []))
 """,
+        XLA_EXPLAIN_RECOMPILATIONS="0",  # each thread compiles programs of its own at the same lines
         CPU_NUM_DEVICES="3",
         PJRT_DEVICE="CPU",
     )
