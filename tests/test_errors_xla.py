@@ -13,6 +13,7 @@ import torch
 from helpers import counts
 
 import torch_xla
+import torch_xla.core.xla_model as xm
 from torch_xla._engine import buffers, executor, failures
 
 MEMORY = "RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes."
@@ -115,9 +116,11 @@ def test_amounts(text: str, amount: int | None) -> None:
 
 def test_real_allocation_that_cannot_be() -> None:
     x = torch.ones(1, device="xla")
+    peak = xm.get_memory_info(x.device)["peak_bytes_used"]
     huge = x.expand(1 << 24, 1 << 24)
     with pytest.raises(RuntimeError) as caught:
         (huge.clone() + 1).cpu()
     assert "xla:0" in str(caught.value) and __file__ in str(caught.value)
     del huge
     assert (x + 1).tolist() == [2]
+    assert xm.get_memory_info(x.device)["peak_bytes_used"] < peak + (1 << 24), "what never ran was never in use"

@@ -199,8 +199,8 @@ def _run_among(threads: meeting.Meeting, graph: Any, device: int, arguments: lis
             results: list[jax.Array] = ready.compiled(*lifted)
         return results
 
-    observer.execution(graph, device, known.sizes if known else observer.Sizes([]))
-    return meeting.run(threads, agreement.summary(spec, graph.key), arguments, team.sharding, call)
+    with observer.execution(graph, device, known.sizes if known else observer.Sizes([])):
+        return meeting.run(threads, agreement.summary(spec, graph.key), arguments, team.sharding, call)
 
 
 def _placed(arguments: list[Any], team: replicated.Team | None) -> list[Any]:
@@ -228,11 +228,14 @@ def _execute(
     if results is not None:
         return results, None
     found = _program(graph, device, arguments)
-    observer.execution(graph, device, found.sizes)
     if found.team is not None:
         stall.launching(found.spec, found.team)
     doing = lambda: f"running {failures.describe_graph(found.spec)}"
-    with metrics.timed("ExecuteTime"), failures.explained(doing, device, found.spec):
+    with (
+        observer.execution(graph, device, found.sizes),
+        metrics.timed("ExecuteTime"),
+        failures.explained(doing, device, found.spec),
+    ):
         results = found.compiled(*arguments)
     if found.team is not None:
         stall.launched(results)

@@ -25,9 +25,9 @@ def used(device: int) -> int:
     return int(recorder.module().memory_use(device)[0])
 
 
-def expect(device: int, extra: int) -> None:
-    """A program starts that needs ``extra`` bytes on top of what is there."""
-    _raise_peak(device, used(device) + extra)
+def reached(device: int, total: int) -> None:
+    """A program has started that takes the bytes in use to ``total``."""
+    _raise_peak(device, total)
 
 
 def _raise_peak(device: int, to: int) -> int:

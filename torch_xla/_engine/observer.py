@@ -102,20 +102,23 @@ def compiled(program_: jax.stages.Compiled) -> None:
         )
 
 
-def execution(graph: Any, device: int, size: Sizes) -> None:
-    """A program is about to run."""
+@contextmanager
+def execution(graph: Any, device: int, size: Sizes) -> Iterator[None]:
+    """Around the start of a program. What it needs counts as having been in use only if it could start."""
     line, cause = frames.user_line(), trigger.reason()
     watcher.ran((device, cause, line))
     metrics.count("ExecuteComputation")
     step = journal.current()
     step.ops += graph.node_count
-    step.peak_bytes = max(step.peak_bytes, memory.used(device) + size.extra)
-    memory.expect(device, size.extra)
+    needed = memory.used(device) + size.extra
     recorder.module().set_maker(makers.number("result", line))
     if analysis.level() >= 2:
         analysis.graph("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
     if _execute_log.isEnabledFor(logging.INFO):
         _execute_log.info("%d ops, %d results, %s at %s", graph.node_count, graph.root_count, cause, line)
+    yield
+    step.peak_bytes = max(step.peak_bytes, needed)
+    memory.reached(device, needed)
 
 
 def fallback(op: str, line: str) -> None:
