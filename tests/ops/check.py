@@ -120,8 +120,8 @@ def _compare(pair: _Pair, outcome: Outcome) -> None:
     try:
         values = info.name not in database.RANDOM and not _is_random(pair)
         process = _process(info, pair.case, outcome.kind)
-        rtol, scale = tolerances.of(outcome.op, outcome.dtype, outcome.kind)
-        compare.assert_same(pair.got, pair.expected, values=values, process=process, rtol=rtol, scale=scale)
+        limits = tolerances.of(outcome.op, outcome.dtype, outcome.kind)
+        compare.assert_same(pair.got, pair.expected, values=values, process=process, limits=limits)
     except AssertionError as error:
         outcome.fail("wrong", str(error), pair.case.label)
     except Exception as error:
@@ -143,10 +143,11 @@ def _process(info: Any, case: Case, kind: str) -> Callable[[Any], Any] | None:
 
 
 def _is_random(pair: _Pair) -> bool:
-    """Whether the CPU gives something else with another seed."""
-    torch.manual_seed(1)
+    """Whether the CPU gives something else with one of some other seeds: a few coins may fall alike with the next."""
     try:
-        compare.assert_same(pair.case.run("cpu"), pair.expected, device="cpu")
+        for seed in range(1, 6):
+            torch.manual_seed(seed)
+            compare.assert_same(pair.case.run("cpu"), pair.expected, device="cpu")
     except AssertionError:
         return True
     return False

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.testing._comparison import default_tolerances
 from torch.utils import _pytree
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may differ: ``rtol`` of each element, None for torch.testing's own; and everywhere the largest of
+    torch.testing's atol, ``atol``, and ``scale`` times the largest finite value of the result.
+    """
+
+    rtol: float | None = None
+    scale: float = 0.0
+    atol: float = 0.0
+
+
+TORCHS_OWN = Limits()
 
 
 def assert_same(
@@ -17,13 +32,9 @@ def assert_same(
     device: str = "xla",
     values: bool = True,
     process: Callable[[Any], Any] | None = None,
-    rtol: float | None = None,
-    scale: float = 0.0,
+    limits: Limits = TORCHS_OWN,
 ) -> None:
-    """Raises AssertionError for a difference. ``process`` leaves of both what is unambiguous, after the shapes.
-
-    ``scale`` times the largest finite value of a result is allowed everywhere in it.
-    """
+    """Raises AssertionError for a difference. ``process`` leaves of both what is unambiguous, after the shapes."""
     _assert_structure(got, expected, device)
     if not values:
         return
@@ -32,21 +43,21 @@ def assert_same(
         got, expected = process(got), process(expected)
     for number, (g, e) in enumerate(zip(_pytree.tree_leaves(got), _pytree.tree_leaves(expected), strict=True)):
         if isinstance(e, torch.Tensor):
-            _assert_close(number, g.detach(), e.detach(), rtol, scale)
+            _assert_close(number, g.detach(), e.detach(), limits)
         elif isinstance(e, float):
             assert g == e or g != g or abs(g - e) <= 1e-5 * abs(e), f"result {number} is {g}, not {e}"
         else:
             assert g == e or isinstance(e, torch.device), f"result {number} is {g!r}, not {e!r}"
 
 
-def _assert_close(number: int, got: torch.Tensor, expected: torch.Tensor, rtol: float | None, scale: float) -> None:
-    rtol_default, atol = default_tolerances(expected)
-    if scale and expected.numel() and (expected.is_floating_point() or expected.is_complex()):
-        atol = max(atol, scale * float(expected.abs().nan_to_num(0, 0, 0).max()))
+def _assert_close(number: int, got: torch.Tensor, expected: torch.Tensor, limits: Limits) -> None:
+    rtol, atol = default_tolerances(expected)
+    if expected.numel() and (expected.is_floating_point() or expected.is_complex()):
+        atol = max(atol, limits.atol, limits.scale * float(expected.abs().nan_to_num(0, 0, 0).max()))
     torch.testing.assert_close(
         got.resolve_conj().resolve_neg(),
         expected.resolve_conj().resolve_neg(),
-        rtol=rtol_default if rtol is None else rtol,
+        rtol=rtol if limits.rtol is None else limits.rtol,
         atol=atol,
         equal_nan=True,
         check_stride=False,

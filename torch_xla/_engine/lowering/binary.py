@@ -11,7 +11,7 @@ from jax import lax
 
 from torch_xla._engine import dtypes
 from torch_xla._engine.lowering.cast import convert, opmath
-from torch_xla._engine.lowering.elementwise import Function, arithmetic, discontinuous, table
+from torch_xla._engine.lowering.elementwise import Function, arithmetic, discontinuous, table, widen
 from torch_xla._engine.lowering.registry import Context, Operand, lower
 
 
@@ -52,8 +52,13 @@ def _floor_divide(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(b == 0, a / b, nearest)
 
 
-def _trunc_divide(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.trunc(a / b) if dtypes.is_inexact(a.dtype) else lax.div(*jnp.broadcast_arrays(a, b))
+def _trunc_divide(context: Context, a: Operand, b: Operand) -> jax.Array:
+    a, b = jnp.broadcast_arrays(widen(a, context.dtype), widen(b, context.dtype))
+    if not dtypes.is_inexact(a.dtype):
+        return convert(lax.div(a, b), context.dtype)
+    # torch rounds the quotient to 16 bits and then cuts; a pair of conversions XLA may leave out.
+    precision = jnp.finfo(context.dtype)
+    return convert(jnp.trunc(lax.reduce_precision(a / b, precision.nexp, precision.nmant)), context.dtype)
 
 
 def logaddexp(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -92,7 +97,7 @@ table(discontinuous, {"heaviside": _heaviside})
 _DIVISIONS = {
     None: arithmetic(jnp.true_divide),
     "floor": discontinuous(_floor_divide),
-    "trunc": discontinuous(_trunc_divide),
+    "trunc": _trunc_divide,
 }
 
 

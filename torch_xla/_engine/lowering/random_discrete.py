@@ -39,7 +39,12 @@ def _native_dropout(context: Context, x: jax.Array, p: float, train: bool | None
     return _masked_scale(x, mask, 1 / (1 - p) if p < 1 else 0.0), mask
 
 
-@lower("aten::_masked_scale", "aten::native_dropout_backward")
+@lower("aten::native_dropout_backward", ctx=True)
+def _native_dropout_backward(context: Context, grad: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
+    return _masked_scale(convert(grad, context.dtype), mask, scale)
+
+
+@lower("aten::_masked_scale")
 def _masked_scale(x: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
     # A product, not a choice: torch lets the nan of a dropped element through.
     wide = convert(x, opmath(x.dtype))

@@ -57,6 +57,8 @@ def _points(x: jax.Array, dim: int, index: jax.Array) -> Place:
 def _scatter(
     x: jax.Array, dim: int, index: jax.Array, src: Operand, reduce: str | None = None, include_self: bool = True
 ) -> jax.Array:
+    if index.size == 0:
+        return x  # whatever its shape: torch compares that only where there is something to scatter
     shape, src = x.shape, convert(src, x.dtype)
     x, index = at_least_1d(x), at_least_1d(index)
     if src.ndim:
@@ -86,8 +88,8 @@ def _rows(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> tuple[
 def index_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, alpha: Operand = 1) -> jax.Array:
     wide, base = opmath(x.dtype), at_least_1d(x)
     place, values = _rows(base, dim, index, convert(source, wide))
-    if x.dtype != np.bool_:
-        values = values * convert(alpha, wide)
+    factor = convert(alpha, wide)
+    values = values & factor if x.dtype == np.bool_ else values * factor
     return accumulate(base, place, values, **TRUSTED).reshape(x.shape)
 
 
