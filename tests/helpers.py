@@ -16,7 +16,7 @@ import jax
 import torch
 
 import torch_xla
-from torch_xla._engine import executor, metrics, program
+from torch_xla._engine import metrics, program, programs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,7 +81,7 @@ def stablehlo() -> list[str]:
     """The programs in the cache, oldest first, as what XLA is given: before it widens what a CPU does not have."""
     texts = []
     with jax.enable_x64(True):
-        for found in executor.programs._programs.values():
+        for found in programs.cache._programs.values():
             shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(found.compiled.args_info)]
             texts.append(jax.jit(program.function(found.spec)).lower(*shapes).as_text())
     return texts

@@ -11,7 +11,7 @@ import torch
 from helpers import Counts, counts, run_script
 
 from torch_xla import backends
-from torch_xla._engine import compile_cache, executor, precision
+from torch_xla._engine import compile_cache, precision, programs
 from torch_xla._engine.program_files import ProgramFiles
 
 CACHE = (
@@ -30,7 +30,7 @@ def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(value: float = 1.0) -> Counts:
     """What moves as a process that has compiled nothing yet runs a small program."""
-    executor.programs.clear()
+    programs.cache.clear()
     with counts() as moved:
         x = torch.full((5, 5), value).to("xla")
         assert (x @ x - 0.5).sum().item() == 125 * value * value - 12.5

@@ -17,7 +17,7 @@ from torch import Tensor, int64, nn, ones, zeros
 from torch.nn import functional as F
 
 import torch_xla
-from torch_xla._engine import executor
+from torch_xla._engine import programs
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.registry import Number
 
@@ -296,7 +296,7 @@ def _fail(*args: Any) -> Any:
     ids=["raises", "dtype", "shape", "results", "numpy of a tracer"],
 )
 def test_lowering_that_fails(monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any], message: str) -> None:
-    executor.programs.clear()
+    programs.cache.clear()
     x = torch.full((2, 3), 2.0).to("xla")
     before = x.add_(1)  # in place: its old buffer must not be gone
     with monkeypatch.context() as patch:

@@ -14,7 +14,7 @@ from helpers import counts
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from torch_xla._engine import buffers, executor, failures
+from torch_xla._engine import buffers, executor, failures, programs
 
 MEMORY = "RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes."
 BROKEN = "INTERNAL: the compiler has lost its way\n*** Begin stack trace ***\n\txla::Something()"
@@ -38,7 +38,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch, where: str, text: str) -> Iterator
             broken = lambda *args: dataclasses.replace(original(*args), compiled=_Raises(text))  # type: ignore[arg-type]
             patch.setattr(executor, "_program", broken)
         elif where == "compiling":
-            executor.programs.clear()
+            programs.cache.clear()
             patch.setattr(jax.stages.Lowered, "compile", _Raises(text))
         elif where == "reading":
             patch.setattr(buffers.np, "asarray", _Raises(text))

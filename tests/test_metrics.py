@@ -13,7 +13,7 @@ from helpers import counts, run_script
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
-from torch_xla._engine import executor, metrics
+from torch_xla._engine import metrics, programs
 
 # The grammar of the report, as in the documents' examples.
 TIME = r"(?:\d{2}d)?(?:\d{2}h)?(?:\d{2}m)?(?:\d{2}s)?(?:\d{3}ms)?\d{1,3}\.\d{3}us"
@@ -46,7 +46,7 @@ def parse(report: str) -> list[tuple[str, str]]:
 @pytest.fixture
 def busy() -> Iterator[None]:
     """A process that has done some of everything, counted from zero."""
-    executor.programs.clear()
+    programs.cache.clear()
     met.clear_all()
     x = torch.rand(3, 3).to("xla")
     for i in range(3):
@@ -224,7 +224,7 @@ _READS = {"TransferFromServerTime": 1, "InboundData": 1}
 
 def test_counter_movements() -> None:
     """The table of what moves, line by line, on the same tensor."""
-    executor.programs.clear()
+    programs.cache.clear()
     source = torch.rand(3, 3)
     kept: list[torch.Tensor] = []
     with counts() as moved:

@@ -15,7 +15,7 @@ from helpers import assert_same, counts, products, run_script, stablehlo, to
 from torch import Tensor
 
 import torch_xla
-from torch_xla._engine import dtypes, executor, recorder
+from torch_xla._engine import dtypes, executor, programs, recorder
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 MODES: dict[str, dict[str, Any]] = {
@@ -31,13 +31,13 @@ MODES: dict[str, dict[str, Any]] = {
 def storing(mode: str) -> Iterator[None]:
     """This process as one whose devices store dtypes in another way; no tensor on xla outlives the block."""
     torch_xla.sync()
-    executor.programs.clear()
+    programs.cache.clear()
     dtypes.narrow(dtypes.narrowing(**MODES[mode]))
     try:
         yield
     finally:
         torch_xla.sync()
-        executor.programs.clear()
+        programs.cache.clear()
         dtypes.narrow({})
 
 

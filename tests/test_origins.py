@@ -271,8 +271,8 @@ def test_hlo_debug(tmp_path: Path) -> None:
 import re
 lines = set(re.findall(r'op_name="jit\(graph\)/(Net[^"]*?)/(aten::\w+)[^"]*" source_file="<string>" source_line=(\d+)', dump))
 assert {("Net/fc", "aten::addmm", "9"), ("Net", "aten::where", "9"), ("Net", "aten::where", "10")} <= lines, lines
-from torch_xla._engine import executor
-compiled = "".join(p.compiled.as_text() for p in executor.programs._programs.values())
+from torch_xla._engine import programs
+compiled = "".join(p.compiled.as_text() for p in programs.cache._programs.values())
 assert 'op_name="jit(graph)/Net/fc/aten::addmm/dot_general"' in compiled
 assert re.search(r'\d+ "<string>"', compiled)
 """  # noqa: E501

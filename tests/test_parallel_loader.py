@@ -277,7 +277,7 @@ def test_fixed_batch_size_ends_at_the_first_other_one() -> None:
         ([], {}, ValueError, "got none"),
         (["xla:0", "xla:0"], {}, ValueError, "got xla:0, xla:0"),
         (["xla:0"], {"loader_prefetch_size": 0}, ValueError, "loader_prefetch_size must be at least 1, got 0"),
-        (["xla:0"], {"input_sharding": "x"}, NotImplementedError, "input_sharding needs SPMD"),
+        (["xla:0"], {"input_sharding": "x"}, TypeError, "input_sharding must be a ShardingSpec"),
     ],
 )
 def test_errors_in_arguments(devices: list[str], options: Any, error: type[Exception], message: str) -> None:

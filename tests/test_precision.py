@@ -12,14 +12,14 @@ from torch.nn.functional import conv1d
 
 import torch_xla
 from torch_xla import backends
-from torch_xla._engine import devices, executor, precision
+from torch_xla._engine import devices, precision, programs
 
 
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test starts without a setting and leaves none."""
     monkeypatch.setattr(precision, "_chosen", None)
-    executor.programs.clear()
+    programs.cache.clear()
     # torch.testing's utilities, which other tests import, forbid to set torch.backends otherwise.
     with torch.backends.__allow_nonbracketed_mutation():
         _as_torch_starts()
@@ -35,7 +35,7 @@ def _as_torch_starts() -> None:
 
 def _run() -> tuple[str, str]:
     """The precisions that a product and a convolution are compiled with."""
-    executor.programs.clear()
+    programs.cache.clear()
     x = torch.ones(3, 3, device="xla")
     result = x @ x, conv1d(x[None], x[:, :, None])
     torch_xla.sync()

@@ -45,9 +45,10 @@ def test_programs_in_memory() -> None:
     assert xr.get_num_cached_compilation_graph() == before + 1
 
 
-def test_spmd_says_that_it_does_not_exist() -> None:
-    with pytest.raises(NotImplementedError, match=r"^use_spmd: .*xla_multiprocessing.spawn"):
-        xr.use_spmd()
+def test_spmd_does_not_choose_by_itself() -> None:
+    with pytest.raises(NotImplementedError, match=r"^use_spmd\(auto=True\): mark the inputs"):
+        xr.use_spmd(auto=True)
+    assert not xr.is_spmd()
 
 
 def test_another_kind_of_device_comes_too_late() -> None:

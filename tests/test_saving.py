@@ -402,7 +402,7 @@ def test_send_cpu_data_to_device() -> None:
     assert xm.send_cpu_data_to_device(data, "xla:0") is data and data["a"] is inner
     assert inner[0].device.type == "xla" and data["b"][0].device.type == "xla" and data["b"][0].requires_grad
     assert [t.device.type for t in xm.send_cpu_data_to_device(torch.ones(2), "xla")] == ["xla"]
-    with pytest.raises(ValueError, match="input_sharding"):
+    with pytest.raises(TypeError, match="input_sharding must be a ShardingSpec"):
         xm.send_cpu_data_to_device([], "xla", input_sharding=1)
 
 

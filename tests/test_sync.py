@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from torch_xla._engine import executor, recorder
+from torch_xla._engine import programs, recorder
 
 #: The counters of the documents that these tests are about, and how they abbreviate.
 SHORT = {"up": "TransferToServerTime", "out": "OutboundData", "down": "TransferFromServerTime", "in": "InboundData",
@@ -29,7 +29,7 @@ def moves(moved: Counts) -> dict[str, int]:
 @pytest.fixture
 def cold() -> None:
     """No program compiled, nothing pending."""
-    executor.programs.clear()
+    programs.cache.clear()
     torch_xla.sync()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import torch
 
-from torch_xla._engine import devices, dtypes, executor, replicas
+from torch_xla._engine import devices, dtypes, programs, recorder, replicas
 from torch_xla._engine.compile_cache import initialize as initialize_cache  # noqa: F401
 from torch_xla._engine.settings import settings
 
@@ -93,7 +93,7 @@ def host_index() -> int:
 
 def addressable_device_count() -> int:
     """The number of xla devices of this process; starts the backend."""
-    return len(devices.devices())
+    return devices.count()
 
 
 def local_device_count() -> int:
@@ -139,22 +139,36 @@ def get_master_ip() -> str:
 
 def get_num_cached_compilation_graph() -> int:
     """How many compiled programs are kept in memory."""
-    return len(executor.programs)
+    return len(programs.cache)
 
 
 def is_spmd() -> bool:
-    """Whether one process drives all devices with sharded tensors. It does not: see use_spmd."""
-    return False
+    """Whether ``xla:0`` stands for all devices, over which tensors are spread; see use_spmd."""
+    return replicas.is_spmd()
 
 
 def use_spmd(auto: bool | None = False) -> None:
-    """Raises NotImplementedError: sharding tensors over the devices of one process is not built yet."""
-    del auto
-    raise NotImplementedError(
-        "use_spmd: sharded tensors (SPMD) do not exist in this torch_xla yet; train with a process for each device "
-        "(torch_xla.distributed.xla_multiprocessing.spawn or torchrun), or a thread for each "
-        "(torch_xla.distributed.data_parallel.DataParallel)"
+    """From now on one device, ``xla:0``, stands for all devices of the job, and a tensor can be spread over them.
+
+    A tensor is there on every device until torch_xla.distributed.spmd.mark_sharding says otherwise; XLA splits the work
+    and exchanges what is needed. Call it before the first tensor; xla tensors that exist already are replicated when
+    they are next used. With several processes each runs the same script on the same values.
+
+    Args:
+      auto: must be false: choosing the shardings is XLA's work only for tensors that nobody marks.
+
+    Raises NotImplementedError for ``auto``, RuntimeError where tensors live on devices other than ``xla:0``.
+    """
+    if auto:
+        raise NotImplementedError("use_spmd(auto=True): mark the inputs and parameters, XLA chooses the rest")
+    live = (
+        [n for n in range(1, len(devices.devices())) if recorder.module().live_tensor_count(n)]
+        if devices.started()
+        else []
     )
+    if live:
+        raise RuntimeError(f"use_spmd: tensors live on xla:{live[0]}; there is only xla:0 with SPMD, so call it first")
+    replicas.use_spmd()
 
 
 def _all_devices() -> list[jax.Device]:

@@ -23,7 +23,7 @@ def device(index: int | None = None) -> torch.device:
     """The xla device of that ordinal, or the current one. Raises RuntimeError for an ordinal that does not exist."""
     if index is None:
         return torch.device("xla", recorder.module().current_device())
-    count = len(_devices.devices())
+    count = _devices.count()
     if not 0 <= index < count:
         raise RuntimeError(f"xla:{index} does not exist: this process has {count} xla device{'s'[: count != 1]}")
     return torch.device("xla", index)
@@ -36,7 +36,7 @@ def devices() -> list[torch.device]:
 
 def device_count() -> int:
     """The number of xla devices of this process; starts the backend."""
-    return len(_devices.devices())
+    return _devices.count()
 
 
 def real_devices() -> list[str]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.helpers import counts
-from torch_xla._engine import dtypes, executor
+from torch_xla._engine import dtypes, programs
 from torch_xla._engine.lowering import RULES, attention
 from torch_xla._engine.lowering.registry import Context
 
@@ -59,7 +59,7 @@ MASKS = {
 @pytest.mark.parametrize("name", list(MASKS))
 def test_masks(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "BLOCK_ELEMENTS", block)  # 5 rows in one block, or in three of two
-    executor.programs.clear()
+    programs.cache.clear()
     _assert_as_on_cpu(_inputs(4, 4, 5, 7), MASKS[name])
 
 
@@ -67,7 +67,7 @@ def test_masks(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("block", [attention.BLOCK_ELEMENTS, 2 * 4 * 2 * 7])
 def test_causal(rows: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "BLOCK_ELEMENTS", block)
-    executor.programs.clear()
+    programs.cache.clear()
     _assert_as_on_cpu(_inputs(4, 4, rows, 7), is_causal=True)
 
 

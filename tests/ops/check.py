@@ -16,7 +16,7 @@ import torch_xla
 from tests.ops import compare, database, tolerances
 from tests.ops.kinds import Case, cases, pointed_at
 from tests.ops.outcome import Outcome
-from torch_xla._engine import decompose, executor, metrics
+from torch_xla._engine import decompose, metrics, programs
 
 READING = "aten::_local_scalar_dense"
 
@@ -40,7 +40,7 @@ def check(name: str, dtype: torch.dtype, kind: str, limit: int) -> Outcome:
         else:
             _check_values(found, outcome)
     outcome.seconds = round(time.perf_counter() - start, 2)
-    executor.programs.clear()
+    programs.cache.clear()
     return outcome
 
 

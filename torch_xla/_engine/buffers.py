@@ -14,7 +14,19 @@ import jax
 import numpy as np
 import torch
 
-from torch_xla._engine import devices, dtypes, failures, frames, journal, makers, metrics, recorder, replicated
+from torch_xla._engine import (
+    devices,
+    dtypes,
+    failures,
+    frames,
+    journal,
+    makers,
+    metrics,
+    recorder,
+    replicas,
+    replicated,
+    sharded,
+)
 
 _log = logging.getLogger("torch_xla.transfer")
 
@@ -41,7 +53,7 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
         own = tensor.to(dtypes.stored(tensor.dtype), copy=place.platform == "cpu")
         host = _to_host(own)
         with jax.enable_x64(True):
-            buffer: jax.Array = jax.device_put(host, place, may_alias=False)
+            buffer = sharded.put(host) if replicas.is_spmd() else jax.device_put(host, place, may_alias=False)
             # The caller may write to its tensor as soon as we return.
             buffer.block_until_ready()
     metrics.metric("OutboundData", metrics.format_bytes).add(host.nbytes)
@@ -71,7 +83,7 @@ def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
     with metrics.timed("TransferFromServerTime"), failures.explained(doing, devices.ordinal(buffer)):
         with journal.spent("wait"):
             buffer.block_until_ready()
-        host = np.ascontiguousarray(np.asarray(buffer))
+        host = np.ascontiguousarray(sharded.whole(buffer))
         # torch's own memory: a tensor over numpy's, or one that numpy has seen, could not be resized.
         tensor = torch.empty(buffer.shape, dtype=dtypes.named(buffer.dtype))
         ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)

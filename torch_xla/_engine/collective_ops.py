@@ -44,6 +44,10 @@ def _permuted(x: torch.Tensor, pairs: Sequence[int], groups: Sequence[int]) -> t
     return torch.empty_like(x)
 
 
+def _laid_out(x: torch.Tensor, sharding: int) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 def define() -> None:
     """Makes the operators known to torch; once."""
     _define("all_reduce(Tensor[] inputs, str op, Scalar scale, int[] groups) -> Tensor[]", _same)
@@ -51,4 +55,5 @@ def define() -> None:
     _define("reduce_scatter(Tensor input, str op, int dim, int shards, int[] groups) -> Tensor", _reduce_scatter)
     _define("all_to_all(Tensor input, int split, int concat, int shards, int[] groups) -> Tensor", _all_to_all)
     _define("collective_permute(Tensor input, int[] pairs, int[] groups) -> Tensor", _permuted)
+    _define("lay_out(Tensor input, int sharding) -> Tensor", _laid_out)
     _define("collective_broadcast(Tensor[] inputs, int root, int[] groups) -> Tensor[]", _same)

@@ -31,7 +31,7 @@ def is_initialized() -> bool:
 
 def device_count() -> int:
     """The number of xla devices of this process; starts the backend."""
-    return len(devices.devices())
+    return devices.count()
 
 
 def current_device() -> int:

@@ -53,7 +53,8 @@ def _find() -> tuple[jax.Device, ...]:
 
 def _local_devices() -> tuple[jax.Device, ...]:
     wanted, count = hardware.requested(), hardware.cpu_count()
-    if count > 1 and (wanted is None or wanted.kind == "CPU") and replicas.process_count() == 1:
+    alone = replicas.process_count() == 1 or replicas.is_spmd()
+    if count > 1 and (wanted is None or wanted.kind == "CPU") and alone:
         _ask_for_cpu_devices(count)
     if wanted is None:
         return tuple(jax.local_devices())
@@ -87,6 +88,11 @@ def replica_devices() -> tuple[jax.Device, ...]:
     return tuple(device(ordinal) for ordinal in replicas.local_devices() or (0,))
 
 
+def count() -> int:
+    """The number of xla devices: the local ones, or with SPMD the one that stands for all."""
+    return 1 if replicas.is_spmd() else len(devices())
+
+
 def device(ordinal: int) -> jax.Device:
     """The jax device behind ``xla:<ordinal>``. Raises IndexError if there is none."""
     return devices()[ordinal]
@@ -101,6 +107,8 @@ def hardware_name(ordinal: int) -> str:
 
 def ordinal(buffer: jax.Array) -> int:
     """The xla ordinal of the device that a buffer is on."""
+    if replicas.is_spmd():
+        return 0
     return devices().index(next(iter(buffer.sharding.addressable_devices)))
 
 

@@ -48,6 +48,7 @@ FROM_CODE: dict[int, torch.dtype] = {
     15: torch.bfloat16, 23: torch.float8_e5m2, 24: torch.float8_e4m3fn, 25: torch.float8_e5m2fnuz,
     26: torch.float8_e4m3fnuz, 27: torch.uint16, 28: torch.uint32, 29: torch.uint64,
 }  # fmt: skip
+TO_CODE = {dtype: code for code, dtype in FROM_CODE.items()}
 
 
 def is_supported(dtype: torch.dtype) -> bool:

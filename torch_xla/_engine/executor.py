@@ -7,18 +7,14 @@ the way (a rule that fails, XLA that refuses, memory that runs out) leaves every
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import SingleDeviceSharding
 
 from torch_xla._engine import (
     agreement,
     collectives,
-    compile_cache,
     devices,
     dump,
     failures,
@@ -30,59 +26,15 @@ from torch_xla._engine import (
     op_by_op,
     precision,
     program,
+    programs,
     recorder,
     replicas,
     replicated,
+    sharded,
     stall,
 )
-from torch_xla._engine.lowering.matmul import Precision
+from torch_xla._engine.programs import Program, compile_graph
 from torch_xla._engine.settings import settings
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A compiled graph. ``compiled`` is called with (floats, ints, *leaves) and returns the roots.
-
-    With a ``team`` it has collectives: all replicas of the team call it together.
-    """
-
-    compiled: jax.stages.Compiled
-    spec: program.GraphSpec
-    sizes: observer.Sizes
-    team: replicated.Team | None = None
-
-
-#: What a program was compiled for: a device (or _ALL), the recorder's key of the graph, how exact its products are.
-Key = tuple[int, bytes, Precision]
-
-
-class ProgramCache:
-    """The compiled programs by key, least recently used first; at most XLA_COMPILATION_CACHE_SIZE of them."""
-
-    def __init__(self) -> None:
-        self._programs: OrderedDict[Key, Program] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Key) -> Program | None:
-        with self._lock:
-            found = self._programs.get(key)
-            if found is not None:
-                self._programs.move_to_end(key)
-            return found
-
-    def put(self, key: Key, value: Program) -> None:
-        with self._lock:
-            self._programs[key] = value
-            while len(self._programs) > settings.XLA_COMPILATION_CACHE_SIZE:
-                self._programs.popitem(last=False)
-                metrics.count("DestroyCompileHandles")
-
-    def __len__(self) -> int:
-        return len(self._programs)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._programs.clear()
 
 
 class Turn:
@@ -111,10 +63,8 @@ class Turn:
         self._lock.release()
 
 
-programs = ProgramCache()
-
-#: In place of a device in the key of a program that threads run together, over all devices.
-_ALL = -1
+#: In place of a device in the key of a program that threads run together, over all devices, and of one of SPMD.
+_ALL, _MESH = -1, -2
 
 _turns: dict[int, Turn] = {}
 
@@ -124,41 +74,11 @@ def turn(device: int) -> Turn:
     return _turns.setdefault(device, Turn())
 
 
-def compile_graph(
-    spec: program.GraphSpec,
-    device: int,
-    arguments: Sequence[Any],
-    team: replicated.Team | None = None,
-) -> Program:
-    """Compiles a graph for the device, or for all of a team, or loads what another process compiled for its device.
-
-    Raises LoweringError for an op that cannot be built.
-    """
-    place = SingleDeviceSharding(devices.device(device)) if team is None else team.sharding
-    function = program.function(spec)
-    donated = tuple(position + 2 for position in spec.donated)
-    jitted = jax.jit(
-        function if team is None else replicated.over(function, team),
-        donate_argnums=donated,
-        in_shardings=place,
-        out_shardings=place,
-        keep_unused=True,
-    )
-    # A program of several processes is not kept on disk: all would have to find it, or none.
-    places = [devices.device(device)] if team is None else []
-    with failures.explained(lambda: f"compiling {failures.describe_graph(spec)}", device, spec):
-        compiled = compile_cache.build(lambda: jitted.lower(*arguments), places)
-    metrics.count("CreateCompileHandles")
-    metrics.metric("InputOutputAliasCount").add(len(donated))
-    observer.compiled(compiled)
-    return Program(compiled, spec, observer.sizes(compiled), team)
-
-
 def _program(graph: Any, device: int, arguments: list[Any]) -> Program:
     """The program of a graph. The arguments are then as it takes them."""
     products = precision.current()
-    key = (device, graph.key, products)
-    found = programs.get(key)
+    key = (_MESH if replicas.is_spmd() else device, graph.key, products)
+    found = programs.cache.get(key)
     if found is not None:
         metrics.count("CachedSyncTensors")
         arguments[:] = _placed(arguments, found.team)
@@ -171,7 +91,7 @@ def _program(graph: Any, device: int, arguments: list[Any]) -> Program:
     arguments[:] = _placed(arguments, team)
     with observer.compilation(graph, spec, device):
         found = compile_graph(spec, device, arguments, team)
-    programs.put(key, found)
+    programs.cache.put(key, found)
     return found
 
 
@@ -179,8 +99,8 @@ def _run_among(threads: meeting.Meeting, graph: Any, device: int, arguments: lis
     """The results of a graph with collectives, which the threads of all replicas run as one; None for another graph."""
     products = precision.current()
     key = (_ALL, graph.key, products)
-    known = programs.get(key)
-    if known is None and programs.get((device, graph.key, products)) is not None:
+    known = programs.cache.get(key)
+    if known is None and programs.cache.get((device, graph.key, products)) is not None:
         return None
     spec = known.spec if known else program.describe(graph, products)
     team = known.team if known else replicated.team_of(spec)
@@ -189,11 +109,11 @@ def _run_among(threads: meeting.Meeting, graph: Any, device: int, arguments: lis
     metrics.count("CachedSyncTensors" if known else "UncachedSyncTensors")
 
     def call(lifted: list[jax.Array]) -> list[jax.Array]:
-        ready = programs.get(key)
+        ready = programs.cache.get(key)
         if ready is None:
             with observer.compilation(graph, spec, device):
                 ready = compile_graph(spec, device, lifted, team)
-            programs.put(key, ready)
+            programs.cache.put(key, ready)
         doing = lambda: f"running {failures.describe_graph(ready.spec)}"
         with metrics.timed("ExecuteTime"), failures.explained(doing, device, ready.spec):
             results: list[jax.Array] = ready.compiled(*lifted)
@@ -204,6 +124,8 @@ def _run_among(threads: meeting.Meeting, graph: Any, device: int, arguments: lis
 
 
 def _placed(arguments: list[Any], team: replicated.Team | None) -> list[Any]:
+    if replicas.is_spmd():
+        return sharded.placed(arguments)
     if team is not None:
         return replicated.lift(arguments, team)
     if replicas.process_count() == 1:
@@ -218,15 +140,18 @@ def _exchanges(graph: Any) -> bool:
 
 def _execute(
     graph: Any, device: int, arguments: list[Any], one_by_one: bool
-) -> tuple[list[jax.Array], list[int] | None]:
-    """The results, and their sizes in bytes where they are known. A graph with collectives always runs as a whole."""
-    if one_by_one and not _exchanges(graph):
+) -> tuple[list[jax.Array], list[int] | None, list[int] | None]:
+    """The results, and where known their sizes in bytes and their shardings.
+
+    A graph over several devices always runs as a whole.
+    """
+    if one_by_one and not replicas.is_spmd() and not _exchanges(graph):
         floats, ints, *buffers = _placed(arguments, None)
-        return op_by_op.run(graph, floats, ints, buffers), None
+        return op_by_op.run(graph, floats, ints, buffers), None, None
     threads = meeting.current()
     results = _run_among(threads, graph, device, arguments) if threads else None
     if results is not None:
-        return results, None
+        return results, None, None
     found = _program(graph, device, arguments)
     if found.team is not None:
         stall.launching(found.spec, found.team)
@@ -239,7 +164,7 @@ def _execute(
         results = found.compiled(*arguments)
     if found.team is not None:
         stall.launched(results)
-    return results, found.sizes.results
+    return results, found.sizes.results, found.shardings
 
 
 def _run(graph: Any, device: int, one_by_one: bool, section: str) -> list[jax.Array]:
@@ -249,9 +174,9 @@ def _run(graph: Any, device: int, one_by_one: bool, section: str) -> list[jax.Ar
     with jax.enable_x64(True):
         arguments = [graph.floats(), graph.ints(), *graph.inputs()]
         dump.append(section, graph, tuple(arguments))
-        results, sizes = _execute(graph, device, arguments, one_by_one or modes.eager())
+        results, sizes, numbers = _execute(graph, device, arguments, one_by_one or modes.eager())
     del arguments
-    graph.finish(results, sizes)
+    graph.finish(results, sizes, numbers)
     return results
 
 
@@ -287,5 +212,5 @@ def wait(device: int) -> None:
 def on_devices(call: Callable[[int], None]) -> None:
     """Calls ``call(ordinal)`` for every device, if a backend has started."""
     if devices.started():
-        for ordinal in range(len(devices.devices())):
+        for ordinal in range(devices.count()):
             call(ordinal)

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ class Plan:
     loader_prefetch_size: int = 16
     device_prefetch_size: int = 8
     transfer_threads: int = 1
+    send: Callable[[torch.Tensor, torch.device], torch.Tensor] = torch.Tensor.to
 
 
 class Feed:
@@ -137,7 +138,7 @@ class Feed:
             except BaseException as error:
                 return device.end(None if isinstance(error, End) else error, host.arrived)
             try:
-                batch = to_device(batch, self._plan.devices[position])
+                batch = to_device(batch, self._plan.devices[position], self._plan.send)
             except BaseException as error:
                 return device.end(error, place)
             if not device.put(batch, place):
@@ -170,9 +171,9 @@ def _begin(loader: Iterable[Any]) -> Iterator[Any]:
         return iter(loader)
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device, send: Callable[..., torch.Tensor] = torch.Tensor.to) -> Any:
     """The batch with its tensors on the device."""
-    return nested.map_tensors(batch, lambda tensor: tensor.to(device))
+    return nested.map_tensors(batch, lambda tensor: send(tensor, device))
 
 
 def _groups(batches: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -101,8 +101,8 @@ def _reduce(original: Callable[..., Reduced], tensor: torch.Tensor, protocol: An
 def _check(device: Any) -> Any:
     """``device`` as it is. RuntimeError for an xla device that does not exist."""
     place = torch.device(device)
-    if place.type == "xla" and place.index is not None and place.index >= len(devices.devices()):
-        count = len(devices.devices())
+    if place.type == "xla" and place.index is not None and place.index >= devices.count():
+        count = devices.count()
         raise RuntimeError(
             f"torch.load: there is a tensor for {place}, which does not exist: this process has {count} xla "
             f"device{'s'[: count != 1]} (xla:0{f' to xla:{count - 1}' if count > 1 else ''}). Pass "

@@ -51,6 +51,7 @@ class GraphSpec:
     donated: list[int]
     precision: Precision = EXACT
     leaf_origins: list[Origin | None] = field(default_factory=list)  # where each leaf was made, as far as known
+    root_shardings: list[int] = field(default_factory=list)  # see shardings.py; 0: as the compiler likes
 
 
 def is_collective(node: NodeSpec) -> bool:
@@ -73,7 +74,8 @@ def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
     ]
     leaves = [(tuple(shape), dtypes.FROM_CODE[code]) for shape, code in graph.leaf_shapes]
     leaf_origins = [origins.origin(number) for number in graph.leaf_origins]
-    return GraphSpec(leaves, nodes, list(graph.roots()), list(graph.donated), precision, leaf_origins)
+    roots, donated = list(graph.roots()), list(graph.donated)
+    return GraphSpec(leaves, nodes, roots, donated, precision, leaf_origins, list(graph.root_shardings))
 
 
 class _Evaluation:

@@ -1,4 +1,4 @@
-"""Where replicas wait for each other on the host, and tell each other bytes."""
+"""Where replicas (with SPMD: processes) wait for each other on the host, and tell each other bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def exchange(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[byte
 
     Raises ValueError where this replica is not a member, RuntimeError where some do not come in time.
     """
-    world, mine = replicas.world_size(), replicas.global_ordinal()
+    world, mine = replicas.meeting_size(), replicas.meeting_place()
     ordinals = sorted(set(members)) or list(range(world))
     if mine not in ordinals or ordinals[-1] >= world:
         raise ValueError(f"rendezvous {tag!r}: replicas={ordinals} must be below {world} and include this one, {mine}")

@@ -6,6 +6,9 @@ A replica is one device that runs the program which all replicas share. There ar
     threads     several devices of one process, a thread each: ``replicate`` names them, and each thread its own
 
 What this module answers it answers from the environment and from ``replicate``; it starts no backend.
+
+With ``use_spmd`` there are no replicas: the script is one program over all devices of the job, whose processes run it
+in step, and each of them is ordinal 0 of 1.
 """
 
 from __future__ import annotations
@@ -25,6 +28,19 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+_spmd = False  # for good, once switched on
+
+
+def use_spmd() -> None:
+    """From now on one xla device stands for all devices of the job."""
+    global _spmd
+    _spmd = True
+
+
+def is_spmd() -> bool:
+    """Whether one xla device stands for all devices of the job."""
+    return _spmd
 
 
 def process_count() -> int:
@@ -47,23 +63,37 @@ def process_index() -> int:
 
 def world_size() -> int:
     """The number of replicas of the job, all hosts together; 1 outside of one."""
-    return process_count() * max(1, len(_thread.devices))
+    return 1 if _spmd else process_count() * max(1, len(_thread.devices))
 
 
 def global_ordinal() -> int:
     """This replica's ordinal among all, from 0."""
-    return process_index() * max(1, len(_thread.devices)) + _thread.position
+    return 0 if _spmd else process_index() * max(1, len(_thread.devices)) + _thread.position
 
 
 def local_world_size() -> int:
     """The number of replicas on this machine."""
-    return local_process_count() * max(1, len(_thread.devices))
+    return 1 if _spmd else local_process_count() * max(1, len(_thread.devices))
 
 
 def local_ordinal() -> int:
     """This replica's ordinal among those of this machine, from 0."""
+    if _spmd:
+        return 0
     local = settings.LOCAL_RANK if process_count() > 1 else 0
     return local * max(1, len(_thread.devices)) + _thread.position
+
+
+def meeting_size() -> int:
+    """How many meet where the host waits for others: the replicas, or with SPMD the processes, which run in step."""
+    return process_count() if _spmd else world_size()
+
+
+def meeting_place(local: bool = False) -> int:
+    """Which of those this is, from 0; with ``local`` among those of this machine."""
+    if not _spmd:
+        return local_ordinal() if local else global_ordinal()
+    return (settings.LOCAL_RANK if process_count() > 1 else 0) if local else process_index()
 
 
 def local_process_count() -> int:

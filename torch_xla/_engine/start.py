@@ -53,7 +53,7 @@ def start() -> None:
     load_rules()
     module = recorder.module()
     module.set_hooks(
-        device_count=lambda: len(devices.devices()),
+        device_count=devices.count,
         upload=buffers.upload,
         download=buffers.download,
         transfer=buffers.transfer,

@@ -30,8 +30,8 @@ def get_local_ordinal(defval: int = 0) -> int:
 
 
 def is_master_ordinal(local: bool = True) -> bool:
-    """Whether this replica is the first: of its machine, or with ``local=False`` of all."""
-    return (replicas.local_ordinal() if local else replicas.global_ordinal()) == 0
+    """Whether this replica (with SPMD: this process) is the first: of its machine, or with ``local=False`` of all."""
+    return replicas.meeting_place(local) == 0
 
 
 def master_print(*args: Any, fd: TextIO | None = None, local: bool = False, flush: bool = False) -> None:
@@ -71,7 +71,7 @@ def do_on_ordinals(
     Tensors of ``data`` arrive on the CPU.
     """
     chosen = {ordinals} if isinstance(ordinals, int) else set(ordinals)
-    mine = replicas.global_ordinal() in chosen
+    mine = replicas.meeting_place() in chosen
     result = None
     if mine:
         buffer = io.BytesIO()

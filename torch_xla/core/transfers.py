@@ -112,13 +112,16 @@ def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
 def send_cpu_data_to_device(datas: Any, device: torch.device | str, input_sharding: Any = None) -> Any:
     """Moves the CPU tensors in ``datas`` to the device, in place in its lists and dicts, and returns it.
 
-    A tensor that is given alone comes back in a list. ValueError for an ``input_sharding``: there is none here.
+    A tensor that is given alone comes back in a list. With an ``input_sharding`` (a spmd.ShardingSpec) the tensors that
+    it fits lie as it says; the others are on every device.
     """
-    if input_sharding is not None:
-        raise ValueError(f"send_cpu_data_to_device: input_sharding={input_sharding!r} is not supported, only None")
+    if input_sharding is not None and not hasattr(input_sharding, "send"):
+        raise TypeError(f"send_cpu_data_to_device: input_sharding must be a ShardingSpec, got {input_sharding!r}")
+    place = torch.device(device)
+    send = torch.Tensor.to if input_sharding is None else input_sharding.send
 
     def convert_fn(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [_like(tensor, tensor.detach().to(device)) for tensor in tensors]
+        return [_like(tensor, send(tensor.detach(), place)) for tensor in tensors]
 
     arena = ToXlaTensorArena(convert_fn, lambda tensor: tensor.device.type == "cpu")
     return arena.transform([datas] if isinstance(datas, torch.Tensor) else datas)

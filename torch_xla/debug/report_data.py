@@ -112,7 +112,7 @@ def _places(tables: Sequence[dict[Any, journal.Place]], names: tuple[str, ...]) 
 def _memory() -> dict[str, dict[str, int]]:
     if not devices.started():
         return {}
-    return {f"xla:{i}": memory.info(i) for i in range(len(devices.devices()))}
+    return {f"xla:{i}": memory.info(i) for i in range(devices.count())}
 
 
 def _row(step: journal.Step, origin: int) -> dict[str, Any]:

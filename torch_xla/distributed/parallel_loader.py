@@ -10,10 +10,7 @@ import torch
 
 from torch_xla._engine import barrier, device_module, feed
 from torch_xla._engine.channel import End
-
-_NO_SHARDING = (
-    "{}: input_sharding needs SPMD, which does not exist here yet; leave it out, and each device gets whole batches"
-)
+from torch_xla.distributed.spmd import ShardingSpec
 
 
 class ParallelLoader:
@@ -33,7 +30,8 @@ class ParallelLoader:
       loader_prefetch_size: batches kept ready on the host, for each device.
       device_prefetch_size: batches kept ready on each device.
       host_to_device_transfer_threads: threads that send, for each device. The order stays.
-      input_sharding: None; SPMD does not exist yet.
+      input_sharding: with SPMD, how the tensors of a batch lie on the devices: a ``spmd.ShardingSpec``. Tensors of
+        another rank, and those that cannot be split evenly (a last batch), are on every device.
       fixed_batch_size: end the pass at the first batch of another size.
     """
 
@@ -46,11 +44,11 @@ class ParallelLoader:
         loader_prefetch_size: int = 16,
         device_prefetch_size: int = 8,
         host_to_device_transfer_threads: int = 1,
-        input_sharding: None = None,
+        input_sharding: Any = None,
         fixed_batch_size: bool = False,
     ) -> None:
-        if input_sharding is not None:
-            raise NotImplementedError(_NO_SHARDING.format("ParallelLoader"))
+        if input_sharding is not None and not isinstance(input_sharding, ShardingSpec):
+            raise TypeError(f"ParallelLoader: input_sharding must be a ShardingSpec or None, got {input_sharding!r}")
         counts = {
             "batches_per_execution": batches_per_execution,
             "loader_prefetch_size": loader_prefetch_size,
@@ -70,6 +68,7 @@ class ParallelLoader:
             loader_prefetch_size=loader_prefetch_size,
             device_prefetch_size=device_prefetch_size,
             transfer_threads=host_to_device_transfer_threads,
+            send=torch.Tensor.to if input_sharding is None else input_sharding.send,
         )
         self._feed = feed.Feed(cpu_loader, plan)
         weakref.finalize(self, self._feed.close, feed.MOMENT).atexit = False  # the end of the process is feed's

@@ -91,6 +91,5 @@ def _from_jax(array: jax.Array) -> torch.Tensor:
     ordinal = known.index(place) if not others and place in known else int(recorder.module().current_device())
     with jax.enable_x64(True):
         copied = jnp.array(jax.device_put(array, devices.device(ordinal)), dtype=dtypes.to_numpy(dtype), copy=True)
-    code = next(code for code, known_dtype in dtypes.FROM_CODE.items() if known_dtype == dtype)
-    result: torch.Tensor = recorder.module().make_tensor(copied, code, ordinal)
+    result: torch.Tensor = recorder.module().make_tensor(copied, dtypes.TO_CODE[dtype], ordinal)
     return result

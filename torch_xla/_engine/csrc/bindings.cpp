@@ -19,6 +19,7 @@
 #include "origin.h"
 #include "record.h"
 #include "registration.h"
+#include "sharding.h"
 #include "tensor.h"
 
 namespace py = pybind11;
@@ -149,14 +150,14 @@ class Hook {
   PyObject* function_;
 };
 
-BufferPtr steal(py::object array, int device, int64_t bytes, uint32_t maker) {
-  return c10::make_intrusive<Buffer>(array.release().ptr(), static_cast<int8_t>(device), bytes, maker);
+BufferPtr steal(py::object array, int device, int64_t bytes, uint32_t maker, uint32_t sharding) {
+  return c10::make_intrusive<Buffer>(array.release().ptr(), static_cast<int8_t>(device), bytes, maker, sharding);
 }
 
-// Of a hook, which may have said where the buffer comes from.
+// Of a hook, which may have said where the buffer comes from, and how it lies.
 BufferPtr steal(py::object array, int device) {
   const auto bytes = array.attr("nbytes").cast<int64_t>();
-  return steal(std::move(array), device, bytes, take_maker());
+  return steal(std::move(array), device, bytes, take_maker(), take_sharding());
 }
 
 py::object borrow(const BufferPtr& buffer) { return py::reinterpret_borrow<py::object>(buffer->array); }
@@ -354,6 +355,14 @@ py::list root_positions(const Graph& graph) {
   return out;
 }
 
+std::vector<uint32_t> root_shardings(const Graph& graph) {
+  std::vector<uint32_t> out;
+  for (const auto& root : graph.roots) {
+    out.push_back(root->sharding.load(std::memory_order_relaxed));
+  }
+  return out;
+}
+
 py::list leaf_buffers(const Graph& graph) {
   py::list out;
   for (const Node* leaf : graph.leaves) {
@@ -363,8 +372,10 @@ py::list leaf_buffers(const Graph& graph) {
 }
 
 // A result that is an input handed through shares its buffer, so that neither is donated while the other is read.
-// `sizes`: the bytes of each result; without them each result is asked, which costs more.
-void finish(Graph& graph, const py::sequence& results, const std::optional<std::vector<int64_t>>& sizes) {
+// `sizes`: the bytes of each result; without them each result is asked, which costs more. `shardings`: how each lies;
+// without them each is on one device.
+void finish(Graph& graph, const py::sequence& results, const std::optional<std::vector<int64_t>>& sizes,
+            const std::optional<std::vector<uint32_t>>& shardings) {
   const uint32_t maker = take_maker();
   for (const uint32_t position : graph.donated) {
     graph.leaves[position]->buffer->donate();
@@ -382,7 +393,8 @@ void finish(Graph& graph, const py::sequence& results, const std::optional<std::
       continue;
     }
     const int64_t bytes = sizes ? sizes->at(values.size()) : item.attr("nbytes").cast<int64_t>();
-    values.push_back(steal(py::reinterpret_borrow<py::object>(item), graph.device, bytes, maker));
+    const uint32_t sharding = shardings ? shardings->at(values.size()) : 0;
+    values.push_back(steal(py::reinterpret_borrow<py::object>(item), graph.device, bytes, maker, sharding));
   }
   inputs.clear();
   graph.materialize(std::move(values));
@@ -422,11 +434,29 @@ at::Tensor tensor_of_buffer(const py::object& array, int dtype, int device) {
                                static_cast<int8_t>(device)));
 }
 
+// Lays a tensor out in another way, in place; `array`: its value, laid out so already.
+void lay_out_tensor(const at::Tensor& t, uint32_t sharding, const std::optional<py::object>& array) {
+  XlaTensor& x = xla(t);
+  NodePtr value = x.value();
+  if (array) {
+    set_sharding(sharding);
+    const Shape& shape = value->shape();
+    x.lay_out(make_leaf(steal(*array, x.device_index()), make_signature(shape.dtype, shape.sizes), x.device_index()));
+  } else {
+    x.lay_out(lay_out(value, sharding, current_origin()));
+  }
+}
+
+at::Tensor laid_out(const at::Tensor& t, uint32_t sharding) {
+  return make_tensor(lay_out(xla(t).value(), sharding, current_origin()));
+}
+
 void bind_graph(py::module_& m) {
   py::class_<Node, NodePtr>(m, "Node")
       .def_property_readonly("pending", &Node::pending)
       .def_property_readonly("device", [](const Node& n) { return static_cast<int>(n.device); })
       .def_property_readonly("origin", [](const Node& n) { return n.origin; })
+      .def_property_readonly("sharding", [](const Node& n) { return n.sharding.load(std::memory_order_relaxed); })
       .def_property_readonly("buffer",
                              [](const Node& n) { return n.buffer ? borrow(n.buffer) : py::object(py::none()); });
   py::class_<Graph>(m, "Graph")
@@ -458,7 +488,8 @@ void bind_graph(py::module_& m) {
       .def("ints", [](const Graph& g) { return py::array_t<int64_t>(g.ints.size(), g.ints.data()); })
       .def("describe", [](const Graph& g) { return Description(g).nodes(); })
       .def("roots", &root_positions)
-      .def("finish", &finish, py::arg("results"), py::arg("sizes") = py::none());
+      .def("finish", &finish, py::arg("results"), py::arg("sizes") = py::none(), py::arg("shardings") = py::none())
+      .def_property_readonly("root_shardings", &root_shardings);
   m.def("collect", &collect, py::arg("device"), py::arg("wanted") = py::none());
   m.def("collect_only", [](int device, const std::vector<NodePtr>& wanted) {
     drain_parked_buffers();
@@ -467,6 +498,10 @@ void bind_graph(py::module_& m) {
   m.def("nodes_of", &nodes_of);
   m.def("tensor_id", [](const at::Tensor& t) { return xla(t).id(); });
   m.def("memory_id", [](const at::Tensor& t) { return xla(t).memory_id(); });
+  m.def("lay_out", &lay_out_tensor, py::arg("tensor"), py::arg("sharding"), py::arg("array") = py::none());
+  m.def("laid_out", &laid_out);
+  m.def("is_view", [](const at::Tensor& t) { return xla(t).is_view(); });
+  m.def("set_sharding", &set_sharding);
   m.def("make_tensor", &tensor_of_buffer, py::arg("array"), py::arg("dtype"), py::arg("device"));
 }
 

@@ -11,6 +11,11 @@ namespace {
 
 std::atomic<uint64_t> epochs{0};
 
+// Equal for values of one shape that lie on the devices in one way.
+uint64_t placed(const Node& node) {
+  return node.shape().hash ^ (node.sharding.load(std::memory_order_relaxed) * 0x9E3779B97F4A7C15ull);
+}
+
 // Walks from roots to leaves without recursion, numbering and hashing on the way.
 class Walk {
  public:
@@ -49,7 +54,7 @@ class Walk {
     }
     node->index = static_cast<uint32_t>(graph_.leaves.size());
     graph_.leaves.push_back(node);
-    graph_.key.mix(node->shape().hash);
+    graph_.key.mix(placed(*node));
   }
 
   void leave(Node* node) {
@@ -147,14 +152,14 @@ void find_donated(Graph& graph, const std::vector<NodePtr>& live, const Walk& wa
       return;  // some thread is just recording with a value of this graph
     }
   }
-  std::unordered_map<uint64_t, int> room;  // results that a donated buffer can become, by shape
+  std::unordered_map<uint64_t, int> room;  // results that a donated buffer can become, by shape and sharding
   for (const auto& root : graph.roots) {
-    ++room[root->shape().hash];
+    ++room[placed(*root)];
   }
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     Node* leaf = graph.leaves[i];
     const bool alone = c10::raw::intrusive_ptr::use_count(leaf) == leaf->uses && leaf->buffer.use_count() == 1;
-    auto found = room.find(leaf->shape().hash);
+    auto found = room.find(placed(*leaf));
     if (alone && found != room.end() && found->second > 0) {
       --found->second;
       graph.donated.push_back(static_cast<uint32_t>(i));

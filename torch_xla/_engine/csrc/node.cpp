@@ -74,8 +74,8 @@ SignaturePtr make_signature(at::ScalarType dtype, at::IntArrayRef sizes) {
   return signature;
 }
 
-Buffer::Buffer(PyObject* array_, int8_t device_, int64_t bytes_, uint32_t maker_)
-    : array(array_), bytes(bytes_), maker(maker_), device(device_) {
+Buffer::Buffer(PyObject* array_, int8_t device_, int64_t bytes_, uint32_t maker_, uint32_t sharding_)
+    : array(array_), bytes(bytes_), maker(maker_), sharding(sharding_), device(device_) {
   static Counter* created = counter("CreateDataHandles");
   created->add();
   count();
@@ -110,6 +110,7 @@ void drain_parked_buffers() {
 void abandon_buffers() { parked().abandoned.store(true, std::memory_order_release); }
 
 void Node::materialize(BufferPtr value) {
+  sharding.store(value->sharding, std::memory_order_relaxed);
   buffer = std::move(value);
   op = nullptr;
   attrs.clear();
@@ -141,6 +142,7 @@ NodePtr getitem(const NodePtr& node, uint32_t out) {
 
 NodePtr make_leaf(BufferPtr buffer, SignaturePtr signature, int8_t device) {
   auto node = c10::make_intrusive<Node>();
+  node->sharding.store(buffer->sharding, std::memory_order_relaxed);
   node->buffer = std::move(buffer);
   node->signature = std::move(signature);
   node->device = device;

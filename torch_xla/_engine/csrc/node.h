@@ -15,6 +15,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <vector>
 
 #include "hash.h"
@@ -46,12 +47,13 @@ SignaturePtr make_signature(at::ScalarType dtype, at::IntArrayRef sizes);
 // and dropped by the next thread that holds the GIL (drain_parked_buffers). At interpreter exit it is leaked on
 // purpose. While it lives it is counted in its device's memory (memory.h).
 struct Buffer final : c10::intrusive_ptr_target {
-  Buffer(_object* array, int8_t device, int64_t bytes, uint32_t maker);  // steals the reference
+  Buffer(_object* array, int8_t device, int64_t bytes, uint32_t maker, uint32_t sharding);  // steals the reference
   ~Buffer() override;
   void donate();  // a result takes over its memory: it counts no longer
   _object* const array;
   const int64_t bytes;
-  const uint32_t maker;  // see memory.h
+  const uint32_t maker;     // see memory.h
+  const uint32_t sharding;  // see sharding.h
   const int8_t device;
 
  private:
@@ -79,7 +81,8 @@ struct Node final : c10::intrusive_ptr_target {
   c10::SmallVector<NodePtr, 3> inputs;
   c10::SmallVector<c10::IValue, 4> attrs;  // one per schema argument; a tensor is its position in inputs
   BufferPtr buffer;
-  uint32_t origin = 0;  // see origin.h; stays when the node is materialized
+  uint32_t origin = 0;                // see origin.h; stays when the node is materialized
+  std::atomic<uint32_t> sharding{0};  // of the value, where it is known or wanted: see sharding.h
 
   // Scratch of one traversal, valid where epoch is the traversal's; under the device's turn.
   uint64_t epoch = 0;

@@ -12,6 +12,7 @@
 #include "op.h"
 #include "origin.h"
 #include "record.h"
+#include "sharding.h"
 
 namespace torch_xla {
 namespace {
@@ -188,11 +189,27 @@ void XlaTensor::check_writable(bool uniform) const {
 
 void XlaTensor::write(NodePtr value, bool uniform) {
   const uint32_t origin = current_origin();
-  NodePtr before, before_base;
+  NodePtr before[2];
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   keep_step();
+  check_writable(uniform);
+  set_value(std::move(value), origin, true, before);
+}
+
+void XlaTensor::lay_out(NodePtr value) {
+  const uint32_t origin = current_origin();
+  NodePtr before[2];
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  keep_step();
+  check_writable(false);
+  set_value(std::move(value), origin, false, before);
+}
+
+void XlaTensor::set_value(NodePtr value, uint32_t origin, bool keep_sharding, NodePtr (&before)[2]) {
+  if (keep_sharding && !view_) {
+    value = laid_out_as(*node_, std::move(value));
+  }
   if (alias_) {
-    check_writable(uniform);
     // From this view outwards: every step puts the new value into the value of what it views.
     c10::SmallVector<const View*, 4> steps;
     for (const View* view = view_.get(); view != nullptr; view = view->parent.get()) {
@@ -208,11 +225,14 @@ void XlaTensor::write(NodePtr value, bool uniform) {
       base = step->scatter(bases.back(), base, origin);
       bases.pop_back();
     }
-    before_base = std::move(alias_->value);
+    if (keep_sharding && view_) {
+      base = laid_out_as(*alias_->value, std::move(base));
+    }
+    before[0] = std::move(alias_->value);
     alias_->value = std::move(base);
     version_ = ++alias_->version;
   }
-  before = std::move(node_);
+  before[1] = std::move(node_);
   node_ = std::move(value);
 }
 

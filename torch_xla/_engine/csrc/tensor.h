@@ -86,6 +86,8 @@ class XlaTensor final : public c10::TensorImpl {
   // Sets the value in place, with all that this means for other tensors of the Alias. Same shape and dtype.
   // With `uniform` all elements of the value are equal, so that elements of an expanded tensor may share their place.
   void write(NodePtr value, bool uniform = false);
+  // Sets the value in place to the same value, laid out in another way.
+  void lay_out(NodePtr value);
   // A view of this tensor: `node` is its value, one step from ours.
   at::Tensor make_view(NodePtr node, bool overlaps);
   // Another tensor of the same memory, showing what this one shows (detach, alias).
@@ -135,6 +137,8 @@ class XlaTensor final : public c10::TensorImpl {
   bool stale() const { return !node_ || version_ != alias_->version; }  // device mutex held, alias_ set
   NodePtr replay() const;
   void check_writable(bool uniform) const;
+  // What write() does with the mutex held; what it replaces goes to `before`.
+  void set_value(NodePtr value, uint32_t origin, bool keep_sharding, NodePtr (&before)[2]);
   size_t memory_bytes() const;
 
   const int8_t index_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,8 +58,8 @@ def _trunc_divide(context: Context, a: Operand, b: Operand) -> jax.Array:
     if not dtypes.is_inexact(a.dtype):
         return convert(lax.div(a, b), context.dtype)
     # torch rounds the quotient to 16 bits and then cuts; a pair of conversions XLA may leave out.
-    precision = jnp.finfo(context.dtype)
-    return convert(jnp.trunc(lax.reduce_precision(a / b, precision.nexp, precision.nmant)), context.dtype)
+    bits: Any = jnp.finfo(context.dtype)  # type: ignore[no-untyped-call]
+    return convert(jnp.trunc(lax.reduce_precision(a / b, bits.nexp, bits.nmant)), context.dtype)
 
 
 def logaddexp(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -1,0 +1,43 @@
+#include "sharding.h"
+
+#include <utility>
+
+#include "op.h"
+#include "record.h"
+
+namespace torch_xla {
+namespace {
+
+thread_local uint32_t next_sharding = 0;
+
+const Op* lay_out_op() {
+  static const Op* op = find_op("torch_xla::lay_out");
+  return op;
+}
+
+}  // namespace
+
+NodePtr lay_out(const NodePtr& value, uint32_t sharding, uint32_t origin) {
+  auto node = c10::make_intrusive<Node>();
+  node->op = lay_out_op();
+  node->device = value->device;
+  node->signature = make_signature(value->shape().dtype, value->shape().sizes);
+  node->origin = origin;
+  node->sharding.store(sharding, std::memory_order_relaxed);
+  node->key = node->op->key;
+  node->key.mix(value->shape().hash);
+  node->key.mix(static_cast<uint64_t>(sharding));
+  node->attrs.emplace_back(static_cast<int64_t>(0));
+  node->attrs.emplace_back(static_cast<int64_t>(sharding));
+  node->inputs.push_back(value);
+  return node;
+}
+
+void set_sharding(uint32_t sharding) {
+  lay_out_op();  // looked up before anything is laid out, where a lock may be held
+  next_sharding = sharding;
+}
+
+uint32_t take_sharding() { return std::exchange(next_sharding, 0); }
+
+}  // namespace torch_xla

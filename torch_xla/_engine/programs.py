@@ -1,0 +1,118 @@
+"""Compiled graphs: how one is compiled, for a device or for several, and the cache of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from torch_xla._engine import (
+    compile_cache,
+    devices,
+    failures,
+    metrics,
+    observer,
+    program,
+    replicas,
+    replicated,
+    shardings,
+)
+from torch_xla._engine.lowering.matmul import Precision
+from torch_xla._engine.settings import settings
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled graph. ``compiled`` is called with (floats, ints, *leaves) and returns the roots.
+
+    With a ``team`` it has collectives: all replicas of the team call it together.
+    """
+
+    compiled: jax.stages.Compiled
+    spec: program.GraphSpec
+    sizes: observer.Sizes
+    team: replicated.Team | None = None
+    shardings: list[int] | None = None  # of the results; None: each is on one device
+
+
+#: What a program was compiled for: a device (or _ALL), the recorder's key of the graph, how exact its products are.
+Key = tuple[int, bytes, Precision]
+
+
+class ProgramCache:
+    """The compiled programs by key, least recently used first; at most XLA_COMPILATION_CACHE_SIZE of them."""
+
+    def __init__(self) -> None:
+        self._programs: OrderedDict[Key, Program] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key) -> Program | None:
+        with self._lock:
+            found = self._programs.get(key)
+            if found is not None:
+                self._programs.move_to_end(key)
+            return found
+
+    def put(self, key: Key, value: Program) -> None:
+        with self._lock:
+            self._programs[key] = value
+            while len(self._programs) > settings.XLA_COMPILATION_CACHE_SIZE:
+                self._programs.popitem(last=False)
+                metrics.count("DestroyCompileHandles")
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._programs.clear()
+
+
+#: The programs of this process.
+cache = ProgramCache()
+
+
+def compile_graph(
+    spec: program.GraphSpec,
+    device: int,
+    arguments: Sequence[Any],
+    team: replicated.Team | None = None,
+) -> Program:
+    """Compiles a graph for the device, or for all of a team, or loads what another process compiled for its device.
+
+    Raises LoweringError for an op that cannot be built.
+    """
+    jitted = _jitted(spec, device, team)
+    # A program of several processes is not kept on disk: all would have to find it, or none. Nor is one over a mesh.
+    places = [devices.device(device)] if team is None and not replicas.is_spmd() else []
+    with failures.explained(lambda: f"compiling {failures.describe_graph(spec)}", device, spec):
+        compiled = compile_cache.build(lambda: jitted.lower(*arguments), places)
+    metrics.count("CreateCompileHandles")
+    metrics.metric("InputOutputAliasCount").add(len(spec.donated))
+    observer.compiled(compiled)
+    numbers = _result_shardings(compiled) if replicas.is_spmd() else None
+    return Program(compiled, spec, observer.sizes(compiled), team, numbers)
+
+
+def _jitted(spec: program.GraphSpec, device: int, team: replicated.Team | None) -> Any:
+    """The graph as a function of jax that knows where it runs; over a mesh, its arguments say that."""
+    function = program.function(spec)
+    options: dict[str, Any] = {
+        "donate_argnums": tuple(position + 2 for position in spec.donated),
+        "keep_unused": True,
+    }
+    if replicas.is_spmd():
+        return jax.jit(function, out_shardings=[shardings.of(number) for number in spec.root_shardings], **options)
+    place = SingleDeviceSharding(devices.device(device)) if team is None else team.sharding
+    function = function if team is None else replicated.over(function, team)
+    return jax.jit(function, in_shardings=place, out_shardings=place, **options)
+
+
+def _result_shardings(compiled: jax.stages.Compiled) -> list[int]:
+    ranks = [len(info.shape) for info in compiled.out_info]
+    return [shardings.number(sharding, rank) for sharding, rank in zip(compiled.output_shardings, ranks, strict=True)]

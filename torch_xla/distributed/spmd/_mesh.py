@@ -1,0 +1,185 @@
+"""Meshes: the devices of a job as a grid with named axes, over which the dimensions of tensors are split."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as JaxSpec
+
+from torch_xla._engine import replicas, sharded
+
+Axis = str | int
+#: For each dimension of a tensor: the axis of the mesh it is split over, several of them, or None for "whole".
+PartitionSpec = tuple[Axis | tuple[Axis, ...] | None, ...]
+
+
+class Mesh:
+    """A grid of devices.
+
+    Args:
+      device_ids: all devices, numbered from 0 over all processes of the job, each once; any shape of array. They fill
+        the mesh row by row. All meshes of a process must go through the devices in one order, that of the first.
+      mesh_shape: the sizes of the grid's axes.
+      axis_names: a name for each axis, none twice; without them axes are named by position.
+
+    Raises ValueError where these do not fit together, or the job has other devices (checked when it is used).
+
+    >>> mesh = Mesh(range(4), (2, 2), ("data", "model"))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        device_ids: np.ndarray | Sequence[int],
+        mesh_shape: tuple[int, ...],
+        axis_names: tuple[str, ...] | None = None,
+    ) -> None:
+        self.device_ids = np.asarray(list(device_ids) if isinstance(device_ids, range) else device_ids)
+        self.mesh_shape = tuple(int(size) for size in mesh_shape)
+        self.axis_names = None if axis_names is None else tuple(axis_names)
+        ids = self.device_ids.ravel().tolist()
+        if len(ids) != math.prod(self.mesh_shape):
+            raise ValueError(f"Mesh: {len(ids)} devices do not fill a mesh of shape {list(self.mesh_shape)}")
+        if sorted(ids) != list(range(len(ids))):
+            raise ValueError(f"Mesh: device_ids must be 0 to {len(ids) - 1}, each once; got {ids}")
+        names = self.axis_names
+        if names is not None and (len(names) != len(self.mesh_shape) or len(set(names)) < len(names)):
+            raise ValueError(f"Mesh: axis_names={names} must be {len(self.mesh_shape)} different names")
+
+    @classmethod
+    def from_str(cls, mesh_str: str) -> Mesh | None:
+        """The mesh that ``str(mesh)`` describes; None for another text."""
+        try:
+            kind, fields = mesh_str.split(" ", 1)
+            ids, shape, names = ast.literal_eval(fields)
+            return cls(ids, shape, names) if kind == "Mesh" else None
+        except (ValueError, SyntaxError):
+            return None
+
+    def __str__(self) -> str:
+        return f"Mesh {(self.device_ids.ravel().tolist(), self.mesh_shape, self.axis_names)}"
+
+    def __repr__(self) -> str:
+        return (
+            f"Mesh(device_ids={self.device_ids.tolist()}, mesh_shape={self.mesh_shape}, axis_names={self.axis_names})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(self.mesh_shape)
+
+    def shape(self) -> dict[str, int]:
+        """The size of each axis by name, in order."""
+        return dict(zip(self._names(), self.mesh_shape, strict=True))
+
+    def get_logical_mesh(self) -> np.ndarray:
+        """The device numbers as an array of the mesh's shape."""
+        return self.device_ids.reshape(self.mesh_shape)
+
+    def get_axis_name_idx(self, name: str) -> int | None:
+        """The position of the axis of that name; None if there is none."""
+        return self._names().index(name) if name in self._names() else None
+
+    def get_jax_mesh(self) -> JaxMesh:
+        """The same as a jax.sharding.Mesh. Starts the backend. ValueError where the job has other devices."""
+        return _jax_mesh(self)
+
+    def sharding(self, partition_spec: Sequence[Any], rank: int) -> NamedSharding:
+        """How a tensor with ``rank`` dimensions lies under a partition spec, a jax.sharding.NamedSharding.
+
+        ValueError for a spec of another length, an axis that does not exist, or one that is used twice.
+        """
+        if len(partition_spec) != rank:
+            raise ValueError(
+                f"partition_spec {tuple(partition_spec)} has {len(partition_spec)} entries for {rank} dimensions"
+            )
+        axes = [tuple(map(self._name, _several(entry))) for entry in partition_spec]
+        used = [name for names in axes for name in names]
+        if len(set(used)) < len(used):
+            raise ValueError(f"partition_spec {tuple(partition_spec)} splits two dimensions over one axis")
+        return NamedSharding(self.get_jax_mesh(), JaxSpec(*(names or None for names in axes)))
+
+    def _names(self) -> tuple[str, ...]:
+        return self.axis_names or tuple(f"axis{i}" for i in range(len(self.mesh_shape)))
+
+    def _name(self, axis: Axis) -> str:
+        if isinstance(axis, str) and axis in self._names():
+            return axis
+        if isinstance(axis, int) and 0 <= axis < len(self.mesh_shape):
+            return self._names()[axis]
+        raise ValueError(f"partition_spec: {axis!r} is no axis of {self!r}")
+
+
+def _several(entry: Any) -> tuple[Axis, ...]:
+    return () if entry is None else tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
+
+
+@functools.cache
+def _jax_mesh(mesh: Mesh) -> JaxMesh:
+    if not replicas.is_spmd():
+        raise RuntimeError("a mesh needs SPMD: call torch_xla.runtime.use_spmd() before the first xla tensor")
+    everyone = np.array(sharded.mesh_devices())
+    if mesh.size() != len(everyone):
+        raise ValueError(f"{mesh!r}: the job has {len(everyone)} devices, and a mesh must use all of them")
+    sharded.use_order(tuple(mesh.device_ids.ravel().tolist()))
+    return JaxMesh(everyone[mesh.get_logical_mesh()], mesh._names())
+
+
+class HybridMesh(Mesh):
+    """A mesh over several TPU slices (or hosts), whose devices are ordered by how fast they reach each other.
+
+    Args:
+      ici_mesh_shape: the sizes of the axes within a slice, over the fast network.
+      dcn_mesh_shape: the sizes of the same axes across slices, over the slow one; None: one slice.
+      axis_names: as in Mesh.
+    """
+
+    def __init__(
+        self,
+        *,
+        ici_mesh_shape: tuple[int, ...],
+        dcn_mesh_shape: tuple[int, ...] | None = None,
+        axis_names: tuple[str, ...] | None = None,
+    ) -> None:
+        everyone = sharded.mesh_devices()
+        across = dcn_mesh_shape or (1,) * len(ici_mesh_shape)
+        shape = tuple(within * slices for within, slices in zip(ici_mesh_shape, across, strict=True))
+        if math.prod(across) > 1:
+            grid = mesh_utils.create_hybrid_device_mesh(ici_mesh_shape, across, devices=everyone)
+        else:
+            grid = mesh_utils.create_device_mesh(ici_mesh_shape, devices=everyone)
+        numbers = {device: number for number, device in enumerate(everyone)}
+        super().__init__([numbers[device] for device in grid.ravel()], shape, axis_names)
+
+
+def get_1d_mesh(axis_name: str | None = None) -> Mesh:
+    """All devices of the job in a row. Starts the backend."""
+    count = len(sharded.mesh_devices())
+    return Mesh(range(count), (count,), None if axis_name is None else (axis_name,))
+
+
+_global: Mesh | None = None
+
+
+def set_global_mesh(mesh: Mesh) -> None:
+    """Sets the mesh that get_global_mesh gives."""
+    global _global
+    _global = mesh
+
+
+def get_global_mesh() -> Mesh | None:
+    """The mesh that set_global_mesh was last called with."""
+    return _global

@@ -1,0 +1,97 @@
+"""torch's DTensor words for the same thing: a DeviceMesh and placements, as torch.distributed.tensor calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+
+from torch_xla._engine import replicas
+from torch_xla.distributed.spmd._mesh import Mesh
+from torch_xla.distributed.spmd.xla_sharding import mark_sharding
+
+
+def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
+    """The mesh of a DeviceMesh: its shape, its device numbers and its dimensions' names."""
+    names = dt_mesh.mesh_dim_names
+    return Mesh(dt_mesh.mesh.numpy(), tuple(dt_mesh.mesh.shape), None if names is None else tuple(names))
+
+
+def convert_to_xla_partition_spec(
+    tensor: torch.Tensor, placements: Sequence[Placement]
+) -> tuple[int | tuple[int, ...] | None, ...]:
+    """For each dimension of the tensor the axes of the mesh, by number, over which ``placements`` split it.
+
+    Raises ValueError for a placement other than Shard and Replicate, and for a dimension that does not exist.
+    """
+    axes: list[list[int]] = [[] for _ in range(tensor.dim())]
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            if not -tensor.dim() <= placement.dim < tensor.dim():
+                raise ValueError(f"{placement} for a tensor of shape {list(tensor.shape)}: it has no such dimension")
+            axes[placement.dim].append(axis)
+        elif not isinstance(placement, Replicate):
+            raise ValueError(f"{placement}: only Shard and Replicate can be asked for on xla")
+    return tuple(None if not split else split[0] if len(split) == 1 else tuple(split) for split in axes)
+
+
+def xla_distribute_tensor(
+    tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None = None
+) -> torch.Tensor:
+    """The tensor on xla, split as the placements say (default: replicated); in place where it is on xla already.
+
+    It is a plain tensor of the whole's shape: XLA, not DTensor, splits the ops on it. A parameter stays one.
+    Raises as mark_sharding.
+    """
+    wanted = placements or [Replicate()] * device_mesh.ndim
+    spec = convert_to_xla_partition_spec(tensor, wanted)
+    if tensor.device.type == "xla":
+        return mark_sharding(tensor, convert_to_xla_mesh(device_mesh), spec)
+    moved = mark_sharding(tensor.detach().to("xla"), convert_to_xla_mesh(device_mesh), spec)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(moved, tensor.requires_grad)
+    return moved.requires_grad_(tensor.requires_grad)
+
+
+def xla_distribute_module(
+    module: torch.nn.Module,
+    device_mesh: DeviceMesh | None = None,
+    partition_fn: Callable[[str, torch.nn.Module, DeviceMesh], None] | None = None,
+    input_fn: Callable[..., Any] | None = None,
+    output_fn: Callable[..., Any] | None = None,
+) -> torch.nn.Module:
+    """The module on xla, its parameters split by ``partition_fn(name, submodule, mesh)``, called for each submodule.
+
+    ``input_fn(inputs, mesh)`` sees the positional arguments before each forward, ``output_fn(outputs, mesh)`` what it
+    returns; what they return takes the place of it, None leaves it. Raises ValueError without a mesh.
+    """
+    if device_mesh is None:
+        raise ValueError("xla_distribute_module: device_mesh is needed")
+    module.to("xla")
+    if partition_fn is not None:
+        for name, submodule in module.named_modules():
+            partition_fn(name, submodule, device_mesh)
+    if input_fn is not None:
+        module.register_forward_pre_hook(lambda _, inputs: input_fn(inputs, device_mesh))
+    if output_fn is not None:
+        module.register_forward_hook(lambda _, inputs, outputs: output_fn(outputs, device_mesh))
+    return module
+
+
+def auto_policy(*_: Any) -> None:
+    """Raises NotImplementedError: XLA chooses the sharding of what nobody marks, parameters excepted."""
+    raise NotImplementedError("auto_policy: mark the parameters; XLA chooses the sharding of everything else")
+
+
+def with_xla(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that switches SPMD on before it first runs."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not replicas.is_spmd():
+            replicas.use_spmd()
+        return func(*args, **kwargs)
+
+    return wrapper

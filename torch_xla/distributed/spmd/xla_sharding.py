@@ -1,0 +1,186 @@
+"""``xs``: says how tensors lie on the devices of a mesh. XLA splits the work accordingly (SPMD, GSPMD).
+
+A tensor that is marked stays what it is: its shape, its values and its dtype are those of the whole, and any op takes
+it. What is written to it in place is laid out as it was, so marked parameters stay split while they are trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from jax.sharding import NamedSharding, Sharding
+
+from torch_xla._engine import buffers, dtypes, executor, frames, recorder, replicas, sharded, shardings
+from torch_xla.distributed.spmd._mesh import (
+    HybridMesh,
+    Mesh,
+    PartitionSpec,
+    get_1d_mesh,
+    get_global_mesh,
+    set_global_mesh,
+)
+
+__all__ = [
+    "HybridMesh", "Mesh", "PartitionSpec", "ShardingSpec", "ShardingType", "clear_sharding", "get_1d_mesh",
+    "get_global_mesh", "get_sharding", "mark_sharding", "mark_sharding_with_gradients", "set_global_mesh",
+]  # fmt: skip
+
+
+class ShardingType(IntEnum):
+    """How a tensor is spread."""
+
+    REPLICATED = 0
+    MAXIMAL = 1
+    TUPLE = 2
+    TILED = 3
+    MANUAL = 4
+    PARTIAL = 5
+    UNKNOWN = 6
+
+
+def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
+    """Splits an xla tensor over the axes of a mesh, in place, and returns it.
+
+    A value that exists is moved at once; one that is still recorded is computed so. Marking a parameter moves its value
+    and leaves autograd alone; marking an activation tells XLA how to split the ops around it. Its gradient is laid
+    out as XLA likes (see mark_sharding_with_gradients).
+
+    Args:
+      t: a tensor on ``xla:0``, of any dtype.
+      mesh: the devices.
+      partition_spec: for each dimension the axis of the mesh that it is split over, by name or number, a tuple of
+        several, or None: every device has all of it.
+
+    Raises ValueError for a spec that does not fit the tensor or the mesh, and for a dimension whose size is not a
+    multiple of the number of parts; RuntimeError without SPMD, or for an expanded tensor.
+    """
+    sharding = _checked("mark_sharding", t, mesh, partition_spec)
+    with torch.no_grad():
+        _lay_out(t, sharding)
+    return t
+
+
+def _checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> NamedSharding:
+    where = f"{op} of a tensor of shape {list(t.shape)} (at {frames.user_line()})"
+    if not replicas.is_spmd():
+        raise RuntimeError(f"{where}: call torch_xla.runtime.use_spmd() before the first xla tensor")
+    if t.device.type != "xla":
+        raise ValueError(f"{where}: the tensor is on {t.device}; move it to xla first")
+    try:
+        sharding = mesh.sharding(partition_spec, t.dim())
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    for dim, (size, parts) in enumerate(zip(t.shape, _parts(sharding, t.dim()), strict=True)):
+        if size % parts:
+            raise ValueError(f"{where}: dimension {dim} of size {size} cannot be split into {parts} equal parts")
+    return sharding
+
+
+def _parts(sharding: NamedSharding, rank: int) -> list[int]:
+    sizes = dict(sharding.mesh.shape)
+    parts = []
+    for names in (*sharding.spec, *(None,) * (rank - len(sharding.spec))):
+        count = 1
+        for name in (names,) if isinstance(names, str) else names or ():
+            count *= sizes[name]
+        parts.append(count)
+    return parts
+
+
+def _lay_out(t: torch.Tensor, sharding: Sharding) -> None:
+    module, number = recorder.module(), shardings.number(sharding, t.dim())
+    with executor.turn(0):
+        (node,) = module.nodes_of([t])
+        if node.sharding == number:
+            return
+        if node.pending or module.is_view(t):
+            module.lay_out(t, number)
+        else:
+            module.lay_out(t, number, sharded.laid_out(node.buffer, sharding))
+
+
+def get_sharding(t: torch.Tensor) -> Sharding | None:
+    """How a tensor lies, a jax.sharding.NamedSharding. None where that is not decided: not marked, and not computed."""
+    (node,) = recorder.module().nodes_of([t]) or (None,)
+    return None if node is None else shardings.of(node.sharding)
+
+
+def clear_sharding(t: torch.Tensor) -> torch.Tensor:
+    """A copy of the tensor on the CPU; the tensor itself is on every device again. Waits for its value."""
+    if replicas.is_spmd() and t.device.type == "xla":
+        with torch.no_grad():
+            _lay_out(t, sharded.replicated())
+    return t.cpu()
+
+
+class _MarkedBothWays(torch.autograd.Function):
+    """A tensor laid out, and its gradient laid out in the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, number: int) -> torch.Tensor:
+        ctx.number = number
+        laid_out: torch.Tensor = recorder.module().laid_out(t, number)
+        return laid_out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return recorder.module().laid_out(grads[0], ctx.number), None
+
+
+def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
+    """A tensor of ``t``'s values that is split over the mesh, and whose gradient is split in the same way.
+
+    Not in place, and differentiable. Arguments and errors are those of mark_sharding.
+    """
+    sharding = _checked("mark_sharding_with_gradients", t, mesh, partition_spec)
+    number = shardings.number(sharding, t.dim())
+    marked: torch.Tensor = _MarkedBothWays.apply(t, number)  # type: ignore[no-untyped-call]
+    return marked
+
+
+@dataclass
+class ShardingSpec:
+    """How inputs of one rank are to lie, as MpDeviceLoader(input_sharding=...) takes it.
+
+    With ``minibatch`` each process gives a part of its own, and the tensor is all of them, in order of processes, along
+    the dimensions that are split; else each process gives the same whole tensor.
+    """
+
+    mesh: Mesh
+    partition_spec: tuple[Any, ...]
+    minibatch: bool = False
+
+    def can_apply(self, t: torch.Tensor) -> bool:
+        """Whether the tensor has the number of dimensions that the spec is for."""
+        return t.dim() == len(self.partition_spec)
+
+    def send(self, t: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A CPU tensor on the device, split on the way: no device ever has all of it.
+
+        One of another rank, or whose size is no multiple of the number of parts, is on every device.
+        """
+        if self.minibatch and replicas.process_count() > 1 and self.can_apply(t):
+            with sharded.uploads(self._layout, parts=True):
+                array = buffers.upload(t.contiguous(), 0)
+            whole: torch.Tensor = recorder.module().make_tensor(array, dtypes.TO_CODE[t.dtype], 0)
+            return whole
+        with sharded.uploads(self._layout):
+            return t.to(device)
+
+    def _layout(self, shape: tuple[int, ...]) -> NamedSharding | None:
+        if len(shape) != len(self.partition_spec):
+            return None
+        sharding = self.mesh.sharding(self.partition_spec, len(shape))
+        parts = _parts(sharding, len(shape))
+        if self.minibatch:
+            parts = [max(1, count // replicas.process_count()) for count in parts]
+        even = all(size % count == 0 for size, count in zip(shape, parts, strict=True))
+        return sharding if even else None
+
+    def apply(self, t: torch.Tensor) -> None:
+        """Marks the tensor."""
+        mark_sharding(t, self.mesh, self.partition_spec)
