@@ -2,10 +2,10 @@
 
     python benchmarks/replicas.py [--quick] [--parameters 160] [--ranks 2]
 
-Each rank is a process with a CPU device. The contestants take turns, step by step: ``optimizer.step()`` on one device, and
-``xm.optimizer_step(optimizer)``, which averages the gradients over the ranks first; gradients are there already. Host
-time is the CPU time of the thread that runs the script (waiting costs none): record until the optimizer has returned,
-launch until torch_xla.sync() has returned without waiting. Medians of rank 0.
+Each rank is a process with a CPU device. The contestants take turns, step by step: ``optimizer.step()`` on one device,
+and ``xm.optimizer_step(optimizer)``, which averages the gradients over the ranks first; gradients are there already.
+Host time is the CPU time of the thread that runs the script (waiting costs none): record until the optimizer has
+returned, launch until torch_xla.sync() has returned without waiting. Medians of rank 0.
 """
 
 from __future__ import annotations
