@@ -91,6 +91,10 @@ class Watcher:
             if self._calm == _CALM:
                 self.capture(False)
 
+    def calm_down(self) -> None:
+        """As after many calm steps: the lines of ops are no longer captured. For tests, between two of them."""
+        self._follow_lines(False)
+
     def _follow_lines(self, on: bool) -> None:
         # Costs recording time at every op: worth it only where compilations cost a thousand times that.
         if on != (self._calm < _CALM):
