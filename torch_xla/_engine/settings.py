@@ -152,6 +152,7 @@ class Settings:
         TEXT, "", "devices as until 2023, as in CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0"
     )
     XRT_WORKERS = Variable(TEXT, "", "where those devices are, as in localservice:0;grpc://localhost:40934")
+    COLAB_TPU_ADDR = Variable(TEXT, "", "the TPU that a Colab runtime of those days had, on another machine")
     TPU_ACCELERATOR_TYPE = Variable(TEXT, "", "the TPU and its size, as in v4-8; TPU machines set it")
 
     TORCH_XLA_DIST = Variable(TEXT, "", "the job of xla_dist that this process was started for; xla_dist sets it")
