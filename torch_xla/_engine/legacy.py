@@ -51,7 +51,10 @@ def choice() -> Choice | None:
         return _tpu_config(settings.XRT_TPU_CONFIG)
     if settings.XRT_DEVICE_MAP or settings.XRT_WORKERS:
         return _device_map(settings.XRT_DEVICE_MAP, settings.XRT_WORKERS)
-    return _conf_file(Path("~/.pytorch_tpu.conf").expanduser()) or _colab(settings.COLAB_TPU_ADDR)
+    found = _conf_file(Path("~/.pytorch_tpu.conf").expanduser())
+    if found is None:
+        _check_colab(settings.COLAB_TPU_ADDR)
+    return found
 
 
 def _tpu_config(text: str) -> Choice:
@@ -90,7 +93,7 @@ def _conf_file(path: Path) -> Choice | None:
     return Choice("TPU", 1, str(path)) if lines else None
 
 
-def _colab(endpoint: str) -> None:
+def _check_colab(endpoint: str) -> None:
     # Without a word here, a notebook of those days would train on the CPU, and nobody would know why it is slow.
     if endpoint and not _is_local(endpoint.removeprefix("grpc://")):
         cure = "unset COLAB_TPU_ADDR; in Colab, change to a runtime that has the TPU in its own machine"
