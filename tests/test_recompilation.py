@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import warnings
@@ -166,6 +167,16 @@ def test_first_compilations_are_expected() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
+def test_lines_are_not_those_of_pythons_library() -> None:
+    """copy.deepcopy records a clone of each parameter; the line is that of its call."""
+    with recompilation.watch(lambda e: None) as told:
+        for size in (2, 3, 4):
+            module = nn.Linear(size, 1).to("xla")
+            copy.deepcopy(module).weight.cpu()
+    assert "copy.py" not in _only(told).text
+
+
+@pytest.mark.usefixtures("quiet")
 def test_shape_that_depends_on_values() -> None:
     with recompilation.watch(lambda e: None) as told, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an op that runs on the CPU
@@ -219,6 +230,16 @@ CASES = {
         graph(op("aten::add.Scalar", p1=1)),
         graph(op("aten::add.Scalar", p1=Operand("int"))),
         ("was 1 and is any int (an input)", "XLA_NO_SPECIAL_SCALARS"),
+    ),
+    "special numbers": (
+        graph(op("aten::gt.Scalar", p1=0)),
+        graph(op("aten::gt.Scalar", p1=1)),
+        ("was 0 and is 1", "XLA_NO_SPECIAL_SCALARS"),
+    ),
+    "exponent": (
+        graph(op("aten::pow.Tensor_Scalar", p1=0)),
+        graph(op("aten::pow.Tensor_Scalar", p1=1)),
+        ("`exponent` of aten::pow.Tensor_Scalar was 0 and is 1", "keep it as a tensor"),
     ),
     "type of a number": (
         graph(op("aten::add.Scalar", p1=Operand("int"))),

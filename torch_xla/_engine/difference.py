@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_xla._engine import decompose
+from torch_xla._engine.lowering import RULES
 from torch_xla._engine.sketch import Leaf, OpSketch, Sketch
 
 #: Sequences of ops longer than this are compared by how often each op occurs in them: diffing takes quadratic time.
@@ -30,13 +31,17 @@ class LeafChange:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChange:
-    """Argument ``name`` of ``op``, a constant of the program, has another value; None where it is not given."""
+    """Argument ``name`` of ``op``, a constant of the program, has another value; None where it is not given.
+
+    ``special``: only 0, 1 and -1 are constants in this place, other numbers are inputs.
+    """
 
     op: OpSketch
     name: str
     type: str
     old: Any
     new: Any
+    special: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,9 @@ def _argument_change(old: OpSketch, new: OpSketch) -> ArgumentChange | None:
     if position is None:  # differs in a way that == does not see, such as 1 and True
         position = next(i for i in after if repr(before[i]) != repr(after[i]))
     name, kind = _describe_argument(new.op, position)
-    return ArgumentChange(new, name, kind, before.get(position), after.get(position))
+    rule = RULES.get(new.op)
+    special = kind in ("number", "Scalar", "Tensor") and rule is not None and name not in rule.bake
+    return ArgumentChange(new, name, kind, before.get(position), after.get(position), special)
 
 
 def _describe_argument(op: str, position: int) -> tuple[str, str]:

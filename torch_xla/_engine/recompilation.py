@@ -55,6 +55,7 @@ class Watcher:
         self.found: deque[Recompilation] = deque(maxlen=1000)
         self.threshold: int | None = None  # overrides the setting
         self.capture: Callable[[bool], None] = lambda on: None  # notes the line of each op that is recorded, or stops
+        self._ignored = threading.local()  # .depth: how many blocks of ignoring() this thread is in
         self._calm = _CALM  # steps since the last unexpected compilation
         self.speak: Callable[[Explanation], None] = lambda explanation: log.warning("torch_xla: %s", explanation.text)
 
@@ -64,6 +65,8 @@ class Watcher:
 
     def compiled(self, site: Site, new: Sketch, situation: Situation) -> Explanation | None:
         """A graph was compiled at the site; the explanation if that was unexpected."""
+        if getattr(self._ignored, "depth", 0):
+            return None
         with self._lock:
             known = self._known.setdefault(site[0], deque(maxlen=_KNOWN))
             here = [graph for place, graph in known if place == site]
@@ -130,6 +133,15 @@ class Watcher:
             self._spoken.add(found.subject)
             self._spoken_at[site] += 1
             return True
+
+    @contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """In the block, this thread's compilations are a tool's: neither explained nor compared with later ones."""
+        self._ignored.depth = getattr(self._ignored, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._ignored.depth -= 1
 
     @contextmanager
     def watching(self, speak: Callable[[Explanation], None] | None) -> Iterator[None]:
