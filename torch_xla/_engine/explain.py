@@ -170,8 +170,7 @@ def _argument_advice(change: ArgumentChange) -> str:
     numbers = all(isinstance(v, (int, float, complex)) and not isinstance(v, bool) for v in (change.old, change.new))
     if numbers and change.special:
         return SPECIAL
-    may_be_tensor = change.type in ("number", "Scalar", "float", "Tensor") and numbers
-    return TENSOR if may_be_tensor else FIX
+    return TENSOR if numbers and change.may_be_tensor else FIX
 
 
 def _ops(difference: Difference, situation: Situation) -> _Parts:

@@ -1,8 +1,8 @@
 """Why did it recompile: knows the graphs that were compiled, and explains those that nobody expected.
 
 A *site* is a line of the user's at which graphs run, and why. Expected are a site's first compilation, and at its
-second run one with other ops or results (an optimizer that has made its state). Every other one is unexpected: it
-counts as UnexpectedCompile and gets an Explanation. From the XLA_EXPLAIN_RECOMPILATIONS-th on, an explanation is also
+second run one with other ops or results (an optimizer that has made its state), and at any run one that no longer makes
+that state. Every other one is unexpected: it counts as UnexpectedCompile and gets an Explanation. From the XLA_EXPLAIN_RECOMPILATIONS-th on, an explanation is also
 logged (torch_xla.recompilation, WARNING): once for each cause, and at most three for each site.
 """
 
@@ -76,7 +76,7 @@ class Watcher:
         if old is None:
             return None
         found = explain(difference.compare(old, new), situation)
-        if self._runs[site] <= 1 and found.kind in _AT_WARM_UP:
+        if (self._runs[site] <= 1 and found.kind in _AT_WARM_UP) or _made_state(found):
             return None
         metrics.count("UnexpectedCompile")
         self._follow_lines(True)
@@ -155,6 +155,11 @@ class Watcher:
         finally:
             self.threshold, self.speak, self._spoken, self._spoken_at = before
             self._follow_lines(False)
+
+
+def _made_state(found: Explanation) -> bool:
+    # An optimizer makes its state in its first step, which need not be the first of the loop (gradients that add up).
+    return found.kind == "ops" and not found.details["added"] and set(found.details["removed"]) <= {"aten::zeros_like"}
 
 
 def _follows(found: Explanation, earlier: Explanation) -> bool:
