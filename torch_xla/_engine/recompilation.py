@@ -1,9 +1,10 @@
 """Why did it recompile: knows the graphs that were compiled, and explains those that nobody expected.
 
 A *site* is a line of the user's at which graphs run, and why. Expected are a site's first compilation, and at its
-second run one with other ops or results (an optimizer that has made its state), and at any run one that no longer makes
-that state. Every other one is unexpected: it counts as UnexpectedCompile and gets an Explanation. From the XLA_EXPLAIN_RECOMPILATIONS-th on, an explanation is also
-logged (torch_xla.recompilation, WARNING): once for each cause, and at most three for each site.
+second run one with other ops or results (an optimizer that has made its state), and at any run one that no longer
+makes that state. Every other one is unexpected: it counts as UnexpectedCompile and gets an Explanation. From the
+XLA_EXPLAIN_RECOMPILATIONS-th on, an explanation is also logged (torch_xla.recompilation, WARNING): once for each cause,
+and at most three for each site.
 """
 
 from __future__ import annotations
