@@ -15,6 +15,7 @@ import pytest
 from helpers import ROOT, run_script
 from test_env_vars_jobs import ALONE
 
+from torch_xla._engine import recorder
 from torch_xla._engine.settings import variables
 
 #: What the documents of 2019 and 2020 name, by its spelling there.
@@ -122,13 +123,6 @@ from torch_xla.debug import metrics as met
 """
 
 
-@pytest.fixture(scope="module")
-def builds() -> Path:
-    """The folder of the recorder's builds: other caches are given a link to it, for building takes half a minute."""
-    out = run_script("import torch_xla; from torch_xla._engine import recorder; print(recorder.module().__file__)")
-    return Path(out.stdout.strip()).parents[2]
-
-
 def _looked(names: list[str], environment: dict[str, str]) -> dict[str, str]:
     """What the variables' looks print, one after the other in one process."""
     looks = "".join(f"print({name!r}, end=': ')\n{textwrap.dedent(EFFECTS[name].look)}\n" for name in names)
@@ -136,7 +130,8 @@ def _looked(names: list[str], environment: dict[str, str]) -> dict[str, str]:
     return {name: rest.strip() for name, rest in (line.split(": ") for line in lines)}
 
 
-def test_effects(tmp_path: Path, builds: Path) -> None:
+def test_effects(tmp_path: Path) -> None:
+    builds = Path(recorder.module().__file__).parents[2]  # building takes half a minute: the other caches have links
     for cache in ("xdg/torch_xla", "cache"):
         (tmp_path / cache).mkdir(parents=True)
         (tmp_path / cache / "recorder").symlink_to(builds)
