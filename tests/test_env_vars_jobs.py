@@ -50,7 +50,10 @@ _OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_P
 _EVEN, _UNEVEN = (_TWO_WORKERS.format(step=_STEP, zero=zero) for zero in ("true", f"echo {_STEP} >&2"))
 _HERE, _CLOUD = "^(CPU|CUDA)$", "10.0.0.2:8470"
 
+_GPUS = "from torch_xla._engine import hardware; print(hardware._gpu_count() == 3)"
+
 ALONE = {
+    "CUDA_VISIBLE_DEVICES": Effect("0,5,7", _GPUS, "^False$", "^True$"),
     "PJRT_DEVICE": Effect("TPU", _KIND, _HERE, "^TPU$"),
     "XRT_TPU_CONFIG": Effect("localservice;0;localhost:51011", _KIND, _HERE, "^TPU$"),
     "COLAB_TPU_ADDR": Effect(_CLOUD, _KIND, _HERE, "^COLAB_TPU_ADDR names a device .* no longer exist: .*PJRT_DEVICE="),
@@ -82,6 +85,8 @@ try:
         xm.rendezvous("alone")
 except RuntimeError as error:
     print(error)
+    both.set("done", "")
+both.wait(["done"])  # alive until then: nobody waits for a process that has ended
 """
 
 
