@@ -23,16 +23,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-from torch import nn
-
-from benchmarks.record import CASES, LAYERS, SIZE, Case, State, measure_round, repeat
-from benchmarks.report import geometric_mean, no_garbage_collection, setting, table
+from benchmarks.report import geometric_mean, setting, table
+from benchmarks.watched import DEEP, STEP, WATCHED
 from torch_xla._engine.settings import settings
 
 TARGET_COUNTERS = 0.03  # of the time of recording
 TARGET_LINES = 3.0  # µs per operation
-DEEP = 30  # Python frames below the benchmark's own, as deep as a large model
+
 
 Sample = dict[str, float]  # µs per call, by name of the case
 
@@ -44,69 +41,6 @@ class Round:
     plain: Sample
     lines: Sample
     deep: Sample
-
-
-def training_step(state: State) -> None:
-    """Records forward and backward pass of a small network."""
-    loss = _network(state)(state.x).sum()
-    torch.autograd.grad(loss, [*_network(state).parameters()])
-
-
-def _network(state: State) -> nn.Module:
-    if state.x.device not in _networks:
-        layers = (layer for _ in range(LAYERS) for layer in (nn.Linear(SIZE, SIZE), nn.ReLU()))
-        _networks[state.x.device] = nn.Sequential(*layers).to(state.x.device)
-    return _networks[state.x.device]
-
-
-_networks: dict[torch.device, nn.Module] = {}
-STEP = f"training step of {LAYERS} × (linear, relu)"
-WATCHED: dict[str, tuple[Case, int]] = {name: case for name, case in CASES.items() if "backward" not in name}
-WATCHED[STEP] = (repeat(training_step), 4)  # a round should fit into a time slice of a busy machine
-
-
-# --- in a process that measures ---------------------------------------------------------------------------------------
-
-
-def work() -> None:
-    """First says what a call of each case counts; then measures a round for each line on stdin. Answers are JSON."""
-    import torch_xla  # noqa: F401
-    from torch_xla._engine import origins
-
-    device = torch.device("xla:0")
-    print(json.dumps(_counted(device)), flush=True)
-    for _ in sys.stdin:
-        answer = []
-        with no_garbage_collection():
-            for captured, frames in ((False, 0), (True, 0), (True, DEEP)):
-                origins.capture(captured)
-                answer.append({name: _below(frames, case, device) for name, case in WATCHED.items()})
-        origins.capture(False)
-        print(json.dumps(answer), flush=True)
-
-
-def _below(frames: int, case: tuple[Case, int], device: torch.device) -> float:
-    """measure_round, called with so many more Python frames on the stack."""
-    return _below(frames - 1, case, device) if frames else measure_round(*case, device)
-
-
-def _counted(device: torch.device) -> dict[str, tuple[float, float]]:
-    """By case: counter movements and recorded operations of a call; zeros where the build does not count."""
-    from torch_xla._engine import metrics
-
-    found = {}
-    for name, (case, _) in WATCHED.items():
-        moved = []
-        for calls in (1, 10, 110):  # the last two differ by 100 calls; what a round itself does is in both
-            before = metrics.counters()
-            measure_round(case, calls, device)
-            moved.append({n: value - before.get(n, 0) for n, value in metrics.counters().items()})
-        grown = {n: (moved[2][n] - moved[1].get(n, 0)) / 100 for n in moved[2]}
-        found[name] = sum(grown.values()), sum(value for n, value in grown.items() if n.startswith("xla::"))
-    return found
-
-
-# --- in the process that was started ----------------------------------------------------------------------------------
 
 
 class Worker:
@@ -123,7 +57,7 @@ class Worker:
                 "CXX": f"{os.environ.get('CXX') or 'c++'} -DTORCH_XLA_NO_COUNTERS",
                 "TORCH_XLA_CACHE_DIR": str(settings.cache_dir / "without_counters"),
             }
-        command = [sys.executable, "-m", "benchmarks.watching", "--worker"]
+        command = [sys.executable, "-m", "benchmarks.watched"]
         pipe, root = subprocess.PIPE, Path(__file__).parent.parent
         self._process = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe, cwd=root)
         self.counted: dict[str, tuple[float, float]] = self._answer()
@@ -203,11 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one pair of processes and few rounds")
     parser.add_argument("--check", action="store_true", help="end with 1 where a target is missed")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        work()
-        return 0
     pairs = [measure(5 if options.quick else 31) for _ in range(1 if options.quick else 5)]
     text, counting, lines = summary(pairs)
     print(f"{setting()}\n\n{text}")

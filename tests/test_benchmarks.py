@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks import watching
-from benchmarks.watching import STEP, WATCHED, Pair
+from benchmarks import watched, watching
+from benchmarks.watched import STEP, WATCHED
+from benchmarks.watching import Pair
 
 
 def test_what_an_operation_counts() -> None:
-    counted = watching._counted(torch.device("xla:0"))
+    counted = watched._counted(torch.device("xla:0"))
     assert counted["add"] == (3, 1), "the op, a tensor made, a tensor destroyed"
     assert counted["add_"] == (1, 1)
     movements, ops = counted[STEP]
