@@ -61,9 +61,28 @@ def _users(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+def known_line() -> str | None:
+    """``file.py:12`` of the user's code that runs now, or that this thread works for; None where there is none."""
+    frame = user_frame()
+    return getattr(_thread, "line", None) if frame is None else _line(frame)
+
+
 def user_line() -> str:
-    """``file.py:12`` of the user's code that is running now, for messages."""
-    return _line(user_frame())
+    """The same for messages: a text also where there is none."""
+    return known_line() or _line(None)
+
+
+_thread = threading.local()  # .line: see working_for
+
+
+@contextlib.contextmanager
+def working_for(line: str | None) -> Iterator[None]:
+    """In the block, what this thread does is done for that line of the user's, unless code of the user's runs in it."""
+    before, _thread.line = getattr(_thread, "line", None), line
+    try:
+        yield
+    finally:
+        _thread.line = before
 
 
 def main_line() -> str:
