@@ -56,6 +56,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.record $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.step $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.replicas $(if $(findstring quick,$(BENCH_ARGS)),--quick)
+	$(BIN)/python -m benchmarks.watching $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -18,5 +18,5 @@ from torch_xla._engine.recompilation import watcher
 def fresh() -> None:
     """Nothing pending from the test before, no optimizer without its barrier, no lines captured, seed 0."""
     torch_xla.sync()
-    watcher._follow_lines(False)  # an unexpected compilation in the test before has their capture on for 100 steps
+    watcher.calm_down()  # an unexpected compilation in the test before has their capture on for 100 steps
     torch.manual_seed(0)

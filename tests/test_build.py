@@ -126,6 +126,12 @@ def test_status_is_a_line_at_the_start_and_one_at_the_end(sources: Path, cache: 
     assert lines[1].startswith(lines[0] + " built after ")
 
 
+def test_compiler_of_several_words(sources: Path, cache: Path) -> None:
+    """As in CXX="ccache g++": torch takes what is in CXX for the name of one program."""
+    code, _, err = load(sources, cache, CXX="env LC_ALL=C c++")
+    assert code == 0, err
+
+
 def test_no_compiler(sources: Path, cache: Path, tmp_path: Path) -> None:
     code, _, err = load(sources, cache, **without_tools(tmp_path))
     assert code == 1

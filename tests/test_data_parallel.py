@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import shutil
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,7 @@ from helpers import run_script
 from torch import nn
 
 import torch_xla.distributed.data_parallel as dp
+from torch_xla.distributed import _numbered
 from torch_xla.distributed._numbered import wants_numbers
 
 TRAINING = """
@@ -218,6 +222,33 @@ def test_loops_of_2019_get_numbers(device_ids: list[str]) -> None:
     assert [row[0].tolist() for row in parallel(numbered, nested)[0]] == [[0.0]] * 2
 
 
-@pytest.mark.parametrize(("loop", "wanted"), [(numbered, True), (plain, False), (enumerated, False), (print, False)])
+def closure(model: Any, loader: Any, device: Any, context: Any) -> int:
+    count = 0
+    for _, (_data, _target) in loader:
+        count = (lambda: len(loader))()
+    return count
+
+
+LOOPS = [(numbered, True), (closure, True), (plain, False), (enumerated, False)]
+
+
+@pytest.mark.parametrize(("loop", "wanted"), [*LOOPS, (print, False)])
 def test_which_loops_want_numbers(loop: Callable[..., Any], wanted: bool) -> None:
     assert wants_numbers(loop) is wanted
+
+
+@pytest.mark.parametrize("python", ["python3.12", "python3.13", "python3.14"])
+def test_which_loops_want_numbers_on_other_pythons(python: str) -> None:
+    """The module needs nothing but Python, so that an interpreter without torch can run it."""
+    if shutil.which(python) is None or subprocess.run([python, "--version"], capture_output=True).returncode:
+        pytest.skip(f"there is no {python} here")
+    sources = "\n".join(inspect.getsource(loop) for loop, _ in LOOPS)
+    names = ", ".join(loop.__name__ for loop, _ in LOOPS)
+    check = f"""
+from typing import Any
+exec(open({_numbered.__file__!r}).read())
+{sources}
+print([wants_numbers(loop) for loop in ({names})])
+"""
+    done = subprocess.run([python, "-c", check], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{[wanted for _, wanted in LOOPS]}\n", "")

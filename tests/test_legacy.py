@@ -17,7 +17,7 @@ CPU_1 = "CPU:1;/job:localservice/replica:0/task:0/device:XLA_CPU:1"
 HERE = "localservice:0;grpc://localhost:40934"
 AWAY = "tpu_worker:0;grpc://10.1.2.3:8470"
 TPU_AWAY = "TPU:0;/job:tpu_worker/replica:0/task:0/device:TPU:0"
-VARIABLES = ("XRT_TPU_CONFIG", "XRT_DEVICE_MAP", "XRT_WORKERS", "PJRT_DEVICE", "CPU_NUM_DEVICES")
+VARIABLES = ("XRT_TPU_CONFIG", "XRT_DEVICE_MAP", "XRT_WORKERS", "COLAB_TPU_ADDR", "PJRT_DEVICE", "CPU_NUM_DEVICES")
 
 
 @pytest.fixture
@@ -50,6 +50,8 @@ WORKS = [
     ({"XRT_WORKERS": HERE}, None),
     ({"PJRT_DEVICE": "CPU", "XRT_TPU_CONFIG": "tpu_worker;0;10.0.0.2:8470"}, ("CPU", 1)),
     ({"PJRT_DEVICE": "tpu"}, ("TPU", 1)),
+    ({"PJRT_DEVICE": "CPU", "COLAB_TPU_ADDR": "10.0.0.2:8470"}, ("CPU", 1)),
+    ({"COLAB_TPU_ADDR": "grpc://localhost:8470"}, None),
 ]
 
 
@@ -68,6 +70,7 @@ ELSEWHERE = [
     ({"XRT_TPU_CONFIG": "tpu_worker;0;10.0.0.2:8470"}, "XRT_TPU_CONFIG", "10.0.0.2:8470"),
     ({"XRT_DEVICE_MAP": TPU_AWAY, "XRT_WORKERS": AWAY}, "XRT_WORKERS", "10.1.2.3:8470"),
     ({"XRT_WORKERS": AWAY}, "XRT_WORKERS", "10.1.2.3:8470"),
+    ({"COLAB_TPU_ADDR": "10.0.0.2:8470"}, "COLAB_TPU_ADDR", "10.0.0.2:8470"),
 ]
 
 

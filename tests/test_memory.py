@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla._engine import recorder
 from torch_xla.debug import memory
+from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
 KB = 1024
 
@@ -89,6 +91,14 @@ def test_buffers_and_who_made_them() -> None:
     text = memory.summary(rows=1)
     assert text.startswith("xla:0: ") and largest.line in text and "4.00MB" in text and " more lines" in text
     del x, y
+
+
+def test_batches_are_of_the_line_of_their_loop() -> None:
+    """Threads send them, which run no code of the user's."""
+    here = sys._getframe().f_lineno
+    for batch in MpDeviceLoader([torch.ones(7, 3), torch.ones(7, 3)], torch.device("xla:0")):
+        made = {b.line for b in memory.buffers() if b.shape == batch.shape and b.kind == "upload"}
+        assert made == {f"{__file__}:{here + 1}"}
 
 
 kept: list[torch.Tensor] = []

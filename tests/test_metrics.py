@@ -43,6 +43,21 @@ def parse(report: str) -> list[tuple[str, str]]:
     return blocks
 
 
+def test_the_documents_examples_are_of_that_grammar() -> None:
+    """As they are in the README of 2019, and a report that is not: a line missing, another unit, a name left out."""
+    example = (
+        "Metric: CompileTime\n  TotalSamples: 202\n  Counter: 06m09s401ms746.001us\n"
+        "  ValueRate: 778ms572.062us / second\n  Rate: 0.425201 / second\n"
+        "  Percentiles: 1%=001ms32.778us; 5%=001ms61.283us; 10%=001ms79.236us; 20%=001ms110.973us; 50%=001ms228.773us; "
+        "80%=001ms339.183us; 90%=001ms434.305us; 95%=002ms921.063us; 99%=21s102ms853.173us\n"
+        "Counter: CachedSyncTensors\n  Value: 395\nCounter: aten::nonzero\n  Value: 33\n"
+    )
+    assert parse(example) == [("Metric", "CompileTime"), ("Counter", "CachedSyncTensors"), ("Counter", "aten::nonzero")]
+    for whole, broken in (("  Value: 395\n", ""), ("778ms572.062us", "778.57B"), ("CompileTime", ""), ("202", "202.5")):
+        with pytest.raises(AssertionError, match="not a block of a report"):
+            parse(example.replace(whole, broken))
+
+
 @pytest.fixture
 def busy() -> Iterator[None]:
     """A process that has done some of everything, counted from zero."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import warnings
@@ -166,6 +167,33 @@ def test_first_compilations_are_expected() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
+def test_state_of_an_optimizer_that_begins_late() -> None:
+    """Gradients add up over two steps: the graphs with and without the optimizer are two, and its state is no third."""
+    trainer = _Trainer()
+    trainer.optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=0.1)
+    with recompilation.watch(lambda e: None) as told:
+        for step in range(12):
+            x, y = torch.randn(8, 4).to("xla"), torch.randint(2, (8,)).to("xla")
+            nn.functional.cross_entropy(trainer.model(x), y).backward()
+            if step % 4 == 3:
+                trainer.optimizer.step()
+                trainer.optimizer.zero_grad()
+            torch_xla.sync()
+    assert "aten::lerp.Scalar" in _only(told).details["added"]
+    assert recompilation.count() == 1
+
+
+@pytest.mark.usefixtures("quiet")
+def test_lines_are_not_those_of_pythons_library() -> None:
+    """copy.deepcopy records a clone of each parameter; the line is that of its call."""
+    with recompilation.watch(lambda e: None) as told:
+        for size in (2, 3, 4):
+            module = nn.Linear(size, 1).to("xla")
+            copy.deepcopy(module).weight.cpu()
+    assert "copy.py" not in _only(told).text
+
+
+@pytest.mark.usefixtures("quiet")
 def test_shape_that_depends_on_values() -> None:
     with recompilation.watch(lambda e: None) as told, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an op that runs on the CPU
@@ -219,6 +247,26 @@ CASES = {
         graph(op("aten::add.Scalar", p1=1)),
         graph(op("aten::add.Scalar", p1=Operand("int"))),
         ("was 1 and is any int (an input)", "XLA_NO_SPECIAL_SCALARS"),
+    ),
+    "special numbers": (
+        graph(op("aten::gt.Scalar", p1=0)),
+        graph(op("aten::gt.Scalar", p1=1)),
+        ("was 0 and is 1", "XLA_NO_SPECIAL_SCALARS"),
+    ),
+    "exponent": (
+        graph(op("aten::pow.Tensor_Scalar", p1=0)),
+        graph(op("aten::pow.Tensor_Scalar", p1=1)),
+        ("`exponent` of aten::pow.Tensor_Scalar was 0 and is 1", "keep it as a tensor"),
+    ),
+    "no tensor there": (
+        graph(op("aten::arange", p0=5)),
+        graph(op("aten::arange", p0=6)),
+        ("`end` of aten::arange was 5 and is 6", "keep it the same"),
+    ),
+    "a float": (
+        graph(op("aten::bernoulli.p", p1=0.1)),
+        graph(op("aten::bernoulli.p", p1=0.2)),
+        ("`p` of aten::bernoulli.p was 0.1 and is 0.2", "keep it the same"),
     ),
     "type of a number": (
         graph(op("aten::add.Scalar", p1=Operand("int"))),

@@ -18,7 +18,7 @@ from torch import nn
 
 import torch_xla
 from torch_xla._engine import journal
-from torch_xla.debug import report, report_data, verdicts
+from torch_xla.debug import report, report_charts, report_data, verdicts
 
 
 class Slow(torch.utils.data.Dataset[torch.Tensor]):
@@ -164,17 +164,37 @@ def chromium() -> str:
     return "chromium"
 
 
+def test_times_beside_a_chart() -> None:
+    assert [report_charts._time(ms) for ms in (0.5, 20.46, 999, 4091, 61_000)] == [
+        "0.5 ms", "20.5 ms", "999 ms", "4.091 s", "61 s"
+    ]  # fmt: skip
+
+
+#: Whether every label of a chart is inside of it, and every head of a table on one line.
+_FITS = """<script>
+let fits = true;
+for (const label of document.querySelectorAll("svg text")) fits &&= label.getBBox().x >= 0;
+for (const head of document.querySelectorAll("th")) fits &&= head.offsetHeight < 40;
+document.body.dataset.fits = fits;
+</script>"""
+
+
 def test_page_in_a_browser(loop: dict[str, Any], chromium: str, tmp_path: Path) -> None:
     """From disk, without a network: the script runs, every step has its bar, and something is drawn."""
-    hostile = loop | {"verdicts": [{"kind": "x", "text": "</script><b id=hostile>", "advice": "& more"}]}
+    hostile = loop | {
+        "verdicts": [{"kind": "x", "text": "</script><b id=hostile>", "advice": "& more"}],
+        "recompilations": [{"times": 2, "text": "why " * 100}],
+    }
     page, picture = torch_xla.debug.Report(hostile).save(tmp_path / "report.html"), tmp_path / "page.png"
     text = page.read_text()
+    page.write_text(text.replace("</body>", f"{_FITS}</body>"))
     assert not re.search(r"""(src|href)=|https?://|@import|url\(""", text), "everything is inside"
     browser = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,1600",
                "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}/profile"]  # fmt: skip
     done = subprocess.run([*browser, "--dump-dom", page.as_uri()], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert 'data-ready="6"' in done.stdout, "the script has run to its end"
+    assert 'data-fits="true"' in done.stdout, "a label is cut off, or a head is broken"
     assert "<b id=" not in done.stdout and "&lt;b id=hostile&gt;" in done.stdout
     last = loop["timeline"][-1]
     assert f"step {last['number']} (MainThread): {last['wall_ms']:.3f} ms" in done.stdout

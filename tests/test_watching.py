@@ -32,16 +32,17 @@ def _blocks(text: str) -> list[tuple[int, str]]:
 def test_metrics_file(tmp_path: Path) -> None:
     """Appended at every step, by each of several processes to a file of its own."""
     file = tmp_path / "metrics"
+    file.write_text("[MetricsData; step=7]\nCounter: MarkStep\n  Value: 8\n\n")  # of an earlier run
     more = f'\n    from torch_xla.debug import metrics_saver\n    metrics_saver.save_metrics("{tmp_path}/asked")\n'
     run_script(TRAIN + more, XLA_METRICS_FILE=str(file))
-    blocks = _blocks(file.read_text())
-    assert [step for step, _ in blocks] == [0, 1, 2]
+    earlier, *blocks = _blocks(file.read_text())
+    assert earlier == (7, "Counter: MarkStep\n  Value: 8\n") and [step for step, _ in blocks] == [0, 1, 2]
     for step, report in blocks:
         assert ("Counter", "MarkStep") in parse(report)
         assert f"Counter: MarkStep\n  Value: {step + 1}\n" in report
     assert [step for step, _ in _blocks((tmp_path / "asked").read_text())] == [3]
     run_script(TRAIN, XLA_METRICS_FILE=str(file), WORLD_SIZE="2", LOCAL_RANK="1", RANK="1")
-    assert len(_blocks(file.read_text())) == 3, "untouched"
+    assert len(_blocks(file.read_text())) == 4, "untouched"
     assert len(_blocks((tmp_path / "metrics.1").read_text())) == 3
 
 

@@ -70,9 +70,7 @@ def _to_host(tensor: torch.Tensor) -> np.ndarray:
 
 def _made(kind: str) -> None:
     kind = "fallback" if journal.falling_back() else kind
-    frame = frames.user_frame()
-    line = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    recorder.module().set_maker(makers.number(kind, line))
+    recorder.module().set_maker(makers.number(kind, frames.known_line() or ""))
 
 
 def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:

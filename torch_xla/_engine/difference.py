@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_xla._engine import decompose
+from torch_xla._engine.lowering import RULES
 from torch_xla._engine.sketch import Leaf, OpSketch, Sketch
 
 #: Sequences of ops longer than this are compared by how often each op occurs in them: diffing takes quadratic time.
@@ -30,13 +31,19 @@ class LeafChange:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChange:
-    """Argument ``name`` of ``op``, a constant of the program, has another value; None where it is not given."""
+    """Argument ``name`` of ``op``, a constant of the program, has another value; None where it is not given.
+
+    ``special``: only 0, 1 and -1 are constants in this place, other numbers are inputs. ``may_be_tensor``: the op has
+    an overload that takes a tensor there.
+    """
 
     op: OpSketch
     name: str
     type: str
     old: Any
     new: Any
+    special: bool = False
+    may_be_tensor: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +139,10 @@ def _argument_change(old: OpSketch, new: OpSketch) -> ArgumentChange | None:
     if position is None:  # differs in a way that == does not see, such as 1 and True
         position = next(i for i in after if repr(before[i]) != repr(after[i]))
     name, kind = _describe_argument(new.op, position)
-    return ArgumentChange(new, name, kind, before.get(position), after.get(position))
+    rule = RULES.get(new.op)
+    special = kind in ("number", "Scalar", "Tensor") and rule is not None and name not in rule.bake
+    values = before.get(position), after.get(position)
+    return ArgumentChange(new, name, kind, *values, special, _has_tensor_overload(new.op, name, kind))
 
 
 def _describe_argument(op: str, position: int) -> tuple[str, str]:
@@ -142,3 +152,11 @@ def _describe_argument(op: str, position: int) -> tuple[str, str]:
     except (AttributeError, IndexError, RuntimeError):
         return f"number {position}", ""
     return argument.name, str(argument.type)
+
+
+def _has_tensor_overload(op: str, name: str, kind: str) -> bool:
+    if kind not in ("number", "Scalar", "Tensor"):  # a float or an int of the schema stays one
+        return False
+    packet = decompose.overload(op).overloadpacket
+    overloads = (getattr(packet, overload)._schema for overload in packet.overloads())
+    return any(argument.name == name and str(argument.type) == "Tensor" for s in overloads for argument in s.arguments)

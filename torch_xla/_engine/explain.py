@@ -168,8 +168,9 @@ def _argument_advice(change: ArgumentChange) -> str:
     if any(operands):
         return TYPE if all(operands) else SPECIAL
     numbers = all(isinstance(v, (int, float, complex)) and not isinstance(v, bool) for v in (change.old, change.new))
-    may_be_tensor = change.type in ("number", "Scalar", "float", "Tensor") and numbers
-    return TENSOR if may_be_tensor else FIX
+    if numbers and change.special:
+        return SPECIAL
+    return TENSOR if numbers and change.may_be_tensor else FIX
 
 
 def _ops(difference: Difference, situation: Situation) -> _Parts:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine import nested
+from torch_xla._engine import frames, nested
 from torch_xla._engine.channel import Channel, End
 
 #: Seconds that close() waits for the threads: a moment where it runs unasked (in the garbage collector), longer at
@@ -95,7 +95,13 @@ class Feed:
             self._first_read.wait()
 
     def _spawn(self, name: str, target: Any, argument: Any) -> None:
-        thread = threading.Thread(target=target, args=(argument,), name=f"torch_xla loader: {name}", daemon=True)
+        line = frames.known_line()  # that of the loop which takes the batches
+
+        def run() -> None:
+            with frames.working_for(line):
+                target(argument)
+
+        thread = threading.Thread(target=run, name=f"torch_xla loader: {name}", daemon=True)
         self.threads.append(thread)
         thread.start()
 

@@ -1,4 +1,4 @@
-"""The user's line: the innermost Python frame outside torch, jax and this package."""
+"""The user's line: the innermost Python frame outside torch, jax, Python's own library and this package."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ _FOLDERS = tuple(
 )
 #: A context manager made from a generator runs under a frame of contextlib, which is nobody's line.
 OWN = (*_FOLDERS, contextlib.__file__)
+#: Python's own library, which copies and calls for others, but not what is installed inside its folder.
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_INSTALLED = tuple(_LIBRARY + folder + os.sep for folder in ("site-packages", "dist-packages"))
 _ENGINE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -37,6 +40,8 @@ class Frame(NamedTuple):
 
 def is_users(file: str) -> bool:
     """Whether a file of that name is code of the user's."""
+    if file.startswith(_LIBRARY):
+        return file.startswith(_INSTALLED) and not file.startswith(OWN)
     return not file.startswith(OWN) and not file.startswith("<frozen")
 
 
@@ -56,9 +61,28 @@ def _users(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+def known_line() -> str | None:
+    """``file.py:12`` of the user's code that runs now, or that this thread works for; None where there is none."""
+    frame = user_frame()
+    return getattr(_thread, "line", None) if frame is None else _line(frame)
+
+
 def user_line() -> str:
-    """``file.py:12`` of the user's code that is running now, for messages."""
-    return _line(user_frame())
+    """The same for messages: a text also where there is none."""
+    return known_line() or _line(None)
+
+
+_thread = threading.local()  # .line: see working_for
+
+
+@contextlib.contextmanager
+def working_for(line: str | None) -> Iterator[None]:
+    """In the block, what this thread does is done for that line of the user's, unless code of the user's runs in it."""
+    before, _thread.line = getattr(_thread, "line", None), line
+    try:
+        yield
+    finally:
+        _thread.line = before
 
 
 def main_line() -> str:
@@ -68,7 +92,7 @@ def main_line() -> str:
 
 def _line(frame: FrameType | None) -> str:
     if frame is None:
-        return "an unknown line (called from a thread without Python frames, such as autograd's)"
+        return "an unknown line (called from a thread without frames of the user's, such as autograd's)"
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 

@@ -1,4 +1,5 @@
-"""The device configuration of 2019 to 2023: XRT_TPU_CONFIG, XRT_DEVICE_MAP with XRT_WORKERS, ~/.pytorch_tpu.conf.
+"""The device configuration of 2019 to 2023: XRT_TPU_CONFIG, XRT_DEVICE_MAP with XRT_WORKERS, ~/.pytorch_tpu.conf,
+COLAB_TPU_ADDR.
 
 It named servers that ran programs for others. What it says about this machine still holds; a server elsewhere is an
 error that says what has replaced it. PJRT_DEVICE goes before all of it.
@@ -50,7 +51,10 @@ def choice() -> Choice | None:
         return _tpu_config(settings.XRT_TPU_CONFIG)
     if settings.XRT_DEVICE_MAP or settings.XRT_WORKERS:
         return _device_map(settings.XRT_DEVICE_MAP, settings.XRT_WORKERS)
-    return _conf_file(Path("~/.pytorch_tpu.conf").expanduser())
+    found = _conf_file(Path("~/.pytorch_tpu.conf").expanduser())
+    if found is None:
+        _check_colab(settings.COLAB_TPU_ADDR)
+    return found
 
 
 def _tpu_config(text: str) -> Choice:
@@ -87,6 +91,13 @@ def _conf_file(path: Path) -> Choice | None:
         if not _is_local(part["endpoint"]):
             _remote(str(path), part["endpoint"], "remove that file")
     return Choice("TPU", 1, str(path)) if lines else None
+
+
+def _check_colab(endpoint: str) -> None:
+    # Without a word here, a notebook of those days would train on the CPU, and nobody would know why it is slow.
+    if endpoint and not _is_local(endpoint.removeprefix("grpc://")):
+        cure = "unset COLAB_TPU_ADDR; in Colab, change to a runtime that has the TPU in its own machine"
+        _remote("COLAB_TPU_ADDR", endpoint, cure)
 
 
 def _parts(source: str, text: str, form: re.Pattern[str], example: str) -> list[re.Match[str]]:

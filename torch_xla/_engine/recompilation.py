@@ -1,9 +1,10 @@
 """Why did it recompile: knows the graphs that were compiled, and explains those that nobody expected.
 
 A *site* is a line of the user's at which graphs run, and why. Expected are a site's first compilation, and at its
-second run one with other ops or results (an optimizer that has made its state). Every other one is unexpected: it
-counts as UnexpectedCompile and gets an Explanation. From the XLA_EXPLAIN_RECOMPILATIONS-th on, an explanation is also
-logged (torch_xla.recompilation, WARNING): once for each cause, and at most three for each site.
+second run one with other ops or results (an optimizer that has made its state), and at any run one that no longer
+makes that state. Every other one is unexpected: it counts as UnexpectedCompile and gets an Explanation. From the
+XLA_EXPLAIN_RECOMPILATIONS-th on, an explanation is also logged (torch_xla.recompilation, WARNING): once for each cause,
+and at most three for each site.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Watcher:
         self.found: deque[Recompilation] = deque(maxlen=1000)
         self.threshold: int | None = None  # overrides the setting
         self.capture: Callable[[bool], None] = lambda on: None  # notes the line of each op that is recorded, or stops
+        self._ignored = threading.local()  # .depth: how many blocks of ignoring() this thread is in
         self._calm = _CALM  # steps since the last unexpected compilation
         self.speak: Callable[[Explanation], None] = lambda explanation: log.warning("torch_xla: %s", explanation.text)
 
@@ -64,6 +66,8 @@ class Watcher:
 
     def compiled(self, site: Site, new: Sketch, situation: Situation) -> Explanation | None:
         """A graph was compiled at the site; the explanation if that was unexpected."""
+        if getattr(self._ignored, "depth", 0):
+            return None
         with self._lock:
             known = self._known.setdefault(site[0], deque(maxlen=_KNOWN))
             here = [graph for place, graph in known if place == site]
@@ -73,7 +77,7 @@ class Watcher:
         if old is None:
             return None
         found = explain(difference.compare(old, new), situation)
-        if self._runs[site] <= 1 and found.kind in _AT_WARM_UP:
+        if (self._runs[site] <= 1 and found.kind in _AT_WARM_UP) or _made_state(found):
             return None
         metrics.count("UnexpectedCompile")
         self._follow_lines(True)
@@ -90,6 +94,10 @@ class Watcher:
             self._calm += 1
             if self._calm == _CALM:
                 self.capture(False)
+
+    def calm_down(self) -> None:
+        """As after many calm steps: the lines of ops are no longer captured. For tests, between two of them."""
+        self._follow_lines(False)
 
     def _follow_lines(self, on: bool) -> None:
         # Costs recording time at every op: worth it only where compilations cost a thousand times that.
@@ -128,6 +136,15 @@ class Watcher:
             return True
 
     @contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """In the block, this thread's compilations are a tool's: neither explained nor compared with later ones."""
+        self._ignored.depth = getattr(self._ignored, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._ignored.depth -= 1
+
+    @contextmanager
     def watching(self, speak: Callable[[Explanation], None] | None) -> Iterator[None]:
         """In the block, speaks from the first unexpected one on, by ``speak`` if given; every cause is new again."""
         before = self.threshold, self.speak, self._spoken, self._spoken_at
@@ -139,6 +156,11 @@ class Watcher:
         finally:
             self.threshold, self.speak, self._spoken, self._spoken_at = before
             self._follow_lines(False)
+
+
+def _made_state(found: Explanation) -> bool:
+    # An optimizer makes its state in its first step, which need not be the first of the loop (gradients that add up).
+    return found.kind == "ops" and not found.details["added"] and set(found.details["removed"]) <= {"aten::zeros_like"}
 
 
 def _follows(found: Explanation, earlier: Explanation) -> bool:

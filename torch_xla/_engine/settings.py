@@ -28,6 +28,11 @@ class Kind(Generic[T]):
     form: str
 
 
+def _or_none(kind: Kind[T]) -> Kind[T | None]:
+    """The same kind, for variables that may have no default: None where the environment does not set them."""
+    return Kind(kind.parse, kind.form)
+
+
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -77,7 +82,7 @@ def _logs(text: str) -> tuple[tuple[str, str], ...]:
 FLAG = Kind(_flag, "1 or 0 (also true/false, yes/no, on/off)")
 COUNT = Kind(_at_least(1), "an integer of at least 1")
 NUMBER = Kind(_at_least(0), "an integer of at least 0")
-NUMBER_OR_NONE: Kind[int | None] = Kind(NUMBER.parse, NUMBER.form)
+NUMBER_OR_NONE = _or_none(NUMBER)
 PATH: Kind[str] = Kind(str, "the path of a file")
 STREAM: Kind[str] = Kind(str, "the path of a file, or STDOUT or STDERR")
 LOGS: Kind[tuple[tuple[str, str], ...]] = Kind(
@@ -87,8 +92,8 @@ TEXT: Kind[str] = Kind(str, "a text")
 FRACTIONS = Kind(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
 DEVICE_KIND: Kind[str] = Kind(str.upper, "the name of a kind of device")
 FOLDER = Kind(lambda text: Path(text).expanduser().absolute(), "the path of a folder")
-FOLDER_OR_NONE: Kind[Path | None] = Kind(FOLDER.parse, FOLDER.form)
-FILE_OR_NONE: Kind[Path | None] = Kind(FOLDER.parse, "the path of a file")
+FOLDER_OR_NONE = _or_none(FOLDER)
+FILE_OR_NONE = _or_none(Kind(FOLDER.parse, "the path of a file"))
 GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
 GRAPH_FORMAT = Kind(_one_of(GRAPH_FORMATS), "one of " + ", ".join(GRAPH_FORMATS))
 
@@ -147,6 +152,7 @@ class Settings:
         TEXT, "", "devices as until 2023, as in CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0"
     )
     XRT_WORKERS = Variable(TEXT, "", "where those devices are, as in localservice:0;grpc://localhost:40934")
+    COLAB_TPU_ADDR = Variable(TEXT, "", "the TPU that a Colab runtime of those days had, on another machine")
     TPU_ACCELERATOR_TYPE = Variable(TEXT, "", "the TPU and its size, as in v4-8; TPU machines set it")
 
     TORCH_XLA_DIST = Variable(TEXT, "", "the job of xla_dist that this process was started for; xla_dist sets it")

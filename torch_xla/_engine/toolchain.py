@@ -86,7 +86,7 @@ def compile_extension(units: list[Path], library: Path, compiler: list[str], loc
     """
     for leftover in library.parent.glob("tmp-*"):  # of a build that was killed
         shutil.rmtree(leftover, ignore_errors=True)
-    environment = os.environ | {"CXX": shlex.join(compiler), "PATH": _path_with_ninja()}
+    path = _path_with_ninja()
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=library.parent, ignore_cleanup_errors=True) as folder:
         job = {
             "name": library.stem,
@@ -96,9 +96,20 @@ def compile_extension(units: list[Path], library: Path, compiler: list[str], loc
             "target": str(library),
             "path": sys.path,
         }
+        environment = os.environ | {"CXX": _one_word(compiler, Path(folder)), "PATH": path}
         output = _run([sys.executable, "-W", "ignore", "-c", _CHILD, json.dumps(job)], environment, lock)
     if not library.exists():
         raise RecorderBuildError(_explain(output or "(no output: the process that builds was killed)"))
+
+
+def _one_word(compiler: list[str], folder: Path) -> str:
+    """torch takes $CXX for the name of one program: a command of several words (ccache g++) becomes a script."""
+    if len(compiler) == 1:
+        return compiler[0]
+    script = folder / "c++"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(compiler)} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
 
 
 def _path_with_ninja() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree  # private to torch; checked on 2.13
 
+from torch_xla._engine.recompilation import watcher
 from torch_xla.debug.model_comparator import compare_tensors
 
 
@@ -44,6 +45,13 @@ def compare_module(
 
     Returns None if no layer differs.
     """
+    with watcher.ignoring():  # layers one by one, each compiled at the line of the call
+        return _compare(module, args, kwargs, rtol, atol, device)
+
+
+def _compare(
+    module: torch.nn.Module, args: Any, kwargs: Any, rtol: float, atol: float, device: str
+) -> LayerDifference | None:
     expected = _recorded(copy.deepcopy(module).to("cpu"), *_moved((args, kwargs), "cpu"))
     on_xla = copy.deepcopy(module).to(device)
     names = dict(on_xla.named_modules())

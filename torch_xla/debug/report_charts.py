@@ -25,7 +25,11 @@ def steps(rows: Sequence[dict[str, Any]]) -> str:
     for i, row in enumerate(rows):
         x = _LEFT + i * width
         bars.append(f'<g class="step" data-step="{i}">{_bar(row, x, width, height, top)}</g>')
-    return _frame("Time of each step", height, [(top, f"{top:.3g} ms"), (top / 2, f"{top / 2:.3g} ms")], top, bars)
+    return _frame("Time of each step", height, [(top, _time(top)), (top / 2, _time(top / 2))], top, bars)
+
+
+def _time(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms < 999.5 else f"{ms / 1000:.4g} s"
 
 
 def _bar(row: dict[str, Any], x: float, width: float, height: int, top: float) -> str:

@@ -21,7 +21,8 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColo
 .verdict { border-left: 4px solid #d64550; padding: .2em 1em; margin: .6em 0; }
 .verdict p { margin: 0; } .verdict .advice { color: #666; }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .2em .8em .2em 0;
-  border-bottom: 1px solid #8883; overflow-wrap: anywhere; } td.n, th.n { text-align: right; }
+  border-bottom: 1px solid #8883; overflow-wrap: anywhere; }
+th { white-space: nowrap; } td.n, th.n { text-align: right; }
 #detail { min-height: 3em; font-family: monospace; white-space: pre-wrap; }
 @media (prefers-color-scheme: dark) { body { color: #ddd; background: #1b1b1b; } .verdict .advice { color: #aaa; } }
 """
