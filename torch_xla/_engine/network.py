@@ -11,6 +11,8 @@ import ipaddress
 import socket
 from typing import Any
 
+import jax
+
 #: Reserved for documentation: the way there is the way to everywhere that has no route of its own. Nothing is sent.
 _ELSEWHERE = "192.0.2.1"
 
@@ -44,10 +46,12 @@ def _loopback(address: str) -> bool:
 
 
 def use_for_collectives(address: str, client: Any) -> None:
-    """Has the CPU backend, which has not started yet, offer its collectives at the address."""
+    """Has the CPU backend, which has not started yet, offer its collectives at the address. Nothing without gloo."""
     from jax._src import xla_bridge
     from jaxlib import _jax
 
+    if jax.config.jax_cpu_collectives_implementation != "gloo":
+        return
     collectives = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address)
     factory = functools.partial(xla_bridge.make_cpu_client, collectives=collectives)
     xla_bridge.register_backend_factory("cpu", factory, priority=0, fail_quietly=False)
