@@ -49,7 +49,8 @@ KILLED = """
     import torch, torch_xla
     import torch_xla.core.xla_model as xm
     from torch_xla._engine import whole_file
-    
+    from torch_xla.utils import serialization
+
     sys.path.insert(0, os.environ["TESTS"])
     from checkpoint_programs import Killing
 

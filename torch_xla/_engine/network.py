@@ -50,7 +50,7 @@ def use_for_collectives(address: str, client: Any) -> None:
     from jax._src import xla_bridge
     from jaxlib import _jax
 
-    if jax.config.jax_cpu_collectives_implementation != "gloo":
+    if jax.config.values["jax_cpu_collectives_implementation"] != "gloo":
         return
     collectives = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address)
     factory = functools.partial(xla_bridge.make_cpu_client, collectives=collectives)
