@@ -130,7 +130,7 @@ def compile_graph(
     arguments: Sequence[Any],
     team: replicated.Team | None = None,
 ) -> Program:
-    """Compiles a graph for the device, or for all of a team, or loads what another process compiled for its device.
+    """Compiles a graph for the device, or for all of a team, or loads what another process compiled.
 
     Raises LoweringError for an op that cannot be built.
     """
@@ -144,8 +144,7 @@ def compile_graph(
         out_shardings=place,
         keep_unused=True,
     )
-    # A program of several processes is not kept on disk: all would have to find it, or none.
-    places = [devices.device(device)] if team is None else []
+    places = [devices.device(device)] if team is None else replicated.kept_for(team)
     with failures.explained(lambda: f"compiling {failures.describe_graph(spec)}", device, spec):
         compiled = compile_cache.build(lambda: jitted.lower(*arguments), places)
     metrics.count("CreateCompileHandles")
