@@ -1,7 +1,8 @@
-"""The data and the network of the MNIST examples: MNIST where it is on disk, scikit-learn's digits where it is not."""
+"""Options, data and network of the MNIST examples: MNIST where it is on disk, scikit-learn's digits where it is not."""
 
 from __future__ import annotations
 
+import argparse
 import gzip
 from pathlib import Path
 
@@ -12,6 +13,18 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+def parse(doc: str | None, cores: str) -> argparse.Namespace:
+    """The options on the command line of the example with this docstring; ``cores`` says what --num_cores counts."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num_cores", type=int, default=1, help=f"{cores} (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=64, help="images of a step, all devices together")
+    parser.add_argument("--num_epochs", type=int, default=6)
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--datadir", default="data", help="where MNIST's files are, if they are anywhere")
+    parser.add_argument("--target_accuracy", type=float, default=0.0, help="exit 1 below this test accuracy")
+    return parser.parse_args()
 
 
 class MNIST(nn.Module):

@@ -16,24 +16,13 @@ import time
 
 import torch
 import torch.nn.functional as F
-from mnist_data import MNIST, datasets
+from mnist_data import MNIST, datasets, parse
 from torch import nn, optim
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.data_parallel as dp
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num_cores", type=int, default=1, help="devices to train on (default: %(default)s)")
-    parser.add_argument("--batch_size", type=int, default=64, help="images of a step, all devices together")
-    parser.add_argument("--num_epochs", type=int, default=6)
-    parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--datadir", default="data", help="where MNIST's files are, if they are anywhere")
-    parser.add_argument("--target_accuracy", type=float, default=0.0, help="exit 1 below this test accuracy")
-    return parser.parse_args()
 
 
 def train(options: argparse.Namespace) -> float:
@@ -82,5 +71,5 @@ def train(options: argparse.Namespace) -> float:
 
 
 if __name__ == "__main__":
-    arguments = parse()
+    arguments = parse(__doc__, "devices to train on")
     sys.exit(train(arguments) < arguments.target_accuracy)

@@ -13,7 +13,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from mnist_data import MNIST, datasets
+from mnist_data import MNIST, datasets, parse
 from torch import nn, optim
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
@@ -23,17 +23,6 @@ import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.runtime as xr
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num_cores", type=int, default=1, help="processes, one a device (default: %(default)s)")
-    parser.add_argument("--batch_size", type=int, default=64, help="images of a step, all devices together")
-    parser.add_argument("--num_epochs", type=int, default=6)
-    parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--datadir", default="data", help="where MNIST's files are, if they are anywhere")
-    parser.add_argument("--target_accuracy", type=float, default=0.0, help="exit 1 below this test accuracy")
-    return parser.parse_args()
 
 
 def loader_for(data: Dataset, size: int, shuffle: bool) -> DataLoader:
@@ -89,5 +78,5 @@ def _mp_fn(index: int, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    arguments = parse()
+    arguments = parse(__doc__, "processes, one a device")
     xmp.spawn(_mp_fn, args=(arguments,), nprocs=arguments.num_cores)

@@ -171,6 +171,51 @@ def process_group() -> None:
     dist.broadcast(last, world - 1)
     assert torch.equal(last.cpu(), data[-1])
     _rooted(world, rank, data, mine)
+    _uneven(world, rank)
+
+
+def _uneven(world: int, rank: int) -> None:
+    """all_to_all of parts that differ in size: rank r sends ``sizes[r][s]`` rows to rank s."""
+    generator = torch.Generator().manual_seed(5)
+    for most in (5, 5, 1):
+        sizes = torch.randint(0, most + 1, (world, world), generator=generator).tolist()
+        if most == 1:
+            sizes = [[0] * world] * world
+        data = [torch.randn(sum(row), 2, generator=generator) for row in sizes]
+        sent, received = sizes[rank], [row[rank] for row in sizes]
+        expected = [data[r].split(sizes[r])[rank] for r in range(world)]
+        for device in ("xla", "cpu"):
+            single = torch.full((sum(received), 2), 9.0, device=device)
+            dist.all_to_all_single(single, data[rank].to(device), received, sent)
+            assert torch.equal(single.cpu(), torch.cat(expected))
+        several = [torch.full((count, 2), 9.0, device="xla") for count in received]
+        dist.all_to_all(several, list(data[rank].to("xla").split(sent)))
+        assert all(torch.equal(got.cpu(), one) for got, one in zip(several, expected, strict=True))
+    _uneven_programs(world, rank)
+    x = torch.ones(world, 2, device="xla")
+    with pytest.raises(ValueError, match="one a rank, that add up to the"):
+        dist.all_to_all_single(x, x, [2] * world, [1] * world)
+    if world > 1:
+        wrong = [1] * world if rank else [0, 2] + [1] * (world - 2)
+        with pytest.raises(ValueError, match="rank 0 sends 0 rows to rank 0, which expects 1"):
+            dist.all_to_all_single(torch.empty_like(x), x, [1] * world, wrong)
+        with pytest.raises(ValueError, match="reduce_scatter needs an output and inputs of one shape"):
+            dist.reduce_scatter(x[0], [x[0], x[0][:1]] + [x[0]] * (world - 2))
+
+
+def _uneven_programs(world: int, rank: int) -> None:
+    """Other sizes between the same totals compile nothing."""
+    x = torch.ones(4 * world, 2, device="xla")
+    compiled = []
+    for shift in range(3):
+        sizes = [[4 + (2 if (r + s + shift) % world == 0 else 0) for s in range(world)] for r in range(world)]
+        keep = sum(sizes[rank]) - 4 * world
+        given = torch.cat([x, x[:keep]])
+        torch_xla.sync()
+        with counts() as moved:
+            dist.all_to_all_single(torch.empty_like(given), given, [row[rank] for row in sizes], sizes[rank])
+        compiled.append(moved.compilations)
+    assert compiled[1:] == [0, 0], compiled
 
 
 def _rooted(world: int, rank: int, data: list[torch.Tensor], mine: torch.Tensor) -> None:

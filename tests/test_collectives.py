@@ -19,7 +19,7 @@ def test_everything(world: int) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
 def test_two_hundred_times(world: int) -> None:
     torch_xla.sync()
     xmp.spawn(replica_programs.repeated, args=(200,), nprocs=world)

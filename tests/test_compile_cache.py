@@ -72,6 +72,71 @@ def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert int(other.split()[0]) > 0, "its programs are others"
 
 
+#: What a replica prints, or writes: the loss, and how many of its programs were compiled and loaded.
+TRAIN = """
+    import os, torch, torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.debug.metrics as met
+    import torch_xla.distributed.data_parallel as dp
+    import torch_xla.distributed.xla_multiprocessing as xmp
+
+    def train(model, rank):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(torch.full((2, 3), rank + 1.0, device=model.weight.device)).square().mean()
+            loss.backward()
+            xm.optimizer_step(optimizer, barrier=True)
+        return xm.all_reduce("sum", loss).item().hex()
+
+    def model():
+        torch.manual_seed(0)
+        return torch.nn.Linear(3, 2)
+
+    def told():
+        samples = [(met.metric_data(name) or [0])[0] for name in ("CompileTime", "PersistentCacheLoad")]
+        return [*samples, met.counter_value("PersistentCacheDeserializeFailure") or 0]
+
+    def work(rank):
+        loss = train(model().to("xla"), rank)
+        with open(f"{os.environ['WHERE']}/{rank}", "w") as file:
+            print(loss, *told(), file=file)
+
+    def loop(net, loader, device, context):
+        return train(net, device.index)
+
+    if os.environ["KIND"] == "processes":
+        xmp.spawn(work, nprocs=2, start_method="fork")
+    else:
+        losses = dp.DataParallel(model, device_ids=["xla:0", "xla:1"])(loop, [])
+        with open(f"{os.environ['WHERE']}/0", "w") as file:
+            print(losses[0], *told(), file=file)
+    """
+
+
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+def test_programs_with_collectives(tmp_path: Path, kind: str) -> None:
+    def run() -> list[list[str]]:
+        environment = {"WHERE": str(tmp_path), "KIND": kind, "CPU_NUM_DEVICES": "2", "PJRT_DEVICE": "CPU"}
+        environment |= {
+            "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache"),
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        }
+        done = run_script(TRAIN, check=False, **environment)
+        assert done.returncode == 0, done.stderr
+        return [file.read_text().split() for file in sorted(tmp_path.glob("[01]"))]
+
+    first, second = run(), run()
+    assert len(first) == (2 if kind == "processes" else 1)
+    for (loss, compiled, loaded, _), again in zip(first, second, strict=True):
+        assert int(compiled) >= 2 and loaded == "0"
+        assert again == [loss, "0", compiled, "0"], "the same values, to the bit; nothing compiled"
+    # One process has lost its files: it compiles, while the other loads.
+    for file in sorted((tmp_path / "cache").iterdir())[::2]:
+        file.unlink()
+    assert [line[0] for line in run()] == [line[0] for line in first]
+
+
 def test_hit_and_miss(tmp_path: Path) -> None:
     assert run().only(*CACHE) == {}, "no folder, no counters"
     compile_cache.initialize(tmp_path)

@@ -432,11 +432,11 @@ def test_xm_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_for_each_tensor(tmp_path: Path) -> None:
     x, y = torch.ones(2, device="xla"), torch.zeros(3, dtype=torch.int64)
     path = tmp_path / "data.pt"
-    for count in (3, 2):  # the second save leaves nothing of the first
+    for first, count in ((0, 3), (3, 2)):  # the second save takes new names, and leaves nothing of the first
         data = {"x": x, "tie": [x.detach()], "y": (y,), "views": [x[:1]] * (count - 2), "n": 1}
         serialization.save(data, path)
         names = {file.name for file in (tmp_path / "data.pt.tensors").iterdir()}
-        assert names == {f"tensor_{i}.pt" for i in range(count)}
+        assert names == {f"tensor_{first + i}.pt" for i in range(count)}
     got = serialization.load(path)
     assert got["x"] is got["tie"][0] and got["x"].tolist() == [1, 1] and got["x"].device.type == "cpu"
     assert got["y"][0].dtype == torch.int64 and got["n"] == 1

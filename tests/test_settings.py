@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from torch_xla import settings as door
+from torch_xla._engine import hardware
 from torch_xla._engine.settings import Settings, variables
 
 
@@ -51,6 +52,17 @@ def test_alias_gives_way_to_the_name(settings: Settings, monkeypatch: pytest.Mon
 def test_empty_is_unset(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_AUTO_BARRIER", "")
     assert settings.XLA_AUTO_BARRIER is True
+
+
+@pytest.mark.parametrize(("text", "count"), [("0,1", 2), (" 3 ", 1), ("-1", 0), ("", 0)])
+def test_an_empty_list_of_gpus_is_none_of_them(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, text: str, count: int
+) -> None:
+    assert settings.CUDA_VISIBLE_DEVICES is None
+    settings.reload()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
+    monkeypatch.setattr(hardware, "settings", settings)
+    assert text == settings.CUDA_VISIBLE_DEVICES and hardware._gpu_count() == count
 
 
 def test_cache_folder(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import host_program
 import pytest
 
 from torch_xla._engine.settings import settings
@@ -146,35 +147,11 @@ def test_hosts_and_machines_of_tpus(fakes: Path, capfd: pytest.CaptureFixture[st
     assert sorted(capfd.readouterr().out.splitlines()) == expected
 
 
-TRAIN = """
-import sys
-import torch, torch_xla
-import torch_xla.core.xla_model as xm
-import torch_xla.runtime as xr
-import torch_xla.distributed.xla_multiprocessing as xmp
-
-def work(index):
-    assert index == xr.global_ordinal() and xr.device_type() == "CPU"
-    total = xm.all_reduce("sum", torch.full((2,), index + 1.0, device="xla"))
-    with open(f"out.{index}", "w") as file:  # gloo writes to stdout, in the middle of lines
-        print(xr.world_size(), xr.local_ordinal(), xr.host_index(), total.tolist(), file=file)
-
-if __name__ == "__main__":
-    xmp.spawn(work, nprocs=int(sys.argv[1]))
-"""
-
-
 def test_one_job_on_two_hosts_with_two_processes_each(fakes: Path) -> None:
-    each = 2
-    (fakes / "train.py").write_text(TRAIN)
-    root = Path(xla_dist.__file__).parents[2]
-    where = ["--hosts=127.0.0.1,127.0.0.2", f"--tpuvm-server-port={free_port()}"]
-    command = [f"--env=PYTHONPATH={root}", "--env=PJRT_DEVICE=CPU", "--", sys.executable, "train.py", str(each)]
-    assert xla_dist.main([*where, *command]) == 0
-    world = 2 * each
-    total = [sum(range(1, world + 1)) * 1.0] * 2
-    for i in range(world):
-        assert (fakes / f"out.{i}").read_text() == f"{world} {i % each} {i // each} {total}\n"
+    root, where = Path(xla_dist.__file__).parents[2], ["--hosts=127.0.0.1,127.0.0.2"]
+    job = [*where, f"--tpuvm-server-port={free_port()}", f"--env=PYTHONPATH={root}", "--env=PJRT_DEVICE=CPU"]
+    assert xla_dist.main([*job, "--", sys.executable, host_program.__file__, str(fakes), "2"]) == 0
+    assert host_program.check_weights(fakes, 4) == [(4, 0, 0), (4, 1, 0), (4, 0, 1), (4, 1, 1)]
 
 
 def free_port() -> int:

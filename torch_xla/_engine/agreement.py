@@ -17,6 +17,8 @@ from collections import Counter
 from torch_xla._engine import coordination, frames, program, replicas
 from torch_xla._engine.replicated import Team
 
+_ENDED = "nothing: it has ended"
+
 _launches: Counter[tuple[int, ...]] = Counter()
 
 
@@ -43,13 +45,13 @@ class DisagreementError(RuntimeError):
     """Ranks exchange different things."""
 
 
-def _place(members: Team) -> str:
-    return f"{'.'.join(map(str, members.ordinals))}/{_launches[members.ordinals]}"
+def _place(ordinals: tuple[int, ...]) -> str:
+    return f"{'.'.join(map(str, ordinals))}/{_launches[ordinals]}"
 
 
 def launched(members: Team) -> str:
     """Counts a program that the team runs together; what this launch is called on every rank."""
-    place = _place(members)
+    place = _place(members.ordinals)
     _launches[members.ordinals] += 1
     return place
 
@@ -60,18 +62,31 @@ def check(spec: program.GraphSpec, members: Team) -> None:
     Raises DisagreementError, which names the ranks and the first collective that differs.
     """
     if replicas.process_count() > 1:
-        compare(spec, f"graph/{_place(members)}")
+        compare(spec, f"graph/{_place(members.ordinals)}")
 
 
 def compare(spec: program.GraphSpec, place: str) -> None:
     """Publishes what a graph exchanges. Raises DisagreementError where another rank has published something else."""
     mine, rank = exchanges(spec), replicas.process_index()
-    store, folder = coordination.client(), f"torch_xla/{place}/"
-    store.key_value_set_bytes(f"{folder}{rank}", zlib.compress("\n".join(mine).encode()), allow_overwrite=True)
-    for name, text in store.key_value_dir_get_bytes(folder):
+    _publish(place, mine)
+    for name, text in coordination.client().key_value_dir_get_bytes(f"torch_xla/{place}/"):
         theirs = zlib.decompress(text).decode().split("\n")
         if theirs != mine:
             raise _differing(rank, mine, int(name.rsplit("/", 1)[1]), theirs)
+
+
+def _publish(place: str, lines: list[str]) -> None:
+    text = zlib.compress("\n".join(lines).encode())
+    name = f"torch_xla/{place}/{replicas.process_index()}"
+    coordination.client().key_value_set_bytes(name, text, allow_overwrite=True)
+
+
+def farewell() -> None:
+    """Says to all teams of this process that it launches no more: whoever waits for it in a collective learns that."""
+    everyone = tuple(range(replicas.process_count()))
+    for ordinals in {everyone, *_launches}:
+        for kind in ("graph", "stalled"):
+            _publish(f"{kind}/{_place(ordinals)}", [_ENDED])
 
 
 def _differing(rank: int, mine: list[str], other: int, theirs: list[str]) -> DisagreementError:

@@ -53,12 +53,14 @@ def _in_use() -> ProgramFiles | None:
 def build(lower: Callable[[], jax.stages.Lowered], places: Sequence[jax.Device]) -> jax.stages.Compiled:
     """The executable of ``lower()`` for the devices ``places``: from the cache, if there is one that has it.
 
+    Without ``places`` it is always compiled.
+
     The time, that of ``lower`` included, is a sample of PersistentCacheLoad if it has, and of CompileTime otherwise.
     """
     start = time.perf_counter_ns()
     with journal.spent("CompileTime"):
         files, lowered = _in_use(), lower()
-        file = files.file(lowered, places) if files else None
+        file = files.file(lowered, places) if files and places else None
         found = _read(files, file, places) if files and file else None
         compiled = found or lowered.compile()
     name = "PersistentCacheLoad" if found else "CompileTime"

@@ -1,10 +1,9 @@
 """How the processes of a job find each other and talk: jax.distributed, its key-value store and its barriers.
 
-    alone -> joined (by join, at the first use of a device) -> left (at the interpreter's exit)
+    alone -> joined (by join, at the first use of a device) -> left (by leave, at the end; see departure)
 
 Rank 0 hosts jax's coordinator on a port that it picks and keeps; the others learn the address from the store that the
-launcher gave them all: a file (spawn) or torch.distributed's TCPStore (torchrun). A process that ends well waits at its
-exit for all others to end; one that ends by an exception must not, as they may be waiting for it.
+launcher gave them all: a file (spawn) or torch.distributed's TCPStore (torchrun).
 (The client of jax.distributed is private to jax; checked on jax 0.10.2.)
 """
 
@@ -12,13 +11,14 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import signal
 import socket
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -26,11 +26,14 @@ from typing import Any
 import jax
 import torch.distributed as dist
 
-from torch_xla._engine import replicas
+from torch_xla._engine import network, replicas
 from torch_xla._engine.settings import settings
 
-#: How long a process that has ended well waits for the others, in seconds: rank 0 may still be saving or evaluating.
-_SHUTDOWN_TIMEOUT = 3600
+#: Seconds for which a process waits at its end for the others to come to theirs; for which rank 0 then waits for them
+#: to be gone, as they may still be saving or evaluating; and between looks.
+_TOGETHER, _LAST_ONES, _PERIOD = 3.0, 3600.0, 0.05
+#: Seconds after which one that waits for a process looks whether that has ended.
+_LOOK = 2.0
 _PORT_ATTEMPTS = 16
 
 _reserved: socket.socket | None = None
@@ -64,13 +67,14 @@ def join() -> None:
                 cluster_detection_method="deactivate",
                 coordinator_bind_address=_bind_address(address),
                 initialization_timeout=settings.XLA_RENDEZVOUS_TIMEOUT,
-                shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT,
+                shutdown_timeout_seconds=0,  # no barrier of all: see leave
             )
         finally:
             # jax's preemption service swallows SIGTERM, by which launchers end the processes of a failed job.
             if handler is not None:
                 signal.signal(signal.SIGTERM, handler)
         _watch_for_failure()
+        network.use_for_collectives(network.own_address(_host()), client())
 
 
 def job_store() -> dist.Store:
@@ -146,11 +150,12 @@ def client() -> Any:
 
 
 class Late(RuntimeError):
-    """A process that others waited for has not come in time."""
+    """A process that others waited for has not come in time, or has ended."""
 
-    def __init__(self, process: int, name: str) -> None:
-        super().__init__(f"rank {process} has not come to {name} within {settings.XLA_RENDEZVOUS_TIMEOUT} s")
-        self.process = process
+    def __init__(self, process: int, name: str, ended: bool) -> None:
+        why = "has ended" if ended else f"has not come within {settings.XLA_RENDEZVOUS_TIMEOUT} s"
+        super().__init__(f"{name}: rank {process} {why}")
+        self.process, self.ended = process, ended
 
 
 _counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -171,13 +176,22 @@ def exchange(name: str, payload: bytes, processes: Sequence[int]) -> list[bytes]
 
 
 def _wait_for(store: Any, key: str, process: int) -> bytes:
-    try:
-        value: bytes = store.blocking_key_value_get_bytes(key, settings.XLA_RENDEZVOUS_TIMEOUT * 1000)
-    except jax.errors.JaxRuntimeError as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
-            raise
-        raise Late(process, key) from error
-    return value[1:]
+    deadline, ended = time.monotonic() + settings.XLA_RENDEZVOUS_TIMEOUT, False
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            value: bytes = store.blocking_key_value_get_bytes(key, max(1, int(1000 * min(left, _LOOK))))
+            return value[1:]
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            if ended or left <= 0:
+                raise Late(process, key, ended) from error
+            ended = _has_ended(process)  # and a last look, as it may have come just before
+
+
+def _has_ended(process: int) -> bool:
+    return _job_store is not None and _job_store.check([f"torch_xla/ending/{process}"])
 
 
 def _watch_for_failure() -> None:
@@ -191,20 +205,37 @@ def _watch_for_failure() -> None:
     sys.excepthook = hook
 
 
-def part() -> None:
-    """Leaves the job in good order: returns when all its processes have called it. Nothing outside of a job."""
+def failed() -> bool:
+    """Whether this process has joined a job and ends by an exception."""
+    return _failed and joined()
+
+
+def leave() -> None:
+    """Leaves the job: in seconds, or on rank 0, whom the others need, when they have. Nothing outside of a job."""
     global _reserved
     if joined():
+        assert _job_store is not None
+        rank, others = replicas.process_index(), range(1, replicas.process_count())
+        _job_store.set(f"torch_xla/ending/{rank}", "")
+        _wait_until_all(_job_store, "ending", (0, *others), _TOGETHER)
+        if rank == 0:
+            _wait_until_all(_job_store, "left", others, _LAST_ONES)
         jax.distributed.shutdown()
+        say_gone()
     if _reserved is not None:
         _reserved.close()
         _reserved = None
 
 
-def leave() -> None:
-    """At exit: waits for the job's other processes; one that ends by an exception ends here without waiting."""
-    if _failed and joined():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-    part()
+def say_gone() -> None:
+    """Called before the end: rank 0 waits for this process no longer."""
+    if _job_store is not None and replicas.process_index():
+        with suppress(RuntimeError):  # the store ends with rank 0, or with the launcher
+            _job_store.set(f"torch_xla/left/{replicas.process_index()}", "")
+
+
+def _wait_until_all(store: dist.Store, state: str, processes: Iterable[int], patience: float) -> None:
+    names = [f"torch_xla/{state}/{process}" for process in processes]
+    deadline = time.monotonic() + patience
+    while not store.check(names) and time.monotonic() < deadline:
+        time.sleep(_PERIOD)

@@ -163,7 +163,7 @@ def _execute(
     ):
         results = found.compiled(*arguments)
     if found.team is not None:
-        stall.launched(results)
+        stall.launched(results, found.sizes.smallest)
     return results, found.sizes.results, found.shardings
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def count() -> int:
 
 
 def _gpu_count() -> int:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = settings.CUDA_VISIBLE_DEVICES
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
     return len([entry for entry in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)])

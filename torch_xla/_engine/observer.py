@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -46,6 +46,10 @@ class Sizes:
 
     results: list[int]
     extra: int = 0
+    smallest: int = field(init=False)  # which result
+
+    def __post_init__(self) -> None:
+        self.smallest = min(range(len(self.results)), key=self.results.__getitem__, default=0)
 
 
 def sizes(compiled: jax.stages.Compiled) -> Sizes:

@@ -1,9 +1,9 @@
 """A folder of compiled programs.
 
 A file holds one executable. Its name is a hash of the program's StableHLO and of all else that decides what XLA makes
-of it: the versions of jax, jaxlib and the backend, devices, processor, flags. So whatever changes a program (a dtype
-that is stored as another one, a precision, a rule of another release) changes the name, and one folder serves all
-kinds of processes. Files appear whole or not at all, never change, and are not evicted.
+of it: the versions of jax, jaxlib and the backend, devices, process, processor, flags. So whatever changes a program
+(a dtype that is stored as another one, a precision, a rule of another release) changes the name, and one folder serves
+all kinds of processes. Files appear whole or not at all, never change, and are not evicted.
 
 Loading an executable runs what it says: only trusted users may be able to write to the folder.
 
@@ -97,6 +97,7 @@ def _key(text: str, places: Sequence[jax.Device]) -> str:
     backend = places[0].client
     parts = [jax.__version__, jaxlib.__version__, backend.platform, backend.platform_version]
     parts += [f"{place.id} {place.device_kind}" for place in places]
+    parts += [f"process {backend.process_index()}"]  # of several that run it together, each keeps its own
     parts += [_processor() if backend.platform == "cpu" else ""]
     parts += [f"{name}={os.environ.get(name, '')}" for name in _FLAGS]
     parts += [f"{name}={getattr(jax.config, name, '')}" for name in _OPTIONS]

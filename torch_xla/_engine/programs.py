@@ -20,6 +20,7 @@ from torch_xla._engine import (
     program,
     replicas,
     replicated,
+    sharded,
     shardings,
 )
 from torch_xla._engine.lowering.matmul import Precision
@@ -83,13 +84,12 @@ def compile_graph(
     arguments: Sequence[Any],
     team: replicated.Team | None = None,
 ) -> Program:
-    """Compiles a graph for the device, or for all of a team, or loads what another process compiled for its device.
+    """Compiles a graph for the device, or for all of a team, or loads what another process compiled.
 
     Raises LoweringError for an op that cannot be built.
     """
     jitted = _jitted(spec, device, team)
-    # A program of several processes is not kept on disk: all would have to find it, or none. Nor is one over a mesh.
-    places = [devices.device(device)] if team is None and not replicas.is_spmd() else []
+    places = _kept_for(device, team)
     with failures.explained(lambda: f"compiling {failures.describe_graph(spec)}", device, spec):
         compiled = compile_cache.build(lambda: jitted.lower(*arguments), places)
     metrics.count("CreateCompileHandles")
@@ -97,6 +97,12 @@ def compile_graph(
     observer.compiled(compiled)
     numbers = _result_shardings(compiled) if replicas.is_spmd() else None
     return Program(compiled, spec, observer.sizes(compiled), team, numbers)
+
+
+def _kept_for(device: int, team: replicated.Team | None) -> list[jax.Device]:
+    if replicas.is_spmd():
+        return replicated.kept_for(sharded.mesh_devices())
+    return [devices.device(device)] if team is None else replicated.kept_for(team.sharding.mesh.devices.flat)
 
 
 def _jitted(spec: program.GraphSpec, device: int, team: replicated.Team | None) -> Any:

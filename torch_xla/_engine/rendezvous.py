@@ -27,10 +27,11 @@ def exchange(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[byte
     try:
         return coordination.exchange("meet/" + quote(tag, safe=""), payload, ordinals)
     except coordination.Late as late:
+        seconds = f"{settings.XLA_RENDEZVOUS_TIMEOUT} s (XLA_RENDEZVOUS_TIMEOUT) "
         raise RuntimeError(
-            f"rendezvous {tag!r}: replica {mine} waited {settings.XLA_RENDEZVOUS_TIMEOUT} s (XLA_RENDEZVOUS_TIMEOUT) "
-            f"at {frames.user_line()} for replica {late.process}, which has not come. All replicas must reach the same "
-            "rendezvous in the same order"
+            f"rendezvous {tag!r}: replica {mine} waited {'' if late.ended else seconds}at {frames.user_line()} for "
+            f"replica {late.process}, which has {'ended' if late.ended else 'not come'}. All replicas must reach the "
+            "same rendezvous in the same order"
         ) from late
 
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from torch_xla._engine.settings import settings
+from torch_xla._engine.settings import Settings, settings
 
 
 class _Thread(threading.local):
@@ -44,9 +44,18 @@ def is_spmd() -> bool:
 
 
 def process_count() -> int:
-    """The number of processes of the job; 1 where nothing says how they would find each other."""
+    """The number of processes of the job; 1 where nothing says how they would find each other.
+
+    Raises ValueError for MASTER_PORT=0 in a job of several.
+    """
     if settings.TORCH_XLA_RENDEZVOUS or (settings.MASTER_ADDR and settings.MASTER_PORT):
         return settings.WORLD_SIZE
+    if settings.MASTER_ADDR and Settings.MASTER_PORT.source() and settings.WORLD_SIZE > 1:
+        raise ValueError(
+            f"environment variable MASTER_PORT=0: the {settings.WORLD_SIZE} processes of the job would not know which "
+            "port one of them picks. Give torchrun a --master_port that is free on rank 0's machine, or, for a job on "
+            "one machine, --standalone"
+        )
     return 1
 
 

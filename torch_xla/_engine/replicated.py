@@ -71,6 +71,16 @@ def team(ordinals: tuple[int, ...]) -> Team:
     return Team(ordinals, _sharding(tuple(everyone[ordinal] for ordinal in ordinals)))
 
 
+def kept_for(together: Iterable[jax.Device]) -> list[jax.Device]:
+    """Devices that run programs together, where these programs may be kept on disk, else none.
+
+    On the CPU a process compiles for itself. Elsewhere XLA may compile together with the other processes (it shares the
+    tuning of kernels), so all would have to find a program, or none; which of them compile it, nobody knows beforehand.
+    """
+    places = list(together)
+    return places if replicas.process_count() == 1 or places[0].platform == "cpu" else []
+
+
 def over(function: Callable[..., Any], members: Team) -> Callable[..., Any]:
     """The function of one replica as the program of all."""
     everywhere = PartitionSpec()

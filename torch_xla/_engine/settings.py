@@ -6,7 +6,8 @@ A variable is one line of :class:`Settings`; its attribute is typed, and named a
     if settings.XLA_SYNC_WAIT: ...
 
 A variable is read when it is first asked for, and never again: scripts may set it after ``import torch_xla``, as many
-do, but cannot change it under a running engine. An empty value counts as unset. This module imports nothing of torch.
+do, but cannot change it under a running engine. An empty value counts as unset, unless its kind says otherwise. This
+module imports nothing of torch.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Kind(Generic[T]):
 
     parse: Callable[[str], T]
     form: str
+    empty: bool = False  # whether an empty text is a value
 
 
 def _or_none(kind: Kind[T]) -> Kind[T | None]:
@@ -89,6 +91,7 @@ LOGS: Kind[tuple[tuple[str, str], ...]] = Kind(
     _logs, "names with commas between them, each with + before it for more detail or - for errors only"
 )
 TEXT: Kind[str] = Kind(str, "a text")
+NAMES_OR_NONE: Kind[str | None] = Kind(str, "names with commas between them, or nothing", empty=True)
 FRACTIONS = Kind(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
 DEVICE_KIND: Kind[str] = Kind(str.upper, "the name of a kind of device")
 FOLDER = Kind(lambda text: Path(text).expanduser().absolute(), "the path of a folder")
@@ -128,7 +131,8 @@ class Variable(Generic[T]):
 
     def source(self) -> str | None:
         """The spelling (name or alias) under which the environment sets this variable, None where it does not."""
-        return next((name for name in (self.name, *self.aliases) if os.environ.get(name)), None)
+        given = {name: os.environ[name] for name in (self.name, *self.aliases) if name in os.environ}
+        return next((name for name, text in given.items() if text or self.kind.empty), None)
 
     def read(self) -> T:
         """The value in the environment as it is now. Raises ValueError that names variable, value and form."""
@@ -147,6 +151,7 @@ class Settings:
 
     PJRT_DEVICE = Variable(DEVICE_KIND, "", "kind of device to use: CPU, CUDA or TPU; unset: the best that jax finds")
     CPU_NUM_DEVICES = Variable(COUNT, "1", "number of xla devices made from this machine's CPU")
+    CUDA_VISIBLE_DEVICES = Variable(NAMES_OR_NONE, None, "the GPUs that CUDA shows to this process; empty: none")
     XRT_TPU_CONFIG = Variable(TEXT, "", "the TPU as until 2023, as in localservice;0;localhost:51011")
     XRT_DEVICE_MAP = Variable(
         TEXT, "", "devices as until 2023, as in CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0"

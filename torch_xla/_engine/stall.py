@@ -2,8 +2,8 @@
 
 A thread looks every few seconds whether the latest program with collectives gets on. If it has not for a while, it
 publishes in the job's key-value store what that program exchanges, and compares with what other stalled processes have
-published. Ranks that are merely late have published nothing. The thread that waits is deep in XLA and cannot be raised
-in, so a difference ends the process: ``report`` says it, by default on stderr.
+published. Ranks that are merely late have published nothing; those that have ended have said so. The thread that waits
+is deep in XLA and cannot be raised in, so a difference ends the process: ``report`` says it, by default on stderr.
 
     idle -> launched (by a program with collectives) -> idle (when its results are there)
 """
@@ -14,14 +14,14 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from torch_xla._engine import agreement, program
+from torch_xla._engine import agreement, coordination, program
 from torch_xla._engine.replicated import Team
 
 #: Seconds between looks, and for which a program may take before it is suspected.
@@ -31,10 +31,11 @@ _PERIOD, _PATIENCE = 2.0, 4.0
 @dataclass
 class _Launch:
     spec: program.GraphSpec
-    team: Team
     place: str
     since: float = field(default_factory=time.monotonic)
-    result: weakref.ref[jax.Array] | None = None  # None while the call has not returned
+    #: This process's part of a result that is kept until it is there; None while the call has not returned, and then.
+    result: jax.Array | None = None
+    done: bool = False
 
 
 _latest: _Launch | None = None
@@ -44,6 +45,7 @@ _thread: threading.Thread | None = None
 def _say_and_end(message: str) -> None:
     sys.stderr.write(f"torch_xla: {message}\n")
     sys.stderr.flush()
+    coordination.say_gone()
     os._exit(1)
 
 
@@ -54,24 +56,31 @@ report: Callable[[str], None] = _say_and_end
 def launching(spec: program.GraphSpec, team: Team) -> None:
     """Called before a program of the team is started."""
     global _latest, _thread
-    _latest = _Launch(spec, team, agreement.launched(team))
+    _latest = _Launch(spec, agreement.launched(team))
     if _thread is None:
         _thread = threading.Thread(target=_watch, name="torch_xla stall watch", daemon=True)
         _thread.start()
 
 
-def launched(results: Sequence[jax.Array]) -> None:
-    """Called when the program is under way; it is done when its results are there."""
-    global _latest
+def launched(results: Sequence[jax.Array], smallest: int) -> None:
+    """Called when the program is under way; it is done when its results are there. The smallest is kept until then."""
     if _latest is not None:
-        _latest.result = weakref.ref(results[0])
+        _latest.result = results[smallest].addressable_data(0)
 
 
 def _gets_on(launch: _Launch) -> bool:
-    if launch.result is None:
-        return False
-    result: Any = launch.result()
-    return bool(result is None or result.is_deleted() or result.is_ready())
+    result: Any = launch.result
+    if result is not None and (result.is_deleted() or result.is_ready()):
+        launch.done, launch.result = True, None
+    return launch.done
+
+
+def finish() -> None:
+    """Waits for the latest program: others need this process's part of it. Whoever reads a failed one is told."""
+    result: Any = _latest.result if _latest is not None else None
+    if result is not None and not result.is_deleted():
+        with suppress(jax.errors.JaxRuntimeError):
+            result.block_until_ready()
 
 
 def _watch() -> None:
@@ -85,5 +94,5 @@ def _watch() -> None:
         except agreement.DisagreementError as error:
             if launch is _latest:
                 report(str(error))
-        except jax.errors.JaxRuntimeError:
-            return  # the job is over
+        except RuntimeError:
+            return  # the job is over, or this process has left it

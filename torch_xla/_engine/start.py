@@ -16,8 +16,8 @@ from torch_xla._engine import (
     barrier,
     buffers,
     collective_ops,
-    coordination,
     decompose,
+    departure,
     device_module,
     devices,
     executor,
@@ -80,7 +80,7 @@ def start() -> None:
     pickling.install()
     module_moves.install()
     torch._register_device_module("xla", device_module)
-    atexit.register(coordination.leave)  # before the next, so that it runs after it
+    atexit.register(departure.at_exit)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from torch_xla._engine import executor, recorder, replicas
+from torch_xla._engine import executor, recorder, rendezvous, replicas, whole_file
 
 
 class ToXlaTensorArena:
@@ -164,9 +166,35 @@ def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: 
       master_only: only the first replica of each machine writes.
       global_master: with ``master_only``, only the first replica of all.
 
-    All replicas must call it, since what they compute together is computed here. It does not wait for the one that
-    writes: ``xm.rendezvous`` before another replica reads the file.
+    At a path the file appears whole or not at all: one that was there stays until then, also where this process is
+    killed. All replicas must call it: they compute together what is saved, and it returns when those that write have
+    written. Where one of them cannot, it raises its error, and the others RuntimeError.
     """
-    values = _maybe_convert_to_cpu(data, convert=writes(master_only, global_master))
-    if writes(master_only, global_master):
+    write = writes(master_only, global_master)
+    values = _maybe_convert_to_cpu(data, convert=write)
+    with together("xm.save", file_or_path):
+        if write:
+            write_file(values, file_or_path)
+
+
+def write_file(values: Any, file_or_path: Any) -> None:
+    """torch.save, to a path by way of a whole new file."""
+    if isinstance(file_or_path, (str, os.PathLike)):
+        with whole_file.replacing(file_or_path) as file:
+            torch.save(values, file)
+    else:
         torch.save(values, file_or_path)
+
+
+@contextmanager
+def together(what: str, where: Any) -> Iterator[None]:
+    """The block of each replica ends when those of all have. RuntimeError where another's has raised something."""
+    try:
+        yield
+    except Exception as error:
+        rendezvous.exchange(what, f"{type(error).__name__}: {error}".encode())
+        raise
+    said = rendezvous.exchange(what, b"")
+    failed = [(ordinal, text.decode()) for ordinal, text in enumerate(said) if text]
+    if failed:
+        raise RuntimeError(f"{what}({where!r}): replica {failed[0][0]} could not write: {failed[0][1]}")

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import torch.multiprocessing as mp
 
-from torch_xla._engine import coordination, stall
+from torch_xla._engine import departure, stall
 from torch_xla._engine.settings import settings
 
 #: Seconds: for other ranks' errors to arrive after the first, from asking a process to end to ending it, and for which
@@ -168,7 +168,7 @@ def _run(
             _leave(code)
     except BaseException as error:
         _tell(errors, "".join(traceback.format_exception(error)))
-    coordination.part()
+    departure.part()
 
 
 def _tell(errors: Connection, text: str) -> NoReturn:

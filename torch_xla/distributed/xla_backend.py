@@ -17,6 +17,7 @@ The Work that a call returns is done: whoever reads the value waits for it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch.distributed import distributed_c10d
 
 from torch_xla._engine import collectives, coordination, devices, executor, recorder, replicas
 from torch_xla._engine import rendezvous as _rendezvous
-from torch_xla.distributed import _ddp
+from torch_xla.distributed import _ddp, _uneven
 
 _REDUCTIONS = {
     dist.ReduceOp.SUM: "sum",
@@ -167,6 +168,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         with self._scope():
             for output, parts in zip(outputs, inputs, strict=True):
+                _check_same_shapes("reduce_scatter", [output, *parts])
                 collectives.write([output], [self._scattered(torch.stack(parts), opts.reduceOp)])
         return _done(outputs)
 
@@ -182,11 +184,11 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _done(outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
-        shapes = {tuple(tensor.shape) for tensor in (*outputs, *inputs)}
-        if len(shapes) > 1:
-            raise NotImplementedError(f"xla process group: all_to_all needs tensors of one shape, got {sorted(shapes)}")
+        parts = _uneven.Parts([t.numel() for t in inputs], [t.numel() for t in outputs])
         with self._scope():
-            collectives.write(outputs, list(self._exchanged(torch.stack(inputs))))
+            received = self._parted("all_to_all", torch.cat([t.detach().flatten() for t in inputs]), parts)
+            pieces = received.split(parts.received)
+            collectives.write(outputs, [p.reshape(t.shape) for p, t in zip(pieces, outputs, strict=True)])
         return _done(outputs)
 
     def all_to_all_single(
@@ -197,14 +199,24 @@ class ProcessGroupXla(dist.ProcessGroup):
         input_splits: list[int] | None,
         opts: Any = None,
     ) -> dist.Work:
-        if len(set(output_splits or [0])) > 1 or len(set(input_splits or [0])) > 1:
-            raise NotImplementedError(
-                f"xla process group: all_to_all_single needs equal splits, got {output_splits} and {input_splits}"
-            )
         with self._scope():
-            rows = input.detach().reshape(self._size, input.shape[0] // self._size, *input.shape[1:])
-            collectives.write([output], [self._exchanged(rows).reshape(output.shape)])
+            if output_splits or input_splits:  # all ranks give them, or none
+                given = functools.partial(_uneven.given, "all_to_all_single", self._size)
+                parts = _uneven.Parts(given(len(input), input_splits or []), given(len(output), output_splits or []))
+                received = self._parted("all_to_all_single", input.detach(), parts)
+            else:
+                rows = input.detach().reshape(self._size, input.shape[0] // self._size, *input.shape[1:])
+                received = self._exchanged(rows).reshape(output.shape)
+            collectives.write([output], [received])
         return _done(output)
+
+    def _parted(self, op: str, rows: torch.Tensor, parts: _uneven.Parts) -> torch.Tensor:
+        """The rows that this rank receives, one part after the other."""
+        (value,) = _on_xla([rows])
+        size, even = _uneven.largest(op, self.group_name, self._ordinals, parts)
+        if even:
+            return self._exchanged(value.reshape(self._size, size, *value.shape[1:])).flatten(0, 1)
+        return _uneven.exchange(value, parts, size, self._exchanged)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
         with self._scope():
@@ -271,6 +283,12 @@ class _Scope:
 
 def _on_xla(tensors: Sequence[torch.Tensor]) -> Tensors:
     return [t.detach() if t.device.type == "xla" else t.detach().to("xla") for t in tensors]
+
+
+def _check_same_shapes(op: str, tensors: Sequence[torch.Tensor]) -> None:
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"xla process group: {op} needs an output and inputs of one shape, got {shapes}")
 
 
 def _check_world(ordinals: Sequence[int]) -> None:

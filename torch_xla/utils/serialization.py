@@ -2,11 +2,13 @@
 
 save(data, "x.pt")     writes x.pt (the data with a TensorReference in the place of each tensor)
                        and x.pt.tensors/tensor_0.pt, tensor_1.pt, ...
+
+x.pt is written last, and says which tensors are its own: a process that dies before leaves what an earlier save wrote.
 """
 
 from __future__ import annotations
 
-import shutil
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +37,20 @@ def _file(path: str | Path, tid: int) -> Path:
 def save(data: Any, path: str | Path, master_only: bool = True, global_master: bool = False) -> None:
     """Saves ``data``, copying one xla tensor to the CPU at a time. ``master_only``, ``global_master``: as in xm.save.
 
-    Tensors that are one (tied weights in a state_dict) are in one file. Replaces what an earlier save left.
+    Tensors that are one (tied weights in a state_dict) are in one file. Replaces what an earlier save left, once all is
+    written. All replicas must call it, and return together. RuntimeError where another one could not write.
     """
     write = transfers.writes(master_only, global_master)
+    with transfers.together("serialization.save", str(path)):
+        _save(data, path, write)
+
+
+def _save(data: Any, path: str | Path, write: bool) -> None:
+    folder = _folder(path)
     if write:
-        shutil.rmtree(_folder(path), ignore_errors=True)
-        _folder(path).mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+    earlier = {file for file in folder.iterdir() if file.is_file()} if write else set()
+    first = 1 + max((_tid(file) for file in earlier), default=-1)
 
     def convert(tensors: list[torch.Tensor]) -> list[Any]:
         transfers._compute([t for t in tensors if t.device.type == "xla"])
@@ -48,15 +58,23 @@ def save(data: Any, path: str | Path, master_only: bool = True, global_master: b
         results: list[Any] = []
         for tensor in tensors:
             identity = recorder.module().tensor_id(tensor) if tensor.device.type == "xla" else -id(tensor)
-            tid = numbers.setdefault(identity, len(numbers))
+            tid = numbers.setdefault(identity, first + len(numbers))
             if write and not _file(path, tid).exists():
-                torch.save(tensor.detach().cpu(), _file(path, tid))
+                transfers.write_file(tensor.detach().cpu(), _file(path, tid))
             results.append(TensorReference(tid) if write else tensor)
         return results
 
     references = transfers.ToXlaTensorArena(convert, lambda tensor: True).transform(data, in_place=False)
     if write:
-        torch.save(references, path)
+        transfers.write_file(references, path)
+        for file in earlier:
+            file.unlink(missing_ok=True)
+
+
+def _tid(file: Path) -> int:
+    """The number of a tensor's file, -1 for a file of another name."""
+    found = re.fullmatch(r"tensor_(\d+)\.pt", file.name)
+    return int(found[1]) if found else -1
 
 
 def load(path: str | Path) -> Any:

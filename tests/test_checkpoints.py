@@ -1,0 +1,98 @@
+"""Checkpoints of several processes, and of processes that die while they write one."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import checkpoint_programs
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from helpers import run_script
+
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.xla_multiprocessing as xmp
+from torch_xla._engine import whole_file
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
+def test_of_two_processes_and_of_one(tmp_path: Path) -> None:
+    checkpoint_programs.save(checkpoint_programs.trained(1), tmp_path / "alone")
+    xmp.spawn(checkpoint_programs.save_and_load, args=(tmp_path,), nprocs=2)
+    for name in ("both", "behind"):
+        checkpoint_programs.assert_loads(tmp_path / name)
+    # A rank that dies leaves a folder that is no checkpoint, and the others as they are.
+    with pytest.raises(mp.ProcessExitedException, match="process 1 terminated with signal SIGKILL"):
+        xmp.spawn(checkpoint_programs.killed_in_a_checkpoint, args=(tmp_path / "half",), nprocs=2)
+    assert list((tmp_path / "half").glob("*.distcp")) and not (tmp_path / "half" / ".metadata").exists()
+    with pytest.raises(dcp.api.CheckpointException, match="metadata"):
+        checkpoint_programs.assert_loads(tmp_path / "half")
+    checkpoint_programs.assert_loads(tmp_path / "both")
+
+
+def test_a_rank_killed_while_it_saves_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    xm.save({"values": torch.zeros(3)}, path)
+    with pytest.raises(mp.ProcessExitedException, match="process 0 terminated with signal SIGKILL"):
+        xmp.spawn(checkpoint_programs.killed_while_saving, args=(path, 8000), nprocs=2)
+    assert torch.load(path)["values"].tolist() == [0] * 3
+    (part,) = tmp_path.glob(".x.pt.*.part")
+    assert part.stat().st_size == 8000
+
+
+#: Forks processes that save, each killed after another number of bytes; what is there is what was there, or the new.
+KILLED = """
+    import os, signal, sys
+    import torch, torch_xla
+    import torch_xla.core.xla_model as xm
+    from torch_xla._engine import whole_file
+    from torch_xla.utils import serialization
+
+    sys.path.insert(0, os.environ["TESTS"])
+    from checkpoint_programs import Killing
+
+    path, whole = os.environ["WHERE"], os.environ["MODULE"] == "xm"
+    save, load = (xm.save, torch.load) if whole else (serialization.save, serialization.load)
+
+    def ending(limit):
+        pid = os.fork()
+        if pid == 0:
+            Killing.limit = limit
+            whole_file.open_part = lambda part: Killing(part, "wb")
+            save({"one": torch.ones(5000), "two": torch.ones(5000)}, path)
+            os._exit(0)
+        return -os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    save({"one": torch.zeros(2), "two": torch.zeros(2)}, path)
+    for limit in (0, 1, 700, 20_000, 40_000)[:5 if whole else 4]:  # 20 KB each: no file of a tensor is larger
+        assert ending(limit) == signal.SIGKILL, limit
+        found = load(path)
+        assert found["one"].tolist() == found["two"].tolist() == [0, 0], limit
+    assert ending(1 << 20) == 0
+    assert load(path)["two"].tolist() == [1.0] * 5000
+"""
+
+
+@pytest.mark.parametrize("module", ["xm", "serialization"])
+def test_killed_after_any_number_of_bytes(tmp_path: Path, module: str) -> None:
+    run_script(KILLED, MODULE=module, WHERE=str(tmp_path / "x.pt"), TESTS=str(Path(__file__).parent))
+
+
+def test_whole_files(tmp_path: Path) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    with pytest.raises(TypeError), whole_file.replacing(link) as file:
+        file.writelines([b"half", None])  # type: ignore[list-item]
+    assert path.read_bytes() == b"old"
+    with whole_file.replacing(link) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new" and link.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "link"]
+    with whole_file.replacing("/dev/null") as file:
+        file.write(b"nothing")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)

@@ -1,0 +1,57 @@
+"""By which address other processes of the job reach this one, and that jax's CPU collectives use it.
+
+jax leaves it to gloo, which takes what the machine's own name resolves to: on many machines that is 127.0.0.1 or
+127.0.1.1, which other machines cannot connect to. (The backend's factory is private to jax; checked on jax 0.10.2.)
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import socket
+from typing import Any
+
+import jax
+
+#: Reserved for documentation: the way there is the way to everywhere that has no route of its own. Nothing is sent.
+_ELSEWHERE = "192.0.2.1"
+
+
+def own_address(meeting_place: str) -> str:
+    """This machine's address on the network where ``meeting_place``, a name or an IPv4 address of rank 0, is.
+
+    A name that is a loopback address here (Debian's /etc/hosts has the own name so) is another one elsewhere: then it
+    is the address of the default route. Raises OSError where the name is unknown or nowhere.
+    """
+    address = _source_towards(meeting_place)
+    if not _loopback(address) or meeting_place == "localhost" or _loopback(meeting_place):
+        return address
+    try:
+        return _source_towards(_ELSEWHERE)
+    except OSError:  # a machine without a network: the job is on this one alone
+        return address
+
+
+def _source_towards(place: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((place, 9))  # of a datagram socket: looks up the route
+        return str(probe.getsockname()[0])
+
+
+def _loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False  # a name
+
+
+def use_for_collectives(address: str, client: Any) -> None:
+    """Has the CPU backend, which has not started yet, offer its collectives at the address. Nothing without gloo."""
+    from jax._src import xla_bridge
+    from jaxlib import _jax
+
+    if jax.config.values["jax_cpu_collectives_implementation"] != "gloo":
+        return
+    collectives = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address)
+    factory = functools.partial(xla_bridge.make_cpu_client, collectives=collectives)
+    xla_bridge.register_backend_factory("cpu", factory, priority=0, fail_quietly=False)
