@@ -5,7 +5,6 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -22,7 +21,6 @@ constexpr size_t kMaxSignatures = 1 << 18;
 struct Cache {
   std::mutex mutex;
   ska::flat_hash_map<Key, SignaturePtr, KeyHash> signatures;
-  std::atomic<uint64_t> generation{0};  // counts clear_signatures
 };
 
 // In front of it, without a lock: what this thread asked for last.
@@ -33,7 +31,6 @@ struct Recent {
     SignaturePtr signature;
   };
   Entry entries[kSize];
-  uint64_t generation = 0;
 };
 
 Cache& cache() {
@@ -298,24 +295,13 @@ SignaturePtr find_or_infer(const Op& op, const Key& key, c10::ArrayRef<c10::IVal
 SignaturePtr infer_signature(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments) {
   static thread_local auto recent = std::make_unique<Recent>();
   Recent::Entry& entry = recent->entries[key.a % Recent::kSize];
-  const uint64_t generation = cache().generation.load(std::memory_order_relaxed);
-  if (entry.key == key && entry.signature && recent->generation == generation) {
+  if (entry.key == key && entry.signature) {
     return entry.signature;
-  }
-  if (recent->generation != generation) {
-    *recent = Recent{};
-    recent->generation = generation;
   }
   SignaturePtr signature = find_or_infer(op, key, arguments);
   entry.key = key;
   entry.signature = signature;
   return signature;
-}
-
-void clear_signatures() {
-  std::lock_guard<std::mutex> lock(cache().mutex);
-  cache().signatures.clear();
-  ++cache().generation;
 }
 
 }  // namespace torch_xla
