@@ -143,8 +143,11 @@ bool meta_says_too_little(const Op& op) {
                                                      "aten::cummin",
                                                      "aten::diagonal_scatter",
                                                      "aten::heaviside",
+                                                     "aten::index_select",
                                                      "aten::linalg_cross",
                                                      "aten::linalg_lu_factor_ex",
+                                                     "aten::max",
+                                                     "aten::min",
                                                      "aten::mvlgamma",
                                                      "aten::nansum",
                                                      "aten::put",
@@ -218,6 +221,9 @@ void check_random(const std::string& name, c10::ArrayRef<c10::IValue> arguments)
     TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
     TORCH_CHECK(weights.dim() == 0 || arguments[2].toBool() || samples <= weights.size(-1),
                 "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
+  } else if (name.rfind("aten::bernoulli", 0) == 0 && arguments.size() > 1 && arguments[1].isDouble()) {
+    const double p = arguments[1].toDouble();
+    TORCH_CHECK(0 <= p && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
   }
 }
 
@@ -228,6 +234,10 @@ void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const std::string& name = op.functional ? op.functional->name : op.name;
   if (op.random) {
     check_random(name, arguments);
+  } else if (name == "aten::nll_loss_forward" || name == "aten::nll_loss2d_forward") {
+    const at::ScalarType target = arguments[1].toTensor().scalar_type();
+    TORCH_CHECK(target == at::kLong || target == at::kByte, "expected target dtype to be Long or Byte, but got ",
+                at::toString(target));
   } else if (lenient.count(name) != 0 ||
              (name == "aten::convolution" &&
               (any_below(arguments[3], 1) || any_below(arguments[4], 0) || any_below(arguments[5], 1)))) {
