@@ -82,6 +82,22 @@ def test_the_older_format_is_refused() -> None:
     torch.save(torch.ones(2), io.BytesIO(), _use_new_zipfile_serialization=False)
 
 
+@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize("where", [None, "cpu"])
+def test_a_file_of_the_older_format_that_others_wrote(where: str | None, weights_only: bool) -> None:
+    """Its values come after the tensors on xla that are made of them."""
+    values = {"a": torch.randn(300, 3), "b": torch.arange(5), "leaf": torch.randn(2)}
+    on_xla = {name: value.to("xla") for name, value in values.items()}
+    on_xla["leaf"].requires_grad_()
+    file = io.BytesIO()
+    torch.save.__wrapped__(on_xla, file, _use_new_zipfile_serialization=False)  # type: ignore[attr-defined]  # torch's own
+    file.seek(0)
+    got = torch.load(file, map_location=where, weights_only=weights_only)
+    assert {name: value.device.type for name, value in got.items()} == dict.fromkeys(values, where or "xla")
+    assert all(torch.equal(got[name].cpu(), value) for name, value in values.items())
+    assert got["leaf"].requires_grad and got["leaf"].is_leaf and (where == "cpu" or got["leaf"]._version == 0)
+
+
 def test_attributes_of_a_tensor_are_saved() -> None:
     x = torch.ones(2, device="xla")
     x.note = "kept"
@@ -457,6 +473,23 @@ def test_dlpack(dtype: torch.dtype) -> None:
     again.zero_()
     assert_same(dlpack.from_dlpack(values.t()), values.t())
     assert_same(x, values)
+
+
+@pytest.mark.parametrize("setting", ["XLA_USE_BF16", "XLA_DOWNCAST_BF16", "XLA_USE_32BIT_LONG"])
+def test_dlpack_has_the_dtype_of_the_tensor_where_it_is_stored_narrower(setting: str) -> None:
+    run_script(
+        """
+        import torch, torch_xla
+        from torch_xla.utils.dlpack import from_dlpack, to_dlpack
+        for dtype in (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.bool):
+            x = torch.tensor([1, 0, 1]).to(dtype)
+            got = torch.utils.dlpack.from_dlpack(to_dlpack(x.to("xla")))
+            assert got.dtype == dtype and torch.equal(got, x), got
+            again = from_dlpack(to_dlpack(x.to("xla")))
+            assert again.dtype == dtype and torch.equal(again.cpu(), x), again
+        """,
+        **{setting: "1"},
+    )
 
 
 def test_dlpack_of_views_and_pending_values() -> None:

@@ -182,13 +182,20 @@ def test_kind() -> None:
 @pytest.mark.parametrize(
     "view",
     [torch.t, lambda x: x[:, 1], lambda x: x[::2], lambda x: x.expand(2, 2, 3), lambda x: x.diagonal(),
-     lambda x: x.permute(1, 0), lambda x: x.T.contiguous().T, lambda x: x.unfold(1, 2, 1), lambda x: x.narrow(1, 1, 1)],
+     lambda x: x.permute(1, 0), lambda x: x.T.contiguous().T, lambda x: x.unfold(1, 2, 1), lambda x: x.narrow(1, 1, 1),
+     lambda x: x[1:], lambda x: x[0], lambda x: x.t().t(), lambda x: x[:1].t(), lambda x: x.view(3, 2)],
 )  # fmt: skip
-def test_always_contiguous(view: Callable[[Tensor], Tensor]) -> None:
-    x = view(torch.rand(2, 3, device="xla"))
-    assert x.is_contiguous() and x.contiguous() is x and x.storage_offset() == 0
-    assert x.stride() == torch.empty(x.shape).stride()
-    assert x.view(-1).shape == (x.numel(),)
+def test_contiguous_as_on_the_cpu(view: Callable[[Tensor], Tensor]) -> None:
+    """Strides are not shown, but where they would have mattered contiguous() copies."""
+    x, y = torch.rand(2, 3, device="xla"), torch.rand(2, 3)
+    shown, expected = view(x), view(y)
+    assert shown.is_contiguous() == expected.is_contiguous() == (shown.contiguous() is shown)
+    for copied, base in ((shown.contiguous(), x), (expected.contiguous(), y)):
+        base.fill_(1)
+        copied.mul_(5)
+    assert_same(x, y)
+    assert shown.stride() == torch.empty(shown.shape).stride() and shown.storage_offset() == 0
+    assert shown.view(-1).shape == (shown.numel(),)
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
-from torch_xla._engine import barrier, recorder
+from torch_xla._engine import barrier, dynamo, recorder
 from torch_xla._engine import devices as _devices
 from torch_xla._engine import modes as _modes
 from torch_xla._engine import regions as _regions
@@ -19,6 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@dynamo.breaks_graph
 def device(index: int | None = None) -> torch.device:
     """The xla device of that ordinal, or the current one. Raises RuntimeError for an ordinal that does not exist."""
     if index is None:
@@ -29,16 +30,19 @@ def device(index: int | None = None) -> torch.device:
     return torch.device("xla", index)
 
 
+@dynamo.breaks_graph
 def devices() -> list[torch.device]:
     """All xla devices of this process."""
     return [torch.device("xla", i) for i in range(device_count())]
 
 
+@dynamo.breaks_graph
 def device_count() -> int:
     """The number of xla devices of this process; starts the backend."""
     return _devices.count()
 
 
+@dynamo.breaks_graph
 def real_devices() -> list[str]:
     """The hardware behind each xla device, such as ``CPU:0`` or ``TPU:3``."""
     return [_devices.hardware_name(i) for i in range(device_count())]
@@ -111,6 +115,7 @@ def launch(
     xla_multiprocessing.spawn(fn, args, nprocs=1 if debug_single_process else None, start_method=start_method)
 
 
+@dynamo.breaks_graph
 def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:
     """Seeds the random numbers of one xla device (default: the current one)."""
     ordinal = _ordinal(device)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine import executor, frames, metrics, modes, observer, recorder, trigger
+from torch_xla._engine import dynamo, executor, frames, metrics, modes, observer, recorder, trigger
 from torch_xla._engine.settings import settings
 
 _MESSAGE = (
@@ -45,6 +45,7 @@ def cut(device: int, reason: str = trigger.LIMIT) -> None:
         executor.sync_device(device)
 
 
+@dynamo.runs_as_it_is
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     global _warned
     devices = _devices(optimizer)
@@ -64,6 +65,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         cut(device, trigger.CARELESS)
 
 
+@dynamo.runs_as_it_is
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if optimizer in _careless:
         for device in _devices(optimizer):
@@ -71,6 +73,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
             observer.step_ended(device)
 
 
+@dynamo.breaks_graph
 def mark_step(wait: bool = False) -> None:
     """The step barrier: everything pending on this thread's device is sent off; with ``wait`` it is finished."""
     metrics.count("MarkStep")

@@ -6,6 +6,8 @@ here, by wrapping names that are private to torch or have no hook (checked on to
     Tensor._reduce_ex_internal       a leaf that requires grad could not be loaded again
     torch.save                       a tensor saved together with a view of it is refused, as documented
     torch._utils._get_restore_location   map_location as a function; a device that does not exist
+    torch.serialization._legacy_load, torch._utils._rebuild_device_tensor_from_cpu_tensor   files from before 1.6,
+                                     whose values come after the tensors that are made of them
     torch.serialization.register_package (public)   files of other devices with map_location="xla"
     multiprocessing's ForkingPickler (public)       queues, pipes and arguments of processes
 """
@@ -18,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -75,6 +78,7 @@ class Saving:
 
 class _Thread(threading.local):
     saving: Saving | None = None
+    awaited: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of a file of the older format: see _load_older
 
 
 _thread = _Thread()
@@ -96,6 +100,27 @@ def _reduce(original: Callable[..., Reduced], tensor: torch.Tensor, protocol: An
     values = tensor.detach().cpu() if _thread.saving is None else _thread.saving.values(tensor)
     arguments = (values, tensor.dtype, str(tensor.device), tensor.requires_grad)
     return torch._utils._rebuild_device_tensor_from_cpu_tensor, arguments
+
+
+def _load_older(original: Callable[..., Any], file: Any, map_location: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch.load of a file whose values come last: what was made of them before they were there is filled in then."""
+    local = torch.serialization._serialization_tls
+    before = _thread.awaited, local.map_location
+    _thread.awaited, local.map_location = [], map_location  # torch sets it for the newer format only
+    try:
+        loaded = original(file, map_location, *args, **kwargs)
+        for tensor, values in _thread.awaited:
+            tensor.data.copy_(values)
+    finally:
+        _thread.awaited, local.map_location = before
+    return loaded
+
+
+def _rebuild_on_device(original: Callable[..., Any], values: torch.Tensor, *args: Any) -> Any:
+    tensor = original(values, *args)
+    if _thread.awaited is not None and tensor.device.type == "xla":
+        _thread.awaited.append((tensor, values))
+    return tensor
 
 
 def _check(device: Any) -> Any:
@@ -167,6 +192,17 @@ def _reduce_for_process(tensor: torch.Tensor) -> Any:
     return _rebuild, (type(tensor), file.getvalue(), str(tensor.device), tensor.requires_grad)
 
 
+def _wrap(module: ModuleType, name: str, ours: Callable[..., Any]) -> None:
+    # A function of the same name: pickles refer to it by that.
+    theirs = getattr(module, name)
+
+    @functools.wraps(theirs)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return ours(theirs, *args, **kwargs)
+
+    setattr(module, name, wrapper)
+
+
 def install() -> None:
     """Wraps the names above, once."""
     original_save = torch.serialization.save
@@ -188,6 +224,9 @@ def install() -> None:
         return _reduce(original_reduce, self, protocol)
 
     torch.Tensor._reduce_ex_internal = reduce  # type: ignore[method-assign]
+    _wrap(torch.serialization, "_legacy_load", _load_older)
+    _wrap(torch._utils, "_rebuild_device_tensor_from_cpu_tensor", _rebuild_on_device)
+    torch._weights_only_unpickler._get_allowed_globals.cache_clear()  # it may have kept torch's function of that name
     torch._utils._get_restore_location = functools.partial(_restore_location, torch._utils._get_restore_location)
     torch.serialization.register_package(27, lambda storage: None, _deserialize)
     ForkingPickler.register(torch.Tensor, _reduce_for_process)

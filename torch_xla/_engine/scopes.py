@@ -10,6 +10,7 @@ thread has its own stack of scopes; the recorder is told the number of the inner
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from torch_xla._engine import recorder
+from torch_xla._engine import dynamo, recorder
 
 
 @dataclass(slots=True)
@@ -78,7 +79,10 @@ def _leave() -> None:
     recorder.module().set_scope(_stack.scopes.pop().number)
 
 
+@dynamo.runs_as_it_is
 def _before_forward(module: torch.nn.Module, args: Any) -> None:
+    if dynamo.is_tracing():  # the compiled graph has no modules
+        return
     outer = _innermost()
     if outer is not None and id(module) in outer.names:
         qualified = outer.names[id(module)]
@@ -90,7 +94,10 @@ def _before_forward(module: torch.nn.Module, args: Any) -> None:
     _enter(path, module, "", {id(m): name for name, m in module.named_modules()})
 
 
+@dynamo.runs_as_it_is
 def _after_forward(module: torch.nn.Module, args: Any, result: Any) -> None:
+    if dynamo.is_tracing():
+        return
     # Modules above it on the stack were left by an exception that torch caught before our hook was called.
     if any(scope.module is module for scope in _stack.scopes):
         while True:
@@ -105,6 +112,8 @@ def follow(on: bool) -> None:
     global _following
     _following += 1
     if on and not _handles:
+        # Of torch.compile, about hooks that run for the compiled module, too. Ours do nothing to it.
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
         _handles.append(register_module_forward_pre_hook(_before_forward))
         _handles.append(register_module_forward_hook(_after_forward, always_call=True))
     elif not on:

@@ -20,6 +20,7 @@ from torch_xla._engine import (
     departure,
     device_module,
     devices,
+    dynamo,
     executor,
     exit_summary,
     frames,
@@ -53,14 +54,14 @@ def start() -> None:
     load_rules()
     module = recorder.module()
     module.set_hooks(
-        device_count=devices.count,
-        upload=buffers.upload,
-        download=buffers.download,
-        transfer=buffers.transfer,
-        materialize=executor.materialize,
-        cut=barrier.cut,
-        fallback=_on_fallback,
-        fallback_done=journal.end_fallback,
+        device_count=dynamo.runs_as_it_is(devices.count),
+        upload=dynamo.runs_as_it_is(buffers.upload),
+        download=dynamo.runs_as_it_is(buffers.download),
+        transfer=dynamo.runs_as_it_is(buffers.transfer),
+        materialize=dynamo.runs_as_it_is(executor.materialize),
+        cut=dynamo.runs_as_it_is(barrier.cut),
+        fallback=dynamo.runs_as_it_is(_on_fallback),
+        fallback_done=dynamo.runs_as_it_is(journal.end_fallback),
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
     modes.set_eager(settings.XLA_USE_EAGER_DEBUG_MODE)
@@ -79,6 +80,7 @@ def start() -> None:
         atexit.register(exit_summary.write)
     pickling.install()
     module_moves.install()
+    dynamo.install()
     torch._register_device_module("xla", device_module)
     atexit.register(departure.at_exit)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))

@@ -28,15 +28,16 @@ def _buffer(tensor: torch.Tensor) -> jax.Array:
 
 
 def to_dlpack(xla_tensor: torch.Tensor) -> Any:
-    """A PyCapsule (DLPack) with a copy of the tensor's values, on the hardware behind its device.
+    """A PyCapsule (DLPack) with a copy of the tensor's values in its dtype, on the hardware behind its device.
 
-    A capsule is for one consumer: ``torch.utils.dlpack.from_dlpack`` or ``from_dlpack`` here. ValueError for a tensor
-    of another device; BufferError for a dtype or hardware that DLPack cannot describe.
+    A device may store them narrower (``XLA_USE_BF16`` and its like); they are converted. A capsule is for one consumer:
+    ``torch.utils.dlpack.from_dlpack`` or ``from_dlpack`` here. ValueError for a tensor of another device; BufferError
+    for a dtype or hardware that DLPack cannot describe.
     """
     buffer = _buffer(xla_tensor)
     try:
         with jax.enable_x64(True):
-            return jnp.array(buffer, copy=True).__dlpack__()
+            return jnp.array(buffer, dtype=dtypes.namesake(xla_tensor.dtype), copy=True).__dlpack__()
     except Exception as error:
         raise BufferError(
             f"to_dlpack: {xla_tensor.dtype}{list(xla_tensor.shape)} on {xla_tensor.device} cannot be exported "

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "registration.h"
+#include "tensor.h"
 
 namespace torch_xla {
 namespace {
@@ -28,8 +29,9 @@ bool fused_allowed() {
   return context.userEnabledFlashSDP() || context.userEnabledMemEfficientSDP();
 }
 
+// Sizes are symbolic here: torch.compile and torch.export trace this with sizes that are not known yet.
 bool heads_fit(const Tensor& query, const Tensor& key, bool enable_gqa) {
-  const int64_t heads = query.size(1), groups = key.size(1);
+  const c10::SymInt heads = query.sym_size(1), groups = key.sym_size(1);
   return heads == groups || (enable_gqa && groups > 0 && heads % groups == 0);
 }
 
@@ -38,9 +40,9 @@ bool mask_fits(const Tensor& mask, const Tensor& query, const Tensor& key) {
       mask.dim() < 2 || mask.dim() > 4) {
     return false;
   }
-  const std::array<int64_t, 4> full{query.size(0), query.size(1), query.size(2), key.size(2)};
+  const std::array<c10::SymInt, 4> full{query.sym_size(0), query.sym_size(1), query.sym_size(2), key.sym_size(2)};
   for (int64_t i = 1; i <= mask.dim(); ++i) {
-    if (mask.size(-i) != 1 && mask.size(-i) != full[4 - i]) {
+    if (mask.sym_size(-i) != 1 && mask.sym_size(-i) != full[4 - i]) {
       return false;
     }
   }
@@ -57,18 +59,32 @@ bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const Opt
   }
   for (const Tensor& t : {query, key, value}) {
     if (!t.device().is_xla() || t.layout() != at::kStrided || t.dim() != 4 || t.scalar_type() != dtype ||
-        t.numel() == 0 || t.size(0) != query.size(0) || torch::autograd::isFwGradDefined(t)) {
+        t.sym_numel() == 0 || t.sym_size(0) != query.sym_size(0) || torch::autograd::isFwGradDefined(t)) {
       return false;
     }
   }
-  return key.size(1) == value.size(1) && key.size(2) == value.size(2) && query.size(3) == key.size(3) &&
-         heads_fit(query, key, enable_gqa) &&
+  return key.sym_size(1) == value.sym_size(1) && key.sym_size(2) == value.sym_size(2) &&
+         query.sym_size(3) == key.sym_size(3) && heads_fit(query, key, enable_gqa) &&
          (!is_given(mask) || (mask_fits(*mask, query, key) && !torch::autograd::isFwGradDefined(mask)));
 }
 
 bool any_requires_grad(std::initializer_list<Tensor> tensors) {
   return at::GradMode::is_enabled() &&
          std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.defined() && t.requires_grad(); });
+}
+
+// Each of `groups` heads as often as there are heads in a group, and the sum over those.
+Tensor spread(const Tensor& t, const c10::SymInt& heads) {
+  const c10::SymInt batch = t.sym_size(0), groups = t.sym_size(1), length = t.sym_size(2), width = t.sym_size(3);
+  return groups == heads ? t
+                         : t.unsqueeze(2)
+                               .expand_symint({batch, groups, heads / groups, length, width})
+                               .reshape_symint({batch, heads, length, width});
+}
+
+Tensor gather(const Tensor& t, const c10::SymInt& groups) {
+  const c10::SymInt batch = t.sym_size(0), heads = t.sym_size(1);
+  return groups == heads ? t : t.reshape_symint({batch, groups, heads / groups, t.sym_size(2), t.sym_size(3)}).sum(2);
 }
 
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptTensor& mask, double dropout_p,
@@ -81,23 +97,14 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   if (!fused_allowed() || !fits(query, key, value, mask, dropout_p, is_causal, enable_gqa)) {
     return at::native::scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
   }
+  if (maybe_xla(query) == nullptr && query.sym_size(1) != key.sym_size(1)) {
+    // Traced: what the backward pass gives for heads in groups is not what torch promises, and the trace shows that.
+    const c10::SymInt heads = query.sym_size(1);
+    return attention(query, spread(key, heads), spread(value, heads), mask, dropout_p, is_causal, scale, false);
+  }
   const bool saves = any_requires_grad({query, key, value, is_given(mask) ? *mask : Tensor()});
   return std::get<0>(
       at::_scaled_dot_product_efficient_attention(query, key, value, mask, saves, dropout_p, is_causal, scale));
-}
-
-// Each of `groups` heads as often as there are heads in a group, and the sum over those.
-Tensor spread(const Tensor& t, int64_t heads) {
-  const int64_t batch = t.size(0), groups = t.size(1);
-  return groups == heads ? t
-                         : t.unsqueeze(2)
-                               .expand({batch, groups, heads / groups, t.size(2), t.size(3)})
-                               .reshape({batch, heads, t.size(2), t.size(3)});
-}
-
-Tensor gather(const Tensor& t, int64_t groups) {
-  const int64_t batch = t.size(0), heads = t.size(1);
-  return groups == heads ? t : t.reshape({batch, groups, heads / groups, t.size(2), t.size(3)}).sum(2);
 }
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
@@ -105,14 +112,15 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 // The gradients by ops that have gradients themselves: for double backward.
 Gradients differentiable_gradients(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
                                    const Tensor& bias, bool wants_bias, bool is_causal, double scale) {
-  const int64_t heads = query.size(1), groups = key.size(1);
+  const c10::SymInt heads = query.sym_size(1), groups = key.sym_size(1);
   const Tensor keys = spread(key, heads), values = spread(value, heads);
   Tensor scores = at::matmul(query, keys.transpose(-2, -1)) * scale;
   if (bias.defined()) {
     scores = bias.scalar_type() == at::kBool ? scores.masked_fill(bias.logical_not(), kMinusInfinity) : scores + bias;
   }
   if (is_causal) {
-    const Tensor later = at::ones({query.size(2), key.size(2)}, query.options().dtype(at::kBool)).triu(1);
+    const Tensor later =
+        at::ones_symint({query.sym_size(2), key.sym_size(2)}, query.options().dtype(at::kBool)).triu(1);
     scores = scores.masked_fill(later, kMinusInfinity);
   }
   const Tensor weights = at::_safe_softmax(scores, -1);
@@ -120,7 +128,7 @@ Gradients differentiable_gradients(const Tensor& grad, const Tensor& query, cons
   const Tensor inner = weights * (pulled - (pulled * weights).sum(-1, true));
   return {at::matmul(inner, keys) * scale, gather(at::matmul(inner.transpose(-2, -1), query) * scale, groups),
           gather(at::matmul(weights.transpose(-2, -1), grad), groups),
-          wants_bias ? inner.sum_to_size(bias.sizes()) : Tensor()};
+          wants_bias ? inner.sum_to_size_symint(bias.sym_sizes()) : Tensor()};
 }
 
 Gradients attention_backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
@@ -131,14 +139,15 @@ Gradients attention_backward(const Tensor& grad, const Tensor& query, const Tens
     TORCH_CHECK(dropout_p == 0,
                 "scaled_dot_product_attention: the gradient of the gradient does not exist with dropout (dropout_p=",
                 dropout_p, "); run it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)");
-    const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3))));
+    const double factor =
+        scale.value_or(1 / std::sqrt(static_cast<double>(query.sym_size(3).guard_int(__FILE__, __LINE__))));
     return differentiable_gradients(grad, query, key, value, bias, mask[3] && bias.defined(), is_causal, factor);
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
       grad, query, key, value, bias, out, logsumexp, seed, offset, dropout_p, mask, is_causal, scale);
   // torch promises a gradient per head, also where several heads share a key.
-  return {dq, gather(dk, key.size(1)), gather(dv, key.size(1)), dbias};
+  return {dq, gather(dk, key.sym_size(1)), gather(dv, key.sym_size(1)), dbias};
 }
 
 }  // namespace

@@ -575,7 +575,6 @@ void bind_state(py::module_& m) {
   m.def("count", [](const std::string& name, int64_t n) { counter(name)->add(n); }, py::arg("name"), py::arg("n") = 1);
   m.def("counters", &counters);
   m.def("clear_counters", &clear_counters);
-  m.def("clear_signatures", &clear_signatures);
   m.def("close", &close, py::arg("threads"));
 }
 

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "registration.h"
+#include "tensor.h"
 
 namespace torch_xla {
 namespace {
@@ -24,7 +25,7 @@ bool is_differentiated(const Tensor& t) {
 }
 
 Tensor maximum_of_all(const Tensor& self) {
-  if (is_differentiated(self) && self.numel() > 0) {
+  if (is_differentiated(self) && self.sym_numel() > 0) {
     return at::amax(self);
   }
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -32,7 +33,7 @@ Tensor maximum_of_all(const Tensor& self) {
 }
 
 Tensor minimum_of_all(const Tensor& self) {
-  if (is_differentiated(self) && self.numel() > 0) {
+  if (is_differentiated(self) && self.sym_numel() > 0) {
     return at::amin(self);
   }
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -41,12 +42,16 @@ Tensor minimum_of_all(const Tensor& self) {
 
 bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
+// The number of parts below: a size that torch.compile has left open becomes this number in the compiled program.
+int64_t known_size(const Tensor& x, int64_t dim) { return x.sym_size(dim).guard_int(__FILE__, __LINE__); }
+
 // The product along `dim`, kept with size 1, by halves: its gradient needs no division, so zeros need no care.
 Tensor product_by_halves(Tensor x, int64_t dim) {
-  if (x.size(dim) == 0) {
+  int64_t n = known_size(x, dim);
+  if (n == 0) {
     return x.sum(dim, true) + 1;
   }
-  for (int64_t n = x.size(dim); n > 1; n = x.size(dim)) {
+  for (; n > 1; n -= n / 2) {
     const int64_t half = n / 2;
     const Tensor pairs = x.narrow(dim, 0, half) * x.narrow(dim, half, half);
     x = n % 2 == 0 ? pairs : at::cat({pairs, x.narrow(dim, n - 1, 1)}, dim);
@@ -56,7 +61,7 @@ Tensor product_by_halves(Tensor x, int64_t dim) {
 
 // All products of the first i along `dim`, by doubling.
 Tensor products_by_doubling(Tensor x, int64_t dim) {
-  const int64_t n = x.size(dim);
+  const int64_t n = known_size(x, dim);
   for (int64_t step = 1; step < n; step *= 2) {
     x = at::cat({x.narrow(dim, 0, step), x.narrow(dim, step, n - step) * x.narrow(dim, 0, n - step)}, dim);
   }
@@ -109,7 +114,7 @@ Tensor cumulative_product(const Tensor& self, int64_t dim, OptDtype dtype) {
 bool is_equal(const Tensor& self, const Tensor& other) {
   TORCH_CHECK(self.scalar_type() == other.scalar_type(), "Expected object of data type ", self.scalar_type(),
               " but got data type ", other.scalar_type(), " for argument 'other' in call to equal");
-  return self.sizes() == other.sizes() && (self.numel() == 0 || at::eq(self, other).all().item<bool>());
+  return self.sym_sizes() == other.sym_sizes() && (self.sym_numel() == 0 || at::eq(self, other).all().item<bool>());
 }
 
 // Targets of one row each from all of them in a row: the only form whose lengths have to be known.
@@ -153,6 +158,9 @@ Tensor ctc_loss_of_tensors(const Tensor& log_probs, const Tensor& targets, const
 
 Tensor ctc_loss_of_numbers(const Tensor& log_probs, const Tensor& targets, at::IntArrayRef input_lengths,
                            at::IntArrayRef target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
+  if (maybe_xla(log_probs) == nullptr) {  // traced: tensors made of the numbers would be constants of the trace
+    return at::native::ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity);
+  }
   return ctc_loss_of_tensors(log_probs, targets, at::tensor(input_lengths, at::kLong),
                              at::tensor(target_lengths, at::kLong), blank, reduction, zero_infinity);
 }
@@ -164,8 +172,8 @@ Tensor& write_out(const char* name, const Tensor& result, Tensor& out) {
               "requires grad.");
   TORCH_CHECK(result.scalar_type() == out.scalar_type(), "Expected out tensor to have dtype ",
               toString(result.scalar_type()), ", but got ", toString(out.scalar_type()), " instead");
-  if (out.sizes() != result.sizes()) {
-    at::native::resize_output(out, result.sizes());
+  if (out.sym_sizes() != result.sym_sizes()) {
+    at::native::resize_output_symint(out, result.sym_sizes());
   }
   return out.copy_(result);
 }

@@ -4,9 +4,10 @@
 
 namespace torch_xla {
 
-at::Tensor efficient_zeros(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                           std::optional<at::Device> device, std::optional<bool> pin_memory) {
-  return at::zeros(size, dtype, layout, device, pin_memory);
+at::Tensor efficient_zeros(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
+                           std::optional<at::Layout> layout, std::optional<at::Device> device,
+                           std::optional<bool> pin_memory) {
+  return at::zeros_symint(size, dtype, layout, device, pin_memory);
 }
 
 std::tuple<at::Tensor, at::Tensor> weight_norm_backward(const at::Tensor& gradient, const at::Tensor& v,

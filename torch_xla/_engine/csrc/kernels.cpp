@@ -5,9 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 
-#include <algorithm>
-
 #include "copies.h"
+#include "layout.h"
 #include "record.h"
 #include "tensor.h"
 
@@ -25,25 +24,6 @@ XlaTensor& expect_xla(const Op& op, const Tensor& t, size_t argument = 0) {
 }
 
 int64_t numel(const Shape& shape) { return c10::multiply_integers(shape.sizes); }
-
-// Whether the strides put two elements in one place, as far as can be told by looking at one dim at a time.
-bool strides_overlap(at::IntArrayRef sizes, at::IntArrayRef strides) {
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] > 1) {
-      dims.emplace_back(strides[i], sizes[i]);
-    }
-  }
-  std::sort(dims.begin(), dims.end());
-  int64_t reach = 0;
-  for (const auto& [stride, size] : dims) {
-    if (stride <= reach) {
-      return true;
-    }
-    reach += stride * (size - 1);
-  }
-  return false;
-}
 
 bool overlaps(const Op& op, const XlaTensor& base, const Shape& view, c10::ArrayRef<c10::IValue> arguments) {
   if (!op.may_overlap || view.sizes.empty()) {
@@ -141,7 +121,7 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
     TORCH_CHECK(result.device() == targets[i].device(), op.name, ": expected all tensors on one device, but found ",
                 result.device(), " and ", targets[i].device(), " (argument '", op.arg_names[op.kinds.size() - outs + i],
                 "')");
-    TORCH_CHECK(c10::canCast(result.scalar_type(), targets[i].scalar_type()), op.name, ": result type ",
+    TORCH_CHECK(c10::canCast(result.scalar_type(), targets[i].scalar_type()), "result type ",
                 at::toString(result.scalar_type()), " can't be cast to the desired output type ",
                 at::toString(targets[i].scalar_type()));
     TORCH_CHECK(converts || result.scalar_type() == targets[i].scalar_type(), op.name,

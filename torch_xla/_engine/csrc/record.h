@@ -34,8 +34,6 @@ void advance_seed(int8_t device);
 void set_seed(int8_t device, uint64_t seed);
 uint64_t get_seed(int8_t device);
 
-void clear_signatures();
-
 // The ops by name, made at registration; null for an op that is not recorded.
 const Op* find_op(const std::string& name);
 Op* add_op(const std::string& name, const std::unordered_set<std::string>& baked, bool random);

@@ -7,26 +7,13 @@
 #include <ATen/ops/flatten_native.h>
 #include <ATen/ops/reshape_native.h>
 
-#include <array>
-#include <memory>
-
+#include "layout.h"
 #include "tensor.h"
 
 namespace torch_xla {
 namespace {
 
 using at::Tensor;
-
-// Answers by the views' steps and the new shape, per thread: asking torch's meta kernels takes microseconds.
-struct Answers {
-  static constexpr size_t kSize = 512;
-  struct Entry {
-    Key key;
-    bool known = false;
-    bool copies = false;
-  };
-  std::array<Entry, kSize> entries;
-};
 
 // The shape that reshape() is asked for, without -1.
 c10::SmallVector<int64_t, 8> full_shape(const Tensor& self, at::IntArrayRef shape) {
@@ -35,28 +22,9 @@ c10::SmallVector<int64_t, 8> full_shape(const Tensor& self, at::IntArrayRef shap
 }
 
 bool copies(XlaTensor& x, const Tensor& self, at::IntArrayRef shape) {
-  static thread_local auto answers = std::make_unique<Answers>();
   const Steps steps = x.steps();
-  if (steps.ops.empty()) {
-    return false;
-  }
-  Key key;
-  for (const auto& step : steps.ops) {
-    key.mix(step->key.a);
-    key.mix(step->key.b);
-    key.mix(static_cast<uint64_t>(step->out));
-  }
-  for (const int64_t size : shape) {
-    key.mix(static_cast<uint64_t>(size));
-  }
-  Answers::Entry& entry = answers->entries[key.a % Answers::kSize];
-  if (!entry.known || !(entry.key == key)) {
-    const auto strides = steps.strides();
-    entry.copies = !at::detail::computeStride(self.sizes(), strides, at::DimVector(shape.begin(), shape.end()));
-    entry.key = key;
-    entry.known = true;
-  }
-  return entry.copies;
+  return !steps.ops.empty() &&
+         !at::detail::computeStride(self.sizes(), layout_of(steps).strides, at::DimVector(shape.begin(), shape.end()));
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -22,7 +21,6 @@ constexpr size_t kMaxSignatures = 1 << 18;
 struct Cache {
   std::mutex mutex;
   ska::flat_hash_map<Key, SignaturePtr, KeyHash> signatures;
-  std::atomic<uint64_t> generation{0};  // counts clear_signatures
 };
 
 // In front of it, without a lock: what this thread asked for last.
@@ -33,7 +31,6 @@ struct Recent {
     SignaturePtr signature;
   };
   Entry entries[kSize];
-  uint64_t generation = 0;
 };
 
 Cache& cache() {
@@ -146,8 +143,11 @@ bool meta_says_too_little(const Op& op) {
                                                      "aten::cummin",
                                                      "aten::diagonal_scatter",
                                                      "aten::heaviside",
+                                                     "aten::index_select",
                                                      "aten::linalg_cross",
                                                      "aten::linalg_lu_factor_ex",
+                                                     "aten::max",
+                                                     "aten::min",
                                                      "aten::mvlgamma",
                                                      "aten::nansum",
                                                      "aten::put",
@@ -221,6 +221,9 @@ void check_random(const std::string& name, c10::ArrayRef<c10::IValue> arguments)
     TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
     TORCH_CHECK(weights.dim() == 0 || arguments[2].toBool() || samples <= weights.size(-1),
                 "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
+  } else if (name.rfind("aten::bernoulli", 0) == 0 && arguments.size() > 1 && arguments[1].isDouble()) {
+    const double p = arguments[1].toDouble();
+    TORCH_CHECK(0 <= p && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
   }
 }
 
@@ -231,6 +234,10 @@ void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const std::string& name = op.functional ? op.functional->name : op.name;
   if (op.random) {
     check_random(name, arguments);
+  } else if (name == "aten::nll_loss_forward" || name == "aten::nll_loss2d_forward") {
+    const at::ScalarType target = arguments[1].toTensor().scalar_type();
+    TORCH_CHECK(target == at::kLong || target == at::kByte, "expected target dtype to be Long or Byte, but got ",
+                at::toString(target));
   } else if (lenient.count(name) != 0 ||
              (name == "aten::convolution" &&
               (any_below(arguments[3], 1) || any_below(arguments[4], 0) || any_below(arguments[5], 1)))) {
@@ -298,24 +305,13 @@ SignaturePtr find_or_infer(const Op& op, const Key& key, c10::ArrayRef<c10::IVal
 SignaturePtr infer_signature(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments) {
   static thread_local auto recent = std::make_unique<Recent>();
   Recent::Entry& entry = recent->entries[key.a % Recent::kSize];
-  const uint64_t generation = cache().generation.load(std::memory_order_relaxed);
-  if (entry.key == key && entry.signature && recent->generation == generation) {
+  if (entry.key == key && entry.signature) {
     return entry.signature;
-  }
-  if (recent->generation != generation) {
-    *recent = Recent{};
-    recent->generation = generation;
   }
   SignaturePtr signature = find_or_infer(op, key, arguments);
   entry.key = key;
   entry.signature = signature;
   return signature;
-}
-
-void clear_signatures() {
-  std::lock_guard<std::mutex> lock(cache().mutex);
-  cache().signatures.clear();
-  ++cache().generation;
 }
 
 }  // namespace torch_xla

@@ -1,14 +1,12 @@
 #include "tensor.h"
 
-#include <ATen/Functions.h>
-#include <ATen/core/stack.h>
 #include <c10/core/AutogradState.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
 
 #include "counters.h"
+#include "layout.h"
 #include "op.h"
 #include "origin.h"
 #include "record.h"
@@ -127,12 +125,16 @@ XlaTensor::XlaTensor(AliasPtr alias, ViewPtr view, NodePtr node, uint64_t versio
       view_(std::move(view)),
       version_(version) {
   initialize(node_->shape());
+  if (view_) {
+    set_custom_sizes_strides(SizesStridesPolicy::CustomStrides);
+  }
 }
 
 XlaTensor::XlaTensor(AliasPtr alias, ViewPtr parent, NodePtr node, uint64_t version, IsView kind)
     : XlaTensor(std::move(alias), std::move(parent), std::move(node), version) {
   unkept_ = true;
   overlaps_ = kind.overlaps;
+  set_custom_sizes_strides(SizesStridesPolicy::CustomStrides);
 }
 
 XlaTensor::~XlaTensor() {
@@ -172,27 +174,32 @@ NodePtr XlaTensor::value() {
   return node_;
 }
 
-// A write to elements that share their place is refused, as on other devices. With equal values it is not, as far as we
-// can do it: each step up to the last that overlaps must leave nothing out, so that the values stay equal.
-void XlaTensor::check_writable(bool uniform) const {
+// Whether a write can go back through the views, step by step: not where elements that share their place are told
+// apart. With equal values they are not, if each step up to the last that overlaps leaves nothing out.
+bool XlaTensor::writes_by_steps(bool uniform) const {
   const View* last = nullptr;
   for (const View* view = view_.get(); view != nullptr; view = view->parent.get()) {
     last = view->overlaps ? view : last;
   }
   for (const View* view = view_.get(); last != nullptr; view = view->parent.get()) {
-    TORCH_CHECK(uniform && view->covers(), view->op->name,
-                ": unsupported operation: more than one element of the written-to tensor refers to a single memory "
-                "location. Please clone() the tensor before performing the operation.");
+    if (!uniform || !view->covers()) {
+      return false;
+    }
     last = view == last ? nullptr : last;
   }
+  return true;
 }
 
 void XlaTensor::write(NodePtr value, bool uniform) {
   const uint32_t origin = current_origin();
   NodePtr before[2];
-  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  std::unique_lock<SpinLock> lock(device_state(index_).mutex);
   keep_step();
-  check_writable(uniform);
+  if (C10_UNLIKELY(view_ && !writes_by_steps(uniform))) {
+    lock.unlock();
+    write_in_memory(*this, std::move(value), uniform);
+    return;
+  }
   set_value(std::move(value), origin, true, before);
 }
 
@@ -201,7 +208,9 @@ void XlaTensor::lay_out(NodePtr value) {
   NodePtr before[2];
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   keep_step();
-  check_writable(false);
+  TORCH_CHECK(writes_by_steps(false),
+              "mark_sharding: several elements of this tensor are one element of the memory that it shows (expand, "
+              "unfold, as_strided); mark its clone()");
   set_value(std::move(value), origin, false, before);
 }
 
@@ -234,6 +243,13 @@ void XlaTensor::set_value(NodePtr value, uint32_t origin, bool keep_sharding, No
   }
   before[1] = std::move(node_);
   node_ = std::move(value);
+}
+
+c10::SymBool XlaTensor::sym_is_contiguous_custom(at::MemoryFormat format) const {
+  if (format == at::MemoryFormat::Contiguous && is_view()) {
+    return is_contiguous_elsewhere(const_cast<XlaTensor&>(*this));
+  }
+  return sym_is_contiguous_default(format);
 }
 
 void XlaTensor::share() {
@@ -305,6 +321,7 @@ at::Tensor XlaTensor::memory() {
 }
 
 void XlaTensor::take_shape(const Shape& shape) {
+  set_custom_sizes_strides(SizesStridesPolicy::Default);
   if (sizes() != at::IntArrayRef(shape.sizes)) {
     set_sizes_contiguous(shape.sizes);
   }
@@ -331,6 +348,9 @@ void XlaTensor::adopt(XlaTensor& other) {
   before_alias = std::exchange(alias_, other.alias_);
   before_view = std::exchange(view_, other.view_);
   version_ = other.version_;
+  if (view_) {
+    set_custom_sizes_strides(SizesStridesPolicy::CustomStrides);
+  }
 }
 
 void XlaTensor::replace(NodePtr value) {
@@ -356,22 +376,6 @@ Steps XlaTensor::steps() {
   }
   std::reverse(steps.ops.begin(), steps.ops.end());
   return steps;
-}
-
-at::DimVector Steps::strides() const {
-  const MayRunPython here;
-  c10::impl::ExcludeDispatchKeyGuard below(
-      c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset |
-      c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::ADInplaceOrView}));
-  const Shape& memory = ops.front()->from->outs[ops.front()->from_out];
-  at::Tensor shown = at::empty(memory.sizes, at::TensorOptions().dtype(memory.dtype).device(at::kMeta));
-  for (const ViewPtr& step : ops) {
-    torch::jit::Stack stack(step->attrs.begin(), step->attrs.end());
-    stack[0] = shown;
-    step->op->handle.callBoxed(&stack);
-    shown = stack[0].isTensorList() ? stack[0].toTensorVector()[step->out] : stack[0].toTensor();
-  }
-  return at::DimVector(shown.strides().begin(), shown.strides().end());
 }
 
 uint64_t XlaTensor::id() {

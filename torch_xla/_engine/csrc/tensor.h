@@ -1,4 +1,4 @@
-// The tensor behind an at::Tensor on xla: no storage, always contiguous, a Node for its value.
+// The tensor behind an at::Tensor on xla: no storage, the strides of a contiguous tensor, a Node for its value.
 //
 //   XlaTensor ---------------------------> Node              a tensor of its own
 //   XlaTensor ---> Alias ---> Node                           a tensor that has views: the Alias stands for the memory
@@ -9,7 +9,6 @@
 // other tensors of that Alias notice the version when they are read next and replay their steps.
 #pragma once
 
-#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
@@ -44,11 +43,9 @@ struct View final : c10::intrusive_ptr_target {
 };
 using ViewPtr = c10::intrusive_ptr<View>;
 
-// How a view lies in its memory: its steps, from the memory on.
+// How a view was made, from the memory on.
 struct Steps {
   std::vector<ViewPtr> ops;
-  // The strides that torch's own view ops give it on a device that has strides.
-  at::DimVector strides() const;
 };
 
 // What tensors that share memory on other devices share here. Guarded by the device's mutex; owned by its tensors.
@@ -85,6 +82,7 @@ class XlaTensor final : public c10::TensorImpl {
   NodePtr value();
   // Sets the value in place, with all that this means for other tensors of the Alias. Same shape and dtype.
   // With `uniform` all elements of the value are equal, so that elements of an expanded tensor may share their place.
+  // Raises torch's error for elements that share their place otherwise.
   void write(NodePtr value, bool uniform = false);
   // Sets the value in place to the same value, laid out in another way.
   void lay_out(NodePtr value);
@@ -128,6 +126,9 @@ class XlaTensor final : public c10::TensorImpl {
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override;
 
  private:
+  // Asked of views only. A tensor that is none is contiguous; so is one that was the view of a memory which no other
+  // tensor shows any more (settle).
+  c10::SymBool sym_is_contiguous_custom(at::MemoryFormat format) const override;
   const char* tensorimpl_type_name() const override { return "XlaTensor"; }
   void initialize(const Shape& shape);
   void take_shape(const Shape& shape);
@@ -136,7 +137,7 @@ class XlaTensor final : public c10::TensorImpl {
   c10::intrusive_ptr<XlaTensor> sibling() const;
   bool stale() const { return !node_ || version_ != alias_->version; }  // device mutex held, alias_ set
   NodePtr replay() const;
-  void check_writable(bool uniform) const;
+  bool writes_by_steps(bool uniform) const;
   // What write() does with the mutex held; what it replaces goes to `before`.
   void set_value(NodePtr value, uint32_t origin, bool keep_sharding, NodePtr (&before)[2]);
   size_t memory_bytes() const;

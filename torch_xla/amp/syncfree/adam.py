@@ -19,6 +19,24 @@ class AdamBase(SyncFree):
     The state is torch's with ``capturable=True``: step, exp_avg, exp_avg_sq, and max_exp_avg_sq with amsgrad.
     """
 
+    WEIGHT_DECAY: float  # unless the constructor is given another
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float | None = None,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        decay = self.WEIGHT_DECAY if weight_decay is None else weight_decay
+        options: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay, "amsgrad": amsgrad}
+        options |= {"maximize": maximize, "capturable": True}
+        super().__init__(params, **options)  # torch's Adam or AdamW: what comes next in the order of inheritance
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the state of torch's optimizer of that name too; its step count moves to the device."""
         groups = [{**group, "capturable": True} for group in state_dict["param_groups"]]
@@ -60,15 +78,4 @@ class AdamBase(SyncFree):
 class Adam(AdamBase, torch.optim.Adam):
     """torch.optim.Adam whose step takes ``found_inf``. Shapes, options and state are torch's."""
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-    ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, capturable=True)
+    WEIGHT_DECAY = 0.0

@@ -1,0 +1,31 @@
+// How a view would lie in its memory on a device that has strides. Nothing lies anywhere here; but whether reshape()
+// and contiguous() copy, and which elements share a place, is decided by strides, and must be decided as on the CPU.
+#pragma once
+
+#include <ATen/core/DimVector.h>
+
+#include "tensor.h"
+
+namespace torch_xla {
+
+struct Layout {
+  at::DimVector strides;
+  int64_t offset = 0;  // of the first element
+};
+
+// The layout of the view that the steps (at least one) lead to: what torch's own view ops say, asked once per thread
+// and chain of views. Calls torch's meta functions; no lock may be held.
+Layout layout_of(const Steps& steps);
+
+bool is_contiguous_elsewhere(XlaTensor& x);
+
+// Whether the strides put two elements in one place, as far as can be told by looking at one dim at a time.
+bool strides_overlap(at::IntArrayRef sizes, at::IntArrayRef strides);
+
+// The write to a view of which some elements share their place, or that was viewed through one such: the elements of
+// the memory are written to directly. Refuses what the CPU refuses, in its words; of overlaps other than those of
+// expand(), where the CPU's result depends on the order of its loops, it allows what leaves no choice. `uniform`: all
+// elements of `value` are equal.
+void write_in_memory(XlaTensor& x, NodePtr value, bool uniform);
+
+}  // namespace torch_xla

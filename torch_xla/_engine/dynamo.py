@@ -1,0 +1,76 @@
+"""torch.compile's tracer (dynamo) and the engine: what runs as it is, and the backend that knows no xla.
+
+Dynamo takes over every Python function that runs below a compiled one, also those that C++ calls back. The engine's own
+must not become part of a traced graph: they would be traced again and again, and their locks, clocks and tables with
+them. What is used here is part of torch's C module; importing torch_xla does not import dynamo.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NO_INDUCTOR = (
+    "torch.compile: backend 'inductor' (the default) makes programs for the CPU and for GPUs, and has none for "
+    "{device}. XLA compiles what xla tensors compute, with or without torch.compile: leave torch.compile out "
+    "(torch_xla.compile(f) makes one graph of a function), or write torch.compile(f, backend='aot_eager')."
+)
+
+
+def runs_as_it_is(function: F) -> F:
+    """``function``, which dynamo leaves alone when it is called: it, and all that it calls.
+
+    One that is called in the middle of a function that is being traced has to say more: see ``is_tracing`` and
+    ``breaks_graph``.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
+def breaks_graph(function: F) -> F:
+    """``function``, at a call of which a traced graph ends; what follows is another one."""
+    runs_as_it_is(function)
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "it asks the xla device, or starts it"  # type: ignore[attr-defined]
+    return function
+
+
+def is_tracing() -> bool:
+    """Whether dynamo is reading this, rather than Python running it."""
+    return torch.compiler.is_dynamo_compiling()
+
+
+def _devices(values: Iterable[Any]) -> Iterable[torch.device]:
+    for value in values:
+        for tensor in torch.utils._pytree.tree_leaves(value):
+            if isinstance(tensor, torch.Tensor):
+                yield tensor.device
+
+
+def _refuse_xla(original: Callable[..., Any], compiler: Any, graph: Any, inputs: Any, **options: Any) -> Any:
+    made = (node.meta.get("example_value", node.meta.get("val")) for node in graph.graph.nodes)
+    for device in (*_devices(inputs), *_devices(made)):
+        if device.type == "xla":
+            raise RuntimeError(_NO_INDUCTOR.format(device=device))
+    return original(compiler, graph, inputs, **options)
+
+
+def install() -> None:
+    """Wraps the default backend of torch.compile (private to torch, which has no hook; checked on torch 2.13)."""
+    inductor = torch._TorchCompileInductorWrapper
+    original = inductor.__call__
+    if not hasattr(original, "_torch_xla"):
+
+        @functools.wraps(original)
+        def call(self: Any, graph: Any, inputs: Any, **options: Any) -> Any:
+            return _refuse_xla(original, self, graph, inputs, **options)
+
+        call._torch_xla = True  # type: ignore[attr-defined]
+        inductor.__call__ = call  # type: ignore[assignment, method-assign]
