@@ -228,12 +228,30 @@ def _rooted(world: int, rank: int, data: list[torch.Tensor], mine: torch.Tensor)
     given = torch.zeros(2, device="xla")
     dist.scatter(given, [d.to("xla") + 1 for d in data] if rank == 0 else None, 0)
     assert torch.equal(given.cpu(), data[rank] + 1)
-    objects: list[Any] = [None] * world
-    dist.all_gather_object(objects, {"rank": rank})
-    assert objects == [{"rank": r} for r in range(world)]
+    with counts() as moved:
+        for length in (0, 3, 500):
+            _objects(world, rank, "x" * length)
+    assert moved.compilations == moved.executions == 0
     dist.barrier()
     if world > 1:
         _smaller_groups(world, rank, data, mine)
+
+
+def _objects(world: int, rank: int, text: str) -> None:
+    """Pickled objects of any size, which differ in size between ranks, without the device."""
+    every = [text * r for r in range(world)]
+    objects: list[Any] = [None] * world
+    dist.all_gather_object(objects, every[rank])
+    assert objects == every
+    gathered = [None] * world if rank == world - 1 else None
+    dist.gather_object(every[rank], gathered, world - 1)
+    assert gathered == (every if rank == world - 1 else None)
+    listed = [{"text": text}, rank]
+    dist.broadcast_object_list(listed, 0)
+    assert listed == [{"text": text}, 0]
+    given = [None]
+    dist.scatter_object_list(given, every if rank == 0 else None, 0)
+    assert given == [every[rank]]
 
 
 def _smaller_groups(world: int, rank: int, data: list[torch.Tensor], mine: torch.Tensor) -> None:

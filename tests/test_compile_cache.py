@@ -131,10 +131,10 @@ def test_programs_with_collectives(tmp_path: Path, kind: str) -> None:
     for (loss, compiled, loaded, _), again in zip(first, second, strict=True):
         assert int(compiled) >= 2 and loaded == "0"
         assert again == [loss, "0", compiled, "0"], "the same values, to the bit; nothing compiled"
-    # One process has lost its files: it compiles, while the other loads.
-    for file in sorted((tmp_path / "cache").iterdir())[::2]:
-        file.unlink()
-    assert [line[0] for line in run()] == [line[0] for line in first]
+    if kind == "processes":  # some files are lost: one process compiles what the other loads
+        for file in sorted((tmp_path / "cache").iterdir())[::2]:
+            file.unlink()
+        assert [line[0] for line in run()] == [line[0] for line in first]
 
 
 def test_hit_and_miss(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import jax
 
-#: Reserved for documentation: the way there is the way to everywhere that has no route of its own. Nothing is sent.
+#: Reserved for documentation: the way there is the way to everywhere that has no route of its own.
 _ELSEWHERE = "192.0.2.1"
 
 
 def own_address(meeting_place: str) -> str:
-    """This machine's address on the network where ``meeting_place``, a name or an IPv4 address of rank 0, is.
+    """This machine's address on the network where ``meeting_place``, a name or an address of rank 0, is.
 
     A name that is a loopback address here (Debian's /etc/hosts has the own name so) is another one elsewhere: then it
     is the address of the default route. Raises OSError where the name is unknown or nowhere.
@@ -33,8 +33,9 @@ def own_address(meeting_place: str) -> str:
 
 
 def _source_towards(place: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((place, 9))  # of a datagram socket: looks up the route
+    family, kind, protocol, _, address = socket.getaddrinfo(place, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # of a datagram socket: looks up the route, and sends nothing
         return str(probe.getsockname()[0])
 
 

@@ -8,7 +8,8 @@
 The processes are those that spawn or torchrun has started. A call is recorded together with what its inputs need, and
 sent off at once, as on other devices: ranks need not read what they got. (``xm``'s collectives, and the averaging of
 DistributedDataParallel, wait for the step barrier and run with the step.) In a group that has not all ranks it runs on
-the devices of its members alone, so that the others need not take part. A tensor on the CPU travels through the device.
+the devices of its members alone, so that the others need not take part. A tensor on the CPU travels through the device,
+and pickled objects (``all_gather_object`` and the like) do not: a device would compile a program for each size of them.
 The Work that a call returns is done: whoever reads the value waits for it.
 """
 
@@ -28,7 +29,7 @@ from torch.distributed import distributed_c10d
 
 from torch_xla._engine import collectives, coordination, devices, executor, recorder, replicas
 from torch_xla._engine import rendezvous as _rendezvous
-from torch_xla.distributed import _ddp, _uneven
+from torch_xla.distributed import _ddp, _host, _uneven
 
 _REDUCTIONS = {
     dist.ReduceOp.SUM: "sum",
@@ -117,6 +118,10 @@ class ProcessGroupXla(dist.ProcessGroup):
         (value,) = _on_xla([rows])
         return value if self._size == 1 else collectives.all_to_all(value, 0, 0, self._groups)
 
+    def _said(self, tensors: Tensors) -> list[bytes]:
+        """What each rank gave, by way of the host."""
+        return _host.exchange(self.group_name, self._ordinals, tensors)
+
     # The collectives, by the names that torch.distributed and its C++ parts call.
 
     def average(self, tensors: Tensors) -> None:
@@ -140,12 +145,19 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _done(tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
-        if self._size > 1:
+        if _host.takes(tensors):
+            given = self._said(tensors if self._rank == opts.rootRank else [])
+            _host.fill(tensors, given[opts.rootRank])
+        elif self._size > 1:
             with self._scope():
                 collectives.write(tensors, collectives.broadcast(_on_xla(tensors), opts.rootRank, self._groups))
         return _done(tensors)
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
+        if len(inputs) == 1 and _host.takes([*inputs, *outputs[0]]):
+            for target, data in zip(outputs[0], self._said(inputs), strict=True):
+                _host.fill([target], data)
+            return _done(outputs)
         with self._scope():
             for targets, value in zip(outputs, inputs, strict=True):
                 collectives.write(targets, list(self._gathered(value)))
@@ -219,6 +231,11 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _uneven.exchange(value, parts, size, self._exchanged)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
+        if _host.takes(inputs):
+            said = self._said(inputs)
+            for target, data in zip(outputs[0] if self._rank == opts.rootRank else [], said, strict=False):
+                _host.fill([target], data)
+            return _done(outputs)
         with self._scope():
             rows = list(self._gathered(inputs[0]))
             if self._rank == opts.rootRank:
@@ -226,6 +243,11 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _done(outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
+        if _host.takes(outputs):
+            said = self._said(inputs[0] if self._rank == opts.rootRank else [])[opts.rootRank]
+            size = outputs[0].nbytes
+            _host.fill(outputs, said[self._rank * size : (self._rank + 1) * size])
+            return _done(outputs)
         with self._scope():
             parts = inputs[0] if self._rank == opts.rootRank else [torch.zeros_like(outputs[0])] * self._size
             collectives.write(outputs, [self._exchanged(torch.stack(parts))[opts.rootRank]])
@@ -316,6 +338,7 @@ if "XLA" not in dist.Backend._plugins:
     dist.Backend.register_backend("xla", ProcessGroupXla, extended_api=True, devices=["xla"])
     dist.register_rendezvous_handler("xla", _meet)
     _ddp.install()
+    _host.install(ProcessGroupXla)
     # Functional collectives wait by a tensor's storage, which an xla tensor has not; and there is nothing to wait for.
     _functional = torch.library.Library("_c10d_functional", "IMPL")
     _functional.impl("wait_tensor", lambda tensor: tensor, "XLA")

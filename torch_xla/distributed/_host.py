@@ -1,0 +1,54 @@
+"""torch.distributed's object collectives on the host: pickled objects go from process to process, not by the device.
+
+Their tensors have another size at each call, and on a device every size would be a program to compile. So the group
+has torch make them on the CPU, and what is as small as they are, and on the CPU, is exchanged by rendezvous.
+(``_get_object_coll_device`` is private to torch; checked on torch 2.13.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+from torch_xla._engine import rendezvous
+
+#: Bytes of a tensor that still goes this way, and the dtypes of pickled objects and of their sizes.
+_MOST, _DTYPES = 1 << 20, (torch.uint8, torch.int64)
+
+
+def takes(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether these go by the host. Ranks decide alike, as they give tensors of the same shapes and dtypes."""
+    return all(t.device.type == "cpu" and t.dtype in _DTYPES and t.nbytes <= _MOST for t in tensors)
+
+
+def exchange(group: str, ordinals: Sequence[int], tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    """The bytes that each rank of the group gave, in the group's order."""
+    payload = b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)
+    said = dict(zip(sorted(ordinals), rendezvous.exchange(f"host {group}", payload, ordinals), strict=True))
+    return [said[ordinal] for ordinal in ordinals]
+
+
+def fill(targets: Sequence[torch.Tensor], data: bytes) -> None:
+    """Sets the targets to what ``data`` holds, one after the other."""
+    start = 0
+    for target in targets:
+        if target.numel():
+            values = torch.frombuffer(bytearray(data[start : start + target.nbytes]), dtype=target.dtype)
+            target.detach().copy_(values.reshape(target.shape))
+        start += target.nbytes
+
+
+def install(kind: type) -> None:
+    """Has torch make the tensors of objects on the CPU for groups of this kind."""
+    original: Callable[..., str] = distributed_c10d._get_object_coll_device
+
+    @functools.wraps(original)
+    def device(group: Any = None) -> str:
+        group = group or distributed_c10d._get_default_group()
+        return "cpu" if isinstance(group, kind) else original(group)
+
+    distributed_c10d._get_object_coll_device = device
