@@ -109,3 +109,17 @@ def test_a_job_by_hand(tmp_path: Path) -> None:
     assert one == ["[5.0, 6.0] 2 1 1 2"]
     assert zero[0] == "[5.0, 6.0] 2 0 0 2"
     assert zero[1].startswith("rendezvous 'alone': replica 0 waited 8 s (XLA_RENDEZVOUS_TIMEOUT) at ")
+
+
+def test_a_rank_that_never_comes(tmp_path: Path) -> None:
+    """XLA_RENDEZVOUS_TIMEOUT ends the wait for a rank that does not use its device, with an error of Python."""
+    code = """
+    import torch, torch_xla
+    try:
+        torch.ones(1, device="xla")
+    except RuntimeError as error:
+        print(error)
+    """
+    shared = {"TORCH_XLA_RENDEZVOUS": str(tmp_path / "store"), "XLA_RENDEZVOUS_TIMEOUT": "1", "WORLD_SIZE": "3"}
+    done = run_script(code, **shared, LOCAL_WORLD_SIZE="3", RANK="0", LOCAL_RANK="0")
+    assert "rank 0 waited 1 s (XLA_RENDEZVOUS_TIMEOUT) for rank 1, 2 of 3 to use its xla device" in done.stdout

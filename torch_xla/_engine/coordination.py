@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import torch.distributed as dist
 
-from torch_xla._engine import network, replicas
+from torch_xla._engine import frames, network, replicas
 from torch_xla._engine.settings import settings
 
 #: Seconds for which a process waits at its end for the others to come to theirs; for which rank 0 then waits for them
@@ -88,9 +88,24 @@ def job_store() -> dist.Store:
 
 
 def _agree_on_address(store: dist.Store) -> str:
+    """Also meets all others there: jax's own meeting ends the process, in C++, where one does not come in time."""
     store = dist.PrefixStore("torch_xla", store)
-    if replicas.process_index() == 0:
+    mine, count = replicas.process_index(), replicas.process_count()
+    if mine == 0:
         store.set("coordinator", f"{_host()}:{reserve_port()}")
+    store.set(f"here/{mine}", "")
+    everyone = [f"here/{rank}" for rank in range(count)]
+    try:
+        store.wait(everyone, timedelta(seconds=settings.XLA_RENDEZVOUS_TIMEOUT))
+    except RuntimeError as error:  # each kind of store has its own
+        missing = [rank for rank in range(count) if not store.check([everyone[rank]])]
+        if not missing:
+            raise
+        raise RuntimeError(
+            f"rank {mine} waited {settings.XLA_RENDEZVOUS_TIMEOUT} s (XLA_RENDEZVOUS_TIMEOUT) for rank "
+            f"{', '.join(map(str, missing))} of {count} to use its xla device, at {frames.user_line()}. Every rank "
+            "must use it: the first use is where the job meets"
+        ) from error
     return str(store.get("coordinator").decode())
 
 
