@@ -4,7 +4,7 @@ Processes whose collectives differ would wait for each other forever, or mix up 
 that a process has to compile, it publishes them under the number of this launch, and compares with those that others
 have published: of two that differ, the later one notices. Nobody waits here, as the others may know their graph
 already, which costs nothing (``stall`` notices when two known ones differ). In all else graphs may differ: what is
-kept, what is donated, the value of a constant.
+kept, what is donated, the value of a constant. With SPMD every program is one of all processes, and every op counts.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _launches: Counter[tuple[int, ...]] = Counter()
 
 
 def exchanges(spec: program.GraphSpec) -> list[str]:
-    """The collectives of a graph, a line each: what, of which shapes, among whom."""
-    nodes = [node for node in spec.nodes if program.is_collective(node)]
+    """The collectives of a graph, a line each: what, of which shapes, among whom; with SPMD all its ops."""
+    nodes = [node for node in spec.nodes if replicas.is_spmd() or program.is_collective(node)]
     return [f"{node.op}({_settings(node)}) -> {_shapes(node)}" for node in nodes]
 
 

@@ -85,7 +85,7 @@ def _program(graph: Any, device: int, arguments: list[Any]) -> Program:
         return found
     metrics.count("UncachedSyncTensors")
     spec = program.describe(graph, products)
-    team = replicated.team_of(spec)
+    team = _team_of(spec)
     if team is not None:
         agreement.check(spec, team)
     arguments[:] = _placed(arguments, team)
@@ -93,6 +93,14 @@ def _program(graph: Any, device: int, arguments: list[Any]) -> Program:
         found = compile_graph(spec, device, arguments, team)
     programs.cache.put(key, found)
     return found
+
+
+def _team_of(spec: program.GraphSpec) -> replicated.Team | None:
+    """Who runs a program together: with SPMD all processes run every one."""
+    if not replicas.is_spmd():
+        return replicated.team_of(spec)
+    processes = tuple(range(replicas.process_count()))
+    return replicated.Team(processes, sharded.replicated()) if len(processes) > 1 else None
 
 
 def _run_among(threads: meeting.Meeting, graph: Any, device: int, arguments: list[Any]) -> list[jax.Array] | None:
