@@ -81,7 +81,7 @@ def stablehlo() -> list[str]:
     """The programs in the cache, oldest first, as what XLA is given: before it widens what a CPU does not have."""
     texts = []
     with jax.enable_x64(True):
-        for found in programs.cache._programs.values():
+        for found in programs.cache.values():
             shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(found.compiled.args_info)]
             texts.append(jax.jit(program.function(found.spec)).lower(*shapes).as_text())
     return texts

@@ -272,7 +272,7 @@ import re
 lines = set(re.findall(r'op_name="jit\(graph\)/(Net[^"]*?)/(aten::\w+)[^"]*" source_file="<string>" source_line=(\d+)', dump))
 assert {("Net/fc", "aten::addmm", "9"), ("Net", "aten::where", "9"), ("Net", "aten::where", "10")} <= lines, lines
 from torch_xla._engine import programs
-compiled = "".join(p.compiled.as_text() for p in programs.cache._programs.values())
+compiled = "".join(p.compiled.as_text() for p in programs.cache.values())
 assert 'op_name="jit(graph)/Net/fc/aten::addmm/dot_general"' in compiled
 assert re.search(r'\d+ "<string>"', compiled)
 """  # noqa: E501

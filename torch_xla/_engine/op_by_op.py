@@ -8,11 +8,9 @@ and dtypes. So two graphs share executables. Both tables forget the least recent
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,32 +21,7 @@ from torch_xla._engine import devices, dtypes, metrics, modes, precision, progra
 from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.lowering.registry import Promise
 from torch_xla._engine.program import GraphSpec, NodeSpec
-from torch_xla._engine.settings import settings
-
-T = TypeVar("T")
-
-
-class _Recent(Generic[T]):
-    """A table of the most recently used; thread-safe. ``forgotten`` is the counter of those that had to go."""
-
-    def __init__(self, forgotten: str) -> None:
-        self._forgotten = forgotten
-        self._items: OrderedDict[Any, T] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Any) -> T | None:
-        with self._lock:
-            found = self._items.get(key)
-            if found is not None:
-                self._items.move_to_end(key)
-            return found
-
-    def put(self, key: Any, value: T) -> None:
-        with self._lock:
-            self._items[key] = value
-            while len(self._items) > settings.XLA_COMPILATION_CACHE_SIZE:
-                self._items.popitem(last=False)
-                metrics.count(self._forgotten)
+from torch_xla._engine.recent import Recent
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +38,8 @@ class _Step:
     last: tuple[int, ...] = ()  # values that nothing needs after this step
 
 
-_executables: _Recent[jax.stages.Compiled] = _Recent("DestroyCompileHandles")
-_chains: _Recent[Chain] = _Recent("OpByOpGraphForgotten")
+_executables: Recent[jax.stages.Compiled] = Recent("DestroyCompileHandles")
+_chains: Recent[Chain] = Recent("OpByOpGraphForgotten")
 
 
 class _Alone:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +21,7 @@ from torch_xla._engine import (
     sharded,
     shardings,
 )
-from torch_xla._engine.lowering.matmul import Precision
-from torch_xla._engine.settings import settings
+from torch_xla._engine.recent import Recent
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +38,9 @@ class Program:
     shardings: list[int] | None = None  # of the results; None: each is on one device
 
 
-#: What a program was compiled for: a device (or _ALL), the recorder's key of the graph, how exact its products are.
-Key = tuple[int, bytes, Precision]
-
-
-class ProgramCache:
-    """The compiled programs by key, least recently used first; at most XLA_COMPILATION_CACHE_SIZE of them."""
-
-    def __init__(self) -> None:
-        self._programs: OrderedDict[Key, Program] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Key) -> Program | None:
-        with self._lock:
-            found = self._programs.get(key)
-            if found is not None:
-                self._programs.move_to_end(key)
-            return found
-
-    def put(self, key: Key, value: Program) -> None:
-        with self._lock:
-            self._programs[key] = value
-            while len(self._programs) > settings.XLA_COMPILATION_CACHE_SIZE:
-                self._programs.popitem(last=False)
-                metrics.count("DestroyCompileHandles")
-
-    def __len__(self) -> int:
-        return len(self._programs)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._programs.clear()
-
-
-#: The programs of this process.
-cache = ProgramCache()
+#: The programs of this process, by what they were compiled for: a device (or executor._ALL, _MESH), the recorder's key
+#: of the graph, how exact its products are.
+cache: Recent[Program] = Recent("DestroyCompileHandles")
 
 
 def compile_graph(
