@@ -14,6 +14,9 @@ import torch
 from helpers import counts
 from jax.sharding import PartitionSpec as P
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import distribute_module, distribute_tensor
+from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 from torch.nn import functional as F
 
 import torch_xla
@@ -155,7 +158,7 @@ def donation() -> None:
 
 
 def gradients() -> None:
-    """An activation marked both ways, and DTensor's words."""
+    """An activation marked both ways."""
     xr.use_spmd()
     mesh = _mesh(2, 2)
     x = torch.randn(8, 4)
@@ -166,23 +169,25 @@ def gradients() -> None:
     torch.testing.assert_close(leaf.grad.cpu(), 2 * torch.cos(2 * x))
     assert _spec(marked.detach()) == P("data", "model")
 
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
+def dtensor() -> None:
+    """DTensor's words, which torch itself sends here."""
+    mesh, x = _mesh(2, 2), torch.randn(8, 4)
     grid = DeviceMesh("xla", torch.arange(4).view(2, 2), mesh_dim_names=("data", "model"), _init_backend=False, _rank=0)
     assert api.convert_to_xla_mesh(grid) == mesh
     assert api.convert_to_xla_partition_spec(x, [Shard(0), Replicate()]) == (0, None)
     assert api.convert_to_xla_partition_spec(x, [Shard(1), Shard(1)]) == (None, (0, 1))
     with pytest.raises(ValueError, match="only Shard and Replicate"):
         api.convert_to_xla_partition_spec(x, [Partial(), Replicate()])
-    weight = api.xla_distribute_tensor(nn.Parameter(x), grid, [Shard(0), Shard(1)])
+    weight = distribute_tensor(nn.Parameter(x), grid, [Shard(0), Shard(1)])
+    assert xr.is_spmd(), "asking for it switches it on"
     assert isinstance(weight, nn.Parameter) and _spec(weight) == P("data", "model") and torch.equal(weight.cpu(), x)
 
     def split(name: str, module: nn.Module, mesh: Any) -> None:
         if isinstance(module, nn.Linear):
-            api.xla_distribute_tensor(module.weight, mesh, [Shard(0), Replicate()])
+            distribute_tensor(module.weight, mesh, [Shard(0), Replicate()])
 
-    model = api.xla_distribute_module(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), grid, split)
+    model = distribute_module(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), grid, split)
     assert _spec(model[0].weight) == P("data", None)
 
 
@@ -250,7 +255,7 @@ def surface() -> None:
     assert xm.all_reduce("sum", x).cpu().sum() == 32, "there is one replica"
 
 
-PROGRAMS: list[Callable[[], None]] = [training, tensors, donation, gradients, loading, surface]
+PROGRAMS: list[Callable[[], None]] = [training, tensors, donation, gradients, dtensor, loading, surface]
 
 
 def job() -> None:

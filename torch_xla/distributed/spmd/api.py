@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from torch_xla._engine import replicas
+from torch_xla import runtime
 from torch_xla.distributed.spmd._mesh import Mesh
 from torch_xla.distributed.spmd.xla_sharding import mark_sharding
+
+if TYPE_CHECKING:  # importing DTensor takes as long as all of torch_xla; only who calls these needs it
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
@@ -27,6 +33,8 @@ def convert_to_xla_partition_spec(
 
     Raises ValueError for a placement other than Shard and Replicate, and for a dimension that does not exist.
     """
+    from torch.distributed.tensor.placement_types import Replicate, Shard
+
     axes: list[list[int]] = [[] for _ in range(tensor.dim())]
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard):
@@ -38,16 +46,28 @@ def convert_to_xla_partition_spec(
     return tuple(None if not split else split[0] if len(split) == 1 else tuple(split) for split in axes)
 
 
+def with_xla(func: Callable[P, R]) -> Callable[P, R]:
+    """A function that switches SPMD on when it is called, if nobody has. Raises as torch_xla.runtime.use_spmd."""
+
+    @functools.wraps(func)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not runtime.is_spmd():
+            runtime.use_spmd()
+        return func(*args, **kwargs)
+
+    return wrapper
+
+
+@with_xla
 def xla_distribute_tensor(
     tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None = None
 ) -> torch.Tensor:
     """The tensor on xla, split as the placements say (default: replicated); in place where it is on xla already.
 
     It is a plain tensor of the whole's shape: XLA, not DTensor, splits the ops on it. A parameter stays one.
-    Raises as mark_sharding.
+    torch.distributed.tensor.distribute_tensor calls this for a mesh of device type xla. Raises as mark_sharding.
     """
-    wanted = placements or [Replicate()] * device_mesh.ndim
-    spec = convert_to_xla_partition_spec(tensor, wanted)
+    spec = convert_to_xla_partition_spec(tensor, placements or ())
     if tensor.device.type == "xla":
         return mark_sharding(tensor, convert_to_xla_mesh(device_mesh), spec)
     moved = mark_sharding(tensor.detach().to("xla"), convert_to_xla_mesh(device_mesh), spec)
@@ -56,6 +76,7 @@ def xla_distribute_tensor(
     return moved.requires_grad_(tensor.requires_grad)
 
 
+@with_xla
 def xla_distribute_module(
     module: torch.nn.Module,
     device_mesh: DeviceMesh | None = None,
@@ -84,14 +105,3 @@ def xla_distribute_module(
 def auto_policy(*_: Any) -> None:
     """Raises NotImplementedError: XLA chooses the sharding of what nobody marks, parameters excepted."""
     raise NotImplementedError("auto_policy: mark the parameters; XLA chooses the sharding of everything else")
-
-
-def with_xla(func: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that switches SPMD on before it first runs."""
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not replicas.is_spmd():
-            replicas.use_spmd()
-        return func(*args, **kwargs)
-
-    return wrapper
