@@ -11,6 +11,7 @@ errors          inputs that the op must refuse
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +78,15 @@ def _call(function: Callable[..., Any], sample: Any, device: str, **more: Any) -
     args = list(database.on(device, (sample.input, *sample.args)))
     if function is torch.tensor_split:
         args[1:] = sample.args  # places to split at are on the CPU, whatever the device
-    return function(*args, **database.on(device, sample.kwargs), **more)
+    with _default(device, sample):
+        return function(*args, **database.on(device, sample.kwargs), **more)
+
+
+def _default(device: str, sample: Any) -> AbstractContextManager[Any]:
+    """The device where nothing in a sample says one: arange(2)."""
+    given = _pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    placed = "device" in sample.kwargs or any(isinstance(leaf, torch.Tensor) for leaf in given)
+    return nullcontext() if placed else torch.device(device)
 
 
 def _forward(info: Any, sample: Any, device: str) -> Any:
