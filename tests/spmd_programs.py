@@ -119,6 +119,11 @@ def tensors() -> None:
     x.t().add_(1), cpu.t().add_(1)
     torch_xla.sync()
     assert _spec(x) == P("data", "model") and torch.equal(x.cpu(), cpu)
+    total = torch.zeros((), device="xla")
+    torch_xla.sync()
+    assert _spec(total) == P(), "a graph that reads nothing runs on all devices, too"
+    total += x.sum()
+    assert total.item() == cpu.sum()
     flat = (x @ x.t()).view(64)
     xs.mark_sharding(flat, mesh, (("data", "model"),))
     assert torch.equal(flat.cpu(), (cpu @ cpu.t()).view(64))

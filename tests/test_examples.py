@@ -32,6 +32,13 @@ def test_mnist_on_two_devices(script: str, tmp_path: Path) -> None:
     assert epochs == ["1", "2", "3"]
 
 
+def test_mnist_over_a_mesh(tmp_path: Path) -> None:
+    out = run_example(
+        "train_spmd.py", "--num_cores=4", "--num_epochs=3", "--target_accuracy=0.9", f"--datadir={tmp_path}"
+    )
+    assert len(re.findall(r"CPU \d, \d", out)) == 2 and "epoch 3: digits" in out
+
+
 def test_imagenet_with_made_up_images() -> None:
     out = run_example(
         "train_imagenet.py", "--fake_data", "--steps=2", "--batch_size=2", "--image_size=32", "--layers=18"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from torch_xla._engine import (
@@ -53,7 +54,7 @@ def compile_graph(
 
     Raises LoweringError for an op that cannot be built.
     """
-    jitted = _jitted(spec, device, team)
+    jitted = _jitted(spec, device, team, arguments)
     places = _kept_for(device, team)
     with failures.explained(lambda: f"compiling {failures.describe_graph(spec)}", device, spec):
         compiled = compile_cache.build(lambda: jitted.lower(*arguments), places)
@@ -70,18 +71,22 @@ def _kept_for(device: int, team: replicated.Team | None) -> list[jax.Device]:
     return [devices.device(device)] if team is None else replicated.kept_for(team.sharding.mesh.devices.flat)
 
 
-def _jitted(spec: program.GraphSpec, device: int, team: replicated.Team | None) -> Any:
-    """The graph as a function of jax that knows where it runs; over a mesh, its arguments say that."""
+def _jitted(
+    spec: program.GraphSpec, device: int, team: replicated.Team | None, arguments: Sequence[jax.Array | np.ndarray]
+) -> Any:
+    """The graph as a function of jax that knows where it runs."""
     function = program.function(spec)
-    options: dict[str, Any] = {
-        "donate_argnums": tuple(position + 2 for position in spec.donated),
-        "keep_unused": True,
-    }
-    if replicas.is_spmd():
-        return jax.jit(function, out_shardings=[shardings.of(number) for number in spec.root_shardings], **options)
     place = SingleDeviceSharding(devices.device(device)) if team is None else team.sharding
-    function = function if team is None else replicated.over(function, team)
-    return jax.jit(function, in_shardings=place, out_shardings=place, **options)
+    coming: Any = place
+    leaving: Any = place
+    if replicas.is_spmd():
+        # Of the numbers, too: a graph that reads nothing else would run on one device.
+        coming = tuple(a.sharding if isinstance(a, jax.Array) else sharded.replicated() for a in arguments)
+        leaving = [shardings.of(number) for number in spec.root_shardings]
+    elif team is not None:
+        function = replicated.over(function, team)
+    donated = tuple(position + 2 for position in spec.donated)
+    return jax.jit(function, in_shardings=coming, out_shardings=leaving, donate_argnums=donated, keep_unused=True)
 
 
 def _result_shardings(compiled: jax.stages.Compiled) -> list[int]:
