@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torch_xla
+from torch_xla._engine import programs
 from torch_xla._engine.recompilation import watcher
 
 
@@ -20,3 +21,9 @@ def fresh() -> None:
     torch_xla.sync()
     watcher.calm_down()  # an unexpected compilation in the test before has their capture on for 100 steps
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def cold() -> None:
+    """No program compiled by tests before, whichever these were: for tests that count compilations."""
+    programs.cache.clear()

@@ -110,6 +110,7 @@ def test_an_op_without_any_kernel() -> None:
         torch.ops.xla_test.missing(torch.ones(2, device="xla"))
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_step_with_custom_ops_compiles_once() -> None:
     x = torch.ones(3, device="xla", requires_grad=True)
     torch_xla.sync()

@@ -60,6 +60,7 @@ def test_batches_are_those_of_the_loader_on_the_device_and_again() -> None:
     assert len(device_loader) == 5 and len(iter(device_loader)) == 5
 
 
+@pytest.mark.usefixtures("cold")
 def test_each_next_is_a_barrier() -> None:
     w = torch.ones(2, device="xla")
     torch_xla.sync()

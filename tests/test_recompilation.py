@@ -23,6 +23,8 @@ from torch_xla._engine.recompilation import Watcher, watcher
 from torch_xla._engine.sketch import Operand, OpSketch, Sketch
 from torch_xla.debug import recompilation
 
+pytestmark = pytest.mark.usefixtures("cold")
+
 
 def line_of(function: Callable[..., object], mark: str) -> str:
     """``file:line`` of the line of ``function`` that ends with ``# <mark>``."""

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import torch_xla
-from torch_xla._engine import journal
+from torch_xla._engine import journal, programs
 from torch_xla.debug import report, report_charts, report_data, verdicts
 
 
@@ -35,6 +35,7 @@ def loop() -> dict[str, Any]:
     """A report of a loop with a slow loader, a value read and an op on the CPU in each step."""
     torch_xla.sync()
     journal.clear()
+    programs.cache.clear()
     model = nn.Linear(4, 2).to("xla")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

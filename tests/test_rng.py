@@ -52,6 +52,7 @@ def test_draws_differ_within_a_step_and_between_steps(name: str) -> None:
     assert len({str(values) for values in seen}) == 6
 
 
+@pytest.mark.usefixtures("cold")
 def test_steps_share_one_program() -> None:
     kept = []
     with counts() as moved:

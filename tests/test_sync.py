@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from torch_xla._engine import programs, recorder
+from torch_xla._engine import recorder
 
 #: The counters of the documents that these tests are about, and how they abbreviate.
 SHORT = {"up": "TransferToServerTime", "out": "OutboundData", "down": "TransferFromServerTime", "in": "InboundData",
@@ -24,13 +24,6 @@ SHORT = {"up": "TransferToServerTime", "out": "OutboundData", "down": "TransferF
 
 def moves(moved: Counts) -> dict[str, int]:
     return {short: moved[name] for short, name in SHORT.items() if moved[name]}
-
-
-@pytest.fixture
-def cold() -> None:
-    """No program compiled, nothing pending."""
-    programs.cache.clear()
-    torch_xla.sync()
 
 
 UPLOAD = {"up": 1, "out": 1, "handles": 1}
