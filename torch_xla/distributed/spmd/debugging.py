@@ -7,6 +7,7 @@ from typing import Any
 
 import rich.console
 import torch
+from jax.sharding import Sharding
 from rich.table import Table
 
 from torch_xla.distributed.spmd.xla_sharding import get_sharding
@@ -18,25 +19,25 @@ def visualize_tensor_sharding(t: torch.Tensor, use_color: bool = True, **kwargs:
     Rows are the parts along the first dimension, columns those along the second; a cell names the devices that hold the
     part. Further arguments go to rich.table.Table. Raises ValueError for other tensors, and one without a sharding yet.
     """
-    sharding = get_sharding(t)
-    if sharding is None:
-        raise ValueError("visualize_tensor_sharding: nothing says yet how this tensor lies; sync or mark it first")
-    if t.dim() not in (1, 2):
-        raise ValueError(
-            f"visualize_tensor_sharding: a tensor of shape {list(t.shape)} has no picture, only 1 and 2 dimensions"
-        )
-    table = _table(sharding, tuple(t.shape), use_color, kwargs)
+    table = _table(_sharding("visualize_tensor_sharding", t), tuple(t.shape), use_color, kwargs)
     rich.console.Console().print(table)
     return table
 
 
 def text(t: torch.Tensor) -> str:
-    """The same picture as plain text."""
-    sharding = get_sharding(t)
-    assert sharding is not None, "nothing says yet how this tensor lies"
+    """The same picture as plain text. Raises as visualize_tensor_sharding."""
     out = io.StringIO()
-    rich.console.Console(file=out, width=120).print(_table(sharding, tuple(t.shape), False, {}))
+    rich.console.Console(file=out, width=120).print(_table(_sharding("text", t), tuple(t.shape), False, {}))
     return out.getvalue()
+
+
+def _sharding(op: str, t: torch.Tensor) -> Sharding:
+    sharding = get_sharding(t)
+    if sharding is None:
+        raise ValueError(f"{op}: nothing says yet how this tensor lies; sync or mark it first")
+    if t.dim() not in (1, 2):
+        raise ValueError(f"{op}: a tensor of shape {list(t.shape)} has no picture, only 1 and 2 dimensions")
+    return sharding
 
 
 def _table(sharding: Any, shape: tuple[int, ...], use_color: bool, options: dict[str, Any]) -> Table:
