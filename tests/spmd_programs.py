@@ -272,6 +272,9 @@ def job() -> None:
     whole = [x for x, _ in _data()]
     halves = [x.chunk(2)[rank] for x in whole]
     spec = xs.ShardingSpec(mesh, ("data", None, None), minibatch=True)
+    for part in (torch.ones(3, 6, 16), torch.ones(4)):
+        with pytest.raises(ValueError, match="no process has the whole"):
+            spec.send(part, torch.device("xla"))
     model, reference = _block().to("xla"), _block()
     _fully_sharded(model)
     ours = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

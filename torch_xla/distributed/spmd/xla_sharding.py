@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -25,21 +24,9 @@ from torch_xla.distributed.spmd._mesh import (
 )
 
 __all__ = [
-    "HybridMesh", "Mesh", "PartitionSpec", "ShardingSpec", "ShardingType", "clear_sharding", "get_1d_mesh",
+    "HybridMesh", "Mesh", "PartitionSpec", "ShardingSpec", "clear_sharding", "get_1d_mesh",
     "get_global_mesh", "get_sharding", "mark_sharding", "mark_sharding_with_gradients", "set_global_mesh",
 ]  # fmt: skip
-
-
-class ShardingType(IntEnum):
-    """How a tensor is spread."""
-
-    REPLICATED = 0
-    MAXIMAL = 1
-    TUPLE = 2
-    TILED = 3
-    MANUAL = 4
-    PARTIAL = 5
-    UNKNOWN = 6
 
 
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
@@ -161,9 +148,15 @@ class ShardingSpec:
     def send(self, t: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A CPU tensor on the device, split on the way: no device ever has all of it.
 
-        One of another rank, or whose size is no multiple of the number of parts, is on every device.
+        One of another rank, or whose size is no multiple of the number of parts, is on every device. With ``minibatch``
+        and several processes that is a ValueError: what each of them has is not the whole.
         """
-        if self.minibatch and replicas.process_count() > 1 and self.can_apply(t):
+        if self.minibatch and replicas.process_count() > 1:
+            if self._layout(tuple(t.shape)) is None:
+                raise ValueError(
+                    f"input_sharding: a part of shape {list(t.shape)} cannot be split as {self.partition_spec} says, "
+                    "and with minibatch=True no process has the whole; give tensors of this rank, and drop_last=True"
+                )
             with sharded.uploads(self._layout, parts=True):
                 array = buffers.upload(t.contiguous(), 0)
             whole: torch.Tensor = recorder.module().make_tensor(array, dtypes.TO_CODE[t.dtype], 0)
