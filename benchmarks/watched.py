@@ -10,7 +10,8 @@ from torch import nn
 
 from benchmarks.record import CASES, LAYERS, SIZE, Case, State, measure_round, repeat
 from benchmarks.report import no_garbage_collection
-from torch_xla._engine import metrics, origins
+from torch_xla._engine.diagnostics import metrics
+from torch_xla._engine.recorder import origins
 
 DEEP = 30  # Python frames below the benchmark's own, as deep as a large model
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.report import geometric_mean, setting, table
 from benchmarks.watched import DEEP, STEP, WATCHED
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
 
 TARGET_COUNTERS = 0.03  # of the time of recording
 TARGET_LINES = 3.0  # µs per operation

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from torch_xla._engine import whole_file
+from torch_xla._engine.base import atomic_file
 from torch_xla.distributed import checkpoint, xla_backend
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]
@@ -118,7 +118,7 @@ def killed_while_saving(index: int, path: Path, limit: int) -> None:
     values = xm.all_reduce("sum", torch.ones(5000, device="xla"))
     if index == 0:
         Killing.limit = limit
-        whole_file.open_part = lambda part: Killing(part, "wb")
+        atomic_file.open_part = lambda part: Killing(part, "wb")
     xm.save({"values": values}, path)
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import torch_xla
-from torch_xla._engine import programs
-from torch_xla._engine.recompilation import watcher
+from torch_xla._engine.diagnostics.recompilation import watcher
+from torch_xla._engine.execution import programs
 
 
 @pytest.fixture(autouse=True)

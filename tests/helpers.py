@@ -16,7 +16,9 @@ import jax
 import torch
 
 import torch_xla
-from torch_xla._engine import metrics, program, programs
+from torch_xla._engine.diagnostics import metrics
+from torch_xla._engine.execution import programs
+from torch_xla._engine.graph import program
 
 ROOT = Path(__file__).resolve().parent.parent
 

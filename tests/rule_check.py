@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.apply import apply
 from torch_xla._engine.lowering.registry import Context, Number

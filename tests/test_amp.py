@@ -558,7 +558,7 @@ def test_import_starts_nothing() -> None:
         """
         import torch, torch_xla.amp.syncfree, torch_xla.amp.syncfree.adamw
         from torch_xla.amp import GradScaler, autocast
-        from torch_xla._engine import devices
+        from torch_xla._engine.device import devices
         GradScaler(); autocast("xla")
         assert not devices.started()
         """

@@ -36,7 +36,7 @@ for name, path in (("torch_xla", "torch_xla"), ("torch_xla._engine", "torch_xla/
     sys.modules[name].__path__ = [root + "/" + path]
 sys.modules["torch"] = types.ModuleType("torch")
 sys.modules["torch"].__version__ = version
-from torch_xla._engine.build import Extension, load_extension
+from torch_xla._engine.recorder.build import Extension, load_extension
 start = time.perf_counter()
 module = load_extension(Extension("standin", Path(sources), Path(cache)))
 print(f"{time.perf_counter() - start:.4f}", "torch.utils.cpp_extension" in sys.modules, module.__file__)
@@ -151,7 +151,7 @@ def test_cached_without_compiler(sources: Path, cache: Path, tmp_path: Path) -> 
 
 
 def test_no_ninja(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from torch_xla._engine import toolchain
+    from torch_xla._engine.recorder import toolchain
 
     monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torch_xla._engine.channel import Channel, End
+from torch_xla._engine.feed.channel import Channel, End
 
 
 def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:

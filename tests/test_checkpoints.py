@@ -15,7 +15,7 @@ from helpers import run_script
 
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.xla_multiprocessing as xmp
-from torch_xla._engine import whole_file
+from torch_xla._engine.base import atomic_file
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
@@ -48,7 +48,7 @@ KILLED = """
     import os, signal, sys
     import torch, torch_xla
     import torch_xla.core.xla_model as xm
-    from torch_xla._engine import whole_file
+    from torch_xla._engine.base import atomic_file
     from torch_xla.utils import serialization
 
     sys.path.insert(0, os.environ["TESTS"])
@@ -61,7 +61,7 @@ KILLED = """
         pid = os.fork()
         if pid == 0:
             Killing.limit = limit
-            whole_file.open_part = lambda part: Killing(part, "wb")
+            atomic_file.open_part = lambda part: Killing(part, "wb")
             save({"one": torch.ones(5000), "two": torch.ones(5000)}, path)
             os._exit(0)
         return -os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -86,13 +86,13 @@ def test_whole_files(tmp_path: Path) -> None:
     path.write_bytes(b"old")
     path.chmod(0o640)
     link.symlink_to(path)
-    with pytest.raises(TypeError), whole_file.replacing(link) as file:
+    with pytest.raises(TypeError), atomic_file.replacing(link) as file:
         file.writelines([b"half", None])  # type: ignore[list-item]
     assert path.read_bytes() == b"old"
-    with whole_file.replacing(link) as file:
+    with atomic_file.replacing(link) as file:
         file.write(b"new")
     assert path.read_bytes() == b"new" and link.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "link"]
-    with whole_file.replacing("/dev/null") as file:
+    with atomic_file.replacing("/dev/null") as file:
         file.write(b"nothing")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)

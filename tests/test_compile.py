@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from torch_xla._engine import origins
+from torch_xla._engine.recorder import origins
 
 pytestmark = [
     # A mask as an index has no fixed shape: one of the functions below goes to the CPU on purpose.

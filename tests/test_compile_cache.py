@@ -11,8 +11,9 @@ import torch
 from helpers import Counts, counts, run_script
 
 from torch_xla import backends
-from torch_xla._engine import compile_cache, precision, programs
-from torch_xla._engine.program_files import ProgramFiles
+from torch_xla._engine.device import precision
+from torch_xla._engine.execution import compile_cache, programs
+from torch_xla._engine.execution.program_files import ProgramFiles
 
 CACHE = (
     "PersistentCacheHit",

@@ -10,7 +10,8 @@ from helpers import Counts, counts, run_script
 from torch import nn, optim
 
 import torch_xla
-from torch_xla._engine import barrier, metrics
+from torch_xla._engine.diagnostics import metrics
+from torch_xla._engine.execution import barrier
 
 
 def _careless_loop(steps: int, optimizers: int = 1) -> tuple[list[float], Counts]:

@@ -10,7 +10,8 @@ from torch import nn, optim
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from torch_xla._engine import metrics, recorder
+from torch_xla._engine import recorder
+from torch_xla._engine.diagnostics import metrics
 
 
 def test_training_keeps_one_copy() -> None:

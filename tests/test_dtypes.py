@@ -10,7 +10,7 @@ import torch
 from helpers import assert_same, counts
 from torch import Tensor
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 HALF = [torch.float16, torch.bfloat16]

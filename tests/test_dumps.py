@@ -19,8 +19,10 @@ from torch import nn
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla import _XLAC
-from torch_xla._engine import dump, origins, replicas
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.execution import dump
+from torch_xla._engine.job import replicas
+from torch_xla._engine.recorder import origins
 from torch_xla.debug import graph, graph_file, graph_saver
 
 Environment = Callable[..., None]

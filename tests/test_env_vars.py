@@ -16,7 +16,7 @@ from helpers import ROOT, run_script
 from test_env_vars_jobs import ALONE
 
 from torch_xla._engine import recorder
-from torch_xla._engine.settings import variables
+from torch_xla._engine.base.settings import variables
 
 #: What the documents of 2019 and 2020 name, by its spelling there.
 DOCUMENTED = {
@@ -117,7 +117,8 @@ import logging, os, tempfile
 from pathlib import Path
 import torch, torch_xla
 import torch_xla.core.xla_model as xm
-from torch_xla._engine import recorder, replicas
+from torch_xla._engine import recorder
+from torch_xla._engine.job import replicas
 from torch_xla.debug import graph_saver, model_comparator
 from torch_xla.debug import metrics as met
 """

@@ -17,7 +17,7 @@ from torch import Tensor, int64, nn, ones, zeros
 from torch.nn import functional as F
 
 import torch_xla
-from torch_xla._engine import programs
+from torch_xla._engine.execution import programs
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.registry import Number
 

@@ -14,7 +14,8 @@ from helpers import counts
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from torch_xla._engine import buffers, executor, failures, programs
+from torch_xla._engine.diagnostics import errors
+from torch_xla._engine.execution import executor, programs, transfers
 
 MEMORY = "RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes."
 BROKEN = "INTERNAL: the compiler has lost its way\n*** Begin stack trace ***\n\txla::Something()"
@@ -41,9 +42,9 @@ def _failing(monkeypatch: pytest.MonkeyPatch, where: str, text: str) -> Iterator
             programs.cache.clear()
             patch.setattr(jax.stages.Lowered, "compile", _Raises(text))
         elif where == "reading":
-            patch.setattr(buffers.np, "asarray", _Raises(text))
+            patch.setattr(transfers.np, "asarray", _Raises(text))
         else:
-            patch.setattr(buffers.jax, "device_put", _Raises(text))
+            patch.setattr(transfers.jax, "device_put", _Raises(text))
         yield
 
 
@@ -87,7 +88,7 @@ def test_other_failures(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     doing, prepare = CALLS[where]
     x = torch.arange(6.0).to("xla")
     call = prepare(x)
-    with counts() as moved, _failing(monkeypatch, where, BROKEN), pytest.raises(failures.XlaError) as caught:
+    with counts() as moved, _failing(monkeypatch, where, BROKEN), pytest.raises(errors.XlaError) as caught:
         call()
     first, second = str(caught.value).split("\n")[:2]
     assert first == "INTERNAL: the compiler has lost its way"
@@ -111,7 +112,7 @@ def test_other_failures(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_amounts(text: str, amount: int | None) -> None:
-    assert failures.asked_for(text) == amount
+    assert errors.asked_for(text) == amount
 
 
 def test_real_allocation_that_cannot_be() -> None:

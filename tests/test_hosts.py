@@ -15,8 +15,8 @@ import host_program
 import pytest
 from helpers import ROOT, run_script
 
-from torch_xla._engine import network, replicas
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.job import network, replicas
 
 
 def free_port() -> int:

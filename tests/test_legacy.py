@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from helpers import run_script
 
-from torch_xla._engine import hardware, legacy
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import hardware, xrt_config
 from torch_xla._internal import tpu
 
 CPU_0 = "CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0"
@@ -80,7 +80,7 @@ def test_a_server_elsewhere_is_an_error_that_says_what_replaced_it(
 ) -> None:
     set_all(monkeypatch, values)
     with pytest.raises(RuntimeError, match=f"^{source} names a device behind an XRT server at {endpoint}") as caught:
-        legacy.choice()
+        xrt_config.choice()
     assert all(word in str(caught.value) for word in ("PJRT_DEVICE=TPU", "xla_dist", "PJRT_DEVICE=CPU", "unset"))
     with pytest.raises(ValueError, match="XRT servers no longer exist"):  # the only kind of error Lightning expects
         tpu.num_available_devices()
@@ -93,23 +93,23 @@ def test_text_that_cannot_be_read(home: Path, monkeypatch: pytest.MonkeyPatch, v
     set_all(monkeypatch, values)
     (name,) = values
     with pytest.raises(ValueError, match=f"^{name}: '{values[name]}' does not have the form "):
-        legacy.choice()
+        xrt_config.choice()
 
 
 def test_the_file_in_the_home_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = home / ".pytorch_tpu.conf"
     file.write_text("# mine\n\nworker: tpu_worker localhost:8470\n")
-    assert legacy.choice() == legacy.Choice("TPU", 1, str(file))
+    assert xrt_config.choice() == xrt_config.Choice("TPU", 1, str(file))
     file.write_text("worker: tpu_worker 10.0.0.2:8470\n")
     with pytest.raises(RuntimeError, match=rf"^{file} names a device .* at 10\.0\.0\.2:8470.* remove that file"):
-        legacy.choice()
+        xrt_config.choice()
     monkeypatch.setenv("XRT_DEVICE_MAP", CPU_0)
     settings.reload()
-    assert legacy.choice() == legacy.Choice("CPU", 1, "XRT_DEVICE_MAP")
+    assert xrt_config.choice() == xrt_config.Choice("CPU", 1, "XRT_DEVICE_MAP")
     monkeypatch.delenv("XRT_DEVICE_MAP")
     file.write_text("")
     settings.reload()
-    assert legacy.choice() is None
+    assert xrt_config.choice() is None
 
 
 def test_two_devices_as_the_readme_of_2019_has_them() -> None:

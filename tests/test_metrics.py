@@ -13,7 +13,8 @@ from helpers import counts, run_script
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
-from torch_xla._engine import metrics, programs
+from torch_xla._engine.diagnostics import metrics
+from torch_xla._engine.execution import programs
 
 # The grammar of the report, as in the documents' examples.
 TIME = r"(?:\d{2}d)?(?:\d{2}h)?(?:\d{2}m)?(?:\d{2}s)?(?:\d{3}ms)?\d{1,3}\.\d{3}us"

@@ -13,9 +13,9 @@ import torch
 from helpers import ROOT
 from torch import nn
 
+from torch_xla._engine.base.settings import settings
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.registry import Rule
-from torch_xla._engine.settings import settings
 from torch_xla.debug import model_comparator as mc
 from torch_xla.debug import recompilation
 from torch_xla.debug.layer_comparator import compare_module

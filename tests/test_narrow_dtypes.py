@@ -15,7 +15,9 @@ from helpers import assert_same, counts, products, run_script, stablehlo, to
 from torch import Tensor
 
 import torch_xla
-from torch_xla._engine import dtypes, executor, programs, recorder
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.execution import executor, programs
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 MODES: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from helpers import Counts, counts, run_script, to
 from torch import nn
 
 import torch_xla
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
 from torch_xla.experimental import eager_mode, eager_mode_context, is_eager_mode
 
 

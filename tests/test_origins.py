@@ -14,11 +14,13 @@ from helpers import counts, run_script
 from torch import nn
 
 import torch_xla
-from torch_xla._engine import origins, program, recorder
+from torch_xla._engine import recorder
+from torch_xla._engine.graph import program
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.apply import LoweringError
 from torch_xla._engine.lowering.registry import Rule
-from torch_xla._engine.origins import Origin
+from torch_xla._engine.recorder import origins
+from torch_xla._engine.recorder.origins import Origin
 
 
 @pytest.fixture
@@ -271,7 +273,7 @@ def test_hlo_debug(tmp_path: Path) -> None:
 import re
 lines = set(re.findall(r'op_name="jit\(graph\)/(Net[^"]*?)/(aten::\w+)[^"]*" source_file="<string>" source_line=(\d+)', dump))
 assert {("Net/fc", "aten::addmm", "9"), ("Net", "aten::where", "9"), ("Net", "aten::where", "10")} <= lines, lines
-from torch_xla._engine import programs
+from torch_xla._engine.execution import programs
 compiled = "".join(p.compiled.as_text() for p in programs.cache.values())
 assert 'op_name="jit(graph)/Net/fc/aten::addmm/dot_general"' in compiled
 assert re.search(r'\d+ "<string>"', compiled)

@@ -12,7 +12,8 @@ from torch.nn.functional import conv1d
 
 import torch_xla
 from torch_xla import backends
-from torch_xla._engine import devices, precision, programs
+from torch_xla._engine.device import devices, precision
+from torch_xla._engine.execution import programs
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ import torch
 from helpers import counts, run_script
 
 import torch_xla
-from torch_xla._engine import origins, recorder
+from torch_xla._engine import recorder
+from torch_xla._engine.recorder import origins
 from torch_xla.debug import profiler as xp
 
 

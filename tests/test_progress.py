@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from torch_xla._engine import progress, replicas
+from torch_xla._engine.diagnostics import progress
+from torch_xla._engine.job import replicas
 
 
 class Terminal(io.StringIO):

@@ -15,12 +15,13 @@ from helpers import counts
 from torch import nn
 
 import torch_xla
-from torch_xla._engine import difference, explain, journal
-from torch_xla._engine.difference import compare, nearest
-from torch_xla._engine.explain import Situation
-from torch_xla._engine.makers import UNKNOWN, Maker
-from torch_xla._engine.recompilation import Watcher, watcher
-from torch_xla._engine.sketch import Operand, OpSketch, Sketch
+from torch_xla._engine.diagnostics import explain, journal
+from torch_xla._engine.diagnostics.explain import Situation
+from torch_xla._engine.diagnostics.provenance import UNKNOWN, Maker
+from torch_xla._engine.diagnostics.recompilation import Watcher, watcher
+from torch_xla._engine.graph import difference
+from torch_xla._engine.graph.difference import compare, nearest
+from torch_xla._engine.graph.summary import Operand, OpSketch, Sketch
 from torch_xla.debug import recompilation
 
 pytestmark = pytest.mark.usefixtures("cold")
@@ -316,9 +317,9 @@ def test_what_was_uploaded_is_the_cause() -> None:
 
 
 def test_graph_limit() -> None:
-    from torch_xla._engine import trigger
+    from torch_xla._engine.diagnostics import causes
 
-    found = explain.explain(compare(graph(EXP), graph(EXP, RELU)), situation("a.py:1", cause=trigger.LIMIT))
+    found = explain.explain(compare(graph(EXP), graph(EXP, RELU)), situation("a.py:1", cause=causes.LIMIT))
     assert found.kind == "limit" and "torch_xla.sync()" in found.advice
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 import torch_xla
-from torch_xla._engine import journal, programs
+from torch_xla._engine.diagnostics import journal
+from torch_xla._engine.execution import programs
 from torch_xla.debug import report, report_charts, report_data, verdicts
 
 

@@ -9,7 +9,8 @@ from helpers import run_script
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
-from torch_xla._engine import hardware, legacy, replicas
+from torch_xla._engine.device import hardware, xrt_config
+from torch_xla._engine.job import replicas
 from torch_xla._internal import tpu
 
 
@@ -61,7 +62,7 @@ def test_another_kind_of_device_comes_too_late() -> None:
 @pytest.mark.parametrize(("chips", "kind", "count"), [(4, "TPU", 4), (4, "", 4), (4, "CUDA", 0), (0, "", 0)])
 def test_devices_of_a_tpu(monkeypatch: pytest.MonkeyPatch, chips: int, kind: str, count: int) -> None:
     monkeypatch.setattr(hardware, "tpu_count", lambda: chips)
-    monkeypatch.setattr(hardware, "requested", lambda: legacy.Choice(kind, 1, "PJRT_DEVICE") if kind else None)
+    monkeypatch.setattr(hardware, "requested", lambda: xrt_config.Choice(kind, 1, "PJRT_DEVICE") if kind else None)
     assert tpu.num_available_devices() == count and tpu.num_available_chips() == chips
 
 

@@ -438,7 +438,7 @@ def test_xm_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for source in (tmp_path / "x.pt", io.BytesIO(file.getvalue())):
         got = torch.load(source)
         assert got["x"].device.type == "cpu" and got["view"].tolist() == [1, 2, 3] and got["epoch"] == 2
-    monkeypatch.setattr("torch_xla._engine.replicas.local_ordinal", lambda: 1)
+    monkeypatch.setattr("torch_xla._engine.job.replicas.local_ordinal", lambda: 1)
     xm.save(data, tmp_path / "second.pt")
     assert not (tmp_path / "second.pt").exists()
     xm.save(data, tmp_path / "second.pt", global_master=True)

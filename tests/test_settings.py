@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from torch_xla import settings as door
-from torch_xla._engine import hardware
-from torch_xla._engine.settings import Settings, variables
+from torch_xla._engine.base.settings import Settings, variables
+from torch_xla._engine.device import hardware
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import torch
 from helpers import ROOT, run_script
 
 import torch_xla.distributed.xla_multiprocessing as xmp
-from torch_xla._engine import coordination, hardware, replicas
+from torch_xla._engine.device import hardware
+from torch_xla._engine.job import coordination, replicas
 
 #: A job of two that fails in some way, started by fork from a process that has used no device.
 FAULTS = """

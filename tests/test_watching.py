@@ -9,8 +9,8 @@ import pytest
 from helpers import run_script
 from test_metrics import parse
 
-from torch_xla._engine import logs
-from torch_xla._engine.settings import Settings
+from torch_xla._engine.base import logs
+from torch_xla._engine.base.settings import Settings
 
 TRAIN = """
     import torch, torch_xla
@@ -56,7 +56,8 @@ def test_sync_wait() -> None:
     """With XLA_SYNC_WAIT a sync returns when the device has finished: nothing is left to wait for."""
     code = """
         import torch, torch_xla
-        from torch_xla._engine import executor, recorder
+        from torch_xla._engine import recorder
+        from torch_xla._engine.execution import executor
         ready = []
         w = torch.rand(1500, 1500).to("xla")
         for _ in range(3):

@@ -18,7 +18,7 @@ from pathlib import Path
 import host_program
 import pytest
 
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
 from torch_xla.distributed import xla_dist
 from torch_xla.distributed.launcher import attempt, scripts
 from torch_xla.distributed.launcher import launch as launch_module

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_xla._engine import metrics, pending, recorder
+from torch_xla._engine import recorder
+from torch_xla._engine.diagnostics import metrics
+from torch_xla._engine.execution import pending
 from torch_xla.torch_xla import real_devices
 
 

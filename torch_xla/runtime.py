@@ -13,9 +13,13 @@ from typing import Any
 import jax
 import torch
 
-from torch_xla._engine import devices, dtypes, programs, recorder, replicas
-from torch_xla._engine.compile_cache import initialize as initialize_cache  # noqa: F401
-from torch_xla._engine.settings import settings
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import devices
+from torch_xla._engine.execution import programs
+from torch_xla._engine.execution.compile_cache import initialize as initialize_cache  # noqa: F401
+from torch_xla._engine.job import replicas
 
 
 def device_type() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from torch_xla._engine.settings import settings, variables
+from torch_xla._engine.base.settings import settings, variables
 
 __all__ = ["main", "settings", "table"]
 

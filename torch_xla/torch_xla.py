@@ -8,12 +8,14 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
-from torch_xla._engine import barrier, dynamo, recorder
-from torch_xla._engine import devices as _devices
-from torch_xla._engine import modes as _modes
-from torch_xla._engine import regions as _regions
-from torch_xla._engine import replicas as _replicas
-from torch_xla._engine import seeding as _seeding
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dynamo
+from torch_xla._engine.device import devices as _devices
+from torch_xla._engine.execution import barrier
+from torch_xla._engine.execution import modes as _modes
+from torch_xla._engine.execution import regions as _regions
+from torch_xla._engine.job import replicas as _replicas
+from torch_xla._engine.patches import seeding as _seeding
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.helpers import counts
-from torch_xla._engine import dtypes, programs
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.execution import programs
 from torch_xla._engine.lowering import RULES, attention
 from torch_xla._engine.lowering.registry import Context
 

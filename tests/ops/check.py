@@ -16,7 +16,9 @@ import torch_xla
 from tests.ops import compare, database, tolerances
 from tests.ops.kinds import Case, cases, pointed_at
 from tests.ops.outcome import Outcome
-from torch_xla._engine import decompose, metrics, programs
+from torch_xla._engine.diagnostics import metrics
+from torch_xla._engine.execution import programs
+from torch_xla._engine.lowering import decompose
 
 READING = "aten::_local_scalar_dense"
 

@@ -12,33 +12,17 @@ from types import ModuleType
 
 import torch
 
-from torch_xla._engine import (
-    barrier,
-    buffers,
-    collective_ops,
-    decompose,
-    departure,
-    device_module,
-    devices,
-    dynamo,
-    executor,
-    exit_summary,
-    frames,
-    hlo_metadata,
-    input_time,
-    journal,
-    logs,
-    modes,
-    module_moves,
-    observer,
-    origins,
-    pickling,
-    recompilation,
-    recorder,
-    seeding,
-)
-from torch_xla._engine.lowering import RULES, core, load_rules
-from torch_xla._engine.settings import Settings, settings
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dynamo, frames, logs
+from torch_xla._engine.base.settings import Settings, settings
+from torch_xla._engine.device import devices
+from torch_xla._engine.diagnostics import exit_summary, journal, observer, recompilation
+from torch_xla._engine.execution import barrier, executor, modes, transfers
+from torch_xla._engine.graph import hlo_metadata
+from torch_xla._engine.lowering import RULES, core, decompose, load_rules
+from torch_xla._engine.parallel import collective_ops, shutdown
+from torch_xla._engine.patches import data_loader, device_module, module_moves, pickling, seeding
+from torch_xla._engine.recorder import origins
 
 _started = False
 
@@ -55,9 +39,9 @@ def start() -> None:
     module = recorder.module()
     module.set_hooks(
         device_count=dynamo.runs_as_it_is(devices.count),
-        upload=dynamo.runs_as_it_is(buffers.upload),
-        download=dynamo.runs_as_it_is(buffers.download),
-        transfer=dynamo.runs_as_it_is(buffers.transfer),
+        upload=dynamo.runs_as_it_is(transfers.upload),
+        download=dynamo.runs_as_it_is(transfers.download),
+        transfer=dynamo.runs_as_it_is(transfers.transfer),
         materialize=dynamo.runs_as_it_is(executor.materialize),
         cut=dynamo.runs_as_it_is(barrier.cut),
         fallback=dynamo.runs_as_it_is(_on_fallback),
@@ -75,14 +59,14 @@ def start() -> None:
         hlo_metadata.install()
     barrier.install()
     seeding.install()
-    input_time.install()
+    data_loader.install()
     if settings.PT_XLA_DEBUG:
         atexit.register(exit_summary.write)
     pickling.install()
     module_moves.install()
     dynamo.install()
     torch._register_device_module("xla", device_module)
-    atexit.register(departure.at_exit)  # before the next, so that it runs after it
+    atexit.register(shutdown.at_exit)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torch_xla._engine import hardware
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import hardware
 
 
 def num_available_chips() -> int:

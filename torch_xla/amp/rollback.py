@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from torch_xla._engine import frames
+from torch_xla._engine.base import frames
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch_xla._engine import precision as _precision
+from torch_xla._engine.device import precision as _precision
 
 __all__ = ["get_mat_mul_precision", "set_mat_mul_precision"]
 

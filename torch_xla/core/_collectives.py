@@ -13,7 +13,8 @@ from typing import TypeVar, overload
 
 import torch
 
-from torch_xla._engine import collectives, replicas
+from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel import collectives
 
 REDUCE_SUM, REDUCE_MUL, REDUCE_MIN, REDUCE_MAX, REDUCE_AND, REDUCE_OR = "sum", "mul", "min", "max", "and", "or"
 

@@ -6,8 +6,9 @@ import itertools
 
 import torch
 
-from torch_xla._engine import collectives, replicas
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel import collectives
 from torch_xla.core._collectives import REDUCE_SUM, Groups, all_reduce, buckets, collective_broadcast
 
 

@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 import torch
 
-from torch_xla._engine import rendezvous as _rendezvous
-from torch_xla._engine import replicas
+from torch_xla._engine.job import rendezvous as _rendezvous
+from torch_xla._engine.job import replicas
 
 
 def xrt_world_size(defval: int = 1) -> int:

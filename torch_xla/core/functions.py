@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine import collectives, replicas
+from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel import collectives
 from torch_xla.core._collectives import Groups
 from torch_xla.core._collectives import all_gather as _all_gather
 from torch_xla.core._collectives import all_reduce as _all_reduce

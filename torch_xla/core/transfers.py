@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine import executor, recorder, rendezvous, replicas, whole_file
+from torch_xla._engine import recorder
+from torch_xla._engine.base import atomic_file
+from torch_xla._engine.execution import executor
+from torch_xla._engine.job import rendezvous, replicas
 
 
 class ToXlaTensorArena:
@@ -180,7 +183,7 @@ def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: 
 def write_file(values: Any, file_or_path: Any) -> None:
     """torch.save, to a path by way of a whole new file."""
     if isinstance(file_or_path, (str, os.PathLike)):
-        with whole_file.replacing(file_or_path) as file:
+        with atomic_file.replacing(file_or_path) as file:
             torch.save(values, file)
     else:
         torch.save(values, file_or_path)

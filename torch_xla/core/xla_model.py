@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from torch_xla import torch_xla as _top
-from torch_xla._engine import devices as _devices
-from torch_xla._engine import executor as _executor
-from torch_xla._engine import memory as _memory
-from torch_xla._engine import pending as _pending
 from torch_xla._engine import recorder as _recorder
+from torch_xla._engine.device import devices as _devices
+from torch_xla._engine.diagnostics import memory as _memory
+from torch_xla._engine.execution import executor as _executor
+from torch_xla._engine.execution import pending as _pending
 from torch_xla.core._collectives import (
     REDUCE_AND,
     REDUCE_MAX,

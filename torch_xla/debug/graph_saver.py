@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from torch_xla._engine import pending
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.execution import pending
 
 _numbers = itertools.count()
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree  # private to torch; checked on 2.13
 
-from torch_xla._engine.recompilation import watcher
+from torch_xla._engine.diagnostics.recompilation import watcher
 from torch_xla.debug.model_comparator import compare_tensors
 
 

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import torch
 
 from torch_xla import torch_xla as _top
-from torch_xla._engine import executor as _executor
-from torch_xla._engine import journal as _journal
-from torch_xla._engine import memory as _memory
-from torch_xla._engine import metrics as _metrics
-from torch_xla._engine.memory import BufferInfo
+from torch_xla._engine.diagnostics import journal as _journal
+from torch_xla._engine.diagnostics import memory as _memory
+from torch_xla._engine.diagnostics import metrics as _metrics
+from torch_xla._engine.diagnostics.memory import BufferInfo
+from torch_xla._engine.execution import executor as _executor
 
 __all__ = ["BufferInfo", "LeakError", "buffers", "no_leak", "peak_per_step", "summary"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_xla._engine import metrics as _metrics
+from torch_xla._engine.diagnostics import metrics as _metrics
 
 _SHORT_METRICS = ["CompileTime", "ExecuteTime", "TransferToServerTime", "TransferFromServerTime"]
 _SHORT_COUNTERS = ["CachedSyncTensors", "MarkStep"]

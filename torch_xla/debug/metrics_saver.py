@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_xla._engine import metrics_file as _file
+from torch_xla._engine.diagnostics import metrics_file as _file
 
 
 def save_metrics(metrics_file: str | None = None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import torch
 
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
 
 _lock = threading.Lock()
 _folder: Path | None = None

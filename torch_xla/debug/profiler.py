@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from torch_xla._engine import barrier, origins, scopes
+from torch_xla._engine.execution import barrier
+from torch_xla._engine.recorder import origins, scopes
 
 F = TypeVar("F", bound=Callable[..., Any])
 

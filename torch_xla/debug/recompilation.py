@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch_xla._engine.explain import Explanation
-from torch_xla._engine.recompilation import watcher as _watcher
+from torch_xla._engine.diagnostics.explain import Explanation
+from torch_xla._engine.diagnostics.recompilation import watcher as _watcher
 
 __all__ = ["Explanation", "clear", "count", "explanations", "report", "watch"]
 

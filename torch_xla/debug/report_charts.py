@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from torch_xla._engine.metrics import format_bytes
+from torch_xla._engine.diagnostics.metrics import format_bytes
 
 COLORS = {
     "input": "#e8a33d", "tracing": "#4c78a8", "compile": "#d64550", "execute": "#59a14f", "transfers": "#b07aa1",

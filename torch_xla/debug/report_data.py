@@ -17,8 +17,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from torch_xla._engine import devices, journal, memory
-from torch_xla._engine.recompilation import watcher
+from torch_xla._engine.device import devices
+from torch_xla._engine.diagnostics import journal, memory
+from torch_xla._engine.diagnostics.recompilation import watcher
 from torch_xla.debug import verdicts
 
 #: In the order of charts. What belongs to which, by the journal's kinds; the rest is other.

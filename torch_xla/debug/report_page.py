@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from torch_xla._engine.metrics import format_bytes
+from torch_xla._engine.diagnostics.metrics import format_bytes
 from torch_xla.debug import report_charts
 
 _STYLE = """

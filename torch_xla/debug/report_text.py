@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_xla._engine.metrics import format_bytes
+from torch_xla._engine.diagnostics.metrics import format_bytes
 
 _BAR = 24
 _ROWS = 8

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_xla._engine import rendezvous
+from torch_xla._engine.job import rendezvous
 
 
 class _Reducer:

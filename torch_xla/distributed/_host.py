@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from torch_xla._engine import rendezvous
+from torch_xla._engine.job import rendezvous
 
 #: Bytes of a tensor that still goes this way, and the dtypes of pickled objects and of their sizes.
 _MOST, _DTYPES = 1 << 20, (torch.uint8, torch.int64)

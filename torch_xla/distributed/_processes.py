@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 
 import torch.multiprocessing as mp
 
-from torch_xla._engine import departure, stall
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.parallel import shutdown, watchdog
 
 #: Seconds: for other ranks' errors to arrive after the first, from asking a process to end to ending it, and for which
 #: a failed process waits to be ended.
@@ -159,7 +159,7 @@ def _run(
     _die_with(parent)
     os.environ.update(environment)
     settings.reload()
-    stall.report = lambda message: _tell(errors, message)
+    watchdog.report = lambda message: _tell(errors, message)
     try:
         fn(index, *args)
     except SystemExit as leaving:
@@ -168,7 +168,7 @@ def _run(
             _leave(code)
     except BaseException as error:
         _tell(errors, "".join(traceback.format_exception(error)))
-    departure.part()
+    shutdown.part()
 
 
 def _tell(errors: Connection, text: str) -> NoReturn:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_xla._engine import frames, rendezvous
+from torch_xla._engine.base import frames
+from torch_xla._engine.job import rendezvous
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from torch_xla._engine import devices as _devices
-from torch_xla._engine import executor, meeting, recorder
+from torch_xla._engine import recorder
+from torch_xla._engine.device import devices as _devices
+from torch_xla._engine.execution import executor
+from torch_xla._engine.job import thread_group
 from torch_xla.distributed._numbered import Numbered, wants_numbers
 from torch_xla.distributed.parallel_loader import ParallelLoader, PerDeviceLoader
 
@@ -122,7 +124,7 @@ class _Run:
 
     def __init__(self, devices: Sequence[torch.device], batches: ParallelLoader) -> None:
         self._devices, self._batches = devices, batches
-        self._meeting = meeting.Meeting(len(devices), executor.sync_device, _compute)
+        self._meeting = thread_group.Meeting(len(devices), executor.sync_device, _compute)
         self._threads: list[threading.Thread] = []
         self._results: list[Any] = [None] * len(devices)
         self._lock = threading.Lock()
@@ -146,13 +148,13 @@ class _Run:
         ordinals = [device.index for device in self._devices]
         recorder.module().set_current_device(ordinals[position])
         try:
-            with meeting.attend(self._meeting, ordinals, position):
+            with thread_group.attend(self._meeting, ordinals, position):
                 self._results[position] = loop_fn(model, _as_wanted(loader, loop_fn), context.device, context)
             loader.close()  # the others' batches must not wait for this thread to take its own
         except BaseException as error:
             with self._lock:
                 # Who was abandoned in a meeting is not the cause, whoever comes first.
-                if self._error is None or isinstance(self._error, meeting.AbandonedError):
+                if self._error is None or isinstance(self._error, thread_group.AbandonedError):
                     self._error = error
             self._batches._feed.close(0)
         finally:

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine import barrier, device_module, feed
-from torch_xla._engine.channel import End
+from torch_xla._engine.execution import barrier
+from torch_xla._engine.feed import prefetch
+from torch_xla._engine.feed.channel import End
+from torch_xla._engine.patches import device_module
 from torch_xla.distributed.spmd import ShardingSpec
 
 
@@ -61,7 +63,7 @@ class ParallelLoader:
         self._cpu_loader = cpu_loader
         self._devices = _checked(devices)
         self._batches_per_execution = batches_per_execution
-        plan = feed.Plan(
+        plan = prefetch.Plan(
             self._devices,
             batchdim=batchdim,
             fixed_batch_size=fixed_batch_size,
@@ -70,8 +72,8 @@ class ParallelLoader:
             transfer_threads=host_to_device_transfer_threads,
             send=torch.Tensor.to if input_sharding is None else input_sharding.send,
         )
-        self._feed = feed.Feed(cpu_loader, plan)
-        weakref.finalize(self, self._feed.close, feed.MOMENT).atexit = False  # the end of the process is feed's
+        self._feed = prefetch.Feed(cpu_loader, plan)
+        weakref.finalize(self, self._feed.close, prefetch.MOMENT).atexit = False  # the end of the process is feed's
 
     def per_device_loader(self, device: torch.device | str) -> PerDeviceLoader:
         """The iterator over the batches of one of the devices. ValueError for another device."""

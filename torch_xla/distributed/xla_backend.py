@@ -27,8 +27,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d
 
-from torch_xla._engine import collectives, coordination, devices, executor, recorder, replicas
-from torch_xla._engine import rendezvous as _rendezvous
+from torch_xla._engine import recorder
+from torch_xla._engine.device import devices
+from torch_xla._engine.execution import executor
+from torch_xla._engine.job import coordination, replicas
+from torch_xla._engine.job import rendezvous as _rendezvous
+from torch_xla._engine.parallel import collectives
 from torch_xla.distributed import _ddp, _host, _uneven
 
 _REDUCTIONS = {

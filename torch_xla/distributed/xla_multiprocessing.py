@@ -18,8 +18,9 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from torch_xla._engine import devices, hardware, replicas
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import devices, hardware
+from torch_xla._engine.job import replicas
 from torch_xla.distributed._processes import SpawnContext
 
 __all__ = ["MpModelWrapper", "MpSerialExecutor", "SpawnContext", "create_optimized_replica_groups", "spawn"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch_xla._engine import executor, modes
+from torch_xla._engine.execution import executor, modes
 
 
 def eager_mode(enable: bool) -> None:

@@ -13,7 +13,10 @@ import jax.numpy as jnp
 import torch
 from torch.utils import dlpack as torch_dlpack
 
-from torch_xla._engine import devices, dtypes, executor, recorder
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.device import devices
+from torch_xla._engine.execution import executor
 
 _CPU = 1  # DLDeviceType
 

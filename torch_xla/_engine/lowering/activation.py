@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.elementwise import Function, arithmetic, table
 from torch_xla._engine.lowering.registry import Context, lower

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert as convert_to
 from torch_xla._engine.lowering.registry import Context, Promise, Rule
 

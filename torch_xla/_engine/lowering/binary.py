@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.elementwise import Function, arithmetic, discontinuous, table, widen
 from torch_xla._engine.lowering.registry import Context, Operand, lower

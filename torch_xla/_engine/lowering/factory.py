@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.registry import Context, Operand, lower, register
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.nn_common import reduce_loss, widen
 from torch_xla._engine.lowering.registry import Context, Operand, lower, register, result_type

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.nn_common import widen
 from torch_xla._engine.lowering.registry import Operand, lower, register, result_type

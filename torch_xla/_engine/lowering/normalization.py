@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.nn_common import widen
 from torch_xla._engine.lowering.registry import Context, Operand, lower

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.nn_common import widen
 from torch_xla._engine.lowering.registry import lower
 from torch_xla._engine.lowering.windows import Windows, lowest

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 import torch
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 
 
 @dataclass(frozen=True, slots=True)

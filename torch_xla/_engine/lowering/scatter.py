@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.axes import at_least_1d, axis
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.indexing import TRUSTED, Place, accumulate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from jax import lax
 
-from torch_xla._engine import shardings
+from torch_xla._engine.base import shardings
 from torch_xla._engine.lowering.registry import lower
 
 

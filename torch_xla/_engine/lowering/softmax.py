@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.nn_common import widen
 from torch_xla._engine.lowering.registry import Context, lower
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.axes import at_least_1d, axis
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.registry import Context, Operand, lower, result_type

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.banded import Band
 from torch_xla._engine.lowering.nn_common import widen
 from torch_xla._engine.lowering.registry import register

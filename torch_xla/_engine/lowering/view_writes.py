@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.registry import RULES, Context, number_dtype
 from torch_xla._engine.lowering.scatter_views import place
 from torch_xla._engine.lowering.target import target

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from torch_xla._engine import dtypes
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.axes import axis
 from torch_xla._engine.lowering.registry import register
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch_xla._engine.settings import settings
+from torch_xla._engine.base.settings import settings
 from torch_xla.distributed.launcher import scripts
 from torch_xla.distributed.launcher.heartbeats import Heartbeats
 from torch_xla.distributed.launcher.options import Job

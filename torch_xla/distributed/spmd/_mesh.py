@@ -14,7 +14,8 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
-from torch_xla._engine import replicas, sharded
+from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel import sharded
 
 Axis = str | int
 #: For each dimension of a tensor: the axis of the mesh it is split over, several of them, or None for "whole".

@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from jax.sharding import NamedSharding, Sharding
 
-from torch_xla._engine import buffers, dtypes, executor, frames, recorder, replicas, sharded, shardings
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes, frames, shardings
+from torch_xla._engine.execution import executor, transfers
+from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel import sharded
 from torch_xla.distributed.spmd._mesh import (
     HybridMesh,
     Mesh,
@@ -158,7 +162,7 @@ class ShardingSpec:
                     "and with minibatch=True no process has the whole; give tensors of this rank, and drop_last=True"
                 )
             with sharded.uploads(self._layout, parts=True):
-                array = buffers.upload(t.contiguous(), 0)
+                array = transfers.upload(t.contiguous(), 0)
             whole: torch.Tensor = recorder.module().make_tensor(array, dtypes.TO_CODE[t.dtype], 0)
             return whole
         with sharded.uploads(self._layout):

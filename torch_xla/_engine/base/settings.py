@@ -1,0 +1,294 @@
+"""Every environment variable that torch_xla reads, in one table.
+
+A variable is one line of :class:`Settings`; its attribute is typed, and named as the variable is::
+
+    from torch_xla._engine.base.settings import settings
+    if settings.XLA_SYNC_WAIT: ...
+
+A variable is read when it is first asked for, and never again: scripts may set it after ``import torch_xla``, as many
+do, but cannot change it under a running engine. An empty value counts as unset, unless its kind says otherwise. This
+module imports nothing of torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """How the text of a variable becomes a value. ``parse`` raises ValueError; ``form`` says what it accepts."""
+
+    parse: Callable[[str], T]
+    form: str
+    empty: bool = False  # whether an empty text is a value
+
+
+def _or_none(kind: Kind[T]) -> Kind[T | None]:
+    """The same kind, for variables that may have no default: None where the environment does not set them."""
+    return Kind(kind.parse, kind.form)
+
+
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _flag(text: str) -> bool:
+    try:
+        return _FLAGS[text.lower()]
+    except KeyError as error:
+        raise ValueError(text) from error
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _fractions(text: str) -> tuple[float, ...]:
+    values = tuple(float(part) for part in text.split(":"))
+    if not all(0 < value < 1 for value in values):
+        raise ValueError(text)
+    return values
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(text)
+        return text.lower()
+
+    return parse
+
+
+def _logs(text: str) -> tuple[tuple[str, str], ...]:
+    """(name below torch_xla, "+", "-" or "") of each part."""
+    if not text:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.lstrip("+-").replace("_", "").isalpha() for part in parts):
+        raise ValueError(text)
+    return tuple((part.lstrip("+-"), part[0] if part[0] in "+-" else "") for part in parts)
+
+
+FLAG = Kind(_flag, "1 or 0 (also true/false, yes/no, on/off)")
+COUNT = Kind(_at_least(1), "an integer of at least 1")
+NUMBER = Kind(_at_least(0), "an integer of at least 0")
+NUMBER_OR_NONE = _or_none(NUMBER)
+PATH: Kind[str] = Kind(str, "the path of a file")
+STREAM: Kind[str] = Kind(str, "the path of a file, or STDOUT or STDERR")
+LOGS: Kind[tuple[tuple[str, str], ...]] = Kind(
+    _logs, "names with commas between them, each with + before it for more detail or - for errors only"
+)
+TEXT: Kind[str] = Kind(str, "a text")
+NAMES_OR_NONE: Kind[str | None] = Kind(str, "names with commas between them, or nothing", empty=True)
+FRACTIONS = Kind(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
+DEVICE_KIND: Kind[str] = Kind(str.upper, "the name of a kind of device")
+FOLDER = Kind(lambda text: Path(text).expanduser().absolute(), "the path of a folder")
+FOLDER_OR_NONE = _or_none(FOLDER)
+FILE_OR_NONE = _or_none(Kind(FOLDER.parse, "the path of a file"))
+GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
+GRAPH_FORMAT = Kind(_one_of(GRAPH_FORMATS), "one of " + ", ".join(GRAPH_FORMATS))
+
+
+class Variable(Generic[T]):
+    """One environment variable: its kind, its default (written as in the environment) and its meaning.
+
+    As a descriptor of :class:`Settings` it takes its name from the attribute and gives back the value.
+    """
+
+    def __init__(self, kind: Kind[T], default: str | None, meaning: str, *aliases: str) -> None:
+        self.name = ""
+        self.kind, self.default, self.meaning, self.aliases = kind, default, meaning, aliases
+
+    def __set_name__(self, owner: type[Settings], name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type[Settings]) -> Variable[T]: ...
+    @overload
+    def __get__(self, instance: Settings, owner: type[Settings]) -> T: ...
+    def __get__(self, instance: Settings | None, owner: type[Settings]) -> Variable[T] | T:
+        if instance is None:
+            return self
+        if self.name not in instance._values:
+            instance._values[self.name] = self.read()
+        value: T = instance._values[self.name]
+        return value
+
+    def __set__(self, instance: Settings, value: T) -> None:
+        raise AttributeError(f"settings.{self.name} cannot be assigned; set the environment variable {self.name}")
+
+    def source(self) -> str | None:
+        """The spelling (name or alias) under which the environment sets this variable, None where it does not."""
+        given = {name: os.environ[name] for name in (self.name, *self.aliases) if name in os.environ}
+        return next((name for name, text in given.items() if text or self.kind.empty), None)
+
+    def read(self) -> T:
+        """The value in the environment as it is now. Raises ValueError that names variable, value and form."""
+        source = self.source()
+        text = self.default if source is None else os.environ[source]
+        if text is None:
+            return None  # type: ignore[return-value]  # only kinds that include None have no default
+        try:
+            return self.kind.parse(text)
+        except ValueError:
+            raise ValueError(f"environment variable {source}={text!r} is not {self.kind.form}") from None
+
+
+class Settings:
+    """The table. Order: devices, dtypes, graph, execution, reports, debugging, files."""
+
+    PJRT_DEVICE = Variable(DEVICE_KIND, "", "kind of device to use: CPU, CUDA or TPU; unset: the best that jax finds")
+    CPU_NUM_DEVICES = Variable(COUNT, "1", "number of xla devices made from this machine's CPU")
+    CUDA_VISIBLE_DEVICES = Variable(NAMES_OR_NONE, None, "the GPUs that CUDA shows to this process; empty: none")
+    XRT_TPU_CONFIG = Variable(TEXT, "", "the TPU as until 2023, as in localservice;0;localhost:51011")
+    XRT_DEVICE_MAP = Variable(
+        TEXT, "", "devices as until 2023, as in CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0"
+    )
+    XRT_WORKERS = Variable(TEXT, "", "where those devices are, as in localservice:0;grpc://localhost:40934")
+    COLAB_TPU_ADDR = Variable(TEXT, "", "the TPU that a Colab runtime of those days had, on another machine")
+    TPU_ACCELERATOR_TYPE = Variable(TEXT, "", "the TPU and its size, as in v4-8; TPU machines set it")
+
+    TORCH_XLA_DIST = Variable(TEXT, "", "the job of xla_dist that this process was started for; xla_dist sets it")
+    XLA_UNEVEN_HEARTBEAT_TIMEOUT = Variable(
+        COUNT, "900", "seconds without a step after which xla_dist restarts a job whose workers made different numbers"
+    )
+    XLA_EVEN_HEARTBEAT_TIMEOUT = Variable(
+        COUNT, "1800", "seconds without a step after which xla_dist restarts a job whose workers made equally many"
+    )
+
+    RANK = Variable(NUMBER, "0", "this process's ordinal in its job; spawn and torchrun set it", "XRT_SHARD_ORDINAL")
+    WORLD_SIZE = Variable(
+        COUNT, "1", "number of processes in the job; spawn and torchrun set it", "XRT_SHARD_WORLD_SIZE"
+    )
+    LOCAL_RANK = Variable(
+        NUMBER, "0", "this process's ordinal on its machine; spawn and torchrun set it", "XRT_SHARD_LOCAL_ORDINAL"
+    )
+    LOCAL_WORLD_SIZE = Variable(COUNT, "1", "number of the job's processes on this machine")
+    MASTER_ADDR = Variable(TEXT, "", "the machine of rank 0, where torchrun's processes meet")
+    MASTER_PORT = Variable(NUMBER, "0", "the port on which torchrun's processes meet")
+    TORCH_XLA_RENDEZVOUS = Variable(TEXT, "", "the file by which the processes of spawn find each other; spawn sets it")
+
+    XLA_RENDEZVOUS_TIMEOUT = Variable(COUNT, "1800", "seconds to wait for other processes of the job")
+
+    ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB = Variable(
+        NUMBER, "0", "MB of gradients that are reduced in one collective; 0: all in one"
+    )
+
+    XLA_USE_BF16 = Variable(
+        FLAG, "0", "store float32 and float64 tensors as bfloat16 on the device; they keep their dtype in Python"
+    )
+    XLA_DOWNCAST_BF16 = Variable(FLAG, "0", "store float32 tensors as bfloat16, and float64 as float32, on the device")
+    XLA_USE_F16 = Variable(FLAG, "0", "the same as XLA_USE_BF16: bfloat16 needs no loss scaling, where float16 does")
+    XLA_DOWNCAST_FP16 = Variable(FLAG, "0", "the same as XLA_DOWNCAST_BF16")
+    XLA_USE_32BIT_LONG = Variable(FLAG, "0", "store int64 tensors as int32 on the device; larger values wrap around")
+
+    XLA_TRIM_GRAPH_SIZE = Variable(
+        COUNT, "10000", "pending operations at which the graph is cut and run", "TRIM_GRAPH_SIZE"
+    )
+    XLA_AUTO_BARRIER = Variable(FLAG, "1", "cut the graph at a second optimizer step that has no barrier before it")
+    XLA_NO_SPECIAL_SCALARS = Variable(FLAG, "0", "send also the numbers 0, 1 and -1 as inputs, not as constants")
+
+    XLA_SYNC_WAIT = Variable(FLAG, "0", "sync() waits until the device has finished")
+    XLA_COMPILATION_CACHE_SIZE = Variable(COUNT, "2048", "compiled programs kept in memory")
+    XLA_PERSISTENT_CACHE_PATH = Variable(
+        FOLDER_OR_NONE, None, "folder in which compiled programs are kept for other processes; unset: they are not kept"
+    )
+    XLA_PERSISTENT_CACHE_READ_ONLY = Variable(FLAG, "0", "only read compiled programs from XLA_PERSISTENT_CACHE_PATH")
+    XLA_FALLBACK_WARN = Variable(FLAG, "1", "warn once for each operation that runs on the CPU instead")
+
+    XLA_METRICS_SAMPLES = Variable(COUNT, "1024", "latest samples a metric keeps for its percentiles")
+    XLA_METRICS_PERCENTILES = Variable(
+        FRACTIONS, "0.01:0.05:0.1:0.2:0.5:0.8:0.9:0.95:0.99", "percentiles in metric reports"
+    )
+
+    XLA_IR_DEBUG = Variable(FLAG, "0", "note the user's Python stack and torch.nn module with each operation")
+    XLA_HLO_DEBUG = Variable(FLAG, "0", "as XLA_IR_DEBUG, and carry both into the metadata of the compiled HLO")
+    XLA_SAVE_TENSORS_FILE = Variable(
+        FILE_OR_NONE, None, "file that each graph is appended to when it is run; .RANK is added if there are several"
+    )
+    XLA_SAVE_TENSORS_FMT = Variable(GRAPH_FORMAT, "text", "form of the graphs in XLA_SAVE_TENSORS_FILE")
+    SAVE_GRAPH_FMT = Variable(GRAPH_FORMAT, "text", "form of the graphs that torch_xla.debug.graph_saver writes")
+    XLA_SYNC_TENSORS_OPBYOP = Variable(
+        FLAG, "0", "compile and run each operation of a step on its own", "SYNC_TENSORS_OPBYOP"
+    )
+    XLA_GET_TENSORS_OPBYOP = Variable(
+        FLAG, "0", "compile and run each operation that a value needs on its own", "GET_TENSORS_OPBYOP"
+    )
+    XLA_USE_EAGER_DEBUG_MODE = Variable(
+        FLAG, "0", "run every operation at once, as torch_xla.experimental.eager_mode(True) does"
+    )
+    MODELCMP_SAVEDIR = Variable(
+        FOLDER_OR_NONE, None, "folder that torch_xla.debug.model_comparator.save writes to; unset: it does nothing"
+    )
+    XLA_METRICS_FILE = Variable(STREAM, "", "append the metrics report to this file at the end of every step")
+    XLA_EXPLAIN_RECOMPILATIONS = Variable(
+        NUMBER, "3", "explain recompilations from this unexpected one on: 1 is the first, 0 turns it off"
+    )
+    TORCH_XLA_LOGS = Variable(
+        LOGS, "", "log to stderr: all, compile, execute, transfer, fallback, recompilation, memory"
+    )
+
+    XLA_EMIT_STEPLOG = Variable(FLAG, "0", "write a line to stderr at every step")
+    PT_XLA_DEBUG = Variable(FLAG, "0", "analyse compilations and executions, and sum up what was slow at the end")
+    PT_XLA_DEBUG_LEVEL = Variable(
+        NUMBER_OR_NONE, None, "1: analyse compilations, 2: executions as well, 0: nothing; unset: 2 with PT_XLA_DEBUG"
+    )
+    PT_XLA_DEBUG_FILE = Variable(PATH, "", "append the analyses to this file instead of writing them to stderr")
+    PT_XLA_DEBUG_MAX_FRAME = Variable(COUNT, "8", "Python frames that an analysis shows at most")
+
+    TORCH_XLA_CACHE_DIR = Variable(
+        FOLDER_OR_NONE, None, "where the built recorder is kept; unset: torch_xla inside XDG_CACHE_HOME"
+    )
+    XDG_CACHE_HOME = Variable(FOLDER, "~/.cache", "the user's folder for caches of all programs")
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def get(self, name: str) -> Any:
+        """The value of a variable by its name or an alias. Raises KeyError for a name not in the table."""
+        for variable in variables():
+            if name in (variable.name, *variable.aliases):
+                return getattr(self, variable.name)
+        raise KeyError(f"{name} is not a setting; `python -m torch_xla.settings` lists them")
+
+    def reload(self) -> None:
+        """Forget what was read, so that each variable is read again. For tests; the engine may hold old values."""
+        self._values.clear()
+
+    def export(self, name: str, text: str) -> None:
+        """Sets a variable for this process and those that it starts. Raises ValueError for a text it cannot read."""
+        variable = next(variable for variable in variables() if variable.name == name)
+        before = os.environ.get(name)
+        os.environ[name] = text
+        try:
+            self._values[name] = variable.read()
+        except ValueError:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
+            raise
+
+    @property
+    def cache_dir(self) -> Path:
+        """The folder for files that torch_xla keeps between runs. It need not exist yet."""
+        return self.TORCH_XLA_CACHE_DIR or self.XDG_CACHE_HOME / "torch_xla"
+
+
+def variables() -> Iterator[Variable[Any]]:
+    """The variables in the order of the table."""
+    return (value for value in vars(Settings).values() if isinstance(value, Variable))
+
+
+settings = Settings()

@@ -1,0 +1,145 @@
+"""Which jax device an xla ordinal stands for. The first use of a device starts the backend; importing does not."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import jax
+
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import hardware
+from torch_xla._engine.job import coordination, replicas
+
+#: PJRT_DEVICE values of torch_xla and the jax platform that each means.
+_PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM": "rocm"}
+
+_KINDS = {"gpu": "CUDA"}
+
+
+#: Whether this process was forked from one that had used a device: XLA's threads and connections stayed behind.
+_lost_by_fork = False
+
+
+@functools.cache
+def devices() -> tuple[jax.Device, ...]:
+    """The local devices, by ordinal: in a job of several processes this process's one.
+
+    The first call starts the backend, and decides how its devices store dtypes. Raises RuntimeError where
+    PJRT_DEVICE names a platform that is not there, and in a process forked from one that had used a device.
+    """
+    found = _find()
+    dtypes.narrow(
+        dtypes.narrowing(
+            found[0].platform,
+            use_bf16=settings.XLA_USE_BF16 or settings.XLA_USE_F16,
+            downcast_bf16=settings.XLA_DOWNCAST_BF16 or settings.XLA_DOWNCAST_FP16,
+            use_32bit_long=settings.XLA_USE_32BIT_LONG,
+        )
+    )
+    return found
+
+
+def _find() -> tuple[jax.Device, ...]:
+    if _lost_by_fork:
+        raise RuntimeError(
+            "an xla device was used before this process was forked, and XLA does not survive a fork: use no xla device "
+            'in the parent before forking, or start the process with start_method="spawn"'
+        )
+    if replicas.process_count() > 1:
+        coordination.join()
+        return (_local_devices()[0],)
+    return _local_devices()
+
+
+def _local_devices() -> tuple[jax.Device, ...]:
+    wanted, count = hardware.requested(), hardware.cpu_count()
+    alone = replicas.process_count() == 1 or replicas.is_spmd()
+    if count > 1 and (wanted is None or wanted.kind == "CPU") and alone:
+        _ask_for_cpu_devices(count)
+    if wanted is None:
+        return tuple(jax.local_devices())
+    platform = _PLATFORMS.get(wanted.kind, wanted.kind.lower())
+    try:
+        return tuple(jax.local_devices(backend=platform))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{wanted.source} asks for {wanted.kind}: jax has no {platform} backend here ({error}). Install "
+            "torch_xla[tpu] or torch_xla[cuda], or set PJRT_DEVICE=CPU."
+        ) from error
+
+
+def _ask_for_cpu_devices(count: int) -> None:
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{count} CPU devices: jax has started its backend with another number of CPU devices already; use an "
+            "xla device before anything that starts jax's backend"
+        ) from error
+
+
+def replica_devices() -> tuple[jax.Device, ...]:
+    """The devices of all replicas of the job, by global ordinal."""
+    if replicas.process_count() > 1:
+        first: dict[int, jax.Device] = {}
+        for candidate in jax.devices(devices()[0].platform):
+            first.setdefault(candidate.process_index, candidate)
+        return tuple(first[process] for process in sorted(first))
+    return tuple(device(ordinal) for ordinal in replicas.local_devices() or (0,))
+
+
+def count() -> int:
+    """The number of xla devices: the local ones, or with SPMD the one that stands for all."""
+    return 1 if replicas.is_spmd() else len(devices())
+
+
+def device(ordinal: int) -> jax.Device:
+    """The jax device behind ``xla:<ordinal>``. Raises IndexError if there is none."""
+    return devices()[ordinal]
+
+
+def hardware_name(ordinal: int) -> str:
+    """What is behind ``xla:<ordinal>``, such as ``CPU:0`` or ``TPU:3``."""
+    kinds = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
+    platform = device(ordinal).platform
+    return f"{kinds.get(platform, platform.upper())}:{ordinal}"
+
+
+def ordinal(buffer: jax.Array) -> int:
+    """The xla ordinal of the device that a buffer is on."""
+    if replicas.is_spmd():
+        return 0
+    return devices().index(next(iter(buffer.sharding.addressable_devices)))
+
+
+def started() -> bool:
+    """Whether a device has been used."""
+    return devices.cache_info().currsize > 0
+
+
+def platform() -> str:
+    """``cpu``, ``gpu`` or ``tpu``; starts the backend."""
+    return str(devices()[0].platform)
+
+
+def kind() -> str:
+    """``CPU``, ``CUDA``, ``TPU``, or another kind that PJRT_DEVICE names; starts nothing. Raises as hardware.requested.
+
+    Before the backend has started, and where nobody has asked for a kind, it is the one that jax is going to find.
+    """
+    wanted = hardware.requested()
+    if wanted is not None:
+        return wanted.kind
+    return _KINDS.get(platform(), platform().upper()) if started() else hardware.kind()
+
+
+def _after_fork() -> None:
+    global _lost_by_fork
+    if started():
+        _lost_by_fork = True
+        devices.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

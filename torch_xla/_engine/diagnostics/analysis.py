@@ -1,0 +1,68 @@
+"""PT_XLA_DEBUG: a block of text for each compilation (level 1) and execution (level 2): cause, graph, frames, sizes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+
+from torch_xla._engine.base.frames import ENGINE
+from torch_xla._engine.base.settings import settings
+
+_WIDTH = 80
+_lock = threading.Lock()
+
+
+def level() -> int:
+    """0: nothing is analysed; 1: compilations; 2: executions as well."""
+    set_to = settings.PT_XLA_DEBUG_LEVEL
+    return (2 if settings.PT_XLA_DEBUG else 0) if set_to is None else set_to
+
+
+def graph(title: str, cause: str, key: bytes, inputs: int, outputs: int) -> None:
+    """The block before a compilation (title Compilation) or an execution (Execution)."""
+    lines = [f"{title} Cause", f"  {cause}", "Graph Info:", f"  Graph Hash: {key.hex()}"]
+    lines += [f"  Number of Graph Inputs: {inputs}", f"  Number of Graph Outputs: {outputs}"]
+    lines += ["Python Frame Triggered Execution:", *(f"  {frame}" for frame in frames())]
+    _write(f"{title} Analysis", lines)
+
+
+def sizes(inputs: int, outputs: int, aliased: int, temporary: int, program: int) -> None:
+    """The block after a compilation. In bytes; written as GB of 2**30."""
+    names = ["Graph input size", "Graph output size", "Aliased Input size", "Intermediate tensor size",
+             "Compiled program size"]  # fmt: skip
+    values = (inputs, outputs, aliased, temporary, program)
+    _write("Post Compilation Analysis", [f"{n}: {v / 2**30:f} GB" for n, v in zip(names, values, strict=True)])
+
+
+def frames() -> list[str]:
+    """``function (file:line)`` of the Python frames outside the engine, innermost first; PT_XLA_DEBUG_MAX_FRAME."""
+    frame: FrameType | None = sys._getframe(1)
+    found: list[str] = []
+    while frame is not None and len(found) < settings.PT_XLA_DEBUG_MAX_FRAME:
+        code = frame.f_code
+        if not code.co_filename.startswith(ENGINE):
+            found.append(f"{code.co_name} ({code.co_filename}:{frame.f_lineno})")
+        frame = frame.f_back
+    return found
+
+
+def _write(title: str, lines: Sequence[str]) -> None:
+    rule = "=" * _WIDTH
+    text = "".join(f"{title}: {line}\n" for line in (rule, *lines, "-" * _WIDTH, rule))
+    write(text)
+
+
+def write(text: str) -> None:
+    """Appends to PT_XLA_DEBUG_FILE (a process of several adds its number to the name), or writes to stderr."""
+    path = settings.PT_XLA_DEBUG_FILE
+    with _lock:
+        if not path:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            return
+        if settings.WORLD_SIZE > 1:
+            path = f"{path}.{settings.LOCAL_RANK}"
+        with open(path, "a") as file:
+            file.write(text)

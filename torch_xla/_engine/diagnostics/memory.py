@@ -1,0 +1,90 @@
+"""How much memory a device has, how much is in use, how much was in use at most, and by what.
+
+A backend that has an allocator (GPU, TPU) is asked. The CPU has none: there the recorder's own account of buffers is
+all there is, and a program's peak is what the account held when it started plus what the compiler says it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from torch_xla._engine import recorder
+from torch_xla._engine.device import devices
+from torch_xla._engine.diagnostics import provenance
+
+_lock = threading.Lock()
+_peaks: dict[int, int] = {}
+
+
+def used(device: int) -> int:
+    """Bytes of the buffers that exist on the device."""
+    return int(recorder.module().memory_use(device)[0])
+
+
+def reached(device: int, total: int) -> None:
+    """A program has started that takes the bytes in use to ``total``."""
+    _raise_peak(device, total)
+
+
+def _raise_peak(device: int, to: int) -> int:
+    with _lock:
+        _peaks[device] = max(_peaks.get(device, 0), to)
+        return _peaks[device]
+
+
+def end_step(device: int) -> int:
+    """The most bytes that buffers took at once since the last call."""
+    peak = int(recorder.module().take_peak(device))
+    _raise_peak(device, peak)
+    return peak
+
+
+def info(device: int) -> dict[str, int]:
+    """bytes_used, bytes_limit and peak_bytes_used, and kb_free and kb_total, as older releases say it."""
+    stats = devices.device(device).memory_stats() or {}
+    bytes_used = stats.get("bytes_in_use", used(device))
+    limit = stats.get("bytes_limit", _physical_memory())
+    own_peak = _raise_peak(device, int(recorder.module().memory_use(device)[1]))
+    return {
+        "bytes_used": bytes_used,
+        "bytes_limit": limit,
+        "peak_bytes_used": stats.get("peak_bytes_in_use", own_peak),
+        "kb_free": max(0, limit - bytes_used) // 1024,
+        "kb_total": limit // 1024,
+    }
+
+
+def _physical_memory() -> int:
+    """Of this machine, or of the control group that the process is held in."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such group, or "max"
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class BufferInfo:
+    """One buffer: its shape and dtype on the device, bytes, and where it was made (line "" where that is unknown)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    kind: str
+    line: str
+
+
+def buffers(device: int) -> list[tuple[jax.Array, BufferInfo]]:
+    """Every buffer of the device, oldest first, with the array itself: keep no reference to it."""
+    return [(array, _describe(array, size, number)) for array, size, number in recorder.module().buffers(device)]
+
+
+def _describe(array: Any, size: int, number: int) -> BufferInfo:
+    maker = provenance.maker(number)
+    return BufferInfo(tuple(array.shape), str(array.dtype), size, maker.kind, maker.line)

@@ -1,0 +1,34 @@
+"""XLA_METRICS_FILE: the metrics report, appended to a file at the end of every step."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.diagnostics import metrics
+
+_steps = itertools.count()
+_lock = threading.Lock()
+
+
+def save(path: str | None = None) -> None:
+    """Appends ``[MetricsData; step=N]`` and the report to ``path``, by default XLA_METRICS_FILE; N counts the calls.
+
+    STDOUT and STDERR stand for the streams; a process of several gives its file the suffix ``.<local ordinal>``. Does
+    nothing where there is no path. Raises OSError where the file cannot be written.
+    """
+    path = path or settings.XLA_METRICS_FILE
+    if not path:
+        return
+    with _lock:
+        text = f"[MetricsData; step={next(_steps)}]\n{metrics.report()}\n"
+        stream = {"STDOUT": sys.stdout, "STDERR": sys.stderr}.get(path)
+        if stream is not None:
+            print(text, file=stream, end="", flush=True)
+            return
+        if settings.WORLD_SIZE > 1:
+            path = f"{path}.{settings.LOCAL_RANK}"
+        with open(path, "a") as file:
+            file.write(text)

@@ -1,0 +1,97 @@
+"""The step barrier, and what happens to a loop that has none.
+
+A script written for another device never says where a step ends, and its graph would grow until somebody asks for a
+value. So when an optimizer starts its second step and nothing was cut since its first, the graph is cut there, the user
+is told once, and from then on a cut follows each step of that optimizer.
+
+    optimizer:   unseen -> stepped (by a step) -> unseen (by a barrier)
+                           stepped -> careless (by a second step)         careless is for good
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from typing import Any
+
+import torch
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dynamo, frames
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.diagnostics import causes, metrics, observer
+from torch_xla._engine.execution import executor, modes
+
+_MESSAGE = (
+    "torch_xla: {name}.step() at {line} runs again, and nothing has ended the step before. xla tensors are lazy: "
+    "without a barrier the graph grows with every step. The graph was cut here, and will be after each step of this "
+    "optimizer from now on. Write `torch_xla.sync()` at the end of a step (or `xm.optimizer_step(optimizer, "
+    "barrier=True)`) to say where it ends; XLA_AUTO_BARRIER=0 turns this off."
+)
+
+_lock = threading.Lock()
+_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_careless: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_warned = False
+
+
+def _devices(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {p.device.index or 0 for group in optimizer.param_groups for p in group["params"] if p.device.type == "xla"}
+
+
+def cut(device: int, reason: str = causes.LIMIT) -> None:
+    """Runs what is pending on the device without being a step barrier of the user's."""
+    if not modes.eager():
+        metrics.count("GraphCut")
+    with causes.because(reason):
+        executor.sync_device(device)
+
+
+@dynamo.runs_as_it_is
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    global _warned
+    devices = _devices(optimizer)
+    if not devices or not settings.XLA_AUTO_BARRIER or optimizer in _careless:
+        return
+    with _lock:
+        again = optimizer in _stepped
+        _stepped.add(optimizer)
+    if not again:
+        return
+    _careless.add(optimizer)
+    if not _warned:
+        _warned = True
+        message = _MESSAGE.format(name=type(optimizer).__name__, line=frames.user_line())
+        warnings.warn(message, UserWarning, stacklevel=4)
+    for device in devices:
+        cut(device, causes.CARELESS)
+
+
+@dynamo.runs_as_it_is
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if optimizer in _careless:
+        for device in _devices(optimizer):
+            cut(device, causes.CARELESS)
+            observer.step_ended(device)
+
+
+@dynamo.breaks_graph
+def mark_step(wait: bool = False) -> None:
+    """The step barrier: everything pending on this thread's device is sent off; with ``wait`` it is finished."""
+    metrics.count("MarkStep")
+    observer.announce_step()
+    with _lock:
+        _stepped.clear()
+    device = recorder.module().current_device()
+    with causes.because(causes.SYNC):
+        executor.sync_device(device, wait or settings.XLA_SYNC_WAIT)
+    observer.step_ended(device)
+
+
+def install() -> None:
+    """Hooks every optimizer's step."""
+    from torch.optim import optimizer
+
+    optimizer.register_optimizer_step_pre_hook(_before_step)
+    optimizer.register_optimizer_step_post_hook(_after_step)

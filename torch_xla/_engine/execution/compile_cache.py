@@ -1,0 +1,93 @@
+"""Compiles a program, or takes it from the persistent cache: a folder in which other processes left theirs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.diagnostics import journal, metrics
+from torch_xla._engine.execution.program_files import ProgramFiles, UnreadableError
+
+# The folder in use: None until the first build or initialize(), then False (there is none) or the folder. initialize()
+# may replace it at any time, for the programs built from then on.
+_files: ProgramFiles | bool | None = None
+_lock = threading.Lock()
+
+
+def initialize(path: str | os.PathLike[str], readonly: bool = False) -> None:
+    """Keeps the programs compiled from now on in the folder ``path``, and takes those that are there already.
+
+    With ``readonly`` nothing is written. Replaces what XLA_PERSISTENT_CACHE_PATH says. Only trusted users may be able
+    to write to the folder. Raises OSError where it cannot be made or, with ``readonly``, does not exist.
+    """
+    global _files
+    files = _open(Path(path).expanduser().absolute(), readonly)
+    with _lock:
+        _files = files
+
+
+def _open(folder: Path, readonly: bool) -> ProgramFiles:
+    if not readonly:
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not folder.is_dir():
+        raise FileNotFoundError(f"persistent compilation cache: the folder {folder}, to be read only, does not exist")
+    return ProgramFiles(folder, readonly)
+
+
+def _in_use() -> ProgramFiles | None:
+    global _files
+    with _lock:
+        if _files is None:
+            path = settings.XLA_PERSISTENT_CACHE_PATH
+            _files = False if path is None else _open(path, settings.XLA_PERSISTENT_CACHE_READ_ONLY)
+        return _files if isinstance(_files, ProgramFiles) else None
+
+
+def build(lower: Callable[[], jax.stages.Lowered], places: Sequence[jax.Device]) -> jax.stages.Compiled:
+    """The executable of ``lower()`` for the devices ``places``: from the cache, if there is one that has it.
+
+    Without ``places`` it is always compiled.
+
+    The time, that of ``lower`` included, is a sample of PersistentCacheLoad if it has, and of CompileTime otherwise.
+    """
+    start = time.perf_counter_ns()
+    with journal.spent("CompileTime"):
+        files, lowered = _in_use(), lower()
+        file = files.file(lowered, places) if files and places else None
+        found = _read(files, file, places) if files and file else None
+        compiled = found or lowered.compile()
+    name = "PersistentCacheLoad" if found else "CompileTime"
+    metrics.metric(name, metrics.format_time).add(time.perf_counter_ns() - start)
+    if files and file and not found and not files.readonly:
+        _write(files, file, compiled)
+    return compiled
+
+
+def _read(files: ProgramFiles, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
+    found = None
+    try:
+        found = files.read(file, places)
+    except (UnreadableError, OSError) as error:
+        metrics.count("PersistentCacheDeserializeFailure")
+        _warn(f"a program of the persistent compilation cache cannot be loaded, and is compiled again: {error}")
+    metrics.count("PersistentCacheHit" if found else "PersistentCacheMiss")
+    return found
+
+
+def _write(files: ProgramFiles, file: Path, compiled: jax.stages.Compiled) -> None:
+    try:
+        files.write(file, compiled)
+    except Exception as error:  # the program itself is fine, whatever the disk or the backend says
+        metrics.count("PersistentCacheWriteFailure")
+        _warn(f"a program cannot be added to the persistent compilation cache in {files.folder}: {error}")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"torch_xla: {text}", RuntimeWarning, stacklevel=2)

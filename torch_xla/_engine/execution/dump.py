@@ -1,0 +1,97 @@
+"""XLA_SAVE_TENSORS_FILE: every graph that is run, appended to a file.
+
+    [ScheduleSyncTensorsGraph]            what asked for it
+    TensorsGraphInfo:                     the Python frames that were running, innermost first
+      ...
+    Root Hashes: (...)
+    ## BEGIN_GRAPH ... ## END_GRAPH       the graph: text, dot, hlo or stablehlo
+
+The file grows with every step; nothing here ever shortens it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from torch_xla._engine.base import frames
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import devices
+from torch_xla._engine.graph import hlo_metadata, ir, ir_forms, program
+from torch_xla._engine.graph.program import GraphSpec
+from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel import replicated
+
+SYNC = "ScheduleSyncTensorsGraph"
+SYNC_OP_BY_OP = "SyncTensorsGraphOpByOp"
+GET_OP_BY_OP = "GetTensorsOpByOp"
+
+_lock = threading.Lock()
+_KEPT = 64
+_hlo: OrderedDict[tuple[str, int, bytes], str] = OrderedDict()  # texts of graphs that were lowered for a dump
+
+
+def lower(spec: GraphSpec, device: int, arguments: Sequence[Any]) -> jax.stages.Lowered:
+    """A graph lowered for people and other tools: for the device's platform, without a place on this machine."""
+    donated = tuple(position + 2 for position in spec.donated)
+    function, team = program.function(spec), replicated.team_of(spec)
+    if team is not None:
+        function = replicated.over(function, team)
+    with jax.enable_x64(True):
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
+        traced = jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*shapes)
+        lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(devices.device(device).platform,))
+    return lowered
+
+
+def render(form: str, spec: GraphSpec, device: int, arguments: Sequence[Any]) -> str:
+    """A graph as ``text``, ``dot``, ``hlo`` or ``stablehlo``. ``arguments``: floats, ints, and the leaves' buffers."""
+    if form == "text":
+        return ir_forms.text(ir.lines(spec, devices.hardware_name(device)))
+    if form == "dot":
+        return ir_forms.dot(ir.lines(spec, devices.hardware_name(device)))
+    lowered = lower(spec, device, arguments)
+    debug = hlo_metadata.installed()
+    if form == "stablehlo":
+        return lowered.as_text(debug_info=debug)
+    text = hlo_metadata.inline_sources(lowered.as_text(dialect="hlo", debug_info=debug))
+    instructions = len(re.findall(r"^ .* = ", text, re.MULTILINE))
+    return re.sub(r"^HloModule [^,\s]+", f"HloModule IrToHlo.{instructions}", text)
+
+
+def _rendered(form: str, graph: Any, spec: GraphSpec, arguments: Sequence[Any]) -> str:
+    if form in ("text", "dot"):
+        return render(form, spec, graph.device, arguments)
+    key = (form, graph.device, graph.key)
+    found = _hlo.get(key)
+    if found is None:
+        found = _hlo[key] = render(form, spec, graph.device, arguments)
+        if len(_hlo) > _KEPT:
+            _hlo.popitem(last=False)
+    return found
+
+
+def path(file: Path) -> Path:
+    """The file of this process: with several processes, each has its own, with its rank at the end."""
+    return file.with_name(f"{file.name}.{replicas.process_index()}") if replicas.process_count() > 1 else file
+
+
+def append(section: str, graph: Any, arguments: Sequence[Any]) -> None:
+    """Appends a recorder Graph to XLA_SAVE_TENSORS_FILE, if that is set. Raises OSError where it cannot be written."""
+    file = settings.XLA_SAVE_TENSORS_FILE
+    if file is None:
+        return
+    spec = program.describe(graph)
+    rows = [f"[{section}]", "TensorsGraphInfo:", *(f"  {frame}" for frame in frames.running()), ""]
+    rows += [f"Root Hashes: ({', '.join(ir_forms.root_hashes(spec))})", "", "## BEGIN_GRAPH"]
+    with _lock:
+        rows.append(_rendered(settings.XLA_SAVE_TENSORS_FMT, graph, spec, arguments))
+        rows += [f"Graph Hash: {graph.key.hex()}", "", "## END_GRAPH", "", ""]
+        with path(file).open("a") as out:
+            out.write("\n".join(rows))

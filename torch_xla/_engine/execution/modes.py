@@ -1,0 +1,115 @@
+"""When recorded operations run: at the next barrier, or each at once (eager mode); and regions that say otherwise.
+
+    eager(): false -> true by set_eager(True); false again while a Region is open on any thread, or by set_eager(False)
+
+A Region is a piece of a program that torch_xla.compile makes one graph of. It belongs to the thread that opened it, and
+may forbid that thread to run anything before its end, or bound the number of its different graphs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import frames
+from torch_xla._engine.base.settings import settings
+
+
+@dataclass(slots=True)
+class Region:
+    """What one torch_xla.compile asks for. ``graphs`` are the keys of what it has run, in all of its calls."""
+
+    name: str
+    full_graph: bool
+    max_graphs: int | None
+    graphs: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Open:
+    """A Region that a thread is in."""
+
+    region: Region
+    ended: bool = False  # its code has run; what it recorded may run now
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.open: list[Open] = []
+
+
+_thread = _Thread()
+_lock = threading.Lock()
+_wanted = False
+_lazy = 0  # regions open, on all threads
+
+
+def _apply() -> None:
+    recorder.module().set_pending_limit(1 if eager() else settings.XLA_TRIM_GRAPH_SIZE)
+
+
+def set_eager(on: bool) -> None:
+    """Eager mode on or off, for all threads."""
+    global _wanted
+    with _lock:
+        _wanted = on
+        _apply()
+
+
+def eager_wanted() -> bool:
+    """What set_eager was given last."""
+    return _wanted
+
+
+def eager() -> bool:
+    """Whether operations run at once now."""
+    return _wanted and not _lazy
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    global _lazy
+    with _lock:
+        _lazy += 1
+        _apply()
+    try:
+        yield
+    finally:
+        with _lock:
+            _lazy -= 1
+            _apply()
+
+
+@contextmanager
+def inside(region: Region) -> Iterator[Open]:
+    """Operations of this block are recorded, not run. Set ``ended`` of what it gives before running them."""
+    state = Open(region)
+    with _recording():
+        _thread.open.append(state)
+        try:
+            yield state
+        finally:
+            _thread.open.remove(state)
+
+
+def before_run(key: bytes) -> None:
+    """Called before a graph is run. Raises RuntimeError where a region of this thread does not allow it."""
+    for state in _thread.open:
+        region = state.region
+        if region.full_graph and not state.ended:
+            raise RuntimeError(
+                f"torch_xla.compile: {region.name} is compiled with full_graph=True, and a value is needed before its "
+                f"end, at {frames.user_line()}. Printing, .item(), .cpu(), `if tensor:` and operations that run on the "
+                "CPU need values: move them out of it, or compile without full_graph."
+            )
+        if region.max_graphs is not None and key not in region.graphs and len(region.graphs) >= region.max_graphs:
+            raise RuntimeError(
+                f"torch_xla.compile: {region.name} would need one more graph than max_different_graphs="
+                f"{region.max_graphs} allows. Inputs of other shapes, and Python values that decide what is recorded, "
+                "make other graphs; torch_xla.sync() runs what is pending now."
+            )
+    for state in _thread.open:
+        state.region.graphs.add(key)

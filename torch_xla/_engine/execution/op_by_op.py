@@ -1,0 +1,189 @@
+"""Runs a graph one operation at a time: each is compiled alone, and takes the values that those before it left.
+
+    GraphSpec -> Chain of Steps -> run(floats, ints, buffers) -> roots
+
+A Chain is kept by the graph's key, an operation's executable by what the operation is: its arguments by value, shapes
+and dtypes. So two graphs share executables. Both tables forget the least recently used at XLA_COMPILATION_CACHE_SIZE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.sharding import SingleDeviceSharding
+
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.lru import LruCache
+from torch_xla._engine.device import devices, precision
+from torch_xla._engine.diagnostics import metrics
+from torch_xla._engine.execution import modes
+from torch_xla._engine.graph import program
+from torch_xla._engine.graph.program import GraphSpec, NodeSpec
+from torch_xla._engine.lowering.matmul import Precision
+from torch_xla._engine.lowering.registry import Promise
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One value of the graph. ``compiled`` None: the value is a number (``ints[0]``), or result ``item`` of another."""
+
+    compiled: jax.stages.Compiled | None
+    operands: tuple[int, ...]  # value numbers
+    floats: tuple[int, ...]
+    ints: tuple[int, ...]
+    results: tuple[bool, ...] = ()  # which of the operation's results exist
+    single: bool = True  # the value is an array, not a list of results
+    item: int = 0
+    last: tuple[int, ...] = ()  # values that nothing needs after this step
+
+
+_executables: LruCache[jax.stages.Compiled] = LruCache(lambda: metrics.count("DestroyCompileHandles"))
+_chains: LruCache[Chain] = LruCache(lambda: metrics.count("OpByOpGraphForgotten"))
+
+
+class _Alone:
+    """One node as a graph of its own, its operands numbered anew in order of use."""
+
+    def __init__(self, node: NodeSpec) -> None:
+        self.operands: list[int] = []
+        self.floats: list[int] = []
+        self.ints: list[int] = []
+        self.node = replace(node, args=[self._argument(a) for a in node.args])
+        self.results = tuple(dtype is not None for _, dtype in node.outs)
+        self.single = not node.is_list and len(node.outs) == 1
+
+    def _argument(self, arg: tuple[int, Any]) -> tuple[int, Any]:
+        tag, payload = arg
+        if tag == 1:
+            return tag, _position(self.operands, payload)
+        if tag in (2, 7):
+            return tag, [self._argument(a) for a in payload]
+        if tag == 3:
+            self.floats.append(payload)
+            return tag, len(self.floats) - 1
+        if tag == 4:
+            self.ints.append(payload)
+            return tag, len(self.ints) - 1
+        if tag == 5:
+            self.floats += [payload, payload + 1]
+            return tag, len(self.floats) - 2
+        return arg
+
+    def spec(self, leaves: list[Promise], products: Precision) -> GraphSpec:
+        first = len(leaves)
+        if self.single:
+            return GraphSpec(leaves, [self.node], [first], [], products)  # type: ignore[arg-type]
+        items = [
+            NodeSpec("torch_xla::getitem", 0, [(1, first), (0, i)], [], False)
+            for i, exists in enumerate(self.results)
+            if exists
+        ]
+        roots = list(range(first + 1, first + 1 + len(items)))
+        return GraphSpec(leaves, [self.node, *items], roots, [], products)  # type: ignore[arg-type]
+
+
+def _position(items: list[int], item: int) -> int:
+    if item not in items:
+        items.append(item)
+    return items.index(item)
+
+
+def _compiled(alone: _Alone, leaves: list[Promise], device: int, products: Precision) -> jax.stages.Compiled:
+    key = (device, products, repr((replace(alone.node, origin=None), leaves)))
+    found = _executables.get(key)
+    if found is not None:
+        metrics.count("OpByOpCompileCacheHit")
+        return found
+    metrics.count("OpByOpCompileCacheMiss")
+    place = SingleDeviceSharding(devices.device(device))
+    arguments = [jax.ShapeDtypeStruct(shape, dtypes.to_numpy(dtype)) for shape, dtype in leaves if dtype is not None]
+    floats = jax.ShapeDtypeStruct((len(alone.floats),), np.float64)
+    ints = jax.ShapeDtypeStruct((len(alone.ints),), np.int64)
+    with metrics.timed("EagerOpCompileTime" if modes.eager() else "CompileTime"):
+        jitted = jax.jit(
+            program.function(alone.spec(leaves, products)), in_shardings=place, out_shardings=place, keep_unused=True
+        )
+        found = jitted.lower(floats, ints, *arguments).compile()
+    metrics.count("CreateCompileHandles")
+    _executables.put(key, found)
+    return found
+
+
+class Chain:
+    """A graph as a sequence of executables. Never changes; may be run by several threads."""
+
+    def __init__(self, spec: GraphSpec, device: int) -> None:
+        self._roots = spec.roots
+        promises: list[Promise] = list(spec.leaves)
+        steps: list[_Step] = []
+        for node in spec.nodes:
+            step, promise = self._step(node, promises, device, spec.precision)
+            steps.append(step)
+            promises.append(promise)
+        self._steps = self._with_last_uses(steps, len(spec.leaves))
+
+    @staticmethod
+    def _step(node: NodeSpec, promises: list[Promise], device: int, products: Precision) -> tuple[_Step, Promise]:
+        if node.op == "torch_xla::seed":
+            return _Step(None, (), (), (node.args[0][1],)), ((), torch.uint64)  # 64 bits also where int64 has 32
+        if node.op == "torch_xla::getitem":
+            producer, item = node.args[0][1], node.args[1][1]
+            return _Step(None, (producer,), (), (), item=item), node.outs[item]
+        alone = _Alone(node)
+        compiled = _compiled(alone, [promises[i] for i in alone.operands], device, products)
+        step = _Step(
+            compiled, tuple(alone.operands), tuple(alone.floats), tuple(alone.ints), alone.results, alone.single
+        )
+        return step, node.outs[0] if node.outs else ((), None)
+
+    def _with_last_uses(self, steps: list[_Step], leaves: int) -> list[_Step]:
+        kept = set(self._roots)
+        out = []
+        for position in range(len(steps) - 1, -1, -1):
+            step = steps[position]
+            # A value that nobody uses, not even as a root, dies where it is made.
+            last = tuple(v for v in (*step.operands, leaves + position) if v not in kept)
+            kept.update(last)
+            out.append(replace(step, last=last))
+        return out[::-1]
+
+    def __len__(self) -> int:
+        return sum(step.compiled is not None for step in self._steps)
+
+    def run(self, floats: Any, ints: Any, buffers: Sequence[Any]) -> list[jax.Array]:
+        """The roots; all are under way when it returns."""
+        values: list[Any] = list(buffers)
+        for step in self._steps:
+            values.append(self._value(step, values, floats, ints))
+            for position in step.last:
+                values[position] = None
+        return [values[root] for root in self._roots]
+
+    @staticmethod
+    def _value(step: _Step, values: list[Any], floats: Any, ints: Any) -> Any:
+        if step.compiled is None:
+            return values[step.operands[0]][step.item] if step.operands else ints[step.ints[0]].astype(np.uint64)
+        operands = [values[i] for i in step.operands]
+        results = step.compiled(floats[list(step.floats)], ints[list(step.ints)], *operands)
+        if step.single:
+            return results[0]
+        found = iter(results)
+        return [next(found) if exists else None for exists in step.results]
+
+
+def run(graph: Any, floats: Any, ints: Any, buffers: Sequence[Any]) -> list[jax.Array]:
+    """The roots of a recorder Graph, computed one operation at a time."""
+    products = precision.current()
+    key = (graph.device, graph.key, products)
+    chain = _chains.get(key)
+    if chain is None:
+        chain = Chain(program.describe(graph, products), graph.device)
+        _chains.put(key, chain)
+    metrics.metric("OpByOpGraphSize").add(len(chain))
+    with metrics.timed("EagerOpExecuteTime" if modes.eager() else "ExecuteChainedTime"):
+        return chain.run(floats, ints, buffers)

@@ -1,0 +1,95 @@
+"""Values between torch's CPU tensors and device buffers (jax.Array). The recorder calls these; both sides copy.
+
+Where the device stores a dtype as a narrower one (``dtypes.stored``), values are converted on the CPU: what travels is
+what the device holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+
+import jax
+import numpy as np
+import torch
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes, frames
+from torch_xla._engine.device import devices
+from torch_xla._engine.diagnostics import errors, journal, metrics, provenance
+from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel import replicated, sharded
+
+_log = logging.getLogger("torch_xla.transfer")
+
+#: torch has no numpy view of these; their bits travel as integers of the same width.
+_BITS = {
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
+}
+
+
+def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
+    """A device buffer with the values of a dense, contiguous CPU tensor. TypeError for a dtype that no device has."""
+    if not dtypes.is_supported(tensor.dtype):
+        raise TypeError(f"{tensor.dtype} does not exist on xla; convert the tensor (shape {list(tensor.shape)}) first")
+    tensor = tensor.detach()  # a plain tensor: a lazy module's parameter has no shape to name
+    place = devices.device(ordinal)
+    doing = lambda: f"moving a tensor to the device ({tensor.dtype}{list(tensor.shape)})"
+    with metrics.timed("TransferToServerTime"), errors.explained(doing, ordinal):
+        # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
+        # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
+        own = tensor.to(dtypes.stored(tensor.dtype), copy=place.platform == "cpu")
+        host = _to_host(own)
+        with jax.enable_x64(True):
+            buffer = sharded.put(host) if replicas.is_spmd() else jax.device_put(host, place, may_alias=False)
+            # The caller may write to its tensor as soon as we return.
+            buffer.block_until_ready()
+    metrics.metric("OutboundData", metrics.format_bytes).add(host.nbytes)
+    _made("upload")
+    _log.info("to xla:%d: %s%s", ordinal, tensor.dtype, list(tensor.shape))
+    return buffer
+
+
+def _to_host(tensor: torch.Tensor) -> np.ndarray:
+    bits = tensor.view(_BITS.get(tensor.dtype, tensor.dtype))
+    view: np.ndarray = bits.numpy().view(dtypes.namesake(tensor.dtype))
+    return view
+
+
+def _made(kind: str) -> None:
+    kind = "fallback" if journal.falling_back() else kind
+    recorder.module().set_maker(provenance.number(kind, frames.known_line() or ""))
+
+
+def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
+    """A new CPU tensor of torch dtype ``dtype_code`` with the buffer's values; waits for them."""
+    dtype = dtypes.FROM_CODE[dtype_code]
+    start = time.perf_counter_ns()
+    doing = lambda: f"reading a tensor ({dtype}{list(buffer.shape)})"
+    with metrics.timed("TransferFromServerTime"), errors.explained(doing, devices.ordinal(buffer)):
+        with journal.spent("wait"):
+            buffer.block_until_ready()
+        host = np.ascontiguousarray(sharded.whole(buffer))
+        # torch's own memory: a tensor over numpy's, or one that numpy has seen, could not be resized.
+        tensor = torch.empty(buffer.shape, dtype=dtypes.named(buffer.dtype))
+        ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)
+        tensor = tensor.to(dtype)
+    metrics.metric("InboundData", metrics.format_bytes).add(host.nbytes)
+    if not journal.falling_back():
+        journal.read(frames.user_line(), time.perf_counter_ns() - start)
+    _log.info("from the device: %s%s", dtype, list(buffer.shape))
+    return tensor
+
+
+def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
+    """The buffer's values on another device."""
+    doing = lambda: f"moving a tensor from another device ({buffer.dtype}{list(buffer.shape)})"
+    with metrics.timed("TransferDeviceToDeviceTime"), jax.enable_x64(True), errors.explained(doing, ordinal):
+        moved: jax.Array = jax.device_put(replicated.local(buffer), devices.device(ordinal), may_alias=False)
+    _made("transfer")
+    return moved

@@ -1,0 +1,210 @@
+"""A recorded graph as a jax function: the nodes' rules, applied in order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.graph import hlo_metadata
+from torch_xla._engine.lowering import RULES, decompose, matmul
+from torch_xla._engine.lowering.apply import LoweringError, apply
+from torch_xla._engine.lowering.collectives import COLLECTIVES, apart
+from torch_xla._engine.lowering.core import key_data
+from torch_xla._engine.lowering.matmul import EXACT, Precision
+from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule
+from torch_xla._engine.lowering.view_writes import write_view
+from torch_xla._engine.recorder import origins
+from torch_xla._engine.recorder.origins import Origin
+
+IN_PLACE, SCATTER = 1, 2
+
+#: Ops that need their operands in torch's dtype also where the device stores a narrower one: their bits are asked for,
+#: or XLA's libraries for linear algebra do not know 16-bit floats (which it says only after the rule has run).
+_EXACT = re.compile(r"aten::(view\.dtype|_?linalg_|cholesky|triangular_solve|geqrf|orgqr|ormqr)")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One node as the recorder describes it. ``args`` are (tag, payload) pairs; see Args in bindings.cpp."""
+
+    op: str
+    form: int  # 0: as the op says; 1: in place, the result has the first argument's dtype; 2: a write through a view op
+    args: list[tuple[int, Any]]
+    outs: list[Promise]
+    is_list: bool
+    origin: Origin | None = None  # where it was recorded; None unless that is captured (origins.py)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """A graph, spelled out. Values are numbered leaves first, then nodes in order; roots are value numbers."""
+
+    leaves: list[tuple[tuple[int, ...], torch.dtype]]
+    nodes: list[NodeSpec]
+    roots: list[int]
+    donated: list[int]
+    precision: Precision = EXACT
+    leaf_origins: list[Origin | None] = field(default_factory=list)  # where each leaf was made, as far as known
+    root_shardings: list[int] = field(default_factory=list)  # see shardings.py; 0: as the compiler likes
+
+
+def is_collective(node: NodeSpec) -> bool:
+    """Whether replicas exchange values in this node."""
+    return node.op in COLLECTIVES
+
+
+def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
+    """The GraphSpec of a recorder Graph, whose products are to be as precise as given."""
+    nodes = [
+        NodeSpec(
+            op,
+            form,
+            args,
+            [(shape, dtypes.FROM_CODE.get(code)) for shape, code in outs],
+            is_list,
+            origins.origin(origin),
+        )
+        for op, form, args, outs, is_list, origin in graph.describe()
+    ]
+    leaves = [(tuple(shape), dtypes.FROM_CODE[code]) for shape, code in graph.leaf_shapes]
+    leaf_origins = [origins.origin(number) for number in graph.leaf_origins]
+    roots, donated = list(graph.roots()), list(graph.donated)
+    return GraphSpec(leaves, nodes, roots, donated, precision, leaf_origins, list(graph.root_shardings))
+
+
+class _Evaluation:
+    """One trace: values so far with their torch dtypes, and the packed numbers. Lives while jax traces the function.
+
+    The other replicas' graphs may differ from this one in what is not a collective; see ``apart``.
+    """
+
+    def __init__(self, spec: GraphSpec, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...]) -> None:
+        self.floats, self.ints = floats, ints
+        self.exchanged: jax.Array | None = None  # a result of the last collective
+        self.values: list[Any] = list(leaves)
+        self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves]  # a list where the value is one
+
+    def argument(self, arg: tuple[int, Any], exact: bool = False) -> Any:
+        """An argument for a rule; with ``exact`` a tensor has its torch dtype, not the one that the device stores."""
+        tag, payload = arg
+        if tag == 0:
+            return payload
+        if tag == 1:
+            return _cast(self.values[payload], self.dtypes[payload]) if exact else self.values[payload]
+        if tag in (2, 7):
+            return [self.argument(a, exact) for a in payload]
+        if tag == 3:
+            return Number(self.floats[payload], float)
+        if tag == 4:
+            return Number(self.ints[payload], int)
+        if tag == 5:
+            return Number(lax.complex(self.floats[payload], self.floats[payload + 1]), complex)
+        return dtypes.FROM_CODE[payload]
+
+    def run(self, node: NodeSpec) -> None:
+        if node.op == "torch_xla::getitem":
+            (_, group), (_, place) = node.args
+            self._add(self.values[group][place], self.dtypes[group][place])
+        elif node.op == "torch_xla::seed":
+            # Not a tensor of the user's: 64 bits, also where the device stores int64 as 32.
+            self._add(RULES[node.op].function(self.argument(node.args[0])), None)
+        else:
+            results = hlo_metadata.located(node.op, node.origin, lambda: self._exchanged(node))
+            promised = [dtype for _, dtype in node.outs]
+            several = node.is_list or len(node.outs) > 1
+            self._add(results if several else results[0], promised if several else promised[0])
+
+    def _add(self, value: Any, dtype: Any) -> None:
+        self.values.append(value)
+        self.dtypes.append(dtype)
+
+    def _exchanged(self, node: NodeSpec) -> list[Any]:
+        if not is_collective(node):
+            return self._results(node)
+        values = self.argument(node.args[0])
+        results = call(node, [apart(values, self.exchanged), *map(self.argument, node.args[1:])])
+        self.exchanged = results[0]
+        return results
+
+    def _results(self, node: NodeSpec) -> list[Any]:
+        if not dtypes.narrows():
+            return call(node, [self.argument(a) for a in node.args])
+        if not _EXACT.match(node.op):
+            try:
+                return call(node, [self.argument(a) for a in node.args])
+            except LoweringError:
+                pass  # not all functions of XLA and jax exist in 16 bits (an FFT does not): then as in torch's dtypes
+        with dtypes.exactly():
+            results = call(node, [self.argument(a, exact=True) for a in node.args])
+        return [_cast(value, dtype) for value, (_, dtype) in zip(results, node.outs, strict=True)]
+
+
+def _cast(value: Any, dtype: Any) -> Any:
+    if isinstance(value, list):
+        return [_cast(v, d) for v, d in zip(value, dtype, strict=True)]
+    return value if value is None or dtype is None else value.astype(dtypes.to_numpy(dtype))
+
+
+def call(node: NodeSpec, args: list[Any]) -> list[Any]:
+    """The results of one node, by its rule or by torch's decomposition of it.
+
+    Raises LoweringError, which names the op and, if origins are captured, the line that recorded it.
+    """
+    try:
+        return _call(node, args)
+    except LoweringError as error:
+        advice = "; XLA_IR_DEBUG=1 tells which line recorded it" if node.origin is None else ""
+        error.args = (f"{error}{origins.described(node.origin)}{advice}",)
+        raise
+
+
+def _call(node: NodeSpec, args: list[Any]) -> list[Any]:
+    try:
+        return _apply(node, args)
+    except LoweringError:
+        raise
+    except Exception as error:
+        shown = ", ".join(_show(a) for a in args)
+        raise LoweringError(f"{node.op}({shown}): cannot be built for XLA: {error}") from error
+
+
+def _apply(node: NodeSpec, args: list[Any]) -> list[Any]:
+    context = Context(node.op, node.outs)
+    if node.form == SCATTER:
+        base, *rest, value, out = args
+        return apply(Rule(node.op, write_view), [node.op, base, value, rest, out], node.outs, context)
+    rule = RULES.get(node.op)
+    if rule is not None and rule.random:
+        *args, seed, offset = args
+        context = Context(node.op, node.outs, key_data(seed), offset)
+    rule = rule or Rule(node.op, decompose.function(node.op))
+    return apply(rule, args, node.outs, context, convert=node.form == IN_PLACE)
+
+
+def _show(arg: Any) -> str:
+    if isinstance(arg, jax.Array):
+        return f"{np.dtype(arg.dtype)}{list(arg.shape)}"
+    if isinstance(arg, list):
+        return f"[{', '.join(_show(a) for a in arg)}]"
+    return arg.kind.__name__ if isinstance(arg, Number) else repr(arg)
+
+
+def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
+    """``f(floats, ints, *leaves) -> roots`` for jax to trace."""
+
+    def graph(floats: jax.Array, ints: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+        evaluation = _Evaluation(spec, floats, ints, leaves)
+        with matmul.precision(spec.precision):
+            for node in spec.nodes:
+                evaluation.run(node)
+        return [evaluation.values[root] for root in spec.roots]
+
+    return graph

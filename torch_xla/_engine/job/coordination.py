@@ -1,0 +1,257 @@
+"""How the processes of a job find each other and talk: jax.distributed, its key-value store and its barriers.
+
+    alone -> joined (by join, at the first use of a device) -> left (by leave, at the end; see departure)
+
+Rank 0 hosts jax's coordinator on a port that it picks and keeps; the others learn the address from the store that the
+launcher gave them all: a file (spawn) or torch.distributed's TCPStore (torchrun).
+(The client of jax.distributed is private to jax; checked on jax 0.10.2.)
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import jax
+import torch.distributed as dist
+
+from torch_xla._engine.base import frames
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.job import network, replicas
+
+#: Seconds for which a process waits at its end for the others to come to theirs; for which rank 0 then waits for them
+#: to be gone, as they may still be saving or evaluating; and between looks.
+_TOGETHER, _LAST_ONES, _PERIOD = 3.0, 3600.0, 0.05
+#: Seconds after which one that waits for a process looks whether that has ended.
+_LOOK = 2.0
+_PORT_ATTEMPTS = 16
+
+_reserved: socket.socket | None = None
+_job_store: dist.Store | None = None
+_failed = False
+_lock = threading.Lock()
+
+
+def joined() -> bool:
+    """Whether this process has joined a job of several."""
+    return bool(jax.distributed.is_initialized())
+
+
+def join() -> None:
+    """Joins the job that the environment describes; nothing where it describes none. Waits for all its processes."""
+    global _job_store
+    with _lock:
+        count = replicas.process_count()
+        if count == 1 or joined():
+            return
+        # Kept: outside of torchrun rank 0 hosts the store, and the others may not have read from it yet.
+        _job_store = job_store()
+        address = _agree_on_address(_job_store)
+        handler = _current_handler()
+        try:
+            jax.distributed.initialize(
+                address,
+                count,
+                replicas.process_index(),
+                local_device_ids=_visible_devices(),
+                cluster_detection_method="deactivate",
+                coordinator_bind_address=_bind_address(address),
+                initialization_timeout=settings.XLA_RENDEZVOUS_TIMEOUT,
+                shutdown_timeout_seconds=0,  # no barrier of all: see leave
+            )
+        finally:
+            # jax's preemption service swallows SIGTERM, by which launchers end the processes of a failed job.
+            if handler is not None:
+                signal.signal(signal.SIGTERM, handler)
+        _watch_for_failure()
+        network.use_for_collectives(network.own_address(_host()), client())
+
+
+def job_store() -> dist.Store:
+    """The store that the launcher gave to all processes of the job. Each call connects anew."""
+    if settings.TORCH_XLA_RENDEZVOUS:
+        return dist.FileStore(settings.TORCH_XLA_RENDEZVOUS, replicas.process_count())
+    timeout = timedelta(seconds=settings.XLA_RENDEZVOUS_TIMEOUT)
+    meeting = dist.rendezvous("env://", replicas.process_index(), replicas.process_count(), timeout=timeout)
+    store: dist.Store = next(meeting)[0]
+    return store
+
+
+def _agree_on_address(store: dist.Store) -> str:
+    """Also meets all others there: jax's own meeting ends the process, in C++, where one does not come in time."""
+    store = dist.PrefixStore("torch_xla", store)
+    mine, count = replicas.process_index(), replicas.process_count()
+    if mine == 0:
+        store.set("coordinator", f"{_host()}:{reserve_port()}")
+    store.set(f"here/{mine}", "")
+    everyone = [f"here/{rank}" for rank in range(count)]
+    try:
+        store.wait(everyone, timedelta(seconds=settings.XLA_RENDEZVOUS_TIMEOUT))
+    except RuntimeError as error:  # each kind of store has its own
+        missing = [rank for rank in range(count) if not store.check([everyone[rank]])]
+        if not missing:
+            raise
+        raise RuntimeError(
+            f"rank {mine} waited {settings.XLA_RENDEZVOUS_TIMEOUT} s (XLA_RENDEZVOUS_TIMEOUT) for rank "
+            f"{', '.join(map(str, missing))} of {count} to use its xla device, at {frames.user_line()}. Every rank "
+            "must use it: the first use is where the job meets"
+        ) from error
+    return str(store.get("coordinator").decode())
+
+
+def _host() -> str:
+    return "127.0.0.1" if settings.TORCH_XLA_RENDEZVOUS else settings.MASTER_ADDR
+
+
+def _bind_address(address: str) -> str | None:
+    """Where rank 0 listens: on this machine alone if the job is; else jax's default, all interfaces."""
+    port = address.rsplit(":", 1)[1]
+    return f"127.0.0.1:{port}" if _host() == "127.0.0.1" else f"0.0.0.0:{port}"
+
+
+def _visible_devices() -> list[int] | None:
+    """The GPU of this process; on other hardware jax ignores it."""
+    return [settings.LOCAL_RANK]
+
+
+def reserve_port(candidates: Iterable[int] = (0,) * _PORT_ATTEMPTS) -> int:
+    """A TCP port for the coordinator, kept from others until this process ends; 0 stands for any free one.
+
+    The socket that keeps it never listens: with SO_REUSEPORT the coordinator may, and connections go to it alone.
+    Raises OSError where every candidate is in use.
+    """
+    global _reserved
+    tried = []
+    for port in candidates:
+        keeper = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            keeper.bind(("", port))
+        except OSError as error:
+            keeper.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            tried.append(port)
+            continue
+        _reserved = keeper
+        return int(keeper.getsockname()[1])
+    raise OSError(errno.EADDRINUSE, f"torch_xla: no port for the coordinator of the job; in use: {tried}")
+
+
+def _current_handler() -> Any:
+    """SIGTERM's handler, None where only the main thread could restore it."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.getsignal(signal.SIGTERM)
+
+
+def client() -> Any:
+    """The client of the job's key-value store. RuntimeError outside of a job."""
+    from jax._src.distributed import global_state
+
+    if global_state.client is None:
+        raise RuntimeError("torch_xla: this process has not joined a job of several processes")
+    return global_state.client
+
+
+class Late(RuntimeError):
+    """A process that others waited for has not come in time, or has ended."""
+
+    def __init__(self, process: int, name: str, ended: bool) -> None:
+        why = "has ended" if ended else f"has not come within {settings.XLA_RENDEZVOUS_TIMEOUT} s"
+        super().__init__(f"{name}: rank {process} {why}")
+        self.process, self.ended = process, ended
+
+
+_counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+
+
+def exchange(name: str, payload: bytes, processes: Sequence[int]) -> list[bytes]:
+    """What each of the processes gave at their n-th exchange of this name, in order. Raises Late."""
+    store, me = client(), replicas.process_index()
+    place = f"torch_xla/{name}/{'.'.join(map(str, processes))}"
+    number = next(_counts[place])
+    # A value may be empty, which the store does not tell from a missing one.
+    store.key_value_set_bytes(f"{place}/{number}/{me}", b"=" + payload)
+    values = [_wait_for(store, f"{place}/{number}/{process}", process) for process in processes]
+    if number:
+        # All have come here, so all have read what was given at the exchange before.
+        store.key_value_delete(f"{place}/{number - 1}/{me}")
+    return values
+
+
+def _wait_for(store: Any, key: str, process: int) -> bytes:
+    deadline, ended = time.monotonic() + settings.XLA_RENDEZVOUS_TIMEOUT, False
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            value: bytes = store.blocking_key_value_get_bytes(key, max(1, int(1000 * min(left, _LOOK))))
+            return value[1:]
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            if ended or left <= 0:
+                raise Late(process, key, ended) from error
+            ended = _has_ended(process)  # and a last look, as it may have come just before
+
+
+def _has_ended(process: int) -> bool:
+    return _job_store is not None and _job_store.check([f"torch_xla/ending/{process}"])
+
+
+def _watch_for_failure() -> None:
+    earlier = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+        global _failed
+        _failed = True
+        earlier(kind, error, at)
+
+    sys.excepthook = hook
+
+
+def failed() -> bool:
+    """Whether this process has joined a job and ends by an exception."""
+    return _failed and joined()
+
+
+def leave() -> None:
+    """Leaves the job: in seconds, or on rank 0, whom the others need, when they have. Nothing outside of a job."""
+    global _reserved
+    if joined():
+        assert _job_store is not None
+        rank, others = replicas.process_index(), range(1, replicas.process_count())
+        _job_store.set(f"torch_xla/ending/{rank}", "")
+        _wait_until_all(_job_store, "ending", (0, *others), _TOGETHER)
+        if rank == 0:
+            _wait_until_all(_job_store, "left", others, _LAST_ONES)
+        jax.distributed.shutdown()
+        say_gone()
+    if _reserved is not None:
+        _reserved.close()
+        _reserved = None
+
+
+def say_gone() -> None:
+    """Called before the end: rank 0 waits for this process no longer."""
+    if _job_store is not None and replicas.process_index():
+        with suppress(RuntimeError):  # the store ends with rank 0, or with the launcher
+            _job_store.set(f"torch_xla/left/{replicas.process_index()}", "")
+
+
+def _wait_until_all(store: dist.Store, state: str, processes: Iterable[int], patience: float) -> None:
+    names = [f"torch_xla/{state}/{process}" for process in processes]
+    deadline = time.monotonic() + patience
+    while not store.check(names) and time.monotonic() < deadline:
+        time.sleep(_PERIOD)

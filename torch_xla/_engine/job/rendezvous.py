@@ -1,0 +1,42 @@
+"""Where replicas (with SPMD: processes) wait for each other on the host, and tell each other bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from torch_xla._engine.base import frames
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.job import coordination, replicas, thread_group
+
+
+def exchange(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[bytes]:
+    """What each of the replicas (default: all) gave, in order of ordinals, when all have come.
+
+    Raises ValueError where this replica is not a member, RuntimeError where some do not come in time.
+    """
+    world, mine = replicas.meeting_size(), replicas.meeting_place()
+    ordinals = sorted(set(members)) or list(range(world))
+    if mine not in ordinals or ordinals[-1] >= world:
+        raise ValueError(f"rendezvous {tag!r}: replicas={ordinals} must be below {world} and include this one, {mine}")
+    if len(ordinals) == 1:
+        return [payload]
+    threads = thread_group.current()
+    if threads is not None:
+        return _among_threads(threads, tag, payload, ordinals)
+    coordination.join()
+    try:
+        return coordination.exchange("meet/" + quote(tag, safe=""), payload, ordinals)
+    except coordination.Late as late:
+        seconds = f"{settings.XLA_RENDEZVOUS_TIMEOUT} s (XLA_RENDEZVOUS_TIMEOUT) "
+        raise RuntimeError(
+            f"rendezvous {tag!r}: replica {mine} waited {'' if late.ended else seconds}at {frames.user_line()} for "
+            f"replica {late.process}, which has {'ended' if late.ended else 'not come'}. All replicas must reach the "
+            "same rendezvous in the same order"
+        ) from late
+
+
+def _among_threads(threads: thread_group.Meeting, tag: str, payload: bytes, ordinals: Sequence[int]) -> list[bytes]:
+    if len(ordinals) < threads.size:
+        raise ValueError(f"rendezvous {tag!r}: threads meet all together, not replicas={list(ordinals)} only")
+    return thread_group.exchange(threads, f"rendezvous {tag!r}", payload)

@@ -1,0 +1,157 @@
+"""Where the threads of one process meet that drive a replica each: for a collective, and to tell each other bytes.
+
+The last thread to arrive does the work for all of them. A thread that has ended cannot come any more: who waits for it
+gets an error that names it, instead of waiting forever.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import torch
+
+from torch_xla._engine.base import frames
+from torch_xla._engine.job import replicas
+
+
+class AbandonedError(RuntimeError):
+    """Another replica's thread has ended, by an error or because it had nothing more to do."""
+
+
+class _Round:
+    """One meeting: what each replica brought, by position; later what each takes away, or what went wrong."""
+
+    def __init__(self) -> None:
+        self.brought: dict[int, tuple[str, Any]] = {}
+        self.results: Sequence[Any] | None = None
+        self.error: BaseException | None = None
+
+
+class Meeting:
+    """The meetings of ``size`` threads, one after the other.
+
+        round: collecting --(the last arrives)--> working --> done          collecting --(a thread leaves)--> abandoned
+
+    ``cut`` runs what is pending on a device, ``compute`` makes sure that tensors have values: a collective among
+    threads is a program of its own, between the two. The executor has both; it stands above this module.
+    """
+
+    def __init__(
+        self, size: int, cut: Callable[[int], None], compute: Callable[[Sequence[torch.Tensor]], None]
+    ) -> None:
+        self.size, self.cut, self.compute = size, cut, compute
+        self._round = _Round()
+        self._gone: dict[int, str] = {}
+        self._changed = threading.Condition()
+
+    def gather(self, position: int, what: str, item: Any, work: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """Waits for all replicas; one of them calls ``work`` with all items, by position; returns this one's result.
+
+        ``what`` must be the same everywhere: RuntimeError otherwise. AbandonedError where a replica cannot come.
+        """
+        with self._changed:
+            own = self._round
+            own.brought[position] = what, item
+            if len(own.brought) < self.size:
+                self._changed.wait_for(lambda: own.results is not None or own.error or self._gone)
+                self._raise_if_abandoned(own, what)
+                return self._taken(own, position)
+            self._round = _Round()
+        try:
+            self._check(own)
+            own.results = work([own.brought[i][1] for i in range(self.size)])
+        except BaseException as error:
+            own.error = error
+        with self._changed:
+            self._changed.notify_all()
+        return self._taken(own, position)
+
+    def leave(self, position: int, why: str) -> None:
+        """Says that a replica does not come any more, and why: ``has returned``."""
+        with self._changed:
+            self._gone[position] = why
+            self._changed.notify_all()
+
+    def _raise_if_abandoned(self, own: _Round, what: str) -> None:
+        if len(own.brought) == self.size:
+            self._changed.wait_for(lambda: own.results is not None or own.error)
+        elif self._gone:
+            position, why = next(iter(self._gone.items()))
+            raise AbandonedError(
+                f"{what}: replica {position} {why}, and the others wait for it (at {frames.user_line()}). All replicas "
+                "must make the same number of steps"
+            )
+
+    def _check(self, own: _Round) -> None:
+        named = {what for what, _ in own.brought.values()}
+        if len(named) > 1:
+            each = "; ".join(f"replica {i}: {own.brought[i][0]}" for i in range(self.size))
+            raise RuntimeError(f"the replicas meet for different things, so none of them can go on: {each}")
+
+    def _taken(self, own: _Round, position: int) -> Any:
+        if own.error is not None:
+            raise RuntimeError(str(own.error)) from own.error  # each thread needs an exception of its own
+        assert own.results is not None
+        return own.results[position]
+
+
+class _Here(threading.local):
+    """The meeting that this thread takes part in."""
+
+    meeting: Meeting | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def attend(meeting: Meeting, devices: Sequence[int], position: int) -> Iterator[None]:
+    """In the block this thread is the replica on ``devices[position]``. At its end it leaves the meeting."""
+    why = "has failed"
+    _here.meeting = meeting
+    try:
+        with replicas.replicate(devices, position):
+            yield
+        why = "has returned"
+    finally:
+        _here.meeting = None
+        meeting.leave(position, why)
+
+
+def current() -> Meeting | None:
+    """The meeting of this thread, None for a thread that is not one of several replicas."""
+    return _here.meeting
+
+
+def exchange(meeting: Meeting, what: str, payload: bytes) -> list[bytes]:
+    """What each replica gave, by ordinal, when all have come."""
+    everything: list[bytes] = meeting.gather(
+        replicas.global_ordinal(), what, payload, lambda items: [list(items) for _ in items]
+    )
+    return everything
+
+
+def run(
+    meeting: Meeting,
+    what: str,
+    arguments: Sequence[Any],
+    sharding: jax.sharding.NamedSharding,
+    call: Callable[[list[jax.Array]], Sequence[jax.Array]],
+) -> list[jax.Array]:
+    """Calls a program over all replicas once, on arrays made of each one's arguments; returns this one's results."""
+    order = list(sharding.mesh.devices.flat)
+
+    def work(items: list[Sequence[Any]]) -> list[list[jax.Array]]:
+        lifted: list[jax.Array] = []
+        for parts in zip(*items, strict=True):
+            placed = [jax.device_put(part, device) for part, device in zip(parts, order, strict=True)]
+            lifted.append(jax.make_array_from_single_device_arrays(placed[0].shape, sharding, placed))
+        parts_of = [{part.device: part.data for part in result.addressable_shards} for result in call(lifted)]
+        return [[parts[device] for parts in parts_of] for device in order]
+
+    results: list[jax.Array] = meeting.gather(replicas.global_ordinal(), what, arguments, work)
+    return results

@@ -1,0 +1,142 @@
+"""Ops without a rule of their own: torch's decomposition, traced once per call into ops that have one.
+
+Uses ``torch._decomp`` and ``torch.fx.experimental.proxy_tensor.make_fx`` (private to torch; checked on 2.13).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import operator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import torch
+
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.lowering import RULES
+from torch_xla._engine.lowering.apply import apply
+from torch_xla._engine.lowering.registry import Context, Number
+
+
+@functools.cache
+def table() -> dict[str, Callable[..., Any]]:
+    """torch's decompositions of functional aten ops that have no rule here, by qualified name."""
+    from torch._decomp import core_aten_decompositions
+
+    found = {}
+    for overload, rule in core_aten_decompositions().items():
+        schema = getattr(overload, "_schema", None)
+        if schema is None or not _is_functional(schema):
+            continue
+        name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+        if name.startswith("aten::") and name not in RULES and not _has_default_kernel(name):
+            found[name] = rule
+    return found
+
+
+def _has_default_kernel(name: str) -> bool:
+    # torch's own C++ kernel takes such an op apart as it is recorded.
+    keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
+
+
+def _is_functional(schema: torch._C.FunctionSchema) -> bool:
+    tensors = all("Tensor" in str(r.type) for r in schema.returns)
+    return tensors and bool(schema.returns) and all(a.alias_info is None for a in schema.arguments)
+
+
+def overload(name: str) -> Any:
+    """The ``torch.ops`` object of a qualified name such as ``aten::add.Tensor``."""
+    namespace, rest = name.split("::")
+    packet, _, suffix = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), suffix or "default")
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The rule of an op through its decomposition. Raises LookupError where torch has none."""
+    if name not in table():
+        raise LookupError(f"no lowering rule and no decomposition in torch {torch.__version__}")
+    return functools.partial(_run, name)
+
+
+@functools.cache
+def _tracer() -> ThreadPoolExecutor:
+    # A thread of its own: the caller may be deep inside the dispatcher, with keys excluded that a trace needs.
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch_xla_decompose")
+
+
+def _to_meta(arg: Any) -> Any:
+    if isinstance(arg, jax.Array):
+        return torch.empty(arg.shape, dtype=dtypes.to_torch(arg.dtype), device="meta")
+    return [_to_meta(a) for a in arg] if isinstance(arg, list) else arg
+
+
+def _trace(name: str, args: list[Any]) -> torch.fx.GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    op = overload(name)
+    schema = op._schema.arguments
+    metas = [_to_meta(a) for a in args]
+    places = [i for i, a in enumerate(args) if isinstance(a, jax.Array)]
+    lists = [i for i, a in enumerate(args) if isinstance(a, list) and any(isinstance(x, jax.Array) for x in a)]
+    rules = {overload(n): f for n, f in table().items()}
+
+    def call(tensors: list[torch.Tensor], groups: list[list[torch.Tensor]]) -> Any:
+        full = list(metas)
+        for i, t in zip(places, tensors, strict=True):
+            full[i] = t
+        for i, g in zip(lists, groups, strict=True):
+            full[i] = g
+        positional = [v for a, v in zip(schema, full, strict=True) if not a.kwarg_only]
+        keyword = {a.name: v for a, v in zip(schema, full, strict=True) if a.kwarg_only}
+        return table()[name](*positional, **keyword)
+
+    functional = torch.func.functionalize(call, remove="mutations_and_views")
+    return make_fx(functional, decomposition_table=rules)([metas[i] for i in places], [metas[i] for i in lists])
+
+
+def _run(name: str, *args: Any) -> Any:
+    if any(isinstance(a, Number) for a in args):
+        raise TypeError("a number of a decomposed op must be a constant of the graph")
+    module = _tracer().submit(contextvars.copy_context().run, _trace, name, list(args)).result()
+    inputs = [a for a in args if isinstance(a, jax.Array)]
+    inputs += [x for a in args if isinstance(a, list) for x in a if isinstance(x, jax.Array)]
+    return _interpret(module, iter(inputs))
+
+
+def _interpret(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    values: dict[torch.fx.Node, Any] = {}
+
+    def value(arg: Any) -> Any:
+        return torch.fx.node.map_arg(arg, lambda n: values[n])
+
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(inputs)
+        elif node.op == "get_attr":
+            values[node] = jax.numpy.asarray(getattr(module, node.target).numpy())
+        elif node.op == "output":
+            return value(node.args[0])
+        elif node.target is operator.getitem:
+            values[node] = value(node.args[0])[node.args[1]]
+        else:
+            values[node] = _call(node, value(node.args), value(node.kwargs))
+    raise AssertionError("a traced graph has no output")
+
+
+def _call(node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+    op: Any = node.target
+    schema = op._schema
+    name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+    if name not in RULES:
+        raise LookupError(f"its decomposition uses {name}, which has no lowering rule")
+    given = list(args)
+    full = [given[i] if i < len(given) else kwargs.get(a.name, a.default_value) for i, a in enumerate(schema.arguments)]
+    full = [list(a) if isinstance(a, (tuple, torch.fx.immutable_collections.immutable_list)) else a for a in full]
+    meta = node.meta["val"]
+    outs = [(tuple(t.shape), t.dtype) for t in (meta if isinstance(meta, (tuple, list)) else [meta])]
+    results = apply(RULES[name], full, outs, Context(name, outs))
+    return results if isinstance(meta, (tuple, list)) else results[0]

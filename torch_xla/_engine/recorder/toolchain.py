@@ -1,0 +1,156 @@
+"""The C++ toolchain of this machine: which compiler, one build with it, and what went wrong.
+
+The compiling is done by a child process, which inherits the caller's lock: killing the process that asked for the
+build lets the child finish it for those who wait, and killing both frees the lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from torch_xla._engine.base.status_line import StatusLine
+
+FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden")
+INSTALL_COMPILER = "apt-get install g++"
+_POLL = 0.1  # seconds between looks at the child
+_ERROR_LINES = 12  # lines of compiler output worth showing: the first error and what explains it
+
+# Runs in a process of its own: torch.utils.cpp_extension and the compiler's environment stay out of the user's
+# process, and the result is loaded once as a test before anyone sees it.
+_CHILD = """
+import json, os, shutil, sys
+job = json.loads(sys.argv[1])
+sys.path[:] = job["path"]
+from torch.utils.cpp_extension import load
+load(job["name"], job["sources"], extra_cflags=job["flags"], build_directory=job["folder"])
+os.replace(os.path.join(job["folder"], job["name"] + ".so"), job["target"])
+shutil.rmtree(job["folder"], ignore_errors=True)
+"""
+
+# What a line of the compiler's output tells about the cause, and what to do.
+_REMEDIES = (
+    (r"Python\.h: No such file", "Python's headers are missing: apt-get install python3-dev"),
+    (r"Killed signal|cannot allocate memory|out of memory", "memory ran out: set MAX_JOBS=1, one file at a time"),
+    (r"No space left on device", "the disk is full: free space, or set TORCH_XLA_CACHE_DIR to another folder"),
+    (r"unrecognized .*std=c\+\+20|invalid value 'c\+\+20'", "this compiler is too old for C++20; g++ 10 is not"),
+)  # fmt: skip
+
+
+class RecorderBuildError(RuntimeError):
+    """The recorder cannot be built here. The message says what is missing and how to install it."""
+
+
+def find_compiler() -> list[str] | None:
+    """The command line of the C++ compiler: $CXX, else c++, else g++. None if there is none."""
+    for command in [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++"]:
+        words = shlex.split(command)
+        if words and shutil.which(words[0]):
+            return words
+    return None
+
+
+def identity(compiler: list[str]) -> str:
+    """A name for this compiler that changes when it is upgraded; found without running it."""
+    parts = []
+    for word in compiler:  # a wrapper such as ccache has the compiler as its argument
+        path = shutil.which(word)
+        stat = os.stat(path) if path else None
+        parts.append(f"{os.path.realpath(path)}:{stat.st_size}:{stat.st_mtime_ns}" if path and stat else word)
+    return hashlib.blake2b(" ".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def _combined(units: list[Path], folder: Path) -> list[Path]:
+    """Two files to compile, one per core: torch's headers take longer than all of our own code, so they are read twice
+    and not once per unit. The bindings are apart: they include the most."""
+    apart = [unit for unit in units if unit.name == "bindings.cpp"]
+    together = folder / "units.cpp"
+    together.write_text("".join(f'#include "{unit}"\n' for unit in units if unit not in apart))
+    return [*apart, together]
+
+
+def compile_extension(units: list[Path], library: Path, compiler: list[str], lock: int) -> None:
+    """Compiles and links ``units`` into ``library``, which appears complete or not at all.
+
+    The module is named as the file is. The caller holds the lock of descriptor ``lock``. Raises RecorderBuildError.
+    """
+    for leftover in library.parent.glob("tmp-*"):  # of a build that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    path = _path_with_ninja()
+    with tempfile.TemporaryDirectory(prefix="tmp-", dir=library.parent, ignore_cleanup_errors=True) as folder:
+        job = {
+            "name": library.stem,
+            "sources": [str(path) for path in _combined(units, Path(folder))],
+            "flags": FLAGS,
+            "folder": folder,
+            "target": str(library),
+            "path": sys.path,
+        }
+        environment = os.environ | {"CXX": _one_word(compiler, Path(folder)), "PATH": path}
+        output = _run([sys.executable, "-W", "ignore", "-c", _CHILD, json.dumps(job)], environment, lock)
+    if not library.exists():
+        raise RecorderBuildError(_explain(output or "(no output: the process that builds was killed)"))
+
+
+def _one_word(compiler: list[str], folder: Path) -> str:
+    """torch takes $CXX for the name of one program: a command of several words (ccache g++) becomes a script."""
+    if len(compiler) == 1:
+        return compiler[0]
+    script = folder / "c++"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(compiler)} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def _path_with_ninja() -> str:
+    """$PATH, with the folder of a pip-installed ninja in front, which an unactivated environment does not have.
+
+    Raises RecorderBuildError where there is no ninja.
+    """
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    if importlib.util.find_spec("ninja") is not None:
+        import ninja
+
+        path = os.pathsep.join([ninja.BIN_DIR, path])
+    if shutil.which("ninja", path=path) is None:
+        raise RecorderBuildError("torch_xla cannot build its recorder: ninja was not found.\n  pip install ninja")
+    return path
+
+
+def _run(command: list[str], environment: dict[str, str], lock: int) -> str:
+    """Runs the child to its end, showing the time, and returns what it printed. It dies with an exception here."""
+    with tempfile.TemporaryFile() as output, StatusLine("building the recorder (once, about 30 s)") as status:
+        # A file, not a pipe, for its output: the child must be able to outlive this process.
+        child = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[lock]
+        )
+        try:
+            while child.poll() is None:
+                status.show()
+                time.sleep(_POLL)
+        finally:
+            child.kill()
+            child.wait()
+        status.end = "built" if child.returncode == 0 else "failed"
+        output.seek(0)
+        return output.read().decode(errors="replace")
+
+
+def _explain(output: str) -> str:
+    """The error for a failed build: the compiler's first error and, where it is a known one, what to do."""
+    lines = [line for line in output.splitlines() if not line.startswith(("ninja:", "[", "FAILED:"))]
+    is_error = re.compile(r"\berror:|undefined (reference|symbol)|Killed|No such file")
+    first = next((i for i, line in enumerate(lines) if is_error.search(line)), max(0, len(lines) - _ERROR_LINES))
+    shown = "\n".join(f"  {line}" for line in lines[first : first + _ERROR_LINES])
+    remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, output, re.IGNORECASE)), None)
+    return f"torch_xla cannot build its recorder: the build failed.\n{shown}" + (f"\n  {remedy}" if remedy else "")
