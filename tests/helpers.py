@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 
 import torch_xla
 from torch_xla._engine.diagnostics import metrics
-from torch_xla._engine.execution import programs
+from torch_xla._engine.execution import compilation, programs
 from torch_xla._engine.graph import program
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,13 +80,29 @@ def run_script(code: str, check: bool = True, **env: str) -> subprocess.Complete
     return done
 
 
+#: What programs were compiled from, which they do not keep.
+_specs: weakref.WeakKeyDictionary[compilation.Program, program.GraphSpec] = weakref.WeakKeyDictionary()
+
+
+def _keeping_specs(original: Callable[..., compilation.Program]) -> Callable[..., compilation.Program]:
+    def compile_graph(spec: program.GraphSpec, *args: Any, **kwargs: Any) -> compilation.Program:
+        found = original(spec, *args, **kwargs)
+        _specs[found] = spec
+        return found
+
+    return compile_graph
+
+
+compilation.compile_graph = _keeping_specs(compilation.compile_graph)
+
+
 def stablehlo() -> list[str]:
     """The programs in the cache, oldest first, as what XLA is given: before it widens what a CPU does not have."""
     texts = []
     with jax.enable_x64(True):
         for found in programs.cache.values():
             shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(found.compiled.args_info)]
-            texts.append(jax.jit(program.function(found.spec)).lower(*shapes).as_text())
+            texts.append(jax.jit(program.function(_specs[found])).lower(*shapes).as_text())
     return texts
 
 

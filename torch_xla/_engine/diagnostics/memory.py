@@ -86,5 +86,5 @@ def buffers(device: int) -> list[tuple[jax.Array, BufferInfo]]:
 
 
 def _describe(array: Any, size: int, number: int) -> BufferInfo:
-    maker = provenance.maker(number)
+    maker = provenance.of(number)
     return BufferInfo(tuple(array.shape), str(array.dtype), size, maker.kind, maker.line)

@@ -63,7 +63,7 @@ def _to_host(tensor: torch.Tensor) -> np.ndarray:
 
 def _made(kind: str) -> None:
     kind = "fallback" if journal.falling_back() else kind
-    recorder.module().set_maker(provenance.number(kind, frames.known_line() or ""))
+    recorder.module().set_provenance(provenance.number(kind, frames.known_line() or ""))
 
 
 def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
