@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +16,8 @@ import jax
 import torch
 
 import torch_xla
-from torch_xla._engine.diagnostics import metrics
-from torch_xla._engine.execution import compilation, programs
+from torch_xla._engine.diagnostics import errors, metrics
+from torch_xla._engine.execution import programs
 from torch_xla._engine.graph import program
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,20 +79,18 @@ def run_script(code: str, check: bool = True, **env: str) -> subprocess.Complete
     return done
 
 
-#: What programs were compiled from, which they do not keep.
-_specs: weakref.WeakKeyDictionary[compilation.Program, program.GraphSpec] = weakref.WeakKeyDictionary()
+#: What programs were compiled from, which they do not keep: by the outline that they do keep.
+_specs: dict[int, tuple[errors.Outline, program.GraphSpec]] = {}
+_outline = errors.outline
 
 
-def _keeping_specs(original: Callable[..., compilation.Program]) -> Callable[..., compilation.Program]:
-    def compile_graph(spec: program.GraphSpec, *args: Any, **kwargs: Any) -> compilation.Program:
-        found = original(spec, *args, **kwargs)
-        _specs[found] = spec
-        return found
-
-    return compile_graph
+def _noted(spec: program.GraphSpec) -> errors.Outline:
+    found = _outline(spec)
+    _specs[id(found)] = found, spec
+    return found
 
 
-compilation.compile_graph = _keeping_specs(compilation.compile_graph)
+errors.outline = _noted
 
 
 def stablehlo() -> list[str]:
@@ -102,7 +99,7 @@ def stablehlo() -> list[str]:
     with jax.enable_x64(True):
         for found in programs.cache.values():
             shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(found.compiled.args_info)]
-            texts.append(jax.jit(program.function(_specs[found])).lower(*shapes).as_text())
+            texts.append(jax.jit(program.function(_specs[id(found.outline)][1])).lower(*shapes).as_text())
     return texts
 
 
