@@ -10,6 +10,7 @@ bit for bit, those of a run that nobody disturbed. The sample that ``make test``
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import signal
 import sys
@@ -168,7 +169,7 @@ def in_eager_mode(stride: int = 1) -> int:
     with eager.eager_mode_context(True):
         while True:
             x = torch.zeros(2, device="xla")
-            was_interrupted = interrupted_at(number, EVENTS, lambda: x.add_(1))
+            was_interrupted = interrupted_at(number, EVENTS, functools.partial(x.add_, 1))
             if was_interrupted:
                 x.add_(1)
             assert x.tolist() == [1, 1], f"event {number} of add_ in eager mode"

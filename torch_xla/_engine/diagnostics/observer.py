@@ -113,7 +113,6 @@ class Execution:
             metrics.sample("ExecuteTime", duration, metrics.format_time)
             journal.add_own("ExecuteTime", duration)
             journal.current().ops += self._ops
-            metrics.count("ExecuteComputation")
             if _execute_log.isEnabledFor(logging.INFO):
                 _execute_log.info("%d ops, %s at %s", self._ops, self._cause, self._line)
         except Exception:
@@ -146,7 +145,10 @@ def step_ended(device: int) -> None:
     """A barrier has sent the step off."""
     step = journal.close(memory.end_step(device))
     _memory_log.info("step %d: at most %d bytes on xla:%d", step.number, step.peak_bytes, device)
-    metrics_file.save()
+    try:
+        metrics_file.save()
+    except OSError as error:
+        _memory_log.error("XLA_METRICS_FILE: the report of step %d could not be written: %s", step.number, error)
     watcher.step_ended()
 
 

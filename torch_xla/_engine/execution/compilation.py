@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from torch_xla._engine import recorder
 from torch_xla._engine.base import shardings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import errors, metrics, observer
@@ -69,7 +70,7 @@ def compile_graph(
     """
     outline = errors.outline(spec)
     numbers = _place(device, team)
-    with jax.enable_x64(True), errors.explained(lambda: f"compiling {outline}", device, outline):
+    with recorder.wide_types(), errors.explained(lambda: f"compiling {outline}", device, outline):
         arguments = [*_numbers(spec), *leaves]
         jitted = _jitted(spec, numbers, team, arguments)
         compiled = compile_cache.build(lambda: jitted.lower(*arguments), _kept_for(device, team))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from torch_xla._engine import recorder
 from torch_xla._engine.base import frames
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
@@ -46,7 +47,7 @@ def lower(spec: GraphSpec, device: int, arguments: Sequence[Any]) -> jax.stages.
     function, team = program.function(spec), replicated.team_of(spec)
     if team is not None:
         function = replicated.over(function, team)
-    with jax.enable_x64(True):
+    with recorder.wide_types():
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
         traced = jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*shapes)
         lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(devices.device(device).platform,))

@@ -1,8 +1,14 @@
 """Runs what has been recorded on a device: all of it, or what some values need.
 
 One thread at a time, per device, collects and launches (the recorder's ``exclusively``). A value that cannot be
-computed keeps the error: sync() leaves it out from then on, and reading it tries again, or raises that error again if
-trying cannot help. A value recorded later that needs it makes the next sync() raise, once, after the rest has run.
+computed keeps the error: sync() leaves it out from then on, and reading it tries again (memory may be free by now),
+which raises what stands in the way. What is recorded later and needs it makes the next sync() raise, once, after the
+rest has run.
+
+    value                              sync()                               read
+    computable                         computed                             computed
+    failed before                      left out                             tried again
+    recorded since, needs a failed     left out; that error, once           tried again, with what it needs
 """
 
 from __future__ import annotations
@@ -73,8 +79,6 @@ def _materialize(nodes: Sequence[Any], device: int) -> None:
     one_by_one = settings.XLA_GET_TENSORS_OPBYOP
     section = dump.GET_OP_BY_OP if one_by_one else dump.SYNC
     graph = recorder.module().collect(device, pending)
-    if isinstance(graph.failure, LoweringError):
-        raise _again(graph.failure, "a value that is read")
     Step(graph, one_by_one, section).run()
 
 

@@ -9,6 +9,7 @@ on a thread of its own, which nothing interrupts; that costs some 50 µs a launc
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ def executable(
             for n, dtype in zip(counts, _NUMBERS, strict=True)
         ],
         number_sharding=number_sharding,
-        number_devices=sorted(number_sharding.addressable_devices, key=lambda device: int(device.id)),
+        number_devices=sorted(number_sharding.addressable_devices, key=operator.attrgetter("id")),
         sizes=sizes.results,
         extra=sizes.extra,
         shardings=list(result_shardings),
@@ -65,12 +66,12 @@ def executable(
 @functools.lru_cache(maxsize=64)
 def _empty(sharding: jax.sharding.Sharding, dtype: np.dtype[Any]) -> jax.Array:
     """No numbers, on the devices: what a program without any takes."""
-    with jax.enable_x64(True):
+    with recorder.wide_types():
         return jax.make_array_from_callback((0,), sharding, lambda index: np.zeros(0, dtype))
 
 
 def _call(compiled: jax.stages.Compiled, together: bool, arguments: list[Any]) -> Sequence[Any]:
-    with jax.enable_x64(True):
+    with recorder.wide_types():
         results: Sequence[jax.Array] = compiled(*arguments)
     if not together:
         return results

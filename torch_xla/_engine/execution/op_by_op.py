@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from jax.sharding import SingleDeviceSharding
 
+from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.device import devices
@@ -183,7 +184,7 @@ def run(step: Step, buffers: Sequence[Any]) -> list[jax.Array]:
     """The roots of a step's graph, computed one operation at a time."""
     key = (step.device, step.graph.key, step.products)
     chain = _chains.get(key)
-    with jax.enable_x64(True):
+    with recorder.wide_types():
         if chain is None:
             chain = Chain(step.spec, step.device)
             _chains.put(key, chain)

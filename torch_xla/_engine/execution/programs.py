@@ -30,7 +30,7 @@ cache: LruCache[Program] = LruCache(lambda: metrics.count("DestroyCompileHandles
 
 
 def _key(step: Step, whom: Hashable) -> Hashable:
-    return whom, step.graph.key, step.products
+    return whom, step.graph.key, id(step.products)  # of an object that is there for good; hashing it costs more
 
 
 def resolve(step: Step) -> Program:

@@ -57,7 +57,7 @@ def _run_all(own: Step, steps: Sequence[Step]) -> Sequence[Sequence[jax.Array]]:
 def _joined(arguments: Sequence[Sequence[Any]], team: replicated.Team) -> list[jax.Array]:
     """An array over the team's devices of what each replica has for the same argument."""
     order = list(team.sharding.mesh.devices.flat)
-    with jax.enable_x64(True):
+    with recorder.wide_types():
         joined: list[jax.Array] = []
         for parts in zip(*arguments, strict=True):
             placed = [jax.device_put(part, device) for part, device in zip(parts, order, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ def put_array() -> Callable[..., jax.Array] | None:
     return getattr(xla_client, "batched_device_put", None)
 
 
+@functools.cache
 def x64_switch() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[None, None]:
     """(new value -> old one, old value -> None) of this thread's switch for 64-bit types; (None, None) without."""
     state: Any = jax.enable_x64

@@ -268,12 +268,6 @@ Graph collect_values(int8_t device, const std::vector<NodePtr>& wanted) {
   Graph graph;
   graph.device = device;
   add_roots(graph, wanted);
-  if (C10_UNLIKELY(device_state(device).failed.load(std::memory_order_relaxed) > 0)) {
-    FailureSearch search;
-    for (const auto& root : graph.roots) {
-      graph.failure = graph.failure ? graph.failure : search.find(root.get());
-    }
-  }
   Walk walk(graph);
   for (const auto& root : graph.roots) {
     walk.visit(root.get());

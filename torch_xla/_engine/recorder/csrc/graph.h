@@ -25,7 +25,7 @@ struct Graph {
   std::vector<NodePtr> roots;     // the results, in order
   std::vector<uint32_t> donated;  // positions in leaves whose buffers nothing can read afterwards
   std::vector<NodePtr> blocked;   // live values that need one which could not be computed; not in the graph
-  FailurePtr failure;             // the first failure among what the wanted values, or the blocked ones, need
+  FailurePtr failure;             // a failure among what the blocked values need
   std::vector<double> floats;     // the numbers that are operands, in order of use
   std::vector<int64_t> ints;
 

@@ -70,29 +70,31 @@ ExecutionLock* execution_locks() {
   return locks;
 }
 
-// jax's switch for 64-bit types, on in this thread while it lives.
+// jax's switch for 64-bit types: on in this thread from enter() to leave(). To Python it is a context whose two methods
+// are C++, so that no interrupt comes between the switch and the note that it has to be switched back.
 class WideTypes {
  public:
-  explicit WideTypes(const Executable& executable) : executable_(executable) {
-    if (executable.swap_x64) {
-      before_ = executable.swap_x64(true);
-    }
-  }
-  ~WideTypes() {
-    if (before_) {
-      PyObject* done = PyObject_CallOneArg(executable_.restore_x64.ptr(), before_.ptr());
-      if (done == nullptr) {
-        PyErr_Clear();
-      }
-      Py_XDECREF(done);
-    }
-  }
-  WideTypes(const WideTypes&) = delete;
-  WideTypes& operator=(const WideTypes&) = delete;
+  WideTypes(py::object swap, py::object restore) : swap_(std::move(swap)), restore_(std::move(restore)) {}
+  void enter() { before_ = swap_(true); }
+  void leave() { restore_(std::exchange(before_, py::object())); }
 
  private:
-  const Executable& executable_;
+  py::object swap_;     // new value -> old one
+  py::object restore_;  // old value -> None
   py::object before_;
+};
+
+class InWideTypes {
+ public:
+  explicit InWideTypes(const Executable& executable) : types_(executable.swap_x64, executable.restore_x64) {
+    types_.enter();
+  }
+  ~InWideTypes() { types_.leave(); }
+  InWideTypes(const InWideTypes&) = delete;
+  InWideTypes& operator=(const InWideTypes&) = delete;
+
+ private:
+  WideTypes types_;
 };
 
 // Numbers of the graph as an array on the program's devices.
@@ -116,7 +118,7 @@ py::object put_numbers(const Executable& executable, const std::vector<T>& numbe
 py::list arguments_of(const Graph& graph, const Executable& executable, const py::object& leaves) {
   py::list out;
   if (executable.put) {
-    const WideTypes wide(executable);
+    const InWideTypes wide(executable);
     out.append(put_numbers(executable, graph.floats, 0));
     out.append(put_numbers(executable, graph.ints, 1));
   } else {
@@ -171,6 +173,8 @@ BufferPtr result_buffer(const Graph& graph, const Executable& executable, size_t
 
 // From here to materialize() nothing may throw: the leaves that are donated are gone.
 void give_values(Graph& graph, const Executable& executable, const py::sequence& results, uint32_t provenance) {
+  static Counter* executions = counter("ExecuteComputation");
+  executions->add();
   note_need(graph.device, executable.extra);
   for (const uint32_t position : graph.donated) {
     graph.leaves[position]->buffer->donate();
@@ -271,6 +275,10 @@ void bind_launch(py::module_& m, py::class_<Graph>& graph) {
            py::kw_only(), py::arg("execute"), py::arg("handlers"), py::arg("call"), py::arg("put"), py::arg("swap_x64"),
            py::arg("restore_x64"), py::arg("number_avals"), py::arg("number_arrays"), py::arg("number_sharding"),
            py::arg("number_devices"), py::arg("sizes"), py::arg("extra"), py::arg("shardings"));
+  py::class_<WideTypes>(m, "WideTypes")
+      .def(py::init<py::object, py::object>(), py::arg("swap"), py::arg("restore"))
+      .def("__enter__", &WideTypes::enter)
+      .def("__exit__", [](WideTypes& types, const py::args&) { types.leave(); });
   m.def("exclusively", &exclusively);
   m.def("launch_together", &launch_together);
   graph.def("launch", &launch, py::arg("executable"), py::arg("leaves") = py::none());
