@@ -98,7 +98,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
     return at::native::scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
   }
   if (maybe_xla(query) == nullptr && query.sym_size(1) != key.sym_size(1)) {
-    // Traced: what the backward pass gives for heads in groups is not what torch promises, and the trace shows that.
+    // Traced: until torch 2.14 the backward pass promises gradients of other shapes than a shared key has.
     const c10::SymInt heads = query.sym_size(1);
     return attention(query, spread(key, heads), spread(value, heads), mask, dropout_p, is_causal, scale, false);
   }
@@ -146,7 +146,7 @@ Gradients attention_backward(const Tensor& grad, const Tensor& query, const Tens
   at::AutoDispatchBelowADInplaceOrView guard;
   auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
       grad, query, key, value, bias, out, logsumexp, seed, offset, dropout_p, mask, is_causal, scale);
-  // torch promises a gradient per head, also where several heads share a key.
+  // Until 2.14 torch promises a gradient per head also where several heads share a key; from 2.15 on, their sum.
   return {dq, gather(dk, key.sym_size(1)), gather(dv, key.sym_size(1)), dbias};
 }
 
