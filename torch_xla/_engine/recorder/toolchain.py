@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from torch_xla._engine.base import versions
 from torch_xla._engine.base.status_line import StatusLine
 
 FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden")
@@ -153,4 +154,5 @@ def _explain(output: str) -> str:
     first = next((i for i, line in enumerate(lines) if is_error.search(line)), max(0, len(lines) - _ERROR_LINES))
     shown = "\n".join(f"  {line}" for line in lines[first : first + _ERROR_LINES])
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, output, re.IGNORECASE)), None)
-    return f"torch_xla cannot build its recorder: the build failed.\n{shown}" + (f"\n  {remedy}" if remedy else "")
+    advice = [line for line in (remedy, versions.note_on_torch()) if line]
+    return "\n  ".join([f"torch_xla cannot build its recorder: the build failed.\n{shown}", *advice])

@@ -4,13 +4,12 @@
 #include "attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/ops/scaled_dot_product_attention_native.h>
-#include <torch/csrc/autograd/functions/utils.h>
 
 #include <array>
 #include <cmath>
 #include <limits>
 
+#include "compat.h"
 #include "registration.h"
 #include "tensor.h"
 
@@ -59,13 +58,13 @@ bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const Opt
   }
   for (const Tensor& t : {query, key, value}) {
     if (!t.device().is_xla() || t.layout() != at::kStrided || t.dim() != 4 || t.scalar_type() != dtype ||
-        t.sym_numel() == 0 || t.sym_size(0) != query.sym_size(0) || torch::autograd::isFwGradDefined(t)) {
+        t.sym_numel() == 0 || t.sym_size(0) != query.sym_size(0) || compat::isFwGradDefined(t)) {
       return false;
     }
   }
   return key.sym_size(1) == value.sym_size(1) && key.sym_size(2) == value.sym_size(2) &&
          query.sym_size(3) == key.sym_size(3) && heads_fit(query, key, enable_gqa) &&
-         (!is_given(mask) || (mask_fits(*mask, query, key) && !torch::autograd::isFwGradDefined(mask)));
+         (!is_given(mask) || (mask_fits(*mask, query, key) && !compat::isFwGradDefined(mask)));
 }
 
 bool any_requires_grad(std::initializer_list<Tensor> tensors) {
@@ -95,7 +94,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
     return out.squeeze(0);
   }
   if (!fused_allowed() || !fits(query, key, value, mask, dropout_p, is_causal, enable_gqa)) {
-    return at::native::scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
+    return compat::scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
   }
   if (maybe_xla(query) == nullptr && query.sym_size(1) != key.sym_size(1)) {
     // Traced: until torch 2.14 the backward pass promises gradients of other shapes than a shared key has.

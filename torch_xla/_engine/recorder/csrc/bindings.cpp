@@ -2,8 +2,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -11,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "compat_python.h"
 #include "counters.h"
 #include "device.h"
 #include "graph.h"
@@ -262,7 +261,7 @@ class Description {
 
   py::object number(const c10::IValue& value) {
     if (value.isNone() || is_constant_number(value)) {
-      return py::make_tuple(static_cast<int>(kConstant), torch::jit::toPyObject(value));
+      return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
     }
     if (value.isInt()) {
       return py::make_tuple(static_cast<int>(kIntOperand), ints_++);
@@ -331,7 +330,7 @@ class Description {
         return value.isNone() ? number(value)
                               : py::object(py::make_tuple(static_cast<int>(ArgTag::kDtype), value.toInt()));
       default:
-        return py::make_tuple(static_cast<int>(kConstant), torch::jit::toPyObject(value));
+        return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
     }
   }
 
