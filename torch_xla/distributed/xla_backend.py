@@ -340,6 +340,7 @@ def new_xla_process_group(ranks: Any = None, timeout: Any = None, backend: Any =
 if not compat.is_registered("xla"):
     dist.Backend.register_backend("xla", ProcessGroupXla, extended_api=True, devices=["xla"])
     dist.register_rendezvous_handler("xla", _meet)
+    compat.leave_out_of_flight_recorder("xla")
     _ddp.install()
     _host.install(ProcessGroupXla)
     # Functional collectives wait by a tensor's storage, which an xla tensor has not; and there is nothing to wait for.

@@ -37,6 +37,15 @@ def is_tested(name: str, release: str) -> bool:
     return minor(release) in TESTED[name]
 
 
+def is_before(release: str) -> bool:
+    """Whether this torch is older than a minor release; nothing is before an empty one."""
+    return bool(release) and _numbers(minor(torch.__version__)) < _numbers(release)
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in release.split(".")]
+
+
 def note_on_torch() -> str:
     """What an error that may come of an untested torch ends with; nothing where this torch was tested."""
     if is_tested("torch", torch.__version__):

@@ -15,7 +15,7 @@ from torch_xla._engine.base.compat.private import ENTRIES, Private
 
 def missing() -> list[Private]:
     """The entries that the installed torch and jax do not have."""
-    return [entry for entry in ENTRIES if not entry.optional and entry.find() is None]
+    return [entry for entry in ENTRIES if entry.is_missing]
 
 
 def lines() -> Iterator[str]:
@@ -26,8 +26,8 @@ def lines() -> Iterator[str]:
     yield ""
     for entry in ENTRIES:
         there = entry.find() is not None
-        state = "there" if there else "not installed" if entry.optional else "MISSING"
-        yield f"{state:<8} {entry.path}: {entry.purpose if there else entry.without}"
+        state = "there" if there else "MISSING" if entry.is_missing else "not needed"
+        yield f"{state:<10} {entry.path}: {entry.purpose if there else entry.without}"
 
 
 if __name__ == "__main__":

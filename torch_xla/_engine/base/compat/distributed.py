@@ -40,6 +40,13 @@ _PLUGINS = Private(
     "to register the backend xla once",
     "importing torch_xla.distributed.xla_backend anew, after its module was dropped, raises",
 )
+_SELF_RECORDING = Private(
+    "torch.distributed.distributed_c10d",
+    "_FR_SELF_RECORDING_BACKENDS",
+    "torch's flight recorder leaves groups of xla alone, which have no backend in C++ for it to ask",
+    "init_process_group('xla') raises 'ProcessGroup name not set', unless TORCH_FR_BUFFER_SIZE=0",
+    since="2.15",
+)
 _JOB = Private(
     "jax._src.distributed",
     "global_state",
@@ -80,6 +87,15 @@ def is_registered(backend: str) -> bool:
     """Whether torch.distributed knows a backend that is not its own."""
     plugins = _PLUGINS.find()
     return plugins is not None and backend.upper() in plugins
+
+
+def leave_out_of_flight_recorder(backend: str) -> None:
+    """Has torch's flight recorder, which is there from torch 2.15 on, record nothing for groups of a backend."""
+    recording = _SELF_RECORDING.find()
+    if recording is not None:
+        recording.add(backend)
+    elif _SELF_RECORDING.is_missing:
+        _SELF_RECORDING.warn()
 
 
 def job_client() -> Any:

@@ -30,6 +30,7 @@ class Private:
       purpose: what torch_xla does with it.
       without: what happens where it is missing.
       optional: of a package that need not be installed.
+      since: the first release of torch that has it, such as ``2.15``; what it is for does not exist in earlier ones.
     """
 
     module: str
@@ -37,6 +38,7 @@ class Private:
     purpose: str
     without: str
     optional: bool = False
+    since: str = ""
 
     def __post_init__(self) -> None:
         ENTRIES.append(self)
@@ -45,6 +47,11 @@ class Private:
     def path(self) -> str:
         """As one writes it: ``torch._utils._get_restore_location``."""
         return f"{self.module}.{self.name}"
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether this release should have it and does not."""
+        return not (self.optional or versions.is_before(self.since)) and self.find() is None
 
     def find(self) -> Any:
         """What the name stands for; None where it is missing."""
