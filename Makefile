@@ -37,9 +37,10 @@ smoke: $(READY)
 	$(BIN)/python -m pytest -q tests/test_smoke.py $(PYTEST_ARGS)
 
 # In an environment of its own: CUDA libraries of 5 GB come with most releases. The outcome goes into docs/versions.md.
+# CORE=1: only the tests that depend most on torch.
 test-torch:
 	$(if $(TORCH),,$(error say which, as in: make test-torch TORCH=2.15.0 PY=python3.13))
-	$(PYTHON) -m tests.torch_versions $(TORCH) --python $(or $(PY),$(PYTHON)) -- -n auto $(PYTEST_ARGS)
+	$(PYTHON) -m tests.torch_versions $(TORCH) --python $(or $(PY),$(PYTHON)) $(if $(CORE),--core) -- -n auto $(PYTEST_ARGS)
 
 # pytest ends with 5 where no test is marked so.
 test-ops: $(READY)

@@ -1,6 +1,6 @@
 """Runs the tests with another torch, or another Python, in an environment of their own, and notes how they went.
 
-    python -m tests.torch_versions 2.15.0 [--python python3.13] [-- arguments of pytest]    (make test-torch)
+    python -m tests.torch_versions 2.15.0 [--python python3.13] [--core] [-- arguments of pytest]    (make test-torch)
 
 The environment is ``.venv-torch-<release>-py<version>`` beside ``.venv``; ``make clean`` removes it. Each release but
 the one that ``requirements-dev.txt`` pins comes with 5 GB of CUDA libraries, which torch loads and does not use here.
@@ -23,6 +23,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements-dev.txt"
 TABLE = ROOT / "docs" / "versions.md"
+#: What depends most on the release of torch, in a quarter of the time.
+CORE = (
+    *(f"tests/test_{name}.py" for name in ("autograd", "build", "collectives", "compat", "compile", "func", "rng")),
+    *(f"tests/test_{name}.py" for name in ("saving", "smoke", "tensors", "tracing", "views")),
+    *(
+        f"tests/lowering/test_rules_{name}.py"
+        for name in ("attention", "indexing", "linalg", "loss", "random", "views")
+    ),
+)
 #: Bytes of an environment with CUDA's libraries, with room to unpack them.
 NEEDED = 12 << 30
 
@@ -91,9 +100,8 @@ def _outcome(report: Path) -> str:
     return text + (f", {counts['skipped']} skipped" if counts["skipped"] else "")
 
 
-def note(versions: list[str], arguments: list[str], outcome: str, today: datetime.date) -> None:
+def note(versions: list[str], tests: str, outcome: str, today: datetime.date) -> None:
     """Adds a line to the table, in place of an earlier one of the same releases and tests."""
-    tests = " ".join(a for a in arguments if not a.startswith("-") and not a.isdigit() and a != "auto") or "all"
     start = f"| {' | '.join(versions)} | {tests} |"
     lines = [line for line in TABLE.read_text().splitlines() if not line.startswith(start)]
     rows = [i for i, line in enumerate(lines) if line.startswith("|")]
@@ -101,6 +109,12 @@ def note(versions: list[str], arguments: list[str], outcome: str, today: datetim
     head, body = lines[: rows[0] + 2], lines[rows[0] + 2 :]
     end = next((i for i, line in enumerate(body) if not line.startswith("|")), len(body))
     TABLE.write_text("\n".join([*head, *sorted(body[:end]), *body[end:]]) + "\n")
+
+
+def _name(core: bool, arguments: list[str]) -> str:
+    """What the table calls the tests that ran."""
+    given = [argument for argument in arguments if argument not in ("-n", "auto") and not argument.isdigit()]
+    return " ".join([*(["core"] if core else []), *given]) or "all"
 
 
 def _python_version(base: str) -> str:
@@ -113,12 +127,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("release", help="of torch, as pip names it: 2.15.0")
     parser.add_argument("--python", default=sys.executable, help="the interpreter (default: this one)")
+    parser.add_argument("--core", action="store_true", help="only the tests that depend most on torch")
     parser.add_argument("arguments", nargs="*", help="arguments of pytest, after --")
     asked = parser.parse_args()
     environment = Environment(asked.release, _python_version(asked.python))
     environment.make(asked.python)
-    code, outcome = environment.run(asked.arguments)
-    note(environment.versions(), asked.arguments, outcome, datetime.date.today())
+    code, outcome = environment.run([*(CORE if asked.core else ()), *asked.arguments])
+    note(environment.versions(), _name(asked.core, asked.arguments), outcome, datetime.date.today())
     print(f"torch {asked.release}, Python {environment.python}: {outcome}; noted in {TABLE.relative_to(ROOT)}")
     return code
 
