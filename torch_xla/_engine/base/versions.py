@@ -66,5 +66,5 @@ def warn_of_untested() -> None:
             f"torch_xla was not tested with {found} (it was with {known}). It may work; "
             "python -m torch_xla._engine.base.compat says what it needs of torch and jax, and what of that is missing.",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=4,  # start, torch_xla/__init__, the user's import
         )
