@@ -91,7 +91,7 @@ Tensor product_along(const Tensor& self, int64_t dim, bool keepdim, OptDtype dty
     });
   }
   if (is_differentiated(self)) {
-    at::maybe_wrap_dim(dim, 0);
+    at::maybe_wrap_dim(dim, int64_t{0});
     return product_of_all(self, dtype);
   }
   at::AutoDispatchBelowADInplaceOrView guard;
