@@ -6,12 +6,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h)
 
-.PHONY: help setup demo test smoke test-ops lint fix bench clean
+.PHONY: help setup demo test smoke test-torch test-ops lint fix bench clean
 
 help:
 	@echo "make demo      train a CNN on handwritten digits on xla:0"
 	@echo "make test      all tests"
 	@echo "make smoke     the tests of half a minute"
+	@echo "make test-torch TORCH=2.15.0 [PY=python3.13]  all tests with another torch or Python"
 	@echo "make test-ops  every operator of torch against the CPU (long)"
 	@echo "make lint      formatting, lint, types, layers"
 	@echo "make fix       mend what can be mended of formatting and lint"
@@ -34,6 +35,12 @@ test: $(READY)
 
 smoke: $(READY)
 	$(BIN)/python -m pytest -q tests/test_smoke.py $(PYTEST_ARGS)
+
+# In an environment of its own: CUDA libraries of 5 GB come with most releases. The outcome goes into docs/versions.md.
+# CORE=1: only the tests that depend most on torch.
+test-torch:
+	$(if $(TORCH),,$(error say which, as in: make test-torch TORCH=2.15.0 PY=python3.13))
+	$(PYTHON) -m tests.torch_versions $(TORCH) --python $(or $(PY),$(PYTHON)) $(if $(CORE),--core) -- -n auto $(PYTEST_ARGS)
 
 # pytest ends with 5 where no test is marked so.
 test-ops: $(READY)
@@ -59,5 +66,5 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.watching $(BENCH_ARGS)
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-torch-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -170,6 +170,16 @@ def test_failing_source_shows_the_first_error(sources: Path, cache: Path) -> Non
     assert "failed after" in err
 
 
+def test_failed_build_with_an_untested_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_xla._engine.recorder import toolchain
+
+    failed = "units.cpp:7:11: error: 'resize_output' has not been declared in 'at::native'"
+    assert "not tested" not in toolchain._explain(failed)
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    *_, last = toolchain._explain(failed).splitlines()
+    assert last.startswith("  torch 2.99.0 was not tested with this torch_xla, which was tested with torch 2.11 to 2")
+
+
 def test_library_that_cannot_be_loaded_is_not_kept(sources: Path, cache: Path) -> None:
     (sources / "standin.cpp").write_text(GOOD + "int gone();\nint x = gone();\n")
     for _ in range(2):

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from helpers import ROOT, run_script
 
+from tests import torch_versions
+from torch_xla._engine.base import versions
+
 _BLOCK = re.compile(r"(<!-- not run -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 DOCUMENTS = [
@@ -66,3 +69,10 @@ def test_example_trains(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
     on_cpu = set(re.findall(r"Counter: (aten::\S+)", done.stdout)) - {"aten::_local_scalar_dense"}
     assert not on_cpu
+
+
+def test_each_tested_release_has_a_run_behind_it() -> None:
+    rows = [line.strip("| ").split(" | ") for line in torch_versions.TABLE.read_text().splitlines() if "passed" in line]
+    good = [row for row in rows if row[4].split(", ")[1] == "0 failed"]
+    for name, column in (("torch", 0), ("Python", 1), ("jax", 2)):
+        assert {versions.minor(row[column]) for row in good} >= set(versions.TESTED[name]), name

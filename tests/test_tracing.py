@@ -75,6 +75,7 @@ def test_functionalize() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace_method. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace(_method)?. is deprecated:FutureWarning")  # torch 2.15
 def test_jit_trace() -> None:
     module = _module()
     x = torch.randn(5, 4, device="xla")
@@ -108,6 +109,7 @@ def scale_(x: Tensor, by: float) -> None:
 CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.15, of its own clone
 @pytest.mark.parametrize("gradient", [False, True])
 def test_opcheck(gradient: bool) -> None:
     x = torch.randn(3, device="xla", requires_grad=gradient)

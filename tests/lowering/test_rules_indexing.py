@@ -167,7 +167,9 @@ EMBEDDING: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("case", INDEX + PUT + SCATTER + EMBEDDING, ids=lambda c: c[0])
-@pytest.mark.filterwarnings("ignore:index_reduce", "ignore:indexing with dtype torch.uint8")
+@pytest.mark.filterwarnings(
+    "ignore:index_reduce", "ignore:indexing with dtype torch.uint8", "ignore:The reduce argument of torch.scatter"
+)
 def test_same_as_cpu(case: tuple[Any, ...]) -> None:
     name, *args = case
     named = args.pop() if isinstance(args[-1], dict) else {}

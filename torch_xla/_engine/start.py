@@ -10,10 +10,9 @@ import threading
 import warnings
 from types import ModuleType
 
-import torch
-
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dynamo, frames, logs
+from torch_xla._engine.base import dynamo, frames, logs, versions
+from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import exit_summary, journal, observer, recompilation
@@ -34,6 +33,7 @@ def start() -> None:
         return
     _started = True
     logs.setup()
+    versions.warn_of_untested()
     collective_ops.define()
     load_rules()
     module = recorder.module()
@@ -65,7 +65,7 @@ def start() -> None:
     pickling.install()
     module_moves.install()
     dynamo.install()
-    torch._register_device_module("xla", device_module)
+    dispatcher.register_device_module("xla", device_module)
     atexit.register(shutdown.at_exit)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
 
@@ -82,7 +82,7 @@ def _register(module: ModuleType) -> None:
             module.register_recorded(name, rule.bake, rule.random)
     for name in decompose.table():
         # A decomposition is traced with the numbers it was called with: all of them are constants.
-        numbers = {a.name for a in decompose.overload(name)._schema.arguments}
+        numbers = {a.name for a in dispatcher.schema(decompose.overload(name)).arguments}
         module.register_recorded(name, numbers, False)
     module.register_forms()
 

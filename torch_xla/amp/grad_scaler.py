@@ -40,7 +40,7 @@ class GradScaler(torch.amp.GradScaler):
             )
         super().__init__("xla", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 
-    # Called by torch.amp.GradScaler.step (a private name of torch; checked on 2.13).
+    # Called by torch.amp.GradScaler.step; an entry of base/compat.
     def _maybe_opt_step(
         self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree  # private to torch; checked on 2.13
 
+from torch_xla._engine.base.compat import tracing
 from torch_xla._engine.diagnostics.recompilation import watcher
 from torch_xla.debug.model_comparator import compare_tensors
 
@@ -99,11 +99,11 @@ def _moved(value: Any, device: str) -> Any:
 
 
 def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    return _pytree.tree_map_only(torch.Tensor, function, value)
+    return tracing.map_tensors(function, value)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (t for t in _pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
+    return (t for t in tracing.leaves(value) if isinstance(t, torch.Tensor))
 
 
 def _first_difference(got: Any, expected: Any, rtol: float, atol: float) -> str | None:

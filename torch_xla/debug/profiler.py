@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from torch_xla._engine.base.compat import profiling
 from torch_xla._engine.execution import barrier
 from torch_xla._engine.recorder import origins, scopes
 
@@ -152,7 +153,7 @@ def trace(
     until = time.monotonic() + timeout_s
     while True:
         try:
-            _trace_there(address, logdir, duration_ms, num_tracing_attempts, levels)
+            profiling.trace(address, logdir, duration_ms, num_tracing_attempts, levels)
             return
         except ImportError:
             raise RuntimeError(_NO_CLIENT.format(address=address)) from None
@@ -171,13 +172,6 @@ def _trace_here(logdir: str, duration_ms: int, levels: dict[str, int]) -> None:
         time.sleep(duration_ms / 1000)
     finally:
         jax.profiler.stop_trace()
-
-
-def _trace_there(address: str, logdir: str, duration_ms: int, attempts: int, levels: dict[str, int]) -> None:
-    # As jax.collect_profile does, which prints and may open a browser (checked on jax 0.10.2).
-    from xprof.convert import _pywrap_profiler_plugin
-
-    _pywrap_profiler_plugin.trace(address, logdir, "", True, duration_ms, attempts, levels)
 
 
 def trace_detached(*args: Any, **kwargs: Any) -> threading.Thread:

@@ -3,20 +3,21 @@
 torch's own reducer copies gradients into buckets by their storage, which xla tensors do not have, and its buckets
 overlap communication with a backward that runs; here the backward is recorded, and XLA orders the whole step. So for
 xla modules DDP gets torch's switch for a reducer in Python, and ours: the first gradient of a backward asks autograd to
-call back at its end, and one collective then averages all. (``_ddp_init_helper``, ``_use_python_reducer``,
-``_pre_forward`` and autograd's ``queue_callback`` are private to torch; checked on 2.13.)
+call back at its end, and one collective then averages all.
 """
 
 from __future__ import annotations
 
 import functools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from torch_xla._engine.base.compat import modules
 from torch_xla._engine.job import rendezvous
 
 
@@ -28,15 +29,15 @@ class _Reducer:
 
     def __init__(self, ddp: Any) -> None:
         self._ddp = ddp
-        self._parameters = [p for p in ddp._module_parameters if p.requires_grad]
+        self._parameters = [p for p in modules.ddp_parameters(ddp) if p.requires_grad]
         self._queued = False
         for parameter in self._parameters:
-            ddp._accum_grad_hooks.append(parameter.register_post_accumulate_grad_hook(self._ready))
+            modules.keep_ddp_hook(ddp, parameter.register_post_accumulate_grad_hook(self._ready))
 
     def _ready(self, _: torch.Tensor) -> None:
         if self._ddp.require_backward_grad_sync and not self._queued:
             self._queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._average)
+            modules.at_end_of_backward(self._average)
 
     def _average(self) -> None:
         self._queued = False
@@ -65,34 +66,35 @@ class _Reducer:
                 parameter.grad = torch.zeros_like(parameter)
 
 
+def _set_up(original: Callable[..., None], ddp: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
+    # torch's reducer is made, but installs no hooks of its own.
+    on_xla = parameters[0].device.type == "xla"
+    if on_xla:
+        modules.use_python_reducer(ddp, True)
+    original(ddp, parameters, *args, **kwargs)
+    if on_xla:
+        modules.use_python_reducer(ddp, False)  # or __init__ would set up a compiler
+
+
+def _before_forward(original: Callable[..., Any], ddp: Any, *inputs: Any, **kwargs: Any) -> Any:
+    if ddp.device_type == "xla":
+        modules.sync_ddp_buffers(ddp)
+    return original(ddp, *inputs, **kwargs)
+
+
 def install() -> None:
     """Teaches DistributedDataParallel about xla modules, once."""
     cls: Any = DistributedDataParallel
-    if getattr(cls, "_torch_xla", False):
+    if getattr(cls.__init__, "_torch_xla", False):
         return
-    cls._torch_xla = True
-    init, helper, pre_forward, hook = cls.__init__, cls._ddp_init_helper, cls._pre_forward, cls.register_comm_hook
-
-    @functools.wraps(helper)
-    def _ddp_init_helper(self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
-        # torch's reducer is made, but installs no hooks of its own.
-        self._use_python_reducer = self._use_python_reducer or parameters[0].device.type == "xla"
-        helper(self, parameters, *args, **kwargs)
-        if parameters[0].device.type == "xla":
-            self._use_python_reducer = False  # or __init__ would set up a compiler
+    init, hook = cls.__init__, cls.register_comm_hook
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         if self.device_type == "xla":
-            self._use_python_reducer = True
+            modules.use_python_reducer(self, True)
             _Reducer(self)
-
-    @functools.wraps(pre_forward)
-    def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if self.device_type == "xla" and self._check_sync_bufs_pre_fwd():
-            self._sync_buffers()
-        return pre_forward(self, *inputs, **kwargs)
 
     @functools.wraps(hook)
     def register_comm_hook(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -100,5 +102,6 @@ def install() -> None:
             raise NotImplementedError("register_comm_hook: DistributedDataParallel on xla has no buckets to hook")
         hook(self, *args, **kwargs)
 
-    cls.__init__, cls._ddp_init_helper = __init__, _ddp_init_helper
-    cls._pre_forward, cls.register_comm_hook = _pre_forward, register_comm_hook
+    __init__._torch_xla = True  # type: ignore[attr-defined]
+    cls.__init__, cls.register_comm_hook = __init__, register_comm_hook
+    modules.wrap_ddp(_set_up, _before_forward)

@@ -2,18 +2,16 @@
 
 Their tensors have another size at each call, and on a device every size would be a program to compile. So the group
 has torch make them on the CPU, and what is as small as they are, and on the CPU, is exchanged by rendezvous.
-(``_get_object_coll_device`` is private to torch; checked on torch 2.13.)
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.distributed import distributed_c10d
 
+from torch_xla._engine.base.compat import distributed
 from torch_xla._engine.job import rendezvous
 
 #: Bytes of a tensor that still goes this way, and the dtypes of pickled objects and of their sizes.
@@ -44,11 +42,9 @@ def fill(targets: Sequence[torch.Tensor], data: bytes) -> None:
 
 def install(kind: type) -> None:
     """Has torch make the tensors of objects on the CPU for groups of this kind."""
-    original: Callable[..., str] = distributed_c10d._get_object_coll_device
 
-    @functools.wraps(original)
-    def device(group: Any = None) -> str:
-        group = group or distributed_c10d._get_default_group()
+    def device(original: Callable[..., str], group: Any = None) -> str:
+        group = group or distributed.default_group()
         return "cpu" if isinstance(group, kind) else original(group)
 
-    distributed_c10d._get_object_coll_device = device
+    distributed.wrap_object_device(device)

@@ -24,10 +24,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
-from torch.distributed import distributed_c10d
 
 from torch_xla._engine import recorder
+from torch_xla._engine.base.compat import distributed as compat
 from torch_xla._engine.device import devices
 from torch_xla._engine.execution import executor
 from torch_xla._engine.job import coordination, replicas
@@ -51,7 +50,7 @@ Tensors = list[torch.Tensor]
 def _done(value: Any) -> dist.Work:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(value)
-    work: dist.Work = _create_work_from_future(future)
+    work: dist.Work = compat.work_of(future)
     return work
 
 
@@ -79,7 +78,7 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        return str(distributed_c10d._world.pg_names[self])
+        return compat.group_name(self)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -172,6 +171,9 @@ class ProcessGroupXla(dist.ProcessGroup):
         return self.allgather([list(row) for row in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+        if output.device.type == "cpu" and _host.takes([input]):  # objects of all_gather_object, from torch 2.15 on
+            _host.fill([output], b"".join(self._said([input])))
+            return _done(output)
         with self._scope():
             collectives.write([output], [self._gathered(input).reshape(output.shape)])
         return _done(output)
@@ -338,9 +340,10 @@ def new_xla_process_group(ranks: Any = None, timeout: Any = None, backend: Any =
     return dist.new_group(ranks, timeout, backend, pg_options)
 
 
-if "XLA" not in dist.Backend._plugins:
+if not compat.is_registered("xla"):
     dist.Backend.register_backend("xla", ProcessGroupXla, extended_api=True, devices=["xla"])
     dist.register_rendezvous_handler("xla", _meet)
+    compat.leave_out_of_flight_recorder("xla")
     _ddp.install()
     _host.install(ProcessGroupXla)
     # Functional collectives wait by a tensor's storage, which an xla tensor has not; and there is nothing to wait for.

@@ -2,16 +2,17 @@
 
 Dynamo takes over every Python function that runs below a compiled one, also those that C++ calls back. The engine's own
 must not become part of a traced graph: they would be traced again and again, and their locks, clocks and tables with
-them. What is used here is part of torch's C module; importing torch_xla does not import dynamo.
+them. Importing torch_xla does not import dynamo.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
+
+from torch_xla._engine.base.compat import tracing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,17 +29,14 @@ def runs_as_it_is(function: F) -> F:
     One that is called in the middle of a function that is being traced has to say more: see ``is_tracing`` and
     ``breaks_graph``.
     """
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    tracing.skip_code(function)
     return function
 
 
 def breaks_graph(function: F) -> F:
     """``function``, at a call of which a traced graph ends; what follows is another one."""
     runs_as_it_is(function)
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = "it asks the xla device, or starts it"  # type: ignore[attr-defined]
+    tracing.end_graph_at(function, "it asks the xla device, or starts it")
     return function
 
 
@@ -49,7 +47,7 @@ def is_tracing() -> bool:
 
 def _devices(values: Iterable[Any]) -> Iterable[torch.device]:
     for value in values:
-        for tensor in torch.utils._pytree.tree_leaves(value):
+        for tensor in tracing.leaves(value):
             if isinstance(tensor, torch.Tensor):
                 yield tensor.device
 
@@ -63,14 +61,5 @@ def _refuse_xla(original: Callable[..., Any], compiler: Any, graph: Any, inputs:
 
 
 def install() -> None:
-    """Wraps the default backend of torch.compile (private to torch, which has no hook; checked on torch 2.13)."""
-    inductor = torch._TorchCompileInductorWrapper
-    original = inductor.__call__
-    if not hasattr(original, "_torch_xla"):
-
-        @functools.wraps(original)
-        def call(self: Any, graph: Any, inputs: Any, **options: Any) -> Any:
-            return _refuse_xla(original, self, graph, inputs, **options)
-
-        call._torch_xla = True  # type: ignore[attr-defined]
-        inductor.__call__ = call  # type: ignore[assignment, method-assign]
+    """Wraps the default backend of torch.compile, for which torch has no hook."""
+    tracing.wrap_default_backend(_refuse_xla)

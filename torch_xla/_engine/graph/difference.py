@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.graph.summary import Leaf, OpSketch, Sketch
 from torch_xla._engine.lowering import RULES, decompose
 
@@ -147,7 +148,7 @@ def _argument_change(old: OpSketch, new: OpSketch) -> ArgumentChange | None:
 def _describe_argument(op: str, position: int) -> tuple[str, str]:
     """(name, type) of an argument, from the op's schema; ops of our own, and what we add to arguments, have none."""
     try:
-        argument = decompose.overload(op)._schema.arguments[position]
+        argument = dispatcher.schema(decompose.overload(op)).arguments[position]
     except (AttributeError, IndexError, RuntimeError):
         return f"number {position}", ""
     return argument.name, str(argument.type)
@@ -157,5 +158,5 @@ def _has_tensor_overload(op: str, name: str, kind: str) -> bool:
     if kind not in ("number", "Scalar", "Tensor"):  # a float or an int of the schema stays one
         return False
     packet = decompose.overload(op).overloadpacket
-    overloads = (getattr(packet, overload)._schema for overload in packet.overloads())
+    overloads = (dispatcher.schema(getattr(packet, overload)) for overload in packet.overloads())
     return any(argument.name == name and str(argument.type) == "Tensor" for s in overloads for argument in s.arguments)

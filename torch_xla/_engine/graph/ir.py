@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.graph.program import SCATTER, GraphSpec, NodeSpec
 from torch_xla._engine.lowering import decompose
 from torch_xla._engine.lowering.registry import Promise
@@ -63,7 +64,7 @@ def shape_name(promise: Promise) -> str:
 def _arguments(op: str) -> tuple[tuple[str, str, Any], ...]:
     """(name, type, default) of each argument of an operator; nothing for one that torch.ops does not have."""
     try:
-        schema = decompose.overload(op)._schema
+        schema = dispatcher.schema(decompose.overload(op))
     except AttributeError:
         return ()
     return tuple((a.name, str(a.type), a.default_value if a.has_default_value() else None) for a in schema.arguments)

@@ -4,7 +4,6 @@
 
 Rank 0 hosts jax's coordinator on a port that it picks and keeps; the others learn the address from the store that the
 launcher gave them all: a file (spawn) or torch.distributed's TCPStore (torchrun).
-(The client of jax.distributed is private to jax; checked on jax 0.10.2.)
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import jax
 import torch.distributed as dist
 
 from torch_xla._engine.base import frames
+from torch_xla._engine.base.compat import distributed
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.job import network, replicas
 
@@ -75,7 +75,7 @@ def join() -> None:
             if handler is not None:
                 signal.signal(signal.SIGTERM, handler)
         _watch_for_failure()
-        network.use_for_collectives(network.own_address(_host()), client())
+        distributed.offer_gloo_at(network.own_address(_host()), client())
 
 
 def job_store() -> dist.Store:
@@ -158,11 +158,10 @@ def _current_handler() -> Any:
 
 def client() -> Any:
     """The client of the job's key-value store. RuntimeError outside of a job."""
-    from jax._src.distributed import global_state
-
-    if global_state.client is None:
+    found = distributed.job_client()
+    if found is None:
         raise RuntimeError("torch_xla: this process has not joined a job of several processes")
-    return global_state.client
+    return found
 
 
 class Late(RuntimeError):

@@ -1,17 +1,13 @@
-"""By which address other processes of the job reach this one, and that jax's CPU collectives use it.
+"""By which address other processes of the job reach this one.
 
-jax leaves it to gloo, which takes what the machine's own name resolves to: on many machines that is 127.0.0.1 or
-127.0.1.1, which other machines cannot connect to. (The backend's factory is private to jax; checked on jax 0.10.2.)
+jax's CPU collectives leave it to gloo, which takes what the machine's own name resolves to: on many machines that is
+127.0.0.1 or 127.0.1.1, which other machines cannot connect to.
 """
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import socket
-from typing import Any
-
-import jax
 
 #: Reserved for documentation: the way there is the way to everywhere that has no route of its own.
 _ELSEWHERE = "192.0.2.1"
@@ -44,15 +40,3 @@ def _loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False  # a name
-
-
-def use_for_collectives(address: str, client: Any) -> None:
-    """Has the CPU backend, which has not started yet, offer its collectives at the address. Nothing without gloo."""
-    from jax._src import xla_bridge
-    from jaxlib import _jax
-
-    if jax.config.values["jax_cpu_collectives_implementation"] != "gloo":
-        return
-    collectives = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address)
-    factory = functools.partial(xla_bridge.make_cpu_client, collectives=collectives)
-    xla_bridge.register_backend_factory("cpu", factory, priority=0, fail_quietly=False)

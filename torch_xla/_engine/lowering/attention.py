@@ -16,7 +16,7 @@ from jax import lax
 
 from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.matmul import precision_for
-from torch_xla._engine.lowering.registry import Context, lower
+from torch_xla._engine.lowering.registry import Context, Promise, lower
 
 Maybe = jax.Array | None
 
@@ -164,7 +164,7 @@ def _attention_backward(
         return sums, (dq, inner if wants_bias else None)
 
     lse = _grouped(logsumexp[:, :, :rows], groups)
-    heads = q.shape[:3]  # of keys and values too: torch promises a gradient for each head that shares one
+    heads = q.shape[:3]
     zeros = jnp.zeros((*heads, *key.shape[2:]), np.float32), jnp.zeros((*heads, *value.shape[2:]), np.float32)
     blocks = (*(_split(x, n) for x in (q, do, o, lse)), biases, jnp.arange(n, dtype=np.uint32))
     (dk, dv), (dq, inner) = lax.scan(block, zeros, blocks, unroll=n == 1)
@@ -172,8 +172,13 @@ def _attention_backward(
     dbias = None
     if bias is not None and wants_bias:
         dbias = _sum_to(_join(inner, rows).reshape(*query.shape[:3], -1), bias.shape).astype(bias.dtype)
-    dk, dv = (x.reshape(query.shape[0], -1, *x.shape[3:]) for x in (dk.astype(key.dtype), dv.astype(value.dtype)))
-    return dq, dk, dv, dbias
+    return dq, _promised(dk, ctx.outs[1]).astype(key.dtype), _promised(dv, ctx.outs[2]).astype(value.dtype), dbias
+
+
+def _promised(gradient: jax.Array, out: Promise) -> jax.Array:
+    """The gradient of a shared key or value, from one per head: what torch 2.11 to 2.14 promise; 2.15, their sum."""
+    per_head = gradient.reshape(gradient.shape[0], -1, *gradient.shape[3:])
+    return per_head if per_head.shape == out[0] else jnp.sum(gradient, 2)
 
 
 def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

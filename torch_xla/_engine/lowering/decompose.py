@@ -1,7 +1,4 @@
-"""Ops without a rule of their own: torch's decomposition, traced once per call into ops that have one.
-
-Uses ``torch._decomp`` and ``torch.fx.experimental.proxy_tensor.make_fx`` (private to torch; checked on 2.13).
-"""
+"""Ops without a rule of their own: torch's decomposition, traced once per call into ops that have one."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import jax
 import torch
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.apply import apply
 from torch_xla._engine.lowering.registry import Context, Number
@@ -24,11 +22,9 @@ from torch_xla._engine.lowering.registry import Context, Number
 @functools.cache
 def table() -> dict[str, Callable[..., Any]]:
     """torch's decompositions of functional aten ops that have no rule here, by qualified name."""
-    from torch._decomp import core_aten_decompositions
-
     found = {}
-    for overload, rule in core_aten_decompositions().items():
-        schema = getattr(overload, "_schema", None)
+    for overload, rule in dispatcher.decompositions().items():
+        schema = dispatcher.schema_or_none(overload)
         if schema is None or not _is_functional(schema):
             continue
         name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
@@ -40,10 +36,10 @@ def table() -> dict[str, Callable[..., Any]]:
 def _has_default_kernel(name: str) -> bool:
     # torch's own C++ kernel takes such an op apart as it is recorded.
     keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
+    return any(dispatcher.has_kernel(name, key) for key in keys)
 
 
-def _is_functional(schema: torch._C.FunctionSchema) -> bool:
+def _is_functional(schema: Any) -> bool:
     tensors = all("Tensor" in str(r.type) for r in schema.returns)
     return tensors and bool(schema.returns) and all(a.alias_info is None for a in schema.arguments)
 
@@ -75,10 +71,8 @@ def _to_meta(arg: Any) -> Any:
 
 
 def _trace(name: str, args: list[Any]) -> torch.fx.GraphModule:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     op = overload(name)
-    schema = op._schema.arguments
+    schema = dispatcher.schema(op).arguments
     metas = [_to_meta(a) for a in args]
     places = [i for i, a in enumerate(args) if isinstance(a, jax.Array)]
     lists = [i for i, a in enumerate(args) if isinstance(a, list) and any(isinstance(x, jax.Array) for x in a)]
@@ -95,7 +89,7 @@ def _trace(name: str, args: list[Any]) -> torch.fx.GraphModule:
         return table()[name](*positional, **keyword)
 
     functional = torch.func.functionalize(call, remove="mutations_and_views")
-    return make_fx(functional, decomposition_table=rules)([metas[i] for i in places], [metas[i] for i in lists])
+    return dispatcher.make_fx(functional, rules)([metas[i] for i in places], [metas[i] for i in lists])
 
 
 def _run(name: str, *args: Any) -> Any:
@@ -129,7 +123,7 @@ def _interpret(module: torch.fx.GraphModule, inputs: Any) -> Any:
 
 def _call(node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
     op: Any = node.target
-    schema = op._schema
+    schema = dispatcher.schema(op)
     name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
     if name not in RULES:
         raise LookupError(f"its decomposition uses {name}, which has no lowering rule")

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from torch_xla._engine.base.compat import dispatcher
+
 #: Kept alive: a registration ends with its library.
 _LIBRARY = torch.library.Library("aten", "IMPL", "Meta")
 
@@ -46,5 +48,5 @@ _RESULTS: dict[str, Callable[..., Any]] = {
 }
 
 for _name, _result in _RESULTS.items():
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
+    if not dispatcher.has_kernel(f"aten::{_name}", "Meta"):
         _LIBRARY.impl(_name, _result)

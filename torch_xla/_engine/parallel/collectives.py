@@ -15,6 +15,7 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import frames
+from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.job import replicas, thread_group
 
 _kept: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
@@ -230,4 +231,4 @@ def broadcast(tensors: Sequence[torch.Tensor], root: int, groups: Groups = None)
 def write(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Sets each target to its value."""
     if targets:
-        torch._foreach_copy_(list(targets), list(values))
+        dispatcher.copy_all(targets, values)

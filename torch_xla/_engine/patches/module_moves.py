@@ -3,21 +3,20 @@
 A CPU tensor cannot take over the value of an xla tensor (``.data =``), so torch gives a module that moves new
 parameters, and an optimizer would go on updating the old ones without a word. torch has the remedy,
 ``torch.utils.swap_tensors``, behind a flag for all modules and devices of the process; here it is used for parameters
-that move to or from xla, and for no others. ``Module._apply`` is private to torch (checked on 2.13).
+that move to or from xla, and for no others.
 """
 
 from __future__ import annotations
 
-import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from torch_xla._engine.base import frames
-
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+from torch_xla._engine.base.compat import modules
 
 
 def _moved(before: nn.Parameter | None, after: nn.Parameter | None) -> bool:
@@ -28,7 +27,7 @@ def _moved(before: nn.Parameter | None, after: nn.Parameter | None) -> bool:
 
 def _keep(before: nn.Parameter, after: nn.Parameter) -> None:
     """``before`` becomes what ``after`` is, and keeps its class, attributes and hooks."""
-    hooks = {name: getattr(before, name) for name in _HOOKS}
+    hooks = modules.parameter_hooks(before)
     after.__class__ = before.__class__
     after.__dict__.update(before.__dict__)
     torch.utils.swap_tensors(before, after)
@@ -40,7 +39,7 @@ def _keep(before: nn.Parameter, after: nn.Parameter) -> None:
 def _settle(module: nn.Module, old: dict[str, nn.Parameter | None]) -> None:
     done: set[int] = set()  # a parameter may be there under two names
     for name, before in old.items():
-        after = module._parameters.get(name)
+        after = modules.own_parameters(module).get(name)
         if before is None or after is None or not _moved(before, after) and id(before) not in done:
             continue
         if id(before) not in done:
@@ -56,22 +55,17 @@ def _settle(module: nn.Module, old: dict[str, nn.Parameter | None]) -> None:
                 )
                 continue
             done.add(id(before))
-        module._parameters[name] = before
+        modules.own_parameters(module)[name] = before
+
+
+def _apply(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    old = dict(modules.own_parameters(module))
+    original(module, *args, **kwargs)
+    if old:
+        _settle(module, old)
+    return module
 
 
 def install() -> None:
-    """Wraps Module._apply, once."""
-    original: Any = nn.Module._apply
-    if getattr(original, "_torch_xla", False):
-        return
-
-    @functools.wraps(original)
-    def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        old = dict(self._parameters)
-        original(self, *args, **kwargs)
-        if old:
-            _settle(self, old)
-        return self
-
-    apply._torch_xla = True  # type: ignore[attr-defined]
-    nn.Module._apply = apply  # type: ignore[method-assign]
+    """Wraps what ``Module.to`` does to each module."""
+    modules.wrap_module_apply(_apply)

@@ -1,7 +1,7 @@
 """How xla tensors get into files and other processes, and back: by value, with the name of their device.
 
 torch pickles a tensor of a device without storage as a CPU copy and the device's name. What it leaves open is closed
-here, by wrapping names that are private to torch or have no hook (checked on torch 2.13):
+here, by wrapping names that are private to torch (base/compat/saving.py has those) or have no hook:
 
     Tensor._reduce_ex_internal       a leaf that requires grad could not be loaded again
     torch.save                       a tensor saved together with a view of it is refused, as documented
@@ -20,13 +20,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.multiprocessing import reductions
 
 from torch_xla._engine import recorder
+from torch_xla._engine.base.compat import saving
 from torch_xla._engine.device import devices
 from torch_xla._engine.execution import barrier
 
@@ -96,25 +96,26 @@ def _saving(older: bool) -> Iterator[None]:
 
 
 def _reduce(original: Callable[..., Reduced], tensor: torch.Tensor, protocol: Any) -> Reduced:
-    if tensor.device.type != "xla" or torch.serialization._serialization_tls.skip_data:
+    if tensor.device.type != "xla" or saving.skips_data():
         return original(tensor, protocol)
     torch.utils.hooks.warn_if_has_hooks(tensor)
     values = tensor.detach().cpu() if _thread.saving is None else _thread.saving.values(tensor)
     arguments = (values, tensor.dtype, str(tensor.device), tensor.requires_grad)
-    return torch._utils._rebuild_device_tensor_from_cpu_tensor, arguments
+    return saving.rebuild(), arguments
 
 
 def _load_older(original: Callable[..., Any], file: Any, map_location: Any, *args: Any, **kwargs: Any) -> Any:
     """torch.load of a file whose values come last: what was made of them before they were there is filled in then."""
-    local = torch.serialization._serialization_tls
-    before = _thread.awaited, local.map_location
-    _thread.awaited, local.map_location = [], map_location  # torch sets it for the newer format only
+    before = _thread.awaited, saving.map_location()
+    _thread.awaited = []
+    saving.set_map_location(map_location)  # torch sets it for the newer format only
     try:
         loaded = original(file, map_location, *args, **kwargs)
         for tensor, values in _thread.awaited:
             tensor.data.copy_(values)
     finally:
-        _thread.awaited, local.map_location = before
+        _thread.awaited = before[0]
+        saving.set_map_location(before[1])
     return loaded
 
 
@@ -140,12 +141,12 @@ def _check(device: Any) -> Any:
 
 def _restore_location(original: Callable[[Any], Any], device: Any) -> Any:
     """Where torch.load puts a tensor that was saved on ``device``."""
-    where = torch.serialization._serialization_tls.map_location
+    where = saving.map_location()
     if not str(device).startswith("xla"):
         return original(device)
     if where is None or isinstance(where, (dict, str, torch.device)):
         return _check(original(device))
-    storage: Any = where(torch.UntypedStorage(0), str(device))  # type: ignore[arg-type]  # a function of (storage, location), as for other devices
+    storage: Any = where(torch.UntypedStorage(0), str(device))  # as for other devices: (storage, location)
     return _check(device if storage is None else storage.device)
 
 
@@ -194,17 +195,6 @@ def _reduce_for_process(tensor: torch.Tensor) -> Any:
     return _rebuild, (type(tensor), file.getvalue(), str(tensor.device), tensor.requires_grad)
 
 
-def _wrap(module: ModuleType, name: str, ours: Callable[..., Any]) -> None:
-    # A function of the same name: pickles refer to it by that.
-    theirs = getattr(module, name)
-
-    @functools.wraps(theirs)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return ours(theirs, *args, **kwargs)
-
-    setattr(module, name, wrapper)
-
-
 def install() -> None:
     """Wraps the names above, once."""
     original_save = torch.serialization.save
@@ -219,17 +209,10 @@ def install() -> None:
 
     save._torch_xla = True  # type: ignore[attr-defined]
     torch.save = torch.serialization.save = save
-    original_reduce = torch.Tensor._reduce_ex_internal
-
-    @functools.wraps(original_reduce)
-    def reduce(self: torch.Tensor, protocol: Any) -> Reduced:
-        return _reduce(original_reduce, self, protocol)
-
-    torch.Tensor._reduce_ex_internal = reduce  # type: ignore[method-assign]
-    _wrap(torch.serialization, "_legacy_load", _load_older)
-    _wrap(torch._utils, "_rebuild_device_tensor_from_cpu_tensor", _rebuild_on_device)
-    torch._weights_only_unpickler._get_allowed_globals.cache_clear()  # it may have kept torch's function of that name
-    torch._utils._get_restore_location = functools.partial(_restore_location, torch._utils._get_restore_location)
+    saving.wrap_reduce(_reduce)
+    saving.wrap_legacy_load(_load_older)
+    saving.wrap_rebuild(_rebuild_on_device)
+    saving.wrap_restore_location(_restore_location)
     torch.serialization.register_package(27, lambda storage: None, _deserialize)
     ForkingPickler.register(torch.Tensor, _reduce_for_process)
     ForkingPickler.register(torch.nn.Parameter, _reduce_for_process)

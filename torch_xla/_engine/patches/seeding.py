@@ -1,7 +1,7 @@
 """Makes ``torch.manual_seed`` seed xla devices too.
 
 torch offers no hook for a device type that is not its own, so ``torch.manual_seed`` and ``torch.random.manual_seed``
-are wrapped. (Checked on torch 2.13. A generator that is seeded directly is noticed by the recorder as well,
+are wrapped. (A generator that is seeded directly is noticed by the recorder as well,
 unless it gets the seed it had.)
 """
 

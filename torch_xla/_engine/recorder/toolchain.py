@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from torch_xla._engine.base import versions
 from torch_xla._engine.base.status_line import StatusLine
 
 FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden")
@@ -73,7 +74,7 @@ def identity(compiler: list[str]) -> str:
 def _combined(units: list[Path], folder: Path) -> list[Path]:
     """Two files to compile, one per core: torch's headers take longer than all of our own code, so they are read twice
     and not once per unit. What knows Python is apart: it includes the most."""
-    python = {unit: "pybind11/" in unit.read_text() for unit in units}
+    python = {unit: "pybind11" in unit.read_text() for unit in units}
     for name, knows_python in (("python.cpp", True), ("units.cpp", False)):
         lines = [f'#include "{unit}"\n' for unit in units if python[unit] == knows_python]
         (folder / name).write_text("".join(lines))
@@ -154,4 +155,5 @@ def _explain(output: str) -> str:
     first = next((i for i, line in enumerate(lines) if is_error.search(line)), max(0, len(lines) - _ERROR_LINES))
     shown = "\n".join(f"  {line}" for line in lines[first : first + _ERROR_LINES])
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, output, re.IGNORECASE)), None)
-    return f"torch_xla cannot build its recorder: the build failed.\n{shown}" + (f"\n  {remedy}" if remedy else "")
+    advice = [line for line in (remedy, versions.note_on_torch()) if line]
+    return "\n  ".join([f"torch_xla cannot build its recorder: the build failed.\n{shown}", *advice])

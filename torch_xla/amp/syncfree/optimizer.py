@@ -19,7 +19,7 @@ class SyncFree(torch.optim.Optimizer):
     step, through the attributes found_inf and grad_scale that it sets for the call.
     """
 
-    _step_supports_amp_scaling = True  # read by torch.amp.GradScaler (private; checked on 2.13)
+    _step_supports_amp_scaling = True  # read by torch.amp.GradScaler; an entry of base/compat
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, found_inf: Tensor | None = None) -> Any:

@@ -4,13 +4,12 @@
 #include "attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/ops/scaled_dot_product_attention_native.h>
-#include <torch/csrc/autograd/functions/utils.h>
 
 #include <array>
 #include <cmath>
 #include <limits>
 
+#include "compat.h"
 #include "registration.h"
 #include "tensor.h"
 
@@ -59,13 +58,13 @@ bool fits(const Tensor& query, const Tensor& key, const Tensor& value, const Opt
   }
   for (const Tensor& t : {query, key, value}) {
     if (!t.device().is_xla() || t.layout() != at::kStrided || t.dim() != 4 || t.scalar_type() != dtype ||
-        t.sym_numel() == 0 || t.sym_size(0) != query.sym_size(0) || torch::autograd::isFwGradDefined(t)) {
+        t.sym_numel() == 0 || t.sym_size(0) != query.sym_size(0) || compat::isFwGradDefined(t)) {
       return false;
     }
   }
   return key.sym_size(1) == value.sym_size(1) && key.sym_size(2) == value.sym_size(2) &&
          query.sym_size(3) == key.sym_size(3) && heads_fit(query, key, enable_gqa) &&
-         (!is_given(mask) || (mask_fits(*mask, query, key) && !torch::autograd::isFwGradDefined(mask)));
+         (!is_given(mask) || (mask_fits(*mask, query, key) && !compat::isFwGradDefined(mask)));
 }
 
 bool any_requires_grad(std::initializer_list<Tensor> tensors) {
@@ -95,10 +94,10 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
     return out.squeeze(0);
   }
   if (!fused_allowed() || !fits(query, key, value, mask, dropout_p, is_causal, enable_gqa)) {
-    return at::native::scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
+    return compat::scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
   }
   if (maybe_xla(query) == nullptr && query.sym_size(1) != key.sym_size(1)) {
-    // Traced: what the backward pass gives for heads in groups is not what torch promises, and the trace shows that.
+    // Traced: until torch 2.14 the backward pass promises gradients of other shapes than a shared key has.
     const c10::SymInt heads = query.sym_size(1);
     return attention(query, spread(key, heads), spread(value, heads), mask, dropout_p, is_causal, scale, false);
   }
@@ -146,7 +145,7 @@ Gradients attention_backward(const Tensor& grad, const Tensor& query, const Tens
   at::AutoDispatchBelowADInplaceOrView guard;
   auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
       grad, query, key, value, bias, out, logsumexp, seed, offset, dropout_p, mask, is_causal, scale);
-  // torch promises a gradient per head, also where several heads share a key.
+  // Until 2.14 torch promises a gradient per head also where several heads share a key; from 2.15 on, their sum.
   return {dq, gather(dk, key.sym_size(1)), gather(dv, key.sym_size(1)), dbias};
 }
 

@@ -2,11 +2,11 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <cstring>
 #include <unordered_set>
 
+#include "compat_python.h"
 #include "counters.h"
 #include "describe.h"
 #include "device.h"

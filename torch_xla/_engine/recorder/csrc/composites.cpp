@@ -4,13 +4,11 @@
 #include "composites.h"
 
 #include <ATen/ATen.h>
-#include <ATen/native/Resize.h>
-#include <ATen/ops/ctc_loss_native.h>
-#include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
 #include <limits>
 
+#include "compat.h"
 #include "registration.h"
 #include "tensor.h"
 
@@ -21,7 +19,7 @@ using at::Tensor;
 using OptDtype = std::optional<at::ScalarType>;
 
 bool is_differentiated(const Tensor& t) {
-  return (at::GradMode::is_enabled() && t.requires_grad()) || torch::autograd::isFwGradDefined(t);
+  return (at::GradMode::is_enabled() && t.requires_grad()) || compat::isFwGradDefined(t);
 }
 
 Tensor maximum_of_all(const Tensor& self) {
@@ -93,7 +91,7 @@ Tensor product_along(const Tensor& self, int64_t dim, bool keepdim, OptDtype dty
     });
   }
   if (is_differentiated(self)) {
-    at::maybe_wrap_dim(dim, 0);
+    at::maybe_wrap_dim(dim, int64_t{0});
     return product_of_all(self, dtype);
   }
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -140,7 +138,7 @@ Tensor ctc_loss_of_tensors(const Tensor& log_probs, const Tensor& targets, const
                            const Tensor& target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
   const bool batched = log_probs.dim() == 3;
   if (!log_probs.device().is_xla() || (!batched && log_probs.dim() != 2)) {
-    return at::native::ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity);
+    return compat::ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity);
   }
   const at::Device device = log_probs.device();
   const Tensor steps = batched ? log_probs : log_probs.unsqueeze(1);
@@ -159,7 +157,7 @@ Tensor ctc_loss_of_tensors(const Tensor& log_probs, const Tensor& targets, const
 Tensor ctc_loss_of_numbers(const Tensor& log_probs, const Tensor& targets, at::IntArrayRef input_lengths,
                            at::IntArrayRef target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
   if (maybe_xla(log_probs) == nullptr) {  // traced: tensors made of the numbers would be constants of the trace
-    return at::native::ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity);
+    return compat::ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity);
   }
   return ctc_loss_of_tensors(log_probs, targets, at::tensor(input_lengths, at::kLong),
                              at::tensor(target_lengths, at::kLong), blank, reduction, zero_infinity);
@@ -173,7 +171,7 @@ Tensor& write_out(const char* name, const Tensor& result, Tensor& out) {
   TORCH_CHECK(result.scalar_type() == out.scalar_type(), "Expected out tensor to have dtype ",
               toString(result.scalar_type()), ", but got ", toString(out.scalar_type()), " instead");
   if (out.sym_sizes() != result.sym_sizes()) {
-    at::native::resize_output_symint(out, result.sym_sizes());
+    compat::resize_output_symint(out, result.sym_sizes());
   }
   return out.copy_(result);
 }

@@ -2,8 +2,8 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
-#include <ATen/ops/_to_copy_native.h>
 
+#include "compat.h"
 #include "record.h"
 #include "tensor.h"
 
@@ -100,7 +100,7 @@ Tensor quantized_to_copy(const Tensor& self, std::optional<at::ScalarType> dtype
   if (device && device->type() == c10::DeviceType::XLA) {
     check_uploadable("aten::_to_copy", self, self.scalar_type());
   }
-  return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, memory_format);
+  return compat::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, memory_format);
 }
 
 Tensor copy(const Tensor& self, const Tensor& source, bool) {

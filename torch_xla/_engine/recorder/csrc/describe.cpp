@@ -1,9 +1,8 @@
 #include "describe.h"
 
 #include <pybind11/stl.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
-#include <torch/csrc/utils/pybind.h>
 
+#include "compat_python.h"
 #include "op.h"
 
 namespace py = pybind11;
@@ -56,7 +55,7 @@ class Description {
 
   py::object number(const c10::IValue& value) {
     if (value.isNone() || is_constant_number(value)) {
-      return py::make_tuple(static_cast<int>(kConstant), torch::jit::toPyObject(value));
+      return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
     }
     if (value.isInt()) {
       return py::make_tuple(static_cast<int>(kIntOperand), ints_++);
@@ -125,7 +124,7 @@ class Description {
         return value.isNone() ? number(value)
                               : py::object(py::make_tuple(static_cast<int>(ArgTag::kDtype), value.toInt()));
       default:
-        return py::make_tuple(static_cast<int>(kConstant), torch::jit::toPyObject(value));
+        return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
     }
   }
 

@@ -1,10 +1,10 @@
 #include "generator.h"
 
 #include <ATen/Functions.h>
-#include <ATen/detail/XLAHooksInterface.h>
 
 #include <cstring>
 
+#include "compat.h"
 #include "device.h"
 #include "hash.h"
 
@@ -14,7 +14,10 @@ namespace {
 constexpr int64_t kWords = 2;
 
 // What torch asks a device type of its own for. Only generators: to torch, xla is no "accelerator".
-struct XlaHooks final : at::XLAHooksInterface {
+struct XlaHooks final : compat::XLAHooks {
+  // Until torch 2.12 the registry hands over an empty argument.
+  template <typename... Args>
+  explicit XlaHooks(const Args&...) {}
   void init() const override {}
   at::Generator getNewGenerator(c10::DeviceIndex index) const override {
     return at::make_generator<XlaGenerator>(checked_index(c10::Device(c10::DeviceType::XLA, index)));

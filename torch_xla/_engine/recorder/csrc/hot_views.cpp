@@ -1,10 +1,10 @@
 #include "hot_views.h"
 
-#include <ATen/ops/alias_native.h>
 #include <torch/library.h>
 
 #include <array>
 
+#include "compat.h"
 #include "kernels.h"
 #include "record.h"
 #include "registration.h"
@@ -46,7 +46,7 @@ Tensor twin(const Tensor& self) {
   XlaTensor* x = maybe_xla(self);
   if (x == nullptr) {
     if (self.key_set().has(c10::DispatchKey::XLA) && self.is_meta()) {
-      return at::native::alias(self);  // of a fake tensor that torch is making
+      return compat::alias(self);  // of a fake tensor that torch is making
     }
     raise_not_xla(*op, 0, self, -1);
   }

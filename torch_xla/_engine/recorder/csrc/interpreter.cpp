@@ -1,7 +1,6 @@
 // Hooks into Python, and the end of the interpreter.
 #include "interpreter.h"
 
-#include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -9,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "compat_python.h"
 #include "device.h"
 #include "memory.h"
 #include "sharding.h"

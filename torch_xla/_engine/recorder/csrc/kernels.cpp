@@ -1,10 +1,10 @@
 #include "kernels.h"
 
 #include <ATen/WrapDimUtils.h>
-#include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 
+#include "compat.h"
 #include "copies.h"
 #include "layout.h"
 #include "record.h"
@@ -139,7 +139,7 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
                 ": Expected out tensor to have dtype ", at::toString(result.scalar_type()), ", but got ",
                 at::toString(targets[i].scalar_type()), " instead");
     if (targets[i].sizes() != result.sizes()) {
-      at::native::resize_output(targets[i], result.sizes());
+      compat::resize_output(targets[i], result.sizes());
     }
     XlaTensor& target = expect_xla(op, targets[i]);
     target.write(cast(expect_xla(op, result).value(), targets[i].scalar_type()));

@@ -3,11 +3,11 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <Python.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <deque>
 #include <unordered_map>
 
+#include "compat.h"
 #include "device.h"
 #include "hash.h"
 
@@ -44,7 +44,7 @@ ForwardScope& forward_scope(uint64_t number) {
 }
 
 uint32_t scope_now() {
-  if (const auto backward = torch::autograd::get_current_node(); backward && scope == 0) {
+  if (const auto backward = compat::get_current_node(); backward && scope == 0) {
     const uint64_t number = backward->sequence_nr() + 1;
     const ForwardScope& found = forward_scope(number);
     const bool here = backward->thread_id() == at::RecordFunction::currentThreadId();

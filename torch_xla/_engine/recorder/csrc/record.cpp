@@ -1,13 +1,12 @@
 #include "record.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
-#include <ATen/native/CPUFallback.h>
 
 #include <cstring>
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "compat.h"
 #include "copies.h"
 #include "generator.h"
 #include "origin.h"
@@ -247,7 +246,7 @@ uint64_t scramble(uint64_t x) {
   return key.a ^ key.b;
 }
 
-uint64_t torch_seed() { return at::detail::getDefaultCPUGenerator().current_seed(); }
+uint64_t torch_seed() { return compat::getDefaultCPUGenerator().current_seed(); }
 
 NodePtr make_seed(uint64_t seed, int8_t device) {
   static const SignaturePtr signature = make_signature(at::kLong, {});
@@ -430,7 +429,7 @@ void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   if (!wanted.empty()) {
     hooks().materialize(wanted, wanted.front()->device);
   }
-  at::native::cpu_fallback(handle, stack);
+  compat::cpu_fallback(handle, stack);
   hooks().fallback_done();
 }
 

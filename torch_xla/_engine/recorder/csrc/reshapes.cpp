@@ -3,10 +3,8 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
 #include <ATen/InferSize.h>
-#include <ATen/TensorUtils.h>
-#include <ATen/ops/flatten_native.h>
-#include <ATen/ops/reshape_native.h>
 
+#include "compat.h"
 #include "layout.h"
 #include "tensor.h"
 
@@ -24,7 +22,7 @@ c10::SmallVector<int64_t, 8> full_shape(const Tensor& self, at::IntArrayRef shap
 bool copies(XlaTensor& x, const Tensor& self, at::IntArrayRef shape) {
   const Steps steps = x.steps();
   return !steps.ops.empty() &&
-         !at::detail::computeStride(self.sizes(), layout_of(steps).strides, at::DimVector(shape.begin(), shape.end()));
+         !compat::computeStride(self.sizes(), layout_of(steps).strides, at::DimVector(shape.begin(), shape.end()));
 }
 
 }  // namespace
@@ -36,13 +34,13 @@ Tensor reshape(const Tensor& self, c10::SymIntArrayRef shape) {
       return at::_reshape_copy(self, ints);
     }
   }
-  return at::native::reshape_symint(self, shape);
+  return compat::reshape_symint(self, shape);
 }
 
 Tensor flatten(const Tensor& self, int64_t start_dim, int64_t end_dim) {
   XlaTensor* x = maybe_xla(self);
   if (x == nullptr || !x->is_view() || self.dim() == 0) {
-    return at::native::flatten(self, start_dim, end_dim);
+    return compat::flatten(self, start_dim, end_dim);
   }
   const int64_t first = at::maybe_wrap_dim(start_dim, self.dim());
   const int64_t last = at::maybe_wrap_dim(end_dim, self.dim());
@@ -61,7 +59,7 @@ Tensor flatten(const Tensor& self, int64_t start_dim, int64_t end_dim) {
   if (first < last && copies(*x, self, shape)) {
     return at::_reshape_copy(self, at::IntArrayRef(shape));
   }
-  return at::native::flatten(self, start_dim, end_dim);
+  return compat::flatten(self, start_dim, end_dim);
 }
 
 }  // namespace torch_xla

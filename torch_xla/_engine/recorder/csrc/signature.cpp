@@ -2,7 +2,6 @@
 
 #include <ATen/Functions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
 #include <functional>
@@ -10,6 +9,7 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "compat.h"
 #include "record.h"
 
 namespace torch_xla {
@@ -20,7 +20,7 @@ constexpr size_t kMaxSignatures = 1 << 18;
 
 struct Cache {
   std::mutex mutex;
-  ska::flat_hash_map<Key, SignaturePtr, KeyHash> signatures;
+  compat::FlatMap<Key, SignaturePtr, KeyHash> signatures;
 };
 
 // In front of it, without a lock: what this thread asked for last.

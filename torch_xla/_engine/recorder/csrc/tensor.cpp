@@ -1,10 +1,10 @@
 #include "tensor.h"
 
-#include <c10/core/AutogradState.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
 
+#include "compat.h"
 #include "counters.h"
 #include "layout.h"
 #include "op.h"
@@ -61,7 +61,7 @@ void run_backward_here() {
   static thread_local bool done = false;
   if (!done) {
     done = true;
-    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+    compat::set_multithreaded_backward(false);
   }
 }
 

@@ -1,0 +1,35 @@
+"""``python -m torch_xla._engine.base.compat``: what torch_xla needs of this torch and jax, and what of it is there.
+
+Ends with 1 where something is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from torch_xla._engine.base import versions
+from torch_xla._engine.base.compat import dispatcher, distributed, launching, modules, profiling, saving, tracing  # noqa: F401
+from torch_xla._engine.base.compat.private import ENTRIES, Private
+
+
+def missing() -> list[Private]:
+    """The entries that the installed torch and jax do not have."""
+    return [entry for entry in ENTRIES if entry.is_missing]
+
+
+def lines() -> Iterator[str]:
+    """The releases, then a line for each entry."""
+    for name, release in versions.installed().items():
+        state = "tested" if versions.is_tested(name, release) else "NOT tested"
+        yield f"{name} {release}: {state} (tested: {', '.join(versions.TESTED[name])})"
+    yield ""
+    for entry in ENTRIES:
+        there = entry.find() is not None
+        state = "there" if there else "MISSING" if entry.is_missing else "not needed"
+        yield f"{state:<10} {entry.path}: {entry.purpose if there else entry.without}"
+
+
+if __name__ == "__main__":
+    print("\n".join(lines()))
+    sys.exit(bool(missing()))

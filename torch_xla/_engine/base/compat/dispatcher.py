@@ -1,0 +1,106 @@
+"""Operators as torch's dispatcher knows them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_xla._engine.base.compat.private import Private
+
+_HAS_KERNEL = Private(
+    "torch._C",
+    "_dispatch_has_kernel_for_dispatch_key",
+    "to leave alone operators that torch has a kernel or a meta function for",
+    "torch_xla cannot be imported, and says why",
+)
+_SCHEMA = Private(
+    "torch",
+    "ops.aten.add.Tensor._schema",
+    "the names, types and defaults of an operator's arguments",
+    "torch_xla cannot be imported, and says why",
+)
+_DECOMPOSITIONS = Private(
+    "torch._decomp",
+    "core_aten_decompositions",
+    "operators that have no rule, by others that have",
+    "operators without a rule of their own run on the CPU",
+)
+_MAKE_FX = Private(
+    "torch.fx.experimental.proxy_tensor",
+    "make_fx",
+    "to trace decompositions",
+    "a graph with an operator that has no rule of its own cannot be compiled, and says why",
+)
+_FOREACH_COPY = Private(
+    "torch",
+    "_foreach_copy_",
+    "to write the results of a collective",
+    "they are written one by one",
+)
+_REGISTER_MODULE = Private(
+    "torch",
+    "_register_device_module",
+    "torch.xla, by which checkpointing and torch.random find the device's functions",
+    "torch.xla is set as a plain attribute",
+)
+
+
+def has_kernel(op: str, key: str) -> bool:
+    """Whether torch has a kernel of its own for an operator (``aten::add.Tensor``) and dispatch key."""
+    return bool(_HAS_KERNEL.get()(op, key))
+
+
+def schema(op: Any) -> Any:
+    """The schema of an operator of ``torch.ops``: arguments and returns. AttributeError for what is none."""
+    found = getattr(op, "_schema", None)
+    if found is None:
+        _SCHEMA.get()
+        raise AttributeError(f"{op} is not an operator")
+    return found
+
+
+def schema_or_none(key: Any) -> Any:
+    """The schema of a key of ``decompositions``; None for operators that have none, which control flow has."""
+    return getattr(key, "_schema", None)
+
+
+def decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """torch's decompositions into its core operators; none, with a warning, where they are not to be had."""
+    found = _DECOMPOSITIONS.find()
+    if found is None:
+        _DECOMPOSITIONS.warn()
+        return {}
+    table: Mapping[Any, Callable[..., Any]] = found()
+    return table
+
+
+def make_fx(
+    function: Callable[..., Any], rules: Mapping[Any, Callable[..., Any]]
+) -> Callable[..., torch.fx.GraphModule]:
+    """``function``, which gives a graph of operators when it is called; those in ``rules`` are taken apart."""
+    traced: Callable[..., torch.fx.GraphModule] = _MAKE_FX.get()(function, decomposition_table=rules)
+    return traced
+
+
+def copy_all(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Sets each target to its value, in one operation."""
+    together = _FOREACH_COPY.find()
+    if together is not None:
+        together(list(targets), list(values))
+        return
+    for target, value in zip(targets, values, strict=True):
+        target.copy_(value)
+
+
+def register_device_module(name: str, module: ModuleType) -> None:
+    """Makes ``module`` what ``torch.<name>`` is."""
+    register = _REGISTER_MODULE.find()
+    if register is not None:
+        register(name, module)
+        return
+    setattr(torch, name, module)
+    sys.modules[f"torch.{name}"] = module

@@ -1,0 +1,115 @@
+"""Process groups of torch; jax's job of several processes, and the collectives of its CPU backend."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from torch_xla._engine.base.compat.private import Private
+
+_WORK = Private(
+    "torch._C._distributed_c10d",
+    "_create_work_from_future",
+    "the Work that a collective of torch.distributed returns",
+    "collectives of torch.distributed raise, and say why",
+)
+_WORLD = Private(
+    "torch.distributed.distributed_c10d",
+    "_world",
+    "the names of process groups, which ranks use to meet on the host",
+    "process groups of xla raise when they are asked for their name",
+)
+_GROUP = Private(
+    "torch.distributed.distributed_c10d",
+    "_get_default_group",
+    "where pickled objects go if no group is named",
+    "as the one below",
+)
+_OBJECTS = Private(
+    "torch.distributed.distributed_c10d",
+    "_get_object_coll_device",
+    "all_gather_object and its like stay on the host",
+    "they go by the device, which compiles a program for each size of object",
+)
+_PLUGINS = Private(
+    "torch.distributed",
+    "Backend._plugins",
+    "to register the backend xla once",
+    "importing torch_xla.distributed.xla_backend anew, after its module was dropped, raises",
+)
+_SELF_RECORDING = Private(
+    "torch.distributed.distributed_c10d",
+    "_FR_SELF_RECORDING_BACKENDS",
+    "torch's flight recorder leaves groups of xla alone, which have no backend in C++ for it to ask",
+    "init_process_group('xla') raises 'ProcessGroup name not set', unless TORCH_FR_BUFFER_SIZE=0",
+    since="2.15",
+)
+_JOB = Private(
+    "jax._src.distributed",
+    "global_state",
+    "the key-value store of a job of several processes",
+    "a job of several processes raises at the first use of a device, and says why",
+)
+_GLOO = Private(
+    "jaxlib._jax",
+    "make_gloo_tcp_collectives",
+    "collectives of CPU devices use the address by which other machines reach this one",
+    "they use what this machine's name resolves to, which other machines may not reach",
+)
+_CLIENT = Private("jax._src.xla_bridge", "make_cpu_client", "as the one before", "as the one before")
+_FACTORY = Private("jax._src.xla_bridge", "register_backend_factory", "as the one before", "as the one before")
+
+
+def work_of(future: Any) -> Any:
+    """A Work of torch.distributed that is done when the future is."""
+    return _WORK.get()(future)
+
+
+def group_name(group: Any) -> str:
+    """The name under which a process group is registered."""
+    return str(_WORLD.get().pg_names[group])
+
+
+def default_group() -> Any:
+    """The process group of all ranks. ValueError before there is one."""
+    return _GROUP.get()()
+
+
+def wrap_object_device(ours: Callable[..., Any]) -> None:
+    """Where torch makes the tensors of pickled objects becomes ``ours(original, group)``."""
+    _OBJECTS.wrap(ours)
+
+
+def is_registered(backend: str) -> bool:
+    """Whether torch.distributed knows a backend that is not its own."""
+    plugins = _PLUGINS.find()
+    return plugins is not None and backend.upper() in plugins
+
+
+def leave_out_of_flight_recorder(backend: str) -> None:
+    """Has torch's flight recorder, which is there from torch 2.15 on, record nothing for groups of a backend."""
+    recording = _SELF_RECORDING.find()
+    if recording is not None:
+        recording.add(backend)
+    elif _SELF_RECORDING.is_missing:
+        _SELF_RECORDING.warn()
+
+
+def job_client() -> Any:
+    """The client of the key-value store of jax's job; None outside of one."""
+    return _JOB.get().client
+
+
+def offer_gloo_at(address: str, client: Any) -> None:
+    """Has jax's CPU backend, which has not started yet, offer its collectives at the address. Nothing without gloo."""
+    if jax.config.values["jax_cpu_collectives_implementation"] != "gloo":
+        return
+    make, create, register = _GLOO.find(), _CLIENT.find(), _FACTORY.find()
+    if make is None or create is None or register is None:
+        _GLOO.warn()
+        return
+    collectives = make(distributed_client=client, hostname=address)
+    register("cpu", functools.partial(create, collectives=collectives), priority=0, fail_quietly=False)

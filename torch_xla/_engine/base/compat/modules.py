@@ -1,0 +1,109 @@
+"""What torch's modules, data loaders, loss scalers and DistributedDataParallel have no hook for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_xla._engine.base.compat.private import Private
+
+_APPLY = Private(
+    "torch.nn",
+    "Module._apply",
+    "module.to('xla') keeps its parameters",
+    "module.to('xla') makes new parameters: make optimizers, and tie weights, after the move",
+)
+_NEXT = Private(
+    "torch.utils.data.dataloader",
+    "_BaseDataLoaderIter.__next__",
+    "the time that steps wait for a DataLoader",
+    "the report counts the time that a DataLoader takes as the step's own",
+)
+_STEP = Private(
+    "torch.amp",
+    "GradScaler._maybe_opt_step",
+    "torch_xla.amp.GradScaler overrides it, to decide on the device whether a step counts",
+    "torch_xla.amp.GradScaler steps as torch's does, or fails in torch's words",
+)
+_QUEUE = Private(
+    "torch.autograd",
+    "Variable._execution_engine.queue_callback",
+    "DistributedDataParallel averages gradients at the end of a backward",
+    "DistributedDataParallel on xla raises at the first backward, and says why",
+)
+_DDP_HELPER = Private(
+    "torch.nn.parallel",
+    "DistributedDataParallel._ddp_init_helper",
+    "DistributedDataParallel on xla averages gradients itself",
+    "DistributedDataParallel fails on xla modules",
+)
+_DDP_FORWARD = Private(
+    "torch.nn.parallel",
+    "DistributedDataParallel._pre_forward",
+    "DistributedDataParallel on xla gives all ranks the buffers of rank 0",
+    "buffers (running means) differ between ranks",
+)
+_DDP_CHECK = Private(
+    "torch.nn.parallel", "DistributedDataParallel._check_sync_bufs_pre_fwd", "as the one before", "as the one before"
+)
+_DDP_SYNC = Private(
+    "torch.nn.parallel", "DistributedDataParallel._sync_buffers", "as the one before", "as the one before"
+)
+
+#: Hooks of a parameter, which swap_tensors does not carry over.
+PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The parameters of a module itself by name, not a copy; those of its children are not among them."""
+    return module._parameters
+
+
+def wrap_module_apply(ours: Callable[..., Any]) -> None:
+    """What ``Module.to`` does to each module becomes ``ours(original, module, *args, **kwargs)``."""
+    _APPLY.wrap(ours)
+
+
+def wrap_data_loader_next(ours: Callable[..., Any]) -> None:
+    """``next`` of every DataLoader's iterator becomes ``ours(original, iterator)``."""
+    _NEXT.wrap(ours)
+
+
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """Calls it once, when the backward that is running has computed all gradients. Raises MissingError."""
+    _QUEUE.get()(call)
+
+
+def wrap_ddp(helper: Callable[..., Any], before_forward: Callable[..., Any]) -> None:
+    """Wraps what DistributedDataParallel does to set up its reducer, and at the beginning of a forward."""
+    _DDP_HELPER.wrap(helper)
+    _DDP_FORWARD.wrap(before_forward)
+
+
+def use_python_reducer(ddp: Any, whether: bool) -> None:
+    """Whether DistributedDataParallel leaves averaging to hooks in Python."""
+    ddp._use_python_reducer = whether
+
+
+def sync_ddp_buffers(ddp: Any) -> None:
+    """Gives all ranks the buffers of rank 0, if this module is told to, and it is time."""
+    if ddp._check_sync_bufs_pre_fwd():
+        ddp._sync_buffers()
+
+
+def ddp_parameters(ddp: Any) -> list[nn.Parameter]:
+    """The parameters that a DistributedDataParallel looks after, each once."""
+    return list(ddp._module_parameters)
+
+
+def keep_ddp_hook(ddp: Any, hook: Any) -> None:
+    """Keeps a hook on a gradient with the others of a DistributedDataParallel, which takes them away with itself."""
+    ddp._accum_grad_hooks.append(hook)
+
+
+def parameter_hooks(parameter: torch.Tensor) -> dict[str, Any]:
+    """The hooks of a parameter that swap_tensors leaves behind, by attribute."""
+    return {name: getattr(parameter, name) for name in PARAMETER_HOOKS}

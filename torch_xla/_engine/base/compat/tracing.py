@@ -1,0 +1,65 @@
+"""torch.compile's tracer (dynamo), its default backend, and how torch walks nested values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_xla._engine.base.compat.private import Private
+
+_RETRACES = "torch.compile traces the engine's own functions along with the user's: slow, and graphs break there"
+# Part of torch's C module: looking them up does not import dynamo.
+_STRATEGY = Private(
+    "torch._C", "_dynamo.eval_frame.set_code_exec_strategy", "to keep dynamo out of the engine", _RETRACES
+)
+_KIND = Private("torch._C", "_dynamo.eval_frame._FrameExecStrategy", "to keep dynamo out of the engine", _RETRACES)
+_ACTION = Private("torch._C", "_dynamo.eval_frame._FrameAction", "to keep dynamo out of the engine", _RETRACES)
+_DISABLED = Private(
+    "torch._dynamo.eval_frame",
+    "DisableContext",
+    "a traced graph ends at torch_xla.sync() and its like: they get the mark (_torchdynamo_disable) that this makes",
+    "torch.compile traces into torch_xla.sync()",
+)
+_INDUCTOR = Private(
+    "torch",
+    "_TorchCompileInductorWrapper.__call__",
+    "torch.compile's default backend says that it has no programs for xla",
+    "it fails on xla tensors in words of its own",
+)
+_LEAVES = Private(
+    "torch.utils._pytree", "tree_leaves", "the tensors in nested values", "looking for them raises, and says why"
+)
+_MAP = Private(
+    "torch.utils._pytree", "tree_map_only", "compare_module moves nested values", "compare_module raises, and says why"
+)
+
+
+def skip_code(function: Any) -> None:
+    """Has dynamo leave alone a function, and all that it calls."""
+    strategy, kind, action = _STRATEGY.find(), _KIND.find(), _ACTION.find()
+    if strategy is not None and kind is not None and action is not None:
+        strategy(function.__code__, kind(action.SKIP, action.SKIP))
+
+
+def end_graph_at(function: Any, reason: str) -> None:
+    """Has a graph that dynamo traces end at a call of a function."""
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = reason
+
+
+def wrap_default_backend(ours: Callable[..., Any]) -> None:
+    """torch.compile's default backend becomes ``ours(original, compiler, graph, inputs, **options)``."""
+    _INDUCTOR.wrap(ours)
+
+
+def leaves(value: Any) -> list[Any]:
+    """What is in nested lists, tuples and dictionaries, and in classes that libraries have made known to torch."""
+    found: list[Any] = _LEAVES.get()(value)
+    return found
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """A nested value with ``function`` of each tensor in its place."""
+    return _MAP.get()(torch.Tensor, function, value)

@@ -1,0 +1,64 @@
+// All that the recorder uses of torch that torch does not document for extensions: headers under torch/csrc,
+// ATen/native and detail, and functions of at::native. No other file includes or names them (tests/test_compat.py).
+// Built and tested with torch 2.11 to 2.15. Where a later torch lacks one, the build ends at its line here, and
+// RecorderBuildError says that this torch was not tested. compat_python.h has what is converted to Python.
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/detail/XLAHooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_to_copy_native.h>
+#include <ATen/ops/alias_native.h>
+#include <ATen/ops/ctc_loss_native.h>
+#include <ATen/ops/flatten_native.h>
+#include <ATen/ops/reshape_native.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
+#include <c10/core/AutogradState.h>
+#include <c10/util/flat_hash_map.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+namespace torch_xla::compat {
+
+// torch's own kernels of ops that have one of ours: for tensors that are not xla's, and for what ours does not do.
+using at::native::_to_copy;
+using at::native::alias;
+using at::native::ctc_loss;
+using at::native::flatten;
+using at::native::reshape_symint;
+using at::native::scaled_dot_product_attention;
+
+// An op on copies of its arguments on the CPU, and its results back.
+using at::native::cpu_fallback;
+
+// What a kernel does first with an `out` of another size, its warning included.
+using at::native::resize_output;
+using at::native::resize_output_symint;
+
+// The strides of a view of other sizes, none where it would have to copy: is `reshape` a view?
+using at::detail::computeStride;
+
+// torch.manual_seed seeds this one.
+using at::detail::getDefaultCPUGenerator;
+
+// Forward-mode autograd: whether a tensor has a tangent.
+using torch::autograd::isFwGradDefined;
+
+// The function of the backward pass that this thread is running: ops of a backward have the scope of its forward.
+using torch::autograd::get_current_node;
+
+// Whether a backward of this thread runs on other threads.
+inline void set_multithreaded_backward(bool whether) {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(whether);
+}
+
+// How torch makes generators of the device.
+using XLAHooks = at::XLAHooksInterface;
+
+// A hash table whose look-ups stay within a cache line or two.
+template <typename Key, typename Value, typename Hash>
+using FlatMap = ska::flat_hash_map<Key, Value, Hash>;
+
+}  // namespace torch_xla::compat
