@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import torch
+
 _module: ModuleType | None = None
 
 
@@ -15,3 +17,15 @@ def module() -> ModuleType:
 
         _module = build.load_recorder()
     return _module
+
+
+def ordinal(which: torch.device | str | int | None = None) -> int:
+    """The ordinal of a device of the user's; None, and a device without an index, is the thread's current one.
+
+    Raises RuntimeError for one that is no xla device, or does not exist. Only an ordinal above 0 starts the backend.
+    """
+    if which is None:
+        return int(module().current_device())
+    if isinstance(which, int):
+        return int(module().checked_ordinal(which))
+    return int(module().checked_device(torch.device(which)))

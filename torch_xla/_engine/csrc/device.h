@@ -79,8 +79,12 @@ std::atomic<int64_t>& pending_limit();
 // may be before a backend has started, so this is an upper bound; a device that does not exist is refused on use.
 std::atomic<int>& advertised_devices();
 
-// `device` with an index, checked to exist. Raises the error a user sees for torch.device("xla:9").
+// The index of a device that comes from outside; every such device and ordinal goes through one of these two, and only
+// what they return is an index into our tables. They raise the error a user sees for torch.device("xla:9"). A device
+// without an index is the thread's current one.
 int8_t checked_index(c10::Device device);
+// The same for a bare ordinal. 0 exists wherever there is a backend, and does not start one.
+int8_t checked_ordinal(int64_t ordinal);
 int8_t current_device();
 void set_current_device(int8_t index);
 

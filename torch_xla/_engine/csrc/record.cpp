@@ -126,7 +126,7 @@ class Recording {
         break;
       case ArgKind::kDevice:
         if (value.isDevice()) {
-          device_ = checked_index(value.toDevice());
+          on(i, checked_index(value.toDevice()));
         }
         node_->attrs.emplace_back();
         break;
@@ -179,14 +179,19 @@ class Recording {
   }
 
   c10::IValue input(size_t i, const NodePtr& value) {
-    if (device_ >= 0 && value->device != device_) {
-      TORCH_CHECK(false, op_.name, ": expected all tensors on one device, but found xla:", static_cast<int>(device_),
-                  " and xla:", static_cast<int>(value->device), " (argument '", op_.arg_names[i], "')");
-    }
-    device_ = value->device;
+    on(i, value->device);
     node_->key.mix(value->shape().hash);
     node_->inputs.push_back(value);
     return static_cast<int64_t>(node_->inputs.size() - 1);
+  }
+
+  // Argument `i` is on this device, or asks for it: a Node has one.
+  void on(size_t i, int8_t device) {
+    if (device_ >= 0 && device != device_) {
+      TORCH_CHECK(false, op_.name, ": expected all tensors on one device, but found xla:", static_cast<int>(device_),
+                  " and xla:", static_cast<int>(device), " (argument '", op_.arg_names[i], "')");
+    }
+    device_ = device;
   }
 
   void tensor_list(size_t i, const c10::IValue& value) {
@@ -372,6 +377,36 @@ void record(const Op& op, torch::jit::Stack* stack) {
   count_pending(node->device);
 }
 
+namespace {
+
+// Whether a factory's device argument asks for another device than that of its tensors.
+bool made_elsewhere(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  int8_t tensors = -1;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (op.kinds[i] == ArgKind::kTensor && arguments[i].isTensor()) {
+      XlaTensor* x = maybe_xla(arguments[i].toTensor());
+      tensors = tensors < 0 && x != nullptr ? x->device_index() : tensors;
+    } else if (op.kinds[i] == ArgKind::kDevice && arguments[i].isDevice()) {
+      const c10::Device wanted = arguments[i].toDevice();
+      return wanted.type() != c10::DeviceType::XLA || (tensors >= 0 && checked_index(wanted) != tensors);
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+void record_factory(const Op& op, torch::jit::Stack* stack) {
+  if (C10_LIKELY(!made_elsewhere(op, torch::jit::last(*stack, op.kinds.size())))) {
+    record(op, stack);
+    return;
+  }
+  // torch's kernel for all devices makes an empty tensor there, of which it needs to know only sizes and dtype.
+  TORCH_CHECK(!op.handle.hasKernelForDispatchKey(c10::DispatchKey::CPU), op.name,
+              ": a result on another device than the argument's cannot be made; move the result with .to()");
+  op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   hold_when_closing();
   op.recorded->add();
@@ -438,6 +473,14 @@ void set_seed(int8_t device, uint64_t seed) {
   state.torch_seed = torch_seed();
   state.seeded = true;
   state.offset = 0;
+}
+
+void set_all_seeds(uint64_t seed) {
+  // Distinct streams per device, as torch.cuda.manual_seed_all gives them only across seeds: replicas that want equal
+  // numbers set equal states with xm.set_rng_state.
+  for (int device = 0; device < kMaxDevices; ++device) {
+    set_seed(static_cast<int8_t>(device), seed + static_cast<uint64_t>(device));
+  }
 }
 
 uint64_t get_seed(int8_t device) {

@@ -12,6 +12,9 @@ namespace torch_xla {
 // Pops the op's arguments, pushes its results. Raises, in torch's own words, what the op's meta function raises.
 void record(const Op& op, torch::jit::Stack* stack);
 
+// The same for an op one of whose arguments says where the result is made, which may be elsewhere than its tensors.
+void record_factory(const Op& op, torch::jit::Stack* stack);
+
 // The same without results: the op's Node.
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
@@ -32,6 +35,7 @@ NodePtr cast(NodePtr value, at::ScalarType dtype);
 // Random state of a device: the operand of the next random op, moving on to the next seed, and setting it.
 void advance_seed(int8_t device);
 void set_seed(int8_t device, uint64_t seed);
+void set_all_seeds(uint64_t seed);  // each device its own stream, also those that no backend has yet
 uint64_t get_seed(int8_t device);
 
 // The ops by name, made at registration; null for an op that is not recorded.

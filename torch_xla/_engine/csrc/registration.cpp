@@ -306,7 +306,7 @@ bool register_recorded(const std::string& name, const std::unordered_set<std::st
   if (is_hot_view(name)) {
     taken().insert(name);
   } else if (taken().count(name) == 0 && !composite) {
-    boxed(name, op, op->is_view ? &record_view : &record);
+    boxed(name, op, op->is_view ? &record_view : op->takes_device ? &record_factory : &record);
   }
   return true;
 }

@@ -93,6 +93,24 @@ NodePtr View::scatter(const NodePtr& base, const NodePtr& value, uint32_t writte
   return node;
 }
 
+inline void XlaTensor::link() {
+  auto& state = device_state(index_);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  next = nullptr;
+  previous = state.last;
+  (state.last ? state.last->next : state.first) = this;
+  state.last = this;
+  ++state.live;
+}
+
+inline void XlaTensor::unlink() {
+  auto& state = device_state(index_);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  (previous ? previous->next : state.first) = next;
+  (next ? next->previous : state.last) = previous;
+  --state.live;
+}
+
 void XlaTensor::initialize(const Shape& shape) {
   run_backward_here();
   static Counter* created = counter("CreateXlaTensor");
@@ -100,12 +118,7 @@ void XlaTensor::initialize(const Shape& shape) {
   set_storage_access_should_throw();
   is_non_overlapping_and_dense_ = true;
   set_sizes_contiguous(shape.sizes);
-  auto& state = device_state(index_);
-  std::lock_guard<SpinLock> lock(state.mutex);
-  previous = state.last;
-  (state.last ? state.last->next : state.first) = this;
-  state.last = this;
-  ++state.live;
+  link();
 }
 
 XlaTensor::XlaTensor(NodePtr node)
@@ -140,11 +153,7 @@ XlaTensor::XlaTensor(AliasPtr alias, ViewPtr parent, NodePtr node, uint64_t vers
 XlaTensor::~XlaTensor() {
   static Counter* destroyed = counter("DestroyXlaTensor");
   destroyed->add();
-  auto& state = device_state(index_);
-  std::lock_guard<SpinLock> lock(state.mutex);
-  (previous ? previous->next : state.first) = next;
-  (next ? next->previous : state.last) = previous;
-  --state.live;
+  unlink();
 }
 
 NodePtr XlaTensor::replay() const {
@@ -328,13 +337,27 @@ void XlaTensor::take_shape(const Shape& shape) {
   data_type_ = c10::scalarTypeToTypeMeta(shape.dtype);
 }
 
+void XlaTensor::move_to(const NodePtr& value) {
+  unlink();
+  // In no list, so that neither device collects it while it is between them.
+  index_ = value->device;
+  device_opt_ = c10::Device(c10::DeviceType::XLA, index_);
+  unkept_ = false;
+  view_ = nullptr;
+  alias_ = nullptr;
+  node_ = value;
+  id_ = 0;
+  link();
+}
+
 void XlaTensor::adopt(XlaTensor& other) {
-  TORCH_CHECK(other.index_ == index_, "an xla tensor on xla:", static_cast<int>(index_),
-              " cannot take over the memory of one on xla:", static_cast<int>(other.index_));
   if (&other == this) {
     return;
   }
   NodePtr value = other.value();
+  if (other.index_ != index_) {
+    move_to(value);
+  }
   NodePtr before;
   AliasPtr before_alias;
   ViewPtr before_view;

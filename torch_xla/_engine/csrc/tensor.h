@@ -92,7 +92,7 @@ class XlaTensor final : public c10::TensorImpl {
   at::Tensor twin() { return at::Tensor(sibling()); }
   // The tensor that shows the whole memory: this one unless it is a view.
   at::Tensor memory();
-  // Becomes what `other` is, memory included (set_, .data =, transpose_).
+  // Becomes what `other` is, memory and device included (set_, .data =, transpose_).
   void adopt(XlaTensor& other);
   // Gets a value of its own, of whatever shape (resize_).
   void replace(NodePtr value);
@@ -131,6 +131,10 @@ class XlaTensor final : public c10::TensorImpl {
   c10::SymBool sym_is_contiguous_custom(at::MemoryFormat format) const override;
   const char* tensorimpl_type_name() const override { return "XlaTensor"; }
   void initialize(const Shape& shape);
+  void link();    // into its device's list of live tensors
+  void unlink();  // out of it
+  // Becomes a tensor of its own on the value's device, another one than its own.
+  void move_to(const NodePtr& value);
   void take_shape(const Shape& shape);
   void share();      // makes the Alias; device mutex held
   void keep_step();  // makes the View; device mutex held
@@ -142,7 +146,7 @@ class XlaTensor final : public c10::TensorImpl {
   void set_value(NodePtr value, uint32_t origin, bool keep_sharding, NodePtr (&before)[2]);
   size_t memory_bytes() const;
 
-  const int8_t index_;
+  int8_t index_;  // of the device; changes only where it adopts a tensor of another one
   NodePtr node_;  // null only for a view that has to be computed again
   AliasPtr alias_;
   ViewPtr view_;         // while unkept_: that of what is viewed
