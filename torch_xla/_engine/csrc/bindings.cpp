@@ -20,6 +20,7 @@
 #include "record.h"
 #include "registration.h"
 #include "sharding.h"
+#include "signature.h"
 #include "tensor.h"
 
 namespace py = pybind11;
@@ -267,7 +268,7 @@ class Description {
       const Op* op = node->op->functional ? node->op->functional : node->op;
       const int form = node->is_scatter ? kScatter : node->op->functional ? kInPlace : kFunctional;
       out.append(py::make_tuple(op->name, form, arguments(*node), results(*node->signature), node->signature->is_list,
-                                node->origin));
+                                node->origin, static_cast<int>(node->default_dtype)));
     }
     return out;
   }
@@ -601,6 +602,7 @@ void bind_state(py::module_& m) {
   m.def("counters", &counters);
   m.def("clear_counters", &clear_counters);
   m.def("close", &close, py::arg("threads"));
+  m.def("check_signatures", &check_signatures);
   m.def("checked_ordinal", [](Ordinal device) { return static_cast<int>(device); });
   m.def("checked_device", [](const at::Device& device) {
     TORCH_CHECK(device.is_xla(), "expected an xla device, got ", device);

@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
 #include <ATen/native/CPUFallback.h>
+#include <c10/core/DefaultDtype.h>
 
 #include <cstring>
 #include <shared_mutex>
@@ -24,7 +25,20 @@ uint64_t bits(double value) {
 }
 
 // Words that tell the kinds of hashed things apart.
-enum Tag : uint64_t { kNone = 0x101, kInts, kList, kBaked, kOperand, kInt, kDouble, kBool, kComplex, kString, kOther };
+enum Tag : uint64_t {
+  kNone = 0x101,
+  kInts,
+  kList,
+  kBaked,
+  kOperand,
+  kInt,
+  kDouble,
+  kBool,
+  kComplex,
+  kString,
+  kOther,
+  kDefaultDtype
+};
 
 void mix_attribute(Key& key, const c10::IValue& value) {
   if (value.isNone()) {
@@ -101,6 +115,7 @@ class Recording {
       device_ = checked_index(c10::Device(c10::DeviceType::XLA, current_device()));
     }
     node_->device = device_;
+    mix_globals();
     node_->signature = infer_signature(op_, node_->key, arguments_);
     if (op_.random) {
       add_seed();
@@ -109,6 +124,16 @@ class Recording {
   }
 
  private:
+  // Whatever of the process decides what an op returns, besides its arguments. That is the default dtype: neither
+  // deterministic algorithms nor inference mode nor the default device change a shape or a dtype below autograd.
+  void mix_globals() {
+    const at::ScalarType dtype = c10::get_default_dtype_as_scalartype();
+    if (C10_UNLIKELY(dtype != at::kFloat)) {
+      node_->default_dtype = dtype;
+      node_->key.mix(kDefaultDtype + (static_cast<uint64_t>(dtype) << 32));
+    }
+  }
+
   void argument(size_t i) {
     const c10::IValue& value = arguments_[i];
     switch (op_.kinds[i]) {

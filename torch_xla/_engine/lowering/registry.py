@@ -19,7 +19,9 @@ argument, which knows them, and which makes the PRNG key of a rule declared with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,13 +119,31 @@ def lower(*names: str, ctx: bool = False, random: bool = False, bake: tuple[str,
     return decorate
 
 
+_default_dtype: ContextVar[torch.dtype | None] = ContextVar("default_dtype", default=None)
+
+
+def default_dtype() -> torch.dtype:
+    """torch's default dtype as it was when what is being lowered was recorded."""
+    return _default_dtype.get() or torch.get_default_dtype()
+
+
+@contextmanager
+def recorded_with(dtype: torch.dtype) -> Iterator[None]:
+    """In this block, on this thread, default_dtype is ``dtype``."""
+    token = _default_dtype.set(dtype)
+    try:
+        yield
+    finally:
+        _default_dtype.reset(token)
+
+
 def number_dtype(kind: type) -> torch.dtype:
     """The dtype of a Python number of type ``kind`` on its own."""
     if kind is bool:
         return torch.bool
     if kind is int:
         return torch.int64
-    default = torch.get_default_dtype()
+    default = default_dtype()
     if kind is float:
         return default
     return torch.complex128 if default == torch.float64 else torch.complex64
