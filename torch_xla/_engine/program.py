@@ -184,8 +184,8 @@ def _apply(node: NodeSpec, args: list[Any]) -> list[Any]:
         return apply(Rule(node.op, write_view), [node.op, base, value, rest, out], node.outs, context)
     rule = RULES.get(node.op)
     if rule is not None and rule.random:
-        *args, seed, offset = args
-        context = Context(node.op, node.outs, key_data(seed), offset)
+        *args, seed, draws = args
+        context = Context(node.op, node.outs, key_data(seed, draws))
     rule = rule or Rule(node.op, decompose.function(node.op))
     return apply(rule, args, node.outs, context, convert=node.form == IN_PLACE)
 

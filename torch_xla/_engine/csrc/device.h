@@ -28,8 +28,9 @@ struct DeviceState {
   int64_t live = 0;
   std::atomic<int64_t> pending{0};  // ops recorded since the last cut
 
-  // Random numbers: an op's key is (seed, offset); the seed is an operand of the graph, the offset a constant in it.
-  // A cut moves on to the next seed, so that every step has the same graph and other numbers.
+  // Random numbers: the key of draw n since the last cut is seed + n * an odd constant. The seed is an operand of the
+  // graph, n a constant in it. A cut adds the draws to the seed, so that every step has the same graph, and the numbers
+  // do not depend on where the cuts are.
   uint64_t seed = 0;
   uint64_t torch_seed = 0;  // torch's CPU seed when `seed` was derived
   bool seeded = false;

@@ -290,6 +290,21 @@ NodePtr make_seed(uint64_t seed, int8_t device) {
   return node;
 }
 
+// The device's state after the draws since the last cut: a Weyl sequence, so that a number depends on the seed and on
+// how many draws came before, not on where the program was cut. The streams of two seeds that differ by less than 2^32
+// meet after 2^32 draws at the earliest. lowering/core.py computes the same on the device.
+uint64_t state_after(const DeviceState& state) {
+  constexpr uint64_t kStride = 0x9E3779B900000001ull;
+  return state.seed + state.offset * kStride;
+}
+
+// With the device's mutex held; gives the Node that is no longer needed, to be freed without it.
+NodePtr next_seed(DeviceState& state) {
+  state.seed = state_after(state);
+  state.offset = 0;
+  return std::move(state.seed_node);
+}
+
 // With the device's mutex held.
 void ensure_seeded(DeviceState& state, int8_t device) {
   if (!state.seed_node) {
@@ -316,8 +331,13 @@ void Recording::add_seed() {
     return;
   }
   auto& state = device_state(device_);
+  NodePtr before;
   std::lock_guard<SpinLock> lock(state.mutex);
   ensure_seeded(state, device_);
+  if (C10_UNLIKELY(static_cast<uint32_t>(state.seed) + uint64_t{state.offset} > UINT32_MAX)) {
+    before = next_seed(state);  // on the device the halves of the state do not carry
+    ensure_seeded(state, device_);
+  }
   node_->inputs.push_back(state.seed_node);
   node_->attrs.emplace_back(static_cast<int64_t>(state.offset));
   node_->key.mix(static_cast<uint64_t>(state.offset++));
@@ -483,9 +503,7 @@ void advance_seed(int8_t device) {
   NodePtr before;
   std::lock_guard<SpinLock> lock(state.mutex);
   if (state.seed_node && state.offset > 0) {
-    before = std::move(state.seed_node);
-    state.seed = scramble(state.seed + state.offset);
-    state.offset = 0;
+    before = next_seed(state);
   }
 }
 
@@ -513,7 +531,7 @@ uint64_t get_seed(int8_t device) {
   auto& state = device_state(device);
   std::lock_guard<SpinLock> lock(state.mutex);
   ensure_seeded(state, device);
-  return state.seed;
+  return state_after(state);
 }
 
 const Op* find_op(const std::string& name) {

@@ -32,7 +32,8 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // A node that converts `value` to `dtype`; `value` itself where it has that dtype.
 NodePtr cast(NodePtr value, at::ScalarType dtype);
 
-// Random state of a device: the operand of the next random op, moving on to the next seed, and setting it.
+// Random state of a device: a cut, which makes the draws so far part of the seed that is the next graph's operand;
+// setting it, and reading it.
 void advance_seed(int8_t device);
 void set_seed(int8_t device, uint64_t seed);
 void set_all_seeds(uint64_t seed);  // each device its own stream, also those that no backend has yet

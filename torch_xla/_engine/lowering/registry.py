@@ -57,8 +57,7 @@ class Context:
 
     op: str
     outs: Sequence[Promise]  # of each result, lists flattened
-    seed: jax.Array | None = None  # uint32[2] key data, for random rules
-    offset: int = 0
+    seed: jax.Array | None = None  # uint32[2] key data, for random rules; of this draw alone
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,9 +79,9 @@ class Context:
         return dtypes.to_numpy(self.torch_dtype)
 
     def key(self) -> jax.Array:
-        """The PRNG key of this call; different for every random op of a step and for every step."""
+        """The PRNG key of this call; different for every random op of a program. Ask once, and split."""
         assert self.seed is not None, f"{self.op} asks for a key but is not registered with random=True"
-        return jax.random.fold_in(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), self.offset)
+        return jax.random.wrap_key_data(self.seed, impl="threefry2x32")
 
 
 @dataclass(frozen=True, slots=True)
