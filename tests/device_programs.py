@@ -236,4 +236,90 @@ def starts_nothing() -> None:
     assert not devices.started()
 
 
-PROGRAMS = (factories, methods, ordinals, moves, bindings, starts_nothing)
+def _foreach_calls() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    for name in sorted(n for n in dir(torch) if n.startswith("_foreach_")):
+        for rest in ((), ("list",), (2.0,), ([2.0, 3.0],), ("list", "list"), ("list", "list", 2.0), ("list", 0.5)):
+            yield name, getattr(torch, name), rest
+
+
+def _of_lists(name: str, function: Callable[..., Any], rest: tuple[Any, ...], places: list[str]) -> Any:
+    lists = [[torch.full((2, 2), 1.5 + i + j).to(p) for j, p in enumerate(places)] for i in range(1 + len(rest))]
+    result = function(lists[0], *(lists[i + 1] if r == "list" else r for i, r in enumerate(rest)))
+    return lists[0] if name.endswith("_") else result
+
+
+def foreach_lists() -> None:
+    """Lists with tensors on two devices: each is computed where it is, with torch's results; or torch refuses."""
+    done = 0
+    for name, function, rest in _foreach_calls():
+        try:
+            expected = _of_lists(name, function, rest, ["cpu", "cpu"])
+        except (TypeError, RuntimeError, IndexError):
+            continue
+        got = _of_lists(name, function, rest, ["xla:0", "xla:1"])
+        if isinstance(got[0], torch.Tensor):
+            assert [t.device.index for t in got] == [0, 1], name
+            torch.testing.assert_close([t.cpu() for t in got], list(expected), msg=name, equal_nan=True)
+            done += 1
+        settled()
+    assert done > 100
+
+
+#: Calls with tensors on two devices, which torch refuses on any device.
+MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "add": lambda a, b: a + b,
+    "add_": lambda a, b: a.add_(b),
+    "out": lambda a, b: torch.add(a, a, out=b),
+    "matmul": lambda a, b: a @ b,
+    "cat": lambda a, b: torch.cat([a, b]),
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "index": lambda a, b: a[b.long().abs() % 2],
+    "index_put_": lambda a, b: a.index_put_((b.long() % 2,), a),
+    "index by a mask, on the CPU": lambda a, b: a[b > 0],
+    "masked_select, on the CPU": lambda a, b: torch.masked_select(a, b > 0),
+    "foreach across": lambda a, b: torch._foreach_add([a], [b]),
+    "foreach_ across": lambda a, b: torch._foreach_add_([a], [b]),
+    "unscale": lambda a, b: torch._amp_foreach_non_finite_check_and_unscale_(
+        [a], torch.zeros(1, device=b.device), b[0, 0]
+    ),
+    "lstsq, on the CPU": lambda a, b: torch.linalg.lstsq(a, b),
+    "set slice": lambda a, b: torch.slice_scatter(a, b[:1], 0, 0, 1),
+    "batch_norm": lambda a, b: torch.nn.functional.batch_norm(a, b[0], b[1], training=True),
+    "linear": lambda a, b: torch.nn.functional.linear(a, b),
+    "gradient": lambda a, b: (a.requires_grad_() * 2).backward(b),
+    "data": lambda a, b: a.set_(b),
+}
+
+
+def mixed() -> None:
+    """Calls with tensors of two devices are refused when they are made, and leave both devices as they were."""
+    accepted = []
+    for name, function in MIXED.items():
+        a, b = (torch.tensor([[1.0, 2.0], [3.0, 5.0]]).to(f"xla:{i}") * (i + 2) for i in range(2))
+        for first, second in ((a, b), (b, a)):
+            try:
+                function(first, second)
+            except RuntimeError:
+                pass
+            else:
+                accepted.append(name)
+            settled()
+        assert (a.detach().sum().item(), b.detach().sum().item()) == (22.0, 33.0), name
+    assert accepted == []
+
+
+def in_place_lists_on_the_cpu() -> None:
+    """Fused optimizers have no rule: torch's CPU kernel runs for lists over two devices, too."""
+    parameters = [torch.full((2,), 1.0 + i).to(f"xla:{i % 2}") * 1 for i in range(3)]
+    gradients = [torch.full((2,), 2.0).to(p.device) * 1 for p in parameters]
+    torch._fused_sgd_(
+        parameters, gradients, [], weight_decay=0.0, momentum=0.0, lr=0.5, dampening=0.0, nesterov=False,
+        maximize=False, is_first_step=True,
+    )  # fmt: skip
+    settled()
+    assert [p.tolist() for p in parameters] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+
+
+PROGRAMS = (
+    factories, methods, moves, ordinals, bindings, starts_nothing, foreach_lists, mixed, in_place_lists_on_the_cpu,
+)  # fmt: skip

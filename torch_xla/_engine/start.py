@@ -13,6 +13,7 @@ from types import ModuleType
 import torch
 
 from torch_xla._engine import (
+    backward,
     barrier,
     buffers,
     collective_ops,
@@ -73,6 +74,7 @@ def start() -> None:
         recompilation.watcher.capture = origins.capture
     if settings.XLA_HLO_DEBUG:
         hlo_metadata.install()
+    backward.install()
     barrier.install()
     seeding.install()
     input_time.install()

@@ -6,6 +6,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include <cstring>
+#include <map>
 #include <shared_mutex>
 #include <unordered_map>
 
@@ -452,6 +453,22 @@ void record_factory(const Op& op, torch::jit::Stack* stack) {
   op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
 }
 
+void record_foreach(const Op& op, torch::jit::Stack* stack) {
+  int8_t first = -1;
+  for (const c10::IValue& argument : torch::jit::last(*stack, op.kinds.size())) {
+    for (const c10::IValue& element : argument.isTensorList() ? argument.toListRef() : c10::ArrayRef<c10::IValue>()) {
+      XlaTensor* x = maybe_xla(element.toTensor());
+      if (C10_UNLIKELY(x != nullptr && first >= 0 && x->device_index() != first)) {
+        // torch's kernel for all devices is a loop of ops that are not foreach.
+        op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+        return;
+      }
+      first = x != nullptr ? x->device_index() : first;
+    }
+  }
+  record(op, stack);
+}
+
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   hold_when_closing();
   op.recorded->add();
@@ -466,20 +483,19 @@ NodePtr cast(NodePtr value, at::ScalarType dtype) {
   return record_node(*convert, {c10::IValue(make_tensor(std::move(value))), c10::IValue(static_cast<int64_t>(dtype))});
 }
 
-void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-  const std::string& name = handle.operator_name().name;
-  const std::string& overload = handle.operator_name().overload_name;
-  const std::string full = overload.empty() ? name : name + "." + overload;
-  counter(full)->add();
-  const MayRunPython here;
-  // One run for all inputs instead of one per input.
-  std::vector<NodePtr> wanted;
+namespace {
+
+// What a call reads. It may read from several devices only where it is many calls in one, each with tensors of one
+// device, and nothing is returned that would have to be on one of them: lists that are written to in place.
+std::map<int8_t, std::vector<NodePtr>> inputs_by_device(const c10::OperatorHandle& handle, const std::string& name,
+                                                        const torch::jit::Stack& stack) {
+  std::map<int8_t, std::vector<NodePtr>> inputs;
   const auto want = [&](const at::Tensor& t) {
     if (XlaTensor* x = maybe_xla(t)) {
-      wanted.push_back(x->value());
+      inputs[x->device_index()].push_back(x->value());
     }
   };
-  for (const c10::IValue& value : torch::jit::last(*stack, handle.schema().arguments().size())) {
+  for (const c10::IValue& value : torch::jit::last(stack, handle.schema().arguments().size())) {
     if (value.isTensor()) {
       want(value.toTensor());
     } else if (value.isTensorList() || value.isOptionalTensorList()) {
@@ -490,9 +506,24 @@ void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
       }
     }
   }
+  TORCH_CHECK(inputs.size() < 2 || handle.schema().returns().empty(), name,
+              ": expected all tensors on one device, but found xla:", static_cast<int>(inputs.begin()->first),
+              " and xla:", static_cast<int>(inputs.rbegin()->first));
+  return inputs;
+}
+
+}  // namespace
+
+void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  const std::string& name = handle.operator_name().name;
+  const std::string& overload = handle.operator_name().overload_name;
+  const std::string full = overload.empty() ? name : name + "." + overload;
+  counter(full)->add();
+  const MayRunPython here;
+  const std::map<int8_t, std::vector<NodePtr>> wanted = inputs_by_device(handle, full, *stack);
   hooks().fallback(full);
-  if (!wanted.empty()) {
-    hooks().materialize(wanted, wanted.front()->device);
+  for (const auto& [device, values] : wanted) {
+    hooks().materialize(values, device);  // one run for all inputs instead of one per input
   }
   at::native::cpu_fallback(handle, stack);
   hooks().fallback_done();
@@ -527,7 +558,6 @@ void set_all_seeds(uint64_t seed) {
 }
 
 uint64_t get_seed(int8_t device) {
-  advance_seed(device);
   auto& state = device_state(device);
   std::lock_guard<SpinLock> lock(state.mutex);
   ensure_seeded(state, device);

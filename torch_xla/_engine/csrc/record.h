@@ -15,6 +15,9 @@ void record(const Op& op, torch::jit::Stack* stack);
 // The same for an op one of whose arguments says where the result is made, which may be elsewhere than its tensors.
 void record_factory(const Op& op, torch::jit::Stack* stack);
 
+// The same for an op on lists, whose elements may be on several devices.
+void record_foreach(const Op& op, torch::jit::Stack* stack);
+
 // The same without results: the op's Node.
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 

@@ -1,6 +1,5 @@
 #include "tensor.h"
 
-#include <c10/core/AutogradState.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -55,16 +54,6 @@ c10::Storage make_storage(void* address, size_t bytes, c10::Device device) {
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(address, device), nullptr, false);
 }
 
-// Autograd gives each device a thread of its own to run backward on. Recording gains nothing from that, and waking the
-// thread costs as much as recording forty ops; so threads that record run their backward themselves.
-void run_backward_here() {
-  static thread_local bool done = false;
-  if (!done) {
-    done = true;
-    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-  }
-}
-
 }  // namespace
 
 NodePtr View::apply(const NodePtr& base) const {
@@ -112,7 +101,6 @@ inline void XlaTensor::unlink() {
 }
 
 void XlaTensor::initialize(const Shape& shape) {
-  run_backward_here();
   static Counter* created = counter("CreateXlaTensor");
   created->add();
   set_storage_access_should_throw();
@@ -169,9 +157,7 @@ NodePtr XlaTensor::replay() const {
 }
 
 NodePtr XlaTensor::value() {
-  if (!alias_ || (!is_view() && version_ == alias_->version.load(std::memory_order_acquire))) {
-    return node_;  // settle() leaves both alone in a tensor that is no view
-  }
+  // Always under the mutex: another thread may be writing to this tensor, and free the Node that is read here.
   NodePtr before;
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   if (alias_ && stale()) {
@@ -296,10 +282,7 @@ at::Tensor XlaTensor::make_view(NodePtr node, bool overlaps) {
   AliasPtr alias;
   ViewPtr parent;
   uint64_t version;
-  if (alias_ && !is_view()) {
-    alias = alias_;
-    version = version_;
-  } else {
+  {
     std::lock_guard<SpinLock> lock(device_state(index_).mutex);
     share();
     keep_step();

@@ -51,11 +51,11 @@ struct Steps {
 // What tensors that share memory on other devices share here. Guarded by the device's mutex; owned by its tensors.
 struct Alias final : c10::intrusive_ptr_target {
   NodePtr value;
-  std::atomic<uint64_t> version{0};  // read without the mutex by the memory's first tensor
-  uint64_t epoch = 0;                // scratch of one collection
-  uint64_t id = 0;                   // of the tensors that show all of it, once asked for
-  uint64_t memory = 0;               // a number that no other Alias has or had, once asked for
-  c10::Storage storage;              // what untyped_storage() shows, once asked for
+  uint64_t version = 0;
+  uint64_t epoch = 0;    // scratch of one collection
+  uint64_t id = 0;       // of the tensors that show all of it, once asked for
+  uint64_t memory = 0;   // a number that no other Alias has or had, once asked for
+  c10::Storage storage;  // what untyped_storage() shows, once asked for
 };
 using AliasPtr = c10::intrusive_ptr<Alias>;
 
@@ -78,7 +78,7 @@ class XlaTensor final : public c10::TensorImpl {
   ~XlaTensor() override;
 
   int8_t device_index() const { return index_; }
-  // The present value. Takes the device's mutex only for views, and where something wrote to the memory.
+  // The present value.
   NodePtr value();
   // Sets the value in place, with all that this means for other tensors of the Alias. Same shape and dtype.
   // With `uniform` all elements of the value are equal, so that elements of an expanded tensor may share their place.
