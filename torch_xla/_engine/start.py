@@ -20,7 +20,7 @@ from torch_xla._engine.execution import barrier, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
 from torch_xla._engine.lowering import RULES, core, decompose, load_rules
 from torch_xla._engine.parallel import collective_ops, shutdown
-from torch_xla._engine.patches import data_loader, device_module, module_moves, pickling, seeding
+from torch_xla._engine.patches import backward, data_loader, device_module, module_moves, pickling, seeding
 from torch_xla._engine.recorder import origins
 
 _started = False
@@ -57,6 +57,7 @@ def start() -> None:
         recompilation.watcher.capture = origins.capture
     if settings.XLA_HLO_DEBUG:
         hlo_metadata.install()
+    backward.install()
     barrier.install()
     seeding.install()
     data_loader.install()
