@@ -15,7 +15,7 @@ from torch_xla._engine.base import dynamo, frames, logs, versions
 from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.device import devices
-from torch_xla._engine.diagnostics import exit_summary, journal, observer, recompilation
+from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation
 from torch_xla._engine.execution import barrier, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
 from torch_xla._engine.lowering import RULES, core, decompose, load_rules
@@ -62,7 +62,7 @@ def start() -> None:
     seeding.install()
     data_loader.install()
     if settings.PT_XLA_DEBUG:
-        atexit.register(exit_summary.write)
+        atexit.register(analysis.write_exit_lines)
     pickling.install()
     module_moves.install()
     dynamo.install()

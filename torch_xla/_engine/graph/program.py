@@ -16,7 +16,7 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.graph import hlo_metadata
 from torch_xla._engine.lowering import RULES, decompose, matmul
 from torch_xla._engine.lowering.apply import LoweringError, apply
-from torch_xla._engine.lowering.collectives import COLLECTIVES, apart
+from torch_xla._engine.lowering.collectives import COLLECTIVES, isolated
 from torch_xla._engine.lowering.core import key_data
 from torch_xla._engine.lowering.matmul import EXACT, Precision
 from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule, recorded_with
@@ -88,7 +88,7 @@ def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
 class _Evaluation:
     """One trace: values so far with their torch dtypes, and the packed numbers. Lives while jax traces the function.
 
-    The other replicas' graphs may differ from this one in what is not a collective; see ``apart``.
+    The other replicas' graphs may differ from this one in what is not a collective; see ``isolated``.
     """
 
     def __init__(self, spec: GraphSpec, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...]) -> None:
@@ -135,7 +135,7 @@ class _Evaluation:
         if not is_collective(node):
             return self._results(node)
         values = self.argument(node.args[0])
-        results = call(node, [apart(values, self.exchanged), *map(self.argument, node.args[1:])])
+        results = call(node, [isolated(values, self.exchanged), *map(self.argument, node.args[1:])])
         self.exchanged = results[0]
         return results
 
