@@ -228,6 +228,13 @@ class ProcessGroupXla(dist.ProcessGroup):
             collectives.write([output], [received])
         return _done(output)
 
+    # As torch 2.11 and 2.12 call them.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    alltoall_base = all_to_all_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
     def _parted(self, op: str, rows: torch.Tensor, parts: _uneven.Parts) -> torch.Tensor:
         """The rows that this rank receives, one part after the other."""
         (value,) = _on_xla([rows])
