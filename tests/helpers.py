@@ -16,7 +16,7 @@ import jax
 import torch
 
 import torch_xla
-from torch_xla._engine.diagnostics import metrics
+from torch_xla._engine.diagnostics import errors, metrics
 from torch_xla._engine.execution import programs
 from torch_xla._engine.graph import program
 
@@ -79,13 +79,27 @@ def run_script(code: str, check: bool = True, **env: str) -> subprocess.Complete
     return done
 
 
+#: What programs were compiled from, which they do not keep: by the outline that they do keep.
+_specs: dict[int, tuple[errors.Outline, program.GraphSpec]] = {}
+_outline = errors.outline
+
+
+def _noted(spec: program.GraphSpec) -> errors.Outline:
+    found = _outline(spec)
+    _specs[id(found)] = found, spec
+    return found
+
+
+errors.outline = _noted
+
+
 def stablehlo() -> list[str]:
     """The programs in the cache, oldest first, as what XLA is given: before it widens what a CPU does not have."""
     texts = []
     with jax.enable_x64(True):
         for found in programs.cache.values():
             shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(found.compiled.args_info)]
-            texts.append(jax.jit(program.function(found.spec)).lower(*shapes).as_text())
+            texts.append(jax.jit(program.function(_specs[id(found.outline)][1])).lower(*shapes).as_text())
     return texts
 
 

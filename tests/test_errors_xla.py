@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +13,9 @@ from helpers import counts
 
 import torch_xla
 import torch_xla.core.xla_model as xm
+from torch_xla._engine.base.compat import launching
 from torch_xla._engine.diagnostics import errors
-from torch_xla._engine.execution import executor, programs, transfers
+from torch_xla._engine.execution import programs, transfers
 
 MEMORY = "RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes."
 BROKEN = "INTERNAL: the compiler has lost its way\n*** Begin stack trace ***\n\txla::Something()"
@@ -35,9 +35,9 @@ class _Raises:
 def _failing(monkeypatch: pytest.MonkeyPatch, where: str, text: str) -> Iterator[None]:
     with monkeypatch.context() as patch:
         if where == "running":
-            original = executor._program
-            broken = lambda *args: dataclasses.replace(original(*args), compiled=_Raises(text))  # type: ignore[arg-type]
-            patch.setattr(executor, "_program", broken)
+            programs.cache.clear()
+            original = launching.executable
+            patch.setattr(launching, "executable", lambda compiled: (_Raises(text), original(compiled)[1]))
         elif where == "compiling":
             programs.cache.clear()
             patch.setattr(jax.stages.Lowered, "compile", _Raises(text))
@@ -46,6 +46,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch, where: str, text: str) -> Iterator
         else:
             patch.setattr(transfers.jax, "device_put", _Raises(text))
         yield
+        programs.cache.clear()
 
 
 def _run(x: torch.Tensor) -> Callable[[], Any]:

@@ -91,6 +91,7 @@ def test_names() -> None:
 
 def test_tpus_are_fast_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "platform", lambda: "tpu")
+    monkeypatch.setattr(precision, "_known", {})  # what was worked out for this platform
     assert precision.current() == (lax.Precision.DEFAULT, lax.Precision.DEFAULT)
     torch.set_float32_matmul_precision("high")
     assert precision.current() == (lax.Precision.HIGH, lax.Precision.DEFAULT)

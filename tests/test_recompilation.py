@@ -17,7 +17,7 @@ from torch import nn
 import torch_xla
 from torch_xla._engine.diagnostics import explain, journal
 from torch_xla._engine.diagnostics.explain import Situation
-from torch_xla._engine.diagnostics.provenance import UNKNOWN, Maker
+from torch_xla._engine.diagnostics.provenance import UNKNOWN, Provenance
 from torch_xla._engine.diagnostics.recompilation import Watcher, watcher
 from torch_xla._engine.graph import difference
 from torch_xla._engine.graph.difference import compare, nearest
@@ -231,8 +231,10 @@ def op(name: str, *inputs: int, line: str | None = None, **baked: object) -> OpS
     return OpSketch(name, inputs or (0,), constants, (((2, 3), torch.float32),), line)
 
 
-def situation(*reads: str, cause: str = "user torch_xla.sync", makers: tuple[Maker, ...] = (UNKNOWN,) * 9) -> Situation:
-    return Situation("train.py:9", cause, reads, makers, 3)
+def situation(
+    *reads: str, cause: str = "user torch_xla.sync", provenances: tuple[Provenance, ...] = (UNKNOWN,) * 9
+) -> Situation:
+    return Situation("train.py:9", cause, reads, provenances, 3)
 
 
 EXP, RELU = op("aten::exp"), op("aten::relu")
@@ -309,10 +311,10 @@ def test_the_line_that_decides_comes_first(tmp_path: object) -> None:
 def test_what_was_uploaded_is_the_cause() -> None:
     """An input that a program made out of one of another shape is a consequence."""
     old, new = graph(EXP, leaves=((8, 2), (8, 3))), graph(EXP, leaves=((5, 2), (5, 3)))
-    makers = (Maker("result", "train.py:5"), Maker("upload", "train.py:4"))
-    found = explain.explain(compare(old, new), situation(makers=makers))
+    provenances = (Provenance("result", "train.py:5"), Provenance("upload", "train.py:4"))
+    found = explain.explain(compare(old, new), situation(provenances=provenances))
     assert found.line == "train.py:4" and found.details["inputs"] == [(1, "float32[8, 3]", "float32[5, 3]")]
-    only_results = explain.explain(compare(old, new), situation(makers=(makers[0],) * 2))
+    only_results = explain.explain(compare(old, new), situation(provenances=(provenances[0],) * 2))
     assert only_results.kind == "derived"
 
 
@@ -348,9 +350,11 @@ def test_consequences_in_the_same_step_are_not_told() -> None:
     site = (0, "user torch_xla.sync", "train.py:9")
     with fresh.watching(told.append):
         for size in (8, 8, 5):
-            fresh.compiled(site, graph(EXP, leaves=((size, 3),)), situation(makers=(Maker("upload", "t.py:1"),)))
+            fresh.compiled(
+                site, graph(EXP, leaves=((size, 3),)), situation(provenances=(Provenance("upload", "t.py:1"),))
+            )
             fresh.ran(site)
-            fresh.compiled((0, "read", "t.py:5"), graph(RELU, leaves=((size,),)), situation(makers=(UNKNOWN,)))
+            fresh.compiled((0, "read", "t.py:5"), graph(RELU, leaves=((size,),)), situation(provenances=(UNKNOWN,)))
             fresh.ran((0, "read", "t.py:5"))
             journal.close(0)
     assert [e.kind for e in told] == ["inputs"]

@@ -124,7 +124,7 @@ class _Run:
 
     def __init__(self, devices: Sequence[torch.device], batches: ParallelLoader) -> None:
         self._devices, self._batches = devices, batches
-        self._meeting = thread_group.Meeting(len(devices), executor.sync_device, _compute)
+        self._group = thread_group.ThreadGroup(len(devices), executor.sync_device, _compute)
         self._threads: list[threading.Thread] = []
         self._results: list[Any] = [None] * len(devices)
         self._lock = threading.Lock()
@@ -148,12 +148,12 @@ class _Run:
         ordinals = [device.index for device in self._devices]
         recorder.module().set_current_device(ordinals[position])
         try:
-            with thread_group.attend(self._meeting, ordinals, position):
+            with thread_group.join(self._group, ordinals, position):
                 self._results[position] = loop_fn(model, _as_wanted(loader, loop_fn), context.device, context)
             loader.close()  # the others' batches must not wait for this thread to take its own
         except BaseException as error:
             with self._lock:
-                # Who was abandoned in a meeting is not the cause, whoever comes first.
+                # Who was abandoned in a collective is not the cause, whoever comes first.
                 if self._error is None or isinstance(self._error, thread_group.AbandonedError):
                     self._error = error
             self._batches._feed.close(0)
@@ -171,7 +171,7 @@ class _Run:
     def stop(self) -> None:
         """Ends the loading, and threads that still run at their next batch (after a Ctrl-C)."""
         for position in range(len(self._devices)):
-            self._meeting.leave(position, "was stopped")
+            self._group.leave(position, "was stopped")
         self._batches.close()
         for thread in self._threads:
             thread.join(_PATIENCE)

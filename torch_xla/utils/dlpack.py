@@ -39,7 +39,7 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
     """
     buffer = _buffer(xla_tensor)
     try:
-        with jax.enable_x64(True):
+        with recorder.wide_types():
             return jnp.array(buffer, dtype=dtypes.namesake(xla_tensor.dtype), copy=True).__dlpack__()
     except Exception as error:
         raise BufferError(
@@ -93,7 +93,7 @@ def _from_jax(array: jax.Array) -> torch.Tensor:
     (place, *others) = array.devices()
     known = devices.devices()
     ordinal = known.index(place) if not others and place in known else int(recorder.module().current_device())
-    with jax.enable_x64(True):
+    with recorder.wide_types():
         copied = jnp.array(jax.device_put(array, devices.device(ordinal)), dtype=dtypes.to_numpy(dtype), copy=True)
     result: torch.Tensor = recorder.module().make_tensor(copied, dtypes.TO_CODE[dtype], ordinal)
     return result

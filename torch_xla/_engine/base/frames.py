@@ -40,11 +40,26 @@ class Frame(NamedTuple):
         return f"{self.function} ({self.file}:{self.line})"
 
 
+class _Owners(dict[str, bool]):
+    """Whether a file is code of the user's, by its name: asked for every frame of every step."""
+
+    def __missing__(self, file: str) -> bool:
+        if file.startswith(_LIBRARY):
+            users = file.startswith(_INSTALLED) and not file.startswith(OWN)
+        else:
+            users = not file.startswith(OWN) and not file.startswith("<frozen")
+        if len(self) < _MOST_FILES:
+            self[file] = users
+        return users
+
+
+_MOST_FILES = 1 << 16  # notebooks make a file of each cell
+_users_files = _Owners()
+
+
 def is_users(file: str) -> bool:
     """Whether a file of that name is code of the user's."""
-    if file.startswith(_LIBRARY):
-        return file.startswith(_INSTALLED) and not file.startswith(OWN)
-    return not file.startswith(OWN) and not file.startswith("<frozen")
+    return _users_files[file]
 
 
 def innermost_users(frames: Iterable[Frame]) -> Frame | None:
@@ -58,7 +73,7 @@ def user_frame() -> FrameType | None:
 
 
 def _users(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None and not _users_files[frame.f_code.co_filename]:
         frame = frame.f_back
     return frame
 

@@ -121,13 +121,9 @@ class Variable(Generic[T]):
     def __get__(self, instance: Settings | None, owner: type[Settings]) -> Variable[T] | T:
         if instance is None:
             return self
-        if self.name not in instance._values:
-            instance._values[self.name] = self.read()
-        value: T = instance._values[self.name]
+        # As a plain attribute of the instance, which hides this descriptor: from now on reading it costs nothing.
+        value = instance.__dict__[self.name] = self.read()
         return value
-
-    def __set__(self, instance: Settings, value: T) -> None:
-        raise AttributeError(f"settings.{self.name} cannot be assigned; set the environment variable {self.name}")
 
     def source(self) -> str | None:
         """The spelling (name or alias) under which the environment sets this variable, None where it does not."""
@@ -253,8 +249,8 @@ class Settings:
     )
     XDG_CACHE_HOME = Variable(FOLDER, "~/.cache", "the user's folder for caches of all programs")
 
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"settings.{name} cannot be assigned; set the environment variable {name}")
 
     def get(self, name: str) -> Any:
         """The value of a variable by its name or an alias. Raises KeyError for a name not in the table."""
@@ -265,7 +261,7 @@ class Settings:
 
     def reload(self) -> None:
         """Forget what was read, so that each variable is read again. For tests; the engine may hold old values."""
-        self._values.clear()
+        self.__dict__.clear()
 
     def export(self, name: str, text: str) -> None:
         """Sets a variable for this process and those that it starts. Raises ValueError for a text it cannot read."""
@@ -273,7 +269,7 @@ class Settings:
         before = os.environ.get(name)
         os.environ[name] = text
         try:
-            self._values[name] = variable.read()
+            self.__dict__[name] = variable.read()
         except ValueError:
             del os.environ[name]
             if before is not None:

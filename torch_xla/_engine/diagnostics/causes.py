@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from torch_xla._engine.diagnostics import journal
 
 SYNC = "user torch_xla.sync"
 READ = "most likely user code trying to access tensor value before torch_xla.sync"
 LIMIT = "the graph reached XLA_TRIM_GRAPH_SIZE operations"
-CARELESS = "an optimizer's step without a barrier"
+NO_BARRIER = "an optimizer's step without a barrier"
 
 _here = threading.local()
 
 
-@contextmanager
-def because(reason: str) -> Iterator[None]:
+class because:
     """What this thread runs in the block, it runs for this reason; an outer reason wins (a loader's that syncs)."""
-    outer = getattr(_here, "reason", None)
-    _here.reason = outer or reason
-    try:
-        yield
-    finally:
-        _here.reason = outer
+
+    __slots__ = ("_outer", "_reason")
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __enter__(self) -> None:
+        self._outer: str | None = getattr(_here, "reason", None)
+        if self._outer is None:
+            _here.reason = self._reason
+
+    def __exit__(self, *_: object) -> None:
+        _here.reason = self._outer
 
 
 def reason() -> str:

@@ -1,14 +1,18 @@
 """What XLA and jax raise while they compile, run or move values, as an error that says what was being done, and where.
 
 The program is not at fault, or not in a way that torch has words for: memory that runs out, a program that the compiler
-refuses, a device that is gone. Nothing has changed when such an error arrives; see executor.py.
+refuses, a device that is gone. Nothing has changed when such an error is raised by the call that starts a program; see
+execution/step.py. One that arrives later, from a device that computes behind the call (GPU, TPU), is raised where a
+value is read or waited for: what the program was to compute is lost then, and so is what it took the memory of.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax
 import torch
@@ -29,34 +33,56 @@ class XlaError(RuntimeError):
     """XLA could not compile or run a graph, or move a value. The tensors are as they were; it can be tried again."""
 
 
-class explained:
-    """In its block, an error of XLA becomes an XlaError, or torch.OutOfMemoryError, that says what this was.
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What messages say of a graph: the number of its ops, and the largest results with their ops and bytes."""
+
+    ops: int
+    largest: tuple[tuple[int, str, tuple[int, ...], torch.dtype], ...]
+
+    def __str__(self) -> str:
+        return f"a graph of {self.ops} op{'s'[: self.ops != 1]}"
+
+
+def outline(spec: GraphSpec) -> Outline:
+    """The Outline of a graph."""
+    results = [
+        (_bytes(shape, dtype), node.op, tuple(shape), dtype)
+        for node in spec.nodes
+        for shape, dtype in node.outs
+        if dtype is not None
+    ]
+    largest = heapq.nlargest(_SHOWN, results, key=lambda result: result[0])
+    return Outline(len(spec.nodes), tuple(largest))
+
+
+def explain(error: jax.errors.JaxRuntimeError, doing: str, device: int, graph: Outline | None = None) -> Exception:
+    """An XlaError, or torch.OutOfMemoryError, that says what was being done when XLA raised ``error``, and where.
 
     Args:
-      doing: gives what follows "while", such as ``uploading float32[2, 3]``; called after an error only.
+      doing: what follows "while", such as ``uploading float32[2, 3]``.
       device: the ordinal of the xla device.
-      spec: the graph, if it is one that was compiled or run.
+      graph: if it was one that was compiled or run.
     """
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
+        return torch.OutOfMemoryError(_out_of_memory(text, doing, device, graph))
+    line = f"  while {doing} on {_place(device)}, at {frames.user_line()}"
+    return XlaError("\n".join([_first_line(text), line, *_graph(graph)]))
 
-    def __init__(self, doing: Callable[[], str], device: int, spec: GraphSpec | None = None) -> None:
-        self._doing, self._device, self._spec = doing, device, spec
+
+class explained:
+    """In its block, an error of XLA becomes what ``explain`` makes of it; ``doing`` is called after an error only."""
+
+    def __init__(self, doing: Callable[[], str], device: int, graph: Outline | None = None) -> None:
+        self._doing, self._device, self._graph = doing, device, graph
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
-        if not isinstance(error, jax.errors.JaxRuntimeError):
-            return
-        text, doing = str(error), self._doing()
-        if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
-            raise torch.OutOfMemoryError(_out_of_memory(text, doing, self._device, self._spec)) from error
-        line = f"  while {doing} on {_place(self._device)}, at {frames.user_line()}"
-        raise XlaError("\n".join([_first_line(text), line, *_graph(self._spec)])) from error
-
-
-def describe_graph(spec: GraphSpec) -> str:
-    """``a graph of 12 ops``."""
-    return f"a graph of {len(spec.nodes)} op{'s'[: len(spec.nodes) != 1]}"
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            raise explain(error, self._doing(), self._device, self._graph) from error
 
 
 def asked_for(text: str) -> int | None:
@@ -65,14 +91,14 @@ def asked_for(text: str) -> int | None:
     return None if found is None else int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-def _out_of_memory(text: str, doing: str, device: int, spec: GraphSpec | None) -> str:
+def _out_of_memory(text: str, doing: str, device: int, graph: Outline | None) -> str:
     amount = asked_for(text)
     asked = "an amount that XLA does not say" if amount is None else metrics.format_bytes(amount)
     return "\n".join(
         [
             f"out of memory on {_place(device)} while {doing}, at {frames.user_line()}",
             f"  asked for: {asked} ({_first_line(text)})",
-            *_graph(spec),
+            *_graph(graph),
             *_held(device),
             "  What helps: a smaller batch; bfloat16; `del` of tensors that are kept from step to step (losses in a "
             "list: append loss.detach()); torch_xla.sync() at the end of each step; torch.utils.checkpoint.",
@@ -92,21 +118,13 @@ def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     return math.prod(shape) * int(dtypes.to_numpy(dtype).itemsize)
 
 
-def _graph(spec: GraphSpec | None) -> list[str]:
+def _graph(graph: Outline | None) -> list[str]:
     """The largest results of a graph, each with its op."""
-    if spec is None:
+    if graph is None:
         return []
-    results = [
-        (_bytes(shape, dtype), node.op, shape, dtype)
-        for node in spec.nodes
-        for shape, dtype in node.outs
-        if dtype is not None
-    ]
-    results.sort(key=lambda result: -result[0])
-    lines = [f"  {describe_graph(spec)}; its largest results:"]
-    return lines + [
+    return [f"  {graph}; its largest results:"] + [
         f"    {metrics.format_bytes(size):>10}  {op}: {str(dtype).removeprefix('torch.')}{list(shape)}"
-        for size, op, shape, dtype in results[:_SHOWN]
+        for size, op, shape, dtype in graph.largest
     ]
 
 

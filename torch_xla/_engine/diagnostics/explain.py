@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_xla._engine.diagnostics.provenance import Maker
+from torch_xla._engine.diagnostics.provenance import Provenance
 from torch_xla._engine.graph import summary
 from torch_xla._engine.graph.difference import ArgumentChange, Difference, LeafChange
 
@@ -77,7 +77,7 @@ class Situation:
     line: str
     cause: str
     reads: tuple[str, ...]
-    makers: tuple[Maker, ...]
+    provenances: tuple[Provenance, ...]
     ops: int
 
 
@@ -100,8 +100,8 @@ def show(leaf: summary.Leaf) -> str:
 
 
 def _inputs(difference: Difference, situation: Situation) -> _Parts:
-    def maker(change: LeafChange) -> Maker:
-        return situation.makers[change.index]
+    def maker(change: LeafChange) -> Provenance:
+        return situation.provenances[change.index]
 
     # What a program made out of a tensor of another shape has another shape, too: the tensor itself is the cause.
     changes = [c for c in difference.inputs if maker(c).kind in _ROOTS] or list(difference.inputs)
@@ -116,7 +116,7 @@ def _inputs(difference: Difference, situation: Situation) -> _Parts:
     return kind, "; ".join(parts) + ".", (places or (situation.line,))[0], subject, advice, details
 
 
-def _input(change: LeafChange, maker: Maker) -> str:
+def _input(change: LeafChange, maker: Provenance) -> str:
     text = f"its input {change.index} was {show(change.old)} and is {show(change.new)}"
     where = [f"{_MADE[maker.kind]} at {maker.line}"] if maker.line else []
     if change.user is not None:

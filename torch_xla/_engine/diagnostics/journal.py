@@ -121,6 +121,15 @@ class spent:
         self.start, self.inner = now, 0
 
 
+def add_own(kind: str, duration: int) -> None:
+    """Something of a ``kind`` has taken ``duration`` ns in this thread's step; no ``spent`` block of it was open."""
+    step = current()
+    step.add(kind, duration)
+    step.counts[kind] = step.counts.get(kind, 0) + 1
+    if _here.active is not None:
+        _here.active.inner += duration
+
+
 def begin_fallback(op: str, line: str) -> None:
     """``op`` is about to run on the CPU, called at ``line``."""
     if _here.fallback is not None:  # it raised

@@ -27,11 +27,6 @@ def used(device: int) -> int:
     return int(recorder.module().memory_use(device)[0])
 
 
-def reached(device: int, total: int) -> None:
-    """A program has started that takes the bytes in use to ``total``."""
-    _raise_peak(device, total)
-
-
 def _raise_peak(device: int, to: int) -> int:
     with _lock:
         _peaks[device] = max(_peaks.get(device, 0), to)
@@ -86,5 +81,5 @@ def buffers(device: int) -> list[tuple[jax.Array, BufferInfo]]:
 
 
 def _describe(array: Any, size: int, number: int) -> BufferInfo:
-    maker = provenance.maker(number)
+    maker = provenance.of(number)
     return BufferInfo(tuple(array.shape), str(array.dtype), size, maker.kind, maker.line)

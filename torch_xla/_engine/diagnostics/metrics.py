@@ -101,6 +101,11 @@ def metric(name: str, show: Callable[[float], str] = format_value) -> Metric:
     return found
 
 
+def sample(name: str, value: float, show: Callable[[float], str] = format_value) -> None:
+    """Adds a sample to the metric ``name``."""
+    metric(name, show).add(value)
+
+
 @contextmanager
 def timed(name: str) -> Iterator[None]:
     """Adds the time that its block takes, in nanoseconds, to the metric ``name``, unless the block raises.

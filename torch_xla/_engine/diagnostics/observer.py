@@ -74,13 +74,13 @@ def _compilation(graph: Any, spec: program.GraphSpec, device: int, cause: str, l
     duration = time.perf_counter_ns() - start
     journal.current().compilations.append(journal.Compilation(start, duration, ops, cause, line))
     _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
-    situation = Situation(line, cause, tuple(journal.current().reads), _makers(graph, device), ops)
+    situation = Situation(line, cause, tuple(journal.current().reads), _provenances(graph, device), ops)
     watcher.compiled((device, cause, line), summary.sketch(spec), situation)
 
 
-def _makers(graph: Any, device: int) -> tuple[provenance.Maker, ...]:
+def _provenances(graph: Any, device: int) -> tuple[provenance.Provenance, ...]:
     known = {id(array): number for array, _, number in recorder.module().buffers(device)}
-    return tuple(provenance.maker(known.get(id(array), 0)) for array in graph.inputs())
+    return tuple(provenance.of(known.get(id(array), 0)) for array in graph.inputs())
 
 
 def compiled(program_: jax.stages.Compiled) -> None:
@@ -96,23 +96,43 @@ def compiled(program_: jax.stages.Compiled) -> None:
         )
 
 
-@contextmanager
-def execution(graph: Any, device: int, size: Sizes) -> Iterator[None]:
-    """Around the start of a program. What it needs counts as having been in use only if it could start."""
+class Execution:
+    """One run of a program: made before it is launched, told when it is under way."""
+
+    __slots__ = ("_cause", "_line", "_ops", "_start")
+
+    def __init__(self, ops: int, line: str, cause: str) -> None:
+        self._ops, self._line, self._cause = ops, line, cause
+        self._start = time.perf_counter_ns()
+
+    def ended(self) -> None:
+        """The program is under way. What goes wrong here is logged: the values are there, whoever hears of it."""
+        duration = time.perf_counter_ns() - self._start
+        try:
+            metrics.sample("TensorsGraphSize", self._ops)
+            metrics.sample("ExecuteTime", duration, metrics.format_time)
+            journal.add_own("ExecuteTime", duration)
+            journal.current().ops += self._ops
+            if _execute_log.isEnabledFor(logging.INFO):
+                _execute_log.info("%d ops, %s at %s", self._ops, self._cause, self._line)
+        except Exception:
+            _execute_log.exception("the journal of a run, %s at %s, is not complete", self._cause, self._line)
+
+
+def execution(graph: Any, device: int) -> Execution:
+    """Before a program is launched."""
     line, cause = frames.user_line(), causes.reason()
     watcher.ran((device, cause, line))
-    metrics.count("ExecuteComputation")
-    step = journal.current()
-    step.ops += graph.node_count
-    needed = memory.used(device) + size.extra
-    recorder.module().set_maker(provenance.number("result", line))
+    recorder.module().set_provenance(provenance.number("result", line))
     if analysis.level() >= 2:
         analysis.graph("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
-    if _execute_log.isEnabledFor(logging.INFO):
-        _execute_log.info("%d ops, %d results, %s at %s", graph.node_count, graph.root_count, cause, line)
-    yield
-    step.peak_bytes = max(step.peak_bytes, needed)
-    memory.reached(device, needed)
+    return Execution(graph.node_count, line, cause)
+
+
+def chain_ended(start: int, eager: bool) -> None:
+    """A graph whose operations ran one by one, from ``start`` (ns of perf_counter), is under way."""
+    name = "EagerOpExecuteTime" if eager else "ExecuteChainedTime"
+    metrics.sample(name, time.perf_counter_ns() - start, metrics.format_time)
 
 
 def fallback(op: str, line: str) -> None:
@@ -125,7 +145,10 @@ def step_ended(device: int) -> None:
     """A barrier has sent the step off."""
     step = journal.close(memory.end_step(device))
     _memory_log.info("step %d: at most %d bytes on xla:%d", step.number, step.peak_bytes, device)
-    metrics_file.save()
+    try:
+        metrics_file.save()
+    except OSError as error:
+        _memory_log.error("XLA_METRICS_FILE: the report of step %d could not be written: %s", step.number, error)
     watcher.step_ended()
 
 
@@ -135,7 +158,18 @@ def announce_step() -> None:
         print("torch_xla.core.xla_model::mark_step", file=sys.stderr, flush=True)
 
 
-def wait(values: Sequence[jax.Array]) -> None:
-    """Waits for values; the time counts as waiting for the device."""
+def wait(values: Sequence[jax.Array]) -> bool:
+    """Waits for values; the time counts as waiting for the device. False where another thread's program took one over.
+
+    Such an array cannot be waited for any more: what waits for the results of that program waits for it.
+    """
+    all_there = True
     with journal.spent("wait"):
-        jax.block_until_ready(values)
+        for value in values:
+            try:
+                value.block_until_ready()
+            except RuntimeError:
+                if not value.is_deleted():
+                    raise
+                all_there = False
+    return all_there

@@ -10,33 +10,33 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class Provenance:
     """``kind``: upload, result (of a program), transfer, or unknown; ``line``: the user's line, "" where unknown."""
 
     kind: str
     line: str
 
 
-UNKNOWN = Maker("unknown", "")
+UNKNOWN = Provenance("unknown", "")
 
 _lock = threading.Lock()
-_numbers: dict[Maker, int] = {UNKNOWN: 0}
-_rows: list[Maker] = [UNKNOWN]
+_numbers: dict[Provenance, int] = {UNKNOWN: 0}
+_rows: list[Provenance] = [UNKNOWN]
 
 
 def number(kind: str, line: str) -> int:
     """The number of a maker."""
-    maker = Maker(kind, line)
-    found = _numbers.get(maker)
+    row = Provenance(kind, line)
+    found = _numbers.get(row)
     if found is not None:
         return found
     with _lock:
-        found = _numbers.setdefault(maker, len(_rows))
+        found = _numbers.setdefault(row, len(_rows))
         if found == len(_rows):
-            _rows.append(maker)
+            _rows.append(row)
         return found
 
 
-def maker(number: int) -> Maker:
+def of(number: int) -> Provenance:
     """What a buffer's number stands for."""
     return _rows[number]

@@ -5,7 +5,7 @@ value. So when an optimizer starts its second step and nothing was cut since its
 is told once, and from then on a cut follows each step of that optimizer.
 
     optimizer:   unseen -> stepped (by a step) -> unseen (by a barrier)
-                           stepped -> careless (by a second step)         careless is for good
+                           stepped -> without barrier (by a second step), for good
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MESSAGE = (
 
 _lock = threading.Lock()
 _stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-_careless: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_without_barrier: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _warned = False
 
 
@@ -52,27 +52,27 @@ def cut(device: int, reason: str = causes.LIMIT) -> None:
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     global _warned
     devices = _devices(optimizer)
-    if not devices or not settings.XLA_AUTO_BARRIER or optimizer in _careless:
+    if not devices or not settings.XLA_AUTO_BARRIER or optimizer in _without_barrier:
         return
     with _lock:
         again = optimizer in _stepped
         _stepped.add(optimizer)
     if not again:
         return
-    _careless.add(optimizer)
+    _without_barrier.add(optimizer)
     if not _warned:
         _warned = True
         message = _MESSAGE.format(name=type(optimizer).__name__, line=frames.user_line())
         warnings.warn(message, UserWarning, stacklevel=4)
     for device in devices:
-        cut(device, causes.CARELESS)
+        cut(device, causes.NO_BARRIER)
 
 
 @dynamo.runs_as_it_is
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if optimizer in _careless:
+    if optimizer in _without_barrier:
         for device in _devices(optimizer):
-            cut(device, causes.CARELESS)
+            cut(device, causes.NO_BARRIER)
             observer.step_ended(device)
 
 

@@ -16,10 +16,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from torch_xla._engine import recorder
 from torch_xla._engine.base import frames
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
@@ -27,6 +28,9 @@ from torch_xla._engine.graph import hlo_metadata, ir, ir_forms, program
 from torch_xla._engine.graph.program import GraphSpec
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import replicated
+
+if TYPE_CHECKING:
+    from torch_xla._engine.execution.step import Step
 
 SYNC = "ScheduleSyncTensorsGraph"
 SYNC_OP_BY_OP = "SyncTensorsGraphOpByOp"
@@ -43,7 +47,7 @@ def lower(spec: GraphSpec, device: int, arguments: Sequence[Any]) -> jax.stages.
     function, team = program.function(spec), replicated.team_of(spec)
     if team is not None:
         function = replicated.over(function, team)
-    with jax.enable_x64(True):
+    with recorder.wide_types():
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
         traced = jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*shapes)
         lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(devices.device(device).platform,))
@@ -82,13 +86,12 @@ def path(file: Path) -> Path:
     return file.with_name(f"{file.name}.{replicas.process_index()}") if replicas.process_count() > 1 else file
 
 
-def append(section: str, graph: Any, arguments: Sequence[Any]) -> None:
-    """Appends a recorder Graph to XLA_SAVE_TENSORS_FILE, if that is set. Raises OSError where it cannot be written."""
+def append(step: Step) -> None:
+    """Appends a step's graph to XLA_SAVE_TENSORS_FILE, which is set. Raises OSError where it cannot be written."""
     file = settings.XLA_SAVE_TENSORS_FILE
-    if file is None:
-        return
-    spec = program.describe(graph)
-    rows = [f"[{section}]", "TensorsGraphInfo:", *(f"  {frame}" for frame in frames.running()), ""]
+    assert file is not None
+    graph, spec, arguments = step.graph, step.spec, (*step.numbers(), *step.leaves())
+    rows = [f"[{step.section}]", "TensorsGraphInfo:", *(f"  {frame}" for frame in frames.running()), ""]
     rows += [f"Root Hashes: ({', '.join(ir_forms.root_hashes(spec))})", "", "## BEGIN_GRAPH"]
     with _lock:
         rows.append(_rendered(settings.XLA_SAVE_TENSORS_FMT, graph, spec, arguments))

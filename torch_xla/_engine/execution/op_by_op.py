@@ -10,22 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import torch
 from jax.sharding import SingleDeviceSharding
 
+from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru import LruCache
-from torch_xla._engine.device import devices, precision
-from torch_xla._engine.diagnostics import metrics
+from torch_xla._engine.device import devices
+from torch_xla._engine.diagnostics import journal, metrics
 from torch_xla._engine.execution import modes
 from torch_xla._engine.graph import program
 from torch_xla._engine.graph.program import GraphSpec, NodeSpec
 from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.lowering.registry import Promise
+
+if TYPE_CHECKING:
+    from torch_xla._engine.execution.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +180,14 @@ class Chain:
         return [next(found) if exists else None for exists in step.results]
 
 
-def run(graph: Any, floats: Any, ints: Any, buffers: Sequence[Any]) -> list[jax.Array]:
-    """The roots of a recorder Graph, computed one operation at a time."""
-    products = precision.current()
-    key = (graph.device, graph.key, products)
+def run(step: Step, buffers: Sequence[Any]) -> list[jax.Array]:
+    """The roots of a step's graph, computed one operation at a time."""
+    key = (step.device, step.graph.key, step.products)
     chain = _chains.get(key)
-    if chain is None:
-        chain = Chain(program.describe(graph, products), graph.device)
-        _chains.put(key, chain)
-    metrics.metric("OpByOpGraphSize").add(len(chain))
-    with metrics.timed("EagerOpExecuteTime" if modes.eager() else "ExecuteChainedTime"):
-        return chain.run(floats, ints, buffers)
+    with recorder.wide_types():
+        if chain is None:
+            chain = Chain(step.spec, step.device)
+            _chains.put(key, chain)
+        metrics.metric("OpByOpGraphSize").add(len(chain))
+        with journal.spent("EagerOpExecuteTime" if modes.eager() else "ExecuteChainedTime"):
+            return chain.run(*step.numbers(), buffers)

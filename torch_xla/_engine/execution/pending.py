@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_xla._engine import recorder
-from torch_xla._engine.execution import dump, executor
+from torch_xla._engine.execution import dump
 from torch_xla._engine.graph import program
 
 Tensors = Sequence[torch.Tensor] | torch.Tensor
@@ -40,10 +40,12 @@ class _Pending:
             self.device = recorder.module().current_device()
         else:
             nodes, self.device = _nodes(name, tensors)
-        with executor.turn(self.device):
-            graph = recorder.module().collect_only(self.device, _all_pending(self.device) if tensors is None else nodes)
-            self.spec = program.describe(graph)
-            self.arguments = (graph.floats(), graph.ints(), *graph.inputs())
+        recorder.module().exclusively(self.device, self._take, None if tensors is None else nodes)
+
+    def _take(self, nodes: list[Any] | None) -> None:
+        graph = recorder.module().collect_only(self.device, _all_pending(self.device) if nodes is None else nodes)
+        self.spec = program.describe(graph)
+        self.arguments = (graph.floats(), graph.ints(), *graph.inputs())
 
 
 def render(name: str, tensors: Tensors | None, form: str) -> str:

@@ -1,89 +1,85 @@
-"""Compiled graphs: how one is compiled, for a device or for several, and the cache of them."""
+"""Compiled graphs, ready to be launched, and the cache of them: for a device, a team of replicas, threads, a mesh.
+
+key of a program = (for whom, the recorder's key of the graph, how exact its products are)
+
+for whom      a device's ordinal; all replicas that threads of this process drive, by their devices; or the mesh
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
-import numpy as np
-from jax.sharding import SingleDeviceSharding
 
-from torch_xla._engine.base import shardings
 from torch_xla._engine.base.lru import LruCache
-from torch_xla._engine.device import devices
-from torch_xla._engine.diagnostics import errors, metrics, observer
-from torch_xla._engine.execution import compile_cache
-from torch_xla._engine.graph import program
+from torch_xla._engine.diagnostics import metrics, observer
+from torch_xla._engine.execution import compilation
+from torch_xla._engine.execution.compilation import Program
 from torch_xla._engine.job import replicas
-from torch_xla._engine.parallel import replicated, sharded
+from torch_xla._engine.parallel import agreement, replicated, sharded
+
+if TYPE_CHECKING:
+    from torch_xla._engine.execution.step import Step
+
+#: In place of a device's ordinal: the mesh of SPMD.
+_MESH = "mesh"
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A compiled graph. ``compiled`` is called with (floats, ints, *leaves) and returns the roots.
-
-    With a ``team`` it has collectives: all replicas of the team call it together.
-    """
-
-    compiled: jax.stages.Compiled
-    spec: program.GraphSpec
-    sizes: observer.Sizes
-    team: replicated.Team | None = None
-    shardings: list[int] | None = None  # of the results; None: each is on one device
-
-
-#: The programs of this process, by what they were compiled for: a device (or executor._ALL, _MESH), the recorder's key
-#: of the graph, how exact its products are.
 cache: LruCache[Program] = LruCache(lambda: metrics.count("DestroyCompileHandles"))
 
 
-def compile_graph(
-    spec: program.GraphSpec,
-    device: int,
-    arguments: Sequence[Any],
-    team: replicated.Team | None = None,
-) -> Program:
-    """Compiles a graph for the device, or for all of a team, or loads what another process compiled.
-
-    Raises LoweringError for an op that cannot be built.
-    """
-    jitted = _jitted(spec, device, team, arguments)
-    places = _kept_for(device, team)
-    with errors.explained(lambda: f"compiling {errors.describe_graph(spec)}", device, spec):
-        compiled = compile_cache.build(lambda: jitted.lower(*arguments), places)
-    metrics.count("CreateCompileHandles")
-    metrics.metric("InputOutputAliasCount").add(len(spec.donated))
-    observer.compiled(compiled)
-    numbers = _result_shardings(compiled) if replicas.is_spmd() else None
-    return Program(compiled, spec, observer.sizes(compiled), team, numbers)
+def _key(step: Step, whom: Hashable) -> Hashable:
+    return whom, step.graph.key, id(step.products)  # of an object that is there for good; hashing it costs more
 
 
-def _kept_for(device: int, team: replicated.Team | None) -> list[jax.Device]:
-    if replicas.is_spmd():
-        return replicated.kept_for(sharded.mesh_devices())
-    return [devices.device(device)] if team is None else replicated.kept_for(team.sharding.mesh.devices.flat)
+def resolve(step: Step) -> Program:
+    """The program of a step's graph: known, or compiled now. Raises LoweringError, XlaError, torch.OutOfMemoryError."""
+    key = _key(step, _MESH if replicas.is_spmd() else step.device)
+    found = cache.get(key)
+    if found is not None:
+        metrics.count("CachedSyncTensors")
+        return found
+    metrics.count("UncachedSyncTensors")
+    team = _team_of(step)
+    if team is not None:
+        agreement.check(step.spec, team)
+    with observer.compilation(step.graph, step.spec, step.device):
+        leaves = compilation.placed(step.graph, team)
+        found = compilation.compile_graph(step.spec, step.device, leaves or step.graph.inputs(), team)
+    cache.put(key, found)
+    return found
 
 
-def _jitted(
-    spec: program.GraphSpec, device: int, team: replicated.Team | None, arguments: Sequence[jax.Array | np.ndarray]
-) -> Any:
-    """The graph as a function of jax that knows where it runs."""
-    function = program.function(spec)
-    place = SingleDeviceSharding(devices.device(device)) if team is None else team.sharding
-    coming: Any = place
-    leaving: Any = place
-    if replicas.is_spmd():
-        # Of the numbers, too: a graph that reads nothing else would run on one device.
-        coming = tuple(a.sharding if isinstance(a, jax.Array) else sharded.replicated() for a in arguments)
-        leaving = [shardings.of(number) for number in spec.root_shardings]
-    elif team is not None:
-        function = replicated.over(function, team)
-    donated = tuple(position + 2 for position in spec.donated)
-    return jax.jit(function, in_shardings=coming, out_shardings=leaving, donate_argnums=donated, keep_unused=True)
+def _team_of(step: Step) -> replicated.Team | None:
+    """Who runs a program together: with SPMD all processes run every one."""
+    if not replicas.is_spmd():
+        return replicated.team_of(step.spec)
+    processes = tuple(range(replicas.process_count()))
+    return replicated.Team(processes, sharded.replicated()) if len(processes) > 1 else None
 
 
-def _result_shardings(compiled: jax.stages.Compiled) -> list[int]:
-    ranks = [len(info.shape) for info in compiled.out_info]
-    return [shardings.number(sharding, rank) for sharding, rank in zip(compiled.output_shardings, ranks, strict=True)]
+def _together(step: Step) -> Hashable:
+    return _key(step, ("threads", replicas.local_devices()))
+
+
+def is_together(step: Step) -> bool:
+    """Whether the threads of all replicas run the step's graph as one program; to be asked where there are several."""
+    if cache.get(_together(step)) is not None:
+        return True
+    return cache.get(_key(step, step.device)) is None and replicated.team_of(step.spec) is not None
+
+
+def known_together(step: Step) -> Program | None:
+    """The program that the threads of all replicas run as one, if it is known."""
+    return cache.get(_together(step))
+
+
+def compile_together(step: Step, leaves: Sequence[jax.Array]) -> Program:
+    """Compiles the program that the threads of all replicas run as one, on their ``leaves`` joined."""
+    team = replicated.team_of(step.spec)
+    assert team is not None
+    with observer.compilation(step.graph, step.spec, step.device):
+        found = compilation.compile_graph(step.spec, step.device, leaves, team, together=True)
+    cache.put(_together(step), found)
+    return found

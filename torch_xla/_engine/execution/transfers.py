@@ -45,7 +45,7 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
         # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
         own = tensor.to(dtypes.stored(tensor.dtype), copy=place.platform == "cpu")
         host = _to_host(own)
-        with jax.enable_x64(True):
+        with recorder.wide_types():
             buffer = sharded.put(host) if replicas.is_spmd() else jax.device_put(host, place, may_alias=False)
             # The caller may write to its tensor as soon as we return.
             buffer.block_until_ready()
@@ -63,7 +63,7 @@ def _to_host(tensor: torch.Tensor) -> np.ndarray:
 
 def _made(kind: str) -> None:
     kind = "fallback" if journal.falling_back() else kind
-    recorder.module().set_maker(provenance.number(kind, frames.known_line() or ""))
+    recorder.module().set_provenance(provenance.number(kind, frames.known_line() or ""))
 
 
 def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
@@ -89,7 +89,7 @@ def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
 def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
     """The buffer's values on another device."""
     doing = lambda: f"moving a tensor from another device ({buffer.dtype}{list(buffer.shape)})"
-    with metrics.timed("TransferDeviceToDeviceTime"), jax.enable_x64(True), errors.explained(doing, ordinal):
+    with metrics.timed("TransferDeviceToDeviceTime"), recorder.wide_types(), errors.explained(doing, ordinal):
         moved: jax.Array = jax.device_put(replicated.local(buffer), devices.device(ordinal), may_alias=False)
     _made("transfer")
     return moved

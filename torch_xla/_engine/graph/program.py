@@ -54,6 +54,8 @@ class GraphSpec:
     precision: Precision = EXACT
     leaf_origins: list[Origin | None] = field(default_factory=list)  # where each leaf was made, as far as known
     root_shardings: list[int] = field(default_factory=list)  # see shardings.py; 0: as the compiler likes
+    floats: int = 0  # how many numbers are operands, packed in two arrays
+    ints: int = 0
 
 
 def is_collective(node: NodeSpec) -> bool:
@@ -77,7 +79,8 @@ def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
     leaves = [(tuple(shape), dtypes.FROM_CODE[code]) for shape, code in graph.leaf_shapes]
     leaf_origins = [origins.origin(number) for number in graph.leaf_origins]
     roots, donated = list(graph.roots()), list(graph.donated)
-    return GraphSpec(leaves, nodes, roots, donated, precision, leaf_origins, list(graph.root_shardings))
+    shardings, (floats, ints) = list(graph.root_shardings), graph.number_counts
+    return GraphSpec(leaves, nodes, roots, donated, precision, leaf_origins, shardings, floats, ints)
 
 
 class _Evaluation:
@@ -203,8 +206,12 @@ def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
     def graph(floats: jax.Array, ints: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
         evaluation = _Evaluation(spec, floats, ints, leaves)
         with matmul.precision(spec.precision):
-            for node in spec.nodes:
-                evaluation.run(node)
+            for number, node in enumerate(spec.nodes):
+                try:
+                    evaluation.run(node)
+                except LoweringError as error:
+                    error.node = number
+                    raise
         return [evaluation.values[root] for root in spec.roots]
 
     return graph

@@ -36,7 +36,7 @@ def exchange(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[byte
         ) from late
 
 
-def _among_threads(threads: thread_group.Meeting, tag: str, payload: bytes, ordinals: Sequence[int]) -> list[bytes]:
+def _among_threads(threads: thread_group.ThreadGroup, tag: str, payload: bytes, ordinals: Sequence[int]) -> list[bytes]:
     if len(ordinals) < threads.size:
         raise ValueError(f"rendezvous {tag!r}: threads meet all together, not replicas={list(ordinals)} only")
     return thread_group.exchange(threads, f"rendezvous {tag!r}", payload)

@@ -1,4 +1,4 @@
-"""Where the threads of one process meet that drive a replica each: for a collective, and to tell each other bytes.
+"""The threads of one process that drive a replica each: they wait for each other in collectives, and exchange bytes.
 
 The last thread to arrive does the work for all of them. A thread that has ended cannot come any more: who waits for it
 gets an error that names it, instead of waiting forever.
@@ -6,12 +6,11 @@ gets an error that names it, instead of waiting forever.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import jax
 import torch
 
 from torch_xla._engine.base import frames
@@ -23,7 +22,7 @@ class AbandonedError(RuntimeError):
 
 
 class _Round:
-    """One meeting: what each replica brought, by position; later what each takes away, or what went wrong."""
+    """One round: what each replica brought, by position; later what each takes away, or what went wrong."""
 
     def __init__(self) -> None:
         self.brought: dict[int, tuple[str, Any]] = {}
@@ -31,8 +30,8 @@ class _Round:
         self.error: BaseException | None = None
 
 
-class Meeting:
-    """The meetings of ``size`` threads, one after the other.
+class ThreadGroup:
+    """``size`` threads, and the rounds in which they wait for each other, one after the other.
 
         round: collecting --(the last arrives)--> working --> done          collecting --(a thread leaves)--> abandoned
 
@@ -57,7 +56,7 @@ class Meeting:
             own = self._round
             own.brought[position] = what, item
             if len(own.brought) < self.size:
-                self._changed.wait_for(lambda: own.results is not None or own.error or self._gone)
+                self._wait(own, position)
                 self._raise_if_abandoned(own, what)
                 return self._taken(own, position)
             self._round = _Round()
@@ -69,6 +68,19 @@ class Meeting:
         with self._changed:
             self._changed.notify_all()
         return self._taken(own, position)
+
+    def _wait(self, own: _Round, position: int) -> None:
+        try:
+            self._changed.wait_for(lambda: own.results is not None or own.error or self._gone)
+        except BaseException:
+            # An interrupt. Once all have come, the last works with what this thread brought: that must be over first.
+            if len(own.brought) == self.size:
+                while own.results is None and own.error is None:
+                    with contextlib.suppress(BaseException):
+                        self._changed.wait_for(lambda: own.results is not None or own.error)
+            else:
+                del own.brought[position]
+            raise
 
     def leave(self, position: int, why: str) -> None:
         """Says that a replica does not come any more, and why: ``has returned``."""
@@ -100,58 +112,36 @@ class Meeting:
 
 
 class _Here(threading.local):
-    """The meeting that this thread takes part in."""
+    """The group of this thread."""
 
-    meeting: Meeting | None = None
+    group: ThreadGroup | None = None
 
 
 _here = _Here()
 
 
-@contextmanager
-def attend(meeting: Meeting, devices: Sequence[int], position: int) -> Iterator[None]:
-    """In the block this thread is the replica on ``devices[position]``. At its end it leaves the meeting."""
+@contextlib.contextmanager
+def join(group: ThreadGroup, devices: Sequence[int], position: int) -> Iterator[None]:
+    """In the block this thread is the replica on ``devices[position]``. At its end it leaves the group."""
     why = "has failed"
-    _here.meeting = meeting
+    _here.group = group
     try:
         with replicas.replicate(devices, position):
             yield
         why = "has returned"
     finally:
-        _here.meeting = None
-        meeting.leave(position, why)
+        _here.group = None
+        group.leave(position, why)
 
 
-def current() -> Meeting | None:
-    """The meeting of this thread, None for a thread that is not one of several replicas."""
-    return _here.meeting
+def current() -> ThreadGroup | None:
+    """The group of this thread, None for a thread that is not one of several replicas."""
+    return _here.group
 
 
-def exchange(meeting: Meeting, what: str, payload: bytes) -> list[bytes]:
+def exchange(group: ThreadGroup, what: str, payload: bytes) -> list[bytes]:
     """What each replica gave, by ordinal, when all have come."""
-    everything: list[bytes] = meeting.gather(
+    everything: list[bytes] = group.gather(
         replicas.global_ordinal(), what, payload, lambda items: [list(items) for _ in items]
     )
     return everything
-
-
-def run(
-    meeting: Meeting,
-    what: str,
-    arguments: Sequence[Any],
-    sharding: jax.sharding.NamedSharding,
-    call: Callable[[list[jax.Array]], Sequence[jax.Array]],
-) -> list[jax.Array]:
-    """Calls a program over all replicas once, on arrays made of each one's arguments; returns this one's results."""
-    order = list(sharding.mesh.devices.flat)
-
-    def work(items: list[Sequence[Any]]) -> list[list[jax.Array]]:
-        lifted: list[jax.Array] = []
-        for parts in zip(*items, strict=True):
-            placed = [jax.device_put(part, device) for part, device in zip(parts, order, strict=True)]
-            lifted.append(jax.make_array_from_single_device_arrays(placed[0].shape, sharding, placed))
-        parts_of = [{part.device: part.data for part in result.addressable_shards} for result in call(lifted)]
-        return [[parts[device] for parts in parts_of] for device in order]
-
-    results: list[jax.Array] = meeting.gather(replicas.global_ordinal(), what, arguments, work)
-    return results

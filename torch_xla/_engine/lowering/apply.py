@@ -16,6 +16,8 @@ from torch_xla._engine.lowering.registry import Context, Promise, Rule
 class LoweringError(RuntimeError):
     """A rule failed, or broke the recorder's promise: a bug of torch_xla, never of the user's program."""
 
+    node: int | None = None  # which node of the graph, where that is known
+
 
 def apply(
     rule: Rule, args: Sequence[Any], outs: Sequence[Promise], context: Context, convert: bool = False

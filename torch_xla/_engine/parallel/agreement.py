@@ -13,6 +13,7 @@ import itertools
 import threading
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 
 from torch_xla._engine.base import frames
 from torch_xla._engine.graph import program
@@ -34,9 +35,9 @@ def _settings(node: program.NodeSpec) -> str:
     return ", ".join(repr(value) for tag, value in node.args if tag == 0)
 
 
-def summary(spec: program.GraphSpec, key: bytes) -> str:
+def summary(lines: Sequence[str], key: bytes) -> str:
     """The collectives of a graph in a line, with the graph's key where all else is the same."""
-    return f"{'; '.join(exchanges(spec))} (graph {key.hex()[:8]})"
+    return f"{'; '.join(lines)} (graph {key.hex()[:8]})"
 
 
 def _shapes(node: program.NodeSpec) -> str:
@@ -64,26 +65,26 @@ def check(spec: program.GraphSpec, members: Team) -> None:
     Raises DisagreementError, which names the ranks and the first collective that differs.
     """
     if replicas.process_count() > 1:
-        compare(spec, f"graph/{_place(members.ordinals)}")
+        compare(exchanges(spec), f"graph/{_place(members.ordinals)}")
 
 
-def compare(spec: program.GraphSpec, place: str) -> None:
+def compare(mine: Sequence[str], place: str) -> None:
     """Publishes what a graph exchanges. Raises DisagreementError where another rank has published something else."""
-    mine, rank = exchanges(spec), replicas.process_index()
+    rank = replicas.process_index()
     _publish(place, mine)
     for name, text in coordination.client().key_value_dir_get_bytes(f"torch_xla/{place}/"):
         theirs = zlib.decompress(text).decode().split("\n")
-        if theirs != mine:
+        if theirs != list(mine):
             raise _differing(rank, mine, int(name.rsplit("/", 1)[1]), theirs)
 
 
-def _publish(place: str, lines: list[str]) -> None:
+def _publish(place: str, lines: Sequence[str]) -> None:
     text = zlib.compress("\n".join(lines).encode())
     name = f"torch_xla/{place}/{replicas.process_index()}"
     coordination.client().key_value_set_bytes(name, text, allow_overwrite=True)
 
 
-def farewell() -> None:
+def announce_exit() -> None:
     """Says to all teams of this process that it launches no more: whoever waits for it in a collective learns that."""
     everyone = tuple(range(replicas.process_count()))
     for ordinals in {everyone, *_launches}:
@@ -91,7 +92,7 @@ def farewell() -> None:
             _publish(f"{kind}/{_place(ordinals)}", [_ENDED])
 
 
-def _differing(rank: int, mine: list[str], other: int, theirs: list[str]) -> DisagreementError:
+def _differing(rank: int, mine: Sequence[str], other: int, theirs: list[str]) -> DisagreementError:
     pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing: its step ends here")
     number, (here, there) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
     return DisagreementError(

@@ -99,12 +99,17 @@ class _Lifted:
 
     def get(self, array: jax.Array, members: Team) -> jax.Array:
         known = self._known.get(id(array))
-        if known is not None and known[1] == members and not known[2].is_deleted():
+        if known is not None and known[0]() is array and known[1] == members and not known[2].is_deleted():
             return known[2]
         lifted = _assemble([array], members)
         number = id(array)
-        self._known[number] = (weakref.ref(array, lambda _: self._known.pop(number, None)), members, lifted)
+        self._known[number] = (weakref.ref(array, lambda dead: self._forget(number, dead)), members, lifted)
         return lifted
+
+    def _forget(self, number: int, dead: object) -> None:
+        known = self._known.get(number)
+        if known is not None and known[0] is dead:  # else the number is another array's by now
+            del self._known[number]
 
 
 _lifted = _Lifted()

@@ -92,14 +92,14 @@ def put(host: np.ndarray) -> jax.Array:
     wanted = _uploads.layout(host.shape) if _uploads.layout is not None else None
     if wanted is None or not _uploads.parts:
         return laid_out(host, wanted or replicated())
-    with jax.enable_x64(True):
+    with recorder.wide_types():
         array = jax.make_array_from_process_local_data(wanted, host)
     return _noted(array, wanted)
 
 
 def laid_out(value: Any, sharding: Sharding) -> jax.Array:
     """A host array, or an array of any sharding, laid out. The next buffer made is noted to lie so."""
-    with jax.enable_x64(True):
+    with recorder.wide_types():
         array = _laid_out(value, sharding)
     return _noted(array, sharding)
 
@@ -148,8 +148,14 @@ def placed(arguments: Sequence[Any]) -> list[Any]:
 
 def whole(array: jax.Array) -> np.ndarray:
     """All elements, on the host. Where parts are on devices of other processes, all processes must ask for it."""
-    if array.is_fully_addressable:
-        return np.asarray(array)
+    # An array keeps the host copy that np.asarray has made of it for as long as it lives. So ask its parts, which are
+    # arrays made for the asking.
     if array.is_fully_replicated:
         return np.asarray(array.addressable_data(0))
-    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    if not array.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    host = np.empty(array.shape, array.dtype)
+    for part in array.addressable_shards:
+        if part.replica_id == 0:
+            host[part.index] = np.asarray(part.data)
+    return host

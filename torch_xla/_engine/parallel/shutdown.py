@@ -21,7 +21,7 @@ def part() -> None:
     """Leaves the job in good order. Nothing outside of a job."""
     if coordination.joined():
         watchdog.finish()
-        agreement.farewell()
+        agreement.announce_exit()
     coordination.leave()
 
 

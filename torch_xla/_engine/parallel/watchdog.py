@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 
-from torch_xla._engine.graph import program
 from torch_xla._engine.job import coordination
 from torch_xla._engine.parallel import agreement
 from torch_xla._engine.parallel.replicated import Team
@@ -32,7 +31,7 @@ _PERIOD, _PATIENCE = 2.0, 4.0
 
 @dataclass
 class _Launch:
-    spec: program.GraphSpec
+    exchanges: Sequence[str]
     place: str
     since: float = field(default_factory=time.monotonic)
     #: This process's part of a result that is kept until it is there; None while the call has not returned, and then.
@@ -55,10 +54,10 @@ def _say_and_end(message: str) -> None:
 report: Callable[[str], None] = _say_and_end
 
 
-def launching(spec: program.GraphSpec, team: Team) -> None:
-    """Called before a program of the team is started."""
+def launching(exchanges: Sequence[str], team: Team) -> None:
+    """Called before a program of the team is started; ``exchanges`` as of agreement.exchanges."""
     global _latest, _thread
-    _latest = _Launch(spec, agreement.launched(team))
+    _latest = _Launch(exchanges, agreement.launched(team))
     if _thread is None:
         _thread = threading.Thread(target=_watch, name="torch_xla stall watch", daemon=True)
         _thread.start()
@@ -92,7 +91,7 @@ def _watch() -> None:
         if launch is None or _gets_on(launch) or time.monotonic() - launch.since < _PATIENCE:
             continue
         try:
-            agreement.compare(launch.spec, f"stalled/{launch.place}")
+            agreement.compare(launch.exchanges, f"stalled/{launch.place}")
         except agreement.DisagreementError as error:
             if launch is _latest:
                 report(str(error))

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from types import ModuleType
+from typing import Any
+
+import jax
+
+from torch_xla._engine.base.compat import launching
 
 _module: ModuleType | None = None
 
@@ -15,3 +21,10 @@ def module() -> ModuleType:
 
         _module = build.load_recorder()
     return _module
+
+
+def wide_types() -> AbstractContextManager[Any]:
+    """In the block, jax has 64-bit types in this thread; also an interrupt leaves the user's jax as it was."""
+    swap, restore = launching.x64_switch()
+    found: AbstractContextManager[Any] = jax.enable_x64(True) if swap is None else module().WideTypes(swap, restore)
+    return found

@@ -73,11 +73,12 @@ def identity(compiler: list[str]) -> str:
 
 def _combined(units: list[Path], folder: Path) -> list[Path]:
     """Two files to compile, one per core: torch's headers take longer than all of our own code, so they are read twice
-    and not once per unit. The bindings are apart: they include the most."""
-    apart = [unit for unit in units if unit.name == "bindings.cpp"]
-    together = folder / "units.cpp"
-    together.write_text("".join(f'#include "{unit}"\n' for unit in units if unit not in apart))
-    return [*apart, together]
+    and not once per unit. What knows Python is apart: it includes the most."""
+    python = {unit: "pybind11" in unit.read_text() for unit in units}
+    for name, knows_python in (("python.cpp", True), ("units.cpp", False)):
+        lines = [f'#include "{unit}"\n' for unit in units if python[unit] == knows_python]
+        (folder / name).write_text("".join(lines))
+    return [folder / "python.cpp", folder / "units.cpp"]
 
 
 def compile_extension(units: list[Path], library: Path, compiler: list[str], lock: int) -> None:

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes, frames, shardings
-from torch_xla._engine.execution import executor, transfers
+from torch_xla._engine.execution import transfers
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import sharded
 from torch_xla.distributed.spmd._mesh import (
@@ -83,15 +83,18 @@ def _parts(sharding: NamedSharding, rank: int) -> list[int]:
 
 
 def _lay_out(t: torch.Tensor, sharding: Sharding) -> None:
+    recorder.module().exclusively(0, _lay_out_alone, t, sharding)
+
+
+def _lay_out_alone(t: torch.Tensor, sharding: Sharding) -> None:
     module, number = recorder.module(), shardings.number(sharding, t.dim())
-    with executor.turn(0):
-        (node,) = module.nodes_of([t])
-        if node.sharding == number:
-            return
-        if node.pending or module.is_view(t):
-            module.lay_out(t, number)
-        else:
-            module.lay_out(t, number, sharded.laid_out(node.buffer, sharding))
+    (node,) = module.nodes_of([t])
+    if node.sharding == number:
+        return
+    if node.pending or module.is_view(t):
+        module.lay_out(t, number)
+    else:
+        module.lay_out(t, number, sharded.laid_out(node.buffer, sharding))
 
 
 def get_sharding(t: torch.Tensor) -> Sharding | None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from torch_xla._engine.base import versions
-from torch_xla._engine.base.compat import dispatcher, distributed, modules, profiling, saving, tracing  # noqa: F401
+from torch_xla._engine.base.compat import dispatcher, distributed, launching, modules, profiling, saving, tracing  # noqa: F401
 from torch_xla._engine.base.compat.private import ENTRIES, Private
 
 

@@ -1,18 +1,18 @@
-// The recorder as a Python module: what the executor (Python) asks of it, and the executor's hooks.
+// The recorder as a Python module: what the executor (Python) asks of it.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <chrono>
-#include <condition_variable>
-#include <exception>
-#include <mutex>
-#include <thread>
+#include <cstring>
+#include <unordered_set>
 
 #include "compat_python.h"
 #include "counters.h"
+#include "describe.h"
 #include "device.h"
 #include "graph.h"
+#include "interpreter.h"
+#include "launch.h"
 #include "memory.h"
 #include "op.h"
 #include "origin.h"
@@ -25,333 +25,11 @@ namespace py = pybind11;
 namespace torch_xla {
 namespace {
 
-// The way into Python for threads that torch runs. It closes when the interpreter ends: from then on a thread that asks
-// for the GIL is ended inside that call (until Python 3.14), in the middle of C++ whose destructors touch Python. So
-// close() lets those inside finish, and whoever comes later, other than the thread that ends the interpreter, waits for
-// the end of the process: here or, in an operation that needs no Python, at hold().
-class Door {
- public:
-  static Door& get() {
-    static auto* door = new Door;
-    return *door;
-  }
-
-  // May be nested: a thread that is inside goes on until it leaves.
-  void enter() {
-    if (depth_++ > 0) {
-      return;
-    }
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return !closed_ || std::this_thread::get_id() == closer_; });
-    ++inside_;
-  }
-
-  void leave() {
-    if (--depth_ > 0) {
-      return;
-    }
-    std::lock_guard<std::mutex> lock(mutex_);
-    --inside_;
-    changed_.notify_all();
-  }
-
-  void close() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    closed_ = true;
-    closer_ = std::this_thread::get_id();
-    changed_.wait(lock, [this] { return inside_ == 0; });
-  }
-
-  // Holds the thread, unless it is the one that ends the interpreter.
-  void hold() const {
-    while (std::this_thread::get_id() != closer_) {
-      std::this_thread::sleep_for(std::chrono::hours(1));
-    }
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::thread::id closer_;
-  bool closed_ = false;
-  int64_t inside_ = 0;  // threads
-  static thread_local int depth_;
-};
-thread_local int Door::depth_ = 0;
-
-// Waiting at the door with the GIL would keep those inside from finishing.
-void enter() {
-  if (PyGILState_Check()) {
-    py::gil_scoped_release release;
-    Door::get().enter();
-  } else {
-    Door::get().enter();
-  }
-}
-
-// Inside Python, with the GIL, while it lives.
-class InPython {
- public:
-  InPython() {
-    enter();
-    gil_ = std::make_unique<py::gil_scoped_acquire>();
-  }
-  ~InPython() {
-    gil_.reset();
-    Door::get().leave();
-  }
-
- private:
-  std::unique_ptr<py::gil_scoped_acquire> gil_;
-};
-
-std::terminate_handler& earlier_terminate_handler() {
-  static std::terminate_handler handler = nullptr;
-  return handler;
-}
-
-// For a thread that is in other C++ than ours when it is ended as described above: where that must not be unwound,
-// std::terminate would abort a process that has ended well.
-[[noreturn]] void hold_or_terminate() {
-  if (!std::current_exception()) {
-    Door::get().hold();
-  }
-  earlier_terminate_handler()();
-  std::abort();
-}
-
-// With `threads`, other threads of the interpreter are alive; those on their way back from an operation get the time to
-// arrive in Python, where being ended is harmless.
-void close(bool threads) {
-  {
-    py::gil_scoped_release release;
-    Door::get().close();
-    closing.store(true);
-    if (threads) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
-  }
-  abandon_buffers();
-  earlier_terminate_handler() = std::set_terminate(&hold_or_terminate);
-}
-
-// A hook: a Python function that any thread may call until the very end. Never destroyed: at exit there is no
-// interpreter left to give the reference back to.
-class Hook {
- public:
-  explicit Hook(const py::object& function) : function_(function.inc_ref().ptr()) {}
-  template <typename... Args>
-  py::object operator()(Args&&... args) const {
-    return py::reinterpret_borrow<py::function>(function_)(std::forward<Args>(args)...);
-  }
-
- private:
-  PyObject* function_;
-};
-
-BufferPtr steal(py::object array, int device, int64_t bytes, uint32_t maker, uint32_t sharding) {
-  return c10::make_intrusive<Buffer>(array.release().ptr(), static_cast<int8_t>(device), bytes, maker, sharding);
-}
-
-// Of a hook, which may have said where the buffer comes from, and how it lies.
-BufferPtr steal(py::object array, int device) {
-  const auto bytes = array.attr("nbytes").cast<int64_t>();
-  return steal(std::move(array), device, bytes, take_maker(), take_sharding());
-}
-
-py::object borrow(const BufferPtr& buffer) { return py::reinterpret_borrow<py::object>(buffer->array); }
-
-void set_hooks(const py::object& device_count, const py::object& upload, const py::object& download,
-               const py::object& transfer, const py::object& materialize, const py::object& cut,
-               const py::object& fallback, const py::object& fallback_done) {
-  Hooks& h = hooks();
-  h.device_count = [f = Hook(device_count)] {
-    InPython here;
-    return f().cast<int>();
-  };
-  h.upload = [f = Hook(upload)](const at::Tensor& t, int8_t device) {
-    InPython here;
-    return steal(f(t, static_cast<int>(device)), device);
-  };
-  h.download = [f = Hook(download)](const BufferPtr& buffer, at::ScalarType dtype) {
-    InPython here;
-    return f(borrow(buffer), static_cast<int>(dtype)).cast<at::Tensor>();
-  };
-  h.transfer = [f = Hook(transfer)](const BufferPtr& buffer, int8_t device) {
-    InPython here;
-    return steal(f(borrow(buffer), static_cast<int>(device)), device);
-  };
-  h.materialize = [f = Hook(materialize)](const std::vector<NodePtr>& nodes, int8_t device) {
-    InPython here;
-    py::list values;
-    for (const auto& node : nodes) {
-      values.append(py::cast(node));
-    }
-    f(values, static_cast<int>(device));
-  };
-  h.cut = [f = Hook(cut)](int8_t device) {
-    InPython here;
-    f(static_cast<int>(device));
-  };
-  h.enter = &enter;
-  h.leave = [] { Door::get().leave(); };
-  h.hold = [] {
-    if (PyGILState_Check()) {
-      py::gil_scoped_release release;
-      Door::get().hold();
-    } else {
-      Door::get().hold();
-    }
-  };
-  h.fallback = [f = Hook(fallback)](const std::string& name) {
-    InPython here;
-    f(name);
-  };
-  h.fallback_done = [f = Hook(fallback_done)] {
-    InPython here;
-    f();
-  };
-}
-
-// --- a graph, spelled out for the lowering (on a cache miss only) ---------------------------------------------------
-
-// How an argument is written down: (tag, payload).
-enum ArgTag {
-  kConstant = 0,
-  kReference = 1,
-  kReferences = 2,
-  kFloatOperand = 3,
-  kIntOperand = 4,
-  kComplexOperand = 5,
-  kDtype = 6,
-  kList = 7
-};
-
-enum NodeForm { kFunctional = 0, kInPlace = 1, kScatter = 2 };
-
-class Description {
- public:
-  explicit Description(const Graph& graph) : graph_(graph) {}
-
-  py::list nodes() {
-    py::list out;
-    for (const Node* node : graph_.nodes) {
-      const Op* op = node->op->functional ? node->op->functional : node->op;
-      const int form = node->is_scatter ? kScatter : node->op->functional ? kInPlace : kFunctional;
-      out.append(py::make_tuple(op->name, form, arguments(*node), results(*node->signature), node->signature->is_list,
-                                node->origin));
-    }
-    return out;
-  }
-
- private:
-  py::object reference(const Node* input) const {
-    const size_t position = input->pending() ? graph_.leaves.size() + input->index : input->index;
-    return py::make_tuple(static_cast<int>(kReference), position);
-  }
-
-  static py::list results(const Signature& signature) {
-    py::list out;
-    for (const auto& shape : signature.outs) {
-      out.append(py::make_tuple(py::tuple(py::cast(std::vector<int64_t>(shape.sizes.begin(), shape.sizes.end()))),
-                                static_cast<int>(shape.dtype)));
-    }
-    return out;
-  }
-
-  py::object number(const c10::IValue& value) {
-    if (value.isNone() || is_constant_number(value)) {
-      return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
-    }
-    if (value.isInt()) {
-      return py::make_tuple(static_cast<int>(kIntOperand), ints_++);
-    }
-    if (value.isDouble()) {
-      return py::make_tuple(static_cast<int>(kFloatOperand), floats_++);
-    }
-    floats_ += 2;
-    return py::make_tuple(static_cast<int>(kComplexOperand), floats_ - 2);
-  }
-
-  py::list arguments(const Node& node) {
-    py::list out;
-    if (node.op == seed_op()) {
-      out.append(py::make_tuple(static_cast<int>(kIntOperand), ints_++));
-      return out;
-    }
-    if (node.op == getitem_op()) {
-      out.append(reference(node.inputs[0].get()));
-      out.append(py::make_tuple(static_cast<int>(kConstant), node.out));
-      return out;
-    }
-    for (size_t i = 0; i < node.op->kinds.size(); ++i) {
-      out.append(argument(node, i));
-    }
-    if (node.is_scatter) {  // the view's value, and which of the op's results it is
-      out.append(reference(node.inputs[1].get()));
-      out.append(py::make_tuple(static_cast<int>(kConstant), node.attrs.back().toInt()));
-    }
-    if (node.op->random) {
-      out.append(reference(node.inputs.back().get()));
-      out.append(py::make_tuple(static_cast<int>(kConstant), node.attrs.back().toInt()));
-    }
-    return out;
-  }
-
-  py::object argument(const Node& node, size_t i) {
-    const c10::IValue& value = node.attrs[i];
-    switch (node.op->kinds[i]) {
-      case ArgKind::kTensor:
-        if (node.numbers >> i & 1) {
-          return number(value);
-        }
-        return value.isNone() ? number(value) : reference(node.inputs[value.toInt()].get());
-      case ArgKind::kTensorList: {
-        if (value.isNone()) {
-          return number(value);
-        }
-        py::list list;
-        for (const int64_t position : value.toIntVector()) {
-          list.append(position < 0 ? py::object(py::make_tuple(static_cast<int>(kConstant), py::none()))
-                                   : reference(node.inputs[position].get()));
-        }
-        return py::make_tuple(static_cast<int>(kReferences), list);
-      }
-      case ArgKind::kScalar:
-        return number(value);
-      case ArgKind::kScalars: {
-        py::list list;
-        for (const c10::IValue& element : value.toListRef()) {
-          list.append(number(element));
-        }
-        return py::make_tuple(static_cast<int>(kList), list);
-      }
-      case ArgKind::kDtype:
-        return value.isNone() ? number(value)
-                              : py::object(py::make_tuple(static_cast<int>(ArgTag::kDtype), value.toInt()));
-      default:
-        return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
-    }
-  }
-
-  const Graph& graph_;
-  size_t floats_ = 0;
-  size_t ints_ = 0;
-};
-
 py::bytes key_bytes(const Key& key) {
   char raw[16];
   std::memcpy(raw, &key.a, 8);
   std::memcpy(raw + 8, &key.b, 8);
   return py::bytes(raw, sizeof(raw));
-}
-
-py::list root_positions(const Graph& graph) {
-  py::list out;
-  for (const auto& root : graph.roots) {
-    out.append((root->pending() ? graph.leaves.size() : 0) + root->index);
-  }
-  return out;
 }
 
 std::vector<uint32_t> root_shardings(const Graph& graph) {
@@ -370,35 +48,6 @@ py::list leaf_buffers(const Graph& graph) {
   return out;
 }
 
-// A result that is an input handed through shares its buffer, so that neither is donated while the other is read.
-// `sizes`: the bytes of each result; without them each result is asked, which costs more. `shardings`: how each lies;
-// without them each is on one device.
-void finish(Graph& graph, const py::sequence& results, const std::optional<std::vector<int64_t>>& sizes,
-            const std::optional<std::vector<uint32_t>>& shardings) {
-  const uint32_t maker = take_maker();
-  for (const uint32_t position : graph.donated) {
-    graph.leaves[position]->buffer->donate();
-  }
-  std::unordered_map<PyObject*, BufferPtr> inputs;
-  for (const Node* leaf : graph.leaves) {
-    inputs.emplace(leaf->buffer->array, leaf->buffer);
-  }
-  std::vector<BufferPtr> values;
-  values.reserve(graph.roots.size());
-  for (const auto& item : results) {
-    const auto found = inputs.find(item.ptr());
-    if (found != inputs.end()) {
-      values.push_back(found->second);
-      continue;
-    }
-    const int64_t bytes = sizes ? sizes->at(values.size()) : item.attr("nbytes").cast<int64_t>();
-    const uint32_t sharding = shardings ? shardings->at(values.size()) : 0;
-    values.push_back(steal(py::reinterpret_borrow<py::object>(item), graph.device, bytes, maker, sharding));
-  }
-  inputs.clear();
-  graph.materialize(std::move(values));
-}
-
 Graph collect(int device, const std::optional<std::vector<NodePtr>>& wanted) {
   drain_parked_buffers();
   Graph graph =
@@ -408,6 +57,14 @@ Graph collect(int device, const std::optional<std::vector<NodePtr>>& wanted) {
   }
   advance_seed(static_cast<int8_t>(device));
   return graph;
+}
+
+py::object failure_of(const Graph& graph) {
+  return graph.failure ? py::reinterpret_borrow<py::object>(graph.failure->error) : py::object(py::none());
+}
+
+void fail(Graph& graph, const py::object& error, std::optional<size_t> culprit) {
+  graph.fail(c10::make_intrusive<Failure>(error.inc_ref().ptr()), culprit);
 }
 
 std::vector<NodePtr> nodes_of(const std::vector<at::Tensor>& tensors) {
@@ -429,7 +86,7 @@ XlaTensor& xla(const at::Tensor& t) {
 // A tensor of its own with a buffer that exists already.
 at::Tensor tensor_of_buffer(const py::object& array, int dtype, int device) {
   const auto shape = array.attr("shape").cast<std::vector<int64_t>>();
-  return make_tensor(make_leaf(steal(array, device), make_signature(static_cast<at::ScalarType>(dtype), shape),
+  return make_tensor(make_leaf(make_buffer(array, device), make_signature(static_cast<at::ScalarType>(dtype), shape),
                                static_cast<int8_t>(device)));
 }
 
@@ -440,7 +97,8 @@ void lay_out_tensor(const at::Tensor& t, uint32_t sharding, const std::optional<
   if (array) {
     set_sharding(sharding);
     const Shape& shape = value->shape();
-    x.lay_out(make_leaf(steal(*array, x.device_index()), make_signature(shape.dtype, shape.sizes), x.device_index()));
+    x.lay_out(
+        make_leaf(make_buffer(*array, x.device_index()), make_signature(shape.dtype, shape.sizes), x.device_index()));
   } else {
     x.lay_out(lay_out(value, sharding, current_origin()));
   }
@@ -458,22 +116,13 @@ void bind_graph(py::module_& m) {
       .def_property_readonly("sharding", [](const Node& n) { return n.sharding.load(std::memory_order_relaxed); })
       .def_property_readonly("buffer",
                              [](const Node& n) { return n.buffer ? borrow(n.buffer) : py::object(py::none()); });
-  py::class_<Graph>(m, "Graph")
-      .def_property_readonly("key", [](const Graph& g) { return key_bytes(g.key); })
+  py::class_<Graph> graph(m, "Graph");
+  graph.def_property_readonly("key", [](const Graph& g) { return key_bytes(g.key); })
       .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
       .def_property_readonly("node_count", [](const Graph& g) { return g.nodes.size(); })
       .def_property_readonly("root_count", [](const Graph& g) { return g.roots.size(); })
       .def_property_readonly("donated", [](const Graph& g) { return g.donated; })
-      .def_property_readonly("leaf_shapes",
-                             [](const Graph& g) {
-                               py::list out;
-                               for (const Node* leaf : g.leaves) {
-                                 const auto& s = leaf->shape();
-                                 out.append(py::make_tuple(std::vector<int64_t>(s.sizes.begin(), s.sizes.end()),
-                                                           static_cast<int>(s.dtype)));
-                               }
-                               return out;
-                             })
+      .def_property_readonly("leaf_shapes", &leaf_shapes)
       .def_property_readonly("leaf_origins",
                              [](const Graph& g) {
                                std::vector<uint32_t> out;
@@ -483,12 +132,18 @@ void bind_graph(py::module_& m) {
                                return out;
                              })
       .def("inputs", &leaf_buffers)
+      .def_property_readonly("number_counts",
+                             [](const Graph& g) { return py::make_tuple(g.floats.size(), g.ints.size()); })
+      .def_property_readonly("failure", [](const Graph& g) { return failure_of(g); })
+      .def_property_readonly("blocked_count", [](const Graph& g) { return g.blocked.size(); })
+      .def("fail_blocked", &Graph::fail_blocked)
+      .def("fail", &fail, py::arg("error"), py::arg("culprit") = py::none())
       .def("floats", [](const Graph& g) { return py::array_t<double>(g.floats.size(), g.floats.data()); })
       .def("ints", [](const Graph& g) { return py::array_t<int64_t>(g.ints.size(), g.ints.data()); })
-      .def("describe", [](const Graph& g) { return Description(g).nodes(); })
+      .def("describe", &describe)
       .def("roots", &root_positions)
-      .def("finish", &finish, py::arg("results"), py::arg("sizes") = py::none(), py::arg("shardings") = py::none())
       .def_property_readonly("root_shardings", &root_shardings);
+  bind_launch(m, graph);
   m.def("collect", &collect, py::arg("device"), py::arg("wanted") = py::none());
   m.def("collect_only", [](int device, const std::vector<NodePtr>& wanted) {
     drain_parked_buffers();
@@ -538,18 +193,18 @@ void bind_origins(py::module_& m) {
   m.def("origin", &origin);
 }
 
-// (array, bytes, maker) of every buffer of a device, oldest first.
+// (array, bytes, provenance) of every buffer of a device, oldest first.
 py::list buffers(int device) {
   py::list out;
   for (const BufferEntry& entry : list_buffers(static_cast<int8_t>(device))) {
-    out.append(py::make_tuple(py::reinterpret_steal<py::object>(entry.array), entry.bytes, entry.maker));
+    out.append(py::make_tuple(py::reinterpret_steal<py::object>(entry.array), entry.bytes, entry.provenance));
   }
   return out;
 }
 
 void bind_memory(py::module_& m) {
   m.def("buffers", &buffers);
-  m.def("set_maker", &set_maker);
+  m.def("set_provenance", &set_provenance);
   m.def("take_peak", [](int device) { return take_peak(static_cast<int8_t>(device)); });
   m.def("memory_use", [](int device) {
     const MemoryUse use = memory_use(static_cast<int8_t>(device));
@@ -574,7 +229,6 @@ void bind_state(py::module_& m) {
   m.def("count", [](const std::string& name, int64_t n) { counter(name)->add(n); }, py::arg("name"), py::arg("n") = 1);
   m.def("counters", &counters);
   m.def("clear_counters", &clear_counters);
-  m.def("close", &close, py::arg("threads"));
 }
 
 }  // namespace
@@ -586,8 +240,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_memory(m);
   bind_state(m);
   bind_origins(m);
-  m.def("set_hooks", &set_hooks, py::kw_only(), py::arg("device_count"), py::arg("upload"), py::arg("download"),
-        py::arg("transfer"), py::arg("materialize"), py::arg("cut"), py::arg("fallback"), py::arg("fallback_done"));
+  bind_interpreter(m);
   m.def("register_special_kernels", &register_special_kernels);
   m.def("register_recorded", &register_recorded);
   m.def("register_forms", &register_forms);

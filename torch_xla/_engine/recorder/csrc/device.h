@@ -27,6 +27,7 @@ struct DeviceState {
   XlaTensor* last = nullptr;
   int64_t live = 0;
   std::atomic<int64_t> pending{0};  // ops recorded since the last cut
+  std::atomic<int64_t> failed{0};   // nodes with a Failure
 
   // Random numbers: an op's key is (seed, offset); the seed is an operand of the graph, the offset a constant in it.
   // A cut moves on to the next seed, so that every step has the same graph and other numbers.

@@ -135,8 +135,77 @@ void add_roots(Graph& graph, const std::vector<NodePtr>& live) {
   graph.roots = std::move(unique);
 }
 
+// What pending values need, looked through for failures.
+class FailureSearch {
+ public:
+  // The first failure among what `root` needs and `root` itself; null if there is none.
+  FailurePtr find(Node* root) {
+    enter(root);
+    while (!stack_.empty()) {
+      auto& [node, next] = stack_.back();
+      if (next < node->inputs.size()) {
+        enter(node->inputs[next++].get());
+      } else {
+        leave(node);
+        stack_.pop_back();
+      }
+    }
+    return root->uses == 0 ? FailurePtr() : failures_[root->uses - 1];
+  }
+
+ private:
+  // In `uses`: 0, or the number of a failure.
+  void enter(Node* node) {
+    if (node->epoch == epoch_) {
+      return;
+    }
+    node->epoch = epoch_;
+    node->uses = 0;
+    if (node->failure) {
+      failures_.push_back(node->failure);
+      node->uses = static_cast<uint32_t>(failures_.size());
+    } else if (node->pending()) {
+      stack_.emplace_back(node, 0);
+    }
+  }
+
+  void leave(Node* node) {
+    for (const auto& input : node->inputs) {
+      if (node->uses == 0) {
+        node->uses = input->uses;
+      }
+    }
+  }
+
+  const uint64_t epoch_ = ++epochs;
+  std::vector<FailurePtr> failures_;
+  std::vector<std::pair<Node*, size_t>> stack_;
+};
+
+// Takes the roots that cannot be computed, because something that they need could not, out of the graph.
+void leave_out_failed(Graph& graph) {
+  FailureSearch search;
+  std::vector<NodePtr> computable;
+  for (auto& root : graph.roots) {
+    FailurePtr why = search.find(root.get());
+    if (!why) {
+      computable.push_back(std::move(root));
+    } else if (!root->failure) {
+      graph.failure = std::move(why);
+      graph.blocked.push_back(std::move(root));
+    }
+  }
+  graph.roots = std::move(computable);
+}
+
 // Who may still read a node: `uses` counts the graph's own edges, so any further reference (beyond those that we hold)
-// belongs to somebody who can read it later.
+// belongs to somebody who can read it later. A leaf's buffer is donated if all of these hold:
+//
+//   every reference to every node of the graph is known   else some thread is recording with one of them just now
+//   no live tensor or Alias has the leaf                   else it is read after the step
+//   nobody else holds the leaf                             an edge of a node outside of the graph, a hook's argument
+//   the buffer has this one owner                          else another leaf shares it
+//   a result of its shape and sharding has room for it     else XLA could not use it
 void find_donated(Graph& graph, const std::vector<NodePtr>& live, const Walk& walk) {
   constexpr uint32_t kReadable = 1u << 30;
   for (const auto& node : live) {
@@ -183,6 +252,9 @@ Graph collect_all(int8_t device) {
   graph.device = device;
   const std::vector<NodePtr> live = live_nodes(device, 0);
   add_roots(graph, live);
+  if (C10_UNLIKELY(device_state(device).failed.load(std::memory_order_relaxed) > 0)) {
+    leave_out_failed(graph);
+  }
   Walk walk(graph);
   for (const auto& root : graph.roots) {
     walk.visit(root.get());
@@ -240,6 +312,32 @@ void Graph::materialize(std::vector<BufferPtr> values) {
     roots[i]->materialize(std::move(values[i]));
   }
   roots.clear();
+}
+
+void Graph::fail(const FailurePtr& why, std::optional<size_t> culprit) {
+  if (culprit) {
+    for (Node* node : nodes) {
+      node->uses = 0;
+    }
+    nodes.at(*culprit)->uses = 1;
+    for (Node* node : nodes) {  // operands come before users
+      for (const auto& input : node->inputs) {
+        node->uses |= static_cast<uint32_t>(input->pending() && input->uses == 1);
+      }
+    }
+  }
+  for (const auto& root : roots) {
+    if (root->pending() && (!culprit || root->uses == 1)) {
+      root->fail(why);
+    }
+  }
+}
+
+void Graph::fail_blocked() {
+  for (const auto& node : blocked) {
+    node->fail(failure);
+  }
+  blocked.clear();
 }
 
 }  // namespace torch_xla

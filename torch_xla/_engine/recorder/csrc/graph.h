@@ -1,9 +1,16 @@
 // A Graph: what one execution computes. Collected from live tensors, run by the executor, then materialized.
 //
-// The executor holds the device's turn (executor.Turn) from collect() until materialize() or the Graph's end; without
+// The device's execution lock (launch.h) is held from collect() until materialize() or the Graph's end; without
 // materialize() nothing has changed, so a failed compilation or execution loses no value.
+//
+//   live value                                              collect_all      collect_values, if it is wanted
+//   a buffer                                                -                -
+//   pending, nothing that it needs has failed               root             root
+//   pending, needs a value with a Failure, has none         blocked          root
+//   pending, has a Failure                                  left out         root
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "node.h"
@@ -17,11 +24,17 @@ struct Graph {
   std::vector<Node*> nodes;       // operands before users
   std::vector<NodePtr> roots;     // the results, in order
   std::vector<uint32_t> donated;  // positions in leaves whose buffers nothing can read afterwards
+  std::vector<NodePtr> blocked;   // live values that need one which could not be computed; not in the graph
+  FailurePtr failure;             // a failure among what the blocked values need
   std::vector<double> floats;     // the numbers that are operands, in order of use
   std::vector<int64_t> ints;
 
   // Gives every root its value. GIL held (buffers are made).
   void materialize(std::vector<BufferPtr> values);
+  // Notes that the roots could not be computed; with `culprit`, the number of a node, only those that need it.
+  void fail(const FailurePtr& why, std::optional<size_t> culprit);
+  // Notes that the blocked values cannot be computed.
+  void fail_blocked();
 };
 
 // The graph of all pending live tensors of a device; the leaves it is the last to read are donated.

@@ -42,6 +42,7 @@ bool overlaps(const Op& op, const XlaTensor& base, const Shape& view, c10::Array
 }  // namespace
 
 at::Tensor record_one_view(const Op& op, XlaTensor& base, c10::ArrayRef<c10::IValue> arguments) {
+  begin_op();
   const NodePtr node = record_node(op, arguments);
   const int8_t device = node->device;
   Tensor view = base.make_view(node, overlaps(op, base, node->shape(), arguments));
@@ -57,6 +58,7 @@ void record_view(const Op& op, torch::jit::Stack* stack) {
   }
   const Tensor self = torch::jit::peek(*stack, 0, n).toTensor();
   XlaTensor& base = expect_xla(op, self);
+  begin_op();
   if (!op.returns_list) {
     Tensor view = record_one_view(op, base, torch::jit::last(*stack, n));
     torch::jit::drop(*stack, n);
@@ -82,12 +84,21 @@ void record_inplace(const Op& op, torch::jit::Stack* stack) {
     run_on_cpu(op.handle, stack);
     return;
   }
+  begin_op();
   NodePtr node = record_node(op, torch::jit::last(*stack, n));
   torch::jit::drop(*stack, n);
   const int8_t device = node->device;
+  const NodePtr before = C10_UNLIKELY(runs_at_once()) ? target.value() : NodePtr();
   target.write(std::move(node), op.uniform);
   stack->emplace_back(self);
-  count_pending(device);
+  try {
+    count_pending(device);
+  } catch (...) {
+    if (before) {  // it was to run at once, and could not: as if it had not been called
+      target.write(before);
+    }
+    throw;
+  }
 }
 
 // t_(), squeeze_(), transpose_(): the tensor becomes the view.

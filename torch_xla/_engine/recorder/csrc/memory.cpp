@@ -24,7 +24,7 @@ Account& account_of(int8_t device) {
   return accounts[device];
 }
 
-thread_local uint32_t maker_of_thread = 0;
+thread_local uint32_t provenance_of_thread = 0;
 
 }  // namespace
 
@@ -59,6 +59,12 @@ MemoryUse memory_use(int8_t device) {
   return account.use;
 }
 
+void note_need(int8_t device, int64_t bytes) {
+  Account& account = account_of(device);
+  std::lock_guard<std::mutex> lock(account.mutex);
+  account.use.peak = std::max(account.use.peak, account.use.bytes + bytes);
+}
+
 int64_t take_peak(int8_t device) {
   Account& account = account_of(device);
   std::lock_guard<std::mutex> lock(account.mutex);
@@ -67,12 +73,12 @@ int64_t take_peak(int8_t device) {
   return peak;
 }
 
-void set_maker(uint32_t maker) { maker_of_thread = maker; }
+void set_provenance(uint32_t provenance) { provenance_of_thread = provenance; }
 
-uint32_t take_maker() {
-  const uint32_t maker = maker_of_thread;
-  maker_of_thread = 0;
-  return maker;
+uint32_t take_provenance() {
+  const uint32_t provenance = provenance_of_thread;
+  provenance_of_thread = 0;
+  return provenance;
 }
 
 std::vector<BufferEntry> list_buffers(int8_t device) {
@@ -82,7 +88,7 @@ std::vector<BufferEntry> list_buffers(int8_t device) {
   // A Buffer whose destructor waits for the mutex still owns its array.
   for (const Buffer* buffer = account.first; buffer != nullptr; buffer = buffer->after_) {
     Py_INCREF(buffer->array);
-    out.push_back({buffer->array, buffer->bytes, buffer->maker});
+    out.push_back({buffer->array, buffer->bytes, buffer->provenance});
   }
   return out;
 }

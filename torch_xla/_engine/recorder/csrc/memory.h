@@ -2,7 +2,7 @@
 //
 // A Buffer is counted from its making to its death, or until its memory is given to a result (donate). `peak` is the
 // most that was counted at once since take_peak() was last called. What made a buffer is a number that means
-// something to the Python side only: set_maker() before buffers are made, on the same thread.
+// something to the Python side only: set_provenance() before buffers are made, on the same thread.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,20 @@ struct MemoryUse {
 
 MemoryUse memory_use(int8_t device);
 
+// A program has started that needs `bytes` on top of what is counted: that counts as having been in use.
+void note_need(int8_t device, int64_t bytes);
+
 // The peak since the last call; from now on it counts from what is there now.
 int64_t take_peak(int8_t device);
 
-// The maker of the buffers that this thread makes, until take_maker(); 0 stands for unknown.
-void set_maker(uint32_t maker);
-uint32_t take_maker();
+// The provenance of the buffers that this thread makes, until take_provenance(); 0 stands for unknown.
+void set_provenance(uint32_t provenance);
+uint32_t take_provenance();
 
 struct BufferEntry {
   _object* array;  // a new reference
   int64_t bytes;
-  uint32_t maker;
+  uint32_t provenance;
 };
 
 // Every buffer that is counted, oldest first. GIL held.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "counters.h"
+#include "device.h"
 #include "op.h"
 #include "origin.h"
 
@@ -47,6 +48,19 @@ void release_iteratively(c10::SmallVector<NodePtr, 3>& inputs) {
   work = nullptr;
 }
 
+// Of this thread if it holds the GIL, else of the next that collects a graph.
+void release_reference(PyObject* object) {
+  if (parked().abandoned.load(std::memory_order_acquire)) {
+    return;
+  }
+  if (PyGILState_Check()) {
+    Py_DECREF(object);
+    return;
+  }
+  std::lock_guard<std::mutex> lock(parked().mutex);
+  parked().arrays.push_back(object);
+}
+
 bool any_last_reference(const c10::SmallVector<NodePtr, 3>& inputs) {
   for (const auto& input : inputs) {
     if (input.use_count() == 1) {
@@ -74,8 +88,8 @@ SignaturePtr make_signature(at::ScalarType dtype, at::IntArrayRef sizes) {
   return signature;
 }
 
-Buffer::Buffer(PyObject* array_, int8_t device_, int64_t bytes_, uint32_t maker_, uint32_t sharding_)
-    : array(array_), bytes(bytes_), maker(maker_), sharding(sharding_), device(device_) {
+Buffer::Buffer(PyObject* array_, int8_t device_, int64_t bytes_, uint32_t provenance_, uint32_t sharding_)
+    : array(array_), bytes(bytes_), provenance(provenance_), sharding(sharding_), device(device_) {
   static Counter* created = counter("CreateDataHandles");
   created->add();
   count();
@@ -85,16 +99,10 @@ Buffer::~Buffer() {
   static Counter* destroyed = counter("DestroyDataHandles");
   destroyed->add();
   donate();
-  if (parked().abandoned.load(std::memory_order_acquire)) {
-    return;
-  }
-  if (PyGILState_Check()) {
-    Py_DECREF(array);
-    return;
-  }
-  std::lock_guard<std::mutex> lock(parked().mutex);
-  parked().arrays.push_back(array);
+  release_reference(array);
 }
+
+Failure::~Failure() { release_reference(error); }
 
 void drain_parked_buffers() {
   std::vector<PyObject*> arrays;
@@ -112,6 +120,7 @@ void abandon_buffers() { parked().abandoned.store(true, std::memory_order_releas
 void Node::materialize(BufferPtr value) {
   sharding.store(value->sharding, std::memory_order_relaxed);
   buffer = std::move(value);
+  fail(nullptr);
   op = nullptr;
   attrs.clear();
   is_scatter = false;
@@ -120,7 +129,15 @@ void Node::materialize(BufferPtr value) {
   release_iteratively(inputs);
 }
 
+void Node::fail(FailurePtr why) {
+  if (static_cast<bool>(failure) != static_cast<bool>(why)) {
+    device_state(device).failed.fetch_add(why ? 1 : -1, std::memory_order_relaxed);
+  }
+  failure = std::move(why);
+}
+
 Node::~Node() {
+  fail(nullptr);
   if (any_last_reference(inputs)) {
     release_iteratively(inputs);
   }

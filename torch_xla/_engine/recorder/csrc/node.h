@@ -4,9 +4,10 @@
 //                              Node -> Buffer     materialized: the value itself
 //
 // A Node is pending until the executor gives it a Buffer (materialize), and never goes back. Materializing drops the
-// operands, so a value keeps alive only what is still needed to compute it. What a recorder reads of a Node without a
-// lock (signature, device, key) never changes; op, inputs, attrs and buffer are touched under the device's turn
-// only (held by the Python executor from collect() to materialize()).
+// operands, so a value keeps alive only what is still needed to compute it. A pending Node whose program could not be
+// compiled or run has a Failure; it stays pending, and may be tried again. What a recorder reads of a Node without a
+// lock (signature, device, key) never changes; op, inputs, attrs, buffer and failure are touched under the device's
+// execution lock only (launch.h; held from collect() to launch()).
 //
 // An op with several results is a Node that is no value, with one "getitem" Node per result on top of it.
 #pragma once
@@ -47,13 +48,13 @@ SignaturePtr make_signature(at::ScalarType dtype, at::IntArrayRef sizes);
 // and dropped by the next thread that holds the GIL (drain_parked_buffers). At interpreter exit it is leaked on
 // purpose. While it lives it is counted in its device's memory (memory.h).
 struct Buffer final : c10::intrusive_ptr_target {
-  Buffer(_object* array, int8_t device, int64_t bytes, uint32_t maker, uint32_t sharding);  // steals the reference
+  Buffer(_object* array, int8_t device, int64_t bytes, uint32_t provenance, uint32_t sharding);  // steals the reference
   ~Buffer() override;
   void donate();  // a result takes over its memory: it counts no longer
   _object* const array;
   const int64_t bytes;
-  const uint32_t maker;     // see memory.h
-  const uint32_t sharding;  // see sharding.h
+  const uint32_t provenance;  // see memory.h
+  const uint32_t sharding;    // see sharding.h
   const int8_t device;
 
  private:
@@ -66,6 +67,15 @@ struct Buffer final : c10::intrusive_ptr_target {
 using BufferPtr = c10::intrusive_ptr<Buffer>;
 void drain_parked_buffers();  // GIL held
 void abandon_buffers();       // from now on nothing of Python is released
+
+// Why values could not be computed: an exception of Python's. Shared by the nodes that it befell; may die on any
+// thread.
+struct Failure final : c10::intrusive_ptr_target {
+  explicit Failure(_object* error_) : error(error_) {}  // steals the reference
+  ~Failure() override;
+  _object* const error;
+};
+using FailurePtr = c10::intrusive_ptr<Failure>;
 
 struct Node;
 using NodePtr = c10::intrusive_ptr<Node>;
@@ -81,10 +91,11 @@ struct Node final : c10::intrusive_ptr_target {
   c10::SmallVector<NodePtr, 3> inputs;
   c10::SmallVector<c10::IValue, 4> attrs;  // one per schema argument; a tensor is its position in inputs
   BufferPtr buffer;
+  FailurePtr failure;                 // set: the last try to compute this value failed
   uint32_t origin = 0;                // see origin.h; stays when the node is materialized
   std::atomic<uint32_t> sharding{0};  // of the value, where it is known or wanted: see sharding.h
 
-  // Scratch of one traversal, valid where epoch is the traversal's; under the device's turn.
+  // Scratch of one traversal, valid where epoch is the traversal's; under the execution lock.
   uint64_t epoch = 0;
   uint32_t index = 0;
   uint32_t uses = 0;
@@ -92,6 +103,7 @@ struct Node final : c10::intrusive_ptr_target {
   const Shape& shape() const { return signature->outs[out]; }
   bool pending() const { return op != nullptr; }
   void materialize(BufferPtr value);
+  void fail(FailurePtr why);  // null: it is to be tried again
   ~Node() override;
 };
 

@@ -349,15 +349,31 @@ bool must_run_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   return false;
 }
 
+// The device whose graph this thread has to cut before it records another op; -1 for none.
+static thread_local int8_t cut_due = -1;
+
 void count_pending(int8_t device) {
   auto& pending = device_state(device).pending;
   if (pending.fetch_add(1, std::memory_order_relaxed) + 1 >= pending_limit().load(std::memory_order_relaxed)) {
-    hooks().cut(device);
+    if (runs_at_once()) {
+      hooks().cut(device);
+    } else {
+      cut_due = device;
+    }
   }
   hold_when_closing();
 }
 
+void begin_op() {
+  if (C10_UNLIKELY(cut_due >= 0)) {
+    hooks().cut(std::exchange(cut_due, -1));
+  }
+}
+
+bool runs_at_once() { return pending_limit().load(std::memory_order_relaxed) == 1; }
+
 void record(const Op& op, torch::jit::Stack* stack) {
+  begin_op();
   const size_t n = op.kinds.size();
   const c10::ArrayRef<c10::IValue> arguments = torch::jit::last(*stack, n);
   if (must_run_on_cpu(op, arguments)) {

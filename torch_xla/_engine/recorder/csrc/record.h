@@ -21,6 +21,13 @@ bool must_run_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 // Counts a recorded op; cuts the graph where too many are pending.
 void count_pending(int8_t device);
 
+// To be called before anything of an op is recorded: cuts the graph if the op before has made it too long. An error of
+// that cut is raised while this op has changed nothing, so that it can be tried again; an in-place op too.
+void begin_op();
+
+// Whether each op runs when it has been recorded (eager mode): the graph may have one op.
+bool runs_at_once();
+
 [[noreturn]] void raise_not_xla(const Op& op, size_t argument, const at::Tensor& t, int8_t device);
 
 // Runs the op on the CPU, counted as aten::<op>.

@@ -1,0 +1,124 @@
+"""How a graph becomes a program: a function of jax, lowered, compiled for a device or for several, or loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import shardings
+from torch_xla._engine.device import devices
+from torch_xla._engine.diagnostics import errors, metrics, observer
+from torch_xla._engine.diagnostics.errors import Outline
+from torch_xla._engine.execution import compile_cache, launch
+from torch_xla._engine.graph import program
+from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel import agreement, replicated, sharded
+
+
+@dataclass(eq=False)
+class Program:
+    """A compiled graph. Never changes; may be launched by several threads.
+
+    ``executable`` is the recorder's; ``outline`` is what messages say of the graph. With a ``team`` it has collectives
+    (``exchanges``, a line each), and all replicas of the team launch it together.
+    """
+
+    executable: Any
+    compiled: jax.stages.Compiled
+    outline: Outline
+    sizes: observer.Sizes
+    team: replicated.Team | None = None
+    exchanges: Sequence[str] = ()
+
+    def placed(self, graph: Any) -> list[jax.Array] | None:
+        """The leaves of a recorder Graph as the program takes them; None: as they lie."""
+        return placed(graph, self.team)
+
+
+def placed(graph: Any, team: replicated.Team | None) -> list[jax.Array] | None:
+    """The leaves of a recorder Graph as a program of the team, or of one device, takes them; None: as they lie.
+
+    SPMD                       on all devices
+    a team                     as this process's part of an array over the team
+    one of several processes   this process's part, where a program of a team left it
+    else                       as they lie
+    """
+    if replicas.is_spmd():
+        return sharded.placed(graph.inputs())
+    if team is not None:
+        return replicated.lift(graph.inputs(), team)
+    return None if replicas.process_count() == 1 else [replicated.local(leaf) for leaf in graph.inputs()]
+
+
+def compile_graph(
+    spec: program.GraphSpec,
+    device: int,
+    leaves: Sequence[jax.Array],
+    team: replicated.Team | None = None,
+    together: bool = False,
+) -> Program:
+    """Compiles a graph for the device, or for all of a team, or loads what another process compiled.
+
+    ``leaves`` are arrays as the program will get them. With ``together`` the team are threads of this process.
+    Raises LoweringError for an op that cannot be built.
+    """
+    outline = errors.outline(spec)
+    numbers = _place(device, team)
+    with recorder.wide_types(), errors.explained(lambda: f"compiling {outline}", device, outline):
+        arguments = [*_numbers(spec), *leaves]
+        jitted = _jitted(spec, numbers, team, arguments)
+        compiled = compile_cache.build(lambda: jitted.lower(*arguments), _kept_for(device, team))
+        sizes = observer.sizes(compiled)
+        results = _result_shardings(compiled) if replicas.is_spmd() else ()
+        executable = launch.executable(compiled, numbers, sizes, results, together)
+    metrics.count("CreateCompileHandles")
+    metrics.metric("InputOutputAliasCount").add(len(spec.donated))
+    observer.compiled(compiled)
+    exchanges = agreement.exchanges(spec) if team is not None else ()
+    return Program(executable, compiled, outline, sizes, team, exchanges)
+
+
+def _numbers(spec: program.GraphSpec) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    return (
+        jax.ShapeDtypeStruct((spec.floats,), np.float64),
+        jax.ShapeDtypeStruct((spec.ints,), np.int64),
+    )
+
+
+def _place(device: int, team: replicated.Team | None) -> Sharding:
+    """Where a program runs, and its numbers lie."""
+    if replicas.is_spmd():
+        return sharded.replicated()
+    return SingleDeviceSharding(devices.device(device)) if team is None else team.sharding
+
+
+def _kept_for(device: int, team: replicated.Team | None) -> list[jax.Device]:
+    if replicas.is_spmd():
+        return replicated.kept_for(sharded.mesh_devices())
+    return [devices.device(device)] if team is None else replicated.kept_for(team.sharding.mesh.devices.flat)
+
+
+def _jitted(spec: program.GraphSpec, place: Sharding, team: replicated.Team | None, arguments: Sequence[Any]) -> Any:
+    """The graph as a function of jax that knows where it runs."""
+    function = program.function(spec)
+    coming: Any = place
+    leaving: Any = place
+    if replicas.is_spmd():
+        # Of the numbers, too: a graph that reads nothing else would run on one device.
+        coming = tuple(a.sharding if isinstance(a, jax.Array) else place for a in arguments)
+        leaving = [shardings.of(number) for number in spec.root_shardings]
+    elif team is not None:
+        function = replicated.over(function, team)
+    donated = tuple(position + 2 for position in spec.donated)
+    return jax.jit(function, in_shardings=coming, out_shardings=leaving, donate_argnums=donated, keep_unused=True)
+
+
+def _result_shardings(compiled: jax.stages.Compiled) -> list[int]:
+    ranks = [len(info.shape) for info in compiled.out_info]
+    return [shardings.number(sharding, rank) for sharding, rank in zip(compiled.output_shardings, ranks, strict=True)]

@@ -1,0 +1,109 @@
+"""One step of a device: a graph from its collection to the values of its nodes.
+
+    collected -> program found, or described, lowered and compiled -> launched: the nodes have their values
+        └────────────────── any error: nothing has changed ─────────┘
+
+A Step belongs to the thread that has the device's execution lock, and lives as long as that. What watches (dumps,
+reports, journals) looks before the launch, where it may fail without harm, or after it, where it is logged instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import devices, precision
+from torch_xla._engine.diagnostics import errors, observer
+from torch_xla._engine.execution import dump, modes, op_by_op, programs, together
+from torch_xla._engine.graph import program
+from torch_xla._engine.job import replicas, thread_group
+from torch_xla._engine.lowering.apply import LoweringError
+from torch_xla._engine.parallel import replicated, watchdog
+
+
+class Step:
+    """A recorder Graph on its way. What several rooms ask of it is worked out once.
+
+    Args:
+      graph: what was collected; the execution lock of its device is held.
+      one_by_one: whether each operation is to run alone (op_by_op.py), where one device can.
+      section: what asked for it, as dumps name it.
+    """
+
+    def __init__(self, graph: Any, one_by_one: bool = False, section: str = dump.SYNC) -> None:
+        self.graph, self.device = graph, graph.device
+        self.section = section
+        self.one_by_one = one_by_one or modes.eager()
+        self.products = precision.current()
+
+    @functools.cached_property
+    def spec(self) -> program.GraphSpec:
+        """The graph, spelled out; for what does not know it yet, and for what shows it."""
+        return program.describe(self.graph, self.products)
+
+    def run(self) -> Sequence[jax.Array]:
+        """Computes the graph, and gives its nodes their values. Returns these; they may still be computing.
+
+        Raises LoweringError, XlaError or torch.OutOfMemoryError where that cannot be done: then the values that were
+        asked for are noted to have failed (Graph.fail).
+        """
+        modes.before_run(self.graph.key)
+        devices.devices()  # raises in a process that was forked from one with programs and buffers
+        try:
+            if settings.XLA_SAVE_TENSORS_FILE is not None:
+                dump.append(self)
+            return self._run()
+        except (LoweringError, errors.XlaError, torch.OutOfMemoryError) as error:
+            # Without its traceback, whose frames hold tensors.
+            self.graph.fail(type(error)(*error.args), getattr(error, "node", None))
+            raise
+
+    def _run(self) -> Sequence[jax.Array]:
+        if self.one_by_one and not replicas.is_spmd() and not self._exchanges():
+            return self._one_by_one()
+        threads = thread_group.current()
+        if threads is not None and programs.is_together(self):
+            return together.run(threads, self)
+        return self.launch(programs.resolve(self))
+
+    def launch(self, found: programs.Program) -> Sequence[jax.Array]:
+        """Runs a program, on the leaves as they lie or as it wants them."""
+        leaves = found.placed(self.graph)
+        if found.team is not None:
+            watchdog.launching(found.exchanges, found.team)
+        run = observer.execution(self.graph, self.device)
+        try:
+            results: Sequence[jax.Array] = self.graph.launch(found.executable, leaves)
+        except jax.errors.JaxRuntimeError as error:
+            raise errors.explain(error, f"running {found.outline}", self.device, found.outline) from error
+        run.ended()
+        if found.team is not None:
+            watchdog.launched(results, found.sizes.smallest)
+        return results
+
+    def _one_by_one(self) -> Sequence[jax.Array]:
+        start = time.perf_counter_ns()
+        results = op_by_op.run(self, [replicated.local(leaf) for leaf in self.leaves()])
+        self.graph.finish(results)
+        observer.chain_ended(start, modes.eager())
+        return results
+
+    def leaves(self) -> Sequence[jax.Array]:
+        """The arrays that the graph reads."""
+        found: Sequence[jax.Array] = self.graph.inputs()
+        return found
+
+    def numbers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Its number operands, packed: floats (float64) and ints (int64)."""
+        return self.graph.floats(), self.graph.ints()
+
+    def _exchanges(self) -> bool:
+        """Whether replicas exchange values in the graph, which then runs as a whole."""
+        return replicas.world_size() > 1 and replicated.team_of(self.spec) is not None

@@ -1,0 +1,157 @@
+#include "describe.h"
+
+#include <pybind11/stl.h>
+
+#include "compat_python.h"
+#include "op.h"
+
+namespace py = pybind11;
+namespace torch_xla {
+namespace {
+
+// How an argument is written down: (tag, payload).
+enum ArgTag {
+  kConstant = 0,
+  kReference = 1,
+  kReferences = 2,
+  kFloatOperand = 3,
+  kIntOperand = 4,
+  kComplexOperand = 5,
+  kDtype = 6,
+  kList = 7
+};
+
+enum NodeForm { kFunctional = 0, kInPlace = 1, kScatter = 2 };
+
+class Description {
+ public:
+  explicit Description(const Graph& graph) : graph_(graph) {}
+
+  py::list nodes() {
+    py::list out;
+    for (const Node* node : graph_.nodes) {
+      const Op* op = node->op->functional ? node->op->functional : node->op;
+      const int form = node->is_scatter ? kScatter : node->op->functional ? kInPlace : kFunctional;
+      out.append(py::make_tuple(op->name, form, arguments(*node), results(*node->signature), node->signature->is_list,
+                                node->origin));
+    }
+    return out;
+  }
+
+ private:
+  py::object reference(const Node* input) const {
+    const size_t position = input->pending() ? graph_.leaves.size() + input->index : input->index;
+    return py::make_tuple(static_cast<int>(kReference), position);
+  }
+
+  static py::list results(const Signature& signature) {
+    py::list out;
+    for (const auto& shape : signature.outs) {
+      out.append(py::make_tuple(py::tuple(py::cast(std::vector<int64_t>(shape.sizes.begin(), shape.sizes.end()))),
+                                static_cast<int>(shape.dtype)));
+    }
+    return out;
+  }
+
+  py::object number(const c10::IValue& value) {
+    if (value.isNone() || is_constant_number(value)) {
+      return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
+    }
+    if (value.isInt()) {
+      return py::make_tuple(static_cast<int>(kIntOperand), ints_++);
+    }
+    if (value.isDouble()) {
+      return py::make_tuple(static_cast<int>(kFloatOperand), floats_++);
+    }
+    floats_ += 2;
+    return py::make_tuple(static_cast<int>(kComplexOperand), floats_ - 2);
+  }
+
+  py::list arguments(const Node& node) {
+    py::list out;
+    if (node.op == seed_op()) {
+      out.append(py::make_tuple(static_cast<int>(kIntOperand), ints_++));
+      return out;
+    }
+    if (node.op == getitem_op()) {
+      out.append(reference(node.inputs[0].get()));
+      out.append(py::make_tuple(static_cast<int>(kConstant), node.out));
+      return out;
+    }
+    for (size_t i = 0; i < node.op->kinds.size(); ++i) {
+      out.append(argument(node, i));
+    }
+    if (node.is_scatter) {  // the view's value, and which of the op's results it is
+      out.append(reference(node.inputs[1].get()));
+      out.append(py::make_tuple(static_cast<int>(kConstant), node.attrs.back().toInt()));
+    }
+    if (node.op->random) {
+      out.append(reference(node.inputs.back().get()));
+      out.append(py::make_tuple(static_cast<int>(kConstant), node.attrs.back().toInt()));
+    }
+    return out;
+  }
+
+  py::object argument(const Node& node, size_t i) {
+    const c10::IValue& value = node.attrs[i];
+    switch (node.op->kinds[i]) {
+      case ArgKind::kTensor:
+        if (node.numbers >> i & 1) {
+          return number(value);
+        }
+        return value.isNone() ? number(value) : reference(node.inputs[value.toInt()].get());
+      case ArgKind::kTensorList: {
+        if (value.isNone()) {
+          return number(value);
+        }
+        py::list list;
+        for (const int64_t position : value.toIntVector()) {
+          list.append(position < 0 ? py::object(py::make_tuple(static_cast<int>(kConstant), py::none()))
+                                   : reference(node.inputs[position].get()));
+        }
+        return py::make_tuple(static_cast<int>(kReferences), list);
+      }
+      case ArgKind::kScalar:
+        return number(value);
+      case ArgKind::kScalars: {
+        py::list list;
+        for (const c10::IValue& element : value.toListRef()) {
+          list.append(number(element));
+        }
+        return py::make_tuple(static_cast<int>(kList), list);
+      }
+      case ArgKind::kDtype:
+        return value.isNone() ? number(value)
+                              : py::object(py::make_tuple(static_cast<int>(ArgTag::kDtype), value.toInt()));
+      default:
+        return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
+    }
+  }
+
+  const Graph& graph_;
+  size_t floats_ = 0;
+  size_t ints_ = 0;
+};
+
+}  // namespace
+
+py::list describe(const Graph& graph) { return Description(graph).nodes(); }
+
+py::list root_positions(const Graph& graph) {
+  py::list out;
+  for (const auto& root : graph.roots) {
+    out.append((root->pending() ? graph.leaves.size() : 0) + root->index);
+  }
+  return out;
+}
+
+py::list leaf_shapes(const Graph& graph) {
+  py::list out;
+  for (const Node* leaf : graph.leaves) {
+    const Shape& s = leaf->shape();
+    out.append(py::make_tuple(std::vector<int64_t>(s.sizes.begin(), s.sizes.end()), static_cast<int>(s.dtype)));
+  }
+  return out;
+}
+
+}  // namespace torch_xla

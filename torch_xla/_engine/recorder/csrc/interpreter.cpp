@@ -1,0 +1,215 @@
+// Hooks into Python, and the end of the interpreter.
+#include "interpreter.h"
+
+
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "compat_python.h"
+#include "device.h"
+#include "memory.h"
+#include "sharding.h"
+
+namespace py = pybind11;
+namespace torch_xla {
+namespace {
+
+// The way into Python for threads that torch runs. It closes when the interpreter ends: from then on a thread that asks
+// for the GIL is ended inside that call (until Python 3.14), in the middle of C++ whose destructors touch Python. So
+// close() lets those inside finish, and whoever comes later, other than the thread that ends the interpreter, waits for
+// the end of the process: here or, in an operation that needs no Python, at hold().
+class InterpreterGate {
+ public:
+  static InterpreterGate& get() {
+    static auto* door = new InterpreterGate;
+    return *door;
+  }
+
+  // May be nested: a thread that is inside goes on until it leaves.
+  void enter() {
+    if (depth_++ > 0) {
+      return;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return !closed_ || std::this_thread::get_id() == closer_; });
+    ++inside_;
+  }
+
+  void leave() {
+    if (--depth_ > 0) {
+      return;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    --inside_;
+    changed_.notify_all();
+  }
+
+  void close() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    closed_ = true;
+    closer_ = std::this_thread::get_id();
+    changed_.wait(lock, [this] { return inside_ == 0; });
+  }
+
+  // Holds the thread, unless it is the one that ends the interpreter.
+  void hold() const {
+    while (std::this_thread::get_id() != closer_) {
+      std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::thread::id closer_;
+  bool closed_ = false;
+  int64_t inside_ = 0;  // threads
+  static thread_local int depth_;
+};
+thread_local int InterpreterGate::depth_ = 0;
+
+// Waiting at the gate with the GIL would keep those inside from finishing.
+void enter() {
+  if (PyGILState_Check()) {
+    py::gil_scoped_release release;
+    InterpreterGate::get().enter();
+  } else {
+    InterpreterGate::get().enter();
+  }
+}
+
+std::terminate_handler& earlier_terminate_handler() {
+  static std::terminate_handler handler = nullptr;
+  return handler;
+}
+
+// For a thread that is in other C++ than ours when it is ended as described above: where that must not be unwound,
+// std::terminate would abort a process that has ended well.
+[[noreturn]] void hold_or_terminate() {
+  if (!std::current_exception()) {
+    InterpreterGate::get().hold();
+  }
+  earlier_terminate_handler()();
+  std::abort();
+}
+
+// With `threads`, other threads of the interpreter are alive; those on their way back from an operation get the time to
+// arrive in Python, where being ended is harmless.
+void close(bool threads) {
+  {
+    py::gil_scoped_release release;
+    InterpreterGate::get().close();
+    closing.store(true);
+    if (threads) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  }
+  abandon_buffers();
+  earlier_terminate_handler() = std::set_terminate(&hold_or_terminate);
+}
+
+// A hook: a Python function that any thread may call until the very end. Never destroyed: at exit there is no
+// interpreter left to give the reference back to.
+class Hook {
+ public:
+  explicit Hook(const py::object& function) : function_(function.inc_ref().ptr()) {}
+  template <typename... Args>
+  py::object operator()(Args&&... args) const {
+    return py::reinterpret_borrow<py::function>(function_)(std::forward<Args>(args)...);
+  }
+
+ private:
+  PyObject* function_;
+};
+
+// What an upload that raised had noted of its buffer is not of the next one.
+void forget_notes() {
+  take_provenance();
+  take_sharding();
+}
+
+void set_hooks(const py::object& device_count, const py::object& upload, const py::object& download,
+               const py::object& transfer, const py::object& materialize, const py::object& cut,
+               const py::object& fallback, const py::object& fallback_done) {
+  Hooks& h = hooks();
+  h.device_count = [f = Hook(device_count)] {
+    InPython here;
+    return f().cast<int>();
+  };
+  h.upload = [f = Hook(upload)](const at::Tensor& t, int8_t device) {
+    InPython here;
+    forget_notes();
+    return make_buffer(f(t, static_cast<int>(device)), device);
+  };
+  h.download = [f = Hook(download)](const BufferPtr& buffer, at::ScalarType dtype) {
+    InPython here;
+    return f(borrow(buffer), static_cast<int>(dtype)).cast<at::Tensor>();
+  };
+  h.transfer = [f = Hook(transfer)](const BufferPtr& buffer, int8_t device) {
+    InPython here;
+    forget_notes();
+    return make_buffer(f(borrow(buffer), static_cast<int>(device)), device);
+  };
+  h.materialize = [f = Hook(materialize)](const std::vector<NodePtr>& nodes, int8_t device) {
+    InPython here;
+    py::list values;
+    for (const auto& node : nodes) {
+      values.append(py::cast(node));
+    }
+    f(values, static_cast<int>(device));
+  };
+  h.cut = [f = Hook(cut)](int8_t device) {
+    InPython here;
+    f(static_cast<int>(device));
+  };
+  h.enter = &enter;
+  h.leave = [] { InterpreterGate::get().leave(); };
+  h.hold = [] {
+    if (PyGILState_Check()) {
+      py::gil_scoped_release release;
+      InterpreterGate::get().hold();
+    } else {
+      InterpreterGate::get().hold();
+    }
+  };
+  h.fallback = [f = Hook(fallback)](const std::string& name) {
+    InPython here;
+    f(name);
+  };
+  h.fallback_done = [f = Hook(fallback_done)] {
+    InPython here;
+    f();
+  };
+}
+
+}  // namespace
+
+InPython::InPython() {
+  enter();
+  gil_ = std::make_unique<py::gil_scoped_acquire>();
+}
+
+InPython::~InPython() {
+  gil_.reset();
+  InterpreterGate::get().leave();
+}
+
+BufferPtr make_buffer(py::object array, int device, int64_t bytes, uint32_t provenance, uint32_t sharding) {
+  return c10::make_intrusive<Buffer>(array.release().ptr(), static_cast<int8_t>(device), bytes, provenance, sharding);
+}
+
+BufferPtr make_buffer(py::object array, int device) {
+  const auto bytes = array.attr("nbytes").cast<int64_t>();
+  return make_buffer(std::move(array), device, bytes, take_provenance(), take_sharding());
+}
+
+void bind_interpreter(py::module_& m) {
+  m.def("set_hooks", &set_hooks, py::kw_only(), py::arg("device_count"), py::arg("upload"), py::arg("download"),
+        py::arg("transfer"), py::arg("materialize"), py::arg("cut"), py::arg("fallback"), py::arg("fallback_done"));
+  m.def("close", &close, py::arg("threads"));
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,288 @@
+#include "launch.h"
+
+#include <pthread.h>
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <unordered_map>
+
+#include "counters.h"
+#include "device.h"
+#include "interpreter.h"
+#include "memory.h"
+
+namespace py = pybind11;
+namespace torch_xla {
+namespace {
+
+// The execution lock of one device: free -> owned by a thread -> free. Not to be taken twice by one thread.
+class ExecutionLock {
+ public:
+  // Waits without the GIL. Ctrl-C ends the waiting.
+  void acquire() {
+    if (owner_.load(std::memory_order_relaxed) == std::this_thread::get_id()) {
+      const py::object line = py::module_::import("torch_xla._engine.base.frames").attr("user_line")();
+      throw std::runtime_error(
+          "torch_xla: a value was asked for while a graph of the same device was being built on this thread, by " +
+          line.cast<std::string>() + "; a __del__ method or signal handler must not read xla tensors");
+    }
+    while (!mutex_.try_lock_for(std::chrono::nanoseconds(0))) {
+      bool taken = false;
+      {
+        py::gil_scoped_release release;
+        taken = mutex_.try_lock_for(std::chrono::milliseconds(50));
+      }
+      if (taken) {
+        break;
+      }
+      if (PyErr_CheckSignals() != 0) {
+        throw py::error_already_set();
+      }
+    }
+    owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+
+  void release() {
+    owner_.store(std::thread::id(), std::memory_order_relaxed);
+    mutex_.unlock();
+  }
+
+ private:
+  std::timed_mutex mutex_;
+  std::atomic<std::thread::id> owner_{};
+};
+
+ExecutionLock* execution_locks() {
+  static auto* locks = [] {
+    auto* made = new ExecutionLock[kMaxDevices];
+    // A child of a process whose other threads were in the middle of a step would wait for them forever.
+    pthread_atfork(nullptr, nullptr, [] {
+      for (int i = 0; i < kMaxDevices; ++i) {
+        new (&execution_locks()[i]) ExecutionLock;
+      }
+    });
+    return made;
+  }();
+  return locks;
+}
+
+// jax's switch for 64-bit types: on in this thread from enter() to leave(). To Python it is a context whose two methods
+// are C++, so that no interrupt comes between the switch and the note that it has to be switched back.
+class WideTypes {
+ public:
+  WideTypes(py::object swap, py::object restore) : swap_(std::move(swap)), restore_(std::move(restore)) {}
+  void enter() { before_ = swap_(true); }
+  void leave() { restore_(std::exchange(before_, py::object())); }
+
+ private:
+  py::object swap_;     // new value -> old one
+  py::object restore_;  // old value -> None
+  py::object before_;
+};
+
+class InWideTypes {
+ public:
+  explicit InWideTypes(const Executable& executable) : types_(executable.swap_x64, executable.restore_x64) {
+    types_.enter();
+  }
+  ~InWideTypes() { types_.leave(); }
+  InWideTypes(const InWideTypes&) = delete;
+  InWideTypes& operator=(const InWideTypes&) = delete;
+
+ private:
+  WideTypes types_;
+};
+
+// Numbers of the graph as an array on the program's devices.
+template <typename T>
+py::object put_numbers(const Executable& executable, const std::vector<T>& numbers, size_t which) {
+  if (numbers.empty()) {
+    py::object ready = executable.number_arrays[py::int_(which)];
+    if (!ready.is_none()) {
+      return ready;
+    }
+  }
+  const py::array_t<T> host(numbers.size(), numbers.data());
+  const py::list devices(executable.number_devices);
+  py::list parts;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    parts.append(host);
+  }
+  return executable.put(executable.number_avals[py::int_(which)], executable.number_sharding, parts, devices);
+}
+
+py::list arguments_of(const Graph& graph, const Executable& executable, const py::object& leaves) {
+  py::list out;
+  if (executable.put) {
+    const InWideTypes wide(executable);
+    out.append(put_numbers(executable, graph.floats, 0));
+    out.append(put_numbers(executable, graph.ints, 1));
+  } else {
+    out.append(py::array_t<double>(graph.floats.size(), graph.floats.data()));
+    out.append(py::array_t<int64_t>(graph.ints.size(), graph.ints.data()));
+  }
+  if (leaves.is_none()) {
+    for (const Node* leaf : graph.leaves) {
+      out.append(borrow(leaf->buffer));
+    }
+  } else {
+    for (const py::handle& leaf : leaves) {
+      out.append(leaf);
+    }
+  }
+  return out;
+}
+
+// Calls Python where no signal handler runs and nothing can be raised from outside: on a thread of its own, to its end.
+py::object call_apart(const py::object& function, const py::list& arguments) {
+  py::object results;
+  std::exception_ptr error;
+  std::thread thread([&] {
+    py::gil_scoped_acquire gil;
+    try {
+      results = function(arguments);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  });
+  {
+    py::gil_scoped_release release;
+    thread.join();
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  return results;
+}
+
+py::object start(const Executable& executable, const py::list& arguments) {
+  if (executable.execute) {
+    return executable.execute(arguments).attr("consume_with_handlers")(executable.handlers);
+  }
+  return call_apart(executable.call, arguments);
+}
+
+BufferPtr result_buffer(const Graph& graph, const Executable& executable, size_t i, py::object array, uint32_t from) {
+  const uint32_t sharding = executable.shardings.empty() ? 0 : executable.shardings[i];
+  return make_buffer(std::move(array), graph.device, executable.sizes[i], from, sharding);
+}
+
+// From here to materialize() nothing may throw: the leaves that are donated are gone.
+void give_values(Graph& graph, const Executable& executable, const py::sequence& results, uint32_t provenance) {
+  static Counter* executions = counter("ExecuteComputation");
+  executions->add();
+  note_need(graph.device, executable.extra);
+  for (const uint32_t position : graph.donated) {
+    graph.leaves[position]->buffer->donate();
+  }
+  std::vector<BufferPtr> values;
+  values.reserve(graph.roots.size());
+  for (size_t i = 0; i < graph.roots.size(); ++i) {
+    values.push_back(result_buffer(graph, executable, i, py::reinterpret_borrow<py::object>(results[i]), provenance));
+  }
+  graph.materialize(std::move(values));
+}
+
+void check_results(const Graph& graph, const Executable& executable) {
+  TORCH_INTERNAL_ASSERT(executable.sizes.size() == graph.roots.size(), "a program with ", executable.sizes.size(),
+                        " results for a graph with ", graph.roots.size());
+}
+
+}  // namespace
+
+py::object exclusively(int device, const py::function& function, const py::args& args) {
+  ExecutionLock& lock = execution_locks()[checked_index({c10::DeviceType::XLA, static_cast<c10::DeviceIndex>(device)})];
+  lock.acquire();
+  struct Release {
+    ExecutionLock& lock;
+    ~Release() { lock.release(); }
+  } const release{lock};
+  return function(*args);
+}
+
+py::object launch(Graph& graph, const Executable& executable, const py::object& leaves) {
+  check_results(graph, executable);
+  const uint32_t provenance = take_provenance();
+  const py::list arguments = arguments_of(graph, executable, leaves);
+  const py::object results = start(executable, arguments);
+  give_values(graph, executable, py::sequence(results), provenance);
+  return results;
+}
+
+py::list launch_together(const std::vector<Graph*>& graphs, const Executable& executable, const py::list& arguments) {
+  for (const Graph* graph : graphs) {
+    check_results(*graph, executable);
+  }
+  const uint32_t provenance = take_provenance();
+  // Of each result, its part on each device, in order.
+  py::list parts;
+  if (executable.execute) {
+    parts = executable.execute(arguments).attr("disassemble_into_single_device_arrays")();
+  } else {
+    parts = call_apart(executable.call, arguments);
+  }
+  py::list results;
+  for (size_t device = 0; device < graphs.size(); ++device) {
+    py::list mine;
+    for (const py::handle& result : parts) {
+      mine.append(py::reinterpret_borrow<py::sequence>(result)[device]);
+    }
+    give_values(*graphs[device], executable, mine, provenance);
+    results.append(mine);
+  }
+  return results;
+}
+
+// A result that is an input handed through shares its buffer, so that neither is donated while the other is read.
+void finish(Graph& graph, const py::sequence& results) {
+  const uint32_t provenance = take_provenance();
+  std::unordered_map<PyObject*, BufferPtr> inputs;
+  for (const Node* leaf : graph.leaves) {
+    inputs.emplace(leaf->buffer->array, leaf->buffer);
+  }
+  std::vector<BufferPtr> values;
+  values.reserve(graph.roots.size());
+  for (const auto& item : results) {
+    const auto found = inputs.find(item.ptr());
+    if (found != inputs.end()) {
+      values.push_back(found->second);
+      continue;
+    }
+    const auto bytes = item.attr("nbytes").cast<int64_t>();
+    values.push_back(make_buffer(py::reinterpret_borrow<py::object>(item), graph.device, bytes, provenance, 0));
+  }
+  inputs.clear();
+  graph.materialize(std::move(values));
+}
+
+void bind_launch(py::module_& m, py::class_<Graph>& graph) {
+  const auto optional = [](const py::object& value) { return value.is_none() ? py::object() : value; };
+  py::class_<Executable>(m, "Executable")
+      .def(py::init([optional](const py::object& execute, const py::object& handlers, const py::object& call,
+                               const py::object& put, const py::object& swap_x64, const py::object& restore_x64,
+                               const py::object& number_avals, const py::object& number_arrays,
+                               const py::object& number_sharding, const py::object& number_devices,
+                               std::vector<int64_t> sizes, int64_t extra, std::vector<uint32_t> shardings) {
+             return Executable{optional(execute),   optional(handlers),    optional(call),   optional(put),
+                               optional(swap_x64),  optional(restore_x64), number_avals,     number_arrays,
+                               number_sharding,     number_devices,        std::move(sizes), extra,
+                               std::move(shardings)};
+           }),
+           py::kw_only(), py::arg("execute"), py::arg("handlers"), py::arg("call"), py::arg("put"), py::arg("swap_x64"),
+           py::arg("restore_x64"), py::arg("number_avals"), py::arg("number_arrays"), py::arg("number_sharding"),
+           py::arg("number_devices"), py::arg("sizes"), py::arg("extra"), py::arg("shardings"));
+  py::class_<WideTypes>(m, "WideTypes")
+      .def(py::init<py::object, py::object>(), py::arg("swap"), py::arg("restore"))
+      .def("__enter__", &WideTypes::enter)
+      .def("__exit__", [](WideTypes& types, const py::args&) { types.leave(); });
+  m.def("exclusively", &exclusively);
+  m.def("launch_together", &launch_together);
+  graph.def("launch", &launch, py::arg("executable"), py::arg("leaves") = py::none());
+  graph.def("finish", &finish, py::arg("results"));
+}
+
+}  // namespace torch_xla
