@@ -63,7 +63,7 @@ class Environment:
         subprocess.run([base, "-m", "venv", str(self.folder)], check=True)
         listed = self.folder / "requirements.txt"
         listed.write_text(wanted)
-        # Not kept by pip as well: that would be the same GB again. Most of it is never imported, so nothing is compiled.
+        # Not kept by pip as well: that would be the same GB again. Most is never imported, so nothing is compiled.
         options = ["--quiet", "--no-cache-dir", "--no-compile", "--requirement", str(listed)]
         subprocess.run([self.interpreter, "-m", "pip", "install", *options], check=True)
         done.write_text(wanted)
