@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torch_xla
+from tests import scripts  # noqa: F401  # notes the environment
 from torch_xla._engine.diagnostics.recompilation import watcher
 from torch_xla._engine.execution import programs
 

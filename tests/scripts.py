@@ -15,6 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = [sys.executable, "-W", "error", "-c"]
 
+#: Before tests run: what they import sets variables for children (torch._inductor its folder) that no user has.
+_AT_FIRST = dict(os.environ)
+
 #: Variables that libraries read when they are loaded, in C, where nobody sees it.
 _READ_IN_C = ("DNNL_", "GLIBC_", "GOMP_", "GOTO_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL", "NPY_", "OMP_", "ONEDNN_",
               "OPENBLAS_", "PYTHON", "PYTORCH_", "TF_", "TORCH_CPP_", "TORCH_SHOW_", "TZ")  # fmt: skip
@@ -97,9 +100,9 @@ def _server() -> Server:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without what says how torch_xla is, and which test runs. XLA compiles quickly there, too."""
+    """This process's at first, without what says how torch_xla is. XLA compiles quickly in scripts, too."""
     not_theirs = ("XLA_", "PJRT_", "CPU_NUM", "PYTEST_")
-    kept = {n: v for n, v in os.environ.items() if not n.startswith(not_theirs) or n == "XLA_FLAGS"}
+    kept = {n: v for n, v in _AT_FIRST.items() if not n.startswith(not_theirs) or n == "XLA_FLAGS"}
     return kept | {"PYTHONPATH": str(ROOT)}
 
 

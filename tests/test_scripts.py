@@ -80,7 +80,7 @@ def test_which_scripts_are_forked() -> None:
 def test_settings_and_devices_are_the_childs() -> None:
     script = """
         import torch, torch_xla
-        from torch_xla._engine.settings import settings
+        from torch_xla._engine.base.settings import settings
         import torch_xla.debug.metrics as met
         x = torch.ones(2, device="xla:1") + 1
         print(x.tolist(), settings.XLA_SYNC_WAIT, torch_xla.device_count(), met.metric_data("ExecuteTime")[0])
