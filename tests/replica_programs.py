@@ -21,6 +21,9 @@ import torch_xla.distributed.xla_backend
 from torch_xla.distributed import xla_backend
 
 STEPS = 3
+#: By the names that torch 2.11 and 2.12 have for them, and 2.13 deprecates.
+ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def host_side() -> None:
@@ -154,10 +157,10 @@ def process_group() -> None:
     outputs = [torch.zeros(2, device="xla") for _ in range(world)]
     dist.all_gather(outputs, mine)
     joined = torch.zeros(2 * world, device="xla")
-    dist.all_gather_single(joined, mine)
+    ALL_GATHER(joined, mine)
     assert torch.equal(torch.cat(outputs).cpu(), torch.cat(data)) and torch.equal(joined.cpu(), torch.cat(data))
     part, whole = torch.zeros(2, device="xla"), torch.cat(data).to("xla") * (rank + 1)
-    dist.reduce_scatter_single(part, whole)
+    REDUCE_SCATTER(part, whole)
     scale = world * (world + 1) / 2
     assert torch.equal(part.cpu(), data[rank] * scale)
     dist.reduce_scatter(part, list(whole.chunk(world)), dist.ReduceOp.MAX)

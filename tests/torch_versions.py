@@ -63,9 +63,9 @@ class Environment:
         subprocess.run([base, "-m", "venv", str(self.folder)], check=True)
         listed = self.folder / "requirements.txt"
         listed.write_text(wanted)
-        # Not kept by pip as well: that would be the same GB again.
-        install = [self.interpreter, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--requirement", str(listed)]
-        subprocess.run(install, check=True)
+        # Not kept by pip as well: that would be the same GB again. Most is never imported, so nothing is compiled.
+        options = ["--quiet", "--no-cache-dir", "--no-compile", "--requirement", str(listed)]
+        subprocess.run([self.interpreter, "-m", "pip", "install", *options], check=True)
         done.write_text(wanted)
 
     def _requirements(self) -> str:

@@ -14,7 +14,7 @@ The Work that a call returns is done: whoever reads the value waits for it.
 """
 
 # torch declares a group's methods with several signatures; torch.distributed calls them with the one that is here.
-# mypy: disable-error-code="override"
+# mypy: disable-error-code="override,assignment"
 
 from __future__ import annotations
 
@@ -227,6 +227,13 @@ class ProcessGroupXla(dist.ProcessGroup):
                 received = self._exchanged(rows).reshape(output.shape)
             collectives.write([output], [received])
         return _done(output)
+
+    # As torch 2.11 and 2.12 call them.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    alltoall_base = all_to_all_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _parted(self, op: str, rows: torch.Tensor, parts: _uneven.Parts) -> torch.Tensor:
         """The rows that this rank receives, one part after the other."""

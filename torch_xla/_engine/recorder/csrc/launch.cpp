@@ -14,6 +14,7 @@
 #include "device.h"
 #include "interpreter.h"
 #include "memory.h"
+#include "ordinal.h"
 
 namespace py = pybind11;
 namespace torch_xla {
@@ -194,8 +195,8 @@ void check_results(const Graph& graph, const Executable& executable) {
 
 }  // namespace
 
-py::object exclusively(int device, const py::function& function, const py::args& args) {
-  ExecutionLock& lock = execution_locks()[checked_index({c10::DeviceType::XLA, static_cast<c10::DeviceIndex>(device)})];
+py::object exclusively(Ordinal device, const py::function& function, const py::args& args) {
+  ExecutionLock& lock = execution_locks()[device];
   lock.acquire();
   struct Release {
     ExecutionLock& lock;

@@ -14,6 +14,7 @@
 #include <pybind11/pybind11.h>
 
 #include "graph.h"
+#include "ordinal.h"
 
 namespace torch_xla {
 
@@ -39,7 +40,7 @@ struct Executable {
 
 // Calls `function(*args)` as the only thread that collects or launches graphs of this device. RuntimeError where this
 // thread does so already: a __del__ method or a signal handler in the middle of a step.
-pybind11::object exclusively(int device, const pybind11::function& function, const pybind11::args& args);
+pybind11::object exclusively(Ordinal device, const pybind11::function& function, const pybind11::args& args);
 
 // Starts the program of a graph with the leaves' arrays, or those in `leaves`, which are the same values placed as the
 // program takes them. Returns the results' arrays. The execution lock of the graph's device is held.
