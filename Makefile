@@ -6,13 +6,15 @@ BIN := .venv/bin
 READY := .venv/.ready
 CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h)
 
-.PHONY: help setup demo test smoke test-torch test-ops lint fix bench clean
+.PHONY: help setup demo test smoke test-isa test-long test-torch test-ops lint fix bench clean
 
 help:
 	@echo "make demo      train a CNN on handwritten digits on xla:0"
 	@echo "make test      all tests"
 	@echo "make smoke     the tests of half a minute"
 	@echo "make test-torch TORCH=2.15.0 [PY=python3.13]  all tests with another torch or Python"
+	@echo "make test-isa  the tests that compare numbers, as on other CPUs (long)"
+	@echo "make test-long random programs and training as users compile them (long; before a release)"
 	@echo "make test-ops  every operator of torch against the CPU (long)"
 	@echo "make lint      formatting, lint, types, layers"
 	@echo "make fix       mend what can be mended of formatting and lint"
@@ -31,7 +33,7 @@ demo: $(READY)
 	$(BIN)/python examples/train_digits.py --check
 
 test: $(READY)
-	$(BIN)/python -m pytest -q -n auto $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n auto --dist worksteal $(PYTEST_ARGS)
 
 smoke: $(READY)
 	$(BIN)/python -m pytest -q tests/test_smoke.py $(PYTEST_ARGS)
@@ -41,6 +43,14 @@ smoke: $(READY)
 test-torch:
 	$(if $(TORCH),,$(error say which, as in: make test-torch TORCH=2.15.0 PY=python3.13))
 	$(PYTHON) -m tests.torch_versions $(TORCH) --python $(or $(PY),$(PYTHON)) $(if $(CORE),--core) -- -n auto $(PYTEST_ARGS)
+
+test-isa: $(READY)
+	$(BIN)/python -m tests.isa -n auto --dist worksteal $(PYTEST_ARGS)
+
+# Without the flags of tests/conftest.py: programs are optimized as those of users are. All 20,000 random programs.
+test-long: $(READY)
+	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
+	    tests/test_random_programs.py tests/test_parity.py $(PYTEST_ARGS)
 
 # pytest ends with 5 where no test is marked so.
 test-ops: $(READY)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
 import torch
 
 import torch_xla
+from tests import scripts
 from torch_xla._engine.diagnostics import errors, metrics
 from torch_xla._engine.execution import programs
 from torch_xla._engine.graph import program
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = scripts.ROOT
 
 #: Reading a value is the one thing that may carry an aten:: counter in a program that runs on the device as a whole.
 READING = "aten::_local_scalar_dense"
@@ -62,20 +60,18 @@ def counts() -> Iterator[Counts]:
     moved.update({name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)})
 
 
-def run_script(code: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a snippet in a fresh interpreter; with ``check`` it must end with 0 and leave nothing on stderr."""
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
-        env=keep | {"PYTHONPATH": str(ROOT)} | env,
-        capture_output=True,
-        text=True,
-    )
+def run_script(code: str, check: bool = True, fresh: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a snippet in a process of its own; with ``check`` it must end with 0 and leave nothing on stderr.
+
+    The process is a fork of one that has imported torch_xla (see fork_server.py). ``fresh`` says why a snippet needs an
+    interpreter that has imported nothing; one whose variables are read by importing gets it anyway.
+    """
+    done = scripts.run(textwrap.dedent(code), fresh is not None, env)
     if check:
         assert done.returncode == 0, f"ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         # The recorder may have been built just now, which says so.
         lines = [line for line in done.stderr.splitlines() if not re.fullmatch(r"torch_xla: .*\.\.\..*", line)]
-        assert lines == []
+        assert not lines, "\n".join(lines)
     return done
 
 

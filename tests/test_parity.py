@@ -67,6 +67,20 @@ def train(case: Case, model: nn.Module, inputs: Tensor, targets: Tensor) -> list
     return losses
 
 
+def _apart(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What is defined of the parameters, and what is rounding noise: the biases of attention's keys.
+
+    Such a bias adds the same to all scores of a query, and softmax takes that away again. So its gradient is 0, and
+    what is computed for it is the last bits of other numbers, which Adam divides by their own size: a step of the
+    learning rate, in a direction that the CPU's vector instructions decide.
+    """
+    defined, noise = dict(state), {}
+    for name in [name for name in state if name.endswith("qkv.bias")]:
+        query, noise[name], value = state[name].chunk(3)
+        defined[name] = torch.cat([query, value])
+    return defined, noise
+
+
 def assert_on_device(moved: Counts, compilations: int) -> None:
     assert moved.fallbacks == set()
     assert moved.compilations <= compilations
@@ -90,7 +104,9 @@ def test_ten_steps(case: Case, dtype: torch.dtype) -> None:
     torch.testing.assert_close(*curves, rtol=RTOL[dtype], atol=0)
     assert curves[1][-1] < curves[1][0], "the case does not learn, so it shows little"
     mine = {name: value.cpu() for name, value in twin.state_dict().items()}
-    torch.testing.assert_close(mine, dict(model.state_dict()), rtol=100 * RTOL[dtype], atol=RTOL[dtype])
+    (mine, my_noise), (expected, noise) = _apart(mine), _apart(dict(model.state_dict()))
+    torch.testing.assert_close(mine, expected, rtol=100 * RTOL[dtype], atol=RTOL[dtype])
+    torch.testing.assert_close(my_noise, noise, rtol=0, atol=2 * case.steps * 1e-3)  # each step moves it by lr at most
 
 
 def test_eval_mode_batch_norm() -> None:

@@ -21,7 +21,8 @@ def test_import_starts_nothing() -> None:
         print(threads() - before, dict(bridge._backends), jax.config.jax_enable_x64)
         torch.ones(2, device="xla").cpu()
         print(len(bridge._backends), jax.config.jax_enable_x64, jax.numpy.ones(2).dtype)
-        """
+        """,
+        fresh="imports torch_xla last, and looks",
     )
     assert out.stdout == "0 {} False\n1 False float32\n"
 
@@ -123,7 +124,9 @@ EXITS = {
 
 @pytest.mark.parametrize("name", EXITS)
 def test_clean_exit(name: str) -> None:
-    run_script("import torch, torch_xla\n" + textwrap.dedent(EXITS[name]))
+    """With garbage to collect, as at the end of a process that was not forked; ``nothing`` is one that was not."""
+    start = "import gc, torch, torch_xla\ngc.unfreeze()\n"
+    run_script(start + textwrap.dedent(EXITS[name]), fresh="the end itself" if name == "nothing" else None)
 
 
 def test_exception_at_exit_is_the_users() -> None:

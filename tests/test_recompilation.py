@@ -21,7 +21,7 @@ from torch_xla._engine.diagnostics.provenance import UNKNOWN, Provenance
 from torch_xla._engine.diagnostics.recompilation import Watcher, watcher
 from torch_xla._engine.graph import difference
 from torch_xla._engine.graph.difference import compare, nearest
-from torch_xla._engine.graph.summary import Operand, OpSketch, Sketch
+from torch_xla._engine.graph.summary import GraphSummary, Operand, OpSummary
 from torch_xla.debug import recompilation
 
 pytestmark = pytest.mark.usefixtures("cold")
@@ -221,14 +221,16 @@ def test_one_site_has_at_most_three_messages() -> None:
 # --- the parts, on graphs written by hand ---------------------------------------------------------------------------
 
 
-def graph(*ops: OpSketch, leaves: tuple[tuple[int, ...], ...] = ((2, 3),), roots: tuple[int, ...] = (1,)) -> Sketch:
+def graph(
+    *ops: OpSummary, leaves: tuple[tuple[int, ...], ...] = ((2, 3),), roots: tuple[int, ...] = (1,)
+) -> GraphSummary:
     shapes = tuple((shape, torch.float32) for shape in leaves)
-    return Sketch(shapes, ops, roots, (), Counter(op.op for op in ops))
+    return GraphSummary(shapes, ops, roots, (), Counter(op.op for op in ops))
 
 
-def op(name: str, *inputs: int, line: str | None = None, **baked: object) -> OpSketch:
+def op(name: str, *inputs: int, line: str | None = None, **baked: object) -> OpSummary:
     constants = tuple((int(position[1:]), value) for position, value in baked.items())
-    return OpSketch(name, inputs or (0,), constants, (((2, 3), torch.float32),), line)
+    return OpSummary(name, inputs or (0,), constants, (((2, 3), torch.float32),), line)
 
 
 def situation(

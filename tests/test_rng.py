@@ -6,12 +6,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import counts
+from helpers import counts, run_script
 from torch import Tensor, nn
 
 import torch_xla
 import torch_xla.core.xla_model as xm
 from benchmarks import models
+from torch_xla._engine import recorder
+from torch_xla._engine.execution import modes
+from torch_xla.experimental import eager_mode
 
 DRAWS: dict[str, Callable[[], Tensor]] = {
     "rand": lambda: torch.rand(50, device="xla"),
@@ -61,6 +64,109 @@ def test_steps_share_one_program() -> None:
             torch_xla.sync()
     assert (moved["UncachedSyncTensors"], moved["CachedSyncTensors"]) == (1, 4)
     assert len({str(t.tolist()) for t in kept}) == 5
+
+
+def _mixed(between: Callable[[Tensor], object]) -> list[Tensor]:
+    """Three steps of draws of several kinds, with ``between`` after each."""
+    drawn = []
+    for _ in range(3):
+        for draw in MIXED:
+            drawn.append(draw())
+            between(drawn[-1])
+        torch_xla.sync()
+    return [t.cpu() for t in drawn]
+
+
+#: Exact ones: normal numbers are rounded as XLA fuses them.
+MIXED = [DRAWS[name] for name in ("rand", "randint", "dropout", "randperm", "bernoulli", "uniform_", "multinomial")]
+
+#: What may happen between two draws without changing a number.
+BETWEEN: dict[str, Callable[[Tensor], object]] = {
+    "nothing": lambda t: None,
+    "reads": lambda t: t.tolist(),
+    "prints": lambda t: str(t),
+    "reads of another": lambda t: torch.ones(2, device="xla").sum().item(),
+    "syncs": lambda t: torch_xla.sync(),
+    "states": lambda t: xm.get_rng_state(),
+    "set to what they are": lambda t: xm.set_rng_state(xm.get_rng_state()),
+    "state tensors": lambda t: torch.xla.set_rng_state(torch.xla.get_rng_state()),
+    "graphs looked at": lambda t: xm.get_stablehlo([t]),
+    "cuts by size": lambda t: recorder.module().set_pending_limit(2),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_numbers_depend_on_seed_and_draws_before(name: str) -> None:
+    torch.manual_seed(3)
+    expected = _mixed(BETWEEN["nothing"])
+    torch.manual_seed(3)
+    try:
+        got = _mixed(BETWEEN[name])
+    finally:
+        modes.set_eager(False)  # sets the limit
+    assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
+
+
+def test_eager_and_lazy_draw_the_same() -> None:
+    torch.manual_seed(3)
+    expected = _mixed(BETWEEN["nothing"])
+    torch.manual_seed(3)
+    eager_mode(True)
+    try:
+        got = _mixed(BETWEEN["nothing"])
+    finally:
+        eager_mode(False)
+    assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
+
+
+@pytest.mark.usefixtures("cold")
+def test_reading_in_every_step_compiles_once() -> None:
+    kept = []
+
+    def step() -> None:
+        a = torch.rand(3, device="xla")
+        kept.append(a.tolist())
+        b = nn.functional.dropout(torch.ones(50, device="xla")) + torch.rand(50, device="xla")
+        torch_xla.sync()
+        kept.append(b.tolist())
+
+    step()
+    with counts() as moved:
+        for _ in range(5):
+            step()
+    assert len({str(values) for values in kept}) == 12
+    assert moved.compilations == 0
+
+
+def test_a_state_is_one_number_that_draws_move() -> None:
+    """The state after n draws does not depend on cuts; an int restores the stream anywhere."""
+    for start in (2**64 - 5, 2**32 - 3, 2**32 - 1, 0):  # the low half of the state overflows in between
+        states, numbers = [], []
+        for between in (BETWEEN["nothing"], BETWEEN["syncs"], BETWEEN["reads"]):
+            xm.set_rng_state(start)
+            numbers.append(str(_mixed(between)))
+            states.append(xm.get_rng_state())
+        assert len(set(states)) == len(set(numbers)) == 1
+        assert 0 <= states[0] < 2**64
+
+
+def test_each_device_has_a_stream_of_its_own() -> None:
+    run_script(
+        """
+        import torch, torch_xla
+        import torch_xla.core.xla_model as xm
+        torch.manual_seed(0)
+        draws = [torch.rand(64, device=f"xla:{i % 4}").tolist() for i in range(40)]
+        assert len({str(d) for d in draws}) == 40
+        states = [xm.get_rng_state(f"xla:{i}") for i in range(4)]
+        assert len(set(states)) == 4
+        torch.manual_seed(0)
+        again = [torch.rand(64, device=f"xla:{i % 4}") for i in range(40)]
+        assert [d.tolist() for d in again] == draws
+        """,
+        CPU_NUM_DEVICES="4",
+        XLA_EXPLAIN_RECOMPILATIONS="0",
+    )
 
 
 def _train_with_dropout(seed: int) -> list[float]:

@@ -29,7 +29,7 @@ def _xla_get_default_device() -> str:
 
 def _xla_set_default_device(device: str) -> str:
     """Makes ``device`` the current one of this thread and returns it."""
-    index = torch.device(device).index or 0
+    index = recorder.ordinal(device)
     recorder.module().set_current_device(index)
     return f"xla:{index}"
 

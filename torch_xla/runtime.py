@@ -125,8 +125,9 @@ def runtime_device_attributes(device: str) -> dict[str, Any]:
 
     Starts the backend. RuntimeError for a device that does not exist.
     """
-    ordinal = torch.device(device).index or 0
-    if ordinal >= len(devices.devices()):
+    place = torch.device(device)
+    ordinal = place.index or 0
+    if place.type != "xla" or ordinal >= len(devices.devices()):
         raise RuntimeError(f"runtime_device_attributes: {device} is not one of {len(devices.devices())} xla devices")
     return _attributes(devices.device(ordinal))
 

@@ -24,12 +24,7 @@ R = TypeVar("R")
 @dynamo.breaks_graph
 def device(index: int | None = None) -> torch.device:
     """The xla device of that ordinal, or the current one. Raises RuntimeError for an ordinal that does not exist."""
-    if index is None:
-        return torch.device("xla", recorder.module().current_device())
-    count = _devices.count()
-    if not 0 <= index < count:
-        raise RuntimeError(f"xla:{index} does not exist: this process has {count} xla device{'s'[: count != 1]}")
-    return torch.device("xla", index)
+    return torch.device("xla", recorder.ordinal(index))
 
 
 @dynamo.breaks_graph
@@ -120,12 +115,4 @@ def launch(
 @dynamo.breaks_graph
 def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:
     """Seeds the random numbers of one xla device (default: the current one)."""
-    ordinal = _ordinal(device)
-    recorder.module().set_seed(ordinal, seed & _seeding.MASK)
-
-
-def _ordinal(device: torch.device | str | int | None) -> int:
-    if isinstance(device, int):
-        return device
-    index = None if device is None else torch.device(device).index
-    return recorder.module().current_device() if index is None else index
+    recorder.module().set_seed(recorder.ordinal(device), seed & _seeding.MASK)

@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 import jax
-import pytest
 import torch
-from rule_check import check, run
+from rule_check import check, each, run
 
 import torch_xla._engine.lowering.activation
 import torch_xla._engine.lowering.activation_backward  # noqa: F401
@@ -52,7 +51,7 @@ ACTIVATIONS: list[tuple[str, tuple[Any, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "args"), ACTIVATIONS)
+@each(("name", "args"), ACTIVATIONS)
 def test_activation(name: str, args: tuple[Any, ...]) -> None:
     for x in INPUTS:
         check(f"aten::{name}", x, *args)
@@ -78,7 +77,7 @@ def test_prelu() -> None:
         check("aten::_prelu_kernel_backward", floats(dtype), floats(dtype, seed=1), floats(dtype, 1).expand(3, 4))
 
 
-@pytest.mark.parametrize("dim", [0, -1, 1])
+@each("dim", [0, -1, 1])
 def test_glu(dim: int) -> None:
     for dtype in (F32, F64, BF16):
         x = floats(dtype, 2, 4, 6)
@@ -107,7 +106,7 @@ GRADIENTS: list[tuple[str, tuple[Any, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "args"), GRADIENTS)
+@each(("name", "args"), GRADIENTS)
 def test_gradient(name: str, args: tuple[Any, ...]) -> None:
     for x in INPUTS:
         grad = floats(x.dtype, *x.shape, seed=2).reshape(x.shape) if x.ndim else torch.tensor(0.7)
@@ -116,7 +115,7 @@ def test_gradient(name: str, args: tuple[Any, ...]) -> None:
     check(f"aten::{name}", torch.ones_like(EDGES), EDGES, *args, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("is_result", [False, True])
+@each("is_result", [False, True])
 def test_elu_backward(is_result: bool) -> None:
     for x in INPUTS:
         loose = {"rtol": 2e-2, "atol": 2e-2} if x.dtype in (F16, BF16) else {"rtol": 1e-5, "atol": 1e-5}
@@ -143,7 +142,7 @@ def test_log_sigmoid_backward_needs_no_buffer() -> None:
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("training", [False, True])
+@each("training", [False, True])
 def test_rrelu_backward(training: bool) -> None:
     noise = floats(seed=1).abs()
     check("aten::rrelu_with_noise_backward", floats(), floats(seed=2), noise, 0.1, 0.3, training, False)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from rule_check import check
+from rule_check import check, each
 
 import torch_xla._engine.lowering.convolution  # noqa: F401
 
@@ -41,8 +40,8 @@ def operands(case: str, dtype: torch.dtype) -> tuple:
     return x, weight, torch.randn(features, dtype=dtype), geometry
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each("case", CASES)
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_forward(case: str, dtype: torch.dtype) -> None:
     x, weight, bias, geometry = operands(case, dtype)
     rtol, atol = LOOSE[dtype]
@@ -51,8 +50,8 @@ def test_forward(case: str, dtype: torch.dtype) -> None:
         check("aten::convolution", x, weight, None, *geometry, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("case", CASES)
+@each("dtype", [torch.float32, torch.float64])
 def test_backward(case: str, dtype: torch.dtype) -> None:
     x, weight, bias, geometry = operands(case, dtype)
     grad = torch.randn_like(torch.ops.aten.convolution(x, weight, bias, *geometry))
@@ -61,7 +60,7 @@ def test_backward(case: str, dtype: torch.dtype) -> None:
     check("aten::convolution_backward", *args, [True, True, True], rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("mask", [[True, False, False], [False, True, False], [False, False, True]])
+@each("mask", [[True, False, False], [False, True, False], [False, False, True]])
 def test_backward_mask_and_bfloat16(mask: list[bool]) -> None:
     x, weight, bias, geometry = operands("2d-grouped", torch.bfloat16)
     grad = torch.randn_like(torch.ops.aten.convolution(x, weight, bias, *geometry))

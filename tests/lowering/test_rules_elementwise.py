@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
-from rule_check import check
+from rule_check import check, each
 
 import torch_xla._engine.lowering.binary
 import torch_xla._engine.lowering.bitwise
@@ -69,7 +68,7 @@ EDGY = ["acos", "asinh", "atan", "cosh", "digamma", "erf", "erfinv", "exp", "exp
         "special_spherical_bessel_j0", "sqrt", "tanh"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FLOATING)
+@each("name", FLOATING)
 def test_floating_function(name: str) -> None:
     low, high = FLOATING[name]
     check(f"aten::{name}", floats(F32, low=low, high=high), rtol=2e-5, atol=2e-6)
@@ -79,7 +78,7 @@ def test_floating_function(name: str) -> None:
         close(f"aten::{name}", floats(BF16, low=low, high=high))
 
 
-@pytest.mark.parametrize("name", ["exp", "lgamma", "rsqrt", "sigmoid"])
+@each("name", ["exp", "lgamma", "rsqrt", "sigmoid"])
 def test_floating_function_of_odd_tensors(name: str) -> None:
     for x in (
         floats(F16, low=0.1),
@@ -91,17 +90,17 @@ def test_floating_function_of_odd_tensors(name: str) -> None:
         close(f"aten::{name}", x)
 
 
-@pytest.mark.parametrize("name", COMPLEX)
+@each("name", COMPLEX)
 def test_complex_function(name: str) -> None:
     check(f"aten::{name}", complexes(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", EDGY)
+@each("name", EDGY)
 def test_floating_function_at_the_edges(name: str) -> None:
     check(f"aten::{name}", EDGES, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["abs", "ceil", "floor", "frac", "neg", "positive", "round", "sgn", "sign", "trunc"])
+@each("name", ["abs", "ceil", "floor", "frac", "neg", "positive", "round", "sgn", "sign", "trunc"])
 def test_same_dtype_function(name: str) -> None:
     for x in (floats(F64), floats(BF16), EDGES, torch.tensor(-1.5), torch.empty(0)):
         check(f"aten::{name}", x)
@@ -114,7 +113,7 @@ def test_same_dtype_function(name: str) -> None:
         check(f"aten::{name}", torch.tensor([True, False]))
 
 
-@pytest.mark.parametrize("name", ["isfinite", "isinf", "isnan", "isneginf", "isposinf", "logical_not", "signbit"])
+@each("name", ["isfinite", "isinf", "isnan", "isneginf", "isposinf", "logical_not", "signbit"])
 def test_predicate(name: str) -> None:
     for x in (EDGES, EDGES.to(BF16), ints(), ints(U8, low=0), torch.tensor(NAN)):
         check(f"aten::{name}", x)
@@ -122,7 +121,7 @@ def test_predicate(name: str) -> None:
         check(f"aten::{name}", torch.complex(EDGES, EDGES.flip(0)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "args", "kwargs"),
     [
         ("round.decimals", (floats(),), {"decimals": 2}),
@@ -186,7 +185,7 @@ COMPLEX_PAIRS = [(complexes(), complexes(seed=3)), (complexes(), floats()), (flo
 SPECIALS = (EDGES[:, None], EDGES[None])
 
 
-@pytest.mark.parametrize("name", ["add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "rsub.Tensor"])
+@each("name", ["add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "rsub.Tensor"])
 def test_sums_and_products(name: str) -> None:
     for pair in [*PAIRS, *INT_PAIRS, *COMPLEX_PAIRS, SPECIALS]:
         close(f"aten::{name}", *pair)
@@ -203,7 +202,7 @@ def test_sums_and_products(name: str) -> None:
     check(f"aten::{name}", 0.1, floats(BF16))
 
 
-@pytest.mark.parametrize("name", ["add", "sub", "rsub"])
+@each("name", ["add", "sub", "rsub"])
 def test_alpha(name: str) -> None:
     for alpha in (0.1, 2, -1):
         check(f"aten::{name}.Tensor", floats(), floats(seed=1), alpha=alpha)
@@ -213,7 +212,7 @@ def test_alpha(name: str) -> None:
     check(f"aten::{name}.Tensor", ints(), ints(seed=1), alpha=3)
 
 
-@pytest.mark.parametrize("name", ["add", "copysign", "div", "fmod", "mul", "remainder", "rsub", "sub"])
+@each("name", ["add", "copysign", "div", "fmod", "mul", "remainder", "rsub", "sub"])
 def test_number_overload(name: str) -> None:
     for x in (floats(BF16), ints(), ints(I8), torch.tensor(2.0)):
         for number in (3, -2.5):
@@ -225,7 +224,7 @@ BINARY = ["atan2", "copysign.Tensor", "floor_divide", "fmax", "fmin", "fmod.Tens
 FLOATS_ONLY = {"hypot", "logaddexp", "logaddexp2"}
 
 
-@pytest.mark.parametrize("name", BINARY)
+@each("name", BINARY)
 def test_binary(name: str) -> None:
     for a, b in PAIRS:
         close(f"aten::{name}", a, b)
@@ -243,7 +242,7 @@ def test_division_at_the_edges() -> None:
         check(f"aten::{name}", torch.tensor([7.5, -7.5, 7.5, -7.5, 0.0, -0.0]), torch.tensor([3, 3, -3, -3.0, 2, 2]))
 
 
-@pytest.mark.parametrize("mode", [None, "floor", "trunc"])
+@each("mode", [None, "floor", "trunc"])
 def test_division_modes(mode: str | None) -> None:
     for pair in [*PAIRS[:4], *INT_PAIRS[:3]]:
         check("aten::div.Tensor_mode", *pair, rounding_mode=mode)
@@ -252,7 +251,7 @@ def test_division_modes(mode: str | None) -> None:
         check("aten::div.Tensor_mode", x, -2.5, rounding_mode=mode)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "args"),
     [
         ("floor_divide.Scalar", (ints(), 4)),
@@ -288,7 +287,7 @@ def test_odd_binary(name: str, args: tuple[Any, ...]) -> None:
     close(f"aten::{name}", *args)
 
 
-@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, 7, 0.5, -0.5, -1, -2, 1.7, -3, 2.0, 1j])
+@each("exponent", [0, 1, 2, 3, 4, 7, 0.5, -0.5, -1, -2, 1.7, -3, 2.0, 1j])
 def test_power_of_a_tensor_to_a_number(exponent: complex) -> None:
     check("aten::pow.Tensor_Scalar", floats(F64, low=0.1), exponent)
     if not isinstance(exponent, complex):
@@ -314,7 +313,7 @@ def test_power() -> None:
         check("aten::pow.Scalar", base, ints(low=0))
 
 
-@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
+@each("name", ["eq", "ne", "lt", "le", "gt", "ge"])
 def test_comparison(name: str) -> None:
     for pair in [*PAIRS, *INT_PAIRS, BOOL_PAIR, SPECIALS]:
         check(f"aten::{name}.Tensor", *pair)
@@ -328,14 +327,14 @@ def test_comparison(name: str) -> None:
         check(f"aten::{name}.Scalar", complexes(), 1j)
 
 
-@pytest.mark.parametrize("name", ["logical_and", "logical_or", "logical_xor"])
+@each("name", ["logical_and", "logical_or", "logical_xor"])
 def test_connective(name: str) -> None:
     check(f"aten::{name}", EDGES, torch.tensor(True))
     check(f"aten::{name}", ints(low=-1, high=2), floats(BF16, 4).trunc())
     check(f"aten::{name}", torch.tensor([True, False]), torch.tensor([[True], [False]]))
 
 
-@pytest.mark.parametrize("name", ["and", "or", "xor"])
+@each("name", ["and", "or", "xor"])
 def test_bitwise(name: str) -> None:
     for pair in [*INT_PAIRS, BOOL_PAIR, (torch.tensor([True, False]), torch.tensor([[True], [False]]))]:
         check(f"aten::bitwise_{name}.Tensor", *pair)
@@ -350,7 +349,7 @@ def test_bitwise_not() -> None:
         check("aten::bitwise_not", x)
 
 
-@pytest.mark.parametrize("direction", ["left", "right"])
+@each("direction", ["left", "right"])
 def test_shift(direction: str) -> None:
     for dtype in (I64, I32, I8, U8):
         x, count = ints(dtype, low=0 if dtype == U8 else -9), ints(dtype, low=0, high=12, seed=1)
@@ -361,7 +360,7 @@ def test_shift(direction: str) -> None:
         check(f"aten::__{direction[0]}shift__.Scalar", x, 3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "args"),
     [
         ("where.self", (ints(low=0, high=2).bool(), floats(), floats(seed=1))),
@@ -401,14 +400,14 @@ def test_ternary(name: str, args: tuple[Any, ...]) -> None:
     check(f"aten::{name}", *args)
 
 
-@pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
-@pytest.mark.parametrize("value", [0.1, -1, 3])
+@each("name", ["addcmul", "addcdiv"])
+@each("value", [0.1, -1, 3])
 def test_value(name: str, value: float) -> None:
     check(f"aten::{name}", floats(), floats(seed=1), floats(seed=2), value=value)
     check(f"aten::{name}", floats(BF16), floats(BF16, seed=1), floats(BF16, 4, low=1, seed=2), value=value)
 
 
-@pytest.mark.parametrize("target", [F16, BF16, F32, F64, U8, I8, I32, I64, BOOL, C64])
+@each("target", [F16, BF16, F32, F64, U8, I8, I32, I64, BOOL, C64])
 def test_cast(target: torch.dtype) -> None:
     for x in (floats(BF16), ints(low=-300, high=300), torch.tensor([True, False]), torch.empty(0), EDGES[:8]):
         check("prims::convert_element_type", x, target)
@@ -424,7 +423,7 @@ B = [floats(seed=1), floats(BF16, 2, seed=1)]
 C = [floats(seed=2), floats(BF16, 1, low=1)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "args"),
     [
         ("abs", (A,)),

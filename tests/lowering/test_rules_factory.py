@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rule_check import check
+from rule_check import batches, check
 
 import torch_xla._engine.lowering.factory  # noqa: F401
 
@@ -79,8 +79,8 @@ CASES: list[tuple[Any, ...]] = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c[0])
-def test_same_as_cpu(case: tuple[Any, ...]) -> None:
-    name, *args = case
-    named = args.pop() if isinstance(args[-1], dict) else {}
-    check(f"aten::{name}", *args, **named)
+@pytest.mark.parametrize("cases", batches(CASES))
+def test_same_as_cpu(cases: list[tuple[Any, ...]]) -> None:
+    for name, *args in cases:
+        named = args.pop() if isinstance(args[-1], dict) else {}
+        check(f"aten::{name}", *args, **named)

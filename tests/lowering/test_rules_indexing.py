@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rule_check import check
+from rule_check import batches, check
 
 import torch_xla._engine.lowering.embedding
 import torch_xla._engine.lowering.indexing
@@ -166,11 +166,11 @@ EMBEDDING: list[tuple[Any, ...]] = [
 ]
 
 
-@pytest.mark.parametrize("case", INDEX + PUT + SCATTER + EMBEDDING, ids=lambda c: c[0])
+@pytest.mark.parametrize("cases", batches(INDEX + PUT + SCATTER + EMBEDDING))
 @pytest.mark.filterwarnings(
     "ignore:index_reduce", "ignore:indexing with dtype torch.uint8", "ignore:The reduce argument of torch.scatter"
 )
-def test_same_as_cpu(case: tuple[Any, ...]) -> None:
-    name, *args = case
-    named = args.pop() if isinstance(args[-1], dict) else {}
-    check(f"aten::{name}", *args, **named)
+def test_same_as_cpu(cases: list[tuple[Any, ...]]) -> None:
+    for name, *args in cases:
+        named = args.pop() if isinstance(args[-1], dict) else {}
+        check(f"aten::{name}", *args, **named)

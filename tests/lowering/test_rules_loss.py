@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rule_check import check
+from rule_check import check, each
 
 import torch_xla._engine.lowering.loss  # noqa: F401
 
@@ -24,9 +24,9 @@ ELEMENTWISE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "constants"), ELEMENTWISE)
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each(("name", "constants"), ELEMENTWISE)
+@each("reduction", REDUCTIONS)
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_elementwise(name: str, constants: tuple, reduction: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(4, 5, dtype=dtype), torch.randn(4, 5, dtype=dtype).round()
@@ -47,8 +47,8 @@ def test_elementwise_broadcast_promotion_and_0d() -> None:
         check("aten::mse_loss_backward", torch.randn(4, 5) if reduction == NONE else x[0, 0], x, y, reduction)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("weighted", [False, True])
+@each("reduction", REDUCTIONS)
+@each("weighted", [False, True])
 def test_binary_cross_entropy(reduction: int, weighted: bool) -> None:
     torch.manual_seed(0)
     x, y = torch.rand(4, 5), torch.rand(4, 5)
@@ -76,10 +76,10 @@ def test_binary_cross_entropy(reduction: int, weighted: bool) -> None:
 NLL = [("nll_loss", (6, 5)), ("nll_loss", (5,)), ("nll_loss2d", (2, 5, 3, 4))]
 
 
-@pytest.mark.parametrize(("name", "shape"), NLL)
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each(("name", "shape"), NLL)
+@each("reduction", REDUCTIONS)
+@each("weighted", [False, True])
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_nll(name: str, shape: tuple[int, ...], reduction: int, weighted: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=dtype)
@@ -100,9 +100,9 @@ def test_nll_ignores_negative_targets_and_empty_batches() -> None:
     check("aten::nll_loss_forward", x[:0], target[:0], None, SUM, -100)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("rows", [True, False])
-@pytest.mark.parametrize("p", [1, 2])
+@each("reduction", REDUCTIONS)
+@each("rows", [True, False])
+@each("p", [1, 2])
 def test_multi_margin(reduction: int, rows: bool, p: int) -> None:
     torch.manual_seed(0)
     x, target = (torch.randn(4, 5), torch.randint(0, 5, (4,))) if rows else (torch.randn(5), torch.tensor(3))
@@ -113,8 +113,8 @@ def test_multi_margin(reduction: int, rows: bool, p: int) -> None:
         check("aten::multi_margin_loss_backward", grad, *args)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("rows", [True, False])
+@each("reduction", REDUCTIONS)
+@each("rows", [True, False])
 def test_multilabel_margin(reduction: int, rows: bool) -> None:
     torch.manual_seed(0)
     x, target = torch.randn(3, 4), torch.tensor([[3, 0, -1, 1], [-1, 0, 1, 2], [0, 1, 2, 3]])

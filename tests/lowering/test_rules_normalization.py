@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
-from rule_check import check
+from rule_check import check, each
 
 import torch_xla._engine.lowering.normalization
 import torch_xla._engine.lowering.softmax  # noqa: F401
@@ -28,8 +27,8 @@ def batch_operands(shape: tuple[int, ...], dtype: torch.dtype, parameters: torch
     return [torch.randn(shape, dtype=dtype) * 2 + 1, weight, bias, mean, torch.rand(c, dtype=parameters) + 0.5]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("dtype", "parameters"), DTYPES)
+@each("shape", SHAPES)
+@each(("dtype", "parameters"), DTYPES)
 def test_batch_norm(shape: tuple[int, ...], dtype: torch.dtype, parameters: torch.dtype) -> None:
     x, w, b, mean, var = operands = batch_operands(shape, dtype, parameters)
     for training in (True, False):
@@ -42,9 +41,9 @@ def test_batch_norm(shape: tuple[int, ...], dtype: torch.dtype, parameters: torc
     check("aten::_batch_norm_with_update_functional", *operands, 0.1, 1e-5, **loose(dtype))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("dtype", "parameters"), DTYPES)
-@pytest.mark.parametrize("train", [True, False])
+@each("shape", SHAPES)
+@each(("dtype", "parameters"), DTYPES)
+@each("train", [True, False])
 def test_batch_norm_backward(shape: tuple[int, ...], dtype: torch.dtype, parameters: torch.dtype, train: bool) -> None:
     x, w, b, mean, var = batch_operands(shape, dtype, parameters)
     _, save_mean, save_invstd = aten.native_batch_norm(x, w, b, mean.clone(), var.clone(), train, 0.1, 1e-5)
@@ -56,9 +55,9 @@ def test_batch_norm_backward(shape: tuple[int, ...], dtype: torch.dtype, paramet
         check("aten::native_batch_norm_backward", grad, x, None, *stats, [True, False, False], **loose(dtype))
 
 
-@pytest.mark.parametrize(("shape", "n"), [((4, 6), 1), ((2, 3, 6), 1), ((2, 3, 4, 5), 2), ((3,), 1)])
-@pytest.mark.parametrize(("dtype", "parameters"), DTYPES)
-@pytest.mark.parametrize("affine", [True, False])
+@each(("shape", "n"), [((4, 6), 1), ((2, 3, 6), 1), ((2, 3, 4, 5), 2), ((3,), 1)])
+@each(("dtype", "parameters"), DTYPES)
+@each("affine", [True, False])
 def test_layer_norm(shape: tuple, n: int, dtype: torch.dtype, parameters: torch.dtype, affine: bool) -> None:
     normal = shape[-n:]
     torch.manual_seed(len(shape))
@@ -79,9 +78,9 @@ def test_layer_norm_empty() -> None:
     check("aten::native_layer_norm_backward", *args, [True, True, True])
 
 
-@pytest.mark.parametrize(("shape", "groups"), [((2, 4, 3), 2), ((2, 6, 3, 5), 3), ((3, 8), 4)])
-@pytest.mark.parametrize(("dtype", "parameters"), DTYPES)
-@pytest.mark.parametrize("affine", [True, False])
+@each(("shape", "groups"), [((2, 4, 3), 2), ((2, 6, 3, 5), 3), ((3, 8), 4)])
+@each(("dtype", "parameters"), DTYPES)
+@each("affine", [True, False])
 def test_group_norm(shape: tuple, groups: int, dtype: torch.dtype, parameters: torch.dtype, affine: bool) -> None:
     torch.manual_seed(len(shape))
     x, grad = torch.randn(shape, dtype=dtype) * 2 + 1, torch.randn(shape, dtype=dtype)
@@ -92,9 +91,9 @@ def test_group_norm(shape: tuple, groups: int, dtype: torch.dtype, parameters: t
     check("aten::native_group_norm_backward", grad, x, mean, rstd, w, *sizes, [True, affine, affine], **loose(dtype))
 
 
-@pytest.mark.parametrize("p", [1, 2, 2.5, math.inf])
-@pytest.mark.parametrize("dim", [0, -1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each("p", [1, 2, 2.5, math.inf])
+@each("dim", [0, -1])
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_renorm(p: float, dim: int, dtype: torch.dtype) -> None:
     check("aten::renorm", torch.arange(12, dtype=dtype).reshape(3, 4) - 4, p, dim, 2.5)
 
@@ -102,8 +101,8 @@ def test_renorm(p: float, dim: int, dtype: torch.dtype) -> None:
 SOFTMAX = [((3, 4), 1), ((3, 4), 0), ((2, 3, 4), -2), ((), 0), ((), -1), ((0, 3), 1), ((3, 0), 1), ((5,), 0)]
 
 
-@pytest.mark.parametrize(("shape", "dim"), SOFTMAX)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@each(("shape", "dim"), SOFTMAX)
+@each("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_softmax(shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> None:
     x, grad = torch.randn(shape).to(dtype) * 4, torch.randn(shape).to(dtype)
     for name in ("_softmax", "_log_softmax"):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
-from rule_check import check
+from rule_check import check, each
 
 import torch_xla._engine.lowering.adaptive_pooling  # noqa: F401
 
@@ -36,8 +35,8 @@ def spatial(shape: tuple[int, ...], kernel: list[int]) -> int:
     return 3 if len(shape) == 5 or len(kernel) == 3 else 2
 
 
-@pytest.mark.parametrize("case", MAX)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("case", MAX)
+@each("dtype", DTYPES)
 def test_max_pool(case: tuple, dtype: torch.dtype) -> None:
     shape, *rest = case
     n, x = spatial(shape, rest[0]), data(shape, dtype)
@@ -50,8 +49,8 @@ def test_max_pool(case: tuple, dtype: torch.dtype) -> None:
     check(f"aten::max_pool{n}d_with_indices_backward", grad, x, *rest, indices, **loose)
 
 
-@pytest.mark.parametrize("kernel", [3, 9])
-@pytest.mark.parametrize("value", [-math.inf, math.nan, math.inf])
+@each("kernel", [3, 9])
+@each("value", [-math.inf, math.nan, math.inf])
 def test_max_pool_special_values(kernel: int, value: float) -> None:
     x = data((1, 2, 10, 10))
     x[0, 0, 3, 4] = value
@@ -76,8 +75,8 @@ AVERAGE = [
 ]
 
 
-@pytest.mark.parametrize("case", AVERAGE)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("case", AVERAGE)
+@each("dtype", DTYPES)
 def test_avg_pool(case: tuple, dtype: torch.dtype) -> None:
     shape, *rest = case
     n, x = spatial(shape, rest[0]), data(shape, dtype)
@@ -106,8 +105,8 @@ ADAPTIVE = [
 ]
 
 
-@pytest.mark.parametrize("case", ADAPTIVE)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("case", ADAPTIVE)
+@each("dtype", DTYPES)
 def test_adaptive_avg_pool(case: tuple, dtype: torch.dtype) -> None:
     shape, size = case
     x, n = data(shape, dtype), len(size)
@@ -117,7 +116,7 @@ def test_adaptive_avg_pool(case: tuple, dtype: torch.dtype) -> None:
     check(f"aten::_adaptive_avg_pool{n}d_backward", grad, x, **loose)
 
 
-@pytest.mark.parametrize("case", ADAPTIVE)
+@each("case", ADAPTIVE)
 def test_adaptive_max_pool(case: tuple) -> None:
     shape, size = case
     x, n = data(shape), len(size)

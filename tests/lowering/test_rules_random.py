@@ -229,13 +229,17 @@ def test_rrelu(dtype: torch.dtype) -> None:
 
 def test_keys_differ_between_calls_and_steps() -> None:
     from torch_xla._engine.lowering import RULES
+    from torch_xla._engine.lowering.core import key_data
     from torch_xla._engine.lowering.registry import Context
 
-    def uniform(seed: int, offset: int) -> jax.Array:
-        context = Context("aten::rand", [((50,), F32)], jax.numpy.array([seed, 7], "uint32"), offset)
+    def uniform(seed: int, draws: int) -> jax.Array:
+        context = Context("aten::rand", [((50,), F32)], key_data(jax.numpy.asarray(seed, "int64"), draws))
         return RULES["aten::rand"].function(context, [50])
 
-    first = uniform(1, 0)
-    assert (first == uniform(1, 0)).all()
-    assert not (first == uniform(1, 1)).any()
-    assert not (first == uniform(2, 0)).any()
+    with jax.enable_x64(True):
+        first = uniform(1, 0)
+        assert (first == uniform(1, 0)).all()
+        assert not (first == uniform(1, 1)).any()
+        assert not (first == uniform(2, 0)).any()
+        later = (1 + 3 * 0x9E3779B900000001 + 2**63) % 2**64 - 2**63  # the state three draws later, as an int64
+        assert (uniform(1, 5) == uniform(later, 2)).all()

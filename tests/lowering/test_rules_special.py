@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from rule_check import check
+from rule_check import check, each
 
 import torch_xla._engine.lowering.distance
 import torch_xla._engine.lowering.linalg
@@ -15,7 +14,7 @@ FAMILIES = ["chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polyn
 OTHERS = ["hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"]
 
 
-@pytest.mark.parametrize("name", FAMILIES + OTHERS + [f"shifted_{name}" for name in FAMILIES])
+@each("name", FAMILIES + OTHERS + [f"shifted_{name}" for name in FAMILIES])
 def test_polynomial(name: str) -> None:
     x, n = torch.linspace(-0.9, 1.9, 9, dtype=torch.float64)[:, None], torch.arange(-1, 9, dtype=torch.float64)
     check(f"aten::special_{name}", x, n)
@@ -23,7 +22,7 @@ def test_polynomial(name: str) -> None:
     check(f"aten::special_{name}.x_scalar", 0.25, n)
 
 
-@pytest.mark.parametrize("order", range(5))
+@each("order", range(5))
 def test_polygamma_left_of_zero(order: int) -> None:
     torch.manual_seed(0)
     x = torch.rand(64, dtype=torch.float64) * 18 - 9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rule_check import check
+from rule_check import check, each
 
 import torch_xla._engine.lowering.upsample  # noqa: F401
 
@@ -34,7 +34,7 @@ def test_nearest(mode: str, n: int, dtype: torch.dtype) -> None:
         both(f"{mode}{n}d", shape, size, dtype=dtype)
 
 
-@pytest.mark.parametrize("mode", NEAREST)
+@each("mode", NEAREST)
 def test_nearest_scales_and_bytes(mode: str) -> None:
     for shape, size, scales in SCALED:
         both(f"{mode}2d", shape, size, *scales)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rule_check import check
+from rule_check import batches, check
 
 import torch_xla._engine.lowering.scatter_views
 import torch_xla._engine.lowering.shape
@@ -194,10 +194,10 @@ SHAPES: list[tuple[Any, ...]] = [
 ]
 
 
-@pytest.mark.parametrize("case", VIEWS + SCATTERS + PADS + PAD_BACKWARDS + SHAPES, ids=lambda c: c[0])
-def test_same_as_cpu(case: tuple[Any, ...]) -> None:
-    name, *args = case
-    check(f"aten::{name}", *args)
+@pytest.mark.parametrize("cases", batches(VIEWS + SCATTERS + PADS + PAD_BACKWARDS + SHAPES))
+def test_same_as_cpu(cases: list[tuple[Any, ...]]) -> None:
+    for name, *args in cases:
+        check(f"aten::{name}", *args)
 
 
 def test_plain_view_names_have_the_same_rules() -> None:

@@ -15,12 +15,12 @@ from torch_xla._engine.base import dynamo, frames, logs, versions
 from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.device import devices
-from torch_xla._engine.diagnostics import exit_summary, journal, observer, recompilation
+from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation
 from torch_xla._engine.execution import barrier, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
 from torch_xla._engine.lowering import RULES, core, decompose, load_rules
 from torch_xla._engine.parallel import collective_ops, shutdown
-from torch_xla._engine.patches import data_loader, device_module, module_moves, pickling, seeding
+from torch_xla._engine.patches import backward, data_loader, device_module, module_moves, pickling, seeding
 from torch_xla._engine.recorder import origins
 
 _started = False
@@ -57,11 +57,12 @@ def start() -> None:
         recompilation.watcher.capture = origins.capture
     if settings.XLA_HLO_DEBUG:
         hlo_metadata.install()
+    backward.install()
     barrier.install()
     seeding.install()
     data_loader.install()
     if settings.PT_XLA_DEBUG:
-        atexit.register(exit_summary.write)
+        atexit.register(analysis.write_exit_lines)
     pickling.install()
     module_moves.install()
     dynamo.install()

@@ -75,7 +75,7 @@ def get_xla_supported_devices(devkind: str | None = None, max_devices: int | Non
 def xla_real_devices(devices: Sequence[torch.device | str] | None = None) -> list[str]:
     """The hardware behind the given xla devices (default: all), such as ``CPU:0``."""
     real = _top.real_devices()
-    return real if devices is None else [real[torch.device(d).index or 0] for d in devices]
+    return real if devices is None else [real[_recorder.ordinal(d)] for d in devices]
 
 
 def xla_device_hw(device: torch.device | str) -> str:
@@ -97,7 +97,7 @@ def wait_device_ops(devices: Sequence[str] = ()) -> None:
     """Returns when everything that was started on the devices (default: all) has finished."""
     if devices:
         for name in devices:
-            _executor.wait(torch.device(name).index or 0)
+            _executor.wait(_recorder.ordinal(name))
     else:
         _executor.on_devices(_executor.wait)
 
@@ -135,12 +135,12 @@ def set_rng_state(seed: int, device: torch.device | str | None = None) -> None:
 
 def get_rng_state(device: torch.device | str | None = None) -> int:
     """The random state of a device as a number that set_rng_state takes: the random numbers after it are the same."""
-    return int(_recorder.module().get_seed(_top._ordinal(device)))
+    return int(_recorder.module().get_seed(_recorder.ordinal(device)))
 
 
 def xla_device_kind(device: torch.device | str | None = None) -> str:
     """The vendor's name of the hardware behind a device."""
-    return str(_devices.device(_top._ordinal(device)).device_kind)
+    return str(_devices.device(_recorder.ordinal(device)).device_kind)
 
 
 def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
@@ -164,4 +164,4 @@ def get_memory_info(device: torch.device | str | None = None) -> dict[str, int]:
     ``kb_free`` and ``kb_total``. On the CPU used is what the buffers of this process take, and the limit is that of the
     machine.
     """
-    return _memory.info(_top._ordinal(device))
+    return _memory.info(_recorder.ordinal(device))

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_xla._engine.graph.ir import Line
+from torch_xla._engine.graph.listing import Line
 from torch_xla.debug.graph_file import Graph, read
 
 _COLORS = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_xla._engine.graph.ir import Line
+from torch_xla._engine.graph.listing import Line
 
 _SECTION = re.compile(r"^\[(\w+)\]\n(.*?)^## BEGIN_GRAPH\n(.*?)^## END_GRAPH$", re.DOTALL | re.MULTILINE)
 _HASH = re.compile(r"^Graph Hash: (\w+)\n", re.MULTILINE)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from torch_xla import torch_xla as _top
+from torch_xla._engine import recorder as _recorder
 from torch_xla._engine.diagnostics import journal as _journal
 from torch_xla._engine.diagnostics import memory as _memory
 from torch_xla._engine.diagnostics import metrics as _metrics
@@ -28,7 +28,7 @@ def buffers(device: torch.device | str | int | None = None) -> list[BufferInfo]:
     ``kind`` is upload, result (of a program), fallback (an op that ran on the CPU) or transfer (from another device);
     ``line`` is the user's at that time: for a result the one that had the program run.
     """
-    found = [info for _, info in _memory.buffers(_top._ordinal(device))]
+    found = [info for _, info in _memory.buffers(_recorder.ordinal(device))]
     return sorted(found, key=lambda info: -info.bytes)
 
 
@@ -39,7 +39,7 @@ def peak_per_step() -> list[int]:
 
 def summary(device: torch.device | str | int | None = None, rows: int = 20) -> str:
     """A table: bytes and number of buffers by the line that made them, the largest ``rows`` lines first."""
-    ordinal = _top._ordinal(device)
+    ordinal = _recorder.ordinal(device)
     info = _memory.info(ordinal)
     used, limit, peak = (_metrics.format_bytes(info[k]) for k in ("bytes_used", "bytes_limit", "peak_bytes_used"))
     return f"xla:{ordinal}: {used} in use of {limit}, at most {peak}\n" + _table(buffers(ordinal), rows)
@@ -68,7 +68,7 @@ def no_leak(device: torch.device | str | int | None = None, tolerance: int = 0) 
     belongs before the block. Raises LeakError that lists, by line, the buffers that the block has made and that are
     still alive; an error of the block passes through.
     """
-    ordinal = _top._ordinal(device)
+    ordinal = _recorder.ordinal(device)
     known, before = _settle(ordinal)
     yield
     alive, after = _settle(ordinal)

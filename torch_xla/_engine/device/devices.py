@@ -97,6 +97,8 @@ def count() -> int:
 
 def device(ordinal: int) -> jax.Device:
     """The jax device behind ``xla:<ordinal>``. Raises IndexError if there is none."""
+    if ordinal < 0:
+        raise IndexError(f"xla:{ordinal}: ordinals count from 0")
     return devices()[ordinal]
 
 

@@ -134,7 +134,7 @@ _MADE = {
 }
 
 
-def _at(op: summary.OpSketch) -> str:
+def _at(op: summary.OpSummary) -> str:
     return f" at {op.line}" if op.line else ""
 
 
@@ -193,7 +193,7 @@ def _ops(difference: Difference, situation: Situation) -> _Parts:
     return "ops", f"{what}.", line, (line, *names), BRANCH, details
 
 
-def _names(ops: Sequence[summary.OpSketch]) -> str:
+def _names(ops: Sequence[summary.OpSummary]) -> str:
     counted = Counter(op.op for op in ops)
     parts = [name if n == 1 else f"{n} × {name}" for name, n in counted.most_common(4)]
     if len(counted) > 4:

@@ -20,7 +20,7 @@ from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import journal, metrics
 from torch_xla._engine.diagnostics.explain import Explanation, Situation, explain
 from torch_xla._engine.graph import difference
-from torch_xla._engine.graph.summary import Sketch
+from torch_xla._engine.graph.summary import GraphSummary
 
 log = logging.getLogger("torch_xla.recompilation")
 
@@ -49,7 +49,7 @@ class Watcher:
         self._lock = threading.Lock()
         self._runs: Counter[Site] = Counter()
         self._compiled: set[Site] = set()
-        self._known: dict[int, deque[tuple[Site, Sketch]]] = {}
+        self._known: dict[int, deque[tuple[Site, GraphSummary]]] = {}
         self._spoken: set[tuple[object, ...]] = set()
         self._spoken_at: Counter[Site] = Counter()
         self._last: tuple[journal.Step, Explanation] | None = None  # the last explanation and the step it is of
@@ -65,7 +65,7 @@ class Watcher:
         """A graph ran at the site."""
         self._runs[site] += 1
 
-    def compiled(self, site: Site, new: Sketch, situation: Situation) -> Explanation | None:
+    def compiled(self, site: Site, new: GraphSummary, situation: Situation) -> Explanation | None:
         """A graph was compiled at the site; the explanation if that was unexpected."""
         if getattr(self._ignored, "depth", 0):
             return None

@@ -24,7 +24,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import frames
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
-from torch_xla._engine.graph import hlo_metadata, ir, ir_forms, program
+from torch_xla._engine.graph import hlo_metadata, listing, program
 from torch_xla._engine.graph.program import GraphSpec
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import replicated
@@ -57,9 +57,9 @@ def lower(spec: GraphSpec, device: int, arguments: Sequence[Any]) -> jax.stages.
 def render(form: str, spec: GraphSpec, device: int, arguments: Sequence[Any]) -> str:
     """A graph as ``text``, ``dot``, ``hlo`` or ``stablehlo``. ``arguments``: floats, ints, and the leaves' buffers."""
     if form == "text":
-        return ir_forms.text(ir.lines(spec, devices.hardware_name(device)))
+        return listing.text(listing.lines(spec, devices.hardware_name(device)))
     if form == "dot":
-        return ir_forms.dot(ir.lines(spec, devices.hardware_name(device)))
+        return listing.dot(listing.lines(spec, devices.hardware_name(device)))
     lowered = lower(spec, device, arguments)
     debug = hlo_metadata.installed()
     if form == "stablehlo":
@@ -92,7 +92,7 @@ def append(step: Step) -> None:
     assert file is not None
     graph, spec, arguments = step.graph, step.spec, (*step.numbers(), *step.leaves())
     rows = [f"[{step.section}]", "TensorsGraphInfo:", *(f"  {frame}" for frame in frames.running()), ""]
-    rows += [f"Root Hashes: ({', '.join(ir_forms.root_hashes(spec))})", "", "## BEGIN_GRAPH"]
+    rows += [f"Root Hashes: ({', '.join(listing.root_hashes(spec))})", "", "## BEGIN_GRAPH"]
     with _lock:
         rows.append(_rendered(settings.XLA_SAVE_TENSORS_FMT, graph, spec, arguments))
         rows += [f"Graph Hash: {graph.key.hex()}", "", "## END_GRAPH", "", ""]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_xla._engine.base.compat import dispatcher
-from torch_xla._engine.graph.summary import Leaf, OpSketch, Sketch
+from torch_xla._engine.graph.summary import GraphSummary, Leaf, OpSummary
 from torch_xla._engine.lowering import RULES, decompose
 
 #: Sequences of ops longer than this are compared by how often each op occurs in them: diffing takes quadratic time.
@@ -26,7 +26,7 @@ class LeafChange:
     index: int
     old: Leaf
     new: Leaf
-    user: OpSketch | None
+    user: OpSummary | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ArgumentChange:
     an overload that takes a tensor there.
     """
 
-    op: OpSketch
+    op: OpSummary
     name: str
     type: str
     old: Any
@@ -53,17 +53,17 @@ class Difference:
     kind: str
     inputs: tuple[LeafChange, ...] = ()
     argument: ArgumentChange | None = None
-    added: tuple[OpSketch, ...] = ()
-    removed: tuple[OpSketch, ...] = ()
+    added: tuple[OpSummary, ...] = ()
+    removed: tuple[OpSummary, ...] = ()
     counts: Counter[str] = field(default_factory=Counter)  # by how much the number of results, donations has changed
 
 
-def nearest(new: Sketch, known: Iterable[Sketch]) -> Sketch | None:
+def nearest(new: GraphSummary, known: Iterable[GraphSummary]) -> GraphSummary | None:
     """The known graph that is most like the new one; of equals the latest. None where none is known."""
     return min(reversed(list(known)), key=lambda old: _distance(old, new), default=None)
 
 
-def _distance(old: Sketch, new: Sketch) -> tuple[int, int, int]:
+def _distance(old: GraphSummary, new: GraphSummary) -> tuple[int, int, int]:
     ops = sum(((old.histogram - new.histogram) + (new.histogram - old.histogram)).values())
     leaves = abs(len(old.leaves) - len(new.leaves))
     leaves += sum(a != b for a, b in zip(old.leaves, new.leaves, strict=False))
@@ -71,7 +71,7 @@ def _distance(old: Sketch, new: Sketch) -> tuple[int, int, int]:
     return ops, leaves, baked
 
 
-def compare(old: Sketch, new: Sketch) -> Difference:
+def compare(old: GraphSummary, new: GraphSummary) -> Difference:
     """What makes ``new`` another program than ``old``."""
     inputs = _input_changes(old, new)
     if inputs:
@@ -89,7 +89,7 @@ def compare(old: Sketch, new: Sketch) -> Difference:
     return Difference("nothing" if same else "results", counts=counts)
 
 
-def _input_changes(old: Sketch, new: Sketch) -> tuple[LeafChange, ...]:
+def _input_changes(old: GraphSummary, new: GraphSummary) -> tuple[LeafChange, ...]:
     """The inputs of another shape or dtype, if the graphs have inputs of the same number and ranks."""
     if [len(shape) for shape, _ in old.leaves] != [len(shape) for shape, _ in new.leaves]:
         return ()
@@ -98,8 +98,8 @@ def _input_changes(old: Sketch, new: Sketch) -> tuple[LeafChange, ...]:
 
 
 def _changed_ops(
-    old: tuple[OpSketch, ...], new: tuple[OpSketch, ...]
-) -> tuple[tuple[OpSketch, ...], tuple[OpSketch, ...]]:
+    old: tuple[OpSummary, ...], new: tuple[OpSummary, ...]
+) -> tuple[tuple[OpSummary, ...], tuple[OpSummary, ...]]:
     """(ops that only the new graph has, ops that only the old one has), in the order of the graphs."""
     start = 0
     while start < min(len(old), len(new)) and old[start].op == new[start].op:
@@ -110,8 +110,8 @@ def _changed_ops(
     old, new = old[start : len(old) - end], new[start : len(new) - end]
     if max(len(old), len(new)) > _DIFF_LIMIT:
         return _surplus(new, old), _surplus(old, new)
-    added: list[OpSketch] = []
-    removed: list[OpSketch] = []
+    added: list[OpSummary] = []
+    removed: list[OpSummary] = []
     matcher = difflib.SequenceMatcher(None, [op.op for op in old], [op.op for op in new], autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag != "equal":
@@ -120,7 +120,7 @@ def _changed_ops(
     return tuple(added), tuple(removed)
 
 
-def _surplus(of: tuple[OpSketch, ...], over: tuple[OpSketch, ...]) -> tuple[OpSketch, ...]:
+def _surplus(of: tuple[OpSummary, ...], over: tuple[OpSummary, ...]) -> tuple[OpSummary, ...]:
     """Of each op as many as ``of`` has more than ``over``, the last ones."""
     more = Counter(op.op for op in of) - Counter(op.op for op in over)
     out = []
@@ -131,7 +131,7 @@ def _surplus(of: tuple[OpSketch, ...], over: tuple[OpSketch, ...]) -> tuple[OpSk
     return tuple(reversed(out))
 
 
-def _argument_change(old: OpSketch, new: OpSketch) -> ArgumentChange | None:
+def _argument_change(old: OpSummary, new: OpSummary) -> ArgumentChange | None:
     if old.baked == new.baked:
         return None
     before, after = dict(old.baked), dict(new.baked)

@@ -16,10 +16,10 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.graph import hlo_metadata
 from torch_xla._engine.lowering import RULES, decompose, matmul
 from torch_xla._engine.lowering.apply import LoweringError, apply
-from torch_xla._engine.lowering.collectives import COLLECTIVES, apart
+from torch_xla._engine.lowering.collectives import COLLECTIVES, isolated
 from torch_xla._engine.lowering.core import key_data
 from torch_xla._engine.lowering.matmul import EXACT, Precision
-from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule
+from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule, recorded_with
 from torch_xla._engine.lowering.view_writes import write_view
 from torch_xla._engine.recorder import origins
 from torch_xla._engine.recorder.origins import Origin
@@ -41,6 +41,7 @@ class NodeSpec:
     outs: list[Promise]
     is_list: bool
     origin: Origin | None = None  # where it was recorded; None unless that is captured (origins.py)
+    default_dtype: torch.dtype = torch.float32  # torch's, when it was recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,9 @@ def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
             [(shape, dtypes.FROM_CODE.get(code)) for shape, code in outs],
             is_list,
             origins.origin(origin),
+            dtypes.FROM_CODE[default],
         )
-        for op, form, args, outs, is_list, origin in graph.describe()
+        for op, form, args, outs, is_list, origin, default in graph.describe()
     ]
     leaves = [(tuple(shape), dtypes.FROM_CODE[code]) for shape, code in graph.leaf_shapes]
     leaf_origins = [origins.origin(number) for number in graph.leaf_origins]
@@ -86,7 +88,7 @@ def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
 class _Evaluation:
     """One trace: values so far with their torch dtypes, and the packed numbers. Lives while jax traces the function.
 
-    The other replicas' graphs may differ from this one in what is not a collective; see ``apart``.
+    The other replicas' graphs may differ from this one in what is not a collective; see ``isolated``.
     """
 
     def __init__(self, spec: GraphSpec, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...]) -> None:
@@ -133,7 +135,7 @@ class _Evaluation:
         if not is_collective(node):
             return self._results(node)
         values = self.argument(node.args[0])
-        results = call(node, [apart(values, self.exchanged), *map(self.argument, node.args[1:])])
+        results = call(node, [isolated(values, self.exchanged), *map(self.argument, node.args[1:])])
         self.exchanged = results[0]
         return results
 
@@ -171,7 +173,8 @@ def call(node: NodeSpec, args: list[Any]) -> list[Any]:
 
 def _call(node: NodeSpec, args: list[Any]) -> list[Any]:
     try:
-        return _apply(node, args)
+        with recorded_with(node.default_dtype):
+            return _apply(node, args)
     except LoweringError:
         raise
     except Exception as error:
@@ -186,8 +189,8 @@ def _apply(node: NodeSpec, args: list[Any]) -> list[Any]:
         return apply(Rule(node.op, write_view), [node.op, base, value, rest, out], node.outs, context)
     rule = RULES.get(node.op)
     if rule is not None and rule.random:
-        *args, seed, offset = args
-        context = Context(node.op, node.outs, key_data(seed), offset)
+        *args, seed, draws = args
+        context = Context(node.op, node.outs, key_data(seed, draws))
     rule = rule or Rule(node.op, decompose.function(node.op))
     return apply(rule, args, node.outs, context, convert=node.form == IN_PLACE)
 

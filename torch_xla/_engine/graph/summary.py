@@ -28,7 +28,7 @@ Leaf = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True, slots=True)
-class OpSketch:
+class OpSummary:
     """One op. ``inputs`` are value numbers, leaves first; ``baked`` (argument position, value); ``line`` if known."""
 
     op: str
@@ -39,21 +39,21 @@ class OpSketch:
 
 
 @dataclass(frozen=True, slots=True)
-class Sketch:
+class GraphSummary:
     """One graph. Numbers of values: leaves first, then ops in order."""
 
     leaves: tuple[Leaf, ...]
-    ops: tuple[OpSketch, ...]
+    ops: tuple[OpSummary, ...]
     roots: tuple[int, ...]
     donated: tuple[int, ...]
     histogram: Counter[str] = field(compare=False)
 
-    def first_user(self, leaf: int) -> OpSketch | None:
+    def first_user(self, leaf: int) -> OpSummary | None:
         """The first op that has the leaf as an input."""
         return next((op for op in self.ops if leaf in op.inputs), None)
 
 
-def sketch(spec: program.GraphSpec) -> Sketch:
+def summarize(spec: program.GraphSpec) -> GraphSummary:
     """The graph of ``spec`` in brief."""
     shared: dict[Any, Any] = {}
     ops = []
@@ -64,9 +64,9 @@ def sketch(spec: program.GraphSpec) -> Sketch:
         constants, outs = shared.setdefault(repr(parts), parts)
         # A node has an origin where somebody captures it, which XLA_IR_DEBUG=1 asks for.
         line = None if node.origin is None else node.origin.line
-        ops.append(OpSketch(node.op, tuple(inputs), constants, outs, line))
+        ops.append(OpSummary(node.op, tuple(inputs), constants, outs, line))
     histogram = Counter(op.op for op in ops)
-    return Sketch(tuple(spec.leaves), tuple(ops), tuple(spec.roots), tuple(spec.donated), histogram)
+    return GraphSummary(tuple(spec.leaves), tuple(ops), tuple(spec.roots), tuple(spec.donated), histogram)
 
 
 def _constant(arg: tuple[int, Any], inputs: list[int]) -> Any:

@@ -164,7 +164,7 @@ def _from_root(x: jax.Array, is_root: jax.Array, groups: Groups) -> jax.Array:
     return lax.bitcast_convert_type(total.astype(plain), x.dtype)
 
 
-def apart(value: jax.Array | list[jax.Array], earlier: jax.Array | None) -> jax.Array | list[jax.Array]:
+def isolated(value: jax.Array | list[jax.Array], earlier: jax.Array | None) -> jax.Array | list[jax.Array]:
     """What a collective exchanges, unchanged, but nothing that the compiler can reason about.
 
     The programs of replicas may differ outside of collectives (a number that is 0 here and 1 there), and XLA takes it
@@ -173,11 +173,11 @@ def apart(value: jax.Array | list[jax.Array], earlier: jax.Array | None) -> jax.
     the collective before gave. (Optimization barriers are gone before XLA decides on an order.)
     """
     if isinstance(value, list):
-        return [_apart(x, earlier) for x in value]
-    return _apart(value, earlier)
+        return [_isolated(x, earlier) for x in value]
+    return _isolated(value, earlier)
 
 
-def _apart(value: jax.Array, earlier: jax.Array | None) -> jax.Array:
+def _isolated(value: jax.Array, earlier: jax.Array | None) -> jax.Array:
     index = lax.axis_index(AXIS)
     other = index.astype(value.dtype)
     if earlier is not None:

@@ -16,7 +16,7 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.apply import apply
-from torch_xla._engine.lowering.registry import Context, Number
+from torch_xla._engine.lowering.registry import Context, Number, default_dtype
 
 
 @functools.cache
@@ -89,7 +89,15 @@ def _trace(name: str, args: list[Any]) -> torch.fx.GraphModule:
         return table()[name](*positional, **keyword)
 
     functional = torch.func.functionalize(call, remove="mutations_and_views")
-    return dispatcher.make_fx(functional, rules)([metas[i] for i in places], [metas[i] for i in lists])
+    now, then = torch.get_default_dtype(), default_dtype()
+    try:
+        # For the process; but only where the script has changed it between recording an op and running it.
+        if now != then:
+            torch.set_default_dtype(then)
+        return dispatcher.make_fx(functional, rules)([metas[i] for i in places], [metas[i] for i in lists])
+    finally:
+        if now != then:
+            torch.set_default_dtype(now)
 
 
 def _run(name: str, *args: Any) -> Any:

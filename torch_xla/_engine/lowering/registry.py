@@ -19,7 +19,9 @@ argument, which knows them, and which makes the PRNG key of a rule declared with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,8 +57,7 @@ class Context:
 
     op: str
     outs: Sequence[Promise]  # of each result, lists flattened
-    seed: jax.Array | None = None  # uint32[2] key data, for random rules
-    offset: int = 0
+    seed: jax.Array | None = None  # uint32[2] key data, for random rules; of this draw alone
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,9 +79,9 @@ class Context:
         return dtypes.to_numpy(self.torch_dtype)
 
     def key(self) -> jax.Array:
-        """The PRNG key of this call; different for every random op of a step and for every step."""
+        """The PRNG key of this call; different for every random op of a program. Ask once, and split."""
         assert self.seed is not None, f"{self.op} asks for a key but is not registered with random=True"
-        return jax.random.fold_in(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), self.offset)
+        return jax.random.wrap_key_data(self.seed, impl="threefry2x32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +118,31 @@ def lower(*names: str, ctx: bool = False, random: bool = False, bake: tuple[str,
     return decorate
 
 
+_default_dtype: ContextVar[torch.dtype | None] = ContextVar("default_dtype", default=None)
+
+
+def default_dtype() -> torch.dtype:
+    """torch's default dtype as it was when what is being lowered was recorded."""
+    return _default_dtype.get() or torch.get_default_dtype()
+
+
+@contextmanager
+def recorded_with(dtype: torch.dtype) -> Iterator[None]:
+    """In this block, on this thread, default_dtype is ``dtype``."""
+    token = _default_dtype.set(dtype)
+    try:
+        yield
+    finally:
+        _default_dtype.reset(token)
+
+
 def number_dtype(kind: type) -> torch.dtype:
     """The dtype of a Python number of type ``kind`` on its own."""
     if kind is bool:
         return torch.bool
     if kind is int:
         return torch.int64
-    default = torch.get_default_dtype()
+    default = default_dtype()
     if kind is float:
         return default
     return torch.complex128 if default == torch.float64 else torch.complex64

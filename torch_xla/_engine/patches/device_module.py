@@ -16,10 +16,7 @@ from torch_xla._engine.patches import seeding
 
 
 def _ordinal(which: torch.device | str | int | None) -> int:
-    if isinstance(which, int):
-        return current_device() if which < 0 else which
-    index = None if which is None else torch.device(which).index
-    return current_device() if index is None else index
+    return recorder.ordinal(None if isinstance(which, int) and which < 0 else which)
 
 
 def is_available() -> bool:
@@ -64,8 +61,9 @@ class device:
 
 def synchronize(which: torch.device | str | int | None = None) -> None:
     """Runs all that is pending on a device and waits for it."""
-    executor.sync_device(_ordinal(which))
-    executor.wait(_ordinal(which))
+    ordinal = _ordinal(which)
+    executor.sync_device(ordinal)
+    executor.wait(ordinal)
 
 
 def manual_seed(seed: int) -> None:

@@ -20,11 +20,7 @@ MASK = (1 << 64) - 1
 
 def seed_all(seed: int) -> None:
     """Sets the random state of every possible xla device from one seed; equal seeds give equal numbers."""
-    module = recorder.module()
-    for ordinal in range(module.max_devices):
-        # Distinct streams per device, as torch.cuda.manual_seed_all gives them only across seeds: replicas that want
-        # equal numbers set equal states with xm.set_rng_state.
-        module.set_seed(ordinal, (seed + ordinal) & MASK)
+    recorder.module().set_all_seeds(seed & MASK)
 
 
 def install() -> None:

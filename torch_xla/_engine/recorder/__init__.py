@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import torch
 
 from torch_xla._engine.base.compat import launching
 
@@ -28,3 +29,15 @@ def wide_types() -> AbstractContextManager[Any]:
     swap, restore = launching.x64_switch()
     found: AbstractContextManager[Any] = jax.enable_x64(True) if swap is None else module().WideTypes(swap, restore)
     return found
+
+
+def ordinal(which: torch.device | str | int | None = None) -> int:
+    """The ordinal of a device of the user's; None, and a device without an index, is the thread's current one.
+
+    Raises RuntimeError for one that is no xla device, or does not exist. Only an ordinal above 0 starts the backend.
+    """
+    if which is None:
+        return int(module().current_device())
+    if isinstance(which, int):
+        return int(module().checked_ordinal(which))
+    return int(module().checked_device(torch.device(which)))

@@ -15,10 +15,12 @@
 #include "launch.h"
 #include "memory.h"
 #include "op.h"
+#include "ordinal.h"
 #include "origin.h"
 #include "record.h"
 #include "registration.h"
 #include "sharding.h"
+#include "signature.h"
 #include "tensor.h"
 
 namespace py = pybind11;
@@ -48,14 +50,13 @@ py::list leaf_buffers(const Graph& graph) {
   return out;
 }
 
-Graph collect(int device, const std::optional<std::vector<NodePtr>>& wanted) {
+Graph collect(Ordinal device, const std::optional<std::vector<NodePtr>>& wanted) {
   drain_parked_buffers();
-  Graph graph =
-      wanted ? collect_values(static_cast<int8_t>(device), *wanted) : collect_all(static_cast<int8_t>(device));
+  Graph graph = wanted ? collect_values(device, *wanted) : collect_all(device);
   if (!wanted) {
-    device_state(static_cast<int8_t>(device)).pending.store(0);
+    device_state(device).pending.store(0);
   }
-  advance_seed(static_cast<int8_t>(device));
+  advance_seed(device);
   return graph;
 }
 
@@ -84,10 +85,10 @@ XlaTensor& xla(const at::Tensor& t) {
 }
 
 // A tensor of its own with a buffer that exists already.
-at::Tensor tensor_of_buffer(const py::object& array, int dtype, int device) {
+at::Tensor tensor_of_buffer(const py::object& array, int dtype, Ordinal device) {
   const auto shape = array.attr("shape").cast<std::vector<int64_t>>();
-  return make_tensor(make_leaf(make_buffer(array, device), make_signature(static_cast<at::ScalarType>(dtype), shape),
-                               static_cast<int8_t>(device)));
+  return make_tensor(
+      make_leaf(make_buffer(array, device), make_signature(static_cast<at::ScalarType>(dtype), shape), device));
 }
 
 // Lays a tensor out in another way, in place; `array`: its value, laid out so already.
@@ -145,9 +146,9 @@ void bind_graph(py::module_& m) {
       .def_property_readonly("root_shardings", &root_shardings);
   bind_launch(m, graph);
   m.def("collect", &collect, py::arg("device"), py::arg("wanted") = py::none());
-  m.def("collect_only", [](int device, const std::vector<NodePtr>& wanted) {
+  m.def("collect_only", [](Ordinal device, const std::vector<NodePtr>& wanted) {
     drain_parked_buffers();
-    return collect_only(static_cast<int8_t>(device), wanted);
+    return collect_only(device, wanted);
   });
   m.def("nodes_of", &nodes_of);
   m.def("tensor_id", [](const at::Tensor& t) { return xla(t).id(); });
@@ -160,10 +161,10 @@ void bind_graph(py::module_& m) {
 }
 
 // The buffers of all live values of a device, each once.
-py::list live_buffers(int device) {
+py::list live_buffers(Ordinal device) {
   py::list out;
   std::unordered_set<Buffer*> seen;
-  for (const auto& node : live_values(static_cast<int8_t>(device))) {
+  for (const auto& node : live_values(device)) {
     if (node->buffer && seen.insert(node->buffer.get()).second) {
       out.append(borrow(node->buffer));
     }
@@ -194,9 +195,9 @@ void bind_origins(py::module_& m) {
 }
 
 // (array, bytes, provenance) of every buffer of a device, oldest first.
-py::list buffers(int device) {
+py::list buffers(Ordinal device) {
   py::list out;
-  for (const BufferEntry& entry : list_buffers(static_cast<int8_t>(device))) {
+  for (const BufferEntry& entry : list_buffers(device)) {
     out.append(py::make_tuple(py::reinterpret_steal<py::object>(entry.array), entry.bytes, entry.provenance));
   }
   return out;
@@ -205,30 +206,37 @@ py::list buffers(int device) {
 void bind_memory(py::module_& m) {
   m.def("buffers", &buffers);
   m.def("set_provenance", &set_provenance);
-  m.def("take_peak", [](int device) { return take_peak(static_cast<int8_t>(device)); });
-  m.def("memory_use", [](int device) {
-    const MemoryUse use = memory_use(static_cast<int8_t>(device));
-    return py::make_tuple(use.bytes, use.peak, use.buffers);
+  m.def("take_peak", [](Ordinal device) { return take_peak(device); });
+  m.def("memory_use", [](Ordinal device) {
+    const MemoryUse use = memory_use(device);
+    return py::make_tuple(use.bytes, use.peak, use.buffers, use.highest);
   });
 }
 
 void bind_state(py::module_& m) {
-  m.attr("max_devices") = kMaxDevices;
   m.def("live_buffers", &live_buffers);
-  m.def("live_nodes", [](int device) { return live_values(static_cast<int8_t>(device)); });
-  m.def("live_tensor_count", [](int device) { return device_state(static_cast<int8_t>(device)).live; });
-  m.def("pending_count", [](int device) { return device_state(static_cast<int8_t>(device)).pending.load(); });
+  m.def("live_nodes", [](Ordinal device) { return live_values(device); });
+  m.def("live_tensor_count", [](Ordinal device) { return device_state(device).live; });
+  m.def("pending_count", [](Ordinal device) { return device_state(device).pending.load(); });
   m.def("set_pending_limit", [](int64_t n) { pending_limit().store(n); });
   m.def("set_constant_numbers", &set_constant_numbers);
   m.def("set_advertised_devices", [](int n) { advertised_devices().store(n); });
   m.def("current_device", [] { return static_cast<int>(current_device()); });
-  m.def("set_current_device",
-        [](int i) { set_current_device(checked_index({c10::DeviceType::XLA, static_cast<c10::DeviceIndex>(i)})); });
-  m.def("set_seed", [](int device, uint64_t seed) { set_seed(static_cast<int8_t>(device), seed); });
-  m.def("get_seed", [](int device) { return get_seed(static_cast<int8_t>(device)); });
+  m.def("set_current_device", [](Ordinal device) { set_current_device(device); });
+  m.def("set_seed", [](Ordinal device, uint64_t seed) { set_seed(device, seed); });
+  m.def("set_all_seeds", &set_all_seeds);
+  m.def("get_seed", [](Ordinal device) { return get_seed(device); });
   m.def("count", [](const std::string& name, int64_t n) { counter(name)->add(n); }, py::arg("name"), py::arg("n") = 1);
+  py::class_<Counter, std::unique_ptr<Counter, py::nodelete>>(m, "Counter").def("add", &Counter::add, py::arg("n") = 1);
+  m.def("counter", [](const std::string& name) { return counter(name); }, py::return_value_policy::reference);
   m.def("counters", &counters);
   m.def("clear_counters", &clear_counters);
+  m.def("check_signatures", &check_signatures);
+  m.def("checked_ordinal", [](Ordinal device) { return static_cast<int>(device); });
+  m.def("checked_device", [](const at::Device& device) {
+    TORCH_CHECK(device.is_xla(), "expected an xla device, got ", device);
+    return static_cast<int>(checked_ordinal(device.has_index() ? device.index() : current_device()));
+  });
 }
 
 }  // namespace

@@ -15,7 +15,6 @@
 #include <ATen/ops/flatten_native.h>
 #include <ATen/ops/reshape_native.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
-#include <c10/core/AutogradState.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -48,11 +47,6 @@ using torch::autograd::isFwGradDefined;
 
 // The function of the backward pass that this thread is running: ops of a backward have the scope of its forward.
 using torch::autograd::get_current_node;
-
-// Whether a backward of this thread runs on other threads.
-inline void set_multithreaded_backward(bool whether) {
-  c10::AutogradState::get_tls_state().set_multithreading_enabled(whether);
-}
 
 // How torch makes generators of the device.
 using XLAHooks = at::XLAHooksInterface;

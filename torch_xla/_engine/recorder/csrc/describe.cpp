@@ -33,7 +33,7 @@ class Description {
       const Op* op = node->op->functional ? node->op->functional : node->op;
       const int form = node->is_scatter ? kScatter : node->op->functional ? kInPlace : kFunctional;
       out.append(py::make_tuple(op->name, form, arguments(*node), results(*node->signature), node->signature->is_list,
-                                node->origin));
+                                node->origin, static_cast<int>(node->default_dtype)));
     }
     return out;
   }

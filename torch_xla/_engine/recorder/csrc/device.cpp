@@ -3,6 +3,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace torch_xla {
 namespace {
 
@@ -13,10 +15,11 @@ struct DeviceGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
   c10::Device getDevice() const override { return {kType, current}; }
   void setDevice(c10::Device d) const override { current = checked_index(d); }
-  void uncheckedSetDevice(c10::Device d) const noexcept override { current = d.index(); }
+  // A device without an index is the current one.
+  void uncheckedSetDevice(c10::Device d) const noexcept override { current = d.has_index() ? d.index() : current; }
   c10::Device exchangeDevice(c10::Device d) const override {
     const c10::Device before = getDevice();
-    current = d.index();
+    current = checked_index(d);
     return before;
   }
   // One in-order queue per device: there is nothing to choose a stream for.
@@ -28,6 +31,19 @@ struct DeviceGuard final : c10::impl::DeviceGuardImplInterface {
 };
 
 const c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::XLA, new DeviceGuard);
+
+int8_t checked(int64_t index) {
+  static std::atomic<int> known{0};  // devices do not go away: ask the executor only for an index not seen yet
+  if (index < 0 || index >= known.load(std::memory_order_relaxed)) {
+    const int count = std::min(hooks().device_count(), kMaxDevices);
+    known.store(count);
+    TORCH_CHECK(
+        index >= 0 && index < count, "xla:", index, " does not exist: this process has ", count, " xla device",
+        count == 1 ? "" : "s", " (xla:0", count == 1 ? "" : " to xla:" + std::to_string(count - 1),
+        "). On CPU, set the environment variable CPU_NUM_DEVICES before the first use of a device to have more.");
+  }
+  return static_cast<int8_t>(index);
+}
 
 }  // namespace
 
@@ -52,18 +68,11 @@ std::atomic<int>& advertised_devices() {
 }
 
 int8_t checked_index(c10::Device device) {
-  static std::atomic<int> known{0};  // devices do not go away: ask the executor only for an index not seen yet
-  const int index = device.has_index() ? device.index() : current;
-  if (index >= known.load(std::memory_order_relaxed)) {
-    const int count = hooks().device_count();
-    known.store(count);
-    TORCH_CHECK(
-        index < count, "xla:", index, " does not exist: this process has ", count, " xla device", count == 1 ? "" : "s",
-        " (xla:0", count == 1 ? "" : " to xla:" + std::to_string(count - 1),
-        "). On CPU, set the environment variable CPU_NUM_DEVICES before the first use of a device to have more.");
-  }
-  return static_cast<int8_t>(index);
+  TORCH_CHECK(device.type() == c10::DeviceType::XLA, "expected an xla device, got ", device);
+  return checked(device.has_index() ? device.index() : current);
 }
+
+int8_t checked_ordinal(int64_t ordinal) { return ordinal == 0 ? 0 : checked(ordinal); }
 
 int8_t current_device() { return current; }
 void set_current_device(int8_t index) { current = index; }

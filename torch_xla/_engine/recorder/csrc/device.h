@@ -29,8 +29,9 @@ struct DeviceState {
   std::atomic<int64_t> pending{0};  // ops recorded since the last cut
   std::atomic<int64_t> failed{0};   // nodes with a Failure
 
-  // Random numbers: an op's key is (seed, offset); the seed is an operand of the graph, the offset a constant in it.
-  // A cut moves on to the next seed, so that every step has the same graph and other numbers.
+  // Random numbers: the key of draw n since the last cut is seed + n * an odd constant. The seed is an operand of the
+  // graph, n a constant in it. A cut adds the draws to the seed, so that every step has the same graph, and the numbers
+  // do not depend on where the cuts are.
   uint64_t seed = 0;
   uint64_t torch_seed = 0;  // torch's CPU seed when `seed` was derived
   bool seeded = false;
@@ -80,8 +81,12 @@ std::atomic<int64_t>& pending_limit();
 // may be before a backend has started, so this is an upper bound; a device that does not exist is refused on use.
 std::atomic<int>& advertised_devices();
 
-// `device` with an index, checked to exist. Raises the error a user sees for torch.device("xla:9").
+// The index of a device that comes from outside; every such device and ordinal goes through one of these two, and only
+// what they return is an index into our tables. They raise the error a user sees for torch.device("xla:9"). A device
+// without an index is the thread's current one.
 int8_t checked_index(c10::Device device);
+// The same for a bare ordinal. 0 exists wherever there is a backend, and does not start one.
+int8_t checked_ordinal(int64_t ordinal);
 int8_t current_device();
 void set_current_device(int8_t index);
 

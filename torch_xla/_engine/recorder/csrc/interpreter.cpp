@@ -1,7 +1,6 @@
 // Hooks into Python, and the end of the interpreter.
 #include "interpreter.h"
 
-
 #include <chrono>
 #include <condition_variable>
 #include <exception>

@@ -188,7 +188,11 @@ const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optiona
 
 Tensor& set_source_tensor(Tensor& self, const Tensor& source) {
   static const Op* op = find_op("aten::resize");
-  expect_xla(*op, self).adopt(expect_xla(*op, source));
+  XlaTensor& target = expect_xla(*op, self);
+  XlaTensor& other = expect_xla(*op, source);
+  TORCH_CHECK(target.device_index() == other.device_index(), "aten::set_: a tensor on ", self.device(),
+              " cannot take over the memory of one on ", source.device());
+  target.adopt(other);
   return self;
 }
 

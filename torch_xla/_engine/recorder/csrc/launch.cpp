@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "device.h"
 #include "interpreter.h"
 #include "memory.h"
+#include "ordinal.h"
 
 namespace py = pybind11;
 namespace torch_xla {
@@ -115,12 +117,25 @@ py::object put_numbers(const Executable& executable, const std::vector<T>& numbe
   return executable.put(executable.number_avals[py::int_(which)], executable.number_sharding, parts, devices);
 }
 
+// The same, or what the last launch had.
+template <typename T>
+py::object numbers_on_device(const Executable& executable, const std::vector<T>& numbers, std::vector<T>& last,
+                             size_t which) {
+  py::object& array = executable.last_arrays[which];
+  if (!array || numbers.size() != last.size() ||
+      std::memcmp(numbers.data(), last.data(), numbers.size() * sizeof(T)) != 0) {
+    const InWideTypes wide(executable);
+    array = put_numbers(executable, numbers, which);
+    last = numbers;
+  }
+  return array;
+}
+
 py::list arguments_of(const Graph& graph, const Executable& executable, const py::object& leaves) {
   py::list out;
   if (executable.put) {
-    const InWideTypes wide(executable);
-    out.append(put_numbers(executable, graph.floats, 0));
-    out.append(put_numbers(executable, graph.ints, 1));
+    out.append(numbers_on_device(executable, graph.floats, executable.last_floats, 0));
+    out.append(numbers_on_device(executable, graph.ints, executable.last_ints, 1));
   } else {
     out.append(py::array_t<double>(graph.floats.size(), graph.floats.data()));
     out.append(py::array_t<int64_t>(graph.ints.size(), graph.ints.data()));
@@ -194,8 +209,8 @@ void check_results(const Graph& graph, const Executable& executable) {
 
 }  // namespace
 
-py::object exclusively(int device, const py::function& function, const py::args& args) {
-  ExecutionLock& lock = execution_locks()[checked_index({c10::DeviceType::XLA, static_cast<c10::DeviceIndex>(device)})];
+py::object exclusively(Ordinal device, const py::function& function, const py::args& args) {
+  ExecutionLock& lock = execution_locks()[device];
   lock.acquire();
   struct Release {
     ExecutionLock& lock;

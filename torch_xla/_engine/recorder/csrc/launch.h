@@ -13,7 +13,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
+
 #include "graph.h"
+#include "ordinal.h"
 
 namespace torch_xla {
 
@@ -35,11 +38,16 @@ struct Executable {
   std::vector<int64_t> sizes;       // bytes of each result
   int64_t extra = 0;                // bytes that the program needs on top of its inputs while it runs
   std::vector<uint32_t> shardings;  // how each result lies; empty: each is on one device
+
+  // The numbers of the last launch and their arrays, which serve the next one if that has the same. GIL held.
+  mutable std::vector<double> last_floats = {};
+  mutable std::vector<int64_t> last_ints = {};
+  mutable std::array<pybind11::object, 2> last_arrays = {};
 };
 
 // Calls `function(*args)` as the only thread that collects or launches graphs of this device. RuntimeError where this
 // thread does so already: a __del__ method or a signal handler in the middle of a step.
-pybind11::object exclusively(int device, const pybind11::function& function, const pybind11::args& args);
+pybind11::object exclusively(Ordinal device, const pybind11::function& function, const pybind11::args& args);
 
 // Starts the program of a graph with the leaves' arrays, or those in `leaves`, which are the same values placed as the
 // program takes them. Returns the results' arrays. The execution lock of the graph's device is held.

@@ -60,6 +60,7 @@ Op::Op(const c10::OperatorHandle& handle_, const std::unordered_set<std::string>
   for (const auto& arg : handle.schema().arguments()) {
     kinds.push_back(kind_of(arg, baked));
     arg_names.push_back(arg.name());
+    takes_device |= kinds.back() == ArgKind::kDevice;
   }
   key.mix(std::string_view(name));
   may_overlap = name == "aten::expand" || name == "aten::as_strided" || name == "aten::unfold";

@@ -1,8 +1,10 @@
 #include "record.h"
 
 #include <ATen/core/Generator.h>
+#include <c10/core/DefaultDtype.h>
 
 #include <cstring>
+#include <map>
 #include <shared_mutex>
 #include <unordered_map>
 
@@ -23,7 +25,20 @@ uint64_t bits(double value) {
 }
 
 // Words that tell the kinds of hashed things apart.
-enum Tag : uint64_t { kNone = 0x101, kInts, kList, kBaked, kOperand, kInt, kDouble, kBool, kComplex, kString, kOther };
+enum Tag : uint64_t {
+  kNone = 0x101,
+  kInts,
+  kList,
+  kBaked,
+  kOperand,
+  kInt,
+  kDouble,
+  kBool,
+  kComplex,
+  kString,
+  kOther,
+  kDefaultDtype
+};
 
 void mix_attribute(Key& key, const c10::IValue& value) {
   if (value.isNone()) {
@@ -100,6 +115,7 @@ class Recording {
       device_ = checked_index(c10::Device(c10::DeviceType::XLA, current_device()));
     }
     node_->device = device_;
+    mix_globals();
     node_->signature = infer_signature(op_, node_->key, arguments_);
     if (op_.random) {
       add_seed();
@@ -108,6 +124,16 @@ class Recording {
   }
 
  private:
+  // Whatever of the process decides what an op returns, besides its arguments. That is the default dtype: neither
+  // deterministic algorithms nor inference mode nor the default device change a shape or a dtype below autograd.
+  void mix_globals() {
+    const at::ScalarType dtype = c10::get_default_dtype_as_scalartype();
+    if (C10_UNLIKELY(dtype != at::kFloat)) {
+      node_->default_dtype = dtype;
+      node_->key.mix(kDefaultDtype + (static_cast<uint64_t>(dtype) << 32));
+    }
+  }
+
   void argument(size_t i) {
     const c10::IValue& value = arguments_[i];
     switch (op_.kinds[i]) {
@@ -125,7 +151,7 @@ class Recording {
         break;
       case ArgKind::kDevice:
         if (value.isDevice()) {
-          device_ = checked_index(value.toDevice());
+          on(i, checked_index(value.toDevice()));
         }
         node_->attrs.emplace_back();
         break;
@@ -178,14 +204,19 @@ class Recording {
   }
 
   c10::IValue input(size_t i, const NodePtr& value) {
-    if (device_ >= 0 && value->device != device_) {
-      TORCH_CHECK(false, op_.name, ": expected all tensors on one device, but found xla:", static_cast<int>(device_),
-                  " and xla:", static_cast<int>(value->device), " (argument '", op_.arg_names[i], "')");
-    }
-    device_ = value->device;
+    on(i, value->device);
     node_->key.mix(value->shape().hash);
     node_->inputs.push_back(value);
     return static_cast<int64_t>(node_->inputs.size() - 1);
+  }
+
+  // Argument `i` is on this device, or asks for it: a Node has one.
+  void on(size_t i, int8_t device) {
+    if (device_ >= 0 && device != device_) {
+      TORCH_CHECK(false, op_.name, ": expected all tensors on one device, but found xla:", static_cast<int>(device_),
+                  " and xla:", static_cast<int>(device), " (argument '", op_.arg_names[i], "')");
+    }
+    device_ = device;
   }
 
   void tensor_list(size_t i, const c10::IValue& value) {
@@ -259,6 +290,21 @@ NodePtr make_seed(uint64_t seed, int8_t device) {
   return node;
 }
 
+// The device's state after the draws since the last cut: a Weyl sequence, so that a number depends on the seed and on
+// how many draws came before, not on where the program was cut. The streams of two seeds that differ by less than 2^32
+// meet after 2^32 draws at the earliest. lowering/core.py computes the same on the device.
+uint64_t state_after(const DeviceState& state) {
+  constexpr uint64_t kStride = 0x9E3779B900000001ull;
+  return state.seed + state.offset * kStride;
+}
+
+// With the device's mutex held; gives the Node that is no longer needed, to be freed without it.
+NodePtr next_seed(DeviceState& state) {
+  state.seed = state_after(state);
+  state.offset = 0;
+  return std::move(state.seed_node);
+}
+
 // With the device's mutex held.
 void ensure_seeded(DeviceState& state, int8_t device) {
   if (!state.seed_node) {
@@ -285,8 +331,13 @@ void Recording::add_seed() {
     return;
   }
   auto& state = device_state(device_);
+  NodePtr before;
   std::lock_guard<SpinLock> lock(state.mutex);
   ensure_seeded(state, device_);
+  if (C10_UNLIKELY(static_cast<uint32_t>(state.seed) + uint64_t{state.offset} > UINT32_MAX)) {
+    before = next_seed(state);  // on the device the halves of the state do not carry
+    ensure_seeded(state, device_);
+  }
   node_->inputs.push_back(state.seed_node);
   node_->attrs.emplace_back(static_cast<int64_t>(state.offset));
   node_->key.mix(static_cast<uint64_t>(state.offset++));
@@ -387,6 +438,52 @@ void record(const Op& op, torch::jit::Stack* stack) {
   count_pending(node->device);
 }
 
+namespace {
+
+// Whether a factory's device argument asks for another device than that of its tensors.
+bool made_elsewhere(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  int8_t tensors = -1;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (op.kinds[i] == ArgKind::kTensor && arguments[i].isTensor()) {
+      XlaTensor* x = maybe_xla(arguments[i].toTensor());
+      tensors = tensors < 0 && x != nullptr ? x->device_index() : tensors;
+    } else if (op.kinds[i] == ArgKind::kDevice && arguments[i].isDevice()) {
+      const c10::Device wanted = arguments[i].toDevice();
+      return wanted.type() != c10::DeviceType::XLA || (tensors >= 0 && checked_index(wanted) != tensors);
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+void record_factory(const Op& op, torch::jit::Stack* stack) {
+  if (C10_LIKELY(!made_elsewhere(op, torch::jit::last(*stack, op.kinds.size())))) {
+    record(op, stack);
+    return;
+  }
+  // torch's kernel for all devices makes an empty tensor there, of which it needs to know only sizes and dtype.
+  TORCH_CHECK(!op.handle.hasKernelForDispatchKey(c10::DispatchKey::CPU), op.name,
+              ": a result on another device than the argument's cannot be made; move the result with .to()");
+  op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
+void record_foreach(const Op& op, torch::jit::Stack* stack) {
+  int8_t first = -1;
+  for (const c10::IValue& argument : torch::jit::last(*stack, op.kinds.size())) {
+    for (const c10::IValue& element : argument.isTensorList() ? argument.toListRef() : c10::ArrayRef<c10::IValue>()) {
+      XlaTensor* x = maybe_xla(element.toTensor());
+      if (C10_UNLIKELY(x != nullptr && first >= 0 && x->device_index() != first)) {
+        // torch's kernel for all devices is a loop of ops that are not foreach.
+        op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+        return;
+      }
+      first = x != nullptr ? x->device_index() : first;
+    }
+  }
+  record(op, stack);
+}
+
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   hold_when_closing();
   op.recorded->add();
@@ -401,20 +498,19 @@ NodePtr cast(NodePtr value, at::ScalarType dtype) {
   return record_node(*convert, {c10::IValue(make_tensor(std::move(value))), c10::IValue(static_cast<int64_t>(dtype))});
 }
 
-void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-  const std::string& name = handle.operator_name().name;
-  const std::string& overload = handle.operator_name().overload_name;
-  const std::string full = overload.empty() ? name : name + "." + overload;
-  counter(full)->add();
-  const MayRunPython here;
-  // One run for all inputs instead of one per input.
-  std::vector<NodePtr> wanted;
+namespace {
+
+// What a call reads. It may read from several devices only where it is many calls in one, each with tensors of one
+// device, and nothing is returned that would have to be on one of them: lists that are written to in place.
+std::map<int8_t, std::vector<NodePtr>> inputs_by_device(const c10::OperatorHandle& handle, const std::string& name,
+                                                        const torch::jit::Stack& stack) {
+  std::map<int8_t, std::vector<NodePtr>> inputs;
   const auto want = [&](const at::Tensor& t) {
     if (XlaTensor* x = maybe_xla(t)) {
-      wanted.push_back(x->value());
+      inputs[x->device_index()].push_back(x->value());
     }
   };
-  for (const c10::IValue& value : torch::jit::last(*stack, handle.schema().arguments().size())) {
+  for (const c10::IValue& value : torch::jit::last(stack, handle.schema().arguments().size())) {
     if (value.isTensor()) {
       want(value.toTensor());
     } else if (value.isTensorList() || value.isOptionalTensorList()) {
@@ -425,9 +521,24 @@ void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
       }
     }
   }
+  TORCH_CHECK(inputs.size() < 2 || handle.schema().returns().empty(), name,
+              ": expected all tensors on one device, but found xla:", static_cast<int>(inputs.begin()->first),
+              " and xla:", static_cast<int>(inputs.rbegin()->first));
+  return inputs;
+}
+
+}  // namespace
+
+void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  const std::string& name = handle.operator_name().name;
+  const std::string& overload = handle.operator_name().overload_name;
+  const std::string full = overload.empty() ? name : name + "." + overload;
+  counter(full)->add();
+  const MayRunPython here;
+  const std::map<int8_t, std::vector<NodePtr>> wanted = inputs_by_device(handle, full, *stack);
   hooks().fallback(full);
-  if (!wanted.empty()) {
-    hooks().materialize(wanted, wanted.front()->device);
+  for (const auto& [device, values] : wanted) {
+    hooks().materialize(values, device);  // one run for all inputs instead of one per input
   }
   compat::cpu_fallback(handle, stack);
   hooks().fallback_done();
@@ -438,9 +549,7 @@ void advance_seed(int8_t device) {
   NodePtr before;
   std::lock_guard<SpinLock> lock(state.mutex);
   if (state.seed_node && state.offset > 0) {
-    before = std::move(state.seed_node);
-    state.seed = scramble(state.seed + state.offset);
-    state.offset = 0;
+    before = next_seed(state);
   }
 }
 
@@ -455,12 +564,19 @@ void set_seed(int8_t device, uint64_t seed) {
   state.offset = 0;
 }
 
+void set_all_seeds(uint64_t seed) {
+  // Distinct streams per device, as torch.cuda.manual_seed_all gives them only across seeds: replicas that want equal
+  // numbers set equal states with xm.set_rng_state.
+  for (int device = 0; device < kMaxDevices; ++device) {
+    set_seed(static_cast<int8_t>(device), seed + static_cast<uint64_t>(device));
+  }
+}
+
 uint64_t get_seed(int8_t device) {
-  advance_seed(device);
   auto& state = device_state(device);
   std::lock_guard<SpinLock> lock(state.mutex);
   ensure_seeded(state, device);
-  return state.seed;
+  return state_after(state);
 }
 
 const Op* find_op(const std::string& name) {

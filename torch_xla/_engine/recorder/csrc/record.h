@@ -12,6 +12,12 @@ namespace torch_xla {
 // Pops the op's arguments, pushes its results. Raises, in torch's own words, what the op's meta function raises.
 void record(const Op& op, torch::jit::Stack* stack);
 
+// The same for an op one of whose arguments says where the result is made, which may be elsewhere than its tensors.
+void record_factory(const Op& op, torch::jit::Stack* stack);
+
+// The same for an op on lists, whose elements may be on several devices.
+void record_foreach(const Op& op, torch::jit::Stack* stack);
+
 // The same without results: the op's Node.
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
@@ -36,9 +42,11 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // A node that converts `value` to `dtype`; `value` itself where it has that dtype.
 NodePtr cast(NodePtr value, at::ScalarType dtype);
 
-// Random state of a device: the operand of the next random op, moving on to the next seed, and setting it.
+// Random state of a device: a cut, which makes the draws so far part of the seed that is the next graph's operand;
+// setting it, and reading it.
 void advance_seed(int8_t device);
 void set_seed(int8_t device, uint64_t seed);
+void set_all_seeds(uint64_t seed);  // each device its own stream, also those that no backend has yet
 uint64_t get_seed(int8_t device);
 
 // The ops by name, made at registration; null for an op that is not recorded.

@@ -291,6 +291,20 @@ void register_special_kernels() {
   }
 }
 
+namespace {
+
+Kernel kernel_of(const Op& op) {
+  if (op.is_view) {
+    return &record_view;
+  }
+  // Where torch has a kernel for all devices that takes the lists apart.
+  const bool foreach = op.name.rfind("aten::_foreach_", 0) == 0 &&
+                       op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+  return foreach ? &record_foreach : op.takes_device ? &record_factory : &record;
+}
+
+}  // namespace
+
 bool register_recorded(const std::string& name, const std::unordered_set<std::string>& baked, bool random) {
   Op* op = add_op(name, baked, random);
   if (op == nullptr) {
@@ -306,7 +320,7 @@ bool register_recorded(const std::string& name, const std::unordered_set<std::st
   if (is_hot_view(name)) {
     taken().insert(name);
   } else if (taken().count(name) == 0 && !composite) {
-    boxed(name, op, op->is_view ? &record_view : &record);
+    boxed(name, op, kernel_of(*op));
   }
   return true;
 }

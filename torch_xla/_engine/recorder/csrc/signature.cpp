@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <unordered_set>
 
 #include "compat.h"
@@ -32,6 +33,9 @@ struct Recent {
   };
   Entry entries[kSize];
 };
+
+thread_local std::unique_ptr<Recent> recent;  // null: made when it is needed
+thread_local bool checking = false;
 
 Cache& cache() {
   static auto* c = new Cache;
@@ -280,13 +284,35 @@ SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   return signature;
 }
 
+SignaturePtr find(const Key& key) {
+  std::lock_guard<std::mutex> lock(cache().mutex);
+  const auto found = cache().signatures.find(key);
+  return found == cache().signatures.end() ? SignaturePtr() : found->second;
+}
+
+void print(std::ostream& out, const Signature& signature) {
+  out << (signature.is_list ? "a list of" : "");
+  for (const Shape& shape : signature.outs) {
+    out << " " << shape.dtype << at::IntArrayRef(shape.sizes);
+  }
+}
+
+void check(const Op& op, const Signature& cached, c10::ArrayRef<c10::IValue> arguments) {
+  const MayRunPython here;
+  std::ostringstream was;
+  std::ostringstream is;
+  print(was, cached);
+  print(is, *infer(op, arguments));
+  TORCH_CHECK(was.str() == is.str(), op.name, ": the cached signature is", was.str(), ", and a new one", is.str(),
+              "; what decides between them is not in the key");
+}
+
 SignaturePtr find_or_infer(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments) {
-  {
-    std::lock_guard<std::mutex> lock(cache().mutex);
-    const auto found = cache().signatures.find(key);
-    if (found != cache().signatures.end()) {
-      return found->second;
+  if (SignaturePtr found = find(key)) {
+    if (checking) {
+      check(op, *found, arguments);
     }
+    return found;
   }
   static Counter* inferred = counter("ShapeInference");
   inferred->add();
@@ -303,7 +329,12 @@ SignaturePtr find_or_infer(const Op& op, const Key& key, c10::ArrayRef<c10::IVal
 }  // namespace
 
 SignaturePtr infer_signature(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments) {
-  static thread_local auto recent = std::make_unique<Recent>();
+  if (C10_UNLIKELY(!recent)) {
+    if (checking) {  // past the table that would hide what is asked for
+      return find_or_infer(op, key, arguments);
+    }
+    recent = std::make_unique<Recent>();
+  }
   Recent::Entry& entry = recent->entries[key.a % Recent::kSize];
   if (entry.key == key && entry.signature) {
     return entry.signature;
@@ -312,6 +343,11 @@ SignaturePtr infer_signature(const Op& op, const Key& key, c10::ArrayRef<c10::IV
   entry.key = key;
   entry.signature = signature;
   return signature;
+}
+
+void check_signatures(bool on) {
+  checking = on;
+  recent = nullptr;
 }
 
 }  // namespace torch_xla

@@ -12,4 +12,8 @@ namespace torch_xla {
 // Thread-safe. Raises what the meta function raises, and then caches nothing.
 SignaturePtr infer_signature(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments);
 
+// For tests: with `on`, each signature that this thread finds in the cache is inferred again, and one that differs
+// raises: something decides what an op returns that is not in its key.
+void check_signatures(bool on);
+
 }  // namespace torch_xla

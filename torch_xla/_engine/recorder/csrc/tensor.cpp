@@ -55,16 +55,6 @@ c10::Storage make_storage(void* address, size_t bytes, c10::Device device) {
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(address, device), nullptr, false);
 }
 
-// Autograd gives each device a thread of its own to run backward on. Recording gains nothing from that, and waking the
-// thread costs as much as recording forty ops; so threads that record run their backward themselves.
-void run_backward_here() {
-  static thread_local bool done = false;
-  if (!done) {
-    done = true;
-    compat::set_multithreaded_backward(false);
-  }
-}
-
 }  // namespace
 
 NodePtr View::apply(const NodePtr& base) const {
@@ -93,19 +83,31 @@ NodePtr View::scatter(const NodePtr& base, const NodePtr& value, uint32_t writte
   return node;
 }
 
+inline void XlaTensor::link() {
+  auto& state = device_state(index_);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  next = nullptr;
+  previous = state.last;
+  (state.last ? state.last->next : state.first) = this;
+  state.last = this;
+  ++state.live;
+}
+
+inline void XlaTensor::unlink() {
+  auto& state = device_state(index_);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  (previous ? previous->next : state.first) = next;
+  (next ? next->previous : state.last) = previous;
+  --state.live;
+}
+
 void XlaTensor::initialize(const Shape& shape) {
-  run_backward_here();
   static Counter* created = counter("CreateXlaTensor");
   created->add();
   set_storage_access_should_throw();
   is_non_overlapping_and_dense_ = true;
   set_sizes_contiguous(shape.sizes);
-  auto& state = device_state(index_);
-  std::lock_guard<SpinLock> lock(state.mutex);
-  previous = state.last;
-  (state.last ? state.last->next : state.first) = this;
-  state.last = this;
-  ++state.live;
+  link();
 }
 
 XlaTensor::XlaTensor(NodePtr node)
@@ -140,11 +142,7 @@ XlaTensor::XlaTensor(AliasPtr alias, ViewPtr parent, NodePtr node, uint64_t vers
 XlaTensor::~XlaTensor() {
   static Counter* destroyed = counter("DestroyXlaTensor");
   destroyed->add();
-  auto& state = device_state(index_);
-  std::lock_guard<SpinLock> lock(state.mutex);
-  (previous ? previous->next : state.first) = next;
-  (next ? next->previous : state.last) = previous;
-  --state.live;
+  unlink();
 }
 
 NodePtr XlaTensor::replay() const {
@@ -160,9 +158,7 @@ NodePtr XlaTensor::replay() const {
 }
 
 NodePtr XlaTensor::value() {
-  if (!alias_ || (!is_view() && version_ == alias_->version.load(std::memory_order_acquire))) {
-    return node_;  // settle() leaves both alone in a tensor that is no view
-  }
+  // Always under the mutex: another thread may be writing to this tensor, and free the Node that is read here.
   NodePtr before;
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   if (alias_ && stale()) {
@@ -287,10 +283,7 @@ at::Tensor XlaTensor::make_view(NodePtr node, bool overlaps) {
   AliasPtr alias;
   ViewPtr parent;
   uint64_t version;
-  if (alias_ && !is_view()) {
-    alias = alias_;
-    version = version_;
-  } else {
+  {
     std::lock_guard<SpinLock> lock(device_state(index_).mutex);
     share();
     keep_step();
@@ -328,13 +321,27 @@ void XlaTensor::take_shape(const Shape& shape) {
   data_type_ = c10::scalarTypeToTypeMeta(shape.dtype);
 }
 
+void XlaTensor::move_to(const NodePtr& value) {
+  unlink();
+  // In no list, so that neither device collects it while it is between them.
+  index_ = value->device;
+  device_opt_ = c10::Device(c10::DeviceType::XLA, index_);
+  unkept_ = false;
+  view_ = nullptr;
+  alias_ = nullptr;
+  node_ = value;
+  id_ = 0;
+  link();
+}
+
 void XlaTensor::adopt(XlaTensor& other) {
-  TORCH_CHECK(other.index_ == index_, "an xla tensor on xla:", static_cast<int>(index_),
-              " cannot take over the memory of one on xla:", static_cast<int>(other.index_));
   if (&other == this) {
     return;
   }
   NodePtr value = other.value();
+  if (other.index_ != index_) {
+    move_to(value);
+  }
   NodePtr before;
   AliasPtr before_alias;
   ViewPtr before_view;

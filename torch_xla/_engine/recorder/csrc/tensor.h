@@ -51,11 +51,11 @@ struct Steps {
 // What tensors that share memory on other devices share here. Guarded by the device's mutex; owned by its tensors.
 struct Alias final : c10::intrusive_ptr_target {
   NodePtr value;
-  std::atomic<uint64_t> version{0};  // read without the mutex by the memory's first tensor
-  uint64_t epoch = 0;                // scratch of one collection
-  uint64_t id = 0;                   // of the tensors that show all of it, once asked for
-  uint64_t memory = 0;               // a number that no other Alias has or had, once asked for
-  c10::Storage storage;              // what untyped_storage() shows, once asked for
+  uint64_t version = 0;
+  uint64_t epoch = 0;    // scratch of one collection
+  uint64_t id = 0;       // of the tensors that show all of it, once asked for
+  uint64_t memory = 0;   // a number that no other Alias has or had, once asked for
+  c10::Storage storage;  // what untyped_storage() shows, once asked for
 };
 using AliasPtr = c10::intrusive_ptr<Alias>;
 
@@ -78,7 +78,7 @@ class XlaTensor final : public c10::TensorImpl {
   ~XlaTensor() override;
 
   int8_t device_index() const { return index_; }
-  // The present value. Takes the device's mutex only for views, and where something wrote to the memory.
+  // The present value.
   NodePtr value();
   // Sets the value in place, with all that this means for other tensors of the Alias. Same shape and dtype.
   // With `uniform` all elements of the value are equal, so that elements of an expanded tensor may share their place.
@@ -92,7 +92,7 @@ class XlaTensor final : public c10::TensorImpl {
   at::Tensor twin() { return at::Tensor(sibling()); }
   // The tensor that shows the whole memory: this one unless it is a view.
   at::Tensor memory();
-  // Becomes what `other` is, memory included (set_, .data =, transpose_).
+  // Becomes what `other` is, memory and device included (set_, .data =, transpose_).
   void adopt(XlaTensor& other);
   // Gets a value of its own, of whatever shape (resize_).
   void replace(NodePtr value);
@@ -131,6 +131,10 @@ class XlaTensor final : public c10::TensorImpl {
   c10::SymBool sym_is_contiguous_custom(at::MemoryFormat format) const override;
   const char* tensorimpl_type_name() const override { return "XlaTensor"; }
   void initialize(const Shape& shape);
+  void link();    // into its device's list of live tensors
+  void unlink();  // out of it
+  // Becomes a tensor of its own on the value's device, another one than its own.
+  void move_to(const NodePtr& value);
   void take_shape(const Shape& shape);
   void share();      // makes the Alias; device mutex held
   void keep_step();  // makes the View; device mutex held
@@ -142,7 +146,7 @@ class XlaTensor final : public c10::TensorImpl {
   void set_value(NodePtr value, uint32_t origin, bool keep_sharding, NodePtr (&before)[2]);
   size_t memory_bytes() const;
 
-  const int8_t index_;
+  int8_t index_;  // of the device; changes only where it adopts a tensor of another one
   NodePtr node_;  // null only for a view that has to be computed again
   AliasPtr alias_;
   ViewPtr view_;         // while unkept_: that of what is viewed

@@ -1,0 +1,112 @@
+"""A script that is forked (see fork_server.py) does, prints and ends as in an interpreter that was started for it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from helpers import run_script
+
+from tests import scripts
+
+SCRIPTS = {
+    "prints": "import sys; print('out'); print('err', file=sys.stderr)",
+    "exit code": "import sys; print('unflushed', end=''); sys.exit(7)",
+    "exit with words": "import sys; sys.exit('words')",
+    "exception": "def f():\n    raise KeyError('mine')\nf()",
+    "exception with a cause": "try:\n    1 / 0\nexcept ArithmeticError as error:\n    raise ValueError('x') from error",
+    "exception group": "raise ExceptionGroup('two', [ValueError('a'), KeyError('b')])",
+    "no program": "x = (",
+    "excepthook": "import sys; sys.excepthook = lambda *args: print(args[0], args[1])\n1 / 0",
+    "abort": "import os; os.abort()",
+    "killed": "import os; os.kill(os.getpid(), 9)",
+    "ended by hand": "import os; print('lost'); os._exit(5)",
+    "atexit": "import atexit; atexit.register(print, 'bye'); print('first')",
+    "atexit after an exception": "import atexit; atexit.register(print, 'bye'); print('first'); 1 / 0",
+    "finalizer at the end": "class A:\n    def __del__(self): print('gone')\na = A()",
+    "thread goes on": "import threading, time; threading.Thread(target=lambda: (time.sleep(.1), print('on'))).start()",
+    "main thread": "import threading; print(threading.current_thread() is threading.main_thread())",
+    "warning": "import warnings; warnings.warn('careful')",
+    "names": "print(sorted(globals()), __name__, __doc__, __spec__)",
+    "future": "def f(x: int): pass\nprint(f.__annotations__)",
+    "argv": "import sys; print(sys.argv, sys.path, sys.flags, sys.warnoptions)",
+    "folder": "import os; print(os.getcwd())",
+    "environment": "import os; print(sorted((n, v) for n, v in os.environ.items() if n not in os.environ['IGNORED']))",
+    "descriptors": "import os; print(os.listdir('/proc/self/fd'), os.fstat(1).st_mode == os.fstat(2).st_mode)",
+    "standard input": "import sys; print(repr(sys.stdin.read()))",
+    "child": "import subprocess, sys; print(subprocess.run(['sh', '-c', 'echo $MARK; exit 3']).returncode)",
+    "fork": "import os\nif os.fork() == 0:\n    print('child')\nelse:\n    os.wait(); print('parent')",
+    "pipes": "import multiprocessing as mp; a, b = mp.Pipe(); a.send(3); print(b.recv())",
+    "signals": "import signal; print([signal.getsignal(s) for s in (2, 13, 15, 17)], signal.pthread_sigmask(0, []))",
+    "children": "import os\ntry:\n    os.wait()\nexcept ChildProcessError as error:\n    print(error)",
+    "large": "print('x' * 1_000_000)",
+    "no text": "",
+}  # fmt: skip
+
+#: What importing torch sets for children, unless it is set.
+SET_BY_IMPORTING = "TF_CPP_MIN_LOG_LEVEL TPU_ML_PLATFORM TPU_ML_PLATFORM_VERSION KMP_DUPLICATE_LIB_OK"
+
+
+def seen(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_same_as_in_an_interpreter_of_its_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment = {"MARK": "é $x\n", "IGNORED": SET_BY_IMPORTING}
+    forked, fresh = (scripts.run(SCRIPTS[name], fresh, environment) for fresh in (False, True))
+    assert seen(forked) == seen(fresh)
+
+
+def test_interrupt() -> None:
+    done = scripts.run("import os, signal; os.kill(os.getpid(), signal.SIGINT)", False, {})
+    assert done.returncode == -signal.SIGINT and done.stderr.endswith("\nKeyboardInterrupt\n")
+
+
+def test_which_scripts_are_forked() -> None:
+    """All but those that ask, and those with variables that somebody reads while torch_xla is imported."""
+    script = "import sys; print('torch' in sys.modules)"
+    assert run_script(script, WHATEVER="1", XLA_FLAGS="", CPU_NUM_DEVICES="2", RANK="0").stdout == "True\n"
+    assert run_script(script, fresh="asks for it").stdout == "False\n"
+    for name in ("XLA_IR_DEBUG", "TORCH_XLA_LOGS", "JAX_PLATFORMS", "OMP_NUM_THREADS", "PYTHONHASHSEED"):
+        assert run_script(script, **{name: "1"}).stdout == "False\n", name
+
+
+def test_settings_and_devices_are_the_childs() -> None:
+    script = """
+        import torch, torch_xla
+        from torch_xla._engine.base.settings import settings
+        import torch_xla.debug.metrics as met
+        x = torch.ones(2, device="xla:1") + 1
+        print(x.tolist(), settings.XLA_SYNC_WAIT, torch_xla.device_count(), met.metric_data("ExecuteTime")[0])
+        """
+    for wait in ("0", "1"):
+        done = run_script(script, XLA_SYNC_WAIT=wait, CPU_NUM_DEVICES="2", PJRT_DEVICE="CPU")
+        assert done.stdout == f"[2.0, 2.0] {wait == '1'} 2 1\n"
+
+
+def test_random_numbers_that_are_not_seeded_differ() -> None:
+    script = "import random, numpy, os; print(random.random(), numpy.random.rand(), os.urandom(4))"
+    assert run_script(script).stdout != run_script(script).stdout
+
+
+def test_at_the_same_time() -> None:
+    """Each gets its own output and its own end, in whatever order they end; nobody waits for another."""
+    with ThreadPoolExecutor(4) as pool:
+        codes = [f"import sys, time; time.sleep({0.4 - i / 10}); print({i}); sys.exit({i})" for i in range(4)]
+        done = list(pool.map(lambda code: scripts.run(code, False, {}), codes))
+    assert [seen(one) for one in done] == [(i, f"{i}\n", "") for i in range(4)]
+
+
+def test_check(tmp_path: Path) -> None:
+    """run_script says what went wrong: an exit code, or a word on stderr."""
+    with pytest.raises(AssertionError, match=r"ended with 3\nseen\n"):
+        run_script("import sys; print('seen'); sys.exit(3)")
+    with pytest.raises(AssertionError, match="careful"):
+        run_script("import sys; print('careful', file=sys.stderr)")
+    assert textwrap.dedent(run_script("  print('indented')").stdout) == "indented\n"
