@@ -12,7 +12,7 @@ from types import ModuleType
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo, frames, logs, versions
-from torch_xla._engine.base.compat import dispatcher
+from torch_xla._engine.base.compat import dispatcher, ending
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation
@@ -69,6 +69,7 @@ def start() -> None:
     dispatcher.register_device_module("xla", device_module)
     atexit.register(shutdown.at_exit)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
+    ending.send_queued_values_first()
 
 
 def _devices_at_most() -> int:
