@@ -20,6 +20,7 @@ import torch
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo, frames
 from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import causes, metrics, observer
 from torch_xla._engine.execution import executor, modes
 
@@ -88,6 +89,7 @@ def _forget_steps() -> None:
 @dynamo.breaks_graph
 def mark_step(wait: bool = False) -> None:
     """The step barrier: everything pending on this thread's device is sent off; with ``wait`` it is finished."""
+    devices.check_process()
     metrics.count("MarkStep")
     observer.announce_step()
     if _anyone_stepped:

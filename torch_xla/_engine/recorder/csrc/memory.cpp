@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "device.h"
+#include "fork.h"
 
 namespace torch_xla {
 namespace {
@@ -23,6 +24,13 @@ Account& account_of(int8_t device) {
   static auto* accounts = new Account[kMaxDevices];
   return accounts[device];
 }
+
+const bool accounts_held = [] {
+  for (int device = 0; device < kMaxDevices; ++device) {
+    HeldAtFork(account_of(static_cast<int8_t>(device)).mutex);
+  }
+  return true;
+}();
 
 thread_local uint32_t provenance_of_thread = 0;
 
