@@ -1,7 +1,7 @@
 """``nn.TransformerEncoder`` in evaluation leaves zeros at padded positions, as it does on other devices.
 
-There it packs the rows of a batch into a nested tensor, which leaves the padding out, and unpacks them with zeros in it.
-xla has no such tensors: the layers see the padding, and the zeros are put there after them.
+There it packs the rows of a batch into a nested tensor, which leaves the padding out, and unpacks them with
+zeros there. xla has no such tensors: the layers see the padding, and the zeros are put in after them.
 """
 
 from __future__ import annotations
