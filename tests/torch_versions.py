@@ -108,7 +108,11 @@ def note(versions: list[str], tests: str, outcome: str, today: datetime.date) ->
     lines.insert(rows[-1] + 1, f"{start} {outcome} | {today.isoformat()} |")
     head, body = lines[: rows[0] + 2], lines[rows[0] + 2 :]
     end = next((i for i, line in enumerate(body) if not line.startswith("|")), len(body))
-    TABLE.write_text("\n".join([*head, *sorted(body[:end]), *body[end:]]) + "\n")
+    TABLE.write_text("\n".join([*head, *sorted(body[:end], key=_releases), *body[end:]]) + "\n")
+
+
+def _releases(row: str) -> list[str]:
+    return row.split(" | ")[:3]
 
 
 def _name(core: bool, arguments: list[str]) -> str:
