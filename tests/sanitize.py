@@ -130,7 +130,7 @@ SANITIZERS = {
             "allocator_may_return_null=1:"
             f"suppressions={FAULTS / 'thread_suppressions.txt'}",
         },
-        begins=r"^(?:WARNING: |FATAL: |==\d+==ERROR: )?ThreadSanitizer:",
+        begins=r"^(?:WARNING: |FATAL: |==\d+==ERROR: )?ThreadSanitizer:(?! reported)",
         faults={"race": "data race"},
     ),
 }

@@ -21,7 +21,7 @@ OVERFLOW = "{}/hash.h:30:9: runtime error: signed integer overflow\n"
     [
         ("thread", RACE + OURS.format(0, RECORDER.sources), 1, ["data race graph.cpp:200"]),
         ("thread", (RACE + OURS.format(1, RECORDER.sources)) * 2, 2, ["data race graph.cpp:200"] * 2),
-        ("thread", RACE + OTHERS, 0, ["data race"]),
+        ("thread", RACE + OTHERS + "=====\nThreadSanitizer: reported 1 warnings\n", 0, ["data race"]),
         ("address", FREED + OTHERS + OURS.format(1, RECORDER.sources), 1, ["heap-use-after-free graph.cpp:200"]),
         ("address", OVERFLOW.format(RECORDER.sources), 1, ["signed integer overflow hash.h:30"]),
         ("address", OVERFLOW.format("/torch/include"), 0, ["signed integer overflow"]),
