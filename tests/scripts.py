@@ -95,7 +95,9 @@ _starting = threading.Lock()
 def _server() -> Server:
     with _starting:  # scripts are run by several threads
         if not _servers:
-            _servers.append(Server(_environment()))
+            # A copy of all variables, which importing takes, counts as looking at each that is set; XLA_FLAGS is not
+            # looked at before the backend starts.
+            _servers.append(Server({n: v for n, v in _environment().items() if n != "XLA_FLAGS"}))
     return _servers[0]
 
 

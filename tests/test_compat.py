@@ -145,7 +145,7 @@ Private.find = lambda self: find(self) if self.name in needed else None
 
 
 def test_importing_and_recording_need_few_private_names() -> None:
-    out = run_script(BEFORE.format(root=str(PACKAGE.parent), before=WITHOUT)).stdout
+    out = run_script(BEFORE.format(root=str(PACKAGE.parent), before=WITHOUT), fresh="changed before the import").stdout
     assert "[2.0, 2.0, 2.0] True\nxla:0" in out
     for name in ("_apply", "_BaseDataLoaderIter.__next__", "core_aten_decompositions", "_get_restore_location"):
         assert re.search(rf"has no \S*{name}: \w", out), (name, out)
@@ -167,7 +167,7 @@ def test_a_release_is_tested_by_its_minor_number(release: str, is_known: bool) -
 
 def test_an_untested_release_gets_one_warning_at_import() -> None:
     known = "from torch_xla._engine.base import versions; versions.TESTED = versions.TESTED | {'torch': ('1.0', '1.1')}"
-    out = run_script(BEFORE.format(root=str(PACKAGE.parent), before=known)).stdout
+    out = run_script(BEFORE.format(root=str(PACKAGE.parent), before=known), fresh="changed before the import").stdout
     assert out.count("torch_xla was not tested with") == 1
     assert f"torch_xla was not tested with torch {torch.__version__} (it was with torch 1.0 to 1.1)" in out
 

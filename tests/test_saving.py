@@ -307,6 +307,19 @@ def double_in_another_process(values: Any, queue: Any) -> None:
     queue.put([value.detach() * 2 for value in values])
 
 
+QUEUED = """
+import faulthandler, multiprocessing, torch, torch_xla
+faulthandler.dump_traceback_later(60, exit=True)
+queue = multiprocessing.get_context("spawn").Queue()
+queue.put([torch.ones(3, device="xla") * 2, torch.zeros(2, device="xla") + 1])
+"""
+
+
+def test_a_process_that_ends_sends_what_is_queued() -> None:
+    # A thread of the queue's pickles the values while the interpreter ends, and the interpreter waits for it.
+    run_script(QUEUED, fresh="the end of an interpreter")
+
+
 def test_processes_exchange_values() -> None:
     for x in (torch.arange(3, device="xla"), nn.Parameter(torch.ones(2, device="xla")), torch.ones(1)):
         _alike(ForkingPickler.loads(ForkingPickler.dumps(x)), x)

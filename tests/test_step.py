@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 import torch
 from helpers import counts, run_script
@@ -253,6 +254,34 @@ def test_an_operation_in_eager_mode_that_fails_has_not_happened(monkeypatch: pyt
         assert x.tolist() == [4, 4]
         x.add_(1)
         assert x.tolist() == [5, 5]
+
+
+def test_a_program_that_fails_while_it_runs_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own work is done in part when it fails: what it was to write over must still be there."""
+    programs.cache.clear()
+    calls = 0
+
+    def host(x: np.ndarray) -> np.ndarray:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise ValueError("the host gives up")
+        return np.sinh(x)
+
+    rule = lambda x: jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+    monkeypatch.setitem(RULES, "aten::sinh", dataclasses.replace(RULES["aten::sinh"], function=rule, ctx=False))
+    x, expected = torch.full((3,), 0.25, device="xla"), torch.full((3,), 0.25)
+    torch_xla.sync()
+    for step in range(5):
+        x.mul_(0.5).add_(x.sinh())
+        expected.mul_(0.5).add_(expected.sinh())
+        if step == 2:
+            with pytest.raises(XlaError, match="the host gives up"):
+                torch_xla.sync()
+        else:
+            torch_xla.sync()
+        torch.testing.assert_close(x.cpu(), expected)
+    programs.cache.clear()
 
 
 # --- several threads ------------------------------------------------------------------------------------------------

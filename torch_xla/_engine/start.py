@@ -6,13 +6,14 @@ Starts no backend and no thread: processes fork after importing.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import warnings
 from types import ModuleType
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo, frames, logs, versions
-from torch_xla._engine.base.compat import dispatcher
+from torch_xla._engine.base.compat import dispatcher, ending
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation
@@ -67,8 +68,15 @@ def start() -> None:
     module_moves.install()
     dynamo.install()
     dispatcher.register_device_module("xla", device_module)
+    os.register_at_fork(after_in_child=lambda: _lose_devices(module))
     atexit.register(shutdown.at_exit)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
+    ending.send_queued_values_first()
+
+
+def _lose_devices(module: ModuleType) -> None:
+    if devices.left_behind():
+        module.lose_devices(devices.LOST, devices.left_behind())
 
 
 def _devices_at_most() -> int:

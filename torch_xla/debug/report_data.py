@@ -14,7 +14,7 @@ timeline     for each step: number, thread, start_ms, wall_ms, parts (ms by cate
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_xla._engine.device import devices
@@ -95,7 +95,7 @@ def _recompilations() -> list[dict[str, Any]]:
     return [{"kind": e.kind, "line": e.line, "text": e.text, "times": n} for e, n in watcher.causes()]
 
 
-def _places(tables: Sequence[dict[Any, journal.Place]], names: tuple[str, ...]) -> list[dict[str, Any]]:
+def _places(tables: Sequence[Mapping[Any, journal.Place]], names: tuple[str, ...]) -> list[dict[str, Any]]:
     sums: dict[Any, journal.Place] = {}
     for table in tables:
         for key, place in table.items():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+from typing import Any
 
 import jax
 
@@ -18,8 +20,14 @@ _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM":
 _KINDS = {"gpu": "CUDA"}
 
 
-#: Whether this process was forked from one that had used a device: XLA's threads and connections stayed behind.
-_lost_by_fork = False
+#: In a process forked from one that had used a device: what must not be destroyed there, as XLA's destructors wait for
+#: threads that stayed behind. Empty in every other process.
+_left_behind: tuple[Any, ...] = ()
+
+LOST = (
+    "an xla device was used before this process was forked, and XLA does not survive a fork: use no xla device "
+    'in the parent before forking, or start the process with start_method="spawn"'
+)
 
 
 @functools.cache
@@ -42,11 +50,7 @@ def devices() -> tuple[jax.Device, ...]:
 
 
 def _find() -> tuple[jax.Device, ...]:
-    if _lost_by_fork:
-        raise RuntimeError(
-            "an xla device was used before this process was forked, and XLA does not survive a fork: use no xla device "
-            'in the parent before forking, or start the process with start_method="spawn"'
-        )
+    check_process()
     if replicas.process_count() > 1:
         coordination.join()
         return (_local_devices()[0],)
@@ -78,6 +82,17 @@ def _ask_for_cpu_devices(count: int) -> None:
             f"{count} CPU devices: jax has started its backend with another number of CPU devices already; use an "
             "xla device before anything that starts jax's backend"
         ) from error
+
+
+def check_process() -> None:
+    """Raises RuntimeError in a process forked from one that had used a device."""
+    if _left_behind:
+        raise RuntimeError(LOST)
+
+
+def left_behind() -> tuple[Any, ...]:
+    """What of the parent must never be freed, in a process forked from one that had used a device; else nothing."""
+    return _left_behind
 
 
 def replica_devices() -> tuple[jax.Device, ...]:
@@ -138,9 +153,13 @@ def kind() -> str:
 
 
 def _after_fork() -> None:
-    global _lost_by_fork
+    global _left_behind
     if started():
-        _lost_by_fork = True
+        # Devices own their client. Modules own executables, and thread pools (jax's mlir), which the end of the
+        # interpreter would join.
+        ours = ("jax", "jaxlib", "torch_xla")
+        modules = [m for name, m in list(sys.modules.items()) if name.split(".")[0] in ours]
+        _left_behind = (devices(), [list(vars(m).values()) for m in modules])
         devices.cache_clear()
 
 

@@ -133,4 +133,7 @@ def _place(device: int) -> str:
 
 
 def _first_line(text: str) -> str:
-    return text.strip().split("\n")[0]
+    """What has happened; of a Python function that the program calls, what that has raised."""
+    first, *rest = text.strip().split("\n")
+    raised = [line for line in rest if line and not line[0].isspace()]
+    return f"{first.split(': Traceback')[0]}: {raised[-1]}" if "Traceback (most recent" in first and raised else first

@@ -13,9 +13,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 HISTORY = 1000
+
+K = TypeVar("K")
 
 
 @dataclass(slots=True)
@@ -41,6 +46,13 @@ class Place:
         self.duration += duration
 
 
+_NOTHING: Mapping[Any, Place] = MappingProxyType({})
+
+
+def _nothing() -> Mapping[Any, Place]:
+    return _NOTHING
+
+
 @dataclass(slots=True)
 class Step:
     """What a thread did from one barrier to the next; ``end`` is 0 while it is open. Times in ns of perf_counter."""
@@ -50,10 +62,10 @@ class Step:
     number: int = -1
     end: int = 0
     spent: dict[str, int] = field(default_factory=dict)  # own time by kind
-    counts: dict[str, int] = field(default_factory=dict)
-    reads: dict[str, Place] = field(default_factory=dict)  # values read, by the user's line
-    fallbacks: dict[tuple[str, str], Place] = field(default_factory=dict)  # by op and the user's line
-    compilations: list[Compilation] = field(default_factory=list)
+    # Most steps have none of these: such a one needs no table of its own.
+    reads: Mapping[str, Place] = field(default_factory=_nothing)  # values read, by the user's line
+    fallbacks: Mapping[tuple[str, str], Place] = field(default_factory=_nothing)  # by op and the user's line
+    compilations: tuple[Compilation, ...] = ()
     ops: int = 0  # nodes of the graphs it ran
     peak_bytes: int = 0
 
@@ -108,8 +120,6 @@ class spent:
 
     def __exit__(self, *_: object) -> None:
         self._credit(time.perf_counter_ns())
-        step = current()
-        step.counts[self.kind] = step.counts.get(self.kind, 0) + 1
         _here.active = self.outer
 
     def _credit(self, now: int) -> None:
@@ -123,9 +133,7 @@ class spent:
 
 def add_own(kind: str, duration: int) -> None:
     """Something of a ``kind`` has taken ``duration`` ns in this thread's step; no ``spent`` block of it was open."""
-    step = current()
-    step.add(kind, duration)
-    step.counts[kind] = step.counts.get(kind, 0) + 1
+    current().add(kind, duration)
     if _here.active is not None:
         _here.active.inner += duration
 
@@ -145,7 +153,8 @@ def end_fallback() -> None:
         op, line, block = _here.fallback
         _here.fallback = None
         block.__exit__()
-        current().fallbacks.setdefault((op, line), Place()).add(block.total)
+        step = current()
+        step.fallbacks = _added(step.fallbacks, (op, line), block.total)
 
 
 def falling_back() -> str | None:
@@ -155,7 +164,15 @@ def falling_back() -> str | None:
 
 def read(line: str, duration: int) -> None:
     """A value was read by the user at ``line``."""
-    current().reads.setdefault(line, Place()).add(duration)
+    step = current()
+    step.reads = _added(step.reads, line, duration)
+
+
+def _added(places: Mapping[K, Place], key: K, duration: int) -> Mapping[K, Place]:
+    """The places, in a table of the step's own, with one thing more at ``key``."""
+    own = places if isinstance(places, dict) else {}
+    own.setdefault(key, Place()).add(duration)
+    return own
 
 
 def close(peak_bytes: int) -> Step:

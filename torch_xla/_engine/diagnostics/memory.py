@@ -7,7 +7,6 @@ all there is, and a program's peak is what the account held when it started plus
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,26 +17,15 @@ from torch_xla._engine import recorder
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import provenance
 
-_lock = threading.Lock()
-_peaks: dict[int, int] = {}
-
 
 def used(device: int) -> int:
     """Bytes of the buffers that exist on the device."""
     return int(recorder.module().memory_use(device)[0])
 
 
-def _raise_peak(device: int, to: int) -> int:
-    with _lock:
-        _peaks[device] = max(_peaks.get(device, 0), to)
-        return _peaks[device]
-
-
 def end_step(device: int) -> int:
     """The most bytes that buffers took at once since the last call."""
-    peak = int(recorder.module().take_peak(device))
-    _raise_peak(device, peak)
-    return peak
+    return int(recorder.module().take_peak(device))
 
 
 def info(device: int) -> dict[str, int]:
@@ -45,7 +33,7 @@ def info(device: int) -> dict[str, int]:
     stats = devices.device(device).memory_stats() or {}
     bytes_used = stats.get("bytes_in_use", used(device))
     limit = stats.get("bytes_limit", _physical_memory())
-    own_peak = _raise_peak(device, int(recorder.module().memory_use(device)[1]))
+    own_peak = int(recorder.module().memory_use(device)[3])
     return {
         "bytes_used": bytes_used,
         "bytes_limit": limit,

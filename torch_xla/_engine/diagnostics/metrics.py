@@ -118,9 +118,21 @@ def timed(name: str) -> Iterator[None]:
     metric(name, format_time).add(time.perf_counter_ns() - start)
 
 
+class _Counters(dict[str, Callable[[int], None]]):
+    """What adds to a counter, by its name: a counter is there for good."""
+
+    def __missing__(self, name: str) -> Callable[[int], None]:
+        add: Callable[[int], None] = recorder.module().counter(name).add
+        self[name] = add
+        return add
+
+
+_counters = _Counters()
+
+
 def count(name: str, n: int = 1) -> None:
     """Adds ``n`` to the counter ``name``."""
-    recorder.module().count(name, n)
+    _counters[name](n)
 
 
 def counters() -> dict[str, int]:

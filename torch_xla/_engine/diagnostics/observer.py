@@ -72,7 +72,7 @@ def _compilation(graph: Any, spec: program.GraphSpec, device: int, cause: str, l
     with progress.compiling(ops):
         yield
     duration = time.perf_counter_ns() - start
-    journal.current().compilations.append(journal.Compilation(start, duration, ops, cause, line))
+    journal.current().compilations += (journal.Compilation(start, duration, ops, cause, line),)
     _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
     situation = Situation(line, cause, tuple(journal.current().reads), _provenances(graph, device), ops)
     watcher.compiled((device, cause, line), summary.summarize(spec), situation)

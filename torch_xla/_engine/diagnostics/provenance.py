@@ -20,20 +20,23 @@ class Provenance:
 UNKNOWN = Provenance("unknown", "")
 
 _lock = threading.Lock()
-_numbers: dict[Provenance, int] = {UNKNOWN: 0}
+_numbers: dict[tuple[str, str], int] = {("unknown", ""): 0}
+#: Scripts have fewer lines than that; notebooks that run for months, and make a file of each cell, may not.
+_MOST = 1 << 16
 _rows: list[Provenance] = [UNKNOWN]
 
 
 def number(kind: str, line: str) -> int:
-    """The number of a maker."""
-    row = Provenance(kind, line)
-    found = _numbers.get(row)
+    """The number of a provenance; 0 (unknown) when there are too many."""
+    found = _numbers.get((kind, line))
     if found is not None:
         return found
     with _lock:
-        found = _numbers.setdefault(row, len(_rows))
+        if len(_rows) == _MOST:
+            return 0
+        found = _numbers.setdefault((kind, line), len(_rows))
         if found == len(_rows):
-            _rows.append(row)
+            _rows.append(Provenance(kind, line))
         return found
 
 

@@ -20,6 +20,7 @@ import torch
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo, frames
 from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import causes, metrics, observer
 from torch_xla._engine.execution import executor, modes
 
@@ -33,6 +34,7 @@ _MESSAGE = (
 _lock = threading.Lock()
 _stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _without_barrier: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_anyone_stepped = False
 _warned = False
 
 
@@ -50,13 +52,14 @@ def cut(device: int, reason: str = causes.LIMIT) -> None:
 
 @dynamo.runs_as_it_is
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    global _warned
+    global _warned, _anyone_stepped
     devices = _devices(optimizer)
     if not devices or not settings.XLA_AUTO_BARRIER or optimizer in _without_barrier:
         return
     with _lock:
         again = optimizer in _stepped
         _stepped.add(optimizer)
+        _anyone_stepped = True
     if not again:
         return
     _without_barrier.add(optimizer)
@@ -76,13 +79,21 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
             observer.step_ended(device)
 
 
+def _forget_steps() -> None:
+    global _anyone_stepped
+    with _lock:
+        _stepped.clear()
+        _anyone_stepped = False
+
+
 @dynamo.breaks_graph
 def mark_step(wait: bool = False) -> None:
     """The step barrier: everything pending on this thread's device is sent off; with ``wait`` it is finished."""
+    devices.check_process()
     metrics.count("MarkStep")
     observer.announce_step()
-    with _lock:
-        _stepped.clear()
+    if _anyone_stepped:
+        _forget_steps()
     device = recorder.module().current_device()
     with causes.because(causes.SYNC):
         executor.sync_device(device, wait or settings.XLA_SYNC_WAIT)

@@ -12,6 +12,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import shardings
+from torch_xla._engine.base.compat import launching
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import errors, metrics, observer
 from torch_xla._engine.diagnostics.errors import Outline
@@ -72,8 +73,15 @@ def compile_graph(
     numbers = _place(device, team)
     with recorder.wide_types(), errors.explained(lambda: f"compiling {outline}", device, outline):
         arguments = [*_numbers(spec), *leaves]
-        jitted = _jitted(spec, numbers, team, arguments)
-        compiled = compile_cache.build(lambda: jitted.lower(*arguments), _kept_for(device, team))
+
+        def build(donates: bool) -> jax.stages.Compiled:
+            jitted = _jitted(spec, numbers, team, arguments, donates)
+            return compile_cache.build(lambda: jitted.lower(*arguments), _kept_for(device, team))
+
+        compiled = build(True)
+        if spec.donated and launching.calls_python(compiled):
+            # The user's Python may raise when the program has begun to write over what it was given.
+            compiled = build(False)
         sizes = observer.sizes(compiled)
         results = _result_shardings(compiled) if replicas.is_spmd() else ()
         executable = launch.executable(compiled, numbers, sizes, results, together)
@@ -104,7 +112,9 @@ def _kept_for(device: int, team: replicated.Team | None) -> list[jax.Device]:
     return [devices.device(device)] if team is None else replicated.kept_for(team.sharding.mesh.devices.flat)
 
 
-def _jitted(spec: program.GraphSpec, place: Sharding, team: replicated.Team | None, arguments: Sequence[Any]) -> Any:
+def _jitted(
+    spec: program.GraphSpec, place: Sharding, team: replicated.Team | None, arguments: Sequence[Any], donates: bool
+) -> Any:
     """The graph as a function of jax that knows where it runs."""
     function = program.function(spec)
     coming: Any = place
@@ -115,7 +125,7 @@ def _jitted(spec: program.GraphSpec, place: Sharding, team: replicated.Team | No
         leaving = [shardings.of(number) for number in spec.root_shardings]
     elif team is not None:
         function = replicated.over(function, team)
-    donated = tuple(position + 2 for position in spec.donated)
+    donated = tuple(position + 2 for position in spec.donated) if donates else ()
     return jax.jit(function, in_shardings=coming, out_shardings=leaving, donate_argnums=donated, keep_unused=True)
 
 

@@ -33,6 +33,7 @@ def sync_device(device: int, wait: bool = False) -> None:
 
     Raises the first error of what could not be computed, when all else is under way.
     """
+    devices.check_process()  # before any lock: a thread of the parent may have held it
     results = recorder.module().exclusively(device, _sync, device)
     if wait:
         _wait_for(results, device)
@@ -69,6 +70,7 @@ def _again(error: Exception, what: str) -> Exception:
 
 def materialize(nodes: Sequence[Any], device: int) -> None:
     """Makes sure that the recorder's ``nodes`` of one device have values (which may still be computing)."""
+    devices.check_process()
     recorder.module().exclusively(device, _materialize, nodes, device)
 
 
@@ -84,6 +86,7 @@ def _materialize(nodes: Sequence[Any], device: int) -> None:
 
 def wait(device: int) -> None:
     """Waits for all that has been started on the device."""
+    devices.check_process()
     _wait_for(recorder.module().live_buffers(device), device)
 
 

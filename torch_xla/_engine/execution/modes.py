@@ -20,7 +20,7 @@ from torch_xla._engine.base.settings import settings
 
 @dataclass(slots=True)
 class Region:
-    """What one torch_xla.compile asks for. ``graphs`` are the keys of what it has run, in all of its calls."""
+    """What one torch_xla.compile asks for. ``graphs``: the keys of what it has run, if there may be only so many."""
 
     name: str
     full_graph: bool
@@ -112,4 +112,5 @@ def before_run(key: bytes) -> None:
                 "make other graphs; torch_xla.sync() runs what is pending now."
             )
     for state in _thread.open:
-        state.region.graphs.add(key)
+        if state.region.max_graphs is not None:
+            state.region.graphs.add(key)

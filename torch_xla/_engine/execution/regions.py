@@ -9,17 +9,22 @@ import threading
 from contextlib import ContextDecorator, ExitStack
 from types import TracebackType
 
+from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.execution import barrier, modes
 from torch_xla._engine.execution.modes import Region
 
-_named: dict[tuple[str, bool, int | None], Region] = {}
+_named: LruCache[Region] = LruCache(limit=lambda: 1024)
 
 
 def region(name: str | None, full_graph: bool, max_graphs: int | None) -> Compiled:
     """The context of that name; contexts of one name count their graphs together."""
     if name is None:
         return Compiled(Region("this context", full_graph, max_graphs))
-    return Compiled(_named.setdefault((name, full_graph, max_graphs), Region(name, full_graph, max_graphs)))
+    found = _named.get((name, full_graph, max_graphs))
+    if found is None:
+        found = Region(name, full_graph, max_graphs)
+        _named.put((name, full_graph, max_graphs), found)
+    return Compiled(found)
 
 
 class Compiled(ContextDecorator):

@@ -46,6 +46,12 @@ def executable(compiled: jax.stages.Compiled) -> tuple[Callable[[list[jax.Array]
     return program.execute_sharded, list(handlers)
 
 
+def calls_python(compiled: jax.stages.Compiled) -> bool:
+    """Whether the program calls functions of Python while it runs, as jax.pure_callback does."""
+    call = getattr(getattr(compiled, "_executable", None), "unsafe_call", None)
+    return any(bool(getattr(call, name, False)) for name in _EFFECTS)
+
+
 def put_array() -> Callable[..., jax.Array] | None:
     """``f(aval, sharding, host arrays, devices) -> array``, which is C++; None without."""
     found: Callable[..., jax.Array] | None = _PUT.find()

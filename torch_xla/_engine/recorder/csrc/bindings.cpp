@@ -209,7 +209,7 @@ void bind_memory(py::module_& m) {
   m.def("take_peak", [](Ordinal device) { return take_peak(device); });
   m.def("memory_use", [](Ordinal device) {
     const MemoryUse use = memory_use(device);
-    return py::make_tuple(use.bytes, use.peak, use.buffers);
+    return py::make_tuple(use.bytes, use.peak, use.buffers, use.highest);
   });
 }
 
@@ -227,6 +227,8 @@ void bind_state(py::module_& m) {
   m.def("set_all_seeds", &set_all_seeds);
   m.def("get_seed", [](Ordinal device) { return get_seed(device); });
   m.def("count", [](const std::string& name, int64_t n) { counter(name)->add(n); }, py::arg("name"), py::arg("n") = 1);
+  py::class_<Counter, std::unique_ptr<Counter, py::nodelete>>(m, "Counter").def("add", &Counter::add, py::arg("n") = 1);
+  m.def("counter", [](const std::string& name) { return counter(name); }, py::return_value_policy::reference);
   m.def("counters", &counters);
   m.def("clear_counters", &clear_counters);
   m.def("check_signatures", &check_signatures);

@@ -4,6 +4,8 @@
 #include <memory>
 #include <mutex>
 
+#include "fork.h"
+
 namespace torch_xla {
 namespace {
 
@@ -17,6 +19,8 @@ CounterTable& counter_table() {
   static auto* t = new CounterTable;
   return *t;
 }
+
+const HeldAtFork counters_held(counter_table().mutex);
 
 }  // namespace
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "fork.h"
+
 namespace torch_xla {
 namespace {
 
@@ -44,6 +46,13 @@ int8_t checked(int64_t index) {
   }
   return static_cast<int8_t>(index);
 }
+
+const bool states_held = [] {
+  for (int device = 0; device < kMaxDevices; ++device) {
+    HeldAtFork(device_state(static_cast<int8_t>(device)).mutex);
+  }
+  return true;
+}();
 
 }  // namespace
 

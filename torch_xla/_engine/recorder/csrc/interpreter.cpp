@@ -1,14 +1,19 @@
 // Hooks into Python, and the end of the interpreter.
 #include "interpreter.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <thread>
 
 #include "compat_python.h"
 #include "device.h"
+#include "fork.h"
 #include "memory.h"
 #include "sharding.h"
 
@@ -53,6 +58,17 @@ class InterpreterGate {
     changed_.wait(lock, [this] { return inside_ == 0; });
   }
 
+  // A child has none of the threads that were inside or waiting; the forking one may be inside itself.
+  void hold_at_fork() {
+    at_fork({this, [](void* gate) { static_cast<InterpreterGate*>(gate)->mutex_.lock(); },
+             [](void* gate) { static_cast<InterpreterGate*>(gate)->mutex_.unlock(); },
+             [](void* gate) {
+               new (&static_cast<InterpreterGate*>(gate)->mutex_) std::mutex;
+               new (&static_cast<InterpreterGate*>(gate)->changed_) std::condition_variable;
+               static_cast<InterpreterGate*>(gate)->inside_ = depth_ > 0 ? 1 : 0;
+             }});
+  }
+
   // Holds the thread, unless it is the one that ends the interpreter.
   void hold() const {
     while (!closes()) {
@@ -76,6 +92,29 @@ class InterpreterGate {
   static thread_local int depth_;
 };
 thread_local int InterpreterGate::depth_ = 0;
+
+const bool gate_held = [] {
+  InterpreterGate::get().hold_at_fork();
+  return true;
+}();
+
+// Why this process has no devices; null: it has. Set once, by the only thread of a forked child, and never freed.
+std::string* lost = nullptr;
+
+// In a child of a process that has used a device: nothing of XLA may be called any more, not even to free what it owns.
+// `left` are Python objects that are never freed. Destructors that run after main() would wait for threads of the
+// parent, so the process ends before them, with its own exit code.
+void lose_devices(const std::string& why, const py::object& left) {
+  lost = new std::string(why);
+  abandon_buffers();
+  left.inc_ref();
+  on_exit(
+      [](int status, void*) {
+        std::fflush(nullptr);
+        _exit(status);
+      },
+      nullptr);
+}
 
 // Waiting at the gate with the GIL would keep those inside from finishing.
 void enter() {
@@ -194,6 +233,7 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
 }  // namespace
 
 InPython::InPython() {
+  TORCH_CHECK(lost == nullptr, *lost);
   enter();
   gil_ = std::make_unique<py::gil_scoped_acquire>();
 }
@@ -216,6 +256,7 @@ void bind_interpreter(py::module_& m) {
   m.def("set_hooks", &set_hooks, py::kw_only(), py::arg("device_count"), py::arg("upload"), py::arg("download"),
         py::arg("transfer"), py::arg("materialize"), py::arg("cut"), py::arg("fallback"), py::arg("fallback_done"));
   m.def("close", &close, py::arg("threads"));
+  m.def("lose_devices", &lose_devices);
 }
 
 }  // namespace torch_xla

@@ -13,6 +13,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
+
 #include "graph.h"
 #include "ordinal.h"
 
@@ -36,6 +38,11 @@ struct Executable {
   std::vector<int64_t> sizes;       // bytes of each result
   int64_t extra = 0;                // bytes that the program needs on top of its inputs while it runs
   std::vector<uint32_t> shardings;  // how each result lies; empty: each is on one device
+
+  // The numbers of the last launch and their arrays, which serve the next one if that has the same. GIL held.
+  mutable std::vector<double> last_floats = {};
+  mutable std::vector<int64_t> last_ints = {};
+  mutable std::array<pybind11::object, 2> last_arrays = {};
 };
 
 // Calls `function(*args)` as the only thread that collects or launches graphs of this device. RuntimeError where this

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "device.h"
+#include "fork.h"
 
 namespace torch_xla {
 namespace {
@@ -24,7 +25,19 @@ Account& account_of(int8_t device) {
   return accounts[device];
 }
 
+const bool accounts_held = [] {
+  for (int device = 0; device < kMaxDevices; ++device) {
+    HeldAtFork(account_of(static_cast<int8_t>(device)).mutex);
+  }
+  return true;
+}();
+
 thread_local uint32_t provenance_of_thread = 0;
+
+void raise_peak(Account& account, int64_t bytes) {
+  account.use.peak = std::max(account.use.peak, bytes);
+  account.use.highest = std::max(account.use.highest, bytes);
+}
 
 }  // namespace
 
@@ -37,7 +50,7 @@ void Buffer::count() {
   account.last = this;
   account.use.bytes += bytes;
   account.use.buffers += 1;
-  account.use.peak = std::max(account.use.peak, account.use.bytes);
+  raise_peak(account, account.use.bytes);
 }
 
 void Buffer::donate() {
@@ -62,7 +75,7 @@ MemoryUse memory_use(int8_t device) {
 void note_need(int8_t device, int64_t bytes) {
   Account& account = account_of(device);
   std::lock_guard<std::mutex> lock(account.mutex);
-  account.use.peak = std::max(account.use.peak, account.use.bytes + bytes);
+  raise_peak(account, account.use.bytes + bytes);
 }
 
 int64_t take_peak(int8_t device) {

@@ -14,7 +14,8 @@ namespace torch_xla {
 
 struct MemoryUse {
   int64_t bytes = 0;
-  int64_t peak = 0;
+  int64_t peak = 0;     // since take_peak()
+  int64_t highest = 0;  // peak of the process
   int64_t buffers = 0;
 };
 

@@ -7,6 +7,7 @@
 
 #include "counters.h"
 #include "device.h"
+#include "fork.h"
 #include "op.h"
 #include "origin.h"
 
@@ -23,6 +24,8 @@ Parked& parked() {
   static auto* p = new Parked;
   return *p;
 }
+
+const HeldAtFork parked_held(parked().mutex);
 
 // Drops references one after the other instead of recursively: a chain of a million nodes must not overflow the stack.
 void release_iteratively(c10::SmallVector<NodePtr, 3>& inputs) {

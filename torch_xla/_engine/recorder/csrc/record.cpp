@@ -10,6 +10,7 @@
 
 #include "compat.h"
 #include "copies.h"
+#include "fork.h"
 #include "generator.h"
 #include "origin.h"
 #include "signature.h"
@@ -375,6 +376,8 @@ OpTable& op_table() {
   static auto* t = new OpTable;
   return *t;
 }
+
+const HeldAtFork ops_held(op_table().mutex);
 
 }  // namespace
 

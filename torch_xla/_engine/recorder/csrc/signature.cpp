@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "compat.h"
+#include "fork.h"
 #include "record.h"
 
 namespace torch_xla {
@@ -41,6 +42,8 @@ Cache& cache() {
   static auto* c = new Cache;
   return *c;
 }
+
+const HeldAtFork signatures_held(cache().mutex);
 
 // Another device, and the tensors that stand for ours there.
 struct Substitute {

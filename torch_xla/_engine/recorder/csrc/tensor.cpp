@@ -172,6 +172,12 @@ NodePtr XlaTensor::value() {
 
 // Whether a write can go back through the views, step by step: not where elements that share their place are told
 // apart. With equal values they are not, if each step up to the last that overlaps leaves nothing out.
+//
+//   a step overlaps   all elements equal   steps up to the last that overlaps   by steps
+//   none              -                    -                                    yes
+//   yes               no                   -                                    no
+//   yes               yes                  each covers what it views            yes
+//   yes               yes                  one leaves elements out              no
 bool XlaTensor::writes_by_steps(bool uniform) const {
   const View* last = nullptr;
   for (const View* view = view_.get(); view != nullptr; view = view->parent.get()) {

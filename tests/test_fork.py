@@ -1,0 +1,132 @@
+"""Processes forked while other threads are inside the recorder: none hangs, and nothing of XLA is called in a child."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import run_script
+
+#: A parent whose threads upload, record, read and run while it forks; ``child`` is what each child does. A child that
+#: does not end within a minute has hung.
+PROGRAM = """
+import os, signal, sys, threading, time, warnings
+warnings.simplefilter("ignore")  # jax's and Python's own, about forking with threads
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+from torch_xla._engine import recorder
+
+over = False
+kept = torch.ones(4, device="xla") + 1
+torch_xla.sync()
+
+def upload():
+    while not over:
+        torch.ones(64).to("xla")
+
+def record():
+    x = torch.ones(4, device="xla")
+    while not over:
+        for _ in range(50):
+            torch.relu(x) + torch.rand(4, device="xla")
+
+def read():
+    while not over:
+        (torch.ones(4, device="xla") * 2).tolist()
+
+def child():
+{child}
+
+threads = [threading.Thread(target=work, daemon=True) for work in (upload, record, read)]
+for t in threads: t.start()
+time.sleep(1)
+failed = []
+for number in range({forks}):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)  # ends it, unless it has ended before
+        try:
+            child()
+        except BaseException as error:
+            print(f"child {{number}}: {{type(error).__name__}}: {{error}}", flush=True)
+            os._exit(3)
+        {end}
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status != 0:
+        failed.append((number, status))
+over = True
+for t in threads: t.join()
+assert kept.tolist() == [2.0] * 4  # the parent goes on
+print("failed:", failed)
+"""
+
+CHILDREN = {
+    "nothing": "pass",
+    "work on the CPU": """
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(1)
+model(torch.rand(2, 4)).sum().backward()
+optimizer.step()
+""",
+    "tensors that die": """
+import gc
+global kept
+del kept
+gc.collect()
+""",
+    "recording": """
+recorder.module().set_pending_limit(1 << 60)  # the parent may be just below its own
+for _ in range(3):
+    x = kept * 2 + torch.nn.functional.dropout(kept)
+    kept.add_(1)
+    recorder.module().counters()
+""",
+    "what needs a device": """
+for number, touch in enumerate((
+    lambda: kept.tolist(), lambda: (kept + 1).sum().item(), lambda: torch.ones(3).to("xla"), lambda: print(kept),
+    lambda: torch_xla.sync(), lambda: torch.xla.synchronize(), lambda: xm.mark_step(),
+    lambda: xm.wait_device_ops(["xla:0"]), lambda: kept[kept > 0],
+    lambda: torch.linalg.lstsq(kept[:, None], kept[:, None]), lambda: kept.cpu(),
+)):
+    try:
+        touch()
+    except RuntimeError as error:
+        assert "XLA does not survive a fork" in str(error), error
+    else:
+        raise AssertionError(f"{number} went through")
+""",
+}
+
+
+def _script(child: str, end: str, forks: int) -> str:
+    body = "\n".join("    " + line for line in child.strip().splitlines())
+    return PROGRAM.format(child=body, end=end, forks=forks)
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+def test_fork_beside_threads(name: str) -> None:
+    forks = 50 if name in ("work on the CPU", "what needs a device") else 20
+    done = run_script(_script(CHILDREN[name], "os._exit(0)", forks), check=False, XLA_FALLBACK_WARN="0")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "failed: []", done.stdout[-3000:]
+
+
+def test_children_that_end_as_programs_do() -> None:
+    """Through atexit and the end of the interpreter, not os._exit."""
+    done = run_script(_script(CHILDREN["work on the CPU"], "sys.exit(0)", 4), check=False, fresh="how it ends")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "failed: []", done.stdout[-3000:]
+
+
+def test_a_child_of_a_process_without_devices_has_them() -> None:
+    """Importing and seeding use no device: what a child records and runs is its own."""
+    run_script(
+        """
+        import os, torch, torch_xla
+        torch.manual_seed(3)
+        pid = os.fork()
+        x = torch.rand(3, device="xla").tolist()
+        if pid == 0:
+            os._exit(0 if x else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        """
+    )
