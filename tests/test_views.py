@@ -300,7 +300,7 @@ def test_copy_between_dtypes_and_devices(source: torch.dtype, target: torch.dtyp
         lambda x: x.expand(3, 2),
         lambda x: x[0].expand(4, 2)[1:],
         lambda x: x.expand(3, 2).t(),
-        lambda x: x.as_strided((2, 2), (1, 1)),
+        lambda x: x.as_strided((2, 2), (0, 1)),
         lambda x: x[0].unfold(0, 1, 1).expand(2, 2),
         lambda x: x.expand(3, 2)[:, :1],
         lambda x: torch.ones(1, 6, device="xla").as_strided((2, 2), (1, 1)),

@@ -19,9 +19,9 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation
 from torch_xla._engine.execution import barrier, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
-from torch_xla._engine.lowering import RULES, core, decompose, load_rules
+from torch_xla._engine.lowering import RULES, core, decompose, jax_call, load_rules
 from torch_xla._engine.parallel import collective_ops, shutdown
-from torch_xla._engine.patches import backward, data_loader, device_module, module_moves, pickling, seeding
+from torch_xla._engine.patches import backward, data_loader, device_module, encoder, module_moves, pickling, seeding
 from torch_xla._engine.recorder import origins
 
 _started = False
@@ -36,6 +36,7 @@ def start() -> None:
     logs.setup()
     versions.warn_of_untested()
     collective_ops.define()
+    jax_call.define()
     load_rules()
     module = recorder.module()
     module.set_hooks(
@@ -65,6 +66,7 @@ def start() -> None:
     if settings.PT_XLA_DEBUG:
         atexit.register(analysis.write_exit_lines)
     pickling.install()
+    encoder.install()
     module_moves.install()
     dynamo.install()
     dispatcher.register_device_module("xla", device_module)

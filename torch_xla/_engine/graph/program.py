@@ -27,8 +27,9 @@ from torch_xla._engine.recorder.origins import Origin
 IN_PLACE, SCATTER = 1, 2
 
 #: Ops that need their operands in torch's dtype also where the device stores a narrower one: their bits are asked for,
-#: or XLA's libraries for linear algebra do not know 16-bit floats (which it says only after the rule has run).
-_EXACT = re.compile(r"aten::(view\.dtype|_?linalg_|cholesky|triangular_solve|geqrf|orgqr|ormqr)")
+#: XLA's libraries for linear algebra do not know 16-bit floats (which it says only after the rule has run), or the
+#: function that they call was traced with these dtypes.
+_EXACT = re.compile(r"aten::(view\.dtype|_?linalg_|cholesky|triangular_solve|geqrf|orgqr|ormqr)|torch_xla::jax_call")
 
 
 @dataclass(frozen=True, slots=True)

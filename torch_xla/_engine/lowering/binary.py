@@ -72,6 +72,25 @@ def logaddexp(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(a) | jnp.isnan(b), complex(np.nan, np.nan), plain).astype(a.dtype)
 
 
+def _power_of_two(exponent: jax.Array) -> jax.Array:
+    """2 to a whole power of [-1022, 1023], exactly."""
+    return lax.bitcast_convert_type((exponent.astype(np.int64) + 1023) << 52, np.float64)
+
+
+def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """``x * 2 ** exponent``, also where the power alone is too large or too small for the dtype."""
+    if jnp.iscomplexobj(x):
+        return x * jnp.exp2(exponent)
+    wide, whole = x.astype(np.float64), jnp.floor(exponent)
+    wide = wide * jnp.where(whole == exponent, 1.0, lax.exp2((exponent - whole).astype(np.float64)))
+    # No number of the dtype needs more to reach 0 or infinity from the other end; of float64 that takes three factors.
+    left = jnp.clip(jnp.nan_to_num(whole, nan=0.0), -3000, 3000).astype(np.int64)
+    for _ in range(3 if x.dtype == np.float64 else 1):
+        part = jnp.clip(left, -1022, 1023)
+        wide, left = wide * _power_of_two(part), left - part
+    return wide.astype(x.dtype)
+
+
 _CONTINUOUS: dict[str, Function] = {
     "atan2": jnp.arctan2,
     "fmax": jnp.fmax,
@@ -89,7 +108,7 @@ table(arithmetic, _CONTINUOUS)
 table(arithmetic, {"copysign": jnp.copysign, "div": jnp.true_divide, "mul": jnp.multiply}, "Scalar", "Tensor")
 table(_scaled, {"add": jnp.add, "sub": jnp.subtract}, "Scalar", "Tensor")
 table(arithmetic, {"rsub": _rsub}, "Scalar", "Tensor")
-table(arithmetic, {"ldexp": lambda x, exponent: x * lax.exp2(exponent)}, "Tensor")
+table(arithmetic, {"ldexp": _ldexp}, "Tensor")
 table(discontinuous, {"fmod": jnp.fmod}, "Scalar", "Tensor")
 table(discontinuous, {"remainder": _remainder}, "Scalar", "Scalar_Tensor", "Tensor")
 table(discontinuous, {"floor_divide": _floor_divide}, "", "Scalar")

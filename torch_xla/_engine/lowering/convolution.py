@@ -11,7 +11,7 @@ from jax import lax
 
 from torch_xla._engine.lowering.matmul import precision_for
 from torch_xla._engine.lowering.nn_common import per_dim, widen
-from torch_xla._engine.lowering.registry import lower
+from torch_xla._engine.lowering.registry import Context, lower
 
 _LAYOUTS = {1: ("NCH", "OIH", "NCH"), 2: ("NCHW", "OIHW", "NCHW"), 3: ("NCDHW", "OIDHW", "NCDHW")}
 Ints = Sequence[int]
@@ -105,8 +105,9 @@ class _Geometry:
         return result.swapaxes(0, 1)
 
 
-@lower("aten::convolution", "aten::convolution_overrideable", "aten::_convolution")
+@lower("aten::convolution", "aten::convolution_overrideable", "aten::_convolution", ctx=True)
 def _convolution(
+    ctx: Context,
     x: jax.Array,
     weight: jax.Array,
     bias: jax.Array | None,
@@ -119,12 +120,15 @@ def _convolution(
     *_backend_flags: bool,
 ) -> jax.Array:
     n = x.ndim - 2
+    if 0 in ctx.shape:  # of no input channels torch makes no output channels
+        return jnp.zeros(ctx.shape, ctx.dtype)
     result = _Geometry.of(n, stride, padding, dilation, transposed, output_padding, groups).apply(x, weight)
     return result if bias is None else result + bias.reshape(-1, *(1,) * n)
 
 
-@lower("aten::convolution_backward")
+@lower("aten::convolution_backward", ctx=True)
 def _convolution_backward(
+    ctx: Context,
     grad: jax.Array,
     x: jax.Array,
     weight: jax.Array,
@@ -138,6 +142,9 @@ def _convolution_backward(
     mask: Sequence[bool],
 ) -> tuple[jax.Array | None, ...]:
     n = x.ndim - 2
+    if 0 in grad.shape or 0 in x.shape:
+        shapes = [shape if wanted else None for (shape, _), wanted in zip(ctx.outs, mask, strict=True)]
+        return tuple(None if shape is None else jnp.zeros(shape, grad.dtype) for shape in shapes)
     geometry = _Geometry.of(n, stride, padding, dilation, transposed, output_padding, groups)
     return (
         geometry.input_gradient(grad, x, weight) if mask[0] else None,
@@ -146,9 +153,9 @@ def _convolution_backward(
     )
 
 
-@lower("aten::convolution_backward_overrideable")
+@lower("aten::convolution_backward_overrideable", ctx=True)
 def _convolution_backward_overrideable(
-    grad: jax.Array, x: jax.Array, weight: jax.Array, *geometry_and_mask: object
+    ctx: Context, grad: jax.Array, x: jax.Array, weight: jax.Array, *geometry_and_mask: object
 ) -> tuple[jax.Array | None, ...]:
-    result: tuple[jax.Array | None, ...] = _convolution_backward(grad, x, weight, None, *geometry_and_mask)
+    result: tuple[jax.Array | None, ...] = _convolution_backward(ctx, grad, x, weight, None, *geometry_and_mask)
     return result

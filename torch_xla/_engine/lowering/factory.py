@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy.special import i0e
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert
@@ -109,6 +110,24 @@ def linspace(ctx: Context, start: Operand, end: Operand, steps: int, *_: Any) ->
 def logspace(ctx: Context, start: Operand, end: Operand, steps: int, base: float = 10.0, *_: Any) -> jax.Array:
     wide = jnp.result_type(ctx.dtype, np.float64)
     return jnp.power(jnp.asarray(base, wide), _line(start, end, steps, wide)).astype(ctx.dtype)
+
+
+@lower("aten::kaiser_window.beta", ctx=True)
+def kaiser_window(ctx: Context, length: int, periodic: bool = True, beta: float = 12.0, *_: Any) -> jax.Array:
+    """I0(beta * sqrt(1 - t**2)) / I0(beta) for t from -1 to 1; a periodic one is the next longer one, cut."""
+    if length < 2:
+        return jnp.ones(ctx.shape, ctx.dtype)
+    steps = length if periodic else length - 1
+    t = 2 * lax.iota(np.float64, length) / steps - 1
+    height = jnp.sqrt(jnp.maximum(1 - t * t, 0))
+    # i0e is I0 without its exponential, which overflows.
+    return (i0e(beta * height) / i0e(beta) * jnp.exp(beta * (height - 1))).astype(ctx.dtype)
+
+
+register("aten::kaiser_window", lambda ctx, length, *_: kaiser_window(ctx, length), ctx=True)
+register(
+    "aten::kaiser_window.periodic", lambda ctx, length, periodic, *_: kaiser_window(ctx, length, periodic), ctx=True
+)
 
 
 @lower("aten::eye", "aten::eye.m", ctx=True)

@@ -23,8 +23,8 @@ def _source(point: jax.Array, size: int, align_corners: bool) -> jax.Array:
 
 
 def _clipped(x: jax.Array, size: int) -> jax.Array:
-    # written so that the gradient at both ends is 0, as torch has it
-    return jnp.where(x <= 0, 0, jnp.where(x >= size - 1, size - 1, x))
+    # written so that the gradient at both ends is 0, as torch has it, and nan is 0
+    return jnp.where(x > 0, jnp.where(x >= size - 1, size - 1, x), 0)
 
 
 def _reflected(x: jax.Array, size: int, align_corners: bool) -> jax.Array:
@@ -73,6 +73,8 @@ def _taps(point: jax.Array, size: int, mode: int, padding: int, align_corners: b
 
 def _sample(image: jax.Array, grid: jax.Array, mode: int, padding: int, align_corners: bool) -> jax.Array:
     n, channels, *space = image.shape
+    if 0 in (n, channels, *grid.shape):
+        return jnp.zeros((n, channels, *grid.shape[1:-1]), image.dtype)
     flat = image.reshape(n, channels, math.prod(space))
     # the grid names the last dimension first
     taps = [_taps(grid[..., -1 - i], size, mode, padding, align_corners) for i, size in enumerate(space)]
@@ -86,6 +88,10 @@ def _sample(image: jax.Array, grid: jax.Array, mode: int, padding: int, align_co
             weight = weight * share
         values = jnp.take_along_axis(flat, index.reshape(n, 1, -1), 2, mode="clip").reshape(total.shape)
         total = total + jnp.where(inside[:, None], values * weight[:, None], 0)
+    # torch multiplies images by what is not finite; in volumes, and where it takes the nearest element, it does not.
+    if len(space) == 2 and (mode == _BICUBIC or (mode == _BILINEAR and padding == _ZEROS)):
+        finite = jnp.isfinite(grid).all(-1)
+        total = jnp.where(finite[:, None], total, jnp.nan)
     return total
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax import lax
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.nn_common import widen
-from torch_xla._engine.lowering.registry import Operand, lower, register, result_type
+from torch_xla._engine.lowering.registry import Context, Operand, lower, register, result_type
 
 Product = Callable[..., jax.Array]
 
@@ -150,3 +150,28 @@ def _addr(self: jax.Array, a: jax.Array, b: jax.Array, beta: Operand = 1, alpha:
 def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
     dtype = dtypes.to_numpy(result_type(a, b))
     return a.astype(dtype)[:, None] * b.astype(dtype)[None, :]
+
+
+def _ragged(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Each of the groups of rows of ``a`` (m, k) by its matrix of ``b`` (g, k, n)."""
+    return lax.ragged_dot(a, b, sizes, precision=precision_for(a.dtype))
+
+
+@lower("aten::_grouped_mm", ctx=True)
+def _grouped_mm(
+    ctx: Context, a: jax.Array, b: jax.Array, ends: jax.Array | None = None, bias: Any = None, dtype: Any = None
+) -> jax.Array:
+    """Products by groups, which end at ``ends``: of the rows of a, the columns of b, or what is summed over."""
+    if ends is None:
+        return product(_BATCH)(a, b).astype(ctx.dtype)
+    sizes = jnp.diff(ends, prepend=0).astype(np.int32)
+    if a.ndim == 2 and b.ndim == 3:
+        result = _ragged(a, b, sizes)
+    elif b.ndim == 2 and a.ndim == 3:
+        result = _ragged(b.T, a.swapaxes(1, 2), sizes).T
+    else:
+        place, starts = lax.iota(np.int32, a.shape[1]), ends - sizes
+        within = (place >= starts[:, None]) & (place < ends[:, None])
+        parts = jnp.where(within[:, None, :], a, jnp.zeros((), a.dtype))
+        result = jax.vmap(lambda part: product(_MATRIX)(part, b))(parts)
+    return result.astype(ctx.dtype)

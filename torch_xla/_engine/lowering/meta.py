@@ -35,6 +35,12 @@ def _ctc_loss(
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[1] + 1)
 
 
+def _window(length: int, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> torch.Tensor:
+    if length < 0:
+        raise RuntimeError(f"kaiser_window requires non-negative window_length, got window_length={length}")
+    return torch.empty(length, dtype=dtype, device="meta")
+
+
 _RESULTS: dict[str, Callable[..., Any]] = {
     "_ctc_loss.Tensor": _ctc_loss,
     "_ctc_loss_backward.Tensor": _like(1),
@@ -43,6 +49,9 @@ _RESULTS: dict[str, Callable[..., Any]] = {
     "_standard_gamma_grad": _like(0),
     "binomial": _like(0),
     "geqrf": _geqrf,
+    "kaiser_window": _window,
+    "kaiser_window.beta": _window,
+    "kaiser_window.periodic": _window,
     "multi_margin_loss_backward": _like(1),
     "multilabel_margin_loss_backward": _like(1),
 }

@@ -144,7 +144,9 @@ def _with_replacement(context: Context, weights: jax.Array, count: int) -> jax.A
     def search(cumulative: jax.Array, share: jax.Array) -> jax.Array:
         return jnp.searchsorted(cumulative, share, side="right")
 
-    return (jax.vmap(search) if weights.ndim == 2 else search)(cumulative, share)
+    places = (jax.vmap(search) if weights.ndim == 2 else search)(cumulative, share)
+    # Weights that are no distribution, which torch refuses once it has read them, must not give what is no category.
+    return jnp.minimum(places, weights.shape[-1] - 1)
 
 
 def _without_replacement(context: Context, weights: jax.Array, count: int) -> jax.Array:

@@ -99,7 +99,11 @@ _kth = _statistic(lambda values, dim, k: jnp.full([n if d != dim else 1 for d, n
 
 
 def _of_all(rule: Callable[..., Pair]) -> Callable[[jax.Array], jax.Array]:
-    return lambda x: rule(x.reshape(-1))[0] if x.size else jnp.full((), np.nan, x.dtype)
+    def of_all(x: jax.Array) -> jax.Array:
+        nothing = np.nan if dtypes.is_inexact(x.dtype) else np.iinfo(np.int64).min  # as torch converts a nan
+        return rule(x.reshape(-1))[0] if x.size else convert(nothing, x.dtype)
+
+    return of_all
 
 
 def _of_dim(rule: Callable[..., Pair]) -> Callable[..., Pair]:

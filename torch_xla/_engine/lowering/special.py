@@ -117,7 +117,22 @@ def _zero_times(x: jax.Array, y: jax.Array, logarithm: Function) -> jax.Array:
 
 
 table(arithmetic, _UNARY)
-table(arithmetic, {"igamma": special.gammainc, "igammac": special.gammaincc})
+
+
+def _incomplete(function: Function, at_zero: float) -> Function:
+    """The incomplete gamma function that is ``at_zero`` at 0, with torch's values at the edges of its domain."""
+
+    def of(a: jax.Array, x: jax.Array) -> jax.Array:
+        value = jnp.where(jnp.isinf(x), 1 - at_zero, function(a, x))
+        value = jnp.where(jnp.isinf(a), jnp.where(jnp.isinf(x), jnp.nan, at_zero), value)
+        value = jnp.where(x == 0, at_zero, value)
+        value = jnp.where(a == 0, jnp.where(x > 0, 1 - at_zero, jnp.nan), value)
+        return jnp.where((x < 0) | (a < 0), jnp.nan, value)
+
+    return of
+
+
+table(arithmetic, {"igamma": _incomplete(special.gammainc, 0.0), "igammac": _incomplete(special.gammaincc, 1.0)})
 table(arithmetic, {"special_xlog1py": _xlog1py, "special_zeta": _zeta}, "", "other_scalar", "self_scalar")
 table(arithmetic, {"xlogy": _xlogy}, "Scalar_Other", "Scalar_Self", "Tensor")
 

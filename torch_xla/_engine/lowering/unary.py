@@ -14,6 +14,25 @@ from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.elementwise import Function, arithmetic, exact, table
 from torch_xla._engine.lowering.registry import Context, lower
 
+
+def _exp(x: jax.Array) -> jax.Array:
+    """0 at a real part of -inf, whatever the imaginary part: XLA multiplies the 0 by its sine."""
+    return jnp.where(x.real == -jnp.inf, jnp.zeros_like(x), lax.exp(x)) if jnp.iscomplexobj(x) else lax.exp(x)
+
+
+def _sqrt(x: jax.Array) -> jax.Array:
+    """On the branch cut, the side that the sign of the imaginary part says."""
+    root = lax.sqrt(x)
+    return lax.complex(root.real, jnp.copysign(root.imag, x.imag)) if jnp.iscomplexobj(x) else root
+
+
+def _abs(x: jax.Array) -> jax.Array:
+    """Infinite where one part is, also beside a nan."""
+    if jnp.iscomplexobj(x):
+        return jnp.where(jnp.isinf(x.real) | jnp.isinf(x.imag), jnp.inf, jnp.abs(x))
+    return x if x.dtype.kind == "u" else jnp.abs(x)
+
+
 _FLOATING: dict[str, Function] = {
     "acos": lax.acos,
     "acosh": lax.acosh,
@@ -24,7 +43,7 @@ _FLOATING: dict[str, Function] = {
     "cos": lax.cos,
     "cosh": lax.cosh,
     "deg2rad": lambda x: x * (math.pi / 180),
-    "exp": lax.exp,
+    "exp": _exp,
     "exp2": lax.exp2,
     "expm1": lax.expm1,
     "log": lax.log,
@@ -38,7 +57,7 @@ _FLOATING: dict[str, Function] = {
     "sin": lax.sin,
     "sinc": jnp.sinc,
     "sinh": lax.sinh,
-    "sqrt": lax.sqrt,
+    "sqrt": _sqrt,
     "square": lax.square,
     "tan": lax.tan,
     "tanh": lax.tanh,
@@ -77,7 +96,7 @@ def _sign(x: jax.Array) -> jax.Array:
 
 
 _SAME_DTYPE: dict[str, Function] = {
-    "abs": lambda x: x if x.dtype.kind == "u" else jnp.abs(x),
+    "abs": _abs,
     "neg": _neg,
     "positive": lambda x: x,
     "sgn": _sign,

@@ -71,6 +71,8 @@ def _unbind(base: jax.Array, value: jax.Array, args: Sequence[Any], out: int) ->
 
 
 _INVERSES: dict[str, Inverse] = {
+    "aten::_conj": lambda base, value, args, out: jnp.conj(value),
+    "aten::_neg_view": lambda base, value, args, out: -value,
     "aten::_reshape_alias": _reshape,
     "aten::alias": _reshape,
     "aten::as_strided": _rule("aten::as_strided_scatter"),
@@ -98,7 +100,7 @@ _INVERSES: dict[str, Inverse] = {
 
 
 def _by_position(name: str, base: jax.Array, value: jax.Array, args: Sequence[Any], out: int) -> jax.Array:
-    """Any other view: where its elements lie is found by viewing the positions themselves, once, on the host."""
+    """Any other view of elements as they are: where they lie is found by viewing the positions, once, on the host."""
     with jax.ensure_compile_time_eval():
         positions = jnp.arange(base.size, dtype=jnp.int64).reshape(base.shape)
         rule = RULES[name]

@@ -39,7 +39,8 @@ using at::native::resize_output_symint;
 // The strides of a view of other sizes, none where it would have to copy: is `reshape` a view?
 using at::detail::computeStride;
 
-// torch.manual_seed seeds this one.
+// torch.manual_seed seeds this one; and one that nobody else draws from.
+using at::detail::createCPUGenerator;
 using at::detail::getDefaultCPUGenerator;
 
 // Forward-mode autograd: whether a tensor has a tangent.

@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 
 #include "compat.h"
+#include "layout.h"
 #include "record.h"
 #include "tensor.h"
 
@@ -112,6 +113,9 @@ Tensor copy(const Tensor& self, const Tensor& source, bool) {
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool) {
   if (XlaTensor* x = maybe_xla(self)) {
+    if (XlaTensor* from = maybe_xla(source)) {
+      check_no_partial_overlap(*x, *from);
+    }
     x->write(copied(*x, source));
   } else {
     self.copy_(download(expect_xla("aten::copy_", source)));

@@ -3,11 +3,15 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
+#include <c10/util/strides.h>
+
+#include <algorithm>
 
 #include "compat.h"
 #include "copies.h"
 #include "layout.h"
 #include "record.h"
+#include "signature.h"
 #include "tensor.h"
 
 namespace torch_xla {
@@ -41,6 +45,21 @@ bool overlaps(const Op& op, const XlaTensor& base, const Shape& view, c10::Array
 
 }  // namespace
 
+namespace {
+
+// Whether as_strided's arguments make sense to torch; if not, its meta function says so.
+bool is_within_torch(c10::ArrayRef<c10::IValue> arguments) {
+  const auto none_below_zero = [](const std::vector<int64_t>& numbers) {
+    return std::all_of(numbers.begin(), numbers.end(), [](int64_t n) { return n >= 0; });
+  };
+  const std::vector<int64_t> sizes = arguments[1].toIntVector();
+  const std::vector<int64_t> strides = arguments[2].toIntVector();
+  return sizes.size() == strides.size() && none_below_zero(sizes) && none_below_zero(strides) &&
+         (arguments[3].isNone() || arguments[3].toInt() >= 0);
+}
+
+}  // namespace
+
 at::Tensor record_one_view(const Op& op, XlaTensor& base, c10::ArrayRef<c10::IValue> arguments) {
   begin_op();
   const NodePtr node = record_node(op, arguments);
@@ -52,12 +71,20 @@ at::Tensor record_one_view(const Op& op, XlaTensor& base, c10::ArrayRef<c10::IVa
 
 void record_view(const Op& op, torch::jit::Stack* stack) {
   const size_t n = op.kinds.size();
-  if (op.name == "aten::as_strided" && !torch::jit::peek(*stack, 3, n).isNone()) {
-    // An offset counts from the start of the memory, not of the view.
-    torch::jit::peek(*stack, 0, n) = expect_xla(op, torch::jit::peek(*stack, 0, n).toTensor()).memory();
-  }
   const Tensor self = torch::jit::peek(*stack, 0, n).toTensor();
   XlaTensor& base = expect_xla(op, self);
+  if (op.name == "aten::as_strided" && is_within_torch(torch::jit::last(*stack, n))) {
+    // Strides and offset count in the memory, not in the view.
+    Tensor view =
+        view_of_memory(base, torch::jit::peek(*stack, 1, n).toIntVector(), torch::jit::peek(*stack, 2, n).toIntVector(),
+                       torch::jit::peek(*stack, 3, n).toOptional<int64_t>());
+    torch::jit::drop(*stack, n);
+    stack->emplace_back(std::move(view));
+    return;
+  }
+  if (op.name == "aten::view.dtype") {
+    check_view_as(base, torch::jit::peek(*stack, 1, n).toScalarType());
+  }
   begin_op();
   if (!op.returns_list) {
     Tensor view = record_one_view(op, base, torch::jit::last(*stack, n));
@@ -118,6 +145,16 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
     targets.push_back(target.toTensor());
     expect_xla(op, targets.back(), op.kinds.size() - outs + targets.size() - 1);
   }
+  const auto arguments = torch::jit::last(*stack, op.kinds.size());
+  for (const c10::IValue& argument : arguments.slice(0, arguments.size() - outs)) {
+    XlaTensor* read = argument.isTensor() ? maybe_xla(argument.toTensor()) : nullptr;
+    for (size_t i = 0; read != nullptr && i < outs; ++i) {
+      check_no_partial_overlap(expect_xla(op, targets[i]), *read);
+    }
+  }
+  // Kept only where a dtype is unlike the first argument's: some kernels refuse to convert, as only they know.
+  const bool alike = arguments[0].isTensor() && arguments[0].toTensor().scalar_type() == targets[0].scalar_type();
+  const std::vector<c10::IValue> all(alike ? arguments.end() : arguments.begin(), arguments.end());
   torch::jit::drop(*stack, outs);
   for (size_t i = op.kinds.size() - outs; i < op.functional->kinds.size(); ++i) {  // a factory's dtype, device, ...
     const ArgKind kind = op.functional->kinds[i];
@@ -126,7 +163,9 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
                                                 : c10::IValue());
   }
   record(*op.functional, stack);
-  const bool converts = op.functional->name != "aten::gather" && op.functional->name != "aten::complex";
+  if (C10_UNLIKELY(!all.empty())) {
+    check_out_dtypes(op, all, torch::jit::last(*stack, outs));
+  }
   for (size_t i = 0; i < outs; ++i) {
     const Tensor result = torch::jit::peek(*stack, i, outs).toTensor();
     TORCH_CHECK(result.device() == targets[i].device(), op.name, ": expected all tensors on one device, but found ",
@@ -135,9 +174,6 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
     TORCH_CHECK(c10::canCast(result.scalar_type(), targets[i].scalar_type()), "result type ",
                 at::toString(result.scalar_type()), " can't be cast to the desired output type ",
                 at::toString(targets[i].scalar_type()));
-    TORCH_CHECK(converts || result.scalar_type() == targets[i].scalar_type(), op.name,
-                ": Expected out tensor to have dtype ", at::toString(result.scalar_type()), ", but got ",
-                at::toString(targets[i].scalar_type()), " instead");
     if (targets[i].sizes() != result.sizes()) {
       compat::resize_output(targets[i], result.sizes());
     }
@@ -180,7 +216,15 @@ const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optiona
   static const Op* op = find_op("aten::resize");
   const at::IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(size);
   XlaTensor& target = expect_xla(*op, self);
-  if (self.sizes() != sizes) {
+  if (self.sizes() == sizes) {
+    return self;
+  }
+  if (shared_memory_holds(target, sizes)) {
+    // What comes next in the memory, which others see too. On the CPU a memory that is too small grows, and is shared
+    // even then; here the tensor gets one of its own.
+    const Tensor shown = view_of_memory(target, sizes, c10::contiguous_strides(sizes), std::nullopt);
+    target.adopt(expect_xla(*op, shown));
+  } else {
     target.replace(record_node(*op, {c10::IValue(make_tensor(target.value())), c10::IValue(sizes), c10::IValue()}));
   }
   return self;

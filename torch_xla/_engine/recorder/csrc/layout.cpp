@@ -4,6 +4,8 @@
 #include <ATen/TensorGeometry.h>
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/accumulate.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <array>
@@ -38,13 +40,17 @@ Key key_of(const Steps& steps) {
 
 const Shape& memory_of(const Steps& steps) { return steps.ops.front()->from->outs[steps.ops.front()->from_out]; }
 
+// Everything that is not the kernel itself.
+c10::DispatchKeySet below_modes() {
+  return c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset | c10::python_ks |
+         c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::ADInplaceOrView,
+                              c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                              c10::DispatchKey::FuncTorchDynamicLayerBackMode});
+}
+
 Layout ask_torch(const Steps& steps) {
   const MayRunPython here;
-  c10::impl::ExcludeDispatchKeyGuard below(
-      c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset | c10::python_ks |
-      c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::ADInplaceOrView,
-                           c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-                           c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
+  const c10::impl::ExcludeDispatchKeyGuard below(below_modes());
   const Shape& memory = memory_of(steps);
   at::Tensor shown = at::empty(memory.sizes, at::TensorOptions().dtype(memory.dtype).device(at::kMeta));
   for (const ViewPtr& step : steps.ops) {
@@ -62,6 +68,28 @@ bool one_dtype(const Steps& steps) {
   return std::all_of(steps.ops.begin(), steps.ops.end(), [&](const ViewPtr& step) {
     return step->from->outs[step->from_out].dtype == dtype && step->signature->outs[step->out].dtype == dtype;
   });
+}
+
+// What a view shows of each element that lies in the memory: the element, its conjugate, its negative.
+NodePtr through_lazy_steps(const Steps& steps, NodePtr value) {
+  for (const ViewPtr& step : steps.ops) {
+    if (step->op->name == "aten::_conj" || step->op->name == "aten::_neg_view") {
+      value = record_node(*step->op, {c10::IValue(make_tensor(std::move(value)))});
+    }
+  }
+  return value;
+}
+
+// How many elements a tensor of these strides spans.
+int64_t extent(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  int64_t last = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) {
+      return 0;
+    }
+    last += (sizes[i] - 1) * strides[i];
+  }
+  return last + 1;
 }
 
 constexpr const char* kShared =
@@ -119,11 +147,88 @@ void write_in_memory(XlaTensor& x, NodePtr value, bool uniform) {
     }
   }
   TORCH_CHECK(one_dtype(steps) && (uniform || !strides_overlap(sizes, layout.strides)), kShared);
+  value = through_lazy_steps(steps, std::move(value));  // each is its own inverse
   const at::Tensor memory = x.memory();
   NodePtr places = record_node(*as_strided, {c10::IValue(memory), c10::IValue(sizes),
                                              c10::IValue(at::IntArrayRef(layout.strides)), layout.offset});
   const at::Tensor written = maybe_xla(memory)->make_view(std::move(places), false);
   maybe_xla(written)->write(std::move(value));
+}
+
+void check_view_as(XlaTensor& x, at::ScalarType dtype) {
+  const Steps steps = x.steps();
+  if (steps.ops.empty()) {
+    return;
+  }
+  const Layout layout = layout_of(steps);
+  const MayRunPython here;
+  const c10::impl::ExcludeDispatchKeyGuard below(below_modes());
+  const auto options = at::TensorOptions().dtype(x.dtype()).device(at::kMeta);
+  at::empty({layout.offset + extent(x.sizes(), layout.strides)}, options)
+      .as_strided(x.sizes(), layout.strides, layout.offset)
+      .view(dtype);
+}
+
+at::Tensor view_of_memory(XlaTensor& x, at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<int64_t> offset) {
+  static const Op* as_strided = find_op("aten::as_strided");
+  const Steps steps = x.steps();
+  const at::Tensor memory = x.memory();
+  TORCH_CHECK_NOT_IMPLEMENTED(steps.ops.empty() || one_dtype(steps), "aten::as_strided: of ",
+                              at::toString(c10::typeMetaToScalarType(x.dtype())), " elements of a memory of ",
+                              at::toString(memory.scalar_type()), " is not there on xla; take it of a clone()");
+  const int64_t start = offset.value_or(steps.ops.empty() ? 0 : layout_of(steps).offset);
+  const auto itemsize = static_cast<int64_t>(memory.itemsize());
+  const int64_t spanned = extent(sizes, strides);
+  TORCH_CHECK(spanned == 0 || start + spanned <= memory.numel(), "setStorage: sizes ", sizes, ", strides ", strides,
+              ", storage offset ", start, ", and itemsize ", itemsize, " requiring a storage size of ",
+              (start + spanned) * itemsize, " are out of bounds for storage of size ", memory.numel() * itemsize);
+  begin_op();
+  const NodePtr node =
+      record_node(*as_strided, {c10::IValue(memory), c10::IValue(sizes), c10::IValue(strides), c10::IValue(start)});
+  at::Tensor view = maybe_xla(memory)->make_view(node, strides_overlap(sizes, strides));
+  for (const ViewPtr& step : steps.ops) {
+    if (step->op->name == "aten::_conj" || step->op->name == "aten::_neg_view") {
+      view = maybe_xla(view)->make_view(record_node(*step->op, {c10::IValue(view)}), false);
+    }
+  }
+  count_pending(node->device);
+  return view;
+}
+
+bool shared_memory_holds(XlaTensor& x, at::IntArrayRef sizes) {
+  const Steps steps = x.steps();
+  if (steps.ops.empty() ? x.memory_id() == 0 : !one_dtype(steps)) {
+    return false;
+  }
+  const int64_t start = steps.ops.empty() ? 0 : layout_of(steps).offset;
+  return start + c10::multiply_integers(sizes) <= x.memory().numel();
+}
+
+void check_no_partial_overlap(XlaTensor& written, XlaTensor& read) {
+  const uint64_t memory = &written == &read ? 0 : written.memory_id();
+  if (memory == 0 || memory != read.memory_id()) {
+    return;
+  }
+  const auto place = [](XlaTensor& x, const Steps& steps) {
+    return steps.ops.empty() ? Layout{c10::contiguous_strides(x.sizes()), 0} : layout_of(steps);
+  };
+  const Steps steps[2] = {written.steps(), read.steps()};
+  const Layout a = place(written, steps[0]);
+  const Layout b = place(read, steps[1]);
+  const bool in_elements =
+      (steps[0].ops.empty() || one_dtype(steps[0])) && (steps[1].ops.empty() || one_dtype(steps[1]));
+  const auto dense = [](const XlaTensor& x, const Layout& layout) {
+    return extent(x.sizes(), layout.strides) == x.numel() && !strides_overlap(x.sizes(), layout.strides);
+  };
+  // torch, too, looks no further where one of them has gaps.
+  if (!in_elements || !dense(written, a) || !dense(read, b)) {
+    return;
+  }
+  const bool apart = a.offset + written.numel() <= b.offset || b.offset + read.numel() <= a.offset;
+  const bool same = a.offset == b.offset && written.numel() == read.numel() && a.strides == b.strides;
+  TORCH_CHECK(apart || same,
+              "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+              "memory location. Please clone() the tensor before performing the operation.");
 }
 
 }  // namespace torch_xla

@@ -19,6 +19,19 @@ Layout layout_of(const Steps& steps);
 
 bool is_contiguous_elsewhere(XlaTensor& x);
 
+// Raises torch's error where a view of `x` as elements of `dtype` is refused for its strides or its offset.
+void check_view_as(XlaTensor& x, at::ScalarType dtype);
+
+// The tensor that shows `sizes` of the memory of `x`, by the strides and from the offset (none: that of `x`) that torch
+// would count in it. Raises torch's error for what lies outside of the memory.
+at::Tensor view_of_memory(XlaTensor& x, at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<int64_t> offset);
+
+// Whether `sizes` elements in a row from where `x` begins lie within the memory of `x`, which it shares.
+bool shared_memory_holds(XlaTensor& x, at::IntArrayRef sizes);
+
+// Raises torch's error where some places of `written` are places of `read`, and not all, in their order.
+void check_no_partial_overlap(XlaTensor& written, XlaTensor& read);
+
 // Whether the strides put two elements in one place, as far as can be told by looking at one dim at a time.
 bool strides_overlap(at::IntArrayRef sizes, at::IntArrayRef strides);
 

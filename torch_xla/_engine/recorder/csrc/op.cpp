@@ -37,6 +37,26 @@ ArgKind kind_of(const c10::Argument& arg, const std::unordered_set<std::string>&
   }
 }
 
+// Ops of torch that convert a number to the dtype of their result and refuse one that does not fit; in arithmetic it
+// wraps around. In-place forms have the names of the ops with an underscore.
+bool becomes_elements(const std::string& name) {
+  static const std::unordered_set<std::string> names{"aten::clamp",         "aten::clamp_max",
+                                                     "aten::clamp_min",     "aten::constant_pad_nd",
+                                                     "aten::fill.Scalar",   "aten::full",
+                                                     "aten::full_like",     "aten::index_fill.int_Scalar",
+                                                     "aten::new_full",      "aten::masked_fill.Scalar",
+                                                     "aten::scatter.value", "aten::scalar_tensor",
+                                                     "aten::where.self"};
+  std::string base = name;
+  const size_t underscore = base.find("_.");
+  if (underscore != std::string::npos) {
+    base.erase(underscore, 1);
+  } else if (base.back() == '_') {
+    base.pop_back();
+  }
+  return names.count(base) != 0;
+}
+
 const Op* special(const char* name) {
   // A schema of torch lends the handle; only the name is ever used.
   static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::alias", "");
@@ -64,6 +84,7 @@ Op::Op(const c10::OperatorHandle& handle_, const std::unordered_set<std::string>
   }
   key.mix(std::string_view(name));
   may_overlap = name == "aten::expand" || name == "aten::as_strided" || name == "aten::unfold";
+  converts_numbers = becomes_elements(name);
   const auto& returns = handle.schema().returns();
   returns_list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;
   const std::string& qualified = handle.operator_name().name;

@@ -37,9 +37,10 @@ struct Op {
   bool is_view = false;
   bool may_overlap = false;  // a view op whose result can have several elements in one place
   bool returns_list = false;
-  bool takes_device = false;  // an argument says where the result is made
-  bool uniform = false;       // in place: all elements that it writes are equal
-  bool cpu_indices = false;   // the second argument, a list of indices, may be on the CPU, as on other devices
+  bool takes_device = false;      // an argument says where the result is made
+  bool uniform = false;           // in place: all elements that it writes are equal
+  bool converts_numbers = false;  // its numbers become elements of the result, and must fit its dtype
+  bool cpu_indices = false;       // the second argument, a list of indices, may be on the CPU, as on other devices
   // Calls that only the CPU can answer, because the result's shape depends on values; null: none.
   bool (*needs_cpu)(c10::ArrayRef<c10::IValue> arguments) = nullptr;
   // For the in-place and out= forms of a recorded op: that op. The first argument, or the last, is what is written to.

@@ -97,6 +97,22 @@ c10::IValue read_wrapped_number(const at::Tensor& t) {
   }
 }
 
+void check_fits(const at::Scalar& number, at::ScalarType dtype) {
+  switch (dtype) {
+#define TORCH_XLA_CHECK_FITS(type, name) \
+  case at::ScalarType::name:             \
+    (void)number.to<type>();             \
+    break;
+    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(TORCH_XLA_CHECK_FITS)
+    TORCH_XLA_CHECK_FITS(uint16_t, UInt16)
+    TORCH_XLA_CHECK_FITS(uint32_t, UInt32)
+    TORCH_XLA_CHECK_FITS(uint64_t, UInt64)
+#undef TORCH_XLA_CHECK_FITS
+    default:
+      break;
+  }
+}
+
 // Builds one Node out of a call's arguments.
 class Recording {
  public:
@@ -118,6 +134,9 @@ class Recording {
     node_->device = device_;
     mix_globals();
     node_->signature = infer_signature(op_, node_->key, arguments_);
+    if (C10_UNLIKELY(op_.converts_numbers)) {
+      check_numbers();
+    }
     if (op_.random) {
       add_seed();
     }
@@ -132,6 +151,17 @@ class Recording {
     if (C10_UNLIKELY(dtype != at::kFloat)) {
       node_->default_dtype = dtype;
       node_->key.mix(kDefaultDtype + (static_cast<uint64_t>(dtype) << 32));
+    }
+  }
+
+  // Raises torch's error for a number that does not fit the dtype it is converted to.
+  void check_numbers() const {
+    const at::ScalarType dtype = node_->signature->outs[0].dtype;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      const bool wrapped = op_.kinds[i] == ArgKind::kTensor && (node_->numbers >> i & 1) != 0;
+      if (wrapped || (op_.kinds[i] == ArgKind::kScalar && !arguments_[i].isNone())) {
+        check_fits(node_->attrs[i].toScalar(), dtype);
+      }
     }
   }
 

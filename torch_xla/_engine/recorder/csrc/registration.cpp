@@ -31,6 +31,12 @@ void unsupported_layout(const c10::OperatorHandle& op, torch::jit::Stack*) {
       ": sparse and quantized tensors do not exist on xla; call .to_dense() or .dequantize() before .to('xla')");
 }
 
+void no_nested_tensors(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(),
+                              ": nested tensors of the strided layout do not exist on xla; make them with "
+                              "layout=torch.jagged");
+}
+
 }  // namespace
 
 // Libraries own the registrations; kept for the life of the process.
@@ -254,6 +260,11 @@ bool has_default_that_needs_out(const c10::OperatorHandle& handle) {
 }  // namespace
 
 void register_special_kernels() {
+  for (const char* name : {"_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded",
+                           "_nested_view_from_buffer"}) {
+    implementations("aten").impl(name, torch::CppFunction::makeFromBoxedFunction<&no_nested_tensors>());
+    taken().insert(std::string("aten::") + name);
+  }
   special("_to_copy", to_copy);
   special("copy", copy);
   special("copy_", copy_);

@@ -120,9 +120,69 @@ void raise_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments, int64
   call_elsewhere(op, arguments, Substitute{at::kCPU, on_cpu});
 }
 
+// Raises what the CPU raises for writing to outs of these dtypes, and not for outs of those of the results.
+void raise_for_out(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
+  constexpr int64_t kMost = 1 << 12;
+  std::vector<c10::IValue> matching(arguments.begin(), arguments.end());
+  const size_t first = arguments.size() - results.size();
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].toTensor().numel() > kMost) {
+      return;
+    }
+    matching[first + i] = results[i];
+  }
+  const auto on_cpu = [](const at::Tensor& t) {
+    TORCH_CHECK(t.numel() <= kMost, "too large to try");
+    return at::zeros(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
+  };
+  try {
+    call_elsewhere(op, matching, Substitute{at::kCPU, on_cpu});
+  } catch (const std::exception&) {
+    return;
+  }
+  call_elsewhere(op, arguments, Substitute{at::kCPU, on_cpu});
+}
+
+// torch's meta function takes 16-bit brains alone, and asks for strides that are multiples of 16 bytes.
+at::Tensor grouped_product_on_meta(c10::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor a = arguments[0].toTensor();
+  const at::Tensor b = arguments[1].toTensor();
+  const bool rows = a.dim() == 2;
+  const bool columns = b.dim() == 2;
+  const auto shapes = [&] { return c10::str(a.scalar_type(), a.sizes(), " and ", b.scalar_type(), b.sizes()); };
+  const auto is_2_or_3 = [](const at::Tensor& t) { return t.dim() == 2 || t.dim() == 3; };
+  TORCH_CHECK(is_2_or_3(a) && is_2_or_3(b), "aten::_grouped_mm: mat_a and mat_b have to be 2 or 3 dimensional, got ",
+              shapes());
+  TORCH_CHECK(a.scalar_type() == b.scalar_type() &&
+                  (a.scalar_type() == at::kFloat || a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16),
+              "Expected mat_a to be Float32, BFloat16 or Float16 matrix, and mat_b to be one of the same dtype, got ",
+              shapes());
+  TORCH_CHECK(a.size(-1) == b.size(-2), "contraction dimension of mat_a and mat_b must match, got ", shapes());
+  TORCH_CHECK(arguments[2].isNone() != (rows || columns),
+              "aten::_grouped_mm: have to provide offsets if there is a 2d matrix, and only then");
+  TORCH_CHECK(arguments[3].isNone(), "aten::_grouped_mm: bias is not supported yet");
+  at::DimVector sizes;
+  const int64_t groups = arguments[2].isNone() ? a.size(0) : arguments[2].toTensor().numel();
+  TORCH_CHECK((rows || a.size(0) == groups) && (columns || b.size(0) == groups),
+              "matrix batch sizes have to match: ", shapes(), " for ", groups, " groups");
+  if (rows == columns) {
+    sizes.push_back(groups);
+  }
+  sizes.push_back(a.size(-2));
+  sizes.push_back(b.size(-1));
+  const at::ScalarType dtype = arguments[4].isNone() ? a.scalar_type() : arguments[4].toScalarType();
+  return at::empty(sizes, at::TensorOptions().dtype(dtype).device(at::kMeta));
+}
+
 torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  const auto on_meta = [](const at::Tensor& t) {
-    return at::empty(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kMeta));
+  if (op.name == "aten::_grouped_mm") {
+    return {grouped_product_on_meta(arguments)};
+  }
+  // The kernels take targets of one byte, the meta functions refuse them.
+  const bool byte_targets = op.name.rfind("aten::nll_loss", 0) == 0;
+  const auto on_meta = [&](const at::Tensor& t) {
+    const at::ScalarType dtype = byte_targets && t.scalar_type() == at::kByte ? at::kLong : t.scalar_type();
+    return at::empty(t.sizes(), at::TensorOptions().dtype(dtype).device(at::kMeta));
   };
   try {
     return call_elsewhere(op, arguments, Substitute{at::kMeta, on_meta});
@@ -136,7 +196,14 @@ torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> argum
 // They would fail when the graph is compiled, at another line than the user's. Small ones are tried on the CPU.
 bool meta_says_too_little(const Op& op) {
   static const std::unordered_set<std::string> names{"aten::_log_softmax",
+                                                     "aten::_logcumsumexp",
+                                                     "aten::_native_batch_norm_legit.no_stats",
+                                                     "aten::_native_batch_norm_legit_functional",
+                                                     "aten::_native_batch_norm_legit_no_training",
                                                      "aten::_softmax",
+                                                     "aten::amax",
+                                                     "aten::amin",
+                                                     "aten::aminmax",
                                                      "aten::argmax",
                                                      "aten::argmin",
                                                      "aten::binary_cross_entropy",
@@ -145,18 +212,49 @@ bool meta_says_too_little(const Op& op) {
                                                      "aten::bitwise_or.Tensor",
                                                      "aten::bitwise_xor.Tensor",
                                                      "aten::bucketize.Tensor",
+                                                     "aten::celu",
                                                      "aten::convolution",
                                                      "aten::cummax",
                                                      "aten::cummin",
                                                      "aten::diagonal_scatter",
+                                                     "aten::elu",
+                                                     "aten::ge.Scalar",
+                                                     "aten::ge.Tensor",
+                                                     "aten::gelu",
+                                                     "aten::gelu_backward",
+                                                     "aten::glu",
+                                                     "aten::gt.Scalar",
+                                                     "aten::gt.Tensor",
+                                                     "aten::hardshrink",
+                                                     "aten::hardsigmoid",
+                                                     "aten::hardswish",
+                                                     "aten::hardtanh",
                                                      "aten::heaviside",
                                                      "aten::index_select",
+                                                     "aten::kthvalue",
+                                                     "aten::le.Scalar",
+                                                     "aten::le.Tensor",
+                                                     "aten::leaky_relu",
                                                      "aten::linalg_cross",
                                                      "aten::linalg_lu_factor_ex",
+                                                     "aten::log_sigmoid_forward",
+                                                     "aten::lt.Scalar",
+                                                     "aten::lt.Tensor",
                                                      "aten::max",
+                                                     "aten::max.dim",
+                                                     "aten::maximum",
+                                                     "aten::median.dim",
                                                      "aten::min",
+                                                     "aten::min.dim",
+                                                     "aten::minimum",
+                                                     "aten::mish",
+                                                     "aten::mode",
                                                      "aten::mvlgamma",
+                                                     "aten::nanmedian.dim",
                                                      "aten::nansum",
+                                                     "aten::native_group_norm",
+                                                     "aten::native_layer_norm",
+                                                     "aten::pow.Tensor_Scalar",
                                                      "aten::put",
                                                      "aten::relu",
                                                      "aten::rsub.Scalar",
@@ -164,11 +262,16 @@ bool meta_says_too_little(const Op& op) {
                                                      "aten::searchsorted.Scalar",
                                                      "aten::searchsorted.Tensor",
                                                      "aten::sign",
+                                                     "aten::silu",
+                                                     "aten::silu_backward",
                                                      "aten::slice_scatter",
+                                                     "aten::softplus",
+                                                     "aten::softshrink",
                                                      "aten::sort",
                                                      "aten::sort.stable",
                                                      "aten::std.correction",
                                                      "aten::sub.Tensor",
+                                                     "aten::threshold",
                                                      "aten::topk",
                                                      "aten::var.correction"};
   return names.count(op.functional ? op.functional->name : op.name) != 0;
@@ -178,9 +281,10 @@ void try_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   try {
     raise_as_cpu_does(op, arguments, 1 << 12);
   } catch (const c10::NotImplementedError&) {
-    // A dtype that the CPU has no kernel for, and XLA has; but nobody has bits of floats, or the sign of a complex
-    // number.
-    if (op.name.rfind("aten::bitwise", 0) == 0 || op.name.rfind("aten::sign", 0) == 0) {
+    // A float that the CPU has no kernel for, and XLA has; but nobody has bits of floats, the order of complex numbers,
+    // or activations of integers.
+    const bool floats = arguments[0].isTensor() && at::isFloatingType(arguments[0].toTensor().scalar_type());
+    if (!floats || op.name.rfind("aten::bitwise", 0) == 0) {
       throw;
     }
   }
@@ -214,8 +318,53 @@ bool any_below(const c10::IValue& numbers, int64_t least) {
   return std::any_of(list.begin(), list.end(), [&](int64_t n) { return n < least; });
 }
 
-// What random kernels refuse; the CPU is not asked, since its generator would move on.
-void check_random(const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
+// Whole numbers of [from, to) as `dtype`, which torch's kernel refuses where there are none, or some do not fit.
+void check_range(at::ScalarType dtype, int64_t from, std::optional<int64_t> to) {
+  at::empty({1}, at::TensorOptions().dtype(dtype).device(at::kCPU)).random_(from, to, compat::createCPUGenerator());
+}
+
+// The bounds of randint and its like come first, or after a tensor whose dtype is the result's unless one is given.
+void check_randint(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  at::ScalarType dtype = at::kLong;
+  std::vector<int64_t> bounds;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (i == 0 && arguments[i].isTensor()) {
+      dtype = arguments[i].toTensor().scalar_type();
+    } else if (op.kinds[i] == ArgKind::kDtype && !arguments[i].isNone()) {
+      dtype = arguments[i].toScalarType();
+    } else if (op.arg_names[i] == "low" || op.arg_names[i] == "high") {
+      if (!arguments[i].isInt()) {
+        return;
+      }
+      bounds.push_back(arguments[i].toInt());
+    }
+  }
+  check_range(dtype, bounds.size() == 2 ? bounds[0] : 0, bounds.back());
+}
+
+// Calls the kernel of the CPU for one element, with a generator of its own: torch's does not move on.
+void draw_one_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  const auto one = [](const at::Tensor& t) {
+    return at::zeros({1}, at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
+  };
+  std::vector<c10::IValue> with_generator(arguments.begin(), arguments.end());
+  with_generator.back() = compat::createCPUGenerator();
+  call_elsewhere(op, with_generator, Substitute{at::kCPU, one});
+}
+
+// What random kernels refuse; the CPU's own generator must not move on.
+void check_random(const Op& op, const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
+  static const std::unordered_set<std::string> of_numbers{
+      "aten::cauchy",      "aten::exponential", "aten::geometric",        "aten::log_normal",
+      "aten::random.from", "aten::random.to",   "aten::normal_functional"};
+  if (of_numbers.count(name) != 0) {
+    draw_one_on_cpu(op.functional ? *op.functional : op, arguments);
+    return;
+  }
+  if (name.rfind("aten::randint", 0) == 0) {
+    check_randint(op, arguments);
+    return;
+  }
   if (name == "aten::uniform") {
     const double from = arguments[1].toDouble();
     const double to = arguments[2].toDouble();
@@ -234,18 +383,33 @@ void check_random(const std::string& name, c10::ArrayRef<c10::IValue> arguments)
   }
 }
 
+bool is_empty(const c10::IValue& value) { return value.isTensor() && value.toTensor().numel() == 0; }
+
+// Whether values of another dtype, or of none of the places that there are, are put or looked up: the CPU refuses some.
+bool indexes_wrongly(const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
+  if (name == "aten::index_put" || name == "aten::_index_put_impl" || name == "aten::index_copy") {
+    const size_t source = name == "aten::index_copy" ? 3 : 2;
+    const auto indices = name == "aten::index_copy" ? c10::ArrayRef<c10::IValue>() : arguments[1].toListRef();
+    return arguments[0].toTensor().scalar_type() != arguments[source].toTensor().scalar_type() ||
+           std::any_of(indices.begin(), indices.end(), is_empty);
+  }
+  return (name == "aten::index.Tensor" || name == "aten::gather" || name == "aten::take") && is_empty(arguments[0]);
+}
+
 // Where the meta functions let pass what the kernels refuse, for reasons that shapes, dtypes and numbers tell.
 void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  static const std::unordered_set<std::string> lenient{"aten::as_strided_scatter", "aten::bucketize.Tensor",
-                                                       "aten::complex", "aten::index_add", "aten::masked_scatter"};
+  static const std::unordered_set<std::string> lenient{"aten::as_strided_copy",  "aten::as_strided_scatter",
+                                                       "aten::bucketize.Tensor", "aten::complex",
+                                                       "aten::index_add",        "aten::masked_scatter"};
   const std::string& name = op.functional ? op.functional->name : op.name;
   if (op.random) {
-    check_random(name, arguments);
+    check_random(op, name, arguments);
   } else if (name == "aten::nll_loss_forward" || name == "aten::nll_loss2d_forward") {
     const at::ScalarType target = arguments[1].toTensor().scalar_type();
-    TORCH_CHECK(target == at::kLong || target == at::kByte, "expected target dtype to be Long or Byte, but got ",
+    TORCH_CHECK(target == at::kLong || (target == at::kByte && name == "aten::nll_loss_forward"),
+                "expected target dtype to be Long or Byte (Long where each row has several), but got ",
                 at::toString(target));
-  } else if (lenient.count(name) != 0 ||
+  } else if (lenient.count(name) != 0 || indexes_wrongly(name, arguments) ||
              (name == "aten::convolution" &&
               (any_below(arguments[3], 1) || any_below(arguments[4], 0) || any_below(arguments[5], 1)))) {
     raise_as_cpu_does(op, arguments);
@@ -346,6 +510,34 @@ SignaturePtr infer_signature(const Op& op, const Key& key, c10::ArrayRef<c10::IV
   entry.key = key;
   entry.signature = signature;
   return signature;
+}
+
+void check_out_dtypes(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
+  static auto* converts = new Cache;  // what was found to be converted
+  Key key = op.key;
+  bool same = true;
+  const size_t first = arguments.size() - results.size();
+  for (size_t i = 0; i < results.size(); ++i) {
+    const at::ScalarType from = results[i].toTensor().scalar_type();
+    const at::ScalarType to = arguments[first + i].toTensor().scalar_type();
+    same = same && from == to;
+    key.mix(static_cast<uint64_t>(from) << 8 | static_cast<uint64_t>(to));
+  }
+  if (same || op.random) {
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> lock(converts->mutex);
+    if (converts->signatures.count(key) != 0) {
+      return;
+    }
+  }
+  {
+    const MayRunPython here;
+    raise_for_out(op, arguments, results);
+  }
+  std::lock_guard<std::mutex> lock(converts->mutex);
+  converts->signatures[key] = SignaturePtr();
 }
 
 void check_signatures(bool on) {

@@ -285,6 +285,14 @@ void XlaTensor::keep_step() {
   unkept_ = false;
 }
 
+void XlaTensor::share_mode_with(XlaTensor& view) {
+  if (C10_UNLIKELY(view.is_inference() != is_inference())) {
+    view.key_set_ = key_set_;
+    view.version_counter_ =
+        is_inference() ? c10::VariableVersion(c10::VariableVersion::DISABLED) : c10::VariableVersion(0);
+  }
+}
+
 at::Tensor XlaTensor::make_view(NodePtr node, bool overlaps) {
   AliasPtr alias;
   ViewPtr parent;
@@ -299,6 +307,7 @@ at::Tensor XlaTensor::make_view(NodePtr node, bool overlaps) {
   }
   auto view =
       c10::make_intrusive<XlaTensor>(std::move(alias), std::move(parent), std::move(node), version, IsView{overlaps});
+  share_mode_with(*view);
   if (C10_UNLIKELY(static_cast<bool>(storage_)) && !overlaps) {
     view->storage_ = storage_;
   }
@@ -316,7 +325,9 @@ at::Tensor XlaTensor::memory() {
     value = alias_->value;
     version = alias_->version;
   }
-  return at::Tensor(c10::make_intrusive<XlaTensor>(std::move(alias), ViewPtr(), std::move(value), version));
+  auto all = c10::make_intrusive<XlaTensor>(std::move(alias), ViewPtr(), std::move(value), version);
+  share_mode_with(*all);
+  return at::Tensor(std::move(all));
 }
 
 void XlaTensor::take_shape(const Shape& shape) {
@@ -491,7 +502,9 @@ c10::intrusive_ptr<XlaTensor> XlaTensor::sibling() const {
     view = view_;
     version = version_;
   }
-  return c10::make_intrusive<XlaTensor>(std::move(alias), std::move(view), std::move(value), version);
+  auto twin = c10::make_intrusive<XlaTensor>(std::move(alias), std::move(view), std::move(value), version);
+  self->share_mode_with(*twin);
+  return twin;
 }
 
 c10::intrusive_ptr<c10::TensorImpl> XlaTensor::shallow_copy_and_detach(const c10::VariableVersion& version,

@@ -148,6 +148,9 @@ class XlaTensor final : public c10::TensorImpl {
   void share();      // makes the Alias; device mutex held
   void keep_step();  // makes the View; device mutex held
   c10::intrusive_ptr<XlaTensor> sibling() const;
+  // A view is an inference tensor if what it views is one, wherever it is made: as views of other devices, which take
+  // over the key set.
+  void share_mode_with(XlaTensor& view);
   bool stale() const { return !node_ || version_ != alias_->version; }  // device mutex held, alias_ set
   NodePtr replay() const;
   bool writes_by_steps(bool uniform) const;

@@ -1,0 +1,101 @@
+"""The arrays behind xla tensors, shared with jax without a copy.
+
+The recorder donates a buffer that no tensor needs any more: the next program writes over it. So while the user's array
+is alive, the Node that has the same buffer is held here, and what is held is not donated.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import jax
+import torch
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes, shardings
+from torch_xla._engine.device import devices
+from torch_xla._engine.execution import executor
+from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel import replicated, sharded
+
+#: By the id of an array that a user has: a reference that notices its end, and the Node that shares its buffer.
+_shared: dict[int, tuple[weakref.ref[jax.Array], Any]] = {}
+
+
+def _share(array: jax.Array, node: Any) -> None:
+    number = id(array)
+    _shared[number] = weakref.ref(array, lambda _: _forget(number)), node
+
+
+def _forget(number: int) -> None:
+    _shared.pop(number, None)
+
+
+def _twin(array: jax.Array) -> jax.Array:
+    """Another array with the same memory, whose life is its own."""
+    parts = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts, dtype=array.dtype)
+
+
+def to_jax(tensor: torch.Tensor) -> jax.Array:
+    """See torch_xla.interop.to_jax."""
+    if tensor.device.type != "xla":
+        raise TypeError(f"to_jax: expected an xla tensor, got {tensor.dtype}{list(tensor.shape)} on {tensor.device}")
+    (node,) = recorder.module().nodes_of([tensor.detach()])
+    executor.materialize([node], tensor.device.index)
+    buffer: jax.Array = node.buffer if replicas.is_spmd() else replicated.local(node.buffer)
+    if buffer.dtype != dtypes.namesake(tensor.dtype):
+        with recorder.wide_types():
+            return buffer.astype(dtypes.namesake(tensor.dtype))
+    with recorder.wide_types():
+        array = _twin(buffer)
+    _share(array, node)
+    return array
+
+
+def from_jax(array: jax.Array) -> torch.Tensor:
+    """See torch_xla.interop.from_jax."""
+    if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+        raise TypeError(f"from_jax: expected a jax.Array with a value, got {type(array)}")
+    if array.is_deleted():
+        raise ValueError(f"from_jax: {array.dtype}{list(array.shape)} has been deleted or donated")
+    dtype = _dtype(array)
+    placed, ordinal = _placed(array)
+    with recorder.wide_types():
+        if placed.dtype != dtypes.to_numpy(dtype):
+            placed = placed.astype(dtypes.to_numpy(dtype))
+        buffer = _twin(placed)
+    if replicas.is_spmd():
+        recorder.module().set_sharding(shardings.number(buffer.sharding, buffer.ndim))
+    tensor: torch.Tensor = recorder.module().make_tensor(buffer, dtypes.TO_CODE[dtype], ordinal)
+    (node,) = recorder.module().nodes_of([tensor])
+    _share(array, node)
+    return tensor
+
+
+def _dtype(array: jax.Array) -> torch.dtype:
+    try:
+        return dtypes.named(array.dtype)
+    except (KeyError, TypeError) as error:
+        raise TypeError(
+            f"from_jax: torch has no dtype for {array.dtype}{list(array.shape)}; convert it first (astype, "
+            "jax.random.key_data)"
+        ) from error
+
+
+def _placed(array: jax.Array) -> tuple[jax.Array, int]:
+    """The array where an xla device has it, copied only if it lies elsewhere; and the ordinal of that device."""
+    current = int(recorder.module().current_device())
+    if replicas.is_spmd():
+        return (array, 0) if sharded.is_spread(array) else (sharded.laid_out(array, sharded.replicated()), 0)
+    if not array.is_fully_addressable:
+        raise ValueError(
+            f"from_jax: {array.dtype}{list(array.shape)} has parts on devices of other processes ({array.sharding}); "
+            "gather it first, or use SPMD (torch_xla.runtime.use_spmd)"
+        )
+    (place, *others) = array.devices()
+    known = devices.devices()
+    if not others and place in known:
+        return array, known.index(place)
+    return jax.device_put(array, devices.device(current), may_alias=False), current

@@ -1,0 +1,104 @@
+"""Torch functions and modules as functions of jax: for jax.jit, jax.grad, and what else takes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.interop import calls, recording
+from torch_xla._engine.interop.recording import Recorded
+
+
+def as_jax(function: Callable[..., Any]) -> Callable[..., Any]:
+    """See torch_xla.interop.torch_function_as_jax."""
+    name = calls.name_of(function)
+    what = f"torch_function_as_jax: {name}"
+
+    def called(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+        arrays = [jnp.asarray(leaves[i]) for i in places]
+
+        def flat(*tensors: torch.Tensor) -> Any:
+            full = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                full[place] = tensor
+            positional, named = jax.tree.unflatten(tree, full)
+            return function(*positional, **named)
+
+        recorded = _record(what, flat, arrays)
+        if recorded.random and seed is None:
+            raise ValueError(f"{what} draws random numbers, which jax has no state for: pass seed=, an integer")
+        results = _differentiable(recorded)(_seed(seed), *arrays)
+        return jax.tree.unflatten(recorded.tree, [r.astype(jax.dtypes.canonicalize_dtype(r.dtype)) for r in results])
+
+    called.__name__ = name
+    return called
+
+
+def _seed(seed: Any) -> Any:
+    return jnp.asarray(0 if seed is None else seed)
+
+
+def _record(what: str, flat: Callable[..., Any], arrays: Sequence[jax.Array]) -> Recorded:
+    for array in arrays:
+        try:
+            dtypes.named(array.dtype)
+        except (KeyError, TypeError) as error:
+            raise TypeError(f"{what}: torch has no dtype for {array.dtype}{list(array.shape)}") from error
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
+    graded = [i for i, a in enumerate(arrays) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    device = int(recorder.module().current_device())
+    with torch.enable_grad():
+        return recording.record(what, flat, structs, graded, device)
+
+
+def _differentiable(recorded: Recorded) -> Callable[..., Sequence[jax.Array]]:
+    """The function of a seed and arrays that jax differentiates by what torch's autograd recorded."""
+    parts, count = recorded.parts, recorded.results
+
+    def forward(seed: jax.Array, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        with recorder.wide_types(), dtypes.exactly():
+            return list(parts.forward(seed.astype(np.int64) if recorded.random else None, *arrays))
+
+    @jax.custom_vjp
+    def run(seed: jax.Array, *arrays: jax.Array) -> Sequence[jax.Array]:
+        return forward(seed, arrays)[:count]
+
+    def run_forward(seed: jax.Array, *arrays: jax.Array) -> Any:
+        outs = forward(seed, arrays)
+        return outs[:count], (outs[count:], arrays, seed)
+
+    def run_backward(kept: Any, cotangents: Sequence[Any]) -> Any:
+        residuals, arrays, seed = kept
+        wanted = [cotangents[i] for i in recorded.graded]
+        found: list[Any] = [_zeros(a) for a in arrays]
+        if recorded.inputs:
+            with recorder.wide_types(), dtypes.exactly():
+                saved = [*(arrays[i] for i in parts.saved_inputs), *residuals]
+                outs = [_conjugated(g) for g in parts.backward(saved, [_conjugated(c) for c in wanted])]
+            for place, gradient in zip(recorded.inputs, outs, strict=True):
+                found[place] = gradient
+        return (_zeros(seed), *found)
+
+    run.defvjp(run_forward, run_backward)
+    return run
+
+
+def _conjugated(value: jax.Array) -> jax.Array:
+    # torch's gradient of a complex number is the conjugate of jax's.
+    return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
+
+
+def _zeros(array: jax.Array) -> Any:
+    # jax may hand a number on as such.
+    if jnp.issubdtype(jnp.result_type(array), jnp.inexact):
+        return jnp.zeros_like(array)
+    return np.zeros(jnp.shape(array), jax.dtypes.float0)

@@ -1,0 +1,254 @@
+"""Calls of jax functions on xla tensors: traced once for each signature, then recorded as one node each.
+
+signature: function, structure, constants, shapes and dtypes ──known──► Call ──► torch_xla::jax_call
+                              └──new──► trace ──► lower ──► digest ──► number (lowering/jax_call.py)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jax_core
+import numpy as np
+import torch
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.lru import LruCache
+from torch_xla._engine.device import devices
+from torch_xla._engine.lowering import jax_call
+from torch_xla._engine.lowering.jax_call import Function
+
+_op = None  # torch.ops.torch_xla.jax_call.default, once it is defined
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A function that can be recorded, by number; ``tree`` is the structure of what it gives."""
+
+    function: Function
+    number: int
+    tree: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Arguments taken apart: their structure, the tensors among the leaves, and the others, which are constants."""
+
+    tree: Any
+    positions: tuple[int, ...]  # of the tensors among the leaves
+    constants: tuple[Any, ...]
+    key: Hashable
+    tensors: list[torch.Tensor]
+
+    def arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``args, kwargs`` with ``arrays`` in the places of the tensors."""
+        rest, given = iter(self.constants), iter(arrays)
+        places = set(self.positions)
+        count = len(self.positions) + len(self.constants)
+        leaves = [next(given) if place in places else next(rest) for place in range(count)]
+        found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self.tree, leaves)
+        return found
+
+
+def constant_key(value: Any, what: str) -> Hashable:
+    """A key that equal constants have, and others not: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return type(value), value.dtype.str, value.shape, value.tobytes()
+    try:
+        hash(value)
+    except TypeError as error:
+        raise TypeError(
+            f"{what}: an argument of {type(value)} cannot be a constant of the program, as it has no hash; pass "
+            "tensors, numbers, strings, or structures of them"
+        ) from error
+    return type(value), value
+
+
+def take_apart(what: str, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Signature:
+    """The signature of a call of ``what``. TypeError for a tensor that is not on xla, or a leaf without a hash."""
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs or {})))
+    tensors, positions, constants = [], [], []
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            _check_device(what, leaf)
+            tensors.append(leaf)
+            positions.append(place)
+        else:
+            constants.append(leaf)
+    where = tuple(positions)
+    shapes = tuple((t.dtype, t.shape) for t in tensors)
+    key = (tree, where, tuple(constant_key(c, what) for c in constants), shapes)
+    return Signature(tree, where, tuple(constants), key, tensors)
+
+
+def _check_device(what: str, tensor: torch.Tensor) -> None:
+    if tensor.device.type != "xla":
+        raise TypeError(
+            f"{what}: expected xla tensors, got {tensor.dtype}{list(tensor.shape)} on {tensor.device}; move it with "
+            '.to("xla"), or pass its value as a Python number'
+        )
+
+
+def avals(tensors: Sequence[torch.Tensor]) -> list[jax.ShapeDtypeStruct]:
+    """What jax traces a function with, for tensors like these."""
+    return [jax.ShapeDtypeStruct(tuple(t.shape), dtypes.namesake(t.dtype)) for t in tensors]
+
+
+def name_of(function: Any) -> str:
+    """What a function is called in graphs and programs."""
+    return re.sub(r"\W+", "_", str(getattr(function, "__name__", type(function).__name__))).strip("_") or "function"
+
+
+def build(what: str, name: str, function: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]) -> Call:
+    """Traces ``function`` over arrays like ``structs``; it may give any structure of arrays.
+
+    Raises what the function raises; ValueError where it closes over a value of another trace, TypeError where a
+    result has a dtype that torch does not know.
+    """
+    closed, tree = trace(what, function, structs)
+    return finish(what, name, jax_core.jaxpr_as_fun(closed), closed.out_avals, structs, tree)
+
+
+def trace(
+    what: str, function: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]
+) -> tuple[jax_core.ClosedJaxpr, Any]:
+    """The jaxpr of a function, what it closes over as constants on the host, and the structure of its results."""
+    with recorder.wide_types(), dtypes.exactly():
+        try:
+            traced = jax.jit(function).trace(*structs)
+            closed = traced.jaxpr
+            if len(closed.jaxpr.invars) != len(structs) or any(isinstance(c, jax.core.Tracer) for c in closed.consts):
+                raise jax.errors.UnexpectedTracerError("it is an operand of the function, or a constant")
+            consts = [np.asarray(c) if isinstance(c, jax.Array) else c for c in closed.consts]
+        except jax.errors.UnexpectedTracerError as error:
+            raise ValueError(
+                f"{what}: {name_of(function)} uses a value that belongs to another jax transformation, which is "
+                "running or has ended; pass it as an argument"
+            ) from error
+        return jax_core.ClosedJaxpr(closed.jaxpr, consts), jax.tree.structure(traced.out_info)
+
+
+def used_inputs(closed: jax_core.ClosedJaxpr) -> list[bool]:
+    """Of each input, whether some result needs it. True for one that only a nested function could say more of."""
+    jaxpr = closed.jaxpr
+    needed = {id(v) for v in jaxpr.outvars}
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or any(id(v) in needed for v in equation.outvars):
+            needed.update(id(v) for v in equation.invars)
+    return [id(v) in needed for v in jaxpr.invars]
+
+
+def finish(
+    what: str,
+    name: str,
+    function: Callable[..., Sequence[jax.Array]],
+    results: Sequence[Any],
+    structs: Sequence[jax.ShapeDtypeStruct],
+    tree: Any,
+) -> Call:
+    """The Call of a flat function, which gives arrays like ``results``."""
+    outs = tuple((tuple(r.shape), _dtype_of(what, name, i, r)) for i, r in enumerate(results))
+
+    def called(*arrays: jax.Array) -> Sequence[jax.Array]:
+        return function(*arrays)
+
+    called.__name__ = called.__qualname__ = name
+    jitted = jax.jit(called)
+    with recorder.wide_types(), dtypes.exactly():
+        text = jitted.trace(*structs).lower(lowering_platforms=(_platform(),)).as_text()
+    digest = hashlib.sha256(f"{name}\n{outs}\n{text}".encode()).digest()
+    made = Function(name, len(structs), jitted, outs)
+    return Call(made, jax_call.add(digest, made), tree)
+
+
+def _platform() -> str:
+    return {"gpu": "cuda"}.get(devices.platform(), devices.platform())
+
+
+def _dtype_of(what: str, name: str, place: int, aval: Any) -> torch.dtype:
+    try:
+        return dtypes.named(aval.dtype)
+    except (KeyError, TypeError) as error:
+        raise TypeError(
+            f"{what}: result {place} of {name} is {aval.dtype}{list(aval.shape)}, a dtype that torch does not have; "
+            "convert it in the function (jax.random.key_data, astype)"
+        ) from error
+
+
+def record(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of a call, recorded as one node. RuntimeError for tensors of several devices."""
+    global _op
+    if not call.function.outs:
+        return []
+    if _op is None:
+        _op = torch.ops.torch_xla.jax_call.default
+    if not tensors:
+        # A call needs something to say on which device it is.
+        empty = torch.empty((0,), device="xla")
+        return list(_op([empty], call.number, call.function.name))
+    return _op(tensors, call.number, call.function.name)  # type: ignore[no-any-return]
+
+
+_calls: LruCache[Call] = LruCache(limit=lambda: 2048)
+
+
+def identity(function: Any) -> Hashable:
+    """What stands for a function in keys: itself, compared as Python compares functions and bound methods."""
+    try:
+        hash(function)
+    except TypeError:
+        return _Unhashable(function)
+    return function  # type: ignore[no-any-return]
+
+
+class _Unhashable:
+    """A function object without a hash, compared by identity; keeps it alive, so that the id stays its own."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Unhashable) and other._function is self._function
+
+    def __hash__(self) -> int:
+        return id(self._function)
+
+
+def jax_settings() -> Hashable:
+    """What of jax's configuration decides what a trace gives."""
+    config: Any = jax.config
+    return config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion, config.jax_default_prng_impl
+
+
+def find(cache: LruCache[Any], key: Hashable, make: Callable[[], Any], numbers: Callable[[Any], Sequence[int]]) -> Any:
+    """What ``make`` gives, from the cache where it is and its functions are still known."""
+    found = cache.get(key)
+    if found is None or not all(map(jax_call.is_known, numbers(found))):
+        found = make()
+        cache.put(key, found)
+    return found
+
+
+def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None, name: str | None) -> Any:
+    """See torch_xla.core.xla_builder.call_jax."""
+    signature = take_apart("call_jax", args, kwargs)
+    label = name_of(function) if name is None else re.sub(r"\W+", "_", name)
+
+    def flat(*arrays: jax.Array) -> Any:
+        positional, named = signature.arguments(arrays)
+        return function(*positional, **named)
+
+    flat.__name__ = label
+    key = (identity(function), label, jax_settings(), signature.key)
+    make = lambda: build("call_jax", label, flat, avals(signature.tensors))
+    found: Call = find(_calls, key, make, lambda c: (c.number,))
+    with torch.no_grad():
+        return jax.tree.unflatten(found.tree, record(found, signature.tensors))
