@@ -33,7 +33,8 @@ FAULTS = ROOT / "tests" / "sanitizer_faults"
 #: What recordings on several threads, interrupts, waiting, forks and the ends of processes are tested by.
 TESTS = [
     "test_donation.py", "test_views.py", "test_step.py", "test_threads.py", "test_data_parallel.py", "test_process.py",
-    "test_parallel_loader.py", "test_smoke.py", "test_rng.py", "test_memory.py", "test_random_programs.py",
+    "test_fork.py", "test_parallel_loader.py", "test_smoke.py", "test_rng.py", "test_memory.py",
+    "test_random_programs.py",
 ]  # fmt: skip
 
 #: Of these files, what says nothing under a sanitizer, and why.
