@@ -1,12 +1,12 @@
 # Every door of the project. Each sets up .venv first, which is done again only when the requirements change.
-# PYTEST_ARGS, SWEEP_ARGS and BENCH_ARGS are passed on, as in: make test PYTEST_ARGS="-k digits"
+# PYTEST_ARGS, SWEEP_ARGS, SANITIZE_ARGS and BENCH_ARGS are passed on, as in: make test PYTEST_ARGS="-k digits"
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
-CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h)
+CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h tests/sanitizer_faults/*.cpp)
 
-.PHONY: help setup demo test smoke test-isa test-long test-torch test-ops lint fix bench clean
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-ops lint fix bench clean
 
 help:
 	@echo "make demo      train a CNN on handwritten digits on xla:0"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-torch TORCH=2.15.0 [PY=python3.13]  all tests with another torch or Python"
 	@echo "make test-isa  the tests that compare numbers, as on other CPUs (long)"
 	@echo "make test-long random programs and training as users compile them (long; before a release)"
+	@echo "make test-sanitize  tests of threads and lifetimes with a recorder that checks itself (long)"
 	@echo "make test-ops  every operator of torch against the CPU (long)"
 	@echo "make lint      formatting, lint, types, layers"
 	@echo "make fix       mend what can be mended of formatting and lint"
@@ -49,10 +50,14 @@ test-isa: $(READY)
 
 # Without the flags of tests/conftest.py: programs are optimized as those of users are. All 20,000 random programs. An
 # interrupt at every event of a step, then ten minutes of them at random moments.
-test-long: $(READY)
+test-long: test-sanitize
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
 	    tests/test_random_programs.py tests/test_parity.py $(PYTEST_ARGS)
 	$(BIN)/python -m tests.interrupts --seconds 600
+
+# AddressSanitizer with UBSan, then ThreadSanitizer: the first time, each builds a recorder of its own (minutes).
+test-sanitize: $(READY)
+	$(BIN)/python -m tests.sanitize $(SANITIZE_ARGS)
 
 # pytest ends with 5 where no test is marked so.
 test-ops: $(READY)

@@ -25,12 +25,12 @@ def compiling(ops: int) -> Iterator[None]:
     line = StatusLine(f"compiling a graph of {ops} ops")
     thread = threading.Thread(target=_show, args=(line, done), name="torch_xla_progress", daemon=True)
     thread.start()
-    try:
-        with line:
+    with line:
+        try:
             yield
-    finally:
-        done.set()
-        thread.join()
+        finally:  # before the line ends: nothing may be shown after that
+            done.set()
+            thread.join()
 
 
 def _show(line: StatusLine, done: threading.Event) -> None:

@@ -71,13 +71,20 @@ class InterpreterGate {
 
   // Holds the thread, unless it is the one that ends the interpreter.
   void hold() const {
-    while (std::this_thread::get_id() != closer_) {
+    while (!closes()) {
       std::this_thread::sleep_for(std::chrono::hours(1));
     }
   }
 
  private:
-  std::mutex mutex_;
+  // Whether this thread ends the interpreter. `closing`, by which one comes here, says nothing of what was written
+  // before it.
+  bool closes() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::this_thread::get_id() == closer_;
+  }
+
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::thread::id closer_;
   bool closed_ = false;
