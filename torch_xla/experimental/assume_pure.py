@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from torch_xla._engine.base.compat.modules import own_buffers, own_children, own_parameters
 from torch_xla._engine.interop.pure import Pure
 
 __all__ = ["PureModule", "assume_pure", "assume_pure_torch"]
@@ -86,8 +87,10 @@ class _Call:
         named = list(self._module.named_modules())
         self._modules = [module for _, module in named]
         self._prefixes = [f"{name}." if name else "" for name, _ in named]
-        self._children = [module._modules for module in self._modules]
-        self._holders = [holder for module in self._modules for holder in (module._parameters, module._buffers)]
+        self._children = [own_children(module) for module in self._modules]
+        self._holders: list[dict[str, Any]] = [
+            holder for module in self._modules for holder in (own_parameters(module), own_buffers(module))
+        ]
         self._found = self._below()
 
     def _below(self) -> list[nn.Module | None]:
@@ -107,7 +110,7 @@ class _Call:
         names = [
             prefix + name
             for prefix, module in zip(self._prefixes, self._modules, strict=True)
-            for holder in (module._parameters, module._buffers)
+            for holder in (own_parameters(module), own_buffers(module))
             for name in holder
         ]
         given = {name: tensor for name, tensor in zip(names, tensors, strict=True) if tensor is not None}

@@ -19,10 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.device import precision
 from torch_xla._engine.execution import modes
 from torch_xla._engine.graph import program
@@ -51,7 +51,7 @@ def _value_needed(what: str) -> RuntimeError:
     )
 
 
-class _Arguments(TorchDispatchMode):
+class _Arguments(dispatcher.DispatchMode):
     """Refuses xla tensors that are neither arguments nor made of them, and writes to arguments."""
 
     def __init__(self, what: str, arguments: Sequence[torch.Tensor], made: list[weakref.ref[torch.Tensor]]) -> None:
@@ -164,7 +164,7 @@ def _empty(made: Sequence[weakref.ref[torch.Tensor]]) -> None:
     """Takes what has no value out of the tensors that are still there."""
     with torch.no_grad():
         for tensor in [t for t in (ref() for ref in made) if t is not None]:
-            if not tensor._is_view():
+            if not dispatcher.is_view(tensor):
                 tensor.detach_()
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,6 +47,33 @@ _REGISTER_MODULE = Private(
     "torch.xla, by which checkpointing and torch.random find the device's functions",
     "torch.xla is set as a plain attribute",
 )
+
+
+_MODE = Private(
+    "torch.utils._python_dispatch",
+    "TorchDispatchMode",
+    "to see each operator of a function of torch that becomes one of jax",
+    "a function of torch as a function of jax raises, and says why",
+)
+
+
+class _NoMode:
+    """In the place of torch's class where that is missing."""
+
+    def __init__(self) -> None:
+        _MODE.get()
+
+
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+else:
+    #: The class of contexts in which ``__torch_dispatch__`` is called for each operator.
+    DispatchMode = _MODE.find() or _NoMode
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd takes a tensor for a view of another one."""
+    return bool(tensor._is_view())
 
 
 def has_kernel(op: str, key: str) -> bool:

@@ -70,6 +70,16 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     return module._parameters
 
 
+def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """The buffers of a module itself by name, not a copy; those of its children are not among them."""
+    return module._buffers
+
+
+def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The modules right below a module by name, not a copy."""
+    return module._modules
+
+
 def wrap_module_apply(ours: Callable[..., Any]) -> None:
     """What ``Module.to`` does to each module becomes ``ours(original, module, *args, **kwargs)``."""
     _APPLY.wrap(ours)
