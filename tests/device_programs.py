@@ -23,6 +23,7 @@ DEVICES = (None, "cpu", "meta", "xla", "xla:0", "xla:1", "xla:99")
 ARGUMENTS: dict[str, Any] = {
     "size": [2, 3], "stride": [3, 1], "fill_value": 7, "low": 2, "high": 5, "start": 1.0, "end": 4.0, "step": 1.0,
     "steps": 4, "n": 4, "m": 3, "mean": 0.0, "std": 1.0, "s": 2.0, "row": 3, "col": 3,
+    "window_length": 7, "periodic": True, "beta": 12.0,
 }  # fmt: skip
 
 

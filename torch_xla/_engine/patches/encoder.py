@@ -54,8 +54,15 @@ def install() -> None:
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Any:
-        if src_key_padding_mask is not None and _packs(self, src, mask, src_key_padding_mask):
+        if src_key_padding_mask is None or src.device.type != "xla":
+            return forward(self, src, mask, src_key_padding_mask, is_causal)
+        if _packs(self, src, mask, src_key_padding_mask):
             return _forward(self, src, src_key_padding_mask)
-        return forward(self, src, mask, src_key_padding_mask, is_causal)
+        # Where torch does not pack either, it looks at the padding's values before it knows.
+        packs, self.use_nested_tensor = getattr(self, "use_nested_tensor", False), False
+        try:
+            return forward(self, src, mask, src_key_padding_mask, is_causal)
+        finally:
+            self.use_nested_tensor = packs
 
     nn.TransformerEncoder.forward = padded  # type: ignore[method-assign]

@@ -404,11 +404,13 @@ void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const std::string& name = op.functional ? op.functional->name : op.name;
   if (op.random) {
     check_random(op, name, arguments);
-  } else if (name == "aten::nll_loss_forward" || name == "aten::nll_loss2d_forward") {
+  } else if (name == "aten::nll_loss_forward") {
     const at::ScalarType target = arguments[1].toTensor().scalar_type();
-    TORCH_CHECK(target == at::kLong || (target == at::kByte && name == "aten::nll_loss_forward"),
-                "expected target dtype to be Long or Byte (Long where each row has several), but got ",
+    TORCH_CHECK(target == at::kLong || target == at::kByte, "expected target dtype to be Long or Byte, but got ",
                 at::toString(target));
+  } else if (name == "aten::nll_loss2d_forward") {
+    const at::ScalarType target = arguments[1].toTensor().scalar_type();
+    TORCH_CHECK(target == at::kLong, "expected scalar type Long but found ", at::toString(target));
   } else if (lenient.count(name) != 0 || indexes_wrongly(name, arguments) ||
              (name == "aten::convolution" &&
               (any_below(arguments[3], 1) || any_below(arguments[4], 0) || any_below(arguments[5], 1)))) {
