@@ -3,7 +3,7 @@
 jax's own way to call a compiled program goes through Python, where an interrupt could come after the program has taken
 over the memory of what it replaces and before anybody has its results. So the recorder (csrc/launch.cpp) calls the
 executable behind it. Where this jax does not have what that takes, or the program calls Python itself, it calls jax
-on a thread of its own, which nothing interrupts; that costs some 50 µs a launch.
+on a thread of its own, a new one for each launch, which nothing interrupts.
 """
 
 from __future__ import annotations

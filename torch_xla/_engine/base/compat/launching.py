@@ -10,7 +10,7 @@ import jax
 
 from torch_xla._engine.base.compat.private import Private
 
-_APART = "programs are started by jax on a thread of their own, which costs some 50 µs a launch"
+_APART = "programs are started by jax, on a new thread for each launch, which is several times slower"
 _CALL = Private(
     "jax._src.interpreters.pxla",
     "ExecuteReplicated",
