@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.base.compat import autograd, dispatcher
+from torch_xla._engine.base.compat import autograd, control_flow, dispatcher
 
 
 class _NoValue:
@@ -87,6 +87,12 @@ def own(tensor: torch.Tensor) -> torch.Tensor:
 def resolved(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Arguments of an autograd Function, which torch's modes do not see: those that are captured, by what stands in."""
     return [_thread.open[-1].resolve(t) for t in tensors] if _thread.open else tensors
+
+
+def unwatched() -> bool:
+    """Whether no mode of torch looks at operations on this thread, but those of a function that is recorded."""
+    mode = control_flow.current_mode()
+    return mode is None or isinstance(mode, Arguments)
 
 
 class Arguments(dispatcher.DispatchMode):

@@ -111,13 +111,17 @@ def known(what: str, name: str, recorded: Recorded, structs: Sequence[jax.ShapeD
     return Known(derivative, call, made.results, recorded.tree, made.random)
 
 
+def seed(device: torch.device) -> torch.Tensor:
+    """Where a function's random numbers start from; another one at each call."""
+    with torch.no_grad():
+        limits = torch.iinfo(torch.int64)
+        return torch.empty((), dtype=torch.int64, device=device).random_(limits.min, limits.max)
+
+
 def run(known: Known, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The results of a call, recorded."""
     if known.random:
-        with torch.no_grad():
-            limits = torch.iinfo(torch.int64)
-            seed = torch.empty((), dtype=torch.int64, device=tensors[0].device).random_(limits.min, limits.max)
-        tensors = [seed, *tensors]
+        tensors = [seed(tensors[0].device), *tensors]
     if known.derivative is not None:
         return gradients.apply(known.derivative, tensors)
     with torch.no_grad():
