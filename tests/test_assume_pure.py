@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_same, counts, same
+from helpers import assert_same, counts, run_script, same
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -309,3 +309,28 @@ def test_a_pure_function_within_another() -> None:
         return y, torch.autograd.grad(y.sum(), a)[0]
 
     same(run, torch.randn(4).requires_grad_(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_size_limit_of_a_graph_does_not_cut_what_is_recorded() -> None:
+    done = run_script(
+        """
+        import torch, torch_xla
+        from torch_xla.experimental.assume_pure import assume_pure
+
+        def function(a):
+            for _ in range(30):
+                a = torch.sin(a)
+            return a
+
+        x = torch.ones(2, device="xla")
+        for _ in range(90):
+            x = x + 1
+        x = assume_pure(function)(x)
+        for _ in range(9):
+            x = x + 1
+        print(-1 <= x.sum().item() - 18 <= 2)
+        """,
+        check=False,
+        XLA_TRIM_GRAPH_SIZE="100",
+    )
+    assert done.stdout == "True\n", done.stderr
