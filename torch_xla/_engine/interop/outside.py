@@ -55,6 +55,11 @@ def alone(device: int, function: Callable[..., Any], *args: Any) -> Any:
     return recorder.module().exclusively(device, function, *args)
 
 
+def is_recording() -> bool:
+    """Whether this thread is recording a function."""
+    return bool(_thread.open)
+
+
 def innermost() -> Arguments:
     """Of the function that this thread is recording; IndexError where it records none."""
     return _thread.open[-1]
