@@ -153,6 +153,8 @@ class XlaTensor final : public c10::TensorImpl {
   void share_mode_with(XlaTensor& view);
   bool stale() const { return !node_ || version_ != alias_->version; }  // device mutex held, alias_ set
   NodePtr replay() const;
+  // What value() returns, device mutex held; what it replaces goes to `before`.
+  const NodePtr& present(NodePtr& before);
   bool writes_by_steps(bool uniform) const;
   // What write() does with the mutex held; what it replaces goes to `before`.
   void set_value(NodePtr value, uint32_t origin, bool keep_sharding, NodePtr (&before)[2]);
