@@ -1,0 +1,31 @@
+"""Locks of the life of the process, which a forked child has free.
+
+A child has the forking thread only: a lock that another thread held at that moment would stay taken in it for good.
+What such a lock guards is whole even then, since a thread of Python forks with the GIL and tables change in single
+calls of Python's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+_all: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+
+
+def process_lock() -> threading.Lock:
+    """A new lock, free again in each forked child."""
+    lock = threading.Lock()
+    _all.add(lock)
+    return lock
+
+
+def _free_all() -> None:
+    for lock in list(_all):
+        # As logging, threading and concurrent.futures free theirs (CPython 3.9 to 3.14); a wrapper around a lock
+        # could be interrupted between taking it and noting that it is taken.
+        lock._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_free_all)
