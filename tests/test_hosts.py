@@ -30,7 +30,8 @@ def nodes(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """A torchrun of host_program for each prefix, which is a command that runs another. None is left after the block.
 
-    torchrun and what it starts are forks of a process that has imported all of it (see scripts.PYTHON). What they print is in ``node0``, ``node1`` in the folder.
+    torchrun and what it starts are forks of a process that has imported it all (see scripts.PYTHON). What they print is
+    in ``node0``, ``node1`` in the folder.
     """
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1"}
     environment |= scripts.server_variable()
