@@ -113,8 +113,7 @@ class Pure:
             self._known.put(key, found)
         if self._is_cached:
             self._last = _Last(tree, more, now, found) if all_tensors else None
-        outs = _followed(found, tensors, start)
-        return found.tree.unflatten(run(found, tensors, start) if outs is None else outs)
+        return found.tree.unflatten(run(found, tensors, start))
 
     def _is_whole(self, known: Known) -> bool:
         return all(map(jax_call.is_known, known.numbers))
@@ -199,6 +198,9 @@ def seed(device: torch.device) -> torch.Tensor:
 
 def run(known: Known, tensors: Sequence[torch.Tensor], start: torch.Tensor | None = None) -> Sequence[torch.Tensor]:
     """The results of a call, recorded; random numbers start from ``start``, or follow torch's seed."""
+    outs = _followed(known, list(tensors), start)
+    if outs is not None:
+        return outs
     if known.random:
         tensors = [seed(tensors[0].device) if start is None else start, *tensors]
     if known.derivative is not None:
