@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# There is a worker for each core: a second thread of torch's waits for work by spinning, and takes time from the other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 
