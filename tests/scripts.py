@@ -120,5 +120,6 @@ def run(code: str, fresh: bool, env: dict[str, str]) -> subprocess.CompletedProc
 
 
 def server_variables() -> dict[str, str]:
-    """What PYTHON needs in its environment, to be more than python."""
-    return {"TORCH_XLA_TEST_SERVER": _server().address, "PYTHONPATH": str(ROOT)}
+    """What PYTHON needs in its environment, to be more than python: the server, and what it was started with."""
+    started_with = {name: _AT_FIRST[name] for name in ("PATH",) if name in _AT_FIRST}
+    return {"TORCH_XLA_TEST_SERVER": _server().address, "PYTHONPATH": str(ROOT), **started_with}

@@ -149,8 +149,7 @@ def test_hosts_and_machines_of_tpus(fakes: Path, capfd: pytest.CaptureFixture[st
 
 
 def test_one_job_on_two_hosts_with_two_processes_each(fakes: Path) -> None:
-    root, where = Path(xla_dist.__file__).parents[2], ["--hosts=127.0.0.1,127.0.0.2"]
-    job = [*where, f"--tpuvm-server-port={free_port()}", f"--env=PYTHONPATH={root}", "--env=PJRT_DEVICE=CPU"]
+    job = ["--hosts=127.0.0.1,127.0.0.2", f"--tpuvm-server-port={free_port()}", "--env=PJRT_DEVICE=CPU"]
     job += [f"--env={name}={value}" for name, value in processes.server_variables().items()]
     assert xla_dist.main([*job, "--", *processes.PYTHON, host_program.__file__, str(fakes), "2"]) == 0
     assert host_program.check_weights(fakes, 4) == [(4, 0, 0), (4, 1, 0), (4, 0, 1), (4, 1, 1)]
