@@ -50,8 +50,10 @@ SCRIPTS = {
     "no text": "",
 }  # fmt: skip
 
-#: What importing torch sets for children, unless it is set.
-SET_BY_IMPORTING = "TF_CPP_MIN_LOG_LEVEL TPU_ML_PLATFORM TPU_ML_PLATFORM_VERSION KMP_DUPLICATE_LIB_OK"
+#: What importing torch sets for children, unless it is set; the last one when the first op is recorded.
+SET_BY_IMPORTING = (
+    "TF_CPP_MIN_LOG_LEVEL TPU_ML_PLATFORM TPU_ML_PLATFORM_VERSION KMP_DUPLICATE_LIB_OK TORCHINDUCTOR_CACHE_DIR"
+)
 
 
 def seen(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
