@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.base.compat import autograd, dispatcher
+from torch_xla._engine.base.compat import autograd, control_flow, dispatcher
 
 
 class _NoValue:
@@ -55,6 +55,11 @@ def alone(device: int, function: Callable[..., Any], *args: Any) -> Any:
     return recorder.module().exclusively(device, function, *args)
 
 
+def is_recording() -> bool:
+    """Whether this thread is recording a function."""
+    return bool(_thread.open)
+
+
 def innermost() -> Arguments:
     """Of the function that this thread is recording; IndexError where it records none."""
     return _thread.open[-1]
@@ -87,6 +92,12 @@ def own(tensor: torch.Tensor) -> torch.Tensor:
 def resolved(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Arguments of an autograd Function, which torch's modes do not see: those that are captured, by what stands in."""
     return [_thread.open[-1].resolve(t) for t in tensors] if _thread.open else tensors
+
+
+def unwatched() -> bool:
+    """Whether no mode of torch looks at operations on this thread, but those of a function that is recorded."""
+    mode = control_flow.current_mode()
+    return mode is None or isinstance(mode, Arguments)
 
 
 class Arguments(dispatcher.DispatchMode):
