@@ -21,11 +21,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import run_script
 from jax import lax
 from torch import nn
 
 import torch_xla
 from tests import scripts
+from torch_xla import aot
 from torch_xla._engine import recorder
 from torch_xla._engine.aot import analysis, chips, compiler, costs, exchanges, hlo, targets, watching
 from torch_xla._engine.aot.compiler import Layout, TargetError, TooLargeError
@@ -480,3 +482,150 @@ def test_what_a_tpu_has_no_room_for(tmp_path: Path) -> None:
     )
     done = run("--target", "v5e", "--steps", "1", "train.py", cwd=tmp_path)
     assert done.returncode in (1, 3)
+
+
+def train_step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+@pytest.mark.parametrize("name", ["here", *ACCELERATORS])
+def test_the_library(name: str, here: Target, tmp_path: Path) -> None:
+    """What a call records is compiled, once; it is pending afterwards, and right."""
+    target = here if name == "here" else targets.target(name)
+    net, twin = Net().to("xla"), Net()
+    twin.load_state_dict({n: v.cpu() for n, v in net.state_dict().items()})
+    batch = torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64)
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (net, twin)]
+    found = aot.compile(train_step, net, optimizers[0], *batch, target=target)
+    conv, fc = 2 * 8 * 4 * 36 * 9, 2 * 8 * 4 * 36 * 3
+    assert found.cost.products == pytest.approx(2 * conv + 3 * fc)
+    assert found.fits and found.collectives == () and found.target is target
+    assert "stablehlo.convolution" in found.stablehlo() and "ENTRY" in found.hlo() and __file__ in found.hlo()
+    train_step(twin, optimizers[1], *batch)
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
+    assert len(found.serialize()) > 1000
+    assert found.fill_cache(tmp_path) is not None and len(list(tmp_path.iterdir())) == 1
+
+
+def test_nothing_to_compile(here: Target) -> None:
+    with pytest.raises(ValueError, match="the function records nothing on xla:0"):
+        aot.compile(lambda: None, target=here)
+
+
+def test_a_loaded_program_runs(here: Target) -> None:
+    found = aot.compile(lambda x: x * 2 + 1, torch.arange(4.0), target=here)
+    with jax.enable_x64(True):
+        loaded = aot.load(found.serialize())
+        results = loaded(np.zeros(0), np.full(1, 2), np.arange(4, dtype=np.float32))
+    assert [r.tolist() for r in results] == [[1.0, 3.0, 5.0, 7.0]]
+
+
+@pytest.mark.parametrize("kind", ["step", "SPMD"])
+def test_a_filled_cache_is_used(kind: str, tmp_path: Path) -> None:
+    """What is compiled for a target that happens to be this machine is what a process here looks for."""
+    code = """
+        import sys
+        from pathlib import Path
+        import jax, torch, torch_xla
+        from helpers import counts
+        from torch_xla._engine.aot import chips, filling, watching
+        from torch_xla._engine.aot.targets import Target
+        from torch_xla._engine.device import devices
+        import numpy as np, torch_xla.runtime as xr, torch_xla.distributed.spmd as xs
+        if SPMD:
+            xr.use_spmd()
+        def script():
+            x = torch.ones(8, 8).to("xla")
+            if SPMD:
+                xs.mark_sharding(x, xs.Mesh(np.arange(4), (4,), ("a",)), ("a", None))
+            x *= 3
+            torch_xla.sync()
+            return x
+        if FILL:
+            watcher = watching.Watcher(Target("here", "cpu", chips.GPUS["h100"], devices.devices()))
+            with watcher.watching():
+                script()
+            for seen in watcher.programs:
+                seen.compile(lambda file: None)
+                assert seen.error is None, seen.error
+                filling.fill(Path("FOLDER"), seen.compiled)
+        else:
+            with counts() as moved:
+                assert script().sum().item() == 192
+            print(moved["PersistentCacheHit"])
+    """
+    code = code.replace("SPMD:", f"{kind == 'SPMD'}:").replace("FOLDER", str(tmp_path))
+    env = {"CPU_NUM_DEVICES": "4", "PYTHONPATH": f"{scripts.ROOT}:{scripts.ROOT}/tests"}
+    run_script(code.replace("if FILL", "if True"), **env)
+    assert list(tmp_path.iterdir())
+    done = run_script(code.replace("if FILL", "if False"), XLA_PERSISTENT_CACHE_PATH=str(tmp_path), **env)
+    assert int(done.stdout) >= 1
+
+
+def test_devices_without_values() -> None:
+    """Nothing is computed or allocated: a model of 80 GB trains; what is read is zeros, and is counted."""
+    run_script("""
+        import json, resource
+        import jax, torch, torch.nn.functional as F, torch_xla
+        from torch import nn
+        from torch_xla._engine.aot import chips, watching
+        from torch_xla._engine.aot.targets import Target
+        from torch_xla._engine.device import abstract, devices
+        from torch_xla.aot import report_data
+        abstract.switch_on()
+        watcher = watching.Watcher(Target("here", "cpu", chips.GPUS["h100"], devices.devices()))
+        with watcher.watching():
+            with torch.device("xla"):
+                model = nn.Sequential(*[nn.Linear(1 << 16, 1 << 16, bias=False) for _ in range(5)])
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(3):
+                loss = model(torch.randn(4, 1 << 16).to("xla")).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                torch_xla.sync()
+                assert loss.item() == 0 and loss.shape == ()
+            y = torch.ones(3, device="xla")
+            assert (y + 1).tolist() == [0, 0, 0] and y.to("cpu").dtype == torch.float32
+            torch_xla.sync()
+        data = report_data.collect(watcher, None)
+        step = data["programs"][-2] if len(data["programs"]) > 2 else data["programs"][-1]
+        assert not data["fits"] and data["abstract"], data
+        updated = [row["memory"]["updated"] for row in data["programs"]]
+        assert 5 * 4 * 2**32 in updated, updated
+        assert sum(row["per_step"] for row in data["reads"]) > 0
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20
+    """)
+
+
+def test_spmd_without_values() -> None:
+    """Marked tensors keep their shardings from step to step, and lie in parts on the target's chips."""
+    run_script(
+        """
+        import jax, numpy as np, torch, torch_xla
+        import torch_xla.distributed.spmd as xs, torch_xla.runtime as xr
+        from torch_xla._engine.aot import chips, watching
+        from torch_xla._engine.aot.targets import Target
+        from torch_xla._engine.device import abstract, devices
+        xr.use_spmd()
+        abstract.switch_on()
+        watcher = watching.Watcher(Target("here", "cpu", chips.GPUS["h100"], devices.devices()))
+        with watcher.watching():
+            w = torch.ones(64, 64).to("xla")
+            xs.mark_sharding(w, xs.Mesh(np.arange(4), (4,), ("a",)), ("a", None))
+            for _ in range(3):
+                w += (w @ w).sum()
+                torch_xla.sync()
+        step = watcher.programs[-1]
+        assert [a.bytes for a in step.arguments] == [64 * 64 * 4 // 4], step.arguments
+        assert step.runs >= 2 and step.lowered.chips == 4
+        step.compile(lambda file: None)
+        assert step.error is None and step.found.collectives, step.error
+        """,
+        CPU_NUM_DEVICES="4",
+    )

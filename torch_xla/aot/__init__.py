@@ -9,11 +9,15 @@ TPUs need ``pip install "torch_xla[tpu]"``, GPUs ``pip install "torch_xla[cuda]"
 
 from torch_xla._engine.aot.compiler import TargetError, TooLargeError
 from torch_xla._engine.aot.targets import MissingCompilerError, Target, target
+from torch_xla.aot.library import Compiled, compile, load
 
 __all__ = [
+    "Compiled",
     "MissingCompilerError",
     "Target",
     "TargetError",
     "TooLargeError",
+    "compile",
+    "load",
     "target",
 ]

@@ -26,9 +26,10 @@ from typing import Any
 
 import jax
 
-from torch_xla._engine.aot import targets, watching
+from torch_xla._engine.aot import filling, targets, watching
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import abstract
 from torch_xla.aot import report_data, report_page, report_text
 
 #: The option by which the process that watches tells the one that compiles where to note what it is doing.
@@ -48,6 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     file = lambda text: Path(text).absolute()  # the script may go to another folder
     parser.add_argument("--json", type=file, metavar="FILE", help="write the report's numbers to this file")
     parser.add_argument("--html", type=file, metavar="FILE", help="write the report as a page to this file")
+    parser.add_argument(
+        "--fill-cache",
+        type=file,
+        metavar="DIR",
+        help="keep executables for XLA_PERSISTENT_CACHE_PATH on the target",
+    )
+    parser.add_argument("--abstract", action="store_true", help="compute and allocate nothing: values read are zeros")
     parser.add_argument("--module", "-m", action="store_true", help="the script is the name of a module, as python -m")
     parser.add_argument(_WITHIN, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("script", help="the program to run")
@@ -92,9 +100,13 @@ def _watched(argv: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace, target: Target) -> int:
     _use_cpu(target)
+    if options.abstract:
+        abstract.switch_on()
     watcher = watching.Watcher(target, options.steps)
     failure = _run_script(options, watcher)
     _compile(watcher, options.within / _NOTE)
+    if options.fill_cache is not None:
+        _fill(options.fill_cache, watcher)
     data = report_data.collect(watcher, failure)
     if options.json is not None:
         options.json.write_text(json.dumps(data, indent=1), encoding="utf-8")
@@ -115,6 +127,17 @@ def _compile(watcher: watching.Watcher, note: Path) -> None:
 
 def _write(note: Path, what: str, file: Path) -> None:
     note.write_text(f"{what}; its StableHLO is in {file}")
+
+
+def _fill(folder: Path, watcher: watching.Watcher) -> None:
+    """Keeps the executables; one that cannot be is named, and the others are kept."""
+    for seen in watcher.programs:
+        if seen.compiled is None:
+            continue
+        try:
+            filling.fill(folder, seen.compiled)
+        except Exception as error:  # a compiler's, jax's or the disk's
+            print(f"torch_xla.aot: program {seen.number} cannot be kept in {folder}: {error}", file=sys.stderr)
 
 
 def code(data: dict[str, Any]) -> int:

@@ -3,6 +3,7 @@
 target       name, chip, chips, hosts, hbm_bytes, peak_flops, hbm_bandwidth, link_bandwidth, source
 fits         whether every program has room on the chips
 failure      how the script ended, where it did not end well
+abstract     whether nothing was computed: values that the script read were zeros
 steps        barriers that it made
 programs     number, cause, line, ops, runs, chips, compile_seconds, error, memory, work, collectives, expensive
 lacks        what the target does not have, and this script uses
@@ -19,6 +20,7 @@ import torch
 from torch_xla._engine.aot.compiler import TooLargeError
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.aot.watching import Seen, Watcher
+from torch_xla._engine.device import abstract
 from torch_xla.debug import report_data
 
 _LARGEST = 5
@@ -32,6 +34,7 @@ def collect(watcher: Watcher, failure: str | None) -> dict[str, Any]:
         "target": _target(watcher.target),
         "fits": all(row["memory"]["fits"] for row in programs),
         "failure": failure,
+        "abstract": abstract.is_on(),
         "steps": watcher.barriers,
         "programs": programs,
         "lacks": _lacks(watcher),

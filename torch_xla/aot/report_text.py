@@ -27,7 +27,8 @@ def text(data: dict[str, Any]) -> str:
                                             f"{r['line'] or 'an unknown line'}" for r in data["lacks"]])  # fmt: skip
     lines += _section("Would compile again", [f"{r['times']} × {r['text']}" for r in data["recompilations"]])
     lines += _section("On the CPU", [f"{r['per_step']:.2f} a step  {r['op']}  {r['line']}" for r in data["fallbacks"]])
-    lines += _section("Values read", [f"{r['per_step']:.2f} a step  {r['line']}" for r in data["reads"]])
+    read = "Values read, which were zeros" if data["abstract"] else "Values read"
+    lines += _section(read, [f"{r['per_step']:.2f} a step  {r['line']}" for r in data["reads"]])
     lines += ["", *notes(data)]
     return "\n".join(lines) + "\n"
 

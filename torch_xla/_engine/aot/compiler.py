@@ -56,10 +56,12 @@ class Layout:
     """How a program lies on devices. None for one device.
 
     Args:
-      leaves, results: how each lies, on devices of this process; None: as the compiler likes. For SPMD.
+      spread: of SPMD, where numbers lie: on all devices of this process.
+      leaves, results: how each lies on them; a result of 0 as the compiler likes.
       team: the replicas that run it together, each on its own device.
     """
 
+    spread: Sharding | None = None
     leaves: tuple[Sharding, ...] = ()
     results: tuple[int, ...] = ()
     team: replicated.Team | None = None
@@ -113,10 +115,9 @@ def _lower(spec: GraphSpec, target: Target, layout: Layout) -> tuple[jax.stages.
         coming = leaving = moved(layout.team.sharding)
         function = replicated.over(function, replicated.Team(layout.team.ordinals, coming))
         count = len(coming.device_set)
-    elif layout.leaves:
-        places = [moved(sharding) for sharding in layout.leaves]
-        everywhere = NamedSharding(places[0].mesh, jax.sharding.PartitionSpec())
-        coming = (everywhere, everywhere, *places)
+    elif layout.spread is not None:
+        everywhere = moved(layout.spread)
+        coming = (everywhere, everywhere, *map(moved, layout.leaves))
         leaving = [shardings.of(number) for number in layout.results]
         count = len(everywhere.device_set)
     else:

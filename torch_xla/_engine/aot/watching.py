@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.aot import analysis, compiler
@@ -108,7 +107,7 @@ class Watcher:
 
     def _lowered(self, graph: Any, spec: GraphSpec) -> tuple[Lowered | None, Exception | None]:
         try:
-            return compiler.lower(spec, self.target, _layout(graph, spec)), None
+            return compiler.lower(spec, self.target, layout(graph, spec)), None
         except (LoweringError, ValueError) as error:
             return None, error
 
@@ -138,12 +137,12 @@ class Watcher:
             origins.capture(before)
 
 
-def _layout(graph: Any, spec: GraphSpec) -> Layout:
+def layout(graph: Any, spec: GraphSpec) -> Layout:
+    """How a recorder Graph lies on this process's devices."""
     if replicas.is_spmd():
-        leaves = [a.sharding if sharded.is_spread(a) else sharded.replicated() for a in graph.inputs()]
         everywhere = sharded.replicated()
-        named = [s if isinstance(s, NamedSharding) else everywhere for s in leaves]
-        return Layout(tuple(named) or (everywhere,), tuple(spec.root_shardings))
+        leaves = tuple(a.sharding if sharded.is_spread(a) else everywhere for a in graph.inputs())
+        return Layout(everywhere, leaves, tuple(spec.root_shardings))
     return Layout(team=replicated.team_of(spec))
 
 
