@@ -128,6 +128,12 @@ def table(found: list[dict[str, str]], names: list[str]) -> str:
     return "\n".join(lines)
 
 
+def section(document: Path) -> str:
+    """The part of a document that this command writes; empty where there is none."""
+    text = document.read_text() if document.exists() else ""
+    return f"\n{text[text.index(_START) : text.index(_END) + len(_END)]}\n" if _START in text else ""
+
+
 def main() -> int:
     """Runs the rule tests, and says what was refused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

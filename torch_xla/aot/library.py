@@ -27,6 +27,7 @@ class Compiled:
 
     Attributes:
       target: what it is for.
+      seconds: how long it took to compile.
       memory: bytes on one chip: arguments, outputs, aliased, temporaries, code, peak, padding.
       cost: what one run costs a chip: products, flops, bytes, seconds (an estimate), utilisation, intensity.
       collectives: kind, group, count, bytes and seconds (an estimate) of each kind.
@@ -37,6 +38,7 @@ class Compiled:
         found = analysis.analyse(compiled)
         self._compiled = compiled
         self.target: Target = compiled.lowered.target
+        self.seconds = compiled.seconds
         self.memory: Memory = found.memory
         self.cost: Work = found.work
         self.collectives: tuple[Collective, ...] = found.collectives

@@ -157,11 +157,12 @@ class Compiled:
 
 
 def compile(
-    lowered: Lowered, spec: GraphSpec, where: str = "", begun: Callable[[Path], None] = lambda file: None
+    lowered: Lowered, spec: GraphSpec | None, where: str = "", begun: Callable[[Path], None] = lambda file: None
 ) -> Compiled:
     """Compiles a program for its target.
 
     Args:
+      spec: the graph, for messages; None for a program that is none.
       where: what names it in messages, such as the user's line.
       begun: told, before the compiler starts, which file holds the StableHLO: a compiler that crashes says nothing.
 
@@ -179,8 +180,8 @@ def compile(
     return Compiled(lowered, stage, seconds)
 
 
-def _explained(error: Exception, lowered: Lowered, spec: GraphSpec, where: str, file: Path) -> TargetError:
-    what = f"{outline(spec)}{f' at {where}' if where else ''}"
+def _explained(error: Exception, lowered: Lowered, spec: GraphSpec | None, where: str, file: Path) -> TargetError:
+    what = f"{'a program' if spec is None else outline(spec)}{f' at {where}' if where else ''}"
     text = f"target {lowered.target.name}: compiling {what}: {error}\n  Its StableHLO is in {file}."
     if "RESOURCE_EXHAUSTED" not in str(error) or "memory" not in str(error):
         return TargetError(text, file)
