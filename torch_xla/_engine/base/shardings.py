@@ -7,14 +7,15 @@ the order in which they are first asked for: the processes of a job, which run o
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from jax.sharding import Sharding
 
-_lock = threading.Lock()
+from torch_xla._engine.base.locks import process_lock
+
+_lock = process_lock()
 _known: list[tuple[Sharding, int]] = []  # sharding and rank, by number - 1
 _numbers: dict[tuple[Sharding, int], int] = {}
 

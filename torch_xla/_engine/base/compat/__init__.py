@@ -7,7 +7,7 @@
     saving.py        torch.save, torch.load
     distributed.py   process groups; jax's job, its store and the CPU's collectives
     profiling.py     profiles of other processes
-    ending.py        the end of a process
+    ending.py        the end of a process, and its forks
 
 ``python -m torch_xla._engine.base.compat`` prints them, with what of them the installed torch and jax have.
 """
