@@ -24,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _TARGETS, _FOLDER = "TORCH_XLA_TEST_TARGETS", "TORCH_XLA_TEST_TARGETS_FOLDER"
+_TITLE = "## Compiled for accelerators"
 _START, _END = "<!-- targets -->", "<!-- end of targets -->"
 
 #: (platform, op): why its compiler refuses it. Everything else compiles.
@@ -120,6 +121,8 @@ def table(found: list[dict[str, str]], names: list[str]) -> str:
     for row in found:
         if row["error"]:
             refusals.setdefault((row["op"], row["platform"]), []).append(row)
+    if not refusals:
+        return "\n".join([*lines, "", "None is refused."])
     lines += ["", "| operator | CPU | TPU | GPU | what the compiler says |", "| --- | --- | --- | --- | --- |"]
     for (op, platform), some in sorted(refusals.items()):
         marks = ["refused" if platform == other else "compiles" for other in ("tpu", "gpu")]
@@ -131,7 +134,7 @@ def table(found: list[dict[str, str]], names: list[str]) -> str:
 def section(document: Path) -> str:
     """The part of a document that this command writes; empty where there is none."""
     text = document.read_text() if document.exists() else ""
-    return f"\n{text[text.index(_START) : text.index(_END) + len(_END)]}\n" if _START in text else ""
+    return f"\n{_TITLE}\n\n{text[text.index(_START) : text.index(_END) + len(_END)]}\n" if _START in text else ""
 
 
 def main() -> int:

@@ -625,11 +625,14 @@ def test_spmd_without_values() -> None:
         with watcher.watching():
             w = torch.ones(64, 64).to("xla")
             xs.mark_sharding(w, xs.Mesh(np.arange(4), (4,), ("a",)), ("a", None))
+            momentum = w * 2  # nobody says how it lies: as the compiler likes
+            torch_xla.sync()
             for _ in range(3):
-                w += (w @ w).sum()
+                momentum += w
+                w += (w @ momentum).sum()
                 torch_xla.sync()
         step = watcher.programs[-1]
-        assert [a.bytes for a in step.arguments] == [64 * 64 * 4 // 4], step.arguments
+        assert [a.bytes for a in step.arguments] == [64 * 64 * 4 // 4] * 2, step.arguments
         assert step.runs >= 2 and step.lowered.chips == 4
         step.compile(lambda file: None)
         assert step.error is None and step.found.collectives, step.error

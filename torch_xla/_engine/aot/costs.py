@@ -19,9 +19,7 @@ from torch_xla._engine.aot.hlo import Computation, Instruction, Module, Shape
 _FREE = frozenset(
     (
         "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
-        "opt-barrier", "add-dependency", "domain", "iota", "async-update", "async-done", "copy-done", "send-done",
-        "recv-done", "slice-done", "dynamic-slice-done", "dynamic-update-slice-done", "all-gather-done",
-        "all-reduce-done", "collective-permute-done",
+        "opt-barrier", "add-dependency", "domain", "iota", "async-update",
     )
 )  # fmt: skip
 _CALLS = frozenset(("while", "call", "conditional", "async-start"))
@@ -29,10 +27,9 @@ _SLICES = frozenset(("slice", "dynamic-slice", "gather"))
 #: Move or rename elements, compute none.
 _MOVES = frozenset(
     (
-        "copy", "copy-start", "transpose", "reshape", "broadcast", "slice", "dynamic-slice", "dynamic-update-slice",
+        "copy", "transpose", "reshape", "broadcast", "slice", "dynamic-slice", "dynamic-update-slice",
         "concatenate", "pad", "reverse", "gather", "scatter", "convert", "bitcast-convert", "infeed", "outfeed", "send",
-        "recv", "custom-call", "sort", "all-gather", "all-gather-start", "all-to-all", "collective-permute",
-        "collective-permute-start", "rng-bit-generator",
+        "recv", "custom-call", "sort", "all-gather", "all-to-all", "collective-permute", "rng-bit-generator",
     )
 )  # fmt: skip
 
@@ -91,7 +88,7 @@ class Counter:
         for instruction in computation.instructions.values():
             if instruction.opcode in _CALLS:
                 self._walk_called(instruction, times, found)
-            elif instruction.opcode not in _FREE:
+            elif not _is_free(instruction.opcode):
                 cost = self._arithmetic(instruction, computation)
                 cost.read, cost.written = self._traffic(instruction, computation)
                 precise = _precise(self._module, instruction, computation)
@@ -146,12 +143,16 @@ class Counter:
             return Cost(other=float(sum(o.shapes[0].elements for o in operands if o.shapes)))
         if opcode in ("reduce-window", "select-and-scatter"):
             return Cost(other=out * math.prod(windows.window(instruction).size or (1,)))
-        return Cost() if opcode in _FREE or opcode in _MOVES else Cost(other=out)
+        moves = opcode in _MOVES or opcode.endswith("-start")
+        return Cost() if moves or _is_free(opcode) else Cost(other=out)
 
     def _traffic(self, instruction: Instruction, computation: Computation) -> tuple[float, float]:
         """Bytes (read, written) of HBM."""
         operands = computation.operands(instruction)
         outs = [shape for shape in instruction.shapes if shape.in_hbm]
+        if instruction.opcode in ("slice-start", "dynamic-slice-start") and len(instruction.shapes) > 1:
+            source, target = instruction.shapes[:2]  # then a context
+            return (float(target.bytes) if source.in_hbm else 0.0), (float(target.bytes) if target.in_hbm else 0.0)
         if instruction.opcode == "copy-start":  # (destination, source, context)
             target, source = instruction.shapes[0], instruction.shapes[1]
             return (source.bytes if source.in_hbm else 0.0), (target.bytes if target.in_hbm else 0.0)
@@ -186,6 +187,10 @@ class Counter:
         if root is not None and root.opcode == "dynamic-update-slice" and outs:
             written = float(body.operands(root)[1].shapes[0].bytes)
         return read, written
+
+
+def _is_free(opcode: str) -> bool:
+    return opcode in _FREE or opcode.endswith("-done")
 
 
 def _flops(operations: list[Operation]) -> float:

@@ -19,14 +19,14 @@ from torch_xla._engine.graph.program import GraphSpec
 _Result = tuple[tuple[int, ...], np.dtype[Any], Sharding]
 
 
-def executable(spec: GraphSpec, place: Sharding, spread: bool) -> tuple[Any, Sizes]:
+def executable(spec: GraphSpec, place: Sharding, laid_out: Sequence[int]) -> tuple[Any, Sizes]:
     """The recorder's Executable of a graph, and the bytes of its results.
 
     Args:
-      place: where results lie that nobody has laid out.
-      spread: whether that is on all devices of SPMD.
+      place: where results lie, without SPMD.
+      laid_out: with SPMD, how each of them lies.
     """
-    numbers = spec.root_shardings or [0] * len(spec.roots)
+    numbers = laid_out or [0] * len(spec.roots)
     results = [(*_promise(spec, root), shardings.of(n) or place) for root, n in zip(spec.roots, numbers, strict=True)]
     sizes = Sizes([math.prod(shape) * dtype.itemsize for shape, dtype, _ in results])
     found = recorder.module().Executable(
@@ -42,7 +42,7 @@ def executable(spec: GraphSpec, place: Sharding, spread: bool) -> tuple[Any, Siz
         number_devices=[],
         sizes=sizes.results,
         extra=0,
-        shardings=[shardings.number(s, len(shape)) for shape, _, s in results] if spread else [],
+        shardings=list(laid_out),
     )
     return found, sizes
 

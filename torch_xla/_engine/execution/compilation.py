@@ -73,7 +73,7 @@ def compile_graph(
     outline = errors.outline(spec)
     numbers = _place(device, team)
     if abstract.is_on():
-        return _without_values(spec, outline, numbers, team)
+        return _without_values(spec, outline, numbers, team, leaves)
     with recorder.wide_types(), errors.explained(lambda: f"compiling {outline}", device, outline):
         arguments = [*_numbers(spec), *leaves]
 
@@ -96,16 +96,30 @@ def compile_graph(
 
 
 def _without_values(
-    spec: program.GraphSpec, outline: Outline, place: Sharding, team: replicated.Team | None
+    spec: program.GraphSpec,
+    outline: Outline,
+    place: Sharding,
+    team: replicated.Team | None,
+    leaves: Sequence[Any],
 ) -> Program:
     if team is not None:
         raise RuntimeError(
             "replicas that exchange values (xmp.spawn, DataParallel) need values; without them, as with --abstract, "
             "several devices are one with SPMD: torch_xla.runtime.use_spmd()"
         )
-    executable, sizes = abstractly.executable(spec, place, replicas.is_spmd())
+    spread = replicas.is_spmd()
+    results = spec.root_shardings if all(spec.root_shardings) or not spread else _chosen(spec, place, leaves)
+    executable, sizes = abstractly.executable(spec, place, results if spread else ())
     metrics.count("CreateCompileHandles")
     return Program(executable, None, outline, sizes)
+
+
+def _chosen(spec: program.GraphSpec, place: Sharding, leaves: Sequence[Any]) -> list[int]:
+    """How the results lie that nobody has laid out: as the compiler chooses, which has to be asked."""
+    with recorder.wide_types():
+        structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for leaf in leaves]
+        arguments = [*_numbers(spec), *structs]
+        return _result_shardings(_jitted(spec, place, None, arguments, False).lower(*arguments).compile())
 
 
 def _numbers(spec: program.GraphSpec) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -137,7 +151,7 @@ def _jitted(
     leaving: Any = place
     if replicas.is_spmd():
         # Of the numbers, too: a graph that reads nothing else would run on one device.
-        coming = tuple(a.sharding if isinstance(a, jax.Array) else place for a in arguments)
+        coming = tuple(a.sharding or place for a in arguments)
         leaving = [shardings.of(number) for number in spec.root_shardings]
     elif team is not None:
         function = replicated.over(function, team)
