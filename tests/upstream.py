@@ -109,8 +109,8 @@ def page(found: list[Found]) -> str:
     lines = [
         "# Names of upstream's torch_xla 2.9",
         "",
-        "Made by `python -m tests.upstream`, which a test runs: each public name of upstream's last release, and what has",
-        "become of it here. *Same*: it is here and takes the same arguments. *Different*: it is here and takes others.",
+        "Made by `python -m tests.upstream`, which a test runs: each public name of upstream's last release, and what",
+        "has become of it. *Same*: it is here and takes the same arguments. *Different*: it is here and takes others.",
         "",
         "| names | same | different | absent |",
         "| --: | --: | --: | --: |",
@@ -121,9 +121,10 @@ def page(found: list[Found]) -> str:
     ]
     for module in dict.fromkeys(f.name.module for f in found):
         mine = [f for f in found if f.name.module == module]
-        cells = []
-        for state in ("same", "different", "absent"):
-            cells.append("; ".join(_shown(group) for group in _by_note([f for f in mine if f.state == state])))
+        cells = [
+            "; ".join(_shown(group) for group in _by_note([f for f in mine if f.state == state]))
+            for state in ("same", "different", "absent")
+        ]
         lines.append(f"| `{module}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
