@@ -11,6 +11,8 @@ import os
 import threading
 import weakref
 
+from torch_xla._engine.base.compat import ending
+
 _all: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
 
 
@@ -23,9 +25,8 @@ def process_lock() -> threading.Lock:
 
 def _free_all() -> None:
     for lock in list(_all):
-        # As logging, threading and concurrent.futures free theirs (CPython 3.9 to 3.14); a wrapper around a lock
-        # could be interrupted between taking it and noting that it is taken.
-        lock._at_fork_reinit()  # type: ignore[attr-defined]
+        # Not a new lock within a wrapper, which could be interrupted between taking it and noting that it is taken.
+        ending.free_lock(lock)
 
 
 os.register_at_fork(after_in_child=_free_all)

@@ -153,6 +153,13 @@ void bind_graph(py::module_& m) {
   });
   m.def("nodes_of", &nodes_of);
   m.def("tensor_id", [](const at::Tensor& t) { return xla(t).id(); });
+  py::class_<Steps>(m, "Steps")
+      .def("__len__", [](const Steps& steps) { return steps.ops.size(); })
+      .def("replay", [](const Steps& steps, const at::Tensor& memory) {
+        xla(memory);
+        return replay(steps, memory);
+      });
+  m.def("steps", [](const at::Tensor& t) { return xla(t).steps(); });
   m.def("memory_id", [](const at::Tensor& t) { return xla(t).memory_id(); });
   m.def("lay_out", &lay_out_tensor, py::arg("tensor"), py::arg("sharding"), py::arg("array") = py::none());
   m.def("laid_out", &laid_out);

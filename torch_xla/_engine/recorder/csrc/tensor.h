@@ -43,10 +43,13 @@ struct View final : c10::intrusive_ptr_target {
 };
 using ViewPtr = c10::intrusive_ptr<View>;
 
-// How a view was made, from the memory on.
+// How a view was made, from the memory on. Holds no value.
 struct Steps {
   std::vector<ViewPtr> ops;
 };
+
+// The same view of another tensor, of the shape and dtype that the memory had.
+at::Tensor replay(const Steps& steps, at::Tensor memory);
 
 // What tensors that share memory on other devices share here. Guarded by the device's mutex; owned by its tensors.
 struct Alias final : c10::intrusive_ptr_target {

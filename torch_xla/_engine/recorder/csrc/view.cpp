@@ -65,4 +65,13 @@ void XlaTensor::keep_step() {
   unkept_ = false;
 }
 
+at::Tensor replay(const Steps& steps, at::Tensor memory) {
+  for (const ViewPtr& step : steps.ops) {
+    XlaTensor& viewed = *maybe_xla(memory);
+    NodePtr value = step->apply(viewed.value());
+    memory = viewed.make_view(std::move(value), step->overlaps);
+  }
+  return memory;
+}
+
 }  // namespace torch_xla
