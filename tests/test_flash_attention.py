@@ -110,6 +110,29 @@ def test_compiled_function_and_apply() -> None:
         torch.testing.assert_close(a.grad.cpu(), c.grad.cpu())
 
 
+def test_inside_functions_that_are_recorded_once() -> None:
+    """One node of a pure function, and the body of a loop."""
+    from torch_xla.experimental.assume_pure import assume_pure
+    from torch_xla.experimental.scan import scan
+
+    def step(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        out = x + flash_attention(x * w, x, x, causal=True, sm_scale=0.5)
+        return out, out.sum()
+
+    x, ws = torch.randn(1, 2, 4, 8).to("xla"), torch.randn(3, 8).to("xla")
+    ours, pure, theirs = (ws.detach().requires_grad_() for _ in range(3))
+    out = wanted = once = x
+    called = assume_pure(step)
+    for i in range(3):
+        wanted = step(wanted, theirs[i])[0]
+        once = called(once, pure[i])[0]
+    out, _ = scan(step, x, ours)
+    for result, leaf in ((wanted, theirs), (once, pure), (out, ours)):
+        result.sum().backward()
+        torch.testing.assert_close(result.detach().cpu(), wanted.detach().cpu())
+        torch.testing.assert_close(leaf.grad.cpu(), theirs.grad.cpu(), rtol=1e-4, atol=1e-5)
+
+
 def test_upstreams_operator() -> None:
     leaves, _, _ = _inputs("plain")
     ours = [t.to("xla").requires_grad_() for t in leaves]

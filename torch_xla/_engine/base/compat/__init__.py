@@ -8,7 +8,6 @@
     distributed.py   process groups; jax's job, its store and the CPU's collectives
     profiling.py     profiles of other processes
     ending.py        the end of a process, and its forks
-    ending.py        the end of a process
     kernels.py       jax's flash attention for TPUs; torch's operators of quantized graphs
 
 ``python -m torch_xla._engine.base.compat`` prints them, with what of them the installed torch and jax have.
