@@ -7,6 +7,10 @@ the order in which they are first asked for: the processes of a job, which run o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 from jax.sharding import Sharding
 
 from torch_xla._engine.base.locks import process_lock
@@ -32,5 +36,21 @@ def _give(sharding: Sharding, rank: int) -> int:
 
 
 def of(number: int) -> Sharding | None:
-    """The sharding behind a number; None for 0."""
-    return _known[number - 1][0] if number else None
+    """The sharding behind a number; None for 0. In a block of ``elsewhere`` the same layout on other devices."""
+    if not number:
+        return None
+    found, moved = _known[number - 1][0], _moved.get()
+    return found if moved is None else moved(found)
+
+
+_moved: ContextVar[Callable[[Sharding], Sharding] | None] = ContextVar("moved", default=None)
+
+
+@contextmanager
+def elsewhere(moved: Callable[[Sharding], Sharding]) -> Iterator[None]:
+    """In this block, on this thread, ``of`` gives ``moved(sharding)``: for a program that is compiled for others."""
+    token = _moved.set(moved)
+    try:
+        yield
+    finally:
+        _moved.reset(token)

@@ -13,10 +13,12 @@ import time
 import jax
 import numpy as np
 import torch
+from jax.sharding import SingleDeviceSharding
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dtypes, frames
-from torch_xla._engine.device import devices
+from torch_xla._engine.base import dtypes, frames, shardings
+from torch_xla._engine.device import abstract, devices
+from torch_xla._engine.device.abstract import AbstractArray
 from torch_xla._engine.diagnostics import errors, journal, metrics, provenance
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import replicated, sharded
@@ -39,6 +41,8 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
         raise TypeError(f"{tensor.dtype} does not exist on xla; convert the tensor (shape {list(tensor.shape)}) first")
     tensor = tensor.detach()  # a plain tensor: a lazy module's parameter has no shape to name
     place = devices.device(ordinal)
+    if abstract.is_on():
+        return _upload_nothing(tensor, place)  # type: ignore[return-value]  # as much of an array as is used
     doing = lambda: f"moving a tensor to the device ({tensor.dtype}{list(tensor.shape)})"
     with metrics.timed("TransferToServerTime"), errors.explained(doing, ordinal):
         # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
@@ -55,6 +59,14 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     return buffer
 
 
+def _upload_nothing(tensor: torch.Tensor, place: jax.Device) -> AbstractArray:
+    sharding = sharded.wanted(tuple(tensor.shape)) if replicas.is_spmd() else SingleDeviceSharding(place)
+    _made("upload")
+    if replicas.is_spmd():
+        recorder.module().set_sharding(shardings.number(sharding, tensor.dim()))
+    return AbstractArray(tensor.shape, dtypes.to_numpy(tensor.dtype), sharding)
+
+
 def _to_host(tensor: torch.Tensor) -> np.ndarray:
     bits = tensor.view(_BITS.get(tensor.dtype, tensor.dtype))
     view: np.ndarray = bits.numpy().view(dtypes.namesake(tensor.dtype))
@@ -69,6 +81,10 @@ def _made(kind: str) -> None:
 def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
     """A new CPU tensor of torch dtype ``dtype_code`` with the buffer's values; waits for them."""
     dtype = dtypes.FROM_CODE[dtype_code]
+    if abstract.is_on():
+        if not journal.falling_back():
+            journal.read(frames.user_line(), 0)
+        return torch.zeros(buffer.shape, dtype=dtype)
     start = time.perf_counter_ns()
     doing = lambda: f"reading a tensor ({dtype}{list(buffer.shape)})"
     with metrics.timed("TransferFromServerTime"), errors.explained(doing, devices.ordinal(buffer)):
@@ -88,6 +104,10 @@ def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
 
 def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
     """The buffer's values on another device."""
+    if abstract.is_on():
+        _made("transfer")
+        place = SingleDeviceSharding(devices.device(ordinal))
+        return AbstractArray(buffer.shape, buffer.dtype, place)  # type: ignore[return-value]
     doing = lambda: f"moving a tensor from another device ({buffer.dtype}{list(buffer.shape)})"
     with metrics.timed("TransferDeviceToDeviceTime"), recorder.wide_types(), errors.explained(doing, ordinal):
         moved: jax.Array = jax.device_put(replicated.local(buffer), devices.device(ordinal), may_alias=False)

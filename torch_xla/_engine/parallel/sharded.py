@@ -21,7 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import shardings
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import abstract, devices
+from torch_xla._engine.device.abstract import AbstractArray
 from torch_xla._engine.job import replicas
 
 #: Of an array of the given shape, how it shall lie; None: replicated.
@@ -89,12 +90,18 @@ def put(host: np.ndarray) -> jax.Array:
 
     The next buffer made is noted to lie so.
     """
-    wanted = _uploads.layout(host.shape) if _uploads.layout is not None else None
-    if wanted is None or not _uploads.parts:
-        return laid_out(host, wanted or replicated())
+    layout = wanted(host.shape)
+    if not _uploads.parts or layout is replicated():
+        return laid_out(host, layout)
     with recorder.wide_types():
-        array = jax.make_array_from_process_local_data(wanted, host)
-    return _noted(array, wanted)
+        array = jax.make_array_from_process_local_data(layout, host)
+    return _noted(array, layout)
+
+
+def wanted(shape: tuple[int, ...]) -> Sharding:
+    """How this thread's uploads of that shape are to lie."""
+    found = _uploads.layout(shape) if _uploads.layout is not None else None
+    return found or replicated()
 
 
 def laid_out(value: Any, sharding: Sharding) -> jax.Array:
@@ -109,7 +116,9 @@ def _noted(array: jax.Array, sharding: Sharding) -> jax.Array:
     return array
 
 
-def _laid_out(value: Any, sharding: Sharding) -> jax.Array:
+def _laid_out(value: Any, sharding: Sharding) -> Any:
+    if abstract.is_on():
+        return AbstractArray(value.shape, value.dtype, sharding)
     if replicas.process_count() == 1 or (isinstance(value, jax.Array) and is_spread(value)):
         array: jax.Array = jax.device_put(value, sharding, may_alias=False)
         return array
