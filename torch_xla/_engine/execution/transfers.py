@@ -66,23 +66,26 @@ def _made(kind: str) -> None:
     recorder.module().set_provenance(provenance.number(kind, frames.known_line() or ""))
 
 
-def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
-    """A new CPU tensor of torch dtype ``dtype_code`` with the buffer's values; waits for them."""
+def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """A new CPU tensor of torch dtype ``dtype_code`` and the shape, with the buffer's values; waits for them.
+
+    The buffer may be longer than the tensor (see shardings.py).
+    """
     dtype = dtypes.FROM_CODE[dtype_code]
     start = time.perf_counter_ns()
-    doing = lambda: f"reading a tensor ({dtype}{list(buffer.shape)})"
+    doing = lambda: f"reading a tensor ({dtype}{list(shape)})"
     with metrics.timed("TransferFromServerTime"), errors.explained(doing, devices.ordinal(buffer)):
         with journal.spent("wait"):
             buffer.block_until_ready()
-        host = np.ascontiguousarray(sharded.whole(buffer))
+        host = np.ascontiguousarray(sharded.visible(sharded.whole(buffer), shape))
         # torch's own memory: a tensor over numpy's, or one that numpy has seen, could not be resized.
-        tensor = torch.empty(buffer.shape, dtype=dtypes.named(buffer.dtype))
+        tensor = torch.empty(shape, dtype=dtypes.named(buffer.dtype))
         ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)
         tensor = tensor.to(dtype)
     metrics.metric("InboundData", metrics.format_bytes).add(host.nbytes)
     if not journal.falling_back():
         journal.read(frames.user_line(), time.perf_counter_ns() - start)
-    _log.info("from the device: %s%s", dtype, list(buffer.shape))
+    _log.info("from the device: %s%s", dtype, list(shape))
     return tensor
 
 

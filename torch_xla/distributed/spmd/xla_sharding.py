@@ -46,8 +46,10 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
       partition_spec: for each dimension the axis of the mesh that it is split over, by name or number, a tuple of
         several, or None: every device has all of it.
 
-    Raises ValueError for a spec that does not fit the tensor or the mesh, and for a dimension whose size is not a
-    multiple of the number of parts; RuntimeError without SPMD, or for an expanded tensor.
+    A dimension need not be a multiple of the number of its parts: the last devices then have less of it, or nothing.
+
+    Raises ValueError for a spec that does not fit the tensor or the mesh; RuntimeError without SPMD, or for an expanded
+    tensor.
     """
     sharding = _checked("mark_sharding", t, mesh, partition_spec)
     with torch.no_grad():
@@ -65,21 +67,7 @@ def _checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]
         sharding = mesh.sharding(partition_spec, t.dim())
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    for dim, (size, parts) in enumerate(zip(t.shape, _parts(sharding, t.dim()), strict=True)):
-        if size % parts:
-            raise ValueError(f"{where}: dimension {dim} of size {size} cannot be split into {parts} equal parts")
     return sharding
-
-
-def _parts(sharding: NamedSharding, rank: int) -> list[int]:
-    sizes = dict(sharding.mesh.shape)
-    parts = []
-    for names in (*sharding.spec, *(None,) * (rank - len(sharding.spec))):
-        count = 1
-        for name in (names,) if isinstance(names, str) else names or ():
-            count *= sizes[name]
-        parts.append(count)
-    return parts
 
 
 def _lay_out(t: torch.Tensor, sharding: Sharding) -> None:
@@ -94,7 +82,7 @@ def _lay_out_alone(t: torch.Tensor, sharding: Sharding) -> None:
     if node.pending or module.is_view(t):
         module.lay_out(t, number)
     else:
-        module.lay_out(t, number, sharded.laid_out(node.buffer, sharding))
+        module.lay_out(t, number, sharded.laid_out(node.buffer, sharding, node.shape))
 
 
 def get_sharding(t: torch.Tensor) -> Sharding | None:
@@ -155,8 +143,8 @@ class ShardingSpec:
     def send(self, t: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A CPU tensor on the device, split on the way: no device ever has all of it.
 
-        One of another rank, or whose size is no multiple of the number of parts, is on every device. With ``minibatch``
-        and several processes that is a ValueError: what each of them has is not the whole.
+        One of another rank is on every device. With ``minibatch`` and several processes that is a ValueError, as is a
+        size that is no multiple of the number of parts: what each of them has is not the whole.
         """
         if self.minibatch and replicas.process_count() > 1:
             if self._layout(tuple(t.shape)) is None:
@@ -175,11 +163,10 @@ class ShardingSpec:
         if len(shape) != len(self.partition_spec):
             return None
         sharding = self.mesh.sharding(self.partition_spec, len(shape))
-        parts = _parts(sharding, len(shape))
-        if self.minibatch:
-            parts = [max(1, count // replicas.process_count()) for count in parts]
-        even = all(size % count == 0 for size, count in zip(shape, parts, strict=True))
-        return sharding if even else None
+        if not self.minibatch or replicas.process_count() == 1:
+            return sharding
+        mine = (max(1, count // replicas.process_count()) for count in shardings.parts(sharding, len(shape)))
+        return sharding if all(size % count == 0 for size, count in zip(shape, mine, strict=True)) else None
 
     def apply(self, t: torch.Tensor) -> None:
         """Marks the tensor."""
