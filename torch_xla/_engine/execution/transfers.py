@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 import torch
+from jax.sharding import Sharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes, frames
@@ -96,3 +98,29 @@ def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
         moved: jax.Array = jax.device_put(replicated.local(buffer), devices.device(ordinal), may_alias=False)
     _made("transfer")
     return moved
+
+
+def read_part(part: jax.Array, dtype: torch.dtype) -> torch.Tensor:
+    """A new CPU tensor with what one device holds of an array; waits for it."""
+    return download(part, dtypes.TO_CODE[dtype], tuple(part.shape))
+
+
+def upload_parts(
+    parts: Sequence[tuple[torch.Tensor, jax.Device]], dtype: torch.dtype, shape: tuple[int, ...], lies: Sharding
+) -> jax.Array:
+    """An array of the given shape, which devices hold in parts: of each device of this process, the CPU tensor.
+
+    A part may be shorter than the device's; the rest is zeros. The next buffer made is noted to lie so.
+    """
+    doing = lambda: f"moving the parts of a tensor to the devices ({dtype}{list(shape)})"
+    own = lies.shard_shape(shape)
+    with metrics.timed("TransferToServerTime"), errors.explained(doing, 0), recorder.wide_types():
+        placed = []
+        for tensor, place in parts:
+            kept = tensor.detach().to(dtypes.stored(dtype), copy=place.platform == "cpu").contiguous()
+            placed.append(jax.device_put(sharded.filled(_to_host(kept), own), place, may_alias=False))
+        array = jax.make_array_from_single_device_arrays(shape, lies, placed)
+        array.block_until_ready()
+    metrics.metric("OutboundData", metrics.format_bytes).add(sum(part.nbytes for part in placed))
+    _made("upload")
+    return sharded.noted(array, lies)

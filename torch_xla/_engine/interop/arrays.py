@@ -47,7 +47,8 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
     buffer: jax.Array = node.buffer if replicas.is_spmd() else replicated.local(node.buffer)
     if tuple(buffer.shape) != node.shape:  # split unevenly: what only fills it up stays here
         with recorder.wide_types():
-            return sharded.visible(buffer, node.shape).astype(dtypes.namesake(tensor.dtype))
+            seen: jax.Array = sharded.visible(buffer, node.shape).astype(dtypes.namesake(tensor.dtype))
+        return seen
     if buffer.dtype != dtypes.namesake(tensor.dtype):
         with recorder.wide_types():
             return buffer.astype(dtypes.namesake(tensor.dtype))

@@ -56,4 +56,6 @@ def define() -> None:
     _define("all_to_all(Tensor input, int split, int concat, int shards, int[] groups) -> Tensor", _all_to_all)
     _define("collective_permute(Tensor input, int[] pairs, int[] groups) -> Tensor", _permuted)
     _define("lay_out(Tensor input, int sharding) -> Tensor", _laid_out)
+    _define("shard_alike(Tensor[] inputs) -> Tensor[]", _same)
+    _define("optimization_barrier(Tensor[] inputs) -> Tensor[]", _same)
     _define("collective_broadcast(Tensor[] inputs, int root, int[] groups) -> Tensor[]", _same)

@@ -70,8 +70,9 @@ def over(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
 
 def named(found: Sharding) -> Sharding:
     """A sharding of jax's, over all devices, as programs here take it: what XLA chose, and meshes in any order."""
-    if isinstance(found, NamedSharding) and tuple(found.mesh.devices.flat) != mesh_devices():
-        return over(found.mesh, found.spec)
+    if isinstance(found, NamedSharding) and isinstance(found.mesh, Mesh):
+        in_order = tuple(found.mesh.devices.flat) == mesh_devices()
+        return found if in_order else over(found.mesh, found.spec)
     return sharding.named(found, mesh_devices())
 
 

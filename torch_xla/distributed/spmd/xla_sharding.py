@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 import torch
 from jax.sharding import NamedSharding, Sharding
 
@@ -18,6 +19,13 @@ from torch_xla._engine.base import dtypes, frames, shardings
 from torch_xla._engine.execution import transfers
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import sharded
+from torch_xla.distributed.spmd._linear import (
+    EinsumLinear,
+    XLAPatchedLinear,
+    apply_backward_optimization_barrier,
+    apply_xla_patch_to_nn_linear,
+    xla_patched_nn_linear_forward,
+)
 from torch_xla.distributed.spmd._mesh import (
     HybridMesh,
     Mesh,
@@ -26,11 +34,18 @@ from torch_xla.distributed.spmd._mesh import (
     get_global_mesh,
     set_global_mesh,
 )
+from torch_xla.distributed.spmd.xla_sharded_tensor import ShardingType, XLAShard, XLAShardedTensor, get_sharding
 
 __all__ = [
-    "HybridMesh", "Mesh", "PartitionSpec", "ShardingSpec", "clear_sharding", "get_1d_mesh",
-    "get_global_mesh", "get_sharding", "mark_sharding", "mark_sharding_with_gradients", "set_global_mesh",
+    "EinsumLinear", "HybridMesh", "MarkShardingFunction", "Mesh", "PartitionSpec", "ShardingSpec", "ShardingType",
+    "XLAPatchedLinear", "XLAShard", "XLAShardedTensor", "annotate_custom_sharding",
+    "apply_backward_optimization_barrier", "apply_xla_patch_to_nn_linear", "clear_sharding", "get_1d_mesh",
+    "get_global_mesh", "get_sharding", "mark_sharding", "mark_sharding_with_gradients", "set_global_mesh", "shard_as",
+    "unwrap_sharded_tensor", "wrap_as_sharded_tensor", "wrap_if_sharded", "xla_patched_nn_linear_forward",
 ]  # fmt: skip
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
@@ -85,10 +100,29 @@ def _lay_out_alone(t: torch.Tensor, sharding: Sharding) -> None:
         module.lay_out(t, number, sharded.laid_out(node.buffer, sharding, node.shape))
 
 
-def get_sharding(t: torch.Tensor) -> Sharding | None:
-    """How a tensor lies, a jax.sharding.NamedSharding. None where that is not decided: not marked, and not computed."""
-    (node,) = recorder.module().nodes_of([t]) or (None,)
-    return None if node is None else shardings.of(node.sharding)
+def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
+    """As mark_sharding, but moves nothing now: the next program that computes or reads the tensor lays it out so."""
+    sharding = _checked("annotate_custom_sharding", t, mesh, partition_spec)
+    with torch.no_grad():
+        recorder.module().exclusively(0, recorder.module().lay_out, t, shardings.number(sharding, t.dim()))
+    return t
+
+
+def wrap_as_sharded_tensor(t: torch.Tensor, mesh_shape: Any = None, partition_spec: Any = None) -> torch.Tensor:
+    """The tensor, on every device where nobody has laid it out; tensors with a sharding need no wrapper here."""
+    if not isinstance(t, XLAShardedTensor):
+        annotate_custom_sharding(t, get_1d_mesh(), (None,) * t.dim())
+    return t
+
+
+def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
+    """The tensor itself: none is wrapped here."""
+    return t
+
+
+def wrap_if_sharded(x: Any) -> Any:
+    """``x`` itself, whatever it is: a tensor with a sharding is an XLAShardedTensor (see there) as it is."""
+    return x
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
@@ -122,6 +156,54 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Se
     number = shardings.number(sharding, t.dim())
     marked: torch.Tensor = _MarkedBothWays.apply(t, number)  # type: ignore[no-untyped-call]
     return marked
+
+
+class MarkShardingFunction(torch.autograd.Function):
+    """mark_sharding_with_gradients as ``MarkShardingFunction.apply(t, mesh, partition_spec)``."""
+
+    @staticmethod
+    def forward(ctx: Any, torch_tensor: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
+        """The tensor's values, split over the mesh."""
+        sharding = _checked("MarkShardingFunction", torch_tensor, mesh, partition_spec)
+        return _MarkedBothWays.forward(ctx, torch_tensor, shardings.number(sharding, torch_tensor.dim()))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """The gradient, split in the same way."""
+        return *_MarkedBothWays.backward(ctx, *grads), None
+
+
+class _Alike(torch.autograd.Function):
+    """Two tensors that XLA lays out in the same way, and their gradients likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.ops.torch_xla.shard_alike([a, b]))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.ops.torch_xla.shard_alike(list(grads)))
+
+
+def shard_as(a: A, b: B) -> tuple[A, B]:
+    """Copies of two pytrees in which each tensor of the one lies as its counterpart in the other, whichever way.
+
+    Differentiable. What is no xla tensor stays as it is. Raises ValueError where the trees, or two shapes, differ.
+    """
+    mine, layout = jax.tree.flatten(a)
+    theirs, other = jax.tree.flatten(b)
+    if str(layout) != str(other):
+        raise ValueError(f"shard_as: the trees differ: {layout} and {other}")
+    pairs = [_alike(x, y) for x, y in zip(mine, theirs, strict=True)]
+    return jax.tree.unflatten(layout, [x for x, _ in pairs]), jax.tree.unflatten(other, [y for _, y in pairs])
+
+
+def _alike(x: Any, y: Any) -> tuple[Any, Any]:
+    if not all(isinstance(t, torch.Tensor) and t.device.type == "xla" for t in (x, y)):
+        return x, y
+    if x.shape != y.shape:
+        raise ValueError(f"shard_as: tensors of shapes {list(x.shape)} and {list(y.shape)} cannot lie in the same way")
+    return _Alike.apply(x, y)  # type: ignore[no-untyped-call, no-any-return]
 
 
 @dataclass

@@ -53,7 +53,7 @@ def named(sharding: Sharding, devices: tuple[Any, ...]) -> Sharding:
     kind = _GSPMD.find()
     if kind is None or not isinstance(sharding, kind):
         return sharding
-    compiled: Any = sharding._hlo_sharding  # type: ignore[attr-defined]
+    compiled: Any = sharding._hlo_sharding
     if not compiled.is_tiled():
         return NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec(), memory_kind=sharding.memory_kind)
     sizes = list(compiled.tile_assignment_dimensions())
