@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 import torch
 from helpers import counts
@@ -89,8 +90,7 @@ def uneven() -> None:
             torch.testing.assert_close(got[name].detach().cpu(), want[name].detach(), msg=f"{name} {spec}")
         torch.testing.assert_close(x.grad.cpu(), leaf.grad, rtol=1e-4, atol=1e-4)
         assert xs.get_sharding(x.grad) == xs.get_sharding(x), "a gradient lies as its tensor"
-        assert torch.equal(torch.from_dlpack(interop.to_jax(x.detach()).copy()).cpu(), cpu) or devices() > 1
-        assert interop.to_jax(x.detach()).shape == (7, 5)
+        assert torch.equal(torch.from_numpy(np.array(interop.to_jax(x.detach()))), cpu)
 
 
 def writes() -> None:

@@ -1,6 +1,6 @@
 """One script, one device, all the hardware: tensors spread over a mesh of devices. See README.md."""
 
-from torch_xla.distributed.spmd import xla_sharded_tensor
+from torch_xla.distributed.spmd import _dtensor, _fully_shard, xla_sharded_tensor
 from torch_xla.distributed.spmd.api import xla_distribute_module, xla_distribute_tensor
 from torch_xla.distributed.spmd.xla_sharding import (
     EinsumLinear,
@@ -31,6 +31,8 @@ from torch_xla.distributed.spmd.xla_sharding import (
 )
 
 xla_sharded_tensor.install()
+_dtensor.install()
+_fully_shard.install()
 
 __all__ = [
     "EinsumLinear",

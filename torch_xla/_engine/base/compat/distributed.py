@@ -113,3 +113,53 @@ def offer_gloo_at(address: str, client: Any) -> None:
         return
     collectives = make(distributed_client=client, hostname=address)
     register("cpu", functools.partial(create, collectives=collectives), priority=0, fail_quietly=False)
+
+
+_SUB_MESH = Private(
+    "torch.distributed.device_mesh",
+    "DeviceMesh._create_sub_mesh",
+    "parts of a DeviceMesh of xla, such as mesh['tensor']",
+    "mesh['tensor'] raises AttributeError for a mesh of xla",
+)
+_ROOT = Private(
+    "torch.distributed.device_mesh",
+    "DeviceMesh._get_root_mesh",
+    "the whole mesh of a part, which XLA needs to lay a tensor out over the part",
+    "laying a tensor out over a part of a mesh raises, and says why",
+)
+_FULLY_SHARD = (
+    Private(
+        "torch.distributed.fsdp._fully_shard._fully_shard",
+        "fully_shard",
+        "torch's FSDP2 on a mesh of xla",
+        "fully_shard does not know xla and raises",
+    ),
+    Private("torch.distributed.fsdp._fully_shard", "fully_shard", "as the one before", "as the one before"),
+)
+
+
+def root_mesh(mesh: Any) -> Any:
+    """The DeviceMesh that a mesh is a part of, or itself."""
+    return _ROOT.get()(mesh)
+
+
+def allow_parts_of_meshes() -> None:
+    """Makes ``mesh['name']`` work for a DeviceMesh that has no process groups, as those of xla have none."""
+
+    def sub_mesh(original: Callable[..., Any], mesh: Any, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(mesh, "_dim_group_names"):
+            return original(mesh, *args, **kwargs)
+        mesh._dim_group_names = []
+        try:
+            part = original(mesh, *args, **kwargs)
+        finally:
+            del mesh._dim_group_names
+        part.__dict__.pop("_dim_group_names", None)
+        return part
+
+    _SUB_MESH.wrap(sub_mesh)
+
+
+def modules_with_fully_shard() -> list[str]:
+    """The modules that have fully_shard, by name; the one that defines it first."""
+    return [*(name.module for name in _FULLY_SHARD), "torch.distributed.fsdp"]
