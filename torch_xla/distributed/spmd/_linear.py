@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from torch_xla.core import xla_model as xm
-
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -60,9 +58,31 @@ def apply_xla_patch_to_nn_linear(module: M) -> M:
 
 
 def apply_backward_optimization_barrier(m: nn.Module) -> None:
-    """In each backward pass of the module XLA keeps what computes its input's gradients apart from what comes after."""
+    """In each backward pass of the module XLA keeps what computes its inputs' gradients apart from what comes after.
 
-    def barrier(_: nn.Module, grad_input: tuple[torch.Tensor | None, ...], __: Any) -> None:
-        xm.optimization_barrier_([grad for grad in grad_input if grad is not None])
+    Those of positional arguments that are tensors.
+    """
 
-    m.register_full_backward_hook(barrier)
+    def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        places = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
+        if not places or not torch.is_grad_enabled():
+            return inputs
+        guarded = _BackwardBarrier.apply(*(inputs[i] for i in places))  # type: ignore[no-untyped-call]
+        known = dict(zip(places, guarded, strict=True))
+        return tuple(known.get(i, x) for i, x in enumerate(inputs))
+
+    m.register_forward_pre_hook(before)
+
+
+class _BackwardBarrier(torch.autograd.Function):
+    """Tensors as they are, whose gradients are all computed before any of them is read."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(t.view_as(t) for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if grads[0].device.type != "xla":
+            return grads
+        return tuple(torch.ops.torch_xla.optimization_barrier(list(grads)))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import torch
 
 from torch_xla._engine.base.compat.private import Private
 
@@ -121,6 +122,12 @@ _SUB_MESH = Private(
     "parts of a DeviceMesh of xla, such as mesh['tensor']",
     "mesh['tensor'] raises AttributeError for a mesh of xla",
 )
+_PART = Private(
+    "torch.distributed.device_mesh",
+    "DeviceMesh._get_mesh_tensor_from_full_mesh",
+    "which devices a part of a mesh has, where there is one process and no process group",
+    "mesh['tensor'] raises for a mesh of xla before init_process_group",
+)
 _ROOT = Private(
     "torch.distributed.device_mesh",
     "DeviceMesh._get_root_mesh",
@@ -157,7 +164,17 @@ def allow_parts_of_meshes() -> None:
         part.__dict__.pop("_dim_group_names", None)
         return part
 
+    def of_rank(full_mesh: Any, current_rank: int | None = None) -> Any:
+        known = current_rank is not None or torch.distributed.is_initialized()
+        return original(full_mesh, current_rank if known else 0)
+
     _SUB_MESH.wrap(sub_mesh)
+    original = _PART.find()
+    if original is None:
+        _PART.warn()
+    elif not getattr(original, "_torch_xla", False):
+        of_rank._torch_xla = True  # type: ignore[attr-defined]
+        torch.distributed.device_mesh.DeviceMesh._get_mesh_tensor_from_full_mesh = staticmethod(of_rank)
 
 
 def modules_with_fully_shard() -> list[str]:
