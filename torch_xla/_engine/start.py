@@ -21,7 +21,16 @@ from torch_xla._engine.execution import barrier, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
 from torch_xla._engine.lowering import RULES, core, decompose, jax_call, load_rules
 from torch_xla._engine.parallel import collective_ops, shutdown
-from torch_xla._engine.patches import backward, data_loader, device_module, encoder, module_moves, pickling, seeding
+from torch_xla._engine.patches import (
+    backward,
+    data_loader,
+    device_module,
+    encoder,
+    module_moves,
+    pickling,
+    rematerialize,
+    seeding,
+)
 from torch_xla._engine.recorder import origins
 
 _started = False
@@ -68,6 +77,7 @@ def start() -> None:
     pickling.install()
     encoder.install()
     module_moves.install()
+    rematerialize.install()
     dynamo.install()
     dispatcher.register_device_module("xla", device_module)
     os.register_at_fork(after_in_child=lambda: _lose_devices(module))

@@ -1,4 +1,4 @@
-"""Something to do once a module has been imported, whenever that is: what takes long to import is not imported for it."""
+"""What to do once a module has been imported, whenever that is: what takes long to import is not imported for it."""
 
 from __future__ import annotations
 

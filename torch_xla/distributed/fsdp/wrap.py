@@ -1,8 +1,8 @@
 """Which modules inside a model are wrapped one by one: policies, and what applies them.
 
-A policy is ``policy(module=, recurse=, unwrapped_params=) -> bool``. With ``recurse=True`` it says whether to look at the
-module's children, with ``recurse=False`` whether to wrap the module, whose parameters outside of wrapped children are
-``unwrapped_params`` in number.
+A policy is ``policy(module=, recurse=, unwrapped_params=) -> bool``. With ``recurse=True`` it says whether to look at
+the module's children, with ``recurse=False`` whether to wrap the module, whose parameters outside of wrapped children
+are ``unwrapped_params`` in number.
 """
 
 from __future__ import annotations

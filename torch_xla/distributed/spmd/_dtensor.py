@@ -133,7 +133,11 @@ def install() -> None:
     }
     for name, call in words.items():
         setattr(torch.Tensor, name, _method(call, name))
-    setattr(torch.Tensor, "placements", _value(placements, "placements"))
-    setattr(torch.Tensor, "device_mesh", _value(lambda t: getattr(t, _MESH), "device_mesh"))
+    values: dict[str, Callable[[torch.Tensor], Any]] = {
+        "placements": placements,
+        "device_mesh": lambda t: getattr(t, _MESH),
+    }
+    for name, answer in values.items():
+        setattr(torch.Tensor, name, _value(answer, name))
     when_imported("torch.distributed.tensor._api", _wrap_from_local)
     when_imported("torch.distributed.device_mesh", lambda _: compat.allow_parts_of_meshes())

@@ -120,19 +120,23 @@ def _nothing(name: str) -> Callable[..., None]:
     return without_effect
 
 
+def _class(module: nn.Module) -> Any:
+    return type(module)
+
+
 def _become_fsdp_module(module: nn.Module) -> None:
-    kind, base = type(module), _fsdp_module()
+    kind, base = _class(module), _fsdp_module()
     if not issubclass(kind, base):
         module.__class__ = _fsdp_class(kind)
 
 
 @functools.cache
-def _fsdp_class(kind: type) -> type:
+def _fsdp_class(kind: Any) -> Any:
     return type(f"FSDP{kind.__name__}", (_fsdp_module(), kind), {"__new__": object.__new__})
 
 
 def _compute_in(module: nn.Module, policy: Any) -> None:
-    """The forward pass reads parameters, and takes inputs, in the policy's dtypes; gradients come in the parameter's."""
+    """The forward pass reads parameters, and takes inputs, in the policy's dtypes; gradients stay in theirs."""
 
     def before(layer: nn.Module, args: Any, kwargs: Any) -> Any:
         if policy.param_dtype is None:
@@ -151,7 +155,7 @@ def _compute_in(module: nn.Module, policy: Any) -> None:
             part._parameters[name] = p
         return output if policy.output_dtype is None else _cast(output, policy.output_dtype)
 
-    module._torch_xla_policy = policy  # type: ignore[assignment]
+    module._torch_xla_policy = policy
     module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after, always_call=True)
 

@@ -7,11 +7,13 @@ sharding does not have (``hasattr`` says so). ``isinstance(t, XLAShardedTensor)`
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
 
+import jax
 import torch
 from jax.sharding import NamedSharding
 
@@ -116,26 +118,91 @@ def sharding_type(t: torch.Tensor) -> ShardingType | None:
     return ShardingType.PARTIAL if spec.endswith("replicate}") else ShardingType.TILED
 
 
-def local_shards(t: torch.Tensor) -> list[XLAShard]:
-    """The parts that devices of this process hold, in the order of the devices. Waits for the value."""
-    buffer, shape = _buffer(t)
-    numbers = {device: number for number, device in enumerate(sharded.mesh_devices())}
-    split = any(count > 1 for count in shardings.parts(sharded.named(buffer.sharding), len(shape)))
+@dataclass(frozen=True)
+class Part:
+    """What a device of this process holds of a tensor: where it begins, and its sizes without what fills it up."""
+
+    device: jax.Device
+    number: int  # of the device, among all of the mesh
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    replica_id: int
+    read_all: Callable[[], torch.Tensor]
+
+    @property
+    def filled(self) -> bool:
+        """Whether there is anything in it; the last devices may have nothing of a tensor that is split unevenly."""
+        return 0 not in self.sizes
+
+    def read(self) -> torch.Tensor:
+        """A CPU tensor with its values; waits for them."""
+        return self.read_all()[tuple(slice(size) for size in self.sizes)]
+
+
+def local_parts(t: torch.Tensor, values: bool = True) -> list[Part]:
+    """The parts that devices of this process hold, in the order of the devices. Raises ValueError without a sharding.
+
+    With ``values`` the tensor is computed, if it is not, and parts can be read.
+    """
+    shape = tuple(t.shape)
+    buffer = _buffer(t) if values else None
+    found = get_sharding(t)
+    if found is None:
+        raise ValueError(f"a tensor of shape {list(shape)} has no sharding; mark it first")
+    places = _places(found, shape)
+    held = {} if buffer is None else {part.device: part.data for part in buffer.addressable_shards}
     return [
-        XLAShard(
-            transfers.read_part(part.data, t.dtype),
-            _indices(part.index, shape) if split else ...,
-            f"{part.device.platform.upper()}:{numbers[part.device]}",
-            part.replica_id,
+        Part(
+            device,
+            number,
+            tuple(part.start for part in index),
+            tuple(part.stop - part.start for part in index),
+            replica,
+            functools.partial(_read, held.get(device), t.dtype),
         )
-        for part in sorted(buffer.addressable_shards, key=lambda part: numbers[part.device])
+        for number, (device, index, replica) in enumerate(places)
+        if device.process_index == jax.process_index()
     ]
 
 
-def _buffer(t: torch.Tensor) -> tuple[Any, tuple[int, ...]]:
+def _read(part: jax.Array | None, dtype: torch.dtype) -> torch.Tensor:
+    assert part is not None
+    return transfers.read_part(part, dtype)
+
+
+def _places(found: NamedSharding, shape: tuple[int, ...]) -> list[tuple[jax.Device, list[slice], int]]:
+    """Of each device in order: which part of a tensor it holds, and how many before it hold the same."""
+    indices = found.devices_indices_map(shardings.padded(shape, found))
+    copies: dict[str, int] = {}
+    out = []
+    for device in sharded.mesh_devices():
+        index = _indices(indices[device], shape)
+        copies[str(index)] = copies.get(str(index), -1) + 1
+        out.append((device, index, copies[str(index)]))
+    return out
+
+
+def local_shards(t: torch.Tensor) -> list[XLAShard]:
+    """The parts that devices of this process hold, in the order of the devices. Waits for the value."""
+    parts = local_parts(t)
+    found = get_sharding(t)
+    split = found is not None and not found.is_fully_replicated
+    return [
+        XLAShard(
+            part.read_all(),
+            [slice(at, at + size, 1) for at, size in zip(part.offsets, part.sizes, strict=True)] if split else ...,
+            f"{part.device.platform.upper()}:{part.number}",
+            part.replica_id,
+        )
+        for part in parts
+    ]
+
+
+def _buffer(t: torch.Tensor) -> jax.Array:
     (node,) = recorder.module().nodes_of([t.detach()])
     executor.materialize([node], 0)
-    return node.buffer, node.shape
+    buffer: jax.Array = node.buffer
+    return buffer
 
 
 def _indices(index: Sequence[slice], shape: tuple[int, ...]) -> list[slice]:
@@ -148,28 +215,30 @@ def _indices(index: Sequence[slice], shape: tuple[int, ...]) -> list[slice]:
 def load_local_shards_(t: torch.Tensor, shards: Sequence[XLAShard]) -> None:
     """Writes the tensor's parts on the devices of this process, each from a shard's data; no device has the whole.
 
-    Shards are in the order of ``local_shards``; their data may be filled up or not. Raises ValueError for another
-    number of shards, or a shape that does not fit.
+    Shards are in the order of ``local_shards``; their data may be filled up or not. Raises ValueError without a
+    sharding, for another number of shards, or a shape that does not fit.
     """
-    found = get_sharding(t)
-    if found is None:
-        raise ValueError(f"load_local_shards_ of a tensor of shape {list(t.shape)}: it has no sharding; mark it first")
-    shape = tuple(t.shape)
-    whole = shardings.padded(shape, found)
-    numbers = {device: number for number, device in enumerate(sharded.mesh_devices())}
-    places = sorted(found.addressable_devices_indices_map(whole).items(), key=lambda item: numbers[item[0]])
+    places, found = local_parts(t, values=False), get_sharding(t)
+    assert found is not None
     if len(shards) != len(places):
         raise ValueError(f"load_local_shards_: {len(shards)} shards for the {len(places)} devices of this process")
+    whole = shardings.padded(tuple(t.shape), found)
     parts = []
-    for number, (shard, (device, index)) in enumerate(zip(shards, places, strict=True)):
-        assert index is not None
-        kept = tuple(part.stop - part.start for part in _indices(index, shape))
-        if tuple(shard.data.shape) not in (found.shard_shape(whole), kept):
+    for number, (shard, place) in enumerate(zip(shards, places, strict=True)):
+        if tuple(shard.data.shape) not in (found.shard_shape(whole), place.sizes):
             raise ValueError(
-                f"load_local_shards_: shard {number} has shape {list(shard.data.shape)}, expected {list(kept)}"
-                + ("" if kept == found.shard_shape(whole) else f", or {list(found.shard_shape(whole))} filled up")
+                f"load_local_shards_: shard {number} has shape {list(shard.data.shape)}, expected {list(place.sizes)}"
+                + (
+                    ""
+                    if place.sizes == found.shard_shape(whole)
+                    else f", or {list(found.shard_shape(whole))} filled up"
+                )
             )
-        parts.append((shard.data[tuple(slice(size) for size in kept)], device))
+        parts.append((shard.data[tuple(slice(size) for size in place.sizes)], place.device))
+    recorder.module().exclusively(0, _write, t, parts, whole, found)
+
+
+def _write(t: torch.Tensor, parts: Any, whole: tuple[int, ...], found: NamedSharding) -> None:
     with torch.no_grad():
         array = transfers.upload_parts(parts, t.dtype, whole, found)
         recorder.module().lay_out(t.detach(), shardings.number(found, t.dim()), array)

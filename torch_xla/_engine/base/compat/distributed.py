@@ -174,7 +174,7 @@ def allow_parts_of_meshes() -> None:
         _PART.warn()
     elif not getattr(original, "_torch_xla", False):
         of_rank._torch_xla = True  # type: ignore[attr-defined]
-        torch.distributed.device_mesh.DeviceMesh._get_mesh_tensor_from_full_mesh = staticmethod(of_rank)
+        setattr(torch.distributed.device_mesh.DeviceMesh, _PART.name.split(".")[-1], staticmethod(of_rank))
 
 
 def modules_with_fully_shard() -> list[str]:

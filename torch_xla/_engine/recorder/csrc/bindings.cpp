@@ -159,6 +159,10 @@ void bind_graph(py::module_& m) {
   m.def("memory_id", [](const at::Tensor& t) { return xla(t).memory_id(); });
   m.def("lay_out", &lay_out_tensor, py::arg("tensor"), py::arg("sharding"), py::arg("array") = py::none());
   m.def("laid_out", &laid_out);
+  m.def("newest", [](Ordinal device) -> std::optional<at::Tensor> {
+    NodePtr value = XlaTensor::newest(device);
+    return value ? std::optional<at::Tensor>(make_tensor(std::move(value))) : std::nullopt;
+  });
   m.def("is_view", [](const at::Tensor& t) { return xla(t).is_view(); });
   m.def("set_sharding", &set_sharding, py::arg("sharding"), py::arg("bytes") = -1);
   m.def("make_tensor", &tensor_of_buffer, py::arg("array"), py::arg("dtype"), py::arg("device"));

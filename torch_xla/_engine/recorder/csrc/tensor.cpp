@@ -101,6 +101,17 @@ inline void XlaTensor::unlink() {
   --state.live;
 }
 
+NodePtr XlaTensor::newest(int8_t device) {
+  auto& state = device_state(device);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  for (XlaTensor* t = state.last; t != nullptr; t = t->previous) {
+    if (t->node_ && at::isFloatingType(t->node_->shape().dtype) && t->numel() > 0) {
+      return t->node_;
+    }
+  }
+  return NodePtr();
+}
+
 void XlaTensor::initialize(const Shape& shape) {
   static Counter* created = counter("CreateXlaTensor");
   created->add();
