@@ -19,6 +19,7 @@ from torch_xla._engine.base import dtypes, frames, shardings
 from torch_xla._engine.execution import transfers
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import sharded
+from torch_xla._engine.patches import module_moves
 from torch_xla.distributed.spmd._linear import (
     EinsumLinear,
     XLAPatchedLinear,
@@ -56,7 +57,8 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     out as XLA likes (see mark_sharding_with_gradients).
 
     Args:
-      t: a tensor on ``xla:0``, of any dtype.
+      t: a tensor on ``xla:0``, of any dtype. Or a parameter or buffer on meta: it will lie so when its module gets room
+        on xla (``module.to_empty(device="xla")``), and no device ever has the whole of it.
       mesh: the devices.
       partition_spec: for each dimension the axis of the mesh that it is split over, by name or number, a tuple of
         several, or None: every device has all of it.
@@ -66,17 +68,20 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     Raises ValueError for a spec that does not fit the tensor or the mesh; RuntimeError without SPMD, or for an expanded
     tensor.
     """
-    sharding = _checked("mark_sharding", t, mesh, partition_spec)
+    sharding = _checked("mark_sharding", t, mesh, partition_spec, meta=True)
+    if t.is_meta:
+        module_moves.lay_out_once_moved(t, sharding)
+        return t
     with torch.no_grad():
         _lay_out(t, sharding)
     return t
 
 
-def _checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> NamedSharding:
+def _checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], meta: bool = False) -> NamedSharding:
     where = f"{op} of a tensor of shape {list(t.shape)} (at {frames.user_line()})"
     if not replicas.is_spmd():
         raise RuntimeError(f"{where}: call torch_xla.runtime.use_spmd() before the first xla tensor")
-    if t.device.type != "xla":
+    if t.device.type != "xla" and not (meta and t.is_meta):
         raise ValueError(f"{where}: the tensor is on {t.device}; move it to xla first")
     try:
         sharding = mesh.sharding(partition_spec, t.dim())
