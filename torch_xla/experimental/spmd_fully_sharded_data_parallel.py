@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import torch_xla.distributed.spmd as xs
+from torch_xla._engine.base.compat import modules
 from torch_xla._engine.parallel import sharded
 from torch_xla.distributed.fsdp.wrap import recursive_wrap
 
@@ -115,10 +116,11 @@ def _is_split(p: nn.Parameter) -> bool:
 def _to_xla(module: nn.Module, mesh: xs.Mesh) -> None:
     """Moves what is on the CPU; parameters split on the way, buffers whole."""
     for layer in module.modules():
-        for name, b in layer._buffers.items():
+        buffers = modules.own_buffers(layer)
+        for name, b in buffers.items():
             if b is not None and b.device.type == "cpu":
-                layer._buffers[name] = b.to("xla")
+                buffers[name] = b.to("xla")
     with sharded.uploads(lambda shape: mesh.sharding(_spec(shape), len(shape))):
         for layer in module.modules():
-            if not any(p.is_meta for p in layer._parameters.values() if p is not None):
-                layer._apply(lambda t: t if t.is_meta else t.to("xla"), recurse=False)
+            if not any(p.is_meta for p in layer.parameters(recurse=False)):
+                modules.move_own(layer, lambda t: t.to("xla"))

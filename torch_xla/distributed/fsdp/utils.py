@@ -24,15 +24,14 @@ PLAIN_FORWARD = "_torch_xla_plain_forward"
 def checkpoint_module(module: M) -> M:
     """The module, whose forward keeps nothing for the backward pass but its inputs: see torch_xla.utils.checkpoint.
 
-    Positional arguments reach the forward as they are, keyword arguments by closure: tensors among these get no
-    gradient. To go with FSDP: ``FSDP(checkpoint_module(layer))``.
+    Its parameters get gradients also where no input needs one. To go with FSDP: ``FSDP(checkpoint_module(layer))``.
     """
     plain = module.forward
     object.__setattr__(module, PLAIN_FORWARD, plain)
 
     @functools.wraps(plain)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(lambda *given: getattr(module, PLAIN_FORWARD)(*given, **kwargs), *args)
+        return checkpoint(getattr(module, PLAIN_FORWARD), *args, use_reentrant=False, **kwargs)
 
     object.__setattr__(module, "forward", forward)
     return module

@@ -97,9 +97,8 @@ class XlaFullyShardedDataParallel(nn.Module):
         if isinstance(module, XlaFullyShardedDataParallel):
             raise RuntimeError("Cannot wrap a module that is already wrapped with FSDP. Stop trying!")
         if auto_wrap_policy is not None:
-            inside = options | {"auto_wrap_policy": None, "auto_wrapper_callable": None}
             wrapper = auto_wrapper_callable or XlaFullyShardedDataParallel
-            inside = inside if auto_wrapper_callable is None else {}
+            inside = {k: v for k, v in options.items() if not k.startswith("auto_wrap")}
             recursive_wrap(module, auto_wrap_policy, wrapper, set(), set(), only_wrap_children=True, **inside)
         if any(p.is_meta for p in module.parameters()):
             if param_init_fn is None:
@@ -160,15 +159,12 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     def _gathered_run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before, self.training_state = self.training_state, TrainingState.FORWARD
-        pieces: dict[int, Shard] = {}
         try:
             given = _tensors((args, kwargs)) if self._barriers[0] else []
             for shard in self._shards:
                 whole = self._gather(shard, given)
-                pieces[id(whole)] = shard
                 for (layer, name), piece in zip(shard.places, shard.split(whole), strict=True):
                     layer_parameters(layer)[name] = piece
-                    pieces[id(piece)] = shard
             keeps = not self.reshard_after_forward or (self._is_root and self.disable_reshard_on_root)
             if keeps or self._recomputed or not torch.is_grad_enabled():
                 return function(*args, **kwargs)
@@ -189,14 +185,14 @@ class XlaFullyShardedDataParallel(nn.Module):
     def _forgetting(self) -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]:
         """What autograd keeps of gathered parameters: which they are. They are gathered again when it asks."""
         known: dict[int, tuple[Shard, int]] = {
-            id(piece): (shard, place)
+            _number(piece): (shard, place)
             for shard in self._shards
             for place, piece in enumerate(layer_parameters(layer)[name] for layer, name in shard.places)
         }
         again: dict[int, list[torch.Tensor]] = {}
 
         def keep(t: torch.Tensor) -> Any:
-            return known.get(id(t), t)
+            return known.get(_number(t), t) if t.device.type == "xla" else t
 
         def bring(kept: Any) -> torch.Tensor:
             if isinstance(kept, torch.Tensor):
@@ -278,6 +274,11 @@ class XlaFullyShardedDataParallel(nn.Module):
     def extra_repr(self) -> str:
         """See nn.Module."""
         return f"rank={self._group.rank}, world_size={self._group.size}, compute_dtype={self.compute_dtype}"
+
+
+def _number(t: torch.Tensor) -> int:
+    """The number of a tensor's memory: that of a detached one is the same."""
+    return int(recorder.module().tensor_id(t))
 
 
 def layer_parameters(layer: nn.Module) -> dict[str, Any]:

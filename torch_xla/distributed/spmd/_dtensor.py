@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 #: The attribute of a tensor that has been laid out over a DeviceMesh.
 _MESH = "_torch_xla_device_mesh"
+_PLACEMENTS = "_torch_xla_placements"
 
 
-def of_mesh(t: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """The tensor, which from now on tells its placements over the mesh."""
+def of_mesh(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] | None = None) -> torch.Tensor:
+    """The tensor, which from now on tells its placements over the mesh: those given, or what its sharding says."""
     setattr(t, _MESH, mesh)
+    setattr(t, _PLACEMENTS, None if placements is None else tuple(placements))
     return t
 
 
@@ -44,7 +46,7 @@ def laid_out(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement])
     from torch_xla.distributed.spmd import api
 
     where, spec = api.on_whole_mesh(t, mesh, placements)
-    return of_mesh(mark_sharding_with_gradients(t, where, spec), mesh)
+    return of_mesh(mark_sharding_with_gradients(t, where, spec), mesh, placements)
 
 
 def redistribute(
@@ -71,8 +73,11 @@ def placements(t: torch.Tensor) -> tuple[Placement, ...]:
     """How the tensor lies over its mesh, a placement for each dimension of the mesh; () where nobody has said."""
     from torch.distributed.tensor.placement_types import Replicate, Shard
 
-    mesh, found = getattr(t, _MESH, None), get_sharding(t)
-    if mesh is None or found is None:
+    asked: tuple[Placement, ...] | None = getattr(t, _PLACEMENTS)
+    if asked is not None:
+        return asked
+    mesh, found = getattr(t, _MESH), get_sharding(t)
+    if found is None:
         return ()
     axes = {name: dim for dim, names in enumerate(found.spec) for name in _several(names)}
     names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))

@@ -15,9 +15,13 @@ import torch
 from torch import nn
 
 from torch_xla._engine.base.compat import distributed as compat
+from torch_xla._engine.base.compat import modules
 from torch_xla._engine.base.imports import when_imported
 from torch_xla._engine.job import replicas
 from torch_xla.distributed.spmd._mesh import get_1d_mesh
+
+#: Attributes: of a parameter that is split, and of a module with dtypes of its own.
+_DONE, _POLICY = "_torch_xla_fully_sharded", "_torch_xla_policy"
 
 #: Methods of FSDPModule that say when parameters are gathered and gradients exchanged, which XLA decides here.
 _WITHOUT_EFFECT = (
@@ -76,18 +80,19 @@ def _shard(module: nn.Module, mesh: Any, choose: Any, ignored: set[nn.Parameter]
 
     done: dict[nn.Parameter, nn.Parameter] = {}
     for layer in _own_layers(module):
-        for name, p in list(layer._parameters.items()):
-            if p is None or p in ignored or getattr(p, "_torch_xla_fully_sharded", False):
+        for name, p in list(modules.own_parameters(layer).items()):
+            if p is None or p in ignored or getattr(p, _DONE, False):
                 continue
             if p not in done:
                 chosen = (choose(p) if choose is not None else None) or Shard(0)
                 placement = Replicate() if p.dim() == 0 else chosen
                 placements = [*[Replicate()] * (mesh.ndim - 1), placement]
                 done[p] = xla_distribute_tensor(p, mesh, placements)  # type: ignore[assignment]
-                done[p]._torch_xla_fully_sharded = True  # type: ignore[attr-defined]
-            layer._parameters[name] = done[p]
-        for name, b in layer._buffers.items():
-            layer._buffers[name] = b if b is None or b.is_meta else b.to("xla")
+                setattr(done[p], _DONE, True)
+            modules.own_parameters(layer)[name] = done[p]
+        buffers = modules.own_buffers(layer)
+        for name, b in buffers.items():
+            buffers[name] = b if b is None or b.is_meta else b.to("xla")
 
 
 def _own_layers(module: nn.Module) -> Iterable[nn.Module]:
@@ -143,19 +148,20 @@ def _compute_in(module: nn.Module, policy: Any) -> None:
             return None
         kept = []
         for part in _same_policy(layer):
-            for name, p in part._parameters.items():
+            parameters: dict[str, Any] = modules.own_parameters(part)
+            for name, p in parameters.items():
                 if p is not None and p.is_floating_point() and p.dtype != policy.param_dtype:
                     kept.append((part, name, p))
-                    part._parameters[name] = p.to(policy.param_dtype)  # type: ignore[assignment]
+                    parameters[name] = p.to(policy.param_dtype)
         _kept.setdefault(id(layer), []).append(kept)
         return _cast((args, kwargs), policy.param_dtype) if policy.cast_forward_inputs else None
 
     def after(layer: nn.Module, args: Any, output: Any) -> Any:
         for part, name, p in _kept.get(id(layer), [[]]).pop() if _kept.get(id(layer)) else []:
-            part._parameters[name] = p
+            modules.own_parameters(part)[name] = p
         return output if policy.output_dtype is None else _cast(output, policy.output_dtype)
 
-    module._torch_xla_policy = policy
+    setattr(module, _POLICY, policy)
     module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after, always_call=True)
 
@@ -167,7 +173,7 @@ def _same_policy(module: nn.Module) -> list[nn.Module]:
     """The module and those below it that have no policy of their own."""
     parts = [module]
     for child in module.children():
-        if not hasattr(child, "_torch_xla_policy"):
+        if not hasattr(child, _POLICY):
             parts += _same_policy(child)
     return parts
 

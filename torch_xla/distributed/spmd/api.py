@@ -98,13 +98,16 @@ def xla_distribute_tensor(
     It is a plain tensor of the whole's shape: XLA, not DTensor, splits the ops on it. A parameter stays one.
     torch.distributed.tensor.distribute_tensor calls this for a mesh of device type xla. Raises as mark_sharding.
     """
-    mesh, spec = on_whole_mesh(tensor, device_mesh, placements or ())
+    from torch.distributed.tensor.placement_types import Replicate
+
+    given = tuple(placements or [Replicate()] * device_mesh.ndim)
+    mesh, spec = on_whole_mesh(tensor, device_mesh, given)
     if tensor.device.type == "xla":
-        return _dtensor.of_mesh(mark_sharding(tensor, mesh, spec), device_mesh)
+        return _dtensor.of_mesh(mark_sharding(tensor, mesh, spec), device_mesh, given)
     moved: torch.Tensor = ShardingSpec(mesh, spec).send(tensor.detach(), torch.device("xla"))
     if isinstance(tensor, torch.nn.Parameter):
         moved = torch.nn.Parameter(moved, tensor.requires_grad)
-    return _dtensor.of_mesh(moved.requires_grad_(tensor.requires_grad), device_mesh)
+    return _dtensor.of_mesh(moved.requires_grad_(tensor.requires_grad), device_mesh, given)
 
 
 @with_xla

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+import torch_xla
+
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer, with the state that its first step would make: zeros that lie as the parameters do.
@@ -37,4 +39,6 @@ def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
             state["step"].zero_()
         elif "step" in state:
             state["step"] = 0
+    if any(p.device.type == "xla" for p in params):
+        torch_xla.sync()
     return optimizer

@@ -143,3 +143,8 @@ def wrap_recomputation(detached: Callable[..., Any], frame: Callable[..., None])
     computes it ``frame(original, frame, recompute_fn, ...)`` with use_reentrant=False."""
     _DETACHED.wrap(detached)
     _FRAME.wrap(frame)
+
+
+def move_own(module: nn.Module, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Applies ``move`` to the parameters and buffers of a module itself, as module.to does."""
+    module._apply(move, recurse=False)
