@@ -41,7 +41,7 @@ def _losses(process: subprocess.Popen[str]) -> list[float]:
 
 
 def test_meshes_of_several_sizes_and_kills(tmp_path: Path) -> None:
-    """A run on 4 devices, killed at random, goes on with 2, is killed, and ends on 1: the losses of an undisturbed one."""
+    """A run on 4 devices, killed at random, goes on with 2, is killed, and ends on 1, with the losses of one alone."""
     steps = 60
     whole = _losses(_run(tmp_path / "whole", steps, 4))
     for devices in (4, 2):
@@ -84,3 +84,42 @@ def test_preemption(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stderr == "SIGTERM: step 3 is the last one\n", done.stderr
     first, second, third = done.stdout.splitlines()
     assert (first, second) == ("3 [3]", "{'step': 3}") and "chkpt_on_preemption=False" in third
+
+
+SPAWN = """
+import sys; sys.path.insert(0, 'tests')
+import replicated_programs
+import torch_xla.distributed.xla_multiprocessing as xmp
+if __name__ == "__main__":
+    xmp.spawn(replicated_programs.{name}, nprocs={count})
+"""
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("name", ["fsdp", "zero"])
+def test_replicas(tmp_path: Path, name: str, count: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SPAWN.format(name=name, count=count))
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PJRT_DEVICE": "CPU", "XLA_FALLBACK_WARN": "0"}
+    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("done") == count, done.stderr
+
+
+def test_consolidated_checkpoints(tmp_path: Path) -> None:
+    """The command line: files of two replicas become one."""
+    code = "import torch; info = {'w': {'names': ['a', 'b'], 'pieces': [0, 0], 'shapes': [[3]], 'rows': False}}\n"
+    code += "for rank in range(2):\n"
+    code += "    meta = {'shard_info': info, 'world_size': 2, 'rank': rank}\n"
+    code += "    model = {'w': torch.arange(2.0) + 2 * rank, 'n': torch.ones(1)}\n"
+    code += f"    torch.save({{'model': model, 'shard_metadata': meta}}, {str(tmp_path)!r} + f'/ck-{{rank}}.pth')\n"
+    run_script(code)
+    command = [sys.executable, "-m", "torch_xla.distributed.fsdp.consolidate_sharded_ckpts", "--ckpt_prefix"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, str(tmp_path / "ck-")], env=env, capture_output=True, text=True)
+    assert done.stdout == f"saved {tmp_path}/ck-_consolidated.pth\n", done.stderr
+    check = f"import torch; m = torch.load({str(tmp_path / 'ck-_consolidated.pth')!r})['model']; print(m)"
+    shown = run_script(check).stdout
+    assert shown == "{'a': tensor([0., 1., 2.]), 'b': tensor([0., 1., 2.]), 'n': tensor([1.])}\n"
+    (tmp_path / "ck-1.pth").unlink()
+    done = subprocess.run([*command, str(tmp_path / "ck-")], env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "ranks [0], expected 0 to 1" in done.stderr
