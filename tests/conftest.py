@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
-# LLVM's optimizations are most of a compilation and none of what is tested. Read when jax starts its backend.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-
 import pytest
 import torch
 
 import torch_xla
-from tests import scripts  # noqa: F401  # notes the environment
+from tests import quickly, scripts  # noqa: F401  # the first sets XLA's flags, the second notes the environment
 from torch_xla._engine.diagnostics.recompilation import watcher
 from torch_xla._engine.execution import programs
 

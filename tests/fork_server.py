@@ -1,18 +1,25 @@
-"""A process that has imported torch, jax and torch_xla, and forks a child for each script that it is sent.
+"""A process that has imported torch, jax and torch_xla, and forks a child for each program that it is asked to run.
 
 Importing takes four seconds, a fork a few milliseconds. It starts no backend and no thread, so that the child is what
 an interpreter is that has just imported them: its settings, its devices and its atexit handlers are its own. See
-``run_script`` in helpers.py, and ``Server`` in scripts.py, which talks to this process.
+``Server`` in scripts.py, which starts this process, and forked_python.py.
+
+A client connects and sends a Request, with the child's descriptors 0, 1 and 2 and, if it likes, its network namespace.
+It is told the child's id, and its exit code when it ends; or ``no`` where no fork can stand for an interpreter. The
+child of a client that goes before is killed.
 """
 
 from __future__ import annotations
 
 import builtins
+import ctypes
 import gc
 import importlib.machinery
 import json
 import os
+import runpy
 import selectors
+import signal
 import socket
 import sys
 import types
@@ -21,14 +28,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+#: Variables that libraries read when they are loaded, in C, where nobody sees it.
+_READ_IN_C = ("DNNL_", "GLIBC_", "GOMP_", "GOTO_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL", "NPY_", "OMP_", "ONEDNN_",
+              "OPENBLAS_", "PYTHON", "PYTORCH_", "TF_", "TORCH_CPP_", "TORCH_SHOW_", "TZ")  # fmt: skip
+
+#: What importing looks at for a bound, and reads again when it is needed.
+_READ_AGAIN = {"CPU_NUM_DEVICES"}  # room for eight devices is made in any case
+
+#: What launchers set for the processes that they start: a child is told otherwise.
+_TOLD = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
+
+_CLONE_NEWNET = 0x40000000
+
 
 @dataclass(frozen=True)
 class Request:
-    """A script; the folder that it starts in; what is different in its environment (None: not set)."""
+    """What follows the word ``python`` on a command line; the folder to start in, and the whole environment."""
 
-    code: str
+    words: list[str]
     folder: str
-    environment: dict[str, str | None]
+    environment: dict[str, str]
 
 
 @contextmanager
@@ -48,83 +67,153 @@ def _noting_reads() -> Iterator[set[str]]:
         kind.__getitem__ = original  # type: ignore[method-assign]
 
 
-def _fork(request: Request, streams: list[int]) -> int:
-    """0 in the child, which is ready for the script then; in the server the child's id."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # from Python 3.12 on: BLAS has threads, and sees to them itself
-        child = os.fork()
-    if child:
-        return child
-    for stream, number in zip(streams, (1, 2), strict=True):
+def _enter(request: Request, changes: dict[str, str | None], received: list[int]) -> None:
+    """What is the child's own, in the child: streams, network, folder, environment."""
+    for stream, number in zip(received, (0, 1, 2), strict=False):
         os.dup2(stream, number)
+    for network in received[3:]:
+        if os.fstat(network).st_ino != os.stat("/proc/self/ns/net").st_ino:
+            _call_setns(network)
+    for descriptor in received:
+        os.close(descriptor)
     os.chdir(request.folder)
-    for name, value in request.environment.items():
+    for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
     sys.modules["numpy"].random.seed()  # as at its import; Python's own generator does it by itself
-    return 0
+    if changes.get("OMP_NUM_THREADS"):
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if changes.get("PYTHONUNBUFFERED"):
+        for text in (sys.stdout, sys.stderr):
+            text.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _call_setns(namespace: int) -> None:
+    """os.setns, which Python 3.11 does not have."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+@dataclass
+class _Child:
+    pid: int
+    pidfd: int
+    client: socket.socket
 
 
 class _Server:
-    def __init__(self, requests: socket.socket) -> None:
-        self.requests, self.selector = requests, selectors.DefaultSelector()
-        self.selector.register(requests, selectors.EVENT_READ)
-        self.running: dict[int, tuple[int, int]] = {}  # by a child's pidfd: its id, and where its end is told
+    def __init__(self, alive: socket.socket, door: socket.socket, before: dict[str, str], read: set[str]) -> None:
+        self.alive, self.door, self.before, self.read = alive, door, before, read
+        self.selector = selectors.DefaultSelector()
+        for descriptor in (alive, door):
+            self.selector.register(descriptor, selectors.EVENT_READ)
+        self.children: dict[int, _Child] = {}  # by its pidfd and by its client's descriptor
 
     def serve(self) -> Request:
-        """Forks for each request, and returns in the children. The server ends when its client has."""
+        """Forks for each request, and returns in the children. The server ends when its owner has."""
         while True:
             for key, _ in self.selector.select():
-                if key.fd in self.running:
-                    self.tell_end(key.fd)
-                elif (request := self.answer()) is not None:
-                    return request
+                if key.fileobj is self.alive:
+                    os._exit(0)
+                if key.fileobj is self.door:
+                    request = self.answer()
+                    if request is not None:
+                        return request
+                elif key.fd in self.children:  # not when both have come at once, and the first was the end
+                    self.end(self.children[key.fd], gone=key.fd == self.children[key.fd].client.fileno())
 
     def answer(self) -> Request | None:
-        """Starts what the next request asks for: the request in the child, None in the server."""
-        message, streams, _, _ = socket.recv_fds(self.requests, 1 << 20, 3)
-        if not message:
-            os._exit(0)
+        """Starts what the next client asks for: the request in the child, None in the server."""
+        client, _ = self.door.accept()
+        message, received, _, _ = socket.recv_fds(client, 1 << 20, 4)
+        if not message:  # it has ended between two calls
+            client.close()
+            return None
         request = Request(**json.loads(message))
-        child = _fork(request, streams[:2])
-        for stream in streams[:2]:
-            os.close(stream)
-        if child == 0:
-            self.close()
-            os.close(streams[2])
-            return request
-        pidfd = os.pidfd_open(child)
-        self.running[pidfd] = child, streams[2]
-        self.selector.register(pidfd, selectors.EVENT_READ)
+        changes = self.differences(request.environment)
+        pid = 0
+        if changes is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # from Python 3.12 on: BLAS has threads, and sees to them itself
+                pid = os.fork()
+            if pid == 0:
+                self.close()
+                client.close()
+                _enter(request, changes, received)
+                return request
+        for descriptor in received:
+            os.close(descriptor)
+        self.tell(client, f"{pid or 'no'}\n")
+        if pid == 0:
+            client.close()
+            return None
+        child = _Child(pid, os.pidfd_open(pid), client)
+        for descriptor in (child.pidfd, client.fileno()):
+            self.children[descriptor] = child
+            self.selector.register(descriptor, selectors.EVENT_READ)
         return None
 
-    def tell_end(self, pidfd: int) -> None:
-        child, told = self.running.pop(pidfd)
-        self.selector.unregister(pidfd)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        with suppress(BrokenPipeError):  # nobody waits for it any more
-            os.write(told, str(code).encode())
-        os.close(told)
-        os.close(pidfd)
+    def differences(self, environment: dict[str, str]) -> dict[str, str | None] | None:
+        """What to change to have this environment; None if importing depends on one of the variables."""
+        changes: dict[str, str | None] = {}
+        for name in environment.keys() | self.before.keys():
+            value = environment.get(name)
+            if value != self.before.get(name) and value != os.environ.get(name):  # as it was, or as importing sets it
+                changes[name] = value
+        for name in changes.keys() - _TOLD:
+            if name in self.read or name.startswith(_READ_IN_C):
+                return None
+        return changes
+
+    def end(self, child: _Child, gone: bool) -> None:
+        """A child has ended, or is to, because its client is ``gone``."""
+        if gone:
+            os.kill(child.pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        self.tell(child.client, f"{code}\n")
+        for descriptor in (child.pidfd, child.client.fileno()):
+            self.selector.unregister(descriptor)
+            del self.children[descriptor]
+        os.close(child.pidfd)
+        child.client.close()
+
+    @staticmethod
+    def tell(client: socket.socket, text: str) -> None:
+        with suppress(OSError):  # nobody waits for it any more
+            client.send(text.encode())
 
     def close(self) -> None:
         """In a child: the descriptors that are none of its business."""
         self.selector.close()
-        self.requests.close()
-        for pidfd, (_, told) in self.running.items():
-            os.close(pidfd)
-            os.close(told)
+        self.alive.close()
+        self.door.close()
+        for descriptor, child in self.children.items():
+            if descriptor == child.pidfd:
+                os.close(descriptor)
+                child.client.close()
 
 
-def _run(code: str) -> None:
-    """What ``python -c`` does with the code; the caller returns, and the interpreter ends as it always does."""
+def _run(words: list[str]) -> None:
+    """What ``python`` does with the words; the caller returns, and the interpreter ends as it always does."""
     # A new one: what importing has made, the old one's names among it, is frozen, and would not be freed at the end.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__.update(__annotations__={}, __builtins__=builtins, __loader__=importlib.machinery.BuiltinImporter)
     try:
-        exec(compile(code, "<string>", "exec", dont_inherit=True), main.__dict__)
+        if words[:2] == ["-W", "error"]:  # as the server was started
+            words = words[2:]
+        else:
+            _warn_as_usual()
+        if words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
+            exec(compile(words[1], "<string>", "exec", dont_inherit=True), main.__dict__)
+        elif words[0] == "-m":
+            sys.argv = words[1:]
+            sys.path[0] = os.getcwd()
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            _run_file(words, main)
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -134,13 +223,35 @@ def _run(code: str) -> None:
         sys.exit(1)
 
 
-def main(descriptor: int) -> None:
-    """Serves the socket of that number, after a message with the variables that importing has looked at."""
+def _run_file(words: list[str], main: types.ModuleType) -> None:
+    sys.argv = words
+    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+    main.__file__ = words[0]
+    with open(words[0]) as file:
+        source = file.read()
+    exec(compile(source, words[0], "exec", dont_inherit=True), main.__dict__)
+
+
+def _warn_as_usual() -> None:
+    """Without ``-W error``, with the filters that Python has without options, behind those of libraries."""
+    sys.warnoptions.clear()
+    warnings.filters.remove(("error", None, Warning, None, 0))  # type: ignore[attr-defined]
+    warnings.filterwarnings("default", category=DeprecationWarning, module="__main__", append=True)
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category, append=True)
+
+
+def main(alive: int, door: int) -> None:
+    """Serves the listening socket ``door`` until ``alive`` has no other end; sends there a word when it is ready."""
+    before = dict(os.environ)
     with _noting_reads() as seen:
         import torch_xla  # noqa: F401
     # What importing has made is not looked at by the children's garbage collections, which would also copy its pages.
     # The last one, at the end, takes longer than most scripts otherwise; where the end is the point: gc.unfreeze().
     gc.freeze()
-    requests = socket.socket(fileno=descriptor)
-    requests.send(json.dumps(sorted(seen)).encode())
-    _run(_Server(requests).serve().code)
+    owner = socket.socket(fileno=alive)
+    owner.send(b"ready")
+    server = _Server(owner, socket.socket(fileno=door), before, seen - _READ_AGAIN)
+    request = server.serve()
+    del server, owner
+    _run(request.words)

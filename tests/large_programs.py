@@ -18,17 +18,19 @@ from sharded_programs import devices, row
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.utils import checkpoint as torch_checkpoint
 
 import torch_xla
+import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 from torch_xla._engine.diagnostics import observer
 from torch_xla.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch_xla.experimental import distributed_checkpoint as xc
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel
+from torch_xla.experimental.stablehlo_custom_call import place_to_device, place_to_host
 from torch_xla.utils.checkpoint import checkpoint
 
 
@@ -142,8 +144,6 @@ def fsdp2() -> None:
     y.sum().backward()
     assert half[0].w1.weight.grad.dtype == torch.float32
     with pytest.raises(ValueError, match="offload_policy"):
-        from torch.distributed.fsdp import CPUOffloadPolicy
-
         fully_shard(net(), offload_policy=CPUOffloadPolicy())
 
 
@@ -206,6 +206,21 @@ def rematerialization() -> None:
         torch.testing.assert_close(results[name][1:], results["plain"][1:], msg=name)
     with pytest.raises(ValueError, match="unexpected keyword arguments"):
         checkpoint(blocks[0], x, what=1)
+
+
+def offload() -> None:
+    """An activation that waits on the host: values and gradients."""
+    x = torch.randn(16, 8)
+    ours, theirs = x.to("xla").requires_grad_(), x.clone().requires_grad_()
+    kept = place_to_host(ours.exp())
+    ((ours * 2).sum() + place_to_device(kept).square().sum()).backward()
+    ((theirs * 2).sum() + theirs.exp().square().sum()).backward()
+    torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
+    torch.testing.assert_close(kept.detach().cpu(), x.exp())
+    text = xm.get_stablehlo([place_to_device(place_to_host(ours.detach() * 3)) + 1])
+    assert "pinned_host" in text and '_xla_buffer_placement = "device"' in text
+    with pytest.raises(ValueError, match="on cpu"):
+        place_to_host(x)
 
 
 def _state(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -354,5 +369,5 @@ def safetensors() -> None:
 
 
 PROGRAMS: list[Callable[[], None]] = [
-    spmd_fsdp, torch_words, fsdp2, dtensor, rematerialization, checkpoints, fsspec_paths, priming, safetensors,
+    spmd_fsdp, torch_words, fsdp2, dtensor, rematerialization, offload, checkpoints, fsspec_paths, priming, safetensors,
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -18,62 +19,62 @@ COMMAND = [sys.executable, "-W", "error", "-c"]
 #: Before tests run: what they import sets variables for children (torch._inductor its folder) that no user has.
 _AT_FIRST = dict(os.environ)
 
-#: Variables that libraries read when they are loaded, in C, where nobody sees it.
-_READ_IN_C = ("DNNL_", "GLIBC_", "GOMP_", "GOTO_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL", "NPY_", "OMP_", "ONEDNN_",
-              "OPENBLAS_", "PYTHON", "PYTORCH_", "TF_", "TORCH_CPP_", "TORCH_SHOW_", "TZ")  # fmt: skip
-
-#: What importing looks at for a bound, and reads again when it is needed.
-_READ_AGAIN = {"CPU_NUM_DEVICES"}  # room for eight devices is made in any case
+#: Stands for sys.executable in the command of a program that imports torch_xla: a launcher may start it, too. Needs
+#: ``server_variable`` in its environment.
+PYTHON = [sys.executable, "-IS", str(ROOT / "tests" / "forked_python.py")]
 
 
 class Server:
-    """A fork_server.py of this process; it ends with it."""
+    """A fork_server.py of this process; it ends with it. ``address`` is where it listens."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self.environment = environment
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._folder = tempfile.TemporaryDirectory(prefix="torch_xla-tests-")
+        self.address = str(Path(self._folder.name) / "socket")
+        self._alive, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        door.bind(self.address)
+        door.listen(64)
         start = f"import sys; sys.path.insert(1, {str(ROOT / 'tests')!r}); import fork_server; del sys.path[1]"
         self._process = subprocess.Popen(
-            [*COMMAND, f"{start}; fork_server.main({theirs.fileno()})"],
+            [*COMMAND, f"{start}; fork_server.main({theirs.fileno()}, {door.fileno()})"],
             env=environment,
             cwd=ROOT,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), door.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
         theirs.close()
-        said = self._socket.recv(1 << 20)
-        assert said, f"{COMMAND} cannot import torch_xla"
-        self._read = set(json.loads(said)) - _READ_AGAIN
+        door.close()
+        assert self._alive.recv(1 << 20), f"{COMMAND} cannot import torch_xla"
         atexit.register(self.close)
 
     def close(self) -> None:
         """Ends the server; children that run go on to their ends."""
-        self._socket.close()
+        self._alive.close()
         self._process.wait()
+        self._folder.cleanup()
 
-    def differences(self, environment: dict[str, str]) -> dict[str, str | None] | None:
-        """What to change in the server's environment to have this; None if importing depends on one of them."""
-        names = {name for name, _ in environment.items() ^ self.environment.items()}
-        if any(name in self._read or name.startswith(_READ_IN_C) for name in names):
+    def run(self, code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str] | None:
+        """Runs the code in a fork; None if importing depends on a variable that is different."""
+        request = {"words": [*COMMAND[1:], code], "folder": os.getcwd(), "environment": environment}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as told, open(os.devnull) as nothing:
+            told.connect(self.address)
+            pipes = [os.pipe() for _ in range(2)]
+            try:
+                streams = [nothing.fileno(), *(write for _, write in pipes)]
+                socket.send_fds(told, [json.dumps(request).encode()], streams)
+            finally:
+                for _, write in pipes:
+                    os.close(write)
+            out, err, ended = _read_all([*(read for read, _ in pipes), told.detach()])
+        if ended == "no\n":
             return None
-        return {name: environment.get(name) for name in names}
-
-    def run(self, code: str, changes: dict[str, str | None]) -> subprocess.CompletedProcess[str]:
-        pipes = [os.pipe() for _ in range(3)]  # stdout, stderr, and the exit code
-        request = json.dumps({"code": code, "folder": os.getcwd(), "environment": changes})
-        try:
-            socket.send_fds(self._socket, [request.encode()], [write for _, write in pipes])
-        finally:
-            for _, write in pipes:
-                os.close(write)
-        out, err, code_text = _read_all([read for read, _ in pipes])
-        assert code_text, "the fork server has ended"
-        return subprocess.CompletedProcess([*COMMAND, code], int(code_text), out, err)
+        assert ended.count("\n") == 2, "the fork server has ended"
+        return subprocess.CompletedProcess([*COMMAND, code], int(ended.split()[1]), out, err)
 
 
 def _read_all(pipes: list[int]) -> list[str]:
-    """What is written to each of the pipes, whose other ends are then closed."""
+    """What is written to each of the pipes until its other end is closed; closes them."""
     chunks: dict[int, list[bytes]] = {pipe: [] for pipe in pipes}
     with selectors.DefaultSelector() as selector:
         for pipe in pipes:
@@ -114,7 +115,10 @@ def run(code: str, fresh: bool, env: dict[str, str]) -> subprocess.CompletedProc
     In an interpreter that is started for it if it is to be ``fresh``, or where a variable says how to import.
     """
     environment = _environment() | env
-    changes = None if fresh else _server().differences(environment)
-    if changes is None:
-        return subprocess.run([*COMMAND, code], env=environment, capture_output=True, text=True)
-    return _server().run(code, changes)
+    done = None if fresh else _server().run(code, environment)
+    return done or subprocess.run([*COMMAND, code], env=environment, capture_output=True, text=True)
+
+
+def server_variable() -> dict[str, str]:
+    """What PYTHON needs in its environment."""
+    return {"TORCH_XLA_TEST_SERVER": _server().address}

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_same, counts
+from helpers import assert_same, counts, same
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import torch_xla
 from torch_xla._engine import recorder
@@ -284,3 +285,27 @@ def test_eager_mode() -> None:
         assert_same(pure(x.to("xla")).detach(), block(x).detach(), rtol=1e-4, atol=1e-5)
     finally:
         torch_xla.experimental.eager_mode(False)
+
+
+def test_a_checkpoint_draws_the_same_numbers_again() -> None:
+    def function(a: Tensor) -> Tensor:
+        return checkpoint(lambda b: F.dropout(b * b, 0.5), a, use_reentrant=False) + 0 * F.dropout(a, 0.5)
+
+    def shifted(a: Tensor) -> Tensor:
+        return function(a * F.dropout(torch.ones_like(a), 0.0) + 0 * F.dropout(a, 0.5))
+
+    x = torch.ones(256).to("xla").requires_grad_()
+    y = assume_pure(shifted)(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert_same(gradient, 2 * y.detach().cpu())
+
+
+def test_a_pure_function_within_another() -> None:
+    inner = assume_pure(lambda a, b: torch.sin(a) * b)
+
+    def run(a: Tensor) -> tuple[Tensor, Tensor]:
+        outer = lambda a: inner(a * 2, a) + 1
+        y = (assume_pure(outer) if a.device.type == "xla" else lambda a: torch.sin(a * 2) * a + 1)(a)
+        return y, torch.autograd.grad(y.sum(), a)[0]
+
+    same(run, torch.randn(4).requires_grad_(), rtol=1e-4, atol=1e-5)

@@ -238,6 +238,6 @@ def test_compiled_while_modules_are_followed() -> None:
 @pytest.mark.parametrize("function", [lambda x: x.sin() + 1, lambda x: torch.ones(2, device="xla") + 1])
 def test_the_default_backend_says_that_it_knows_no_xla(function: Callable[[Any], Any], how: dict[str, Any]) -> None:
     x = torch.ones(3, device="xla")
-    with pytest.raises(RuntimeError, match=r"has none for xla.*torch.compile\(f, backend='aot_eager'\)"):
+    with pytest.raises(RuntimeError, match=r"has none for xla.*torch.compile\(f, backend='openxla'\)"):
         torch.compile(function, **how)(x)
     assert x.sum().item() == 3

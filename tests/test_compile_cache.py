@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import Counts, counts, run_script
 
+from tests import quickly
 from torch_xla import backends
 from torch_xla._engine.device import precision
 from torch_xla._engine.execution import compile_cache, programs
@@ -121,7 +122,7 @@ def test_programs_with_collectives(tmp_path: Path, kind: str) -> None:
         environment = {"WHERE": str(tmp_path), "KIND": kind, "CPU_NUM_DEVICES": "2", "PJRT_DEVICE": "CPU"}
         environment |= {
             "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache"),
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "XLA_FLAGS": quickly.FLAGS,
         }
         done = run_script(TRAIN, check=False, **environment)
         assert done.returncode == 0, done.stderr

@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 from helpers import ROOT
 
+from tests import scripts
+
 sys.path.insert(0, str(ROOT / "examples"))
 import mnist_data
 
 
 def run_example(name: str, *options: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU"}
-    command = [sys.executable, str(ROOT / "examples" / name), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", **scripts.server_variable()}
+    command = [*scripts.PYTHON, str(ROOT / "examples" / name), *options]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from helpers import run_script
+from helpers import ROOT, run_script
 
 #: A parent whose threads upload, record, read and run while it forks; ``child`` is what each child does. A child that
 #: does not end within a minute has hung.
@@ -130,3 +132,52 @@ def test_a_child_of_a_process_without_devices_has_them() -> None:
         assert os.waitpid(pid, 0)[1] == 0
         """
     )
+
+
+def test_locks_that_other_threads_hold() -> None:
+    """Each lock of the life of the process, held by another thread at the fork, is free in the child."""
+    run_script(
+        """
+        import os, signal, threading, warnings
+        warnings.simplefilter("ignore")  # Python's own, about forking with threads
+        import torch, torch_xla
+        import torch_xla.debug.metrics as met
+        from torch_xla._engine.base import locks
+        (torch.ones(3, device="xla") + 1).sum().item()
+        every, held, over = list(locks._all), threading.Event(), threading.Event()
+        assert len(every) > 20, len(every)
+
+        def hold():
+            for lock in every:
+                lock.acquire()
+            held.set()
+            over.wait()
+            for lock in every:
+                lock.release()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        pid = os.fork()
+        if pid == 0:
+            met.metrics_report(), met.clear_all()
+            os._exit(0 if not any(lock.locked() for lock in every) else 1)
+        killer = threading.Timer(60, os.kill, (pid, signal.SIGKILL))  # it may hang before it can set an alarm
+        killer.start()
+        assert os.waitpid(pid, 0)[1] == 0
+        killer.cancel()
+        assert all(lock.locked() for lock in every)
+        over.set()
+        thread.join()
+        """
+    )
+
+
+def test_every_lock_of_a_module_is_free_in_a_child() -> None:
+    found = []
+    for file in (ROOT / "torch_xla").rglob("*.py"):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if re.match(r"\w+(: .*)? = threading\.R?Lock\(\)", line):
+                found.append(f"{file.relative_to(ROOT)}:{number}: {line}")
+    # Of the launcher's own process, which forks nothing.
+    assert [line.partition(":")[0] for line in found] == ["torch_xla/distributed/launcher/process.py"], found

@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import host_program
 import pytest
 from helpers import ROOT, run_script
 
+from tests import scripts
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.job import network, replicas
 
@@ -30,15 +30,18 @@ def nodes(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """A torchrun of host_program for each prefix, which is a command that runs another. None is left after the block.
 
-    What they print is in ``node0``, ``node1`` in the folder.
+    torchrun and what it starts are forks of a process that has imported it all (see scripts.PYTHON). What they print is
+    in ``node0``, ``node1`` in the folder.
     """
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1"}
+    environment |= scripts.server_variable()
     where = [f"--nnodes={len(prefixes)}", f"--master_addr={address}", f"--master_port={free_port()}"]
     started: list[subprocess.Popen[bytes]] = []
     try:
         for rank, prefix in enumerate(prefixes):
-            torchrun = [sys.executable, "-m", "torch.distributed.run", *where, f"--node_rank={rank}"]
-            command = [*prefix, *torchrun, f"--nproc_per_node={each}", host_program.__file__, str(folder)]
+            torchrun = [*scripts.PYTHON, "-m", "torch.distributed.run", *where, f"--node_rank={rank}"]
+            started_by_it = ["--no-python", *scripts.PYTHON, host_program.__file__, str(folder)]
+            command = [*prefix, *torchrun, f"--nproc_per_node={each}", *started_by_it]
             with (folder / f"node{rank}").open("wb") as file:
                 started.append(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT))
         yield started

@@ -7,6 +7,8 @@ import textwrap
 import pytest
 from helpers import run_script
 
+from tests import quickly
+
 
 def test_import_starts_nothing() -> None:
     out = run_script(
@@ -200,7 +202,7 @@ def test_threads() -> None:
         everywhere(views)
         print(errors, common.shape)
         """,
-        XLA_FLAGS="--xla_backend_optimization_level=0",
+        XLA_FLAGS=quickly.FLAGS,
         XLA_EXPLAIN_RECOMPILATIONS="0",  # each sync finds what the other threads happen to have recorded
     )
     assert out.stdout == "[] 0 0\n[] torch.Size([6, 2])\n"
@@ -241,7 +243,7 @@ def test_deep_graphs() -> None:
             v.t()[i % 2] += 1
         print(v.tolist())
         """,
-        XLA_FLAGS="--xla_backend_optimization_level=0",
+        XLA_FLAGS=quickly.FLAGS,
     )
     assert out.stdout == "[1500.0, 1500.0] [1.0, 1.0]\n[[200.0, 200.0], [200.0, 200.0]]\n"
 

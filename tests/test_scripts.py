@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import subprocess
+import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,8 +76,10 @@ def test_which_scripts_are_forked() -> None:
     script = "import sys; print('torch' in sys.modules)"
     assert run_script(script, WHATEVER="1", XLA_FLAGS="", CPU_NUM_DEVICES="2", RANK="0").stdout == "True\n"
     assert run_script(script, fresh="asks for it").stdout == "False\n"
-    for name in ("XLA_IR_DEBUG", "TORCH_XLA_LOGS", "JAX_PLATFORMS", "OMP_NUM_THREADS", "PYTHONHASHSEED"):
+    for name in ("XLA_IR_DEBUG", "TORCH_XLA_LOGS", "JAX_PLATFORMS", "MKL_NUM_THREADS", "PYTHONHASHSEED"):
         assert run_script(script, **{name: "1"}).stdout == "False\n", name
+    script = "import sys, torch; print('torch_xla' in sys.modules, torch.get_num_threads())"
+    assert run_script(script, OMP_NUM_THREADS="3").stdout == "True 3\n", "what launchers set is told to the fork"
 
 
 def test_settings_and_devices_are_the_childs() -> None:
@@ -101,6 +106,50 @@ def test_at_the_same_time() -> None:
         codes = [f"import sys, time; time.sleep({0.4 - i / 10}); print({i}); sys.exit({i})" for i in range(4)]
         done = list(pool.map(lambda code: scripts.run(code, False, {}), codes))
     assert [seen(one) for one in done] == [(i, f"{i}\n", "") for i in range(4)]
+
+
+#: A file that says what it is, and whether it was forked.
+PROGRAM = """
+import os, sys
+__import__("warnings").warn("heard")
+print(__name__, __file__, sys.argv, sys.path[0], os.getcwd(), os.environ["MARK"], sys.stdin.read())
+print("torch" in sys.modules, file=sys.stderr)
+{end}
+"""
+
+
+@pytest.mark.parametrize("way", ["file", "module"])
+@pytest.mark.parametrize("end", ["sys.exit(3)", "os.abort()", "raise KeyError('mine')", "os.kill(os.getpid(), 9)"])
+def test_python_of_launchers(tmp_path: Path, way: str, end: str) -> None:
+    """What stands for ``python`` in a command does, prints and ends as python does; it only has torch already."""
+    (tmp_path / "mine.py").write_text(PROGRAM.format(end=end))
+    command = {"file": [str(tmp_path / "mine.py"), "--x", ""], "module": ["-m", "mine", "a b"]}[way]
+    environment = os.environ | scripts.server_variable() | {"MARK": "é"}
+    forked, fresh = (
+        subprocess.run([*python, *command], env=environment, cwd=tmp_path, input="in", capture_output=True, text=True)
+        for python in (scripts.PYTHON, [sys.executable])
+    )
+    assert "\nTrue\n" in forked.stderr and "UserWarning: heard" in forked.stderr
+    lines = [line for line in forked.stderr.replace("\nTrue\n", "\nFalse\n").splitlines() if "runpy" not in line]
+    assert (forked.returncode, forked.stdout) == (fresh.returncode, fresh.stdout)
+    assert lines[:3] == [line for line in fresh.stderr.splitlines() if "runpy" not in line][:3]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_signal_to_pythons_stand_in_is_one_to_the_fork(tmp_path: Path, number: int, code: int) -> None:
+    program = "import os, signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print(os.getpid(), flush=True)"
+    process = subprocess.Popen(
+        [*scripts.PYTHON, "-c", f"{program}; time.sleep(600)"], env=os.environ | scripts.server_variable(),
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout:
+        fork = os.pidfd_open(int(process.stdout.readline()))
+        process.send_signal(number)
+        assert process.stdout.read() == "", "it has ended: nobody holds the other end"
+    assert process.wait() == code
+    assert select.select([fork], [], [], 60)[0] == [fork]
+    os.close(fork)
 
 
 def test_check(tmp_path: Path) -> None:

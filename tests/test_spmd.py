@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import spmd_programs
 from helpers import ROOT, run_script
+
+from tests import scripts
 
 
 @pytest.mark.parametrize("name", [program.__name__ for program in spmd_programs.PROGRAMS])
@@ -20,10 +21,13 @@ def test_four_devices(name: str) -> None:
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
 
 
+TORCHRUN = [*scripts.PYTHON, "-m", "torch.distributed.run"]
+
+
 def _torchrun(script: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", script],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU"} | env,
+        [*TORCHRUN, "--nproc-per-node=2", "--standalone", "--no-python", *scripts.PYTHON, script],
+        env=os.environ | scripts.server_variable() | {"PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU"} | env,
         capture_output=True,
         text=True,
     )

@@ -126,18 +126,24 @@ def _python_version(base: str) -> str:
     return subprocess.run([base, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
+def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before ``--``, and after: argparse gives the rest of an option to a list before it."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end + 1 :]
+
+
 def main() -> int:
     """Returns pytest's exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=__doc__.splitlines()[2].strip())
     parser.add_argument("release", help="of torch, as pip names it: 2.15.0")
     parser.add_argument("--python", default=sys.executable, help="the interpreter (default: this one)")
     parser.add_argument("--core", action="store_true", help="only the tests that depend most on torch")
-    parser.add_argument("arguments", nargs="*", help="arguments of pytest, after --")
-    asked = parser.parse_args()
+    ours, rest = _parted(sys.argv[1:])
+    asked = parser.parse_args(ours)
     environment = Environment(asked.release, _python_version(asked.python))
     environment.make(asked.python)
-    code, outcome = environment.run([*(CORE if asked.core else ()), *asked.arguments])
-    note(environment.versions(), _name(asked.core, asked.arguments), outcome, datetime.date.today())
+    code, outcome = environment.run([*(CORE if asked.core else ()), *rest])
+    note(environment.versions(), _name(asked.core, rest), outcome, datetime.date.today())
     print(f"torch {asked.release}, Python {environment.python}: {outcome}; noted in {TABLE.relative_to(ROOT)}")
     return code
 

@@ -7,7 +7,8 @@ from torch_xla._version import __version__
 
 _start.start()
 
-from torch_xla import _XLAC, backends, debug, experimental, runtime  # noqa: E402
+from torch_xla import _XLAC, backends, debug, experimental, runtime, stablehlo  # noqa: E402
+from torch_xla.stablehlo import save_as_stablehlo, save_torch_model_as_stablehlo  # noqa: E402
 from torch_xla.torch_xla import (  # noqa: E402
     compile,
     device,
@@ -34,6 +35,9 @@ __all__ = [
     "manual_seed",
     "real_devices",
     "runtime",
+    "save_as_stablehlo",
+    "save_torch_model_as_stablehlo",
+    "stablehlo",
     "step",
     "sync",
 ]

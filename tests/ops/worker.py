@@ -11,11 +11,11 @@ import os
 import sys
 from typing import Any
 
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("XLA_FALLBACK_WARN", "0")
 
 import torch
 
+from tests import quickly  # noqa: F401  # sets XLA's flags
 from tests.ops.check import check
 from tests.ops.outcome import Outcome
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import argparse
 import collections
 import sys
-import threading
 from pathlib import Path
 
 import jax
 import torch
 
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 
-_lock = threading.Lock()
+_lock = process_lock()
 _folder: Path | None = None
 _configured = False
 _saved: collections.Counter[str] = collections.Counter()

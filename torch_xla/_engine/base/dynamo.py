@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NO_INDUCTOR = (
     "torch.compile: backend 'inductor' (the default) makes programs for the CPU and for GPUs, and has none for "
     "{device}. XLA compiles what xla tensors compute, with or without torch.compile: leave torch.compile out "
-    "(torch_xla.compile(f) makes one graph of a function), or write torch.compile(f, backend='aot_eager')."
+    "(torch_xla.compile(f) makes one graph of a function), or write torch.compile(f, backend='openxla')."
 )
 
 

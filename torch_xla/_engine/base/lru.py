@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class LruCache(Generic[T]):
     def __init__(self, on_evict: Callable[[], None] = lambda: None, limit: Callable[[], int] = _program_limit) -> None:
         self._on_evict, self._limit = on_evict, limit
         self._items: OrderedDict[Hashable, T] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = process_lock()
 
     def get(self, key: Hashable) -> T | None:
         """The item, which is then the most recently used; None if it is not there."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 
 from jax.sharding import NamedSharding, Sharding
 
-_lock = threading.Lock()
+from torch_xla._engine.base.locks import process_lock
+
+_lock = process_lock()
 _known: list[tuple[Sharding, int]] = []  # sharding and rank, by number - 1
 _numbers: dict[tuple[Sharding, int], int] = {}
 

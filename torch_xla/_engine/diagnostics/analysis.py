@@ -6,16 +6,16 @@ At the end of the process: what happened too often or took too long, a line each
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Sequence
 from types import FrameType
 
 from torch_xla._engine.base.frames import ENGINE
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import metrics
 
 _WIDTH = 80
-_lock = threading.Lock()
+_lock = process_lock()
 #: metric -> how often a step may have it; the first steps of a program compile.
 _OFTEN = {
     "CompileTime": 0.5,

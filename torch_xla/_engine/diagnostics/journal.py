@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from torch_xla._engine.base.locks import process_lock
+
 HISTORY = 1000
 
 K = TypeVar("K")
@@ -90,7 +92,7 @@ class _Thread(threading.local):
 
 
 _here = _Thread()
-_lock = threading.Lock()
+_lock = process_lock()
 _history: deque[Step] = deque(maxlen=HISTORY)
 _closed = 0
 

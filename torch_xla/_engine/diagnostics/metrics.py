@@ -6,13 +6,13 @@ last XLA_METRICS_SAMPLES samples for rates and percentiles, and counts and sums 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch_xla._engine import recorder
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import journal
 
@@ -60,7 +60,7 @@ class Metric:
         self.total = 0
         self.accumulated = 0.0
         self.samples: deque[tuple[float, float]] = deque(maxlen=settings.XLA_METRICS_SAMPLES)
-        self._lock = threading.Lock()
+        self._lock = process_lock()
 
     def add(self, value: float) -> None:
         """Adds one sample, stamped with the time of now."""
@@ -89,7 +89,7 @@ class Metric:
 
 
 _metrics: dict[str, Metric] = {}
-_lock = threading.Lock()
+_lock = process_lock()
 
 
 def metric(name: str, show: Callable[[float], str] = format_value) -> Metric:

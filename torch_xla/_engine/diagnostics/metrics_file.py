@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import sys
-import threading
 
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import metrics
 
 _steps = itertools.count()
-_lock = threading.Lock()
+_lock = process_lock()
 
 
 def save(path: str | None = None) -> None:

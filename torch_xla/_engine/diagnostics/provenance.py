@@ -5,8 +5,9 @@ The table grows by one row for each pair of a kind and a line of the user's prog
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
+
+from torch_xla._engine.base.locks import process_lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Provenance:
 
 UNKNOWN = Provenance("unknown", "")
 
-_lock = threading.Lock()
+_lock = process_lock()
 _numbers: dict[tuple[str, str], int] = {("unknown", ""): 0}
 #: Scripts have fewer lines than that; notebooks that run for months, and make a file of each cell, may not.
 _MOST = 1 << 16

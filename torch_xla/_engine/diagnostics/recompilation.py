@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import journal, metrics
 from torch_xla._engine.diagnostics.explain import Explanation, Situation, explain
@@ -46,7 +47,7 @@ class Watcher:
     """What is known of one process. A site is unseen -> seen once -> settled; a cause is silent -> spoken, for good."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = process_lock()
         self._runs: Counter[Site] = Counter()
         self._compiled: set[Site] = set()
         self._known: dict[int, deque[tuple[Site, GraphSummary]]] = {}

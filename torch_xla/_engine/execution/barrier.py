@@ -10,7 +10,6 @@ is told once, and from then on a cut follows each step of that optimizer.
 
 from __future__ import annotations
 
-import threading
 import warnings
 import weakref
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo, frames
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import causes, metrics, observer
@@ -31,7 +31,7 @@ _MESSAGE = (
     "barrier=True)`) to say where it ends; XLA_AUTO_BARRIER=0 turns this off."
 )
 
-_lock = threading.Lock()
+_lock = process_lock()
 _stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _without_barrier: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _anyone_stepped = False

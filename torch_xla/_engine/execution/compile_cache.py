@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import journal, metrics
 from torch_xla._engine.execution.program_files import ProgramFiles, UnreadableError
@@ -18,7 +18,7 @@ from torch_xla._engine.execution.program_files import ProgramFiles, UnreadableEr
 # The folder in use: None until the first build or initialize(), then False (there is none) or the folder. initialize()
 # may replace it at any time, for the programs built from then on.
 _files: ProgramFiles | bool | None = None
-_lock = threading.Lock()
+_lock = process_lock()
 
 
 def initialize(path: str | os.PathLike[str], readonly: bool = False) -> None:

@@ -12,7 +12,6 @@ The file grows with every step; nothing here ever shortens it.
 from __future__ import annotations
 
 import re
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ import jax
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import frames
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.graph import hlo_metadata, listing, program
@@ -36,7 +36,7 @@ SYNC = "ScheduleSyncTensorsGraph"
 SYNC_OP_BY_OP = "SyncTensorsGraphOpByOp"
 GET_OP_BY_OP = "GetTensorsOpByOp"
 
-_lock = threading.Lock()
+_lock = process_lock()
 _KEPT = 64
 _hlo: OrderedDict[tuple[str, int, bytes], str] = OrderedDict()  # texts of graphs that were lowered for a dump
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import frames
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 
 
@@ -42,7 +43,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_lock = threading.Lock()
+_lock = process_lock()
 _wanted = False
 _lazy = 0  # regions open, on all threads
 

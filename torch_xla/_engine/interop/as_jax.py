@@ -62,7 +62,7 @@ def _record(what: str, flat: Callable[..., Any], arrays: Sequence[jax.Array]) ->
 
 def _differentiable(recorded: Recorded) -> Callable[..., Sequence[jax.Array]]:
     """The function of a seed and arrays that jax differentiates by what torch's autograd recorded."""
-    parts, count = recorded.parts, recorded.results
+    parts, count = recorded.split(), recorded.results
 
     def forward(seed: jax.Array, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         with recorder.wide_types(), dtypes.exactly():

@@ -136,10 +136,13 @@ def trace(
         return jax_core.ClosedJaxpr(closed.jaxpr, consts), jax.tree.structure(traced.out_info)
 
 
-def used_inputs(closed: jax_core.ClosedJaxpr) -> list[bool]:
-    """Of each input, whether some result needs it. True for one that only a nested function could say more of."""
+def used_inputs(closed: jax_core.ClosedJaxpr, results: Sequence[Any] | None = None) -> list[bool]:
+    """Of each input, whether some result needs it (``results``: variables of the jaxpr; by default all that it gives).
+
+    True for one that only a nested function could say more of.
+    """
     jaxpr = closed.jaxpr
-    needed = {id(v) for v in jaxpr.outvars}
+    needed = {id(v) for v in (jaxpr.outvars if results is None else results)}
     for equation in reversed(jaxpr.eqns):
         if equation.effects or any(id(v) in needed for v in equation.outvars):
             needed.update(id(v) for v in equation.invars)

@@ -20,7 +20,7 @@ import torch
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru import LruCache
-from torch_xla._engine.interop import calls
+from torch_xla._engine.interop import calls, outside
 from torch_xla._engine.interop.calls import Call
 
 #: ``backward(saved, cotangents) -> gradients``: of the inputs that have one, in order; cotangents of results with one.
@@ -111,7 +111,7 @@ class _Recorded(torch.autograd.Function):
 
 def apply(derivative: Derivative, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The results, with a gradient, of the function on tensors of the shapes and dtypes it was made for."""
-    found: Sequence[torch.Tensor] = _Recorded.apply(derivative, *tensors)  # type: ignore[no-untyped-call]
+    found: Sequence[torch.Tensor] = _Recorded.apply(derivative, *outside.resolved(tensors))  # type: ignore[no-untyped-call]
     return found
 
 

@@ -5,14 +5,17 @@
 
 The gradient is the one that torch's autograd records, not jax's of the same operations: they differ at ties, at zeros
 of norms, and wherever a function has a backward of its own.
+
+A function that captures may use xla tensors from outside: each becomes one more argument, with its gradient. Functions
+may record others while they are recorded themselves.
 """
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,74 +25,18 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.base.compat import dispatcher
+from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.device import precision
 from torch_xla._engine.execution import modes
 from torch_xla._engine.graph import program
 from torch_xla._engine.graph.program import GraphSpec
-from torch_xla._engine.interop.split import Split, split
+from torch_xla._engine.interop import outside
+from torch_xla._engine.interop.split import SEED, Graph, Keep, Split, keep_random, split
 
-_SEED = "torch_xla::seed"
+#: What random numbers start from while a function is recorded, so that equal functions have equal graphs.
+_BASE = 0
 
-
-class _NoValue:
-    """Stands in the place of a device buffer, for a tensor that has none."""
-
-    nbytes = 0
-
-    def __init__(self, what: str, shape: tuple[int, ...]) -> None:
-        self._what, self.shape = what, shape
-
-    def __getattr__(self, name: str) -> Any:
-        raise _value_needed(object.__getattribute__(self, "_what"))
-
-
-def _value_needed(what: str) -> RuntimeError:
-    return RuntimeError(
-        f"{what} is recorded once, without values, and a value is needed in it: printing, .item(), .cpu(), `if tensor:`"
-        " and operations that run on the CPU need values; move them out of it"
-    )
-
-
-class _Arguments(dispatcher.DispatchMode):
-    """Refuses xla tensors that are neither arguments nor made of them, and writes to arguments."""
-
-    def __init__(self, what: str, arguments: Sequence[torch.Tensor], made: list[weakref.ref[torch.Tensor]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._what = what
-        self._known: dict[int, torch.Tensor] = {}
-        self._made = made
-        self.add(arguments)
-
-    def add(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._made += [weakref.ref(t) for t in tensors if id(t) not in self._known]
-        self._known.update((id(t), t) for t in tensors)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in _tensors((args, kwargs)):
-            if value.device.type == "xla" and id(value) not in self._known:
-                raise _not_an_argument(self._what, value)
-        results = func(*args, **(kwargs or {}))
-        self.add([t for t in _tensors(results) if t.device.type == "xla"])
-        return results
-
-
-def _not_an_argument(what: str, tensor: torch.Tensor) -> RuntimeError:
-    graded = ", which requires a gradient," if tensor.requires_grad else ""
-    return RuntimeError(
-        f"{what} uses a tensor from outside ({tensor.dtype}{list(tensor.shape)} on {tensor.device}){graded} that is "
-        "not an argument of it: pass it as one. PureModule passes the parameters and buffers of a module."
-    )
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+_recorded: LruCache[Recorded] = LruCache(limit=lambda: 1024)  # by key
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +44,7 @@ class Recorded:
     """A torch function as jax functions over flat arrays; if it is ``random``, its numbers follow from a seed (int64).
 
     ``tree`` is the structure of the results; ``graded`` are those with a gradient, ``inputs`` those that get one.
+    ``key``: two recordings of equal keys are the same functions. ``captured`` tensors are the last arguments.
     """
 
     tree: Any
@@ -104,7 +52,13 @@ class Recorded:
     graded: tuple[int, ...]
     inputs: tuple[int, ...]
     random: bool
-    parts: Split
+    key: Hashable
+    graph: Graph
+    structs: Sequence[jax.ShapeDtypeStruct]
+
+    def split(self, keep: Keep = keep_random) -> Split:
+        """The functions that run forward and backward; ``keep`` says what the one computes for the other."""
+        return split(self.graph, keep)
 
 
 @contextmanager
@@ -112,22 +66,16 @@ def _undisturbed(what: str, device: int) -> Iterator[None]:
     """In the block nothing runs, and the random numbers after it are those that would have come without it."""
     seed = recorder.module().get_seed(device)
     try:
+        recorder.module().set_seed(device, _BASE)
         with modes.inside(modes.Region(what, True, None)):
             yield
     except RuntimeError as error:
         if str(error).startswith(("torch_xla: a value was asked for while", f"torch_xla.compile: {what} is compiled")):
-            raise _value_needed(what) from error
+            raise outside.value_needed(what) from error
         raise
     finally:
         torch.clear_autocast_cache()  # of tensors without values
         recorder.module().set_seed(device, seed)
-
-
-def placeholder(what: str, struct: jax.ShapeDtypeStruct, device: int) -> torch.Tensor:
-    """An xla tensor without a value."""
-    code = dtypes.TO_CODE[dtypes.named(struct.dtype)]
-    made: torch.Tensor = recorder.module().make_tensor(_NoValue(what, tuple(struct.shape)), code, device)
-    return made
 
 
 def record(
@@ -136,22 +84,26 @@ def record(
     structs: Sequence[jax.ShapeDtypeStruct],
     inputs: Sequence[int],
     device: int,
+    captured: list[torch.Tensor] | None = None,
 ) -> Recorded:
     """Runs ``function`` once on tensors without values; those at ``inputs`` require a gradient.
 
-    RuntimeError where it is not pure: it needs a value, uses other tensors, writes to an argument, or exchanges values
-    with other replicas.
+    With a list in ``captured`` the function may use xla tensors from outside: they are added to the list, and are
+    arguments of what was recorded, after the others.
+
+    RuntimeError where the function is not pure: it needs a value, uses other tensors, writes to an argument, or
+    exchanges values with other replicas.
     """
     made: list[weakref.ref[torch.Tensor]] = []
     try:
-        found: Recorded = recorder.module().exclusively(device, _record, what, function, structs, inputs, device, made)
+        found: Recorded = outside.alone(device, _record, what, function, structs, inputs, device, captured, made)
     except BaseException:
-        _empty(made)  # the traceback keeps them, and nothing could run as long as it does
+        outside.empty(made)  # the traceback keeps them, and nothing could run as long as it does
         raise
     if any(ref() is not None for ref in made):
         gc.collect()
         kept = [(t.dtype, list(t.shape)) for t in (ref() for ref in made) if t is not None]
-        _empty(made)
+        outside.empty(made)
         if kept:
             raise RuntimeError(
                 f"{what} keeps {len(kept)} tensors after its end (the first is {kept[0][0]}{kept[0][1]}), in an "
@@ -160,35 +112,45 @@ def record(
     return found
 
 
-def _empty(made: Sequence[weakref.ref[torch.Tensor]]) -> None:
-    """Takes what has no value out of the tensors that are still there."""
-    with torch.no_grad():
-        for tensor in [t for t in (ref() for ref in made) if t is not None]:
-            if not dispatcher.is_view(tensor):
-                tensor.detach_()
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-
-
 def _record(
     what: str,
     function: Callable[..., Any],
     structs: Sequence[jax.ShapeDtypeStruct],
     inputs: Sequence[int],
     device: int,
+    captured: list[torch.Tensor] | None,
     made: list[weakref.ref[torch.Tensor]],
 ) -> Recorded:
     with _undisturbed(what, device):
-        tensors = [placeholder(what, s, device) for s in structs]
+        tensors = [outside.placeholder(what, s, device) for s in structs]
         before = recorder.module().nodes_of(tensors)
-        with _Arguments(what, tensors, made) as mode, torch.enable_grad() if inputs else torch.no_grad():
-            given = [t.requires_grad_(i in inputs) for i, t in enumerate(tensors)]
-            mode.add(given)
-            leaves, tree = jax.tree.flatten(function(*given))
+        with_gradient = bool(inputs) if captured is None else torch.is_grad_enabled()
+        with ExitStack() as stack:
+            mode = stack.enter_context(outside.Arguments(what, tensors, made, captured is not None))
+            if captured is not None:
+                stack.enter_context(outside.Calls(mode))
+            with torch.set_grad_enabled(with_gradient), outside.own_saved_tensors():
+                given = [t.requires_grad_(i in inputs) for i, t in enumerate(tensors)]
+                mode.add(given)
+                leaves, tree = jax.tree.flatten(function(*given))
             _check_results(what, leaves)
-            graded = tuple(i for i, t in enumerate(leaves) if t.requires_grad)
-        gradients, cotangents = _gradients(what, leaves, graded, [given[i] for i in inputs], device)
-        _check_unwritten(what, tensors, before)
-        return _described(tensors, leaves, tree, graded, tuple(inputs), gradients, cotangents, device)
+            leaves = [mode.resolve(t) for t in leaves]
+            run = _Run(what, device, tensors, leaves, tree, tuple(inputs))
+            mode.is_backward = True
+            if with_gradient:
+                run.graded = tuple(i for i, t in enumerate(leaves) if t.requires_grad)
+                count = len(tensors)
+                run.inputs += tuple(count + i for i, t in enumerate(mode.stand_ins) if t.requires_grad)
+            if run.graded and run.inputs:
+                run.differentiate([leaves[i] for i in run.graded], [[*given, *mode.stand_ins][i] for i in run.inputs])
+            before += mode.nodes
+            run.arguments += mode.stand_ins
+            run.nodes = before
+            _check_unwritten(what, run.arguments, before, len(structs), mode.marked)
+            found = run.recorded()
+        if captured is not None:
+            captured += mode.captured
+        return found
 
 
 def _check_results(what: str, leaves: Sequence[Any]) -> None:
@@ -198,61 +160,77 @@ def _check_results(what: str, leaves: Sequence[Any]) -> None:
             raise TypeError(f"{what}: expected a structure of xla tensors as the result, found {shown} in it")
 
 
-def _check_unwritten(what: str, tensors: Sequence[torch.Tensor], before: Sequence[Any]) -> None:
-    after = recorder.module().nodes_of([t.detach() for t in tensors])
+def _check_unwritten(
+    what: str, tensors: Sequence[torch.Tensor], before: Sequence[Any], given: int, marked: dict[Any, Any]
+) -> None:
+    after = recorder.module().nodes_of(tensors)
     for place, (old, new) in enumerate(zip(before, after, strict=True)):
-        if old is not new:
+        if old is not marked.get(new, new):
+            which = f"its argument {place}" if place < given else "a tensor from outside"
             raise RuntimeError(
-                f"{what} writes to its argument {place} in place ({tensors[place].dtype}{list(tensors[place].shape)}), "
+                f"{what} writes to {which} in place ({tensors[place].dtype}{list(tensors[place].shape)}), "
                 "which a pure function must not: return the new value instead. (BatchNorm in training writes to its "
                 "running statistics: track_running_stats=False, or eval().)"
             )
 
 
-def _gradients(
-    what: str,
-    leaves: Sequence[torch.Tensor],
-    graded: Sequence[int],
-    inputs: Sequence[torch.Tensor],
-    device: int,
-) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
-    """Of each input its gradient, None where it has none; and the tensors that stand for gradients of results."""
-    if not graded or not inputs:
-        return [None] * len(inputs), []
-    results = [leaves[i] for i in graded]
-    structs = [jax.ShapeDtypeStruct(tuple(t.shape), dtypes.namesake(t.dtype)) for t in results]
-    cotangents = [placeholder(what, struct, device) for struct in structs]
-    return list(torch.autograd.grad(results, inputs, cotangents, allow_unused=True)), cotangents
+@dataclass(eq=False)
+class _Run:
+    """What one run of a function has recorded."""
 
+    what: str
+    device: int
+    arguments: list[torch.Tensor]
+    leaves: Sequence[torch.Tensor]
+    tree: Any
+    inputs: tuple[int, ...]
+    graded: tuple[int, ...] = ()
+    cotangents: Sequence[torch.Tensor] = ()
+    gradients: Sequence[torch.Tensor | None] = ()  # of the inputs
+    nodes: Sequence[Any] = ()  # of the arguments, as they were: marking how one is to lie gives it another
 
-def _described(
-    tensors: Sequence[torch.Tensor],
-    leaves: Sequence[torch.Tensor],
-    tree: Any,
-    graded: tuple[int, ...],
-    inputs: tuple[int, ...],
-    gradients: Sequence[torch.Tensor | None],
-    cotangents: Sequence[torch.Tensor],
-    device: int,
-) -> Recorded:
-    module = recorder.module()
-    wanted = [t.detach() for t in leaves] + [g for g in gradients if g is not None]
-    nodes = module.nodes_of(wanted)
-    leaf_nodes = module.nodes_of([t.detach() for t in [*tensors, *cotangents]])
-    # Every leaf gets a number, also one that nothing reads: by being wanted, too.
-    graph = module.collect_only(device, [*leaf_nodes, *nodes])
-    spec = program.describe(graph, precision.current())
-    _check_alone(spec)
-    given = {id(node.buffer): place for place, node in enumerate(leaf_nodes)}
-    buffers = graph.inputs()
-    constants = [None if id(b) in given else np.asarray(b) for b in buffers]
-    order = [given.get(id(b), -1) for b in buffers]
-    roots = spec.roots[len(leaf_nodes) :]
-    having = tuple(place for place, g in zip(inputs, gradients, strict=True) if g is not None)
-    numbers = np.asarray(graph.floats()).copy(), np.asarray(graph.ints()).copy()
-    parts = split(spec, order, constants, numbers, roots[: len(leaves)], roots[len(leaves) :], len(tensors))
-    random = any(node.op == _SEED for node in spec.nodes)
-    return Recorded(tree, len(leaves), graded, having, random, parts)
+    def differentiate(self, results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """Records the gradients of ``inputs``, given those of ``results``."""
+        structs = [jax.ShapeDtypeStruct(tuple(t.shape), dtypes.namesake(t.dtype)) for t in results]
+        self.cotangents = [outside.placeholder(self.what, struct, self.device) for struct in structs]
+        outside.innermost().add(self.cotangents)
+        # A backward pass is not under the autocast of its forward: the two ops of a matrix product have its dtype.
+        with torch.autocast("xla", enabled=False):
+            self.gradients = torch.autograd.grad(results, inputs, self.cotangents, allow_unused=True)
+        outside.innermost().add([g for g in self.gradients if g is not None])
+
+    def recorded(self) -> Recorded:
+        """The functions, from the cache where there are equal ones."""
+        module = recorder.module()
+        found = [g for g in self.gradients if g is not None]
+        nodes = module.nodes_of([*self.leaves, *found])
+        leaf_nodes = [*self.nodes, *module.nodes_of(list(self.cotangents))]
+        # Every leaf gets a number, also one that nothing reads: by being wanted, too.
+        graph = module.collect_only(self.device, [*leaf_nodes, *nodes])
+        given = {id(node.buffer): place for place, node in enumerate(leaf_nodes)}
+        buffers = graph.inputs()
+        constants = [None if id(b) in given else np.asarray(b) for b in buffers]
+        order = tuple(given.get(id(b), -1) for b in buffers)
+        numbers = np.asarray(graph.floats()).copy(), np.asarray(graph.ints()).copy()
+        having = tuple(i for i, g in zip(self.inputs, self.gradients or [None] * len(self.inputs), strict=True)
+                       if g is not None)  # fmt: skip
+        values = [(c.dtype.str, c.shape, c.tobytes()) for c in (*numbers, *constants) if c is not None]
+        key = (graph.key, self.tree, len(self.arguments), len(self.leaves), order, self.graded, having, *values,
+               precision.current())  # fmt: skip
+        known = _recorded.get(key)
+        if known is None:
+            spec = program.describe(graph, precision.current())
+            _check_alone(spec)
+            roots = spec.roots[len(leaf_nodes) :]
+            results, gradients = roots[: len(self.leaves)], roots[len(self.leaves) :]
+            whole = Graph(spec, order, constants, numbers, results, gradients, len(self.arguments), _BASE)
+            structs = [
+                jax.ShapeDtypeStruct(tuple(t.shape), dtypes.namesake(t.dtype)) for t in (*self.arguments, *self.leaves)
+            ]
+            random = any(node.op == SEED for node in spec.nodes)
+            known = Recorded(self.tree, len(self.leaves), self.graded, having, random, key, whole, structs)
+            _recorded.put(key, known)
+        return known
 
 
 def _check_alone(spec: GraphSpec) -> None:

@@ -1,12 +1,19 @@
 """One graph of a function and its gradient, as two: what runs forward, and what needs the gradients of results.
 
-Backward computes again what it needs of forward, from the inputs and what was drawn at random, which is saved. In one
-program this costs nothing: XLA finds that both compute the same (common subexpressions), and computes it once. So few
-values are handed from one to the other, each of which costs the host more than a microsecond.
+What backward needs of forward is handed on, or computed again from the inputs; a Keep decides.
+
+keep_random: all is computed again but what was drawn at random. Where both are in one program this costs nothing: XLA
+finds that they compute the same (common subexpressions), and computes it once. So few values are handed from one to the
+other, each of which costs the host more than a microsecond.
+
+keep_all: forward's values are handed on, as torch's autograd does. For loops: XLA does not look from one into another.
+What is made from others for nothing is computed again (views, numbers, inputs in another dtype), and what only the
+recorded backward pass computes stays there: torch.utils.checkpoint does what it is for.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,13 +21,49 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
+from jax import lax
 
+from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.graph import program
 from torch_xla._engine.graph.program import GraphSpec, NodeSpec
 from torch_xla._engine.lowering import RULES
 
-_GROUP = "torch_xla::getitem"
-_SEED = "torch_xla::seed"
+GROUP = "torch_xla::getitem"
+SEED = "torch_xla::seed"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A described graph of a function and its gradient.
+
+    ``order`` says of each leaf which input it is, or (from ``inputs`` on) which gradient of a result; -1 for one of the
+    ``constants``. ``base`` is what random numbers started from. ``results`` and ``gradients`` are numbers of values.
+    """
+
+    spec: GraphSpec
+    order: Sequence[int]
+    constants: Sequence[Any]
+    numbers: tuple[np.ndarray, np.ndarray]
+    results: Sequence[int]
+    gradients: Sequence[int]
+    inputs: int
+    base: int
+
+    def early(self, roots: Sequence[int]) -> list[int]:
+        """The nodes that the roots need, in order."""
+        first = len(self.spec.leaves)
+        needed, stack = set(), [r for r in roots if r >= first]
+        while stack:
+            value = stack.pop()
+            if value not in needed:
+                needed.add(value)
+                stack.extend(n for n in operands(self.spec.nodes[value - first]) if n >= first)
+        return sorted(value - first for value in needed)
+
+
+#: Of a graph, which of the values that backward asks for are handed on to it.
+Keep = Callable[[Graph], Callable[[int], bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +95,7 @@ def _promise(spec: GraphSpec, value: int) -> Any:
     if value < first:
         return spec.leaves[value]
     node = spec.nodes[value - first]
-    if node.op == _GROUP:
+    if node.op == GROUP:
         (_, group), (_, place) = node.args
         return spec.nodes[group - first].outs[place]
     return node.outs[0] if node.outs else ((), None)
@@ -76,7 +119,7 @@ def operands(node: NodeSpec) -> list[int]:
             return [payload]
         return [n for a in payload for n in of(a)] if tag in (2, 7) else []
 
-    if node.op == _GROUP:
+    if node.op == GROUP:
         return [node.args[0][1]]
     return [n for arg in node.args for n in of(arg)]
 
@@ -84,16 +127,17 @@ def operands(node: NodeSpec) -> list[int]:
 class _Plan:
     """Which nodes of a graph run when, and what is handed on."""
 
-    def __init__(self, spec: GraphSpec, order: Sequence[int], gradients: Sequence[int], inputs: int) -> None:
-        self.spec, self.first = spec, len(spec.leaves)
-        self.late = {value for value, place in enumerate(order) if place >= inputs}
-        for number, node in enumerate(spec.nodes, self.first):
+    def __init__(self, graph: Graph, keep: Callable[[int], bool]) -> None:
+        self.spec, self.first = graph.spec, len(graph.spec.leaves)
+        self.keep = keep
+        self.late = {value for value, place in enumerate(graph.order) if place >= graph.inputs}
+        for number, node in enumerate(graph.spec.nodes, self.first):
             if self.late.intersection(operands(node)):
                 self.late.add(number)
         self.again: set[int] = set()
         self.saved: list[int] = []
         self._seen: set[int] = set()
-        for value in gradients:
+        for value in graph.gradients:
             self._need(value)
 
     def _need(self, value: int) -> None:
@@ -109,61 +153,91 @@ class _Plan:
                     self.saved.append(value)
                 continue
             node = self.spec.nodes[value - self.first]
-            if value in self.late or self._may_compute_again(node):
+            if value in self.late or not (node.op == SEED or self.keep(value)):
                 self.again.add(value)
                 stack.extend(reversed(operands(node)))
             else:
                 self.saved.append(value)
 
-    def _may_compute_again(self, node: NodeSpec) -> bool:
-        if node.op == _GROUP:
-            node = self.spec.nodes[operands(node)[0] - self.first]
-        return node.op != _SEED and not (node.op in RULES and RULES[node.op].random)
 
-    def early(self, roots: Sequence[int]) -> list[int]:
-        """The nodes that the roots need, in order; none of them late."""
-        needed, stack = set(), [r for r in roots if r >= self.first]
-        while stack:
-            value = stack.pop()
-            if value not in needed:
-                needed.add(value)
-                stack.extend(n for n in operands(self.spec.nodes[value - self.first]) if n >= self.first)
-        return sorted(value - self.first for value in needed)
+def keep_random(graph: Graph) -> Callable[[int], bool]:
+    """As said above."""
+    return lambda value: _is_random(graph, value)
 
 
-def split(
-    spec: GraphSpec,
-    order: Sequence[int],
-    constants: Sequence[Any],
-    numbers: tuple[np.ndarray, np.ndarray],
-    results: Sequence[int],
-    gradients: Sequence[int],
-    inputs: int,
-) -> Split:
-    """The parts of a graph that computes ``results`` and their ``gradients``.
+def _is_random(graph: Graph, value: int) -> bool:
+    first = len(graph.spec.leaves)
+    node = graph.spec.nodes[value - first]
+    if node.op == GROUP:
+        node = graph.spec.nodes[operands(node)[0] - first]
+    return node.op in RULES and RULES[node.op].random
 
-    ``order`` says of each leaf which input it is, or (from ``inputs`` on) which gradient of a result; -1 for one of the
-    ``constants``.
-    """
-    plan = _Plan(spec, order, gradients, inputs)
+
+def keep_all(graph: Graph) -> Callable[[int], bool]:
+    """As said above."""
+    first = len(graph.spec.leaves)
+    forward = {number + first for number in graph.early(graph.results)}
+
+    def is_kept(value: int) -> bool:
+        node = graph.spec.nodes[value - first]
+        if node.op == GROUP:
+            return operands(node)[0] in forward
+        return value in forward and not _is_free(graph, value)
+
+    return is_kept
+
+
+_CASTS = frozenset({"aten::_to_copy"})
+
+
+def _is_free(graph: Graph, value: int) -> bool:
+    """Whether a value is made for nothing from what there is: a view, a number, an input in another dtype."""
+    first = len(graph.spec.leaves)
+    node = graph.spec.nodes[value - first]
+    needs = operands(node)
+    if not needs:
+        return node.op not in RULES or not RULES[node.op].random
+    if node.op in _CASTS:
+        source = needs[0]
+        while source >= first and is_view(graph.spec.nodes[source - first].op):
+            source = operands(graph.spec.nodes[source - first])[0]
+        return source < first
+    return node.form == 0 and is_view(node.op)
+
+
+@functools.cache
+def is_view(op: str) -> bool:
+    """Whether an operator gives a view of its argument."""
+    space, _, rest = op.partition("::")
+    name, _, overload = rest.partition(".")
+    try:
+        schema = dispatcher.schema(getattr(getattr(getattr(torch.ops, space), name), overload or "default"))
+    except (AttributeError, RuntimeError):
+        return False
+    aliases = [returned.alias_info for returned in schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+def split(graph: Graph, keep: Keep) -> Split:
+    """The parts of a graph: what computes its results, and what computes their gradients."""
+    spec, order, inputs = graph.spec, graph.order, graph.inputs
+    plan = _Plan(graph, keep(graph))
     fixed = [value for value, place in enumerate(order) if place < 0]
     given = [value for value, place in enumerate(order) if 0 <= place < inputs]
     coming = [value for value, place in enumerate(order) if place >= inputs]
     read = [value for value in plan.saved if value < plan.first]
     saved_inputs = [value for value in read if order[value] >= 0]
     residuals = [value for value in plan.saved if value >= plan.first]
-    roots = [*results, *residuals]
-    forward = _Part(spec, [*fixed, *given], plan.early(roots), roots)
+    roots = [*graph.results, *residuals]
+    forward = _Part(spec, [*fixed, *given], graph.early(roots), roots)
     again = sorted(value - plan.first for value in plan.again)
-    backward = _Part(spec, [*fixed, *saved_inputs, *residuals, *coming], again, gradients)
-    held = [constants[value] for value in fixed]
-    floats, ints = numbers
-    seeds = _seed_places(spec)
+    backward = _Part(spec, [*fixed, *saved_inputs, *residuals, *coming], again, graph.gradients)
+    held = [graph.constants[value] for value in fixed]
+    floats, ints = graph.numbers
+    seeds = _Seeds(graph)
 
     def run_forward(seed: jax.Array | None, *arrays: jax.Array) -> Sequence[jax.Array]:
-        whole = jnp.asarray(ints)
-        if seeds:
-            whole = whole.at[np.array(seeds)].set(seed)
+        whole = seeds.put(jnp.asarray(ints), seed)
         return forward.call(jnp.asarray(floats), whole, *held, *(arrays[order[value]] for value in given))
 
     def run_backward(saved: Sequence[jax.Array], cotangents: Sequence[jax.Array]) -> Sequence[jax.Array]:
@@ -173,11 +247,32 @@ def split(
     return Split(run_forward, run_backward, tuple(order[value] for value in saved_inputs))
 
 
+class _Seeds:
+    """Where among the integers the seeds of random numbers are, and how far each is from the first state.
+
+    A program has several where a function sets the state back, as torch.utils.checkpoint does: what it then draws is
+    what it has drawn before. The halves of a seed are added apart, as a draw does it (key_data in lowering/core.py).
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._places = _seed_places(graph.spec)
+        halves = np.array([graph.numbers[1][place] for place in self._places], np.int64).view(np.uint32)
+        base = np.array([graph.base], np.int64).view(np.uint32)
+        self._distances = halves.reshape(-1, 2) - base
+
+    def put(self, ints: jax.Array, seed: jax.Array | None) -> jax.Array:
+        """``ints`` with the seeds of a call that starts from ``seed``."""
+        if not self._places or seed is None:
+            return ints
+        halves = lax.bitcast_convert_type(jnp.asarray(seed), jnp.uint32) + self._distances
+        return ints.at[np.array(self._places)].set(lax.bitcast_convert_type(halves, jnp.int64))
+
+
 def _seed_places(spec: GraphSpec) -> list[int]:
     """Where among the integers the seeds of random numbers are."""
     places = []
     for node in spec.nodes:
-        if node.op == _SEED:
+        if node.op == SEED:
             tag, payload = node.args[0]
             assert tag == 4, f"a seed that is no operand: {node.args}"
             places.append(payload)

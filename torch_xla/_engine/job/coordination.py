@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from torch_xla._engine.base import frames
 from torch_xla._engine.base.compat import distributed
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.job import network, replicas
 
@@ -40,7 +41,7 @@ _PORT_ATTEMPTS = 16
 _reserved: socket.socket | None = None
 _job_store: dist.Store | None = None
 _failed = False
-_lock = threading.Lock()
+_lock = process_lock()
 
 
 def joined() -> bool:

@@ -21,7 +21,7 @@ def _seed(seed: Number) -> jax.Array:
     return seed.value if isinstance(seed, Number) else jnp.asarray(seed, jnp.int64)
 
 
-#: From the random state of one draw to that of the next, by halves: low, high. csrc/record.cpp counts with the same.
+#: From the random state of one draw to that of the next, by halves: low, high. csrc/random.cpp counts with the same.
 _STRIDE = (1, 0x9E3779B9)
 
 

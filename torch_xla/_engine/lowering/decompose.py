@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import operator
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,9 +13,8 @@ import torch
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.compat import dispatcher
-from torch_xla._engine.lowering import RULES
-from torch_xla._engine.lowering.apply import apply
-from torch_xla._engine.lowering.registry import Context, Number, default_dtype
+from torch_xla._engine.lowering import RULES, fx_graph
+from torch_xla._engine.lowering.registry import Number, Rule, default_dtype
 
 
 @functools.cache
@@ -106,39 +104,10 @@ def _run(name: str, *args: Any) -> Any:
     module = _tracer().submit(contextvars.copy_context().run, _trace, name, list(args)).result()
     inputs = [a for a in args if isinstance(a, jax.Array)]
     inputs += [x for a in args if isinstance(a, list) for x in a if isinstance(x, jax.Array)]
-    return _interpret(module, iter(inputs))
+    return fx_graph.Graph(module, _rule)(inputs)
 
 
-def _interpret(module: torch.fx.GraphModule, inputs: Any) -> Any:
-    values: dict[torch.fx.Node, Any] = {}
-
-    def value(arg: Any) -> Any:
-        return torch.fx.node.map_arg(arg, lambda n: values[n])
-
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(inputs)
-        elif node.op == "get_attr":
-            values[node] = jax.numpy.asarray(getattr(module, node.target).numpy())
-        elif node.op == "output":
-            return value(node.args[0])
-        elif node.target is operator.getitem:
-            values[node] = value(node.args[0])[node.args[1]]
-        else:
-            values[node] = _call(node, value(node.args), value(node.kwargs))
-    raise AssertionError("a traced graph has no output")
-
-
-def _call(node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
-    op: Any = node.target
-    schema = dispatcher.schema(op)
-    name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+def _rule(name: str) -> Rule:
     if name not in RULES:
         raise LookupError(f"its decomposition uses {name}, which has no lowering rule")
-    given = list(args)
-    full = [given[i] if i < len(given) else kwargs.get(a.name, a.default_value) for i, a in enumerate(schema.arguments)]
-    full = [list(a) if isinstance(a, (tuple, torch.fx.immutable_collections.immutable_list)) else a for a in full]
-    meta = node.meta["val"]
-    outs = [(tuple(t.shape), t.dtype) for t in (meta if isinstance(meta, (tuple, list)) else [meta])]
-    results = apply(RULES[name], full, outs, Context(name, outs))
-    return results if isinstance(meta, (tuple, list)) else results[0]
+    return RULES[name]

@@ -7,13 +7,13 @@ lower to the same StableHLO have one number, so that a graph that calls a functi
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
 import torch
 
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.lowering.registry import Promise, lower
 
@@ -43,7 +43,7 @@ def _count_forgotten() -> None:
 
 _functions: LruCache[Function] = LruCache(_count_forgotten, limit=lambda: LIMIT)
 _numbers: LruCache[int] = LruCache(limit=lambda: LIMIT)  # by digest
-_lock = threading.Lock()
+_lock = process_lock()
 _next = itertools.count(1)
 
 

@@ -24,6 +24,11 @@ def _shard_alike(inputs: list[jax.Array]) -> list[jax.Array]:
     return list(shard_alike(*inputs))
 
 
+@lower("torch_xla::place")
+def _place(x: jax.Array, host: bool) -> jax.Array:
+    return jax.device_put(x, jax.memory.Space.Host if host else jax.memory.Space.Device)
+
+
 @lower("torch_xla::optimization_barrier")
 def _optimization_barrier(inputs: list[jax.Array]) -> list[jax.Array]:
     return list(lax.platform_dependent(*inputs, cpu=_as_if_chosen, default=lambda *xs: lax.optimization_barrier(xs)))

@@ -30,9 +30,19 @@ def squeeze(x: jax.Array, dims: int | Sequence[int] | None = None) -> jax.Array:
 
 
 def slice_bounds(length: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """Python's clamped slice bounds, as torch's slice takes them."""
-    first, last, _ = slice(start, end).indices(length)
-    return first, max(first, last)
+    """Python's clamped slice bounds, as torch's slice takes them. The length may be a symbol (fx_graph.py)."""
+    if all(n is None or isinstance(n, int) for n in (length, start, end)):
+        first, last, _ = slice(start, end).indices(length)
+        return first, max(first, last)
+
+    def clamped(bound: Any, default: Any) -> Any:
+        if bound is None or (isinstance(bound, int) and bound >= np.iinfo(np.int64).max):
+            return default
+        place = length + bound if isinstance(bound, int) and bound < 0 else bound
+        return jax.core.max_dim(jax.core.min_dim(place, length), 0)
+
+    begin = clamped(start, 0)
+    return begin, jax.core.max_dim(begin, clamped(end, length))
 
 
 def slice_(x: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> jax.Array:

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo
+from torch_xla._engine.base.locks import process_lock
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
-_lock = threading.Lock()
+_lock = process_lock()
 _numbers: dict[str, int] = {"": 0}
 _paths: list[str] = [""]
 _BACKWARD = 1 << 31  # kBackward of csrc/origin.h

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, Sharding
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes, frames, shardings
 from torch_xla._engine.execution import transfers
+from torch_xla._engine.interop import outside
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import sharded
 from torch_xla._engine.patches import module_moves
@@ -91,7 +92,8 @@ def _checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]
 
 
 def _lay_out(t: torch.Tensor, sharding: Sharding) -> None:
-    recorder.module().exclusively(0, _lay_out_alone, t, sharding)
+    if not outside.lay_out(t, shardings.number(sharding, t.dim())):
+        recorder.module().exclusively(0, _lay_out_alone, t, sharding)
 
 
 def _lay_out_alone(t: torch.Tensor, sharding: Sharding) -> None:
@@ -144,12 +146,11 @@ class _MarkedBothWays(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, t: torch.Tensor, number: int) -> torch.Tensor:
         ctx.number = number
-        laid_out: torch.Tensor = recorder.module().laid_out(t, number)
-        return laid_out
+        return outside.own(recorder.module().laid_out(t, number))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return recorder.module().laid_out(grads[0], ctx.number), None
+        return outside.own(recorder.module().laid_out(grads[0], ctx.number)), None
 
 
 def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:

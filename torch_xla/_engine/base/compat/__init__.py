@@ -8,7 +8,7 @@
     distributed.py   process groups; jax's job, its store and the CPU's collectives
     sharding.py      shardings in other orders of the devices
     profiling.py     profiles of other processes
-    ending.py        the end of a process
+    ending.py        the end of a process, and its forks
 
 ``python -m torch_xla._engine.base.compat`` prints them, with what of them the installed torch and jax have.
 """

@@ -90,5 +90,7 @@ class Private:
         warnings.warn(f"{self._missing()}: {self.without}", RuntimeWarning, stacklevel=3)
 
     def _missing(self) -> str:
-        release = {"jax": "jax", "jaxlib": "jax", "multiprocessing": "Python"}.get(self.module.split(".")[0], "torch")
+        release = {"jax": "jax", "jaxlib": "jax", "multiprocessing": "Python", "_thread": "Python"}.get(
+            self.module.split(".")[0], "torch"
+        )
         return f"torch_xla: {release} {versions.installed()[release]} has no {self.path}"

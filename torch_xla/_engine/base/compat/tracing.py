@@ -34,6 +34,13 @@ _LEAVES = Private(
 _MAP = Private(
     "torch.utils._pytree", "tree_map_only", "compare_module moves nested values", "compare_module raises, and says why"
 )
+_FLATTEN = Private(
+    "torch.utils._pytree",
+    "tree_flatten",
+    "loops in the graph take nested values apart as torch's control flow does",
+    "they raise, and say why",
+)
+_UNFLATTEN = Private("torch.utils._pytree", "tree_unflatten", "as the one before", "as the one before")
 
 
 def skip_code(function: Any) -> None:
@@ -63,3 +70,14 @@ def leaves(value: Any) -> list[Any]:
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     """A nested value with ``function`` of each tensor in its place."""
     return _MAP.get()(torch.Tensor, function, value)
+
+
+def flatten(value: Any) -> tuple[list[Any], Any]:
+    """What is in a nested value, in order, and its structure; None counts as a leaf."""
+    found: tuple[list[Any], Any] = _FLATTEN.get()(value)
+    return found
+
+
+def unflatten(leaves: list[Any], structure: Any) -> Any:
+    """The nested value of that structure."""
+    return _UNFLATTEN.get()(leaves, structure)

@@ -17,6 +17,7 @@
 #include "op.h"
 #include "ordinal.h"
 #include "origin.h"
+#include "random.h"
 #include "record.h"
 #include "registration.h"
 #include "sharding.h"
@@ -156,6 +157,13 @@ void bind_graph(py::module_& m) {
   });
   m.def("nodes_of", &nodes_of);
   m.def("tensor_id", [](const at::Tensor& t) { return xla(t).id(); });
+  py::class_<Steps>(m, "Steps")
+      .def("__len__", [](const Steps& steps) { return steps.ops.size(); })
+      .def("replay", [](const Steps& steps, const at::Tensor& memory) {
+        xla(memory);
+        return replay(steps, memory);
+      });
+  m.def("steps", [](const at::Tensor& t) { return xla(t).steps(); });
   m.def("memory_id", [](const at::Tensor& t) { return xla(t).memory_id(); });
   m.def("lay_out", &lay_out_tensor, py::arg("tensor"), py::arg("sharding"), py::arg("array") = py::none());
   m.def("laid_out", &laid_out);
@@ -224,7 +232,7 @@ void bind_memory(py::module_& m) {
 void bind_state(py::module_& m) {
   m.def("live_buffers", &live_buffers);
   m.def("live_nodes", [](Ordinal device) { return live_values(device); });
-  m.def("live_tensor_count", [](Ordinal device) { return device_state(device).live; });
+  m.def("live_tensor_count", [](Ordinal device) { return device_state(device).live(); });
   m.def("pending_count", [](Ordinal device) { return device_state(device).pending.load(); });
   m.def("set_pending_limit", [](int64_t n) { pending_limit().store(n); });
   m.def("set_constant_numbers", &set_constant_numbers);
@@ -234,7 +242,6 @@ void bind_state(py::module_& m) {
   m.def("set_seed", [](Ordinal device, uint64_t seed) { set_seed(device, seed); });
   m.def("set_all_seeds", &set_all_seeds);
   m.def("get_seed", [](Ordinal device) { return get_seed(device); });
-  m.def("count", [](const std::string& name, int64_t n) { counter(name)->add(n); }, py::arg("name"), py::arg("n") = 1);
   py::class_<Counter, std::unique_ptr<Counter, py::nodelete>>(m, "Counter").def("add", &Counter::add, py::arg("n") = 1);
   m.def("counter", [](const std::string& name) { return counter(name); }, py::return_value_policy::reference);
   m.def("counters", &counters);

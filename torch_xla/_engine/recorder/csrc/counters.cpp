@@ -20,6 +20,17 @@ CounterTable& counter_table() {
   return *t;
 }
 
+std::vector<void (*)()>& sources() {
+  static auto* s = new std::vector<void (*)()>;
+  return *s;
+}
+
+void gather_all() {
+  for (const auto gather : sources()) {
+    gather();
+  }
+}
+
 const HeldAtFork counters_held(counter_table().mutex);
 
 }  // namespace
@@ -33,7 +44,10 @@ Counter* counter(const std::string& name) {
   return slot.get();
 }
 
+void add_counter_source(void (*gather)()) { sources().push_back(gather); }
+
 std::vector<std::pair<std::string, int64_t>> counters() {
+  gather_all();
   std::lock_guard<std::mutex> lock(counter_table().mutex);
   std::vector<std::pair<std::string, int64_t>> out;
   for (const auto& [name, c] : counter_table().counters) {
@@ -45,6 +59,7 @@ std::vector<std::pair<std::string, int64_t>> counters() {
 }
 
 void clear_counters() {
+  gather_all();
   std::lock_guard<std::mutex> lock(counter_table().mutex);
   for (auto& [name, c] : counter_table().counters) {
     c->value.store(0, std::memory_order_relaxed);

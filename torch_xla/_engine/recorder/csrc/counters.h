@@ -21,6 +21,10 @@ struct Counter {
 // The counter of that name; the same object for the same name.
 Counter* counter(const std::string& name);
 
+// Called before counters are read or cleared: adds what was counted elsewhere, where it costs less. To be named while
+// the library is being loaded.
+void add_counter_source(void (*gather)());
+
 // (name, value) of every counter that is not zero, sorted by name.
 std::vector<std::pair<std::string, int64_t>> counters();
 

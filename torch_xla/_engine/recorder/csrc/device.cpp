@@ -4,7 +4,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <mutex>
+#include <utility>
 
+#include "counters.h"
 #include "fork.h"
 
 namespace torch_xla {
@@ -51,6 +54,29 @@ const bool states_held = [] {
   for (int device = 0; device < kMaxDevices; ++device) {
     HeldAtFork(device_state(static_cast<int8_t>(device)).mutex);
   }
+  return true;
+}();
+
+// Tensors that are made and die are counted with the list, whose lock is held then anyway.
+void count_tensors() {
+  static Counter* created = counter("CreateXlaTensor");
+  static Counter* destroyed = counter("DestroyXlaTensor");
+  for (int device = 0; device < kMaxDevices; ++device) {
+    DeviceState& state = device_state(static_cast<int8_t>(device));
+    uint64_t made;
+    uint64_t died;
+    {
+      std::lock_guard<SpinLock> lock(state.mutex);
+      made = state.linked - std::exchange(state.linked_counted, state.linked);
+      died = state.unlinked - std::exchange(state.unlinked_counted, state.unlinked);
+    }
+    created->add(static_cast<int64_t>(made));
+    destroyed->add(static_cast<int64_t>(died));
+  }
+}
+
+const bool tensors_counted = [] {
+  add_counter_source(&count_tensors);
   return true;
 }();
 

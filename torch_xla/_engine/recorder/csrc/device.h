@@ -25,7 +25,11 @@ struct DeviceState {
   SpinLock mutex;
   XlaTensor* first = nullptr;  // live tensors, oldest first
   XlaTensor* last = nullptr;
-  int64_t live = 0;
+  uint64_t linked = 0;          // tensors that ever came into the list
+  uint64_t unlinked = 0;        // and those that left it
+  uint64_t linked_counted = 0;  // as far as the counters know
+  uint64_t unlinked_counted = 0;
+  int64_t live() const { return static_cast<int64_t>(linked - unlinked); }
   std::atomic<int64_t> pending{0};  // ops recorded since the last cut
   std::atomic<int64_t> failed{0};   // nodes with a Failure
 

@@ -110,7 +110,7 @@ std::vector<NodePtr> live_nodes(int8_t device, uint64_t walk) {
   Released released;
   const uint64_t epoch = ++epochs;
   std::lock_guard<SpinLock> lock(state.mutex);
-  nodes.reserve(state.live + 16);
+  nodes.reserve(state.live() + 16);
   for (XlaTensor* t = state.first; t != nullptr; t = t->next) {
     t->settle(epoch, walk, nodes, released);
   }

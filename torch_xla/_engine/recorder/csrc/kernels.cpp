@@ -9,6 +9,7 @@
 
 #include "compat.h"
 #include "copies.h"
+#include "cpu_fallback.h"
 #include "layout.h"
 #include "record.h"
 #include "signature.h"

@@ -1,6 +1,5 @@
 #include "launch.h"
 
-#include <pthread.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -13,6 +12,7 @@
 
 #include "counters.h"
 #include "device.h"
+#include "fork.h"
 #include "interpreter.h"
 #include "memory.h"
 #include "ordinal.h"
@@ -59,18 +59,21 @@ class ExecutionLock {
 };
 
 ExecutionLock* execution_locks() {
-  static auto* locks = [] {
-    auto* made = new ExecutionLock[kMaxDevices];
-    // A child of a process whose other threads were in the middle of a step would wait for them forever.
-    pthread_atfork(nullptr, nullptr, [] {
-      for (int i = 0; i < kMaxDevices; ++i) {
-        new (&execution_locks()[i]) ExecutionLock;
-      }
-    });
-    return made;
-  }();
+  static auto* locks = new ExecutionLock[kMaxDevices];
   return locks;
 }
+
+// Not held across a fork, as whoever forks need not wait for a step to end. A child of a process whose other threads
+// were in the middle of one would wait for them forever.
+const bool made_anew = [] {
+  const auto nothing = [](void*) {};
+  at_fork({execution_locks(), nothing, nothing, [](void* locks) {
+             for (int i = 0; i < kMaxDevices; ++i) {
+               new (static_cast<ExecutionLock*>(locks) + i) ExecutionLock;
+             }
+           }});
+  return true;
+}();
 
 // jax's switch for 64-bit types: on in this thread from enter() to leave(). To Python it is a context whose two methods
 // are C++, so that no interrupt comes between the switch and the note that it has to be switched back.

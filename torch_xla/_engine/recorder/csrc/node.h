@@ -14,6 +14,7 @@
 
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
@@ -34,6 +35,7 @@ struct Shape {
 
   Shape() = default;
   Shape(at::ScalarType dtype, at::IntArrayRef sizes);
+  int64_t elements() const { return c10::multiply_integers(sizes); }
 };
 
 // Shapes and dtypes of an op's results. Shared by all nodes of one kind; made by shape inference, never changed.

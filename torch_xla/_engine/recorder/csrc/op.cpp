@@ -3,6 +3,12 @@
 #include <ATen/core/jit_type.h>
 
 #include <cmath>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "fork.h"
 
 namespace torch_xla {
 namespace {
@@ -67,6 +73,18 @@ const Op* special(const char* name) {
   return op;
 }
 
+struct OpTable {
+  std::shared_mutex mutex;
+  std::unordered_map<std::string, std::unique_ptr<Op>> ops;
+};
+
+OpTable& op_table() {
+  static auto* t = new OpTable;
+  return *t;
+}
+
+const HeldAtFork ops_held(op_table().mutex);
+
 }  // namespace
 
 void set_constant_numbers(bool enabled) { constant_numbers = enabled; }
@@ -110,6 +128,51 @@ const Op* getitem_op() {
 const Op* seed_op() {
   static const Op* op = special("torch_xla::seed");
   return op;
+}
+
+const Op* find_op(const std::string& name) {
+  std::shared_lock<std::shared_mutex> lock(op_table().mutex);
+  const auto found = op_table().ops.find(name);
+  return found == op_table().ops.end() ? nullptr : found->second.get();
+}
+
+Op* add_op(const std::string& name, const std::unordered_set<std::string>& baked, bool random) {
+  const size_t dot = name.find('.');
+  const auto handle = c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
+  if (!handle.has_value()) {
+    return nullptr;
+  }
+  std::unique_lock<std::shared_mutex> lock(op_table().mutex);
+  auto& slot = op_table().ops[name];
+  if (!slot) {
+    slot = std::make_unique<Op>(*handle, baked, random);
+  }
+  return slot.get();
+}
+
+const Op* add_form(const std::string& name, const Op* functional) {
+  std::unordered_set<std::string> baked;
+  for (size_t i = 0; i < functional->kinds.size(); ++i) {
+    if (functional->kinds[i] == ArgKind::kAttribute) {
+      baked.insert(functional->arg_names[i]);
+    }
+  }
+  Op* op = add_op(name, baked, functional->random);
+  op->functional = functional;
+  op->needs_cpu = functional->needs_cpu;
+  op->cpu_indices = functional->cpu_indices;
+  op->uniform = name == "aten::zero_" || name == "aten::fill_.Scalar";
+  return op;
+}
+
+std::vector<const Op*> all_ops() {
+  std::shared_lock<std::shared_mutex> lock(op_table().mutex);
+  std::vector<const Op*> out;
+  for (const auto& [name, op] : op_table().ops) {
+    out.push_back(op.get());
+  }
+  return out;
 }
 
 }  // namespace torch_xla

@@ -61,4 +61,10 @@ void set_constant_numbers(bool enabled);
 const Op* getitem_op();  // result number attrs[0] of an op with several
 const Op* seed_op();     // the random seed, an integer operand
 
+// The ops by name, made at registration; null for an op that is not recorded.
+const Op* find_op(const std::string& name);
+Op* add_op(const std::string& name, const std::unordered_set<std::string>& baked, bool random);
+const Op* add_form(const std::string& name, const Op* functional);
+std::vector<const Op*> all_ops();
+
 }  // namespace torch_xla

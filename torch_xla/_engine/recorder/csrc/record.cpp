@@ -3,116 +3,20 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/DefaultDtype.h>
 
-#include <cstring>
-#include <map>
-#include <shared_mutex>
-#include <unordered_map>
+#include <atomic>
 
-#include "compat.h"
+#include "attributes.h"
 #include "copies.h"
-#include "fork.h"
+#include "cpu_fallback.h"
 #include "generator.h"
 #include "origin.h"
+#include "random.h"
 #include "sharding.h"
 #include "signature.h"
 #include "tensor.h"
 
 namespace torch_xla {
 namespace {
-
-uint64_t bits(double value) {
-  uint64_t out;
-  std::memcpy(&out, &value, sizeof(out));
-  return out;
-}
-
-// Words that tell the kinds of hashed things apart.
-enum Tag : uint64_t {
-  kNone = 0x101,
-  kInts,
-  kList,
-  kBaked,
-  kOperand,
-  kInt,
-  kDouble,
-  kBool,
-  kComplex,
-  kString,
-  kOther,
-  kDefaultDtype
-};
-
-void mix_attribute(Key& key, const c10::IValue& value) {
-  if (value.isNone()) {
-    key.mix(kNone);
-  } else if (value.isInt()) {
-    key.mix(kInt);
-    key.mix(static_cast<uint64_t>(value.toInt()));
-  } else if (value.isBool()) {
-    key.mix(kBool + (value.toBool() ? 1ull << 32 : 0));
-  } else if (value.isDouble()) {
-    key.mix(kDouble);
-    key.mix(bits(value.toDouble()));
-  } else if (value.isComplexDouble()) {
-    key.mix(kComplex);
-    key.mix(bits(value.toComplexDouble().real()));
-    key.mix(bits(value.toComplexDouble().imag()));
-  } else if (value.isString()) {
-    key.mix(kString);
-    key.mix(std::string_view(value.toStringRef()));
-  } else if (value.isList()) {
-    const auto list = value.toListRef();
-    const bool ints = !list.empty() && list[0].isInt();
-    key.mix((ints ? kInts : kList) + (static_cast<uint64_t>(list.size()) << 32));
-    for (const auto& element : list) {
-      if (ints && element.isInt()) {
-        key.mix(static_cast<uint64_t>(element.toInt()));
-      } else {
-        mix_attribute(key, element);
-      }
-    }
-  } else {
-    TORCH_CHECK(false, "torch_xla cannot record an argument of type ", value.tagKind());
-  }
-}
-
-void mix_scalar(Key& key, const c10::IValue& value) {
-  if (is_constant_number(value)) {
-    key.mix(kBaked);
-    mix_attribute(key, value);
-  } else {
-    key.mix(kOperand + (value.isInt() ? 1ull << 32 : value.isDouble() ? 2ull << 32 : 3ull << 32));
-  }
-}
-
-c10::IValue read_wrapped_number(const at::Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kDouble:
-      return *static_cast<const double*>(t.const_data_ptr());
-    case at::kLong:
-      return *static_cast<const int64_t*>(t.const_data_ptr());
-    case at::kBool:
-      return *static_cast<const bool*>(t.const_data_ptr());
-    default:
-      return t.item();
-  }
-}
-
-void check_fits(const at::Scalar& number, at::ScalarType dtype) {
-  switch (dtype) {
-#define TORCH_XLA_CHECK_FITS(type, name) \
-  case at::ScalarType::name:             \
-    (void)number.to<type>();             \
-    break;
-    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(TORCH_XLA_CHECK_FITS)
-    TORCH_XLA_CHECK_FITS(uint16_t, UInt16)
-    TORCH_XLA_CHECK_FITS(uint32_t, UInt32)
-    TORCH_XLA_CHECK_FITS(uint64_t, UInt64)
-#undef TORCH_XLA_CHECK_FITS
-    default:
-      break;
-  }
-}
 
 // Builds one Node out of a call's arguments.
 class Recording {
@@ -294,7 +198,15 @@ class Recording {
   }
 
   // After shape inference, whose cache must not see the offset.
-  void add_seed();
+  void add_seed() {
+    TORCH_CHECK(generator_ == nullptr || generator_->device().index() == device_, op_.name,
+                ": expected a generator of xla:", static_cast<int>(device_), ", but found one of ",
+                generator_->device());
+    Draw draw = generator_ != nullptr ? draw_of(*generator_) : draw_of(device_);
+    node_->inputs.push_back(std::move(draw.seed));
+    node_->attrs.emplace_back(static_cast<int64_t>(draw.offset));
+    node_->key.mix(static_cast<uint64_t>(draw.offset));
+  }
 
   const Op& op_;
   c10::ArrayRef<c10::IValue> arguments_;
@@ -302,78 +214,6 @@ class Recording {
   int8_t device_ = -1;
   XlaGenerator* generator_ = nullptr;
 };
-
-uint64_t scramble(uint64_t x) {
-  Key key;
-  key.mix(x);
-  return key.a ^ key.b;
-}
-
-uint64_t torch_seed() { return compat::getDefaultCPUGenerator().current_seed(); }
-
-NodePtr make_seed(uint64_t seed, int8_t device) {
-  static const SignaturePtr signature = make_signature(at::kLong, {});
-  auto node = c10::make_intrusive<Node>();
-  node->op = seed_op();
-  node->key = seed_op()->key;
-  node->signature = signature;
-  node->device = device;
-  node->attrs.emplace_back(static_cast<int64_t>(seed));
-  return node;
-}
-
-// The device's state after the draws since the last cut: a Weyl sequence, so that a number depends on the seed and on
-// how many draws came before, not on where the program was cut. The streams of two seeds that differ by less than 2^32
-// meet after 2^32 draws at the earliest. lowering/core.py computes the same on the device.
-uint64_t state_after(const DeviceState& state) {
-  constexpr uint64_t kStride = 0x9E3779B900000001ull;
-  return state.seed + state.offset * kStride;
-}
-
-// With the device's mutex held; gives the Node that is no longer needed, to be freed without it.
-NodePtr next_seed(DeviceState& state) {
-  state.seed = state_after(state);
-  state.offset = 0;
-  return std::move(state.seed_node);
-}
-
-// With the device's mutex held.
-void ensure_seeded(DeviceState& state, int8_t device) {
-  if (!state.seed_node) {
-    // torch.manual_seed tells us itself; this also notices a generator that was seeded directly.
-    const uint64_t now = torch_seed();
-    if (!state.seeded || now != state.torch_seed) {
-      state.seed = scramble(now + static_cast<uint64_t>(device));
-      state.torch_seed = now;
-      state.seeded = true;
-    }
-    state.seed_node = make_seed(state.seed, device);
-    state.offset = 0;
-  }
-}
-
-void Recording::add_seed() {
-  if (generator_ != nullptr) {
-    TORCH_CHECK(generator_->device().index() == device_, op_.name,
-                ": expected a generator of xla:", static_cast<int>(device_), ", but found one of ",
-                generator_->device());
-    node_->inputs.push_back(make_seed(generator_->draw(), device_));
-    node_->attrs.emplace_back(int64_t{0});
-    node_->key.mix(uint64_t{0});
-    return;
-  }
-  auto& state = device_state(device_);
-  NodePtr before;
-  std::lock_guard<SpinLock> lock(state.mutex);
-  ensure_seeded(state, device_);
-  if (C10_UNLIKELY(static_cast<uint32_t>(state.seed) + uint64_t{state.offset} > UINT32_MAX)) {
-    before = next_seed(state);  // on the device the halves of the state do not carry
-    ensure_seeded(state, device_);
-  }
-  node_->inputs.push_back(state.seed_node);
-  node_->attrs.emplace_back(static_cast<int64_t>(state.offset));
-  node_->key.mix(static_cast<uint64_t>(state.offset++));
-}
 
 void push_results(const NodePtr& node, torch::jit::Stack* stack) {
   const auto& outs = node->signature->outs;
@@ -398,18 +238,6 @@ void push_results(const NodePtr& node, torch::jit::Stack* stack) {
   }
 }
 
-struct OpTable {
-  std::shared_mutex mutex;
-  std::unordered_map<std::string, std::unique_ptr<Op>> ops;
-};
-
-OpTable& op_table() {
-  static auto* t = new OpTable;
-  return *t;
-}
-
-const HeldAtFork ops_held(op_table().mutex);
-
 }  // namespace
 
 void raise_not_xla(const Op& op, size_t argument, const at::Tensor& t, int8_t device) {
@@ -421,21 +249,10 @@ void raise_not_xla(const Op& op, size_t argument, const at::Tensor& t, int8_t de
               ", the other tensors are on ", where, "; move it with .to('", where, "')");
 }
 
-bool must_run_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  if (op.needs_cpu != nullptr && op.needs_cpu(arguments)) {
-    return true;
-  }
-  for (size_t i = 0; op.random && i < arguments.size(); ++i) {
-    if (op.kinds[i] == ArgKind::kGenerator && !arguments[i].isNone() &&
-        maybe_xla(arguments[i].toGenerator()) == nullptr) {
-      return true;
-    }
-  }
-  return false;
-}
-
-// The device whose graph this thread has to cut before it records another op; -1 for none.
+// The device whose graph this thread has to cut before it records another op; -1 for none. Threads look only once any
+// was told to: a variable of a thread costs a call.
 static thread_local int8_t cut_due = -1;
+static std::atomic<bool> any_cut_due{false};
 
 void count_pending(int8_t device) {
   auto& pending = device_state(device).pending;
@@ -444,13 +261,14 @@ void count_pending(int8_t device) {
       hooks().cut(device);
     } else {
       cut_due = device;
+      any_cut_due.store(true, std::memory_order_relaxed);
     }
   }
   hold_when_closing();
 }
 
 void begin_op() {
-  if (C10_UNLIKELY(cut_due >= 0)) {
+  if (C10_UNLIKELY(any_cut_due.load(std::memory_order_relaxed) && cut_due >= 0)) {
     hooks().cut(std::exchange(cut_due, -1));
   }
 }
@@ -552,132 +370,6 @@ NodePtr cast(NodePtr value, at::ScalarType dtype) {
   }
   static const Op* convert = find_op("prims::convert_element_type");
   return record_node(*convert, {c10::IValue(make_tensor(std::move(value))), c10::IValue(static_cast<int64_t>(dtype))});
-}
-
-namespace {
-
-// What a call reads. It may read from several devices only where it is many calls in one, each with tensors of one
-// device, and nothing is returned that would have to be on one of them: lists that are written to in place.
-std::map<int8_t, std::vector<NodePtr>> inputs_by_device(const c10::OperatorHandle& handle, const std::string& name,
-                                                        const torch::jit::Stack& stack) {
-  std::map<int8_t, std::vector<NodePtr>> inputs;
-  const auto want = [&](const at::Tensor& t) {
-    if (XlaTensor* x = maybe_xla(t)) {
-      inputs[x->device_index()].push_back(x->value());
-    }
-  };
-  for (const c10::IValue& value : torch::jit::last(stack, handle.schema().arguments().size())) {
-    if (value.isTensor()) {
-      want(value.toTensor());
-    } else if (value.isTensorList() || value.isOptionalTensorList()) {
-      for (const c10::IValue& element : value.toListRef()) {
-        if (element.isTensor()) {
-          want(element.toTensor());
-        }
-      }
-    }
-  }
-  TORCH_CHECK(inputs.size() < 2 || handle.schema().returns().empty(), name,
-              ": expected all tensors on one device, but found xla:", static_cast<int>(inputs.begin()->first),
-              " and xla:", static_cast<int>(inputs.rbegin()->first));
-  return inputs;
-}
-
-}  // namespace
-
-void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-  const std::string& name = handle.operator_name().name;
-  const std::string& overload = handle.operator_name().overload_name;
-  const std::string full = overload.empty() ? name : name + "." + overload;
-  counter(full)->add();
-  const MayRunPython here;
-  const std::map<int8_t, std::vector<NodePtr>> wanted = inputs_by_device(handle, full, *stack);
-  hooks().fallback(full);
-  for (const auto& [device, values] : wanted) {
-    hooks().materialize(values, device);  // one run for all inputs instead of one per input
-  }
-  compat::cpu_fallback(handle, stack);
-  hooks().fallback_done();
-}
-
-void advance_seed(int8_t device) {
-  auto& state = device_state(device);
-  NodePtr before;
-  std::lock_guard<SpinLock> lock(state.mutex);
-  if (state.seed_node && state.offset > 0) {
-    before = next_seed(state);
-  }
-}
-
-void set_seed(int8_t device, uint64_t seed) {
-  auto& state = device_state(device);
-  NodePtr before;
-  std::lock_guard<SpinLock> lock(state.mutex);
-  before = std::move(state.seed_node);
-  state.seed = seed;
-  state.torch_seed = torch_seed();
-  state.seeded = true;
-  state.offset = 0;
-}
-
-void set_all_seeds(uint64_t seed) {
-  // Distinct streams per device, as torch.cuda.manual_seed_all gives them only across seeds: replicas that want equal
-  // numbers set equal states with xm.set_rng_state.
-  for (int device = 0; device < kMaxDevices; ++device) {
-    set_seed(static_cast<int8_t>(device), seed + static_cast<uint64_t>(device));
-  }
-}
-
-uint64_t get_seed(int8_t device) {
-  auto& state = device_state(device);
-  std::lock_guard<SpinLock> lock(state.mutex);
-  ensure_seeded(state, device);
-  return state_after(state);
-}
-
-const Op* find_op(const std::string& name) {
-  std::shared_lock<std::shared_mutex> lock(op_table().mutex);
-  const auto found = op_table().ops.find(name);
-  return found == op_table().ops.end() ? nullptr : found->second.get();
-}
-
-Op* add_op(const std::string& name, const std::unordered_set<std::string>& baked, bool random) {
-  const size_t dot = name.find('.');
-  const auto handle = c10::Dispatcher::singleton().findSchema(
-      {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
-  if (!handle.has_value()) {
-    return nullptr;
-  }
-  std::unique_lock<std::shared_mutex> lock(op_table().mutex);
-  auto& slot = op_table().ops[name];
-  if (!slot) {
-    slot = std::make_unique<Op>(*handle, baked, random);
-  }
-  return slot.get();
-}
-
-const Op* add_form(const std::string& name, const Op* functional) {
-  std::unordered_set<std::string> baked;
-  for (size_t i = 0; i < functional->kinds.size(); ++i) {
-    if (functional->kinds[i] == ArgKind::kAttribute) {
-      baked.insert(functional->arg_names[i]);
-    }
-  }
-  Op* op = add_op(name, baked, functional->random);
-  op->functional = functional;
-  op->needs_cpu = functional->needs_cpu;
-  op->cpu_indices = functional->cpu_indices;
-  op->uniform = name == "aten::zero_" || name == "aten::fill_.Scalar";
-  return op;
-}
-
-std::vector<const Op*> all_ops() {
-  std::shared_lock<std::shared_mutex> lock(op_table().mutex);
-  std::vector<const Op*> out;
-  for (const auto& [name, op] : op_table().ops) {
-    out.push_back(op.get());
-  }
-  return out;
 }
 
 }  // namespace torch_xla

@@ -21,9 +21,6 @@ void record_foreach(const Op& op, torch::jit::Stack* stack);
 // The same without results: the op's Node.
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Whether this call has to be answered by the CPU: a generator of the user's, or a result of unknown shape.
-bool must_run_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments);
-
 // Counts a recorded op; cuts the graph where too many are pending.
 void count_pending(int8_t device);
 
@@ -36,23 +33,7 @@ bool runs_at_once();
 
 [[noreturn]] void raise_not_xla(const Op& op, size_t argument, const at::Tensor& t, int8_t device);
 
-// Runs the op on the CPU, counted as aten::<op>.
-void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-
 // A node that converts `value` to `dtype`; `value` itself where it has that dtype.
 NodePtr cast(NodePtr value, at::ScalarType dtype);
-
-// Random state of a device: a cut, which makes the draws so far part of the seed that is the next graph's operand;
-// setting it, and reading it.
-void advance_seed(int8_t device);
-void set_seed(int8_t device, uint64_t seed);
-void set_all_seeds(uint64_t seed);  // each device its own stream, also those that no backend has yet
-uint64_t get_seed(int8_t device);
-
-// The ops by name, made at registration; null for an op that is not recorded.
-const Op* find_op(const std::string& name);
-Op* add_op(const std::string& name, const std::unordered_set<std::string>& baked, bool random);
-const Op* add_form(const std::string& name, const Op* functional);
-std::vector<const Op*> all_ops();
 
 }  // namespace torch_xla

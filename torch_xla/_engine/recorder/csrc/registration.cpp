@@ -7,6 +7,7 @@
 #include "autocast.h"
 #include "composites.h"
 #include "copies.h"
+#include "cpu_fallback.h"
 #include "device_forms.h"
 #include "hot_views.h"
 #include "kernels.h"

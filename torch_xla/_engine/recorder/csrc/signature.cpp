@@ -1,18 +1,17 @@
 #include "signature.h"
 
 #include <ATen/Functions.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <algorithm>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <sstream>
-#include <unordered_set>
 
 #include "compat.h"
+#include "counters.h"
+#include "device.h"
+#include "elsewhere.h"
 #include "fork.h"
-#include "record.h"
+#include "refusals.h"
 
 namespace torch_xla {
 namespace {
@@ -45,37 +44,6 @@ Cache& cache() {
 
 const HeldAtFork signatures_held(cache().mutex);
 
-// Another device, and the tensors that stand for ours there.
-struct Substitute {
-  c10::Device device;
-  std::function<at::Tensor(const at::Tensor&)> make;
-
-  at::Tensor operator()(const at::Tensor& t) const {
-    return t.defined() && t.device().type() == c10::DeviceType::XLA ? make(t) : t;
-  }
-};
-
-c10::IValue substituted(const c10::IValue& value, const Substitute& substitute) {
-  if (value.isTensor()) {
-    return substitute(value.toTensor());
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& t : value.toTensorVector()) {
-      list.push_back(substitute(t));
-    }
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const c10::IValue& t : value.toListRef()) {
-      list.push_back(t.isNone() ? std::optional<at::Tensor>() : std::optional<at::Tensor>(substitute(t.toTensor())));
-    }
-    return list;
-  }
-  return value.isDevice() ? c10::IValue(substitute.device) : value;
-}
-
 void add_result(const Op& op, Signature& signature, const at::Tensor& t) {
   if (t.defined()) {
     TORCH_CHECK(t.scalar_type() != at::kComplexHalf, op.name, ": XLA has no complex numbers of two 16-bit floats (",
@@ -84,63 +52,6 @@ void add_result(const Op& op, Signature& signature, const at::Tensor& t) {
   } else {
     signature.outs.emplace_back();
   }
-}
-
-// The results of the op on tensors of another device in place of ours.
-torch::jit::Stack call_elsewhere(const Op& op, c10::ArrayRef<c10::IValue> arguments, const Substitute& substitute) {
-  // Below everything that is not the kernel itself: these tensors have no autograd of their own.
-  c10::impl::ExcludeDispatchKeyGuard below(
-      c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset |
-      c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::ADInplaceOrView}));
-  torch::jit::Stack stack;
-  for (const auto& argument : arguments) {
-    stack.push_back(substituted(argument, substitute));
-  }
-  op.handle.callBoxed(&stack);
-  return stack;
-}
-
-// torch's meta functions are partly in Python and say some things in other words than the kernels. So the words of a
-// refusal are the CPU's, where the CPU refuses too; asking it costs something, but only once something went wrong.
-void raise_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments, int64_t most_elements = 1 << 20) {
-  int64_t elements = 0;
-  const auto on_cpu = [&](const at::Tensor& t) {
-    elements += t.numel();
-    TORCH_CHECK(elements <= most_elements, "too large to try");
-    return at::zeros(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
-  };
-  try {
-    for (const auto& argument : arguments) {
-      substituted(argument, Substitute{at::kCPU, on_cpu});
-    }
-  } catch (const c10::Error&) {
-    return;
-  }
-  elements = 0;
-  call_elsewhere(op, arguments, Substitute{at::kCPU, on_cpu});
-}
-
-// Raises what the CPU raises for writing to outs of these dtypes, and not for outs of those of the results.
-void raise_for_out(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
-  constexpr int64_t kMost = 1 << 12;
-  std::vector<c10::IValue> matching(arguments.begin(), arguments.end());
-  const size_t first = arguments.size() - results.size();
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].toTensor().numel() > kMost) {
-      return;
-    }
-    matching[first + i] = results[i];
-  }
-  const auto on_cpu = [](const at::Tensor& t) {
-    TORCH_CHECK(t.numel() <= kMost, "too large to try");
-    return at::zeros(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
-  };
-  try {
-    call_elsewhere(op, matching, Substitute{at::kCPU, on_cpu});
-  } catch (const std::exception&) {
-    return;
-  }
-  call_elsewhere(op, arguments, Substitute{at::kCPU, on_cpu});
 }
 
 // torch's meta function takes 16-bit brains alone, and asks for strides that are multiples of 16 bytes.
@@ -192,232 +103,6 @@ torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> argum
   }
 }
 
-// Ops whose meta functions let pass what the kernels refuse, such as dims of a tensor that has none, or bits of floats.
-// They would fail when the graph is compiled, at another line than the user's. Small ones are tried on the CPU.
-bool meta_says_too_little(const Op& op) {
-  static const std::unordered_set<std::string> names{"aten::_log_softmax",
-                                                     "aten::_logcumsumexp",
-                                                     "aten::_native_batch_norm_legit.no_stats",
-                                                     "aten::_native_batch_norm_legit_functional",
-                                                     "aten::_native_batch_norm_legit_no_training",
-                                                     "aten::_softmax",
-                                                     "aten::amax",
-                                                     "aten::amin",
-                                                     "aten::aminmax",
-                                                     "aten::argmax",
-                                                     "aten::argmin",
-                                                     "aten::binary_cross_entropy",
-                                                     "aten::bitwise_and.Tensor",
-                                                     "aten::bitwise_not",
-                                                     "aten::bitwise_or.Tensor",
-                                                     "aten::bitwise_xor.Tensor",
-                                                     "aten::bucketize.Tensor",
-                                                     "aten::celu",
-                                                     "aten::convolution",
-                                                     "aten::cummax",
-                                                     "aten::cummin",
-                                                     "aten::diagonal_scatter",
-                                                     "aten::elu",
-                                                     "aten::ge.Scalar",
-                                                     "aten::ge.Tensor",
-                                                     "aten::gelu",
-                                                     "aten::gelu_backward",
-                                                     "aten::glu",
-                                                     "aten::gt.Scalar",
-                                                     "aten::gt.Tensor",
-                                                     "aten::hardshrink",
-                                                     "aten::hardsigmoid",
-                                                     "aten::hardswish",
-                                                     "aten::hardtanh",
-                                                     "aten::heaviside",
-                                                     "aten::index_select",
-                                                     "aten::kthvalue",
-                                                     "aten::le.Scalar",
-                                                     "aten::le.Tensor",
-                                                     "aten::leaky_relu",
-                                                     "aten::linalg_cross",
-                                                     "aten::linalg_lu_factor_ex",
-                                                     "aten::log_sigmoid_forward",
-                                                     "aten::lt.Scalar",
-                                                     "aten::lt.Tensor",
-                                                     "aten::max",
-                                                     "aten::max.dim",
-                                                     "aten::maximum",
-                                                     "aten::median.dim",
-                                                     "aten::min",
-                                                     "aten::min.dim",
-                                                     "aten::minimum",
-                                                     "aten::mish",
-                                                     "aten::mode",
-                                                     "aten::mvlgamma",
-                                                     "aten::nanmedian.dim",
-                                                     "aten::nansum",
-                                                     "aten::native_group_norm",
-                                                     "aten::native_layer_norm",
-                                                     "aten::pow.Tensor_Scalar",
-                                                     "aten::put",
-                                                     "aten::relu",
-                                                     "aten::rsub.Scalar",
-                                                     "aten::rsub.Tensor",
-                                                     "aten::searchsorted.Scalar",
-                                                     "aten::searchsorted.Tensor",
-                                                     "aten::sign",
-                                                     "aten::silu",
-                                                     "aten::silu_backward",
-                                                     "aten::slice_scatter",
-                                                     "aten::softplus",
-                                                     "aten::softshrink",
-                                                     "aten::sort",
-                                                     "aten::sort.stable",
-                                                     "aten::std.correction",
-                                                     "aten::sub.Tensor",
-                                                     "aten::threshold",
-                                                     "aten::topk",
-                                                     "aten::var.correction"};
-  return names.count(op.functional ? op.functional->name : op.name) != 0;
-}
-
-void try_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  try {
-    raise_as_cpu_does(op, arguments, 1 << 12);
-  } catch (const c10::NotImplementedError&) {
-    // A float that the CPU has no kernel for, and XLA has; but nobody has bits of floats, the order of complex numbers,
-    // or activations of integers.
-    const bool floats = arguments[0].isTensor() && at::isFloatingType(arguments[0].toTensor().scalar_type());
-    if (!floats || op.name.rfind("aten::bitwise", 0) == 0) {
-      throw;
-    }
-  }
-}
-
-// What the kernels refuse and the meta functions let pass: products of different dtypes.
-void check_dtypes_agree(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  static const std::unordered_set<std::string> products{
-      "aten::addbmm", "aten::addmm", "aten::addmv", "aten::addr",        "aten::baddbmm", "aten::bmm",
-      "aten::dot",    "aten::mm",    "aten::mv",    "aten::convolution", "aten::vdot"};
-  if (products.count(op.functional ? op.functional->name : op.name) == 0) {
-    return;
-  }
-  at::ScalarType first = at::ScalarType::Undefined;
-  for (const auto& value : arguments) {
-    if (!value.isTensor() || !value.toTensor().defined()) {
-      continue;
-    }
-    const at::ScalarType dtype = value.toTensor().scalar_type();
-    if (first != at::ScalarType::Undefined && dtype != first) {
-      raise_as_cpu_does(op, arguments);
-      TORCH_CHECK(false, op.name, ": expected operands of one dtype, but got ", at::toString(first), " and ",
-                  at::toString(dtype));
-    }
-    first = dtype;
-  }
-}
-
-bool any_below(const c10::IValue& numbers, int64_t least) {
-  const auto list = numbers.toIntVector();
-  return std::any_of(list.begin(), list.end(), [&](int64_t n) { return n < least; });
-}
-
-// Whole numbers of [from, to) as `dtype`, which torch's kernel refuses where there are none, or some do not fit.
-void check_range(at::ScalarType dtype, int64_t from, std::optional<int64_t> to) {
-  at::empty({1}, at::TensorOptions().dtype(dtype).device(at::kCPU)).random_(from, to, compat::createCPUGenerator());
-}
-
-// The bounds of randint and its like come first, or after a tensor whose dtype is the result's unless one is given.
-void check_randint(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  at::ScalarType dtype = at::kLong;
-  std::vector<int64_t> bounds;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (i == 0 && arguments[i].isTensor()) {
-      dtype = arguments[i].toTensor().scalar_type();
-    } else if (op.kinds[i] == ArgKind::kDtype && !arguments[i].isNone()) {
-      dtype = arguments[i].toScalarType();
-    } else if (op.arg_names[i] == "low" || op.arg_names[i] == "high") {
-      if (!arguments[i].isInt()) {
-        return;
-      }
-      bounds.push_back(arguments[i].toInt());
-    }
-  }
-  check_range(dtype, bounds.size() == 2 ? bounds[0] : 0, bounds.back());
-}
-
-// Calls the kernel of the CPU for one element, with a generator of its own: torch's does not move on.
-void draw_one_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  const auto one = [](const at::Tensor& t) {
-    return at::zeros({1}, at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
-  };
-  std::vector<c10::IValue> with_generator(arguments.begin(), arguments.end());
-  with_generator.back() = compat::createCPUGenerator();
-  call_elsewhere(op, with_generator, Substitute{at::kCPU, one});
-}
-
-// What random kernels refuse; the CPU's own generator must not move on.
-void check_random(const Op& op, const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
-  static const std::unordered_set<std::string> of_numbers{
-      "aten::cauchy",      "aten::exponential", "aten::geometric",        "aten::log_normal",
-      "aten::random.from", "aten::random.to",   "aten::normal_functional"};
-  if (of_numbers.count(name) != 0) {
-    draw_one_on_cpu(op.functional ? *op.functional : op, arguments);
-    return;
-  }
-  if (name.rfind("aten::randint", 0) == 0) {
-    check_randint(op, arguments);
-    return;
-  }
-  if (name == "aten::uniform") {
-    const double from = arguments[1].toDouble();
-    const double to = arguments[2].toDouble();
-    TORCH_CHECK(from <= to, "uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to);
-  } else if (name == "aten::multinomial") {
-    const at::Tensor weights = arguments[0].toTensor();
-    TORCH_CHECK(at::isFloatingType(weights.scalar_type()),
-                "multinomial only supports floating-point dtypes for input, got: ", weights.scalar_type());
-    const int64_t samples = arguments[1].toInt();
-    TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
-    TORCH_CHECK(weights.dim() == 0 || arguments[2].toBool() || samples <= weights.size(-1),
-                "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
-  } else if (name.rfind("aten::bernoulli", 0) == 0 && arguments.size() > 1 && arguments[1].isDouble()) {
-    const double p = arguments[1].toDouble();
-    TORCH_CHECK(0 <= p && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
-  }
-}
-
-bool is_empty(const c10::IValue& value) { return value.isTensor() && value.toTensor().numel() == 0; }
-
-// Whether values of another dtype, or of none of the places that there are, are put or looked up: the CPU refuses some.
-bool indexes_wrongly(const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
-  if (name == "aten::index_put" || name == "aten::_index_put_impl" || name == "aten::index_copy") {
-    const size_t source = name == "aten::index_copy" ? 3 : 2;
-    const auto indices = name == "aten::index_copy" ? c10::ArrayRef<c10::IValue>() : arguments[1].toListRef();
-    return arguments[0].toTensor().scalar_type() != arguments[source].toTensor().scalar_type() ||
-           std::any_of(indices.begin(), indices.end(), is_empty);
-  }
-  return (name == "aten::index.Tensor" || name == "aten::gather" || name == "aten::take") && is_empty(arguments[0]);
-}
-
-// Where the meta functions let pass what the kernels refuse, for reasons that shapes, dtypes and numbers tell.
-void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  static const std::unordered_set<std::string> lenient{"aten::as_strided_copy",  "aten::as_strided_scatter",
-                                                       "aten::bucketize.Tensor", "aten::complex",
-                                                       "aten::index_add",        "aten::masked_scatter"};
-  const std::string& name = op.functional ? op.functional->name : op.name;
-  if (op.random) {
-    check_random(op, name, arguments);
-  } else if (name == "aten::nll_loss_forward") {
-    const at::ScalarType target = arguments[1].toTensor().scalar_type();
-    TORCH_CHECK(target == at::kLong || target == at::kByte, "expected target dtype to be Long or Byte, but got ",
-                at::toString(target));
-  } else if (name == "aten::nll_loss2d_forward") {
-    const at::ScalarType target = arguments[1].toTensor().scalar_type();
-    TORCH_CHECK(target == at::kLong, "expected scalar type Long but found ", at::toString(target));
-  } else if (lenient.count(name) != 0 || indexes_wrongly(name, arguments) ||
-             (name == "aten::convolution" &&
-              (any_below(arguments[3], 1) || any_below(arguments[4], 0) || any_below(arguments[5], 1)))) {
-    raise_as_cpu_does(op, arguments);
-  }
-}
-
 // What an op would return must fit into the tensor that it writes to.
 void check_fits(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const torch::jit::Stack stack = results_on_meta(*op.functional, arguments);
@@ -431,10 +116,6 @@ void check_fits(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
 
 SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const torch::jit::Stack stack = results_on_meta(op, arguments);
-  if (meta_says_too_little(op)) {
-    try_on_cpu(op, arguments);
-  }
-  check_dtypes_agree(op, arguments);
   check_as_cpu_does(op, arguments);
   if (op.functional != nullptr && !op.random) {
     check_fits(op, arguments);

@@ -1,10 +1,7 @@
 #include "tensor.h"
 
-#include <c10/util/accumulate.h>
-
 #include <algorithm>
 
-#include "compat.h"
 #include "counters.h"
 #include "layout.h"
 #include "op.h"
@@ -17,71 +14,7 @@ namespace {
 
 constexpr c10::DispatchKeySet kKeys({c10::DispatchKey::XLA, c10::DispatchKey::AutogradXLA});
 
-NodePtr copy_of_step(const View& view, const NodePtr& base) {
-  auto node = c10::make_intrusive<Node>();
-  node->op = view.op;
-  node->device = base->device;
-  node->key = view.key;
-  node->signature = view.signature;
-  node->attrs = view.attrs;
-  node->origin = view.origin;
-  node->inputs.push_back(base);
-  return node;
-}
-
-int64_t elements(const Shape& shape) { return c10::multiply_integers(shape.sizes); }
-
-// Numbers from 1. Under no lock: the mutexes of several devices guard what is numbered.
-uint64_t next_number(std::atomic<uint64_t>& last) { return last.fetch_add(1, std::memory_order_relaxed) + 1; }
-
-uint64_t next_id() {
-  static std::atomic<uint64_t> last{0};
-  return next_number(last);
-}
-
-uint64_t next_memory() {
-  static std::atomic<uint64_t> last{0};
-  return next_number(last);
-}
-
-// An address that no memory of the process can have: reading it is a fault on every machine, not someone's data.
-void* next_address(size_t bytes) {
-  constexpr uint64_t kLine = 64;
-  static std::atomic<uint64_t> next{1ull << 56};
-  return reinterpret_cast<void*>(next.fetch_add((bytes / kLine + 1) * kLine, std::memory_order_relaxed));
-}
-
-c10::Storage make_storage(void* address, size_t bytes, c10::Device device) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(address, device), nullptr, false);
-}
-
 }  // namespace
-
-NodePtr View::apply(const NodePtr& base) const {
-  NodePtr node = copy_of_step(*this, base);
-  return signature->is_list ? getitem(node, out) : node;
-}
-
-bool View::covers() const {
-  static const Op* expand = find_op("aten::expand");
-  return overlaps ? op == expand : elements(signature->outs[out]) == elements(from->outs[from_out]);
-}
-
-NodePtr View::scatter(const NodePtr& base, const NodePtr& value, uint32_t written) const {
-  NodePtr node = copy_of_step(*this, base);
-  node->is_scatter = true;
-  node->origin = written;
-  node->key.mix(0x5CA77E2ull);
-  node->key.mix(static_cast<uint64_t>(out));
-  node->inputs.push_back(value);
-  node->attrs.emplace_back(static_cast<int64_t>(out));
-  node->signature = from;
-  if (from->outs.size() > 1 || from->is_list) {
-    // What is viewed is itself one of several results: the scattered value is a value of its own.
-    node->signature = make_signature(from->outs[from_out].dtype, from->outs[from_out].sizes);
-  }
-  return node;
-}
 
 inline void XlaTensor::link() {
   auto& state = device_state(index_);
@@ -90,7 +23,7 @@ inline void XlaTensor::link() {
   previous = state.last;
   (state.last ? state.last->next : state.first) = this;
   state.last = this;
-  ++state.live;
+  ++state.linked;
 }
 
 inline void XlaTensor::unlink() {
@@ -98,7 +31,7 @@ inline void XlaTensor::unlink() {
   std::lock_guard<SpinLock> lock(state.mutex);
   (previous ? previous->next : state.first) = next;
   (next ? next->previous : state.last) = previous;
-  --state.live;
+  ++state.unlinked;
 }
 
 NodePtr XlaTensor::newest(int8_t device) {
@@ -113,8 +46,6 @@ NodePtr XlaTensor::newest(int8_t device) {
 }
 
 void XlaTensor::initialize(const Shape& shape) {
-  static Counter* created = counter("CreateXlaTensor");
-  created->add();
   set_storage_access_should_throw();
   is_non_overlapping_and_dense_ = true;
   set_sizes_contiguous(shape.sizes);
@@ -150,11 +81,7 @@ XlaTensor::XlaTensor(AliasPtr alias, ViewPtr parent, NodePtr node, uint64_t vers
   set_custom_sizes_strides(SizesStridesPolicy::CustomStrides);
 }
 
-XlaTensor::~XlaTensor() {
-  static Counter* destroyed = counter("DestroyXlaTensor");
-  destroyed->add();
-  unlink();
-}
+XlaTensor::~XlaTensor() { unlink(); }
 
 NodePtr XlaTensor::replay() const {
   c10::SmallVector<const View*, 4> steps;
@@ -168,10 +95,7 @@ NodePtr XlaTensor::replay() const {
   return value;
 }
 
-NodePtr XlaTensor::value() {
-  // Always under the mutex: another thread may be writing to this tensor, and free the Node that is read here.
-  NodePtr before;
-  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+const NodePtr& XlaTensor::present(NodePtr& before) {
   if (alias_ && stale()) {
     keep_step();
     before = std::move(node_);
@@ -179,6 +103,13 @@ NodePtr XlaTensor::value() {
     version_ = alias_->version;
   }
   return node_;
+}
+
+NodePtr XlaTensor::value() {
+  // Always under the mutex: another thread may be writing to this tensor, and free the Node that is read here.
+  NodePtr before;
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  return present(before);
 }
 
 // Whether a write can go back through the views, step by step: not where elements that share their place are told
@@ -273,27 +204,6 @@ void XlaTensor::share() {
     alias_->storage = storage_;
     version_ = 0;
   }
-}
-
-void XlaTensor::keep_step() {
-  if (!unkept_) {
-    return;
-  }
-  const Node* step = node_->op == getitem_op() ? node_->inputs[0].get() : node_.get();
-  const NodePtr& base = step->inputs[0];
-  auto view = c10::make_intrusive<View>();
-  view->parent = std::move(view_);
-  view->op = step->op;
-  view->key = step->key;
-  view->attrs = step->attrs;
-  view->origin = step->origin;
-  view->from = base->signature;
-  view->from_out = base->out;
-  view->signature = step->signature;
-  view->out = node_->out;
-  view->overlaps = overlaps_;
-  view_ = std::move(view);
-  unkept_ = false;
 }
 
 void XlaTensor::share_mode_with(XlaTensor& view) {
@@ -413,59 +323,6 @@ Steps XlaTensor::steps() {
   return steps;
 }
 
-uint64_t XlaTensor::id() {
-  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
-  keep_step();
-  uint64_t& id = view_ ? view_->id : alias_ ? alias_->id : id_;
-  if (id == 0) {
-    id = next_id();
-  }
-  return id;
-}
-
-uint64_t XlaTensor::memory_id() {
-  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
-  if (!alias_ || alias_.use_count() == 1) {
-    return 0;
-  }
-  if (alias_->memory == 0) {
-    alias_->memory = next_memory();
-  }
-  return alias_->memory;
-}
-
-size_t XlaTensor::memory_bytes() const {
-  const Shape& shape = (alias_ ? alias_->value : node_)->shape();
-  return static_cast<size_t>(elements(shape)) * c10::elementSize(shape.dtype);
-}
-
-const c10::Storage& XlaTensor::storage() const {
-  auto* self = const_cast<XlaTensor*>(this);
-  if (storage_) {
-    return storage_;
-  }
-  const c10::Device place(c10::DeviceType::XLA, index_);
-  size_t bytes;
-  {
-    std::lock_guard<SpinLock> lock(device_state(index_).mutex);
-    bytes = memory_bytes();
-  }
-  const c10::Storage made = make_storage(next_address(bytes), bytes, place);
-  c10::Storage shown = made;
-  {
-    std::lock_guard<SpinLock> lock(device_state(index_).mutex);
-    if (alias_ && alias_->storage) {
-      shown = alias_->storage;
-    } else if (alias_) {
-      alias_->storage = made;
-    }
-  }
-  // An expanded tensor appears to be contiguous, and must not look larger than its storage.
-  const size_t own = static_cast<size_t>(numel()) * dtype().itemsize();
-  self->storage_ = own > bytes ? make_storage(shown.mutable_data(), own, place) : shown;
-  return storage_;
-}
-
 void XlaTensor::settle(uint64_t epoch, uint64_t walk, std::vector<NodePtr>& held, Released& released) {
   keep_step();
   if (view_ && alias_.use_count() == 1) {
@@ -501,12 +358,14 @@ void XlaTensor::settle(uint64_t epoch, uint64_t walk, std::vector<NodePtr>& held
 
 c10::intrusive_ptr<XlaTensor> XlaTensor::sibling() const {
   auto* self = const_cast<XlaTensor*>(this);
-  NodePtr value = self->value();
+  NodePtr before;
+  NodePtr value;
   AliasPtr alias;
   ViewPtr view;
   uint64_t version;
   {
     std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+    value = self->present(before);
     self->share();
     self->keep_step();
     alias = alias_;

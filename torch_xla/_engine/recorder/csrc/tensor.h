@@ -43,10 +43,13 @@ struct View final : c10::intrusive_ptr_target {
 };
 using ViewPtr = c10::intrusive_ptr<View>;
 
-// How a view was made, from the memory on.
+// How a view was made, from the memory on. Holds no value.
 struct Steps {
   std::vector<ViewPtr> ops;
 };
+
+// The same view of another tensor, of the shape and dtype that the memory had.
+at::Tensor replay(const Steps& steps, at::Tensor memory);
 
 // What tensors that share memory on other devices share here. Guarded by the device's mutex; owned by its tensors.
 struct Alias final : c10::intrusive_ptr_target {
@@ -157,6 +160,8 @@ class XlaTensor final : public c10::TensorImpl {
   void share_mode_with(XlaTensor& view);
   bool stale() const { return !node_ || version_ != alias_->version; }  // device mutex held, alias_ set
   NodePtr replay() const;
+  // What value() returns, device mutex held; what it replaces goes to `before`.
+  const NodePtr& present(NodePtr& before);
   bool writes_by_steps(bool uniform) const;
   // What write() does with the mutex held; what it replaces goes to `before`.
   void set_value(NodePtr value, uint32_t origin, bool keep_sharding, NodePtr (&before)[2]);

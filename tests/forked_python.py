@@ -1,0 +1,45 @@
+"""``python`` for programs that others start: a fork of the server at $TORCH_XLA_TEST_SERVER, if that can stand for it.
+
+    python -IS forked_python.py (-c CODE | -m MODULE | FILE) [ARGUMENT ...]
+
+The fork has the descriptors 0 to 2 of this process, its folder, its environment and its network. It gets the signals
+that this process gets, ends when it ends, and this process ends as it does. Imports next to nothing: it has to be done
+in a moment. See scripts.PYTHON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def main() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # they wait for the fork
+    environment = dict(os.environ)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.connect(environment["TORCH_XLA_TEST_SERVER"])
+    network = os.open("/proc/self/ns/net", os.O_RDONLY)
+    request = {"words": sys.argv[1:], "folder": os.getcwd(), "environment": environment}
+    socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, network])
+    answer = server.recv(100).decode().strip()
+    if answer == "no":  # a variable says how to import
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+    child = int(answer)
+    for number in _PASSED_ON:
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+    code = int(server.recv(100))
+    if code < 0:
+        if code != -signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+main()

@@ -1,0 +1,238 @@
+"""Models as StableHLO: what the folder says and computes, here and in a Python that has jax alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import torch_xla
+from torch_xla import stablehlo
+from torch_xla.stablehlo import StableHLOExportOptions, StableHLOGraphModule
+
+
+class Classifier(nn.Module):
+    """Convolutions, normalization in evaluation, pooling, a buffer, and a constant that is neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+        self.head = nn.Linear(8, 5)
+        self.register_buffer("offset", torch.arange(5.0))
+        self.scale = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x).mean((2, 3))) * self.scale + self.offset
+
+
+class Decoder(nn.Module):
+    """Embeddings tied to the head, attention, layer norms; structures in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, batch: dict[str, torch.Tensor], *, half: bool = False) -> dict[str, Any]:
+        hidden = self.block(self.embedding(batch["tokens"]), src_key_padding_mask=batch["padding"])
+        logits = self.head(hidden) * (0.5 if half else 1.0)
+        return {"logits": logits, "last": (logits[:, -1].argmax(-1), None), "shape": logits.shape[-1]}
+
+
+def _tokens(batch: int, length: int) -> dict[str, torch.Tensor]:
+    padding = torch.zeros(batch, length, dtype=torch.bool)
+    padding[0, -2:] = True
+    return {"tokens": torch.randint(0, 11, (batch, length)), "padding": padding}
+
+
+#: A model, arguments, dynamic shapes, and other arguments of other sizes.
+CASES: dict[str, tuple[nn.Module, tuple[Any, ...], Any, tuple[Any, ...] | None]] = {
+    "convolutions": (Classifier().eval(), (torch.randn(2, 3, 8, 8),), None, None),
+    "convolutions, any batch": (
+        Classifier().eval(), (torch.randn(3, 3, 8, 8),), {"x": {0: Dim("batch", min=2)}}, (torch.randn(7, 3, 8, 8),),
+    ),
+    "decoder": (Decoder().eval(), (_tokens(2, 6),), None, None),
+    "decoder, any batch": (
+        Decoder().eval(), (_tokens(3, 6),),
+        {"batch": {"tokens": {0: Dim("batch")}, "padding": {0: Dim("batch")}}}, (_tokens(5, 6),),
+    ),
+    "sizes that follow from others": (
+        nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 4)), (torch.randn(3, 5, 4),),
+        {"input": {0: Dim("a", max=64), 1: Dim("b", max=64)}}, (torch.randn(4, 6, 4),),
+    ),
+    "bfloat16": (nn.Linear(4, 3).bfloat16(), (torch.randn(2, 4).bfloat16(),), None, None),
+    "float64": (nn.Linear(4, 3).double(), (torch.randn(2, 4).double(),), None, None),
+    "complex": (nn.Linear(4, 3, dtype=torch.complex64), (torch.randn(2, 4, dtype=torch.complex64),), None, None),
+}  # fmt: skip
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], shapes: Any = None) -> torch.export.ExportedProgram:
+    return torch.export.export(copy.deepcopy(model), args, dynamic_shapes=shapes)
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _on_cpu(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_on_cpu(v) for v in value)
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal_to_the_model(name: str, tmp_path: Path) -> None:
+    model, args, shapes, others = CASES[name]
+    stablehlo.save_as_stablehlo(_export(model, args, shapes), tmp_path)
+    loaded = StableHLOGraphModule.load(tmp_path)
+    for given in (args,) if others is None else (args, others):
+        with torch.no_grad():
+            want = model(*given)
+        got = _on_cpu(loaded(*given))
+        tolerance = {"rtol": 2e-2, "atol": 2e-2} if "bfloat16" in name else {"rtol": 1e-5, "atol": 1e-5}
+        torch.testing.assert_close(got, want, **tolerance)
+
+
+def test_recorded_as_one_node_without_reads() -> None:
+    model, args, _, _ = CASES["convolutions"]
+    module = stablehlo.exported_program_to_stablehlo(_export(model, args))
+    x = args[0].to("xla")
+    first = module(x)
+    torch_xla.sync()
+    import torch_xla.debug.metrics as met
+
+    met.clear_all()
+    second = module(x + 1)
+    torch_xla.sync()
+    assert met.counter_value("xla::jax_call") == 1
+    assert met.metric_data("TransferFromDeviceTime") is None
+    assert not torch.equal(first.cpu(), second.cpu())
+
+
+ALONE = """
+import json, pathlib, sys
+import jax, numpy as np
+jax.config.update("jax_enable_x64", True)
+folder = pathlib.Path(sys.argv[1])
+meta = json.loads((folder / "functions/forward.meta").read_text())
+program = jax.export.deserialize(bytearray((folder / "functions/forward.jax").read_bytes()))
+given = dict(np.load(folder / "arguments.npz"))
+inputs = [np.load(folder / "data" / l["name"]) if l["type_"]["value"] == "parameter" else given[str(l["position"])]
+          for l in meta["input_locations"]]
+assert "torch" not in sys.modules and "torch_xla" not in sys.modules
+np.savez(folder / "results.npz", *map(np.asarray, program.call(*inputs)))
+"""
+
+
+def test_runs_where_there_is_jax_alone(tmp_path: Path) -> None:
+    model, args, shapes, others = CASES["convolutions, any batch"]
+    assert others is not None
+    stablehlo.save_as_stablehlo(_export(model, args, shapes), tmp_path)
+    np.savez(tmp_path / "arguments.npz", **{"0": others[0].numpy()})
+    subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], check=True, cwd=tmp_path)
+    with torch.no_grad():
+        want = model(*others)
+    np.testing.assert_allclose(np.load(tmp_path / "results.npz")["arr_0"], want.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_folder(tmp_path: Path) -> None:
+    model, args, shapes, _ = CASES["convolutions, any batch"]
+    options = StableHLOExportOptions(inline_all_constant=False, export_node_metadata=True)
+    stablehlo.save_as_stablehlo(_export(model, args, shapes), tmp_path, options)
+    names = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    # BatchNorm's counter is no input of a program in evaluation.
+    held = set(model.state_dict()) - {"features.1.num_batches_tracked"}
+    functions = {f"functions/forward.{ending}" for ending in ("mlir", "bytecode", "jax", "meta")}
+    assert names == {f"data/{name}" for name in held} | functions | {"constants/0"}
+    meta = json.loads((tmp_path / "functions/forward.meta").read_text(), object_hook=stablehlo.stablehlo_obj_hook)
+    assert [loc.name for loc, _ in meta.unused_inputs] == ["features.1.num_batches_tracked"]
+    (x,) = [s for s, loc in zip(meta.input_signature, meta.input_locations, strict=True)
+            if loc == stablehlo.InputLocation.input_arg(0)]  # fmt: skip
+    assert x == stablehlo.VariableSignature([0, 3, 8, 8], "float32", [0])
+    assert meta.output_signature == [stablehlo.VariableSignature([0, 5], "float32", [0])]
+    text = (tmp_path / "functions/forward.mlir").read_text()
+    assert "stablehlo.convolution" in text
+    assert "features.0/aten::convolution" in text
+    again = json.dumps(meta, cls=stablehlo.StableHLOJSONSerializer)
+    assert json.loads(again, object_hook=stablehlo.stablehlo_obj_hook) == meta
+
+
+def test_writes_to_buffers(tmp_path: Path) -> None:
+    model = nn.BatchNorm1d(3)
+    x = torch.randn(4, 3)
+    module = stablehlo.exported_program_to_stablehlo(_export(model, (x,)))
+    for _ in range(3):
+        torch.testing.assert_close(module(x).cpu(), model(x), rtol=1e-5, atol=1e-5)
+    module.eval()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(module._held[name].cpu(), value, rtol=1e-5, atol=1e-5)
+
+
+@torch.library.custom_op("stablehlo_test::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Custom(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return twice(x + 1) * 3
+
+
+def test_operators_of_others_become_calls() -> None:
+    program = _export(Custom(), (torch.ones(3),))
+    with pytest.raises(NotImplementedError, match=r"stablehlo_test::twice: .*custom_ops_allowed_in_graph"):
+        stablehlo.exported_program_to_stablehlo(program)
+    options = StableHLOExportOptions(custom_ops_allowed_in_graph={"stablehlo_test"})
+    text = stablehlo.exported_program_to_stablehlo(program, options).get_stablehlo_text()
+    assert "stablehlo.custom_call @stablehlo_test.twice" in text
+
+
+class Drops(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5, training=True)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(NotImplementedError, match=r"draws random numbers.*model\.eval\(\)"):
+        stablehlo.exported_program_to_stablehlo(_export(Drops(), (torch.ones(3),)))
+    with pytest.raises(FileNotFoundError, match=r"no functions/\*\.meta"):
+        StableHLOGraphModule.load(tmp_path)
+    model, args, _, _ = CASES["decoder"]
+    stablehlo.save_torch_model_as_stablehlo(
+        model, args, tmp_path, StableHLOExportOptions(save_weights=False, override_tracing_kwargs={"half": True})
+    )
+    loaded = StableHLOGraphModule.load(tmp_path)
+    with pytest.raises(TypeError, match=r"\['half'\] is False, and part of the program, which was made with True"):
+        loaded(*args, half=False)
+    with pytest.raises(TypeError, match=r"expected a dictionary of \['tokens', 'padding'\]"):
+        loaded({"tokens": args[0]["tokens"]}, half=True)
+    short = {name: value[:1] for name, value in args[0].items()}
+    with pytest.raises(TypeError, match=r"argument \d is (int64|bool)\[1, 6\]; the program takes (int64|bool)\[2, 6\]"):
+        loaded(short, half=True)
+    with pytest.raises(KeyError, match="which was not saved"):
+        loaded(*args, half=True)
+    with pytest.raises(KeyError, match="no function 'backward'; there are forward"):
+        loaded.evaluate("backward", args)
+
+
+@pytest.mark.parametrize("damaged", ["data/weight", "functions/forward.meta"])
+def test_damaged_files_are_named(damaged: str, tmp_path: Path) -> None:
+    stablehlo.save_as_stablehlo(_export(nn.Linear(4, 3), (torch.ones(2, 4),)), tmp_path)
+    content = (tmp_path / damaged).read_bytes()
+    (tmp_path / damaged).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=damaged):
+        StableHLOGraphModule.load(tmp_path)

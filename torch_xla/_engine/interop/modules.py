@@ -1,0 +1,70 @@
+"""Modules as functions of their tensors."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from torch_xla._engine.base.compat.modules import own_buffers, own_children, own_parameters
+
+_training = operator.attrgetter("training")
+
+
+class ModuleCall:
+    """A module as a function of its tensors, in order, and its arguments.
+
+    Asking a module for its named parameters takes longer than recording it anew does; so what holds them is kept, and
+    compared with what there is at each call.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self.__name__ = module, type(module).__name__
+        self._version = 0
+        self._look()
+
+    def _look(self) -> None:
+        self._version += 1
+        named = list(self._module.named_modules())
+        self._modules = [module for _, module in named]
+        self._prefixes = [f"{name}." if name else "" for name, _ in named]
+        self._children = [own_children(module) for module in self._modules]
+        self._holders: list[dict[str, Any]] = [
+            holder for module in self._modules for holder in (own_parameters(module), own_buffers(module))
+        ]
+        self._found = self._below()
+
+    def _below(self) -> list[nn.Module | None]:
+        return list(chain.from_iterable(map(dict.values, self._children)))
+
+    def tensors(self) -> list[torch.Tensor | None]:
+        """The parameters and buffers, module by module; None where there could be one."""
+        if self._below() != self._found:
+            self._look()
+        return list(chain.from_iterable(map(dict.values, self._holders)))
+
+    def state(self) -> Hashable:
+        """What of the module besides its tensors decides what it records."""
+        return self._version, tuple(chain.from_iterable(self._holders)), tuple(map(_training, self._modules))
+
+    def names(self) -> list[str]:
+        """Of ``tensors``."""
+        return [
+            prefix + name
+            for prefix, module in zip(self._prefixes, self._modules, strict=True)
+            for holder in (own_parameters(module), own_buffers(module))
+            for name in holder
+        ]
+
+    def kinds(self) -> list[tuple[type[nn.Module], str]]:
+        """Of each module within, what it is and what it says of itself."""
+        return [(type(module), module.extra_repr()) for module in self._modules]
+
+    def __call__(self, tensors: list[torch.Tensor | None], *args: Any, **kwargs: Any) -> Any:
+        given = {name: tensor for name, tensor in zip(self.names(), tensors, strict=True) if tensor is not None}
+        return functional_call(self._module, given, args, kwargs)

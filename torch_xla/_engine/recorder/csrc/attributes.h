@@ -1,0 +1,47 @@
+// What of a call's arguments goes into the key of its Node.
+#pragma once
+
+#include <ATen/core/TensorBase.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Scalar.h>
+
+#include "hash.h"
+#include "op.h"
+
+namespace torch_xla {
+
+// Words that tell the kinds of hashed things apart.
+enum Tag : uint64_t {
+  kNone = 0x101,
+  kInts,
+  kList,
+  kBaked,
+  kOperand,
+  kInt,
+  kDouble,
+  kBool,
+  kComplex,
+  kString,
+  kOther,
+  kDefaultDtype
+};
+
+void mix_attribute(Key& key, const c10::IValue& value);
+
+// A number that may be an operand: then its kind only.
+inline void mix_scalar(Key& key, const c10::IValue& value) {
+  if (is_constant_number(value)) {
+    key.mix(kBaked);
+    mix_attribute(key, value);
+  } else {
+    key.mix(kOperand + (value.isInt() ? 1ull << 32 : value.isDouble() ? 2ull << 32 : 3ull << 32));
+  }
+}
+
+// The Python number that torch wrapped into a tensor.
+c10::IValue read_wrapped_number(const at::Tensor& t);
+
+// Raises torch's error for a number that does not fit the dtype.
+void check_fits(const at::Scalar& number, at::ScalarType dtype);
+
+}  // namespace torch_xla

@@ -1,0 +1,14 @@
+// What torch's CPU kernels refuse and its meta functions let pass. It would fail when the graph is compiled, at another
+// line than the user's.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include "op.h"
+
+namespace torch_xla {
+
+// Raises what the CPU raises for these arguments, for all reasons that shapes, dtypes and numbers tell.
+void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+
+}  // namespace torch_xla

@@ -1,0 +1,184 @@
+"""Layers of one structure as one loop over their parameters: compiled as one layer, however many they are.
+
+What it costs: the loop reads its parameters from stacks, one for each parameter of a layer. ``scan_layers`` stacks them
+in each step, and takes the gradients apart, which reads and writes all parameters and gradients once more, and needs
+the memory of a second copy while the step runs. ``StackedLayers`` holds stacks to begin with: no copy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import nn
+
+from torch_xla._engine.interop import loops, partition
+from torch_xla._engine.interop.modules import ModuleCall
+from torch_xla.experimental.scan import default_partition
+
+__all__ = ["StackedLayers", "scan_layers"]
+
+_calls: WeakKeyDictionary[nn.Module, ModuleCall] = WeakKeyDictionary()
+_alike: WeakKeyDictionary[nn.Module, WeakSet[nn.Module]] = WeakKeyDictionary()
+
+
+def scan_layers(
+    layers: Iterable[nn.Module],
+    input_data: Any,
+    partition_fn: partition.Partition = default_partition,
+    is_layer_pure: bool = False,
+) -> Any:
+    """``for layer in layers: data = layer(data)``, as a loop of the program: ``lax.scan``, forward and backward.
+
+    Args:
+      layers: modules of one class and structure, with parameters and buffers of the same shapes and dtypes. The first
+        one's code is run, once, for all. Each draws its own random numbers. A tuple is given to them as several
+        arguments. They must not write to buffers (as BatchNorm in training does), and see scan for what else not.
+      input_data: a structure of xla tensors; a layer's result has the same structure, shapes and dtypes.
+      partition_fn: what is kept for backward; see scan.
+      is_layer_pure: layers depend on their tensors and arguments only, and are not run again for the same shapes.
+
+    Returns:
+      The last layer's result; ``input_data`` where there are no layers.
+
+    Raises:
+      ValueError: layers differ, or a result is not of the form of ``input_data``. What else scan raises.
+    """
+    layers = list(layers)
+    if not layers:
+        return input_data
+    first = _call_of(layers[0])
+    tensors = [_call_of(layer).tensors() for layer in layers]
+    for number, layer in enumerate(layers[1:], 1):
+        _check_alike(layers[0], layer, number)
+        _check_shapes(first, tensors[0], tensors[number], number)
+    stacks = _Stacks(tensors[0])
+    stacked = [torch.stack([of_layer[place] for of_layer in tensors]) for place in stacks.places]  # type: ignore[misc]
+    return _run(layers[0], stacks, stacked, input_data, partition_fn, is_layer_pure)
+
+
+def _run(
+    layer: nn.Module,
+    stacks: _Stacks,
+    stacked: Sequence[torch.Tensor],
+    data: Any,
+    partition_fn: partition.Partition,
+    is_pure: bool,
+) -> Any:
+    call = _call_of(layer)
+
+    def one_layer(data: Any, slices: Sequence[torch.Tensor]) -> tuple[Any, None]:
+        args = data if isinstance(data, tuple) else (data,)
+        return call(stacks.spread(slices), *args), None
+
+    one_layer.__name__ = call.__name__
+    pure_as = (layer, call.state(), tuple(stacks.where)) if is_pure else None
+    keep = partition.keep_for(partition_fn)
+    result, _ = loops.scan(one_layer, data, list(stacked), keep, pure_as, "scan_layers")
+    return result
+
+
+class _Stacks:
+    """Which tensors of a layer are stacked: each once, also one with several names."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        places = {id(t): place for place, t in reversed(list(enumerate(tensors))) if t is not None}
+        self.places = sorted(places.values())
+        self.where = [None if t is None else self.places.index(places[id(t)]) for t in tensors]
+
+    def spread(self, slices: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The tensors of a layer."""
+        return [None if place is None else slices[place] for place in self.where]
+
+
+def _call_of(layer: nn.Module) -> ModuleCall:
+    found = _calls.get(layer)
+    if found is None:
+        found = _calls[layer] = ModuleCall(layer)
+    return found
+
+
+def _check_alike(first: nn.Module, layer: nn.Module, number: int) -> None:
+    """That two layers are of the same modules with the same settings, looked at once; and in the same mode."""
+    known = _alike.setdefault(first, WeakSet())
+    if layer not in known:
+        for one, other in zip(_call_of(first).kinds(), _call_of(layer).kinds(), strict=False):
+            if one != other:
+                raise ValueError(
+                    f"scan_layers: layer {number} differs from layer 0: {other[0].__name__}({other[1]}) instead of "
+                    f"{one[0].__name__}({one[1]})"
+                )
+        known.add(layer)
+    if first.training != layer.training:
+        raise ValueError(f"scan_layers: layer {number} differs from layer 0: training is {layer.training}")
+
+
+def _check_shapes(
+    first: ModuleCall, ours: Sequence[torch.Tensor | None], theirs: Sequence[torch.Tensor | None], number: int
+) -> None:
+    facts, others = ([None if t is None else (t.dtype, t.shape) for t in tensors] for tensors in (ours, theirs))
+    if facts != others:
+        names = first.names()
+        places = [i for i, (a, b) in enumerate(zip(facts, others, strict=False)) if a != b]
+        which = names[places[0]] if places else f"{len(facts)} and {len(others)} tensors"
+        raise ValueError(
+            f"scan_layers: the parameters or buffers of layer {number} differ from those of layer 0: {which}"
+        )
+
+
+class StackedLayers(nn.Module):
+    """Layers that hold their parameters as stacks, and run as scan_layers runs them: nothing is copied in a step.
+
+    Its parameters and buffers have the names of one layer's, after ``layer.``, and one more dimension in front, the
+    number of layers. Optimizers that work on elements (SGD, Adam) give each layer what they would give it apart; ones
+    that work on matrices or on norms of parameters do not.
+
+    Args:
+      layers: as for scan_layers; their values are copied. They should all need gradients, or none of a name.
+      partition_fn, is_layer_pure: as for scan_layers.
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[nn.Module],
+        partition_fn: partition.Partition = default_partition,
+        is_layer_pure: bool = False,
+    ) -> None:
+        super().__init__()
+        layers = list(layers)
+        if not layers:
+            raise ValueError("StackedLayers: there are no layers")
+        for number, layer in enumerate(layers[1:], 1):
+            _check_alike(layers[0], layer, number)
+            _check_shapes(_call_of(layers[0]), _call_of(layers[0]).tensors(), _call_of(layer).tensors(), number)
+        self._partition_fn, self._is_pure, self._count = partition_fn, is_layer_pure, len(layers)
+        self.layer = copy.deepcopy(layers[0])
+        stacks = _Stacks(_call_of(layers[0]).tensors())
+        tensors = [_call_of(layer).tensors() for layer in layers]
+        with torch.no_grad():
+            made = [torch.stack([of_layer[place] for of_layer in tensors]) for place in stacks.places]  # type: ignore[misc]
+        made = [
+            nn.Parameter(stack, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else stack
+            for stack, old in ((s, tensors[0][place]) for s, place in zip(made, stacks.places, strict=True))
+            if old is not None
+        ]
+        for name, stack in zip(_call_of(self.layer).names(), stacks.spread(made), strict=True):
+            path, _, last = name.rpartition(".")
+            setattr(self.layer.get_submodule(path), last, stack)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def forward(self, input_data: Any) -> Any:
+        """As scan_layers."""
+        tensors = _call_of(self.layer).tensors()
+        stacks = _Stacks(tensors)
+        stacked = [t for place in stacks.places if (t := tensors[place]) is not None]
+        return _run(self.layer, stacks, stacked, input_data, self._partition_fn, self._is_pure)
+
+    def layer_state_dict(self, number: int) -> dict[str, torch.Tensor]:
+        """The state of one layer, under the names it has in a layer of its own."""
+        return {name: tensor[number] for name, tensor in self.layer.state_dict().items()}

@@ -1,0 +1,208 @@
+"""From torch.export's programs to StableHLO."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.export.graph_signature import InputKind
+
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.interop import exporting
+from torch_xla._engine.interop.exporting import Exported
+from torch_xla.stablehlo import bundle as bundles
+from torch_xla.stablehlo import nests
+from torch_xla.stablehlo.bundle import (
+    InputLocation,
+    StableHLOFunc,
+    StableHLOFunctionMeta,
+    StableHLOModelBundle,
+    VariableSignature,
+)
+from torch_xla.stablehlo.module import StableHLOGraphModule
+
+_PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+@dataclass
+class StableHLOExportOptions:
+    """How to export.
+
+    Args:
+      override_tracing_arguments, override_tracing_kwargs: for save_torch_model_as_stablehlo, in place of ``args``.
+      save_weights, export_weights: with False in either, the parameters and buffers are not written (``data/``).
+      custom_ops_allowed_in_graph: namespaces of operators (``{"mylib"}``) that become custom calls named
+        ``mylib.op``; their results are as torch's fake tensors say, and programs with them run where somebody has
+        registered them with XLA.
+      inline_all_constant: tensors that are no parameters or buffers become part of the program; with False they are
+        inputs of it, in ``constants/``.
+      export_node_metadata: with True, the text has locations: from which module and operator each operation comes.
+      platform: whose form of operators the StableHLO has, of cpu, cuda, rocm and tpu: some are calls of libraries on
+        one and plain operations on another.
+      jax_platforms: those that ``functions/*.jax`` can run on.
+    """
+
+    override_tracing_arguments: tuple[Any, ...] | None = None
+    override_tracing_kwargs: dict[str, Any] | None = None
+    save_weights: bool = True
+    custom_ops_allowed_in_graph: set[str] = field(default_factory=set)
+    inline_all_constant: bool = True
+    export_node_metadata: bool = False
+    export_weights: bool = True
+    platform: str = "cpu"
+    jax_platforms: Sequence[str] = _PLATFORMS
+
+
+def exported_program_to_stablehlo(
+    exported_model: torch.export.ExportedProgram, options: StableHLOExportOptions | None = None
+) -> StableHLOGraphModule:
+    """A program of torch.export as a module whose function ``forward`` is StableHLO.
+
+    NotImplementedError for operators that have no rule here, draw random numbers, or have data-dependent shapes.
+    """
+    return StableHLOGraphModule(_bundle(exported_model, options or StableHLOExportOptions()))
+
+
+def save_as_stablehlo(
+    exported_model: torch.export.ExportedProgram,
+    stablehlo_dir: str | os.PathLike[str],
+    options: StableHLOExportOptions | None = None,
+) -> None:
+    """Writes a program of torch.export as StableHLO into a folder, which StableHLOGraphModule.load reads."""
+    options = options or StableHLOExportOptions()
+    weights = options.save_weights and options.export_weights
+    bundles.save(_bundle(exported_model, options), stablehlo_dir, weights)
+
+
+def save_torch_model_as_stablehlo(
+    torchmodel: torch.nn.Module,
+    args: tuple[Any, ...],
+    path: str | os.PathLike[str],
+    options: StableHLOExportOptions | None = None,
+) -> None:
+    """Traces a module with example arguments (torch.export.export), and writes it as StableHLO into a folder."""
+    options = options or StableHLOExportOptions()
+    given = args if options.override_tracing_arguments is None else options.override_tracing_arguments
+    program = torch.export.export(torchmodel, given, options.override_tracing_kwargs)
+    save_as_stablehlo(program, path, options)
+
+
+def _bundle(program: torch.export.ExportedProgram, options: StableHLOExportOptions) -> StableHLOModelBundle:
+    exported = exporting.read(program, frozenset(options.custom_ops_allowed_in_graph))
+    held = {**program.state_dict, **program.constants}
+    is_constant = [i.kind == InputKind.CONSTANT_TENSOR for i in exported.inputs]
+    if options.inline_all_constant:
+        fixed = {n: _array(held[i.name]) for n, i in enumerate(exported.inputs) if is_constant[n]}
+        exported = _with_constants(exported, fixed)
+        is_constant = [False] * len(exported.inputs)
+    platform = (options.platform,)
+    locations = _locations(exported, is_constant)
+    constants = [_array(held[i.name]) for i, alone in zip(exported.inputs, is_constant, strict=True) if alone]
+    unused = exporting.unused(exported)
+    dropped = [(locations[n], _signature(exported.inputs[n].struct)) for n in unused]
+    locations = [location for n, location in enumerate(locations) if n not in unused]
+    exported = _without(exported, unused)
+    one = exporting.lower(exported, "forward", platform)
+    several = tuple(options.jax_platforms)
+    loadable = one if several == platform else exporting.lower(exported, "forward", several)
+    meta = _meta(exported, one, locations, dropped, _structures(program, exported))
+    text = exporting.text(exported, "forward", platform) if options.export_node_metadata else one.mlir_module()
+    function = StableHLOFunc(meta, one.mlir_module_serialized, text, bytes(loadable.serialize()))
+    state = {loc.name: _array(held[loc.name]) for loc in locations if loc.name}
+    return StableHLOModelBundle([function], state, constants)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    cpu = tensor.detach().cpu().contiguous()
+    named = dtypes.namesake(cpu.dtype)
+    # numpy and torch share no names for the narrow floats.
+    bits: np.ndarray = cpu.flatten().view(torch.uint8).numpy() if cpu.numel() else np.empty(0, np.uint8)
+    return bits.view(named).reshape(tuple(cpu.shape)).copy()
+
+
+def _with_constants(exported: Exported, fixed: dict[int, np.ndarray]) -> Exported:
+    """The same without the inputs whose values are given."""
+
+    def function(*arrays: jax.Array) -> list[Any]:
+        rest = iter(arrays)
+        whole = [jnp.asarray(fixed[n]) if n in fixed else next(rest) for n in range(len(exported.inputs))]
+        return exported.function(*whole)
+
+    inputs = [one for n, one in enumerate(exported.inputs) if n not in fixed]
+    return replace(exported, function=function, inputs=inputs)
+
+
+def _without(exported: Exported, unused: Sequence[int]) -> Exported:
+    """The same without inputs that it does not read."""
+    structs = {n: exported.inputs[n].struct for n in unused}
+    zeros = {n: lambda s=struct: jnp.zeros(s.shape, s.dtype) for n, struct in structs.items()}
+
+    def function(*arrays: jax.Array) -> list[Any]:
+        rest = iter(arrays)
+        return exported.function(*(zeros[n]() if n in zeros else next(rest) for n in range(len(exported.inputs))))
+
+    inputs = [one for n, one in enumerate(exported.inputs) if n not in structs]
+    return replace(exported, function=function, inputs=inputs)
+
+
+def _locations(exported: Exported, is_constant: Sequence[bool]) -> list[InputLocation]:
+    found, constants = [], 0
+    for one, constant in zip(exported.inputs, is_constant, strict=True):
+        if one.kind == InputKind.USER_INPUT:
+            found.append(InputLocation.input_arg(one.position))
+        elif constant:
+            found.append(InputLocation.constant(constants))
+            constants += 1
+        else:
+            found.append(InputLocation.parameter(one.name))
+    return found
+
+
+def _structures(program: torch.export.ExportedProgram, exported: Exported) -> tuple[Any, Any]:
+    """The structures of the arguments (args, kwargs) and the results as JSON; None where it has no form for one."""
+    taken, given = program.call_spec.in_spec, program.call_spec.out_spec
+    fixed = dict(exported.constants)
+    arguments = [fixed[i] if i in fixed else nests.Place(i) for i in range(taken.num_leaves)]
+    first = len(exported.mutated)
+    results = [nests.Place(r - first) if isinstance(r, int) else r.value for r in exported.results]
+    return _encoded(taken, arguments), _encoded(given, results)
+
+
+def _encoded(spec: Any, leaves: list[Any]) -> Any:
+    try:
+        return nests.encode(spec.unflatten(leaves))
+    except (TypeError, ValueError):
+        return None
+
+
+def _meta(
+    exported: Exported,
+    one: jax.export.Exported,
+    locations: list[InputLocation],
+    unused: list[tuple[InputLocation, VariableSignature]],
+    structures: tuple[Any, Any],
+) -> StableHLOFunctionMeta:
+    return StableHLOFunctionMeta(
+        name="forward",
+        stablehlo_version="",
+        input_signature=[_signature(i.struct) for i in exported.inputs],
+        output_signature=[_signature(aval) for aval in one.out_avals],
+        input_locations=locations,
+        unused_inputs=unused,
+        input_pytree_spec=structures[0],
+        output_pytree_spec=structures[1],
+        mutated=list(exported.mutated),
+        constant_args=[[position, value] for position, value in exported.constants],
+    )
+
+
+def _signature(aval: Any) -> VariableSignature:
+    dynamic = [i for i, size in enumerate(aval.shape) if not isinstance(size, int)]
+    shape = [size if isinstance(size, int) else 0 for size in aval.shape]
+    return VariableSignature(shape, np.dtype(aval.dtype).name, dynamic)

@@ -1,0 +1,152 @@
+"""A bundle of StableHLO functions as a module that runs them on xla."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torch_xla._engine.base import dtypes
+from torch_xla.core import xla_builder
+from torch_xla.stablehlo import bundle as bundles
+from torch_xla.stablehlo import nests
+from torch_xla.stablehlo.bundle import (
+    InputLocation,
+    StableHLOFunc,
+    StableHLOFunctionMeta,
+    StableHLOModelBundle,
+    VariableSignature,
+    VariableType,
+)
+
+
+class StableHLOGraphModule(torch.nn.Module):
+    """Functions in StableHLO, with their parameters; ``module(*args, **kwargs)`` is the function ``forward``.
+
+    Each call is one node of the recorded graph, without a gradient. Parameters are moved to the xla device at the first
+    call. A function that writes to buffers (BatchNorm in training) writes to those of this module.
+    """
+
+    def __init__(self, bundle: StableHLOModelBundle) -> None:
+        super().__init__()
+        self._bundle = bundle
+        self._functions = {function.meta.name: function for function in bundle.stablehlo_funcs}
+        self._calls: dict[str, Callable[..., Any]] = {}
+        self._held: dict[str, torch.Tensor] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The function ``forward``; tensors on the CPU are moved to xla."""
+        return self._run(self._function("forward"), args, kwargs)
+
+    def evaluate(self, method_name: str, args: Sequence[Any]) -> Any:
+        """The function of that name, of positional arguments. KeyError, which names those that there are."""
+        return self._run(self._function(method_name), tuple(args), {})
+
+    def get_stablehlo_text(self, method_name: str | None = None) -> str:
+        """A function's StableHLO (``forward``, where there are several) as text."""
+        return self._function(method_name).text
+
+    def get_stablehlo_bytecode(self, method_name: str | None = None) -> bytes:
+        """A function's StableHLO as a portable artifact of MLIR's bytecode."""
+        return self._function(method_name).bytecode
+
+    def save(self, directory_path: str | os.PathLike[str], options: Any = None) -> None:
+        """Writes a folder that ``load`` reads. ``options``: a StableHLOExportOptions, for whether to write weights."""
+        bundles.save(self._bundle, directory_path, options is None or (options.save_weights and options.export_weights))
+
+    @classmethod
+    def load(cls, directory_path: str | os.PathLike[str]) -> StableHLOGraphModule:
+        """Reads a folder. FileNotFoundError where it has no functions, ValueError for a damaged file."""
+        return cls(bundles.load(directory_path))
+
+    def _function(self, name: str | None) -> StableHLOFunc:
+        wanted = name or ("forward" if len(self._functions) > 1 else next(iter(self._functions)))
+        if wanted not in self._functions:
+            raise KeyError(f"stablehlo: no function {wanted!r}; there are {', '.join(self._functions)}")
+        return self._functions[wanted]
+
+    def _run(self, function: StableHLOFunc, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        meta = function.meta
+        flat = _flatten(meta, args, kwargs)
+        arguments = {loc.position: _checked(meta, loc.position, wanted, flat[loc.position])
+                     for loc, wanted in _arguments(meta)}  # fmt: skip
+        values = [self._value(meta, location, arguments) for location in meta.input_locations]
+        found = list(xla_builder.call_jax(self._call(function), (values,), name=meta.name))
+        count = len(meta.mutated)
+        self._held.update(zip(meta.mutated, found[:count], strict=True))
+        results = found[count:]
+        if meta.output_pytree_spec is not None:
+            return nests.decode(meta.output_pytree_spec, results)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _call(self, function: StableHLOFunc) -> Callable[..., Any]:
+        name = function.meta.name
+        if name not in self._calls:
+            if not function.exported:
+                raise ValueError(f"stablehlo: {name} cannot be run here, as functions/{name}.jax is missing")
+            exported = jax.export.deserialize(bytearray(function.exported))
+
+            def run(arrays: Sequence[jax.Array]) -> Any:
+                return exported.call(*arrays)
+
+            self._calls[name] = run
+        return self._calls[name]
+
+    def _value(
+        self, meta: StableHLOFunctionMeta, location: InputLocation, arguments: dict[int, torch.Tensor]
+    ) -> torch.Tensor:
+        if location.type_ == VariableType.INPUT_ARG:
+            return arguments[location.position]
+        is_constant = location.type_ == VariableType.CONSTANT
+        name = f"constant {location.position}" if is_constant else location.name
+        if name not in self._held:
+            self._held[name] = _tensor(self._array(meta, location)).to("xla")
+        return self._held[name]
+
+    def _array(self, meta: StableHLOFunctionMeta, location: InputLocation) -> np.ndarray:
+        if location.type_ == VariableType.CONSTANT:
+            return self._bundle.additional_constants[location.position]
+        if location.name not in self._bundle.state_dict:
+            raise KeyError(f"stablehlo: {meta.name} needs {location.name}, which was not saved (export_weights=False)")
+        return self._bundle.state_dict[location.name]
+
+
+def _flatten(meta: StableHLOFunctionMeta, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
+    """The tensors among the arguments, by flat position. TypeError for another structure than the program's."""
+    what = f"stablehlo {meta.name}"
+    if meta.input_pytree_spec is not None:
+        return nests.flatten(meta.input_pytree_spec, (args, kwargs), what)
+    places = sorted(loc.position for loc, _ in _arguments(meta))
+    if kwargs or len(args) != len(places):
+        raise TypeError(f"{what}: takes {len(places)} tensors in a row, got {len(args)} and {len(kwargs)} by keyword")
+    return dict(zip(places, args, strict=True))
+
+
+def _arguments(meta: StableHLOFunctionMeta) -> list[tuple[InputLocation, VariableSignature]]:
+    every = [*zip(meta.input_locations, meta.input_signature, strict=True), *meta.unused_inputs]
+    return [(location, signature) for location, signature in every if location.type_ == VariableType.INPUT_ARG]
+
+
+def _checked(meta: StableHLOFunctionMeta, position: int, wanted: VariableSignature, value: Any) -> torch.Tensor:
+    what = f"stablehlo {meta.name}: argument {position}"
+    if isinstance(value, np.ndarray):
+        value = _tensor(value)
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{what} is {value!r:.80}; expected a tensor")
+    dtype = dtypes.namesake(value.dtype).name
+    sizes = [-1 if i in wanted.dynamic_dims else size for i, size in enumerate(wanted.shape)]
+    fits = value.dim() == len(sizes) and all(size in (-1, n) for size, n in zip(sizes, value.shape, strict=True))
+    if dtype != wanted.dtype or not fits:
+        shown = ", ".join("any" if size < 0 else str(size) for size in sizes)
+        raise TypeError(f"{what} is {dtype}{list(value.shape)}; the program takes {wanted.dtype}[{shown}]")
+    return value if value.device.type == "xla" else value.detach().to("xla")
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """A CPU tensor of the array's values; numpy and torch share no names for the narrow floats."""
+    flat = torch.from_numpy(np.array(array, order="C").reshape(-1).view(np.uint8))
+    return flat.view(dtypes.named(array.dtype)).reshape(array.shape)
