@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import torch
 from helpers import counts
@@ -24,9 +25,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils import checkpoint as torch_checkpoint
 
 import torch_xla
-import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 from torch_xla._engine.diagnostics import observer
+from torch_xla._engine.lowering import RULES
 from torch_xla.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch_xla.experimental import distributed_checkpoint as xc
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel
@@ -217,8 +218,12 @@ def offload() -> None:
     ((theirs * 2).sum() + theirs.exp().square().sum()).backward()
     torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
     torch.testing.assert_close(kept.detach().cpu(), x.exp())
-    text = xm.get_stablehlo([place_to_device(place_to_host(ours.detach() * 3)) + 1])
-    assert "pinned_host" in text and '_xla_buffer_placement = "device"' in text
+    # On the CPU the host's memory is the device's; a program for a GPU or TPU says where each is.
+    place = RULES["torch_xla::place"].function
+    traced = jax.jit(lambda x: place(place(x * 3, True), False) + 1).trace(jax.ShapeDtypeStruct((8,), "float32"))
+    for platform in ("cuda", "tpu"):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert text.count("annotate_device_placement") == 2 and "pinned_host" in text
     with pytest.raises(ValueError, match="on cpu"):
         place_to_host(x)
 

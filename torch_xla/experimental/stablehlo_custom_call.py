@@ -33,8 +33,8 @@ def _place(name: str, t: torch.Tensor, host: bool) -> torch.Tensor:
 def place_to_host(t: torch.Tensor) -> torch.Tensor:
     """The tensor in the host's memory, within the step: ``place_to_device`` brings it back for what uses it.
 
-    Differentiable. A value that is still there when the step ends lies on the device again. Raises ValueError for a
-    tensor that is on no xla device.
+    On the CPU both are one memory. Differentiable. A value that is still there when the step ends lies on the device
+    again. Raises ValueError for a tensor that is on no xla device.
     """
     return _place("place_to_host", t, True)
 
