@@ -126,10 +126,10 @@ def xla_distribute_module(
     """
     if device_mesh is None:
         raise ValueError("xla_distribute_module: device_mesh is needed")
+    module.to("xla")
     if partition_fn is not None:
         for name, submodule in module.named_modules():
             partition_fn(name, submodule, device_mesh)
-    module.to("xla")
     if input_fn is not None:
         see = _with_module(input_fn)
         module.register_forward_pre_hook(lambda layer, inputs: see(layer, inputs, device_mesh))
