@@ -6,7 +6,7 @@ XLA gathers what a layer needs, when it needs it, and scatters gradients; what s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -79,7 +79,7 @@ def _shard(module: nn.Module, mesh: Any, choose: Any, ignored: set[nn.Parameter]
     from torch_xla.distributed.spmd.api import xla_distribute_tensor
 
     done: dict[nn.Parameter, nn.Parameter] = {}
-    for layer in _own_layers(module):
+    for layer in module.modules():
         for name, p in list(modules.own_parameters(layer).items()):
             if p is None or p in ignored or getattr(p, _DONE, False):
                 continue
@@ -93,11 +93,6 @@ def _shard(module: nn.Module, mesh: Any, choose: Any, ignored: set[nn.Parameter]
         buffers = modules.own_buffers(layer)
         for name, b in buffers.items():
             buffers[name] = b if b is None or b.is_meta else b.to("xla")
-
-
-def _own_layers(module: nn.Module) -> Iterable[nn.Module]:
-    """The module and those below it."""
-    return module.modules()
 
 
 @functools.cache

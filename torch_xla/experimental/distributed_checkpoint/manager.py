@@ -49,8 +49,7 @@ class CheckpointManager:
       num_of_threads: how many files a process writes at once.
       process_group: of CPU tensors, over all processes; None: one of gloo's is made, where there are several.
       chkpt_on_preemption: SIGTERM, which schedulers send before they take a machine away, does not end the process:
-        the next step is saved, and reached_preemption says so. Only in the main thread; without SPMD's processes
-        agreeing, each for itself.
+        the next step is saved, and reached_preemption says so. Only where the manager is made in the main thread.
 
     Raises ValueError for an interval below 1, or a negative number.
     """
