@@ -13,7 +13,8 @@ from torch_xla._engine.execution import programs
 #: Files whose tests start processes or wait, the longest first. They are begun before all others, so that none of them
 #: is what one worker still does when the rest have nothing left (`make test` hands the short ones over then).
 LONG_FIRST = [
-    "test_large", "test_sharded", "test_hosts", "test_spmd", "test_checkpoints", "test_compile_cache", "test_build", "test_xla_dist", "test_process",
+    "test_large", "test_sharded", "test_hosts", "test_spmd", "test_checkpoints", "test_compile_cache", "test_build",
+    "test_xla_dist", "test_process",
     "test_examples", "test_docs", "test_parity", "test_env_vars_jobs", "test_spawn", "test_errors_fuzz",
     "test_watching", "test_data_parallel", "test_env_vars", "test_random_programs", "test_amp",
 ]  # fmt: skip
