@@ -15,6 +15,10 @@ from torch_xla.core import xla_model as xm
 from torch_xla.runtime import global_ordinal, world_size
 
 
+#: The attribute by which libraries know a share.
+_MARK = "_is_sharded"
+
+
 @dataclass(frozen=True)
 class Group:
     """The replicas that share a model, and this one's place among them."""
@@ -85,7 +89,7 @@ def make_shard(
     value = params[0].detach() if rows else torch.cat([p.detach().reshape(-1) for p in params])
     share = share_of(value, group, 1 if rows else multiple)
     parameter = nn.Parameter(share.to("xla"), params[0].requires_grad)
-    parameter._is_sharded = True  # type: ignore[attr-defined]
+    setattr(parameter, _MARK, True)
     found = [(layer, name, path, piece) for piece, p in enumerate(params) for layer, name, path in places[p]]
     key = f"_fsdp_shard_{number}_" + found[0][2].replace(".", "__")
     return Shard(
