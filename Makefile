@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h tests/sanitizer_faults/*.cpp)
 
-.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-ops lint fix bench clean
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-ops test-targets lint fix bench clean
 
 help:
 	@echo "make demo      train a CNN on handwritten digits on xla:0"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-long random programs and training as users compile them (long; before a release)"
 	@echo "make test-sanitize  tests of threads and lifetimes with a recorder that checks itself (long)"
 	@echo "make test-ops  every operator of torch against the CPU (long)"
+	@echo "make test-targets  every rule, compiled for a TPU and a GPU that are not here (long)"
 	@echo "make lint      formatting, lint, types, layers"
 	@echo "make fix       mend what can be mended of formatting and lint"
 	@echo "make bench     the benchmark tables, as markdown"
@@ -48,11 +49,14 @@ test-torch:
 test-isa: $(READY)
 	$(BIN)/python -m tests.isa -n auto --dist worksteal $(PYTEST_ARGS)
 
-# Without the flags of tests/conftest.py: programs are optimized as those of users are. All 20,000 random programs. An
-# interrupt at every event of a step, then ten minutes of them at random moments.
+# Without the flags of tests/quickly.py: programs are optimized as those of users are. All 20,000 random programs. The
+# rules with the emitters that users have. An interrupt at every event of a step, then ten minutes of them at random
+# moments.
 test-long: test-sanitize
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
 	    tests/test_random_programs.py tests/test_parity.py $(PYTEST_ARGS)
+	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n auto --dist worksteal \
+	    tests/lowering tests/ops $(PYTEST_ARGS)
 	$(BIN)/python -m tests.interrupts --seconds 600
 
 # AddressSanitizer with UBSan, then ThreadSanitizer: the first time, each builds a recorder of its own (minutes).
@@ -63,6 +67,11 @@ test-sanitize: $(READY)
 test-ops: $(READY)
 	$(BIN)/python -m tests.ops.sweep --output docs/op_coverage.md $(SWEEP_ARGS)
 	$(BIN)/python -m pytest -m sweep $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+# libtpu and jax's CUDA plugin come into .venv with it. TARGETS: others than these.
+test-targets: $(READY)
+	$(BIN)/python -m pip install --quiet ".[tpu,cuda]" --requirement requirements-dev.txt
+	$(BIN)/python -m tests.targets $(or $(TARGETS),v5e h100) --output docs/op_coverage.md $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -80,6 +89,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.record $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.step $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.launching
+	$(BIN)/python -m benchmarks.layers $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.replicas $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.watching $(BENCH_ARGS)
 

@@ -165,6 +165,8 @@ def flat(result: Any) -> list[Any]:
 
 
 _TOGETHER = 32  #: cases in one program
+#: What else is to be done with the cases of a program; see targets.py.
+also: Callable[[list[Case]], None] | None = None
 _waiting: list[Case] | None = None
 
 
@@ -194,6 +196,8 @@ def _run_waiting() -> None:
             except AssertionError as error:
                 differences.append(str(error))
         assert not differences, "\n\n".join(differences)
+        if also is not None:
+            also(cases)
 
 
 def check(name: str, *args: Any, rtol: float | None = None, atol: float | None = None, **kwargs: Any) -> None:

@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-W", "error", "-c"]
 _AT_FIRST = dict(os.environ)
 
 #: Stands for sys.executable in the command of a program that imports torch_xla: a launcher may start it, too. Needs
-#: ``server_variable`` in its environment.
+#: ``server_variables`` in its environment.
 PYTHON = [sys.executable, "-IS", str(ROOT / "tests" / "forked_python.py")]
 
 
@@ -98,11 +98,11 @@ def _server() -> Server:
         if not _servers:
             # A copy of all variables, which importing takes, counts as looking at each that is set; XLA_FLAGS is not
             # looked at before the backend starts.
-            _servers.append(Server({n: v for n, v in _environment().items() if n != "XLA_FLAGS"}))
+            _servers.append(Server({n: v for n, v in environment().items() if n != "XLA_FLAGS"}))
     return _servers[0]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This process's at first, without what says how torch_xla is. XLA compiles quickly in scripts, too."""
     not_theirs = ("XLA_", "PJRT_", "CPU_NUM", "PYTEST_")
     kept = {n: v for n, v in _AT_FIRST.items() if not n.startswith(not_theirs) or n == "XLA_FLAGS"}
@@ -114,11 +114,12 @@ def run(code: str, fresh: bool, env: dict[str, str]) -> subprocess.CompletedProc
 
     In an interpreter that is started for it if it is to be ``fresh``, or where a variable says how to import.
     """
-    environment = _environment() | env
-    done = None if fresh else _server().run(code, environment)
-    return done or subprocess.run([*COMMAND, code], env=environment, capture_output=True, text=True)
+    variables = environment() | env
+    done = None if fresh else _server().run(code, variables)
+    return done or subprocess.run([*COMMAND, code], env=variables, capture_output=True, text=True)
 
 
-def server_variable() -> dict[str, str]:
-    """What PYTHON needs in its environment."""
-    return {"TORCH_XLA_TEST_SERVER": _server().address}
+def server_variables() -> dict[str, str]:
+    """What PYTHON needs in its environment, to be more than python: the server, and what it was started with."""
+    started_with = {name: _AT_FIRST[name] for name in ("PATH",) if name in _AT_FIRST}
+    return {"TORCH_XLA_TEST_SERVER": _server().address, "PYTHONPATH": str(ROOT), **started_with}

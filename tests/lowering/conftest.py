@@ -7,6 +7,10 @@ from collections.abc import Generator
 import pytest
 from rule_check import together
 
+from tests import targets
+
+targets.install()
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from jax import lax
 from rule_check import check, each
 
 import torch_xla._engine.lowering.convolution  # noqa: F401
@@ -53,6 +55,18 @@ def test_forward(case: str, dtype: torch.dtype) -> None:
 @each("case", CASES)
 @each("dtype", [torch.float32, torch.float64])
 def test_backward(case: str, dtype: torch.dtype) -> None:
+    x, weight, bias, geometry = operands(case, dtype)
+    grad = torch.randn_like(torch.ops.aten.convolution(x, weight, bias, *geometry))
+    rtol, atol = LOOSE[dtype]
+    args = grad, x, weight, [bias.shape[0]], *geometry
+    check("aten::convolution_backward", *args, [True, True, True], rtol=rtol, atol=atol)
+
+
+@each("case", [case for case, (*_, transposed, _, groups) in CASES.items() if not transposed and groups == 1])
+@each("dtype", [torch.float32, torch.float64])
+def test_backward_as_on_a_tpu(case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form that TPUs compile, which gives the same numbers here."""
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **others: others.get("tpu", default)(*args))
     x, weight, bias, geometry = operands(case, dtype)
     grad = torch.randn_like(torch.ops.aten.convolution(x, weight, bias, *geometry))
     rtol, atol = LOOSE[dtype]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from tests import targets
 from tests.ops import database, exceptions, pool, report
 from tests.ops.kinds import KINDS
 from tests.ops.outcome import Outcome
@@ -80,7 +81,8 @@ def main() -> int:
         args.json.write_text("")
     outcomes = run(todo, args.jobs, args.seconds, args.json)
     if args.output:
-        args.output.write_text(report.markdown(outcomes))
+        kept = targets.section(args.output)  # of another command
+        args.output.write_text(report.markdown(outcomes) + kept)
     lines = verdict(outcomes)
     print("\n".join([*lines, f"{len(outcomes)} checks, {len(lines)} failures"]))
     return 1 if lines else 0

@@ -23,6 +23,7 @@ from torch_xla._engine.lowering import RULES, core, decompose, jax_call, load_ru
 from torch_xla._engine.parallel import collective_ops, shutdown
 from torch_xla._engine.patches import (
     backward,
+    control_flow,
     data_loader,
     device_module,
     encoder,
@@ -76,6 +77,7 @@ def start() -> None:
         atexit.register(analysis.write_exit_lines)
     pickling.install()
     encoder.install()
+    control_flow.install()
     module_moves.install()
     rematerialize.install()
     dynamo.install()

@@ -10,7 +10,8 @@ from typing import Any
 from torch_xla._engine.diagnostics.metrics import format_bytes
 from torch_xla.debug import report_charts
 
-_STYLE = """
+#: Of the pages of reports.
+STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222;
   background: #fff; }
 h1 { font-size: 1.4em; } h2 { font-size: 1.1em; margin-top: 2em; }
@@ -50,7 +51,7 @@ def page(data: dict[str, Any]) -> str:
     stored = json.dumps(data).replace("<", "\\u003c")  # "</script>" would end the element that holds the data
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>torch_xla report</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Where the time of a step went</h1><p>{escape(summary)}</p>"
+        f"<style>{STYLE}</style></head><body><h1>Where the time of a step went</h1><p>{escape(summary)}</p>"
         f"{''.join(map(_verdict, data['verdicts']))}{_charts(data)}{_tables(data)}"
         f'<script type="application/json" id="data">{stored}</script><script>{_SCRIPT}</script></body></html>\n'
     )
@@ -87,16 +88,16 @@ def _tables(data: dict[str, Any]) -> str:
     places = [(r["op"], r["line"], *_rate(r)) for r in data["fallbacks"]]
     return "".join(
         [
-            _table("Time of a step", ("", "ms", "share", "ms without compilations", "share"), time),
-            _table("Compilations", ("step", "ops", "ms", "cause", "line"), compilations),
-            _table(
+            table("Time of a step", ("", "ms", "share", "ms without compilations", "share"), time),
+            table("Compilations", ("step", "ops", "ms", "cause", "line"), compilations),
+            table(
                 "Unexpected compilations",
                 ("times", "why"),
                 [(str(r["times"]), r["text"]) for r in data["recompilations"]],
             ),
-            _table("Ops on the CPU", ("op", "line", "a step", "ms a step"), places),
-            _table("Values read", ("line", "a step", "ms a step"), [(r["line"], *_rate(r)) for r in data["reads"]]),
-            _table("Memory", ("device", "in use", "at most", "limit"), memory),
+            table("Ops on the CPU", ("op", "line", "a step", "ms a step"), places),
+            table("Values read", ("line", "a step", "ms a step"), [(r["line"], *_rate(r)) for r in data["reads"]]),
+            table("Memory", ("device", "in use", "at most", "limit"), memory),
         ]
     )
 
@@ -105,7 +106,8 @@ def _rate(row: dict[str, Any]) -> tuple[str, str]:
     return f"{row['per_step']:.2f}", f"{row['ms_per_step']:.3f}"
 
 
-def _table(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def table(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table with its title; nothing where there are no rows."""
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     if not body:
         return ""

@@ -9,7 +9,7 @@ makes or reads buffers, and every lowering rule, asks ``to_numpy``, and so works
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 import jax.numpy as jnp
@@ -58,7 +58,13 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 # Written once, by narrow(); read without a lock.
 _stored_as: dict[torch.dtype, torch.dtype] = {}
-_exactly: ContextVar[bool] = ContextVar("exactly", default=False)
+#: In the place of that, in a block of stored_as() or exactly().
+_here: ContextVar[dict[torch.dtype, torch.dtype] | None] = ContextVar("stored_as", default=None)
+
+
+def _table() -> dict[torch.dtype, torch.dtype]:
+    found = _here.get()
+    return _stored_as if found is None else found
 
 
 def narrowing(
@@ -88,22 +94,27 @@ def narrow(stored: dict[torch.dtype, torch.dtype]) -> None:
 
 def narrows() -> bool:
     """Whether some dtype is stored as another one here."""
-    return bool(_stored_as) and not _exactly.get()
+    return bool(_table())
 
 
 @contextmanager
-def exactly() -> Iterator[None]:
-    """In this block, on this thread, every dtype is what torch says: for what cannot be computed on what is stored."""
-    token = _exactly.set(True)
+def stored_as(table: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
+    """In this block, on this thread, dtypes are stored as ``table`` says: ``narrowing`` of other devices, say."""
+    token = _here.set(table)
     try:
         yield
     finally:
-        _exactly.reset(token)
+        _here.reset(token)
+
+
+def exactly() -> AbstractContextManager[None]:
+    """In this block, on this thread, every dtype is what torch says: for what cannot be computed on what is stored."""
+    return stored_as({})
 
 
 def stored(dtype: torch.dtype) -> torch.dtype:
     """The torch dtype whose values a device buffer for tensors of ``dtype`` holds."""
-    return dtype if _exactly.get() else _stored_as.get(dtype, dtype)
+    return _table().get(dtype, dtype)
 
 
 def to_numpy(dtype: torch.dtype) -> np.dtype:
@@ -124,7 +135,7 @@ def to_torch(dtype: np.dtype | type) -> torch.dtype:
     named = _TO_TORCH[np.dtype(dtype)]
     if stored(named) == named:
         return named
-    return next((wide for wide in _stored_as if stored(wide) == named), named)
+    return next((wide for wide in _table() if stored(wide) == named), named)
 
 
 def named(dtype: np.dtype | type) -> torch.dtype:

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from jax.sharding import NamedSharding, Sharding
 
@@ -38,8 +41,24 @@ def _give(sharding: Sharding, rank: int) -> int:
 
 
 def of(number: int) -> Sharding | None:
-    """The sharding behind a number; None for 0."""
-    return _known[number - 1][0] if number else None
+    """The sharding behind a number; None for 0. In a block of ``elsewhere`` the same layout on other devices."""
+    if not number:
+        return None
+    found, moved = _known[number - 1][0], _moved.get()
+    return found if moved is None else moved(found)
+
+
+_moved: ContextVar[Callable[[Sharding], Sharding] | None] = ContextVar("moved", default=None)
+
+
+@contextmanager
+def elsewhere(moved: Callable[[Sharding], Sharding]) -> Iterator[None]:
+    """In this block, on this thread, ``of`` gives ``moved(sharding)``: for a program that is compiled for others."""
+    token = _moved.set(moved)
+    try:
+        yield
+    finally:
+        _moved.reset(token)
 
 
 def parts(sharding: Sharding, rank: int) -> tuple[int, ...]:

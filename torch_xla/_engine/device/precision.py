@@ -33,13 +33,21 @@ def name(value: lax.Precision) -> str:
     return next(name for name, precision in _NAMES.items() if precision == value)
 
 
-#: By torch's setting, or by both where set_precision has chosen.
-_known: dict[str | tuple[lax.Precision, str], Precision] = {}
+#: By platform, what set_precision has chosen, and torch's setting.
+_known: dict[tuple[str, lax.Precision | None, str], Precision] = {}
 _objects: dict[Precision, Precision] = {}
 
 
 def current() -> Precision:
     """What a program compiled now should use: one object for each precision there is; starts the backend.
+
+    See ``on``.
+    """
+    return on(devices.platform())
+
+
+def on(platform: str) -> Precision:
+    """What a program that is compiled for devices of ``platform`` (cpu, gpu, tpu) should use.
 
     set_precision comes first. Without it torch's setting counts where it asks for less than float32; it speaks of
     products only, not of convolutions. The rest is exact, except on TPUs, which are fast at bfloat16 only.
@@ -48,16 +56,16 @@ def current() -> Precision:
         text = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch refuses to answer after torch.backends.fp32_precision was set
         text = torch.backends.fp32_precision  # type: ignore[attr-defined]  # torch sets it
-    found = _known.get((_chosen, text) if _chosen else text)
-    return found if found is not None else _work_out(text)
+    found = _known.get((platform, _chosen, text))
+    return found if found is not None else _work_out(platform, text)
 
 
-def _work_out(text: str) -> Precision:
+def _work_out(platform: str, text: str) -> Precision:
     if _chosen is not None:
         products = Precision(_chosen, _chosen)
     else:
-        usual = lax.Precision.DEFAULT if devices.platform() == "tpu" else lax.Precision.HIGHEST
+        usual = lax.Precision.DEFAULT if platform == "tpu" else lax.Precision.HIGHEST
         asked = _TORCH_NAMES[text]
         products = Precision(usual if asked == lax.Precision.HIGHEST else asked, usual)
     products = _objects.setdefault(products, products)
-    return _known.setdefault((_chosen, text) if _chosen else text, products)
+    return _known.setdefault((platform, _chosen, text), products)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -23,6 +23,23 @@ from torch_xla._engine.diagnostics import analysis, causes, journal, memory, met
 from torch_xla._engine.diagnostics.explain import Situation
 from torch_xla._engine.diagnostics.recompilation import watcher
 from torch_xla._engine.graph import program, summary
+
+
+class Listener(Protocol):
+    """Wants to know of every graph, and may look at it: not on the path of a step unless somebody asked for that."""
+
+    def compiled(self, graph: Any, spec: program.GraphSpec, device: int, line: str, cause: str) -> None:
+        """A graph that was not known is about to be compiled; nothing has changed yet."""
+
+    def ran(self, graph: Any, device: int) -> None:
+        """A graph is about to run."""
+
+    def step_ended(self, device: int) -> None:
+        """A barrier has sent a step off."""
+
+
+#: Who is told; most often nobody.
+listeners: list[Listener] = []
 
 _compile_log = logging.getLogger("torch_xla.compile")
 _execute_log = logging.getLogger("torch_xla.execute")
@@ -71,6 +88,8 @@ def compilation(graph: Any, spec: program.GraphSpec, device: int) -> AbstractCon
 @contextmanager
 def _compilation(graph: Any, spec: program.GraphSpec, device: int, cause: str, line: str) -> Iterator[None]:
     ops = len(spec.nodes)
+    for listener in listeners:
+        listener.compiled(graph, spec, device, line, cause)
     start = time.perf_counter_ns()
     with progress.compiling(ops):
         yield
@@ -127,6 +146,8 @@ def execution(graph: Any, device: int) -> Execution:
     line, cause = frames.user_line(), causes.reason()
     watcher.ran((device, cause, line))
     recorder.module().set_provenance(provenance.number("result", line))
+    for listener in listeners:
+        listener.ran(graph, device)
     if analysis.level() >= 2:
         analysis.graph("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
     return Execution(graph.node_count, line, cause)
@@ -153,6 +174,8 @@ def step_ended(device: int) -> None:
     except OSError as error:
         _memory_log.error("XLA_METRICS_FILE: the report of step %d could not be written: %s", step.number, error)
     watcher.step_ended()
+    for listener in listeners:
+        listener.step_ended(device)
 
 
 def announce_step() -> None:

@@ -13,10 +13,10 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from torch_xla._engine import recorder
 from torch_xla._engine.base import shardings
 from torch_xla._engine.base.compat import launching, sharding
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import abstract, devices
 from torch_xla._engine.diagnostics import errors, metrics, observer
 from torch_xla._engine.diagnostics.errors import Outline
-from torch_xla._engine.execution import compile_cache, edges, launch
+from torch_xla._engine.execution import abstractly, compile_cache, edges, launch
 from torch_xla._engine.graph import program
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import agreement, replicated, sharded
@@ -26,12 +26,13 @@ from torch_xla._engine.parallel import agreement, replicated, sharded
 class Program:
     """A compiled graph. Never changes; may be launched by several threads.
 
-    ``executable`` is the recorder's; ``outline`` is what messages say of the graph. With a ``team`` it has collectives
+    ``executable`` is the recorder's; ``compiled`` is None on devices without values; ``outline`` is what messages say
+    of the graph. With a ``team`` it has collectives
     (``exchanges``, a line each), and all replicas of the team launch it together.
     """
 
     executable: Any
-    compiled: jax.stages.Compiled
+    compiled: jax.stages.Compiled | None
     outline: Outline
     sizes: observer.Sizes
     team: replicated.Team | None = None
@@ -71,6 +72,8 @@ def compile_graph(
     """
     outline = errors.outline(spec)
     numbers = _place(device, team)
+    if abstract.is_on():
+        return _without_values(spec, outline, numbers, team, leaves)
     with recorder.wide_types(), errors.explained(lambda: f"compiling {outline}", device, outline):
         arguments = [*_numbers(spec), *leaves]
 
@@ -95,6 +98,33 @@ def compile_graph(
     observer.compiled(compiled)
     exchanges = agreement.exchanges(spec) if team is not None else ()
     return Program(executable, compiled, outline, sizes, team, exchanges)
+
+
+def _without_values(
+    spec: program.GraphSpec,
+    outline: Outline,
+    place: Sharding,
+    team: replicated.Team | None,
+    leaves: Sequence[Any],
+) -> Program:
+    if team is not None:
+        raise RuntimeError(
+            "replicas that exchange values (xmp.spawn, DataParallel) need values; without them, as with --abstract, "
+            "several devices are one with SPMD: torch_xla.runtime.use_spmd()"
+        )
+    spread = replicas.is_spmd()
+    results = spec.root_shardings if all(spec.root_shardings) or not spread else _chosen(spec, place, leaves)
+    executable, sizes = abstractly.executable(spec, place, results if spread else ())
+    metrics.count("CreateCompileHandles")
+    return Program(executable, None, outline, sizes)
+
+
+def _chosen(spec: program.GraphSpec, place: Sharding, leaves: Sequence[Any]) -> list[int]:
+    """How the results lie that nobody has laid out: as the compiler chooses, which has to be asked."""
+    with recorder.wide_types():
+        structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for leaf in leaves]
+        arguments = [*_numbers(spec), *structs]
+        return _result_shardings(_jitted(spec, place, None, arguments, False).lower(*arguments).compile())
 
 
 def _numbers(spec: program.GraphSpec) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -123,14 +153,14 @@ def _jitted(
     team: replicated.Team | None,
     arguments: Sequence[Any],
     donates: bool,
-    chosen: bool,
+    chosen: bool = True,
 ) -> Any:
     """The graph as a function of jax that knows where it runs; ``chosen``: XLA lays out what nobody else has."""
     function = program.function(spec)
     coming: Any = place
     leaving: Any = place
     if replicas.is_spmd():
-        coming, leaving = edges.coming(arguments), edges.leaving(spec, arguments[2:], chosen)
+        coming, leaving = edges.coming(arguments, place), edges.leaving(spec, arguments[2:], place, chosen)
         function = edges.between(function, spec, leaving)
     elif team is not None:
         function = replicated.over(function, team)

@@ -18,13 +18,15 @@ from torch_xla._engine.graph import program
 from torch_xla._engine.parallel import sharded
 
 
-def coming(arguments: Sequence[Any]) -> tuple[Sharding, ...]:
-    """How (floats, ints, *leaves) lie; the numbers, too: a graph that reads nothing else would run on one device."""
-    return tuple(sharded.named(a.sharding) if isinstance(a, jax.Array) else sharded.replicated() for a in arguments)
+def coming(arguments: Sequence[Any], place: Sharding) -> tuple[Sharding, ...]:
+    """How (floats, ints, *leaves) lie; what has no sharding (numbers) as ``place``, or it would run on one device."""
+    return tuple(sharded.named(a.sharding) if a.sharding is not None else place for a in arguments)
 
 
-def leaving(spec: program.GraphSpec, leaves: Sequence[jax.Array], chosen: bool = True) -> list[Sharding | None]:
-    """How each root is to lie; None: as XLA likes, which it does not with ``chosen=False``.
+def leaving(
+    spec: program.GraphSpec, leaves: Sequence[Any], place: Sharding, chosen: bool = True
+) -> list[Sharding | None]:
+    """How each root is to lie; None: as XLA likes, with ``chosen=False`` as ``place``.
 
     XLA splits no result unevenly by itself. So a root that nobody laid out (a gradient, say) lies like a leaf of its
     shape that is split unevenly, where there is one.
@@ -34,7 +36,7 @@ def leaving(spec: program.GraphSpec, leaves: Sequence[jax.Array], chosen: bool =
         for (shape, _), leaf in zip(spec.leaves, leaves, strict=True)
         if tuple(leaf.shape) != shape
     }
-    free = None if chosen else sharded.replicated()
+    free = None if chosen else place
     shapes = _root_shapes(spec) if uneven else [()] * len(spec.roots)
     return [
         shardings.of(number) or uneven.get(shape, free)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from torch_xla._engine.lowering.registry import Context, lower
 
 _LAYOUTS = {1: ("NCH", "OIH", "NCH"), 2: ("NCHW", "OIHW", "NCHW"), 3: ("NCDHW", "OIDHW", "NCDHW")}
 Ints = Sequence[int]
+
+#: Of the image, and bytes: see _weight_gradient_by_patches.
+_FEW_CHANNELS, _MOST_PATCHES = 4, 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +84,34 @@ class _Geometry:
 
         # XLA's CPU backend has no fast code for the batch groups that the transpose of a grouped convolution uses,
         # except for depthwise ones (100 times slower); its GPU backend recognises them as a cuDNN weight gradient.
+        if not self.transposed and self.groups == 1 and self._few_patches(grad, x, weight):
+            patches = lambda grad, x: self._weight_gradient_by_patches(grad, x, weight.shape)
+            return lax.platform_dependent(grad, x, tpu=patches, default=transpose)
         if self.transposed or self.groups in (1, x.shape[1]):
             return transpose(grad, x)
         fast = lambda grad, x: self._grouped_weight_gradient(grad, x, weight.shape)
         return lax.platform_dependent(grad, x, cpu=fast, default=transpose)
+
+    @staticmethod
+    def _few_patches(grad: jax.Array, x: jax.Array, weight: jax.Array) -> bool:
+        """Whether it is an image with few channels, whose patches take little memory."""
+        size = grad.shape[0] * math.prod(weight.shape[1:]) * math.prod(grad.shape[2:]) * x.dtype.itemsize
+        return x.shape[1] <= _FEW_CHANNELS and size <= _MOST_PATCHES
+
+    def _weight_gradient_by_patches(self, grad: jax.Array, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """A product of grad with all patches of x.
+
+        For the TPU: libtpu (of jax 0.10.2) takes minutes to compile the convolution of a few channels whose kernel is
+        as large as grad: 57 s for the first layer of a LeNet, and 1.4 s for this, which runs about as long.
+        """
+        precision = precision_for(x.dtype, convolution=True)
+        padding = [(p, p) for p in self.padding]
+        patches = lax.conv_general_dilated_patches(
+            x, shape[2:], self.stride, padding, rhs_dilation=self.dilation, precision=precision
+        )
+        axes = [0, *range(2, x.ndim)]
+        product = jnp.tensordot(grad, patches, (axes, axes), precision=precision)
+        return product.reshape(shape)
 
     def _grouped_weight_gradient(self, grad: jax.Array, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """Slides grad over x with the batch as the input feature: feature groups instead of batch groups."""

@@ -23,7 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from torch_xla._engine import recorder
 from torch_xla._engine.base import shardings
 from torch_xla._engine.base.compat import sharding
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import abstract, devices
+from torch_xla._engine.device.abstract import AbstractArray
 from torch_xla._engine.job import replicas
 
 #: Of an array of the given shape, how it shall lie; None: replicated.
@@ -71,8 +72,9 @@ def over(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
 def named(found: Sharding) -> Sharding:
     """A sharding of jax's, over all devices, as programs here take it: what XLA chose, and meshes in any order."""
     if isinstance(found, NamedSharding) and isinstance(found.mesh, Mesh):
-        in_order = tuple(found.mesh.devices.flat) == mesh_devices()
-        return found if in_order else over(found.mesh, found.spec)
+        mine = tuple(found.mesh.devices.flat)
+        other = mine != mesh_devices() and set(mine) == set(mesh_devices())
+        return over(found.mesh, found.spec) if other else found
     return sharding.named(found, mesh_devices())
 
 
@@ -105,12 +107,18 @@ def put(host: np.ndarray) -> jax.Array:
 
     The next buffer made is noted to lie so.
     """
-    wanted = _uploads.layout(host.shape) if _uploads.layout is not None else None
-    if wanted is None or not _uploads.parts:
-        return laid_out(host, wanted or replicated())
+    layout = wanted(host.shape)
+    if not _uploads.parts or layout is replicated():
+        return laid_out(host, layout)
     with recorder.wide_types():
-        array = jax.make_array_from_process_local_data(wanted, host)
-    return noted(array, wanted)
+        array = jax.make_array_from_process_local_data(layout, host)
+    return noted(array, layout)
+
+
+def wanted(shape: tuple[int, ...]) -> Sharding:
+    """How this thread's uploads of that shape are to lie."""
+    found = _uploads.layout(shape) if _uploads.layout is not None else None
+    return found or replicated()
 
 
 def laid_out(value: Any, wanted: Sharding, shape: tuple[int, ...] | None = None) -> jax.Array:
@@ -131,8 +139,10 @@ def noted(array: jax.Array, lies: Sharding) -> jax.Array:
     return array
 
 
-def _laid_out(value: Any, wanted: Sharding, shape: tuple[int, ...]) -> jax.Array:
+def _laid_out(value: Any, wanted: Sharding, shape: tuple[int, ...]) -> Any:
     long = shardings.padded(shape, wanted)
+    if abstract.is_on():
+        return AbstractArray(long, value.dtype, wanted)
     spread = isinstance(value, jax.Array) and is_spread(value)
     if spread and tuple(value.shape) != long:
         return _relaid(value, shape, wanted)

@@ -14,7 +14,6 @@ from torch_xla._engine.patches.rematerialize import behind_barrier
 from torch_xla.core import xla_model as xm
 from torch_xla.runtime import global_ordinal, world_size
 
-
 #: The attribute by which libraries know a share.
 _MARK = "_is_sharded"
 

@@ -1,0 +1,165 @@
+"""``python -m tests.targets v5e h100``: every rule, compiled for accelerators that are not here.
+
+The cases of the rule tests (tests/lowering), as they are checked on the CPU, are compiled for each target as well, as
+many in one program as the tests have them. Where a target's compiler refuses a program, its cases are compiled in ever
+smaller ones, until it is known which it refuses. What it refuses is printed, and with ``--output`` written to the table
+in docs/op_coverage.md; the exit code is 1 if one of them is not in EXPECTED.
+
+Arguments after -- are pytest's. Each target takes some ten minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+_TARGETS, _FOLDER = "TORCH_XLA_TEST_TARGETS", "TORCH_XLA_TEST_TARGETS_FOLDER"
+_TITLE = "## Compiled for accelerators"
+_START, _END = "<!-- targets -->", "<!-- end of targets -->"
+
+#: (platform, op): why its compiler refuses it. Everything else compiles.
+EXPECTED: dict[tuple[str, str], str] = {}
+
+
+def install() -> None:
+    """In a pytest that ``main`` has started: compiles what the rule tests check for the targets, too."""
+    names = os.environ.get(_TARGETS)
+    if not names:
+        return
+    import rule_check
+
+    from torch_xla._engine.aot import targets
+
+    found = [targets.target(name) for name in names.split(",")]
+    folder = Path(os.environ[_FOLDER])
+
+    def also(cases: list[Any]) -> None:
+        for target in found:
+            compile_for(target, cases, functools.partial(_note, folder, target.platform))
+
+    rule_check.also = also
+
+
+def compile_for(target: Any, cases: list[Any], note: Callable[[Any, str], None]) -> None:
+    """Compiles the rules of the cases in one program, or in several; ``note(case, error)`` is called for each case."""
+    try:
+        _compile(target, cases)
+    except Exception as error:  # jax, XLA and the rules each have their own
+        if len(cases) == 1:
+            note(cases[0], str(error).strip().split("\n")[0][:300] or type(error).__name__)
+            return
+        middle = len(cases) // 2
+        compile_for(target, cases[:middle], note)
+        compile_for(target, cases[middle:], note)
+    else:
+        for case in cases:
+            note(case, "")
+
+
+def _compile(target: Any, cases: list[Any]) -> None:
+    import jax
+    from jax.sharding import SingleDeviceSharding
+
+    from torch_xla._engine.base import dtypes
+    from torch_xla._engine.graph import program
+    from torch_xla._engine.lowering import matmul
+
+    stored = dtypes.narrowing(target.platform)
+
+    def struct(leaf: jax.Array, case: Any) -> jax.ShapeDtypeStruct:
+        exact = program._EXACT.match(case.name) is not None
+        dtype = leaf.dtype if exact else dtypes.to_numpy(dtypes.named(leaf.dtype))
+        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+    def apply(case: Any, leaves: Any) -> Any:
+        if program._EXACT.match(case.name) is None:
+            return case.apply(leaves)
+        with dtypes.exactly():
+            return case.apply(leaves)
+
+    place = SingleDeviceSharding(target.devices[0])
+    with jax.enable_x64(True), dtypes.stored_as(stored), matmul.precision(matmul.EXACT):
+        structs = [[struct(leaf, case) for leaf in case.leaves] for case in cases]
+        together = lambda leaves: [apply(case, mine) for case, mine in zip(cases, leaves, strict=True)]
+        jax.jit(together, in_shardings=place, out_shardings=place).lower(structs).compile()
+
+
+def _note(folder: Path, platform: str, case: Any, error: str) -> None:
+    row = {"platform": platform, "op": case.name, "error": error, "where": case.where}
+    with open(folder / f"{os.getpid()}.json", "a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """What was noted."""
+    return [json.loads(line) for file in sorted(folder.glob("*.json")) for line in file.read_text().splitlines()]
+
+
+def table(found: list[dict[str, str]], names: list[str]) -> str:
+    """Markdown: how many cases compile for each platform, and which operators a compiler refuses, and why."""
+    lines = [
+        f"The cases of the rule tests, compiled for {' and '.join(names)} (`make test-targets`):",
+        "",
+        "| platform | operators | cases | cases refused |",
+        "| --- | --- | --- | --- |",
+    ]
+    for platform in dict.fromkeys(row["platform"] for row in found):
+        mine = [row for row in found if row["platform"] == platform]
+        refused = sum(bool(row["error"]) for row in mine)
+        lines.append(f"| {platform} | {len({row['op'] for row in mine})} | {len(mine)} | {refused} |")
+    refusals: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in found:
+        if row["error"]:
+            refusals.setdefault((row["op"], row["platform"]), []).append(row)
+    if not refusals:
+        return "\n".join([*lines, "", "None is refused."])
+    lines += ["", "| operator | CPU | TPU | GPU | what the compiler says |", "| --- | --- | --- | --- | --- |"]
+    for (op, platform), some in sorted(refusals.items()):
+        marks = ["refused" if platform == other else "compiles" for other in ("tpu", "gpu")]
+        why = re.sub(r"[|`]", "'", some[0]["error"])[:160]
+        lines.append(f"| `{op}` | compiles | {marks[0]} | {marks[1]} | {len(some)} cases: {why} |")
+    return "\n".join(lines)
+
+
+def section(document: Path) -> str:
+    """The part of a document that this command writes; empty where there is none."""
+    text = document.read_text() if document.exists() else ""
+    return f"\n{_TITLE}\n\n{text[text.index(_START) : text.index(_END) + len(_END)]}\n" if _START in text else ""
+
+
+def main() -> int:
+    """Runs the rule tests, and says what was refused."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="+", help="as torch_xla.aot takes them")
+    parser.add_argument("--output", type=Path, help="the document whose table to write")
+    parser.add_argument("--tests", nargs="*", default=["tests/lowering"], help="which tests")
+    options, rest = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {_TARGETS: ",".join(options.targets), _FOLDER: folder, "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, "-m", "pytest", "-q", *options.tests, *[a for a in rest if a != "--"]]
+        code = subprocess.call(command, env=os.environ | variables, cwd=ROOT)
+        found = rows(Path(folder))
+    text = table(found, options.targets)
+    print(text)
+    if options.output is not None:
+        document = options.output.read_text()
+        start, end = document.index(_START) + len(_START), document.index(_END)
+        options.output.write_text(f"{document[:start]}\n{text}\n{document[end:]}")
+    unexpected = {(r["platform"], r["op"]) for r in found if r["error"]} - set(EXPECTED)
+    for platform, op in sorted(unexpected):
+        print(f"refused for {platform}, and not known to be: {op}", file=sys.stderr)
+    return code or int(bool(unexpected))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

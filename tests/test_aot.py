@@ -1,0 +1,641 @@
+"""Programs for accelerators that are not here: what is counted from HLO, and what the command says of scripts.
+
+What is counted is held against jax and against what a program is known to do, on a target of this machine's CPU. What
+needs libtpu or jax's CUDA plugin is skipped without them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import run_script
+from jax import lax
+from torch import nn
+
+import torch_xla
+from tests import scripts
+from torch_xla import aot
+from torch_xla._engine import recorder
+from torch_xla._engine.aot import analysis, chips, compiler, costs, exchanges, hlo, targets, watching
+from torch_xla._engine.aot.compiler import Layout, TargetError, TooLargeError
+from torch_xla._engine.aot.targets import Target
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.graph import program
+from torch_xla.aot import command, report_data, report_page, report_text
+
+TPU = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'torch_xla[tpu]'"
+)
+GPU = pytest.mark.skipif(
+    not any(importlib.util.find_spec(p) for p in ("jax_cuda12_plugin", "jax_cuda13_plugin")),
+    reason="jax's CUDA plugin is not installed: pip install 'torch_xla[cuda]'",
+)
+ACCELERATORS = [pytest.param("v5e", marks=TPU), pytest.param("h100", marks=GPU)]
+
+
+@pytest.fixture(scope="module")
+def here() -> Target:
+    """A target whose compiler is this machine's own."""
+    return Target("here", "cpu", chips.GPUS["h100"], tuple(jax.local_devices(backend="cpu")))
+
+
+def counted(function: Callable[..., Any], *structs: jax.ShapeDtypeStruct) -> tuple[costs.Cost, float]:
+    """What is counted of a jax function, and the products and the rest that XLA counts."""
+    compiled = jax.jit(function).lower(*structs).compile()
+    total = costs.Cost()
+    counter = costs.Counter(hlo.read(compiled.as_text()))
+    for operation in counter.operations():
+        total.add(operation.cost, operation.times)
+    return total, (compiled.cost_analysis() or {})["flops"]
+
+
+def struct(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def convolution(stride: int = 1, pad: int = 0, holes: int = 1, groups: int = 1) -> Callable[..., jax.Array]:
+    return lambda x, w: lax.conv_general_dilated(
+        x, w, (stride, stride), [(pad, pad)] * 2, (holes, holes), feature_group_count=groups
+    )
+
+
+#: name: function, arguments, multiplications and additions of its products
+PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...], float]] = {
+    "product": (jnp.dot, (struct(30, 40), struct(40, 50)), 2 * 30 * 40 * 50),
+    "batches": (jnp.matmul, (struct(7, 30, 40), struct(7, 40, 50)), 2 * 7 * 30 * 40 * 50),
+    "convolution": (convolution(), (struct(8, 6, 12, 12), struct(10, 6, 5, 5)), 2 * 8 * 10 * 6 * 8 * 8 * 25),
+    "stride": (convolution(2), (struct(8, 6, 13, 13), struct(10, 6, 5, 5)), 2 * 8 * 10 * 6 * 5 * 5 * 25),
+    # of the 14 places of a kernel of 3 on 5 elements padded by 1, those at the two ends meet padding
+    "padding": (convolution(pad=1), (struct(2, 3, 5, 5), struct(4, 3, 3, 3)), 2 * 2 * 4 * 3 * 13 * 13),
+    "groups": (convolution(groups=3), (struct(8, 6, 12, 12), struct(9, 2, 5, 5)), 2 * 8 * 9 * 2 * 8 * 8 * 25),
+    "dilated image": (
+        convolution(holes=2), (struct(1, 2, 3, 3), struct(2, 2, 1, 1)), 2 * 1 * 2 * 2 * 3 * 3,
+    ),
+    "loop": (
+        lambda x, w: lax.fori_loop(0, 5, lambda i, x: x @ w, x), (struct(30, 40), struct(40, 40)), 5 * 2 * 30 * 40 * 40,
+    ),
+    "scan": (
+        lambda x, ws: lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0], (struct(8, 16), struct(6, 16, 16)),
+        6 * 2 * 8 * 16 * 16,
+    ),
+    "none": (lambda x: jnp.sin(x) + 1, (struct(30, 40),), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_hlo(name: str) -> None:
+    """The number of multiplications is the one that the program has by its mathematics, loops unrolled."""
+    function, structs, expected = PRODUCTS[name]
+    assert counted(function, *structs)[0].products == expected
+
+
+@pytest.mark.parametrize("name", [name for name in PRODUCTS if name not in ("loop", "scan")])
+def test_flops_agree_with_xla(name: str) -> None:
+    """XLA counts the same of programs without loops, but for what it counts of elementwise operations."""
+    function, structs, _ = PRODUCTS[name]
+    total, xla = counted(function, *structs)
+    assert total.flops == pytest.approx(xla, rel=0.02, abs=2 * 30 * 40)
+
+
+#: layout: dtype, dimensions, bytes with padding
+TILES = {
+    "1,0:T(8,128)": ("f32", (3, 5), 8 * 128 * 4),
+    "0,1:T(8,128)": ("f32", (3, 200), 200 * 128 * 4),
+    "1,0:T(8,128)(2,1)": ("bf16", (100, 300), 104 * 384 * 2),
+    "0:T(512)": ("f32", (500,), 512 * 4),
+    ":T(128)": ("f32", (), 128 * 4),
+    "3,2,1,0:T(8,128)S(1)": ("f32", (2, 3, 8, 128), 2 * 3 * 8 * 128 * 4),
+    "1,0": ("f32", (3, 5), 60),
+    "1,0:T(4,128)": ("pred", (3, 5), 4 * 128),
+}
+
+
+@pytest.mark.parametrize("layout", TILES)
+def test_padding_of_tiles(layout: str) -> None:
+    dtype, dims, padded = TILES[layout]
+    shape = hlo.Shape(dtype, dims, layout)
+    assert shape.padded_bytes == padded
+    assert shape.in_hbm == ("S(" not in layout)
+
+
+HLO = """HloModule jit_graph, is_scheduled=true
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+%body (state: (s32[], f32[8,128], f32[10,8,128])) -> (s32[], f32[8,128], f32[10,8,128]) {
+  %state = (s32[], f32[8,128]{1,0}, /*index=2*/f32[10,8,128]{2,1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %x = f32[8,128]{1,0} get-tuple-element(%state), index=1
+  %all = f32[10,8,128]{2,1,0} get-tuple-element(%state), index=2
+  %zero = s32[] constant(0)
+  %one = f32[1,8,128]{2,1,0} dynamic-slice(%all, %i, %zero, %zero), dynamic_slice_sizes={1,8,128}
+  %flat = f32[8,128]{1,0} bitcast(%one)
+  %r = f32[8,128]{1,0} all-reduce(%flat), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%sum
+  %y = f32[8,128]{1,0} add(%x, %r), metadata={op_name="jit(graph)/Net/aten::add/add" source_file="/a.py" source_line=7}
+  ROOT %next = (s32[], f32[8,128]{1,0}, f32[10,8,128]{2,1,0}) tuple(%i, %y, %all)
+}
+
+%more (state.1: (s32[], f32[8,128], f32[10,8,128])) -> pred[] {
+  %state.1 = (s32[], f32[8,128]{1,0}, f32[10,8,128]{2,1,0}) parameter(0)
+  %j = s32[] get-tuple-element(%state.1), index=0
+  %ten = s32[] constant(10)
+  ROOT %less = pred[] compare(%j, %ten), direction=LT
+}
+
+ENTRY %main (p: f32[8,128], q: f32[10,8,128]) -> f32[8,128] {
+  %p = f32[8,128]{1,0} parameter(0)
+  %q = f32[10,8,128]{2,1,0} parameter(1)
+  %start = s32[] constant(0)
+  %before = (s32[], f32[8,128]{1,0}, f32[10,8,128]{2,1,0}) tuple(%start, %p, %q)
+  %loop = (s32[], f32[8,128]{1,0}, f32[10,8,128]{2,1,0}) while(%before), condition=%more, body=%body
+  %got = f32[8,128]{1,0} get-tuple-element(%loop), index=1
+  %gather = (f32[8,128]{1,0}, f32[32,128]{1,0}) all-gather-start(%got), replica_groups={{0,1,2,3},{4,5,6,7}}
+  %done = f32[32,128]{1,0} all-gather-done(%gather)
+  ROOT %out = f32[8,128]{1,0} slice(%done), slice={[0:8], [0:128]}
+}
+"""
+
+
+def test_loops_collectives_and_slices() -> None:
+    """A loop counts as often as its condition says; a slice moves what it takes; groups are read in both forms."""
+    counter = costs.Counter(hlo.read(HLO))
+    operations = counter.operations()
+    assert counter.unknown_loops == 0
+    one = 8 * 128 * 4
+    (add,) = (o for o in operations if o.instruction.name == "y")
+    assert (add.times, add.cost.read, add.cost.written) == (10, 2 * one, one)
+    assert (add.instruction.op_name, add.instruction.source) == ("jit(graph)/Net/aten::add/add", "/a.py:7")
+    assert analysis.origin_of(add.instruction.op_name) == "Net/aten::add"
+    (taken,) = (o for o in operations if o.instruction.name == "one")
+    assert (taken.times, taken.cost.read, taken.cost.written) == (10, one, one)
+    found = exchanges.of(operations, chips.TPUS["v5e"], 8)
+    assert [(c.kind, c.group, c.count, c.bytes) for c in found] == [
+        ("all-reduce", 4, 10, 10 * one),
+        ("all-gather", 4, 1, 4 * one),
+    ]
+    reduced = 10 * 2 * 3 / 4 * one / chips.TPUS["v5e"].link_bandwidth
+    assert found[0].seconds == pytest.approx(reduced)
+
+
+def test_no_hlo() -> None:
+    with pytest.raises(ValueError, match="no entry computation"):
+        hlo.read("HloModule nothing")
+
+
+def recorded(make: Callable[[], Any]) -> program.GraphSpec:
+    """The graph of what ``make`` records, which is not run."""
+    torch_xla.sync()
+    kept = make()
+    spec = program.describe(recorder.module().collect(0))
+    del kept
+    return spec
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4 * 6 * 6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(F.relu(self.conv(x)).flatten(1))
+
+
+def training() -> program.GraphSpec:
+    """A training step of Net, whose products are counted in ``test_a_training_step``."""
+    net = Net().to("xla")
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x, y = torch.randn(8, 1, 8, 8, device="xla"), torch.zeros(8, dtype=torch.int64, device="xla")
+
+    def step() -> Any:
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss, net, optimizer
+
+    torch_xla.sync()
+    return recorded(step)
+
+
+@pytest.mark.parametrize("name", ["here", *ACCELERATORS])
+def test_a_training_step(name: str, here: Target) -> None:
+    """Compiles for every target; the products are those of the model."""
+    target = here if name == "here" else targets.target(name)
+    spec = training()
+    compiled = compiler.compile(compiler.lower(spec, target), spec)
+    found = analysis.analyse(compiled)
+    conv, fc = 2 * 8 * 4 * 36 * 9, 2 * 8 * 4 * 36 * 3
+    assert found.work.products == pytest.approx(2 * conv + 3 * fc)
+    assert found.work.seconds > 0 and 0 < found.work.utilisation < 1
+    assert found.memory.peak >= found.memory.arguments > 0
+    assert found.memory.aliased > 0  # parameters are updated in place
+    assert found.collectives == ()
+
+
+def test_dtypes_of_a_target(here: Target) -> None:
+    """float64 is float32 in a program for a TPU, whatever this process's devices store, and only there."""
+    spec = recorded(lambda: torch.ones(3, dtype=torch.float64, device="xla") * torch.arange(3, device="xla"))
+    as_tpu = Target("tpu", "tpu", chips.TPUS["v5e"], here.devices)
+    assert "xf64>" in compiler.lower(spec, here).text()
+    assert "tensor<3xf64>" not in compiler.lower(spec, as_tpu).text()
+    assert dtypes.to_numpy(torch.float64) == np.float64
+
+
+def test_a_refusal_keeps_the_program(here: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An error of the compiler names the program; what was to be compiled is in a file."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spec = recorded(lambda: torch.ones(3, device="xla") + 1)
+    lowered = compiler.lower(spec, here)
+    texts = {
+        "INTERNAL: oh": (TargetError, 0, 0),
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (64.00G) exceeds "
+        "available HBM (15.75G).": (TooLargeError, 64 << 30, 63 << 28),
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 26.50G of "
+        "15.75G hbm. Exceeded hbm capacity by 10.75G.": (TooLargeError, 53 << 29, 63 << 28),
+    }
+    for text, (kind, needs, room) in texts.items():
+
+        class Stage:
+            as_text = lowered.stage.as_text
+
+            def compile(self, text: str = text) -> None:
+                raise jax.errors.JaxRuntimeError(text)
+
+        begun: list[Path] = []
+        with pytest.raises(kind, match=r"target here: compiling a graph of \d ops? at train.py:7: ") as caught:
+            compiler.compile(compiler.Lowered(here, Stage(), 1), spec, "train.py:7", begun.append)  # type: ignore[arg-type]
+        assert caught.value.file == begun[0] and begun[0].read_text() == lowered.text()
+        if isinstance(caught.value, TooLargeError):
+            assert (caught.value.needs, caught.value.room) == (needs, room)
+
+
+@pytest.mark.parametrize("name", ["", "v9", "v5e:", "v5e:2y2", "h100:2x2", "cpu", "v5e:2x2x2x2", "../v5e"])
+def test_no_target(name: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a TPU with a shape, as in v5e:2x2"):
+        targets.target(name)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("v5e", "tpu"), ("h100", "cuda")])
+def test_what_is_missing(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(targets.MissingCompilerError, match=rf"pip install 'torch_xla\[{extra}\]'"):
+        targets.target.__wrapped__(name)
+
+
+@TPU
+@pytest.mark.parametrize(
+    ("name", "count", "hosts"),
+    [("v5e", 1, 1), ("v5e:2x1", 2, 1), ("v5e:4x4", 16, 4), ("v4:2x2x1", 4, 1), ("v5p:4x4x4", 64, 16), ("v6e:8", 8, 1)],
+)
+def test_topologies(name: str, count: int, hosts: int) -> None:
+    if name == "v6e:8":
+        with pytest.raises(ValueError, match="libtpu has no such topology"):
+            targets.target(name)
+        return
+    found = targets.target(name)
+    assert (len(found.devices), found.hosts, found.platform) == (count, hosts, "tpu")
+
+
+@GPU
+@pytest.mark.parametrize("name", [*chips.GPUS, "h100:8"])
+def test_gpus(name: str) -> None:
+    found = targets.target(name)
+    assert len(found.devices) == (8 if name == "h100:8" else 1)
+    assert found.devices[0].device_kind == found.chip.title
+
+
+def watched(target: Target, script: Callable[[], None], steps: int | None = None) -> dict[str, Any]:
+    """The report on what a function does."""
+    watcher = watching.Watcher(target, steps)
+    with watcher.watching():
+        script()
+    for seen in watcher.programs:
+        seen.compile(lambda file: None)
+    return report_data.collect(watcher, None)
+
+
+def test_the_report_on_a_loop(here: Target, cold: None) -> None:
+    """Each distinct program once, with line, cause and runs; lines of the model's operations; text, page and JSON."""
+    torch_xla.sync()
+
+    def script() -> None:
+        net = Net().to("xla")
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(4):
+            loss = F.cross_entropy(net(torch.randn(8, 1, 8, 8).to("xla")), torch.zeros(8, dtype=torch.int64).to("xla"))
+            loss.backward()
+            optimizer.step()
+            torch_xla.sync()
+        with pytest.warns(UserWarning, match="masked_select has no lowering"):
+            torch.masked_select(loss, loss > 0)
+        torch_xla.sync()
+
+    data = watched(here, script)
+    assert data["fits"] and command.code(data) == 0
+    rows = data["programs"]
+    assert [row["runs"] for row in rows][:2] in ([1, 3], [4, 1])
+    assert all(row["line"].startswith(__file__) and row["error"] is None for row in rows)
+    assert rows[0]["cause"] == "user torch_xla.sync"
+    dearest = [found["op"] for found in rows[0]["expensive"]]
+    assert any(op.startswith(("Net/", "backward/Net/")) for op in dearest), dearest
+    assert any(found["line"].startswith(__file__) for found in rows[0]["expensive"])
+    assert "aten::masked_select" in [row["op"] for row in data["fallbacks"]]
+    text, page = report_text.text(data), report_page.page(json.loads(json.dumps(data)))
+    assert "fits: " in text and "user torch_xla.sync" in text and "Program 1" in page
+
+
+def test_what_does_not_fit(here: Target) -> None:
+    """A program that needs more than a chip has: the verdict, the largest values with their lines, and exit code 3."""
+    small = Target(
+        "small", "cpu", chips.Chip("s", "small", {"bf16": 1.0, "f32": 1.0}, 1 << 20, 1.0, 1.0, ""), here.devices
+    )
+
+    def script() -> None:
+        x = torch.ones(512, 1024, device="xla")
+        torch_xla.sync()
+        x += 1
+        torch_xla.sync()
+
+    data = watched(small, script)
+    assert not data["fits"] and command.code(data) == 3
+    row = data["programs"][-1]["memory"]
+    assert row["needs"] >= 2 << 20 and row["updated"] == 2 << 20
+    assert row["largest"][0]["what"].startswith("argument float32[512, 1024]")
+    assert "does not fit: needs 2.00MB, has 1.00MB" in report_text.text(data)
+
+
+def test_steps_end_a_script(here: Target) -> None:
+    def script() -> None:
+        for _ in range(100):
+            torch.ones(2, device="xla").add_(1)
+            torch_xla.sync()
+
+    watcher = watching.Watcher(here, 3)
+    with pytest.raises(watching.StepsDone), watcher.watching():
+        script()
+    assert watcher.barriers == 3
+
+
+def test_nobody_is_told_afterwards(here: Target) -> None:
+    watcher = watching.Watcher(here)
+    with pytest.raises(KeyError), watcher.watching():
+        raise KeyError
+    torch_xla.sync()
+    torch.ones(2, device="xla").add_(1).cpu()
+    assert watcher.programs == []
+
+
+def test_a_team_has_its_layout(here: Target) -> None:
+    """Only one device: a mesh of more is refused in words."""
+    mesh = jax.sharding.Mesh(np.array(here.devices[:1] * 1), ("x",))
+    moved = compiler._Moved(Target("none", "cpu", here.chip, ()))
+    with pytest.raises(ValueError, match=r"target none has 0 devices, the program's mesh {'x': 1} needs 1"):
+        moved(jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    assert Layout().team is None
+
+
+def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torch_xla.aot", *args],
+        cwd=cwd or scripts.ROOT,
+        env=scripts.environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--target", "v9", "x.py"), "target 'v9': expected a TPU with a shape"),
+        (("x.py",), "--target"),
+        (("--target", "v5e", "--steps", "0", "x.py"), "--steps 0: expected at least 1"),
+    ],
+)
+def test_wrong_command_lines(args: tuple[str, ...], message: str) -> None:
+    done = run(*args)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+SCRIPT = """
+import sys, torch, torch_xla
+assert __name__ == "__main__" and sys.argv[1:] == ["--size", "4"]
+x = torch.ones(4, 4).to("xla")
+for _ in range(5):
+    x = x @ x / 4
+    torch_xla.sync()
+print("sum", x.sum().item())
+"""
+
+
+@TPU
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = run("--target", "v5e:2x2", "--json", "r.json", "--html", "r.html", "train.py", "--size", "4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "sum 16.0" in done.stdout and "fits: " in done.stdout
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert [row["runs"] for row in data["programs"]] == [5, 1]
+    assert "Program 2" in (tmp_path / "r.html").read_text()
+
+
+@TPU
+def test_a_script_that_fails(tmp_path: Path) -> None:
+    """The report is of what ran before."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import torch, torch_xla
+        x = torch.ones(4).to("xla") + 1
+        torch_xla.sync()
+        raise KeyError("mine")
+        """)
+    )
+    done = run("--target", "v5e", "train.py", cwd=tmp_path)
+    assert done.returncode == 1 and "KeyError: 'mine'" in done.stderr
+    assert "the script raised KeyError: 'mine'" in done.stdout and "Program 1" in done.stdout
+
+
+@TPU
+def test_what_a_tpu_has_no_room_for(tmp_path: Path) -> None:
+    """64 GB on a chip of 16: nothing is allocated here, the compiler refuses, and the command says what is needed."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import torch, torch_xla
+        x = torch.ones(1 << 16, 1 << 17, device="xla")
+        torch_xla.sync()
+        x = x.sort(1)[0]
+        torch_xla.sync()
+        """)
+    )
+    done = run("--target", "v5e", "--abstract", "train.py", cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert "does not fit (program" in done.stdout and "has 15.75GB" in done.stdout
+    assert "argument float32[65536, 131072] (result)" in done.stdout
+
+
+def train_step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+@pytest.mark.parametrize("name", ["here", *ACCELERATORS])
+def test_the_library(name: str, here: Target, tmp_path: Path) -> None:
+    """What a call records is compiled, once; it is pending afterwards, and right."""
+    target = here if name == "here" else targets.target(name)
+    net, twin = Net().to("xla"), Net()
+    twin.load_state_dict({n: v.cpu() for n, v in net.state_dict().items()})
+    batch = torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64)
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (net, twin)]
+    found = aot.compile(train_step, net, optimizers[0], *batch, target=target)
+    conv, fc = 2 * 8 * 4 * 36 * 9, 2 * 8 * 4 * 36 * 3
+    assert found.cost.products == pytest.approx(2 * conv + 3 * fc)
+    assert found.fits and found.collectives == () and found.target is target
+    assert "stablehlo.convolution" in found.stablehlo() and "ENTRY" in found.hlo() and __file__ in found.hlo()
+    train_step(twin, optimizers[1], *batch)
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
+    assert len(found.serialize()) > 1000
+    assert found.fill_cache(tmp_path) is not None and len(list(tmp_path.iterdir())) == 1
+
+
+def test_nothing_to_compile(here: Target) -> None:
+    with pytest.raises(ValueError, match="the function records nothing on xla:0"):
+        aot.compile(lambda: None, target=here)
+
+
+def test_a_loaded_program_runs(here: Target) -> None:
+    found = aot.compile(lambda x: x * 2 + 1, torch.arange(4.0), target=here)
+    with jax.enable_x64(True):
+        loaded = aot.load(found.serialize())
+        results = loaded(np.zeros(0), np.full(1, 2), np.arange(4, dtype=np.float32))
+    assert [r.tolist() for r in results] == [[1.0, 3.0, 5.0, 7.0]]
+
+
+@pytest.mark.parametrize("kind", ["step", "SPMD"])
+def test_a_filled_cache_is_used(kind: str, tmp_path: Path) -> None:
+    """What is compiled for a target that happens to be this machine is what a process here looks for."""
+    code = """
+        import sys
+        from pathlib import Path
+        import jax, torch, torch_xla
+        from helpers import counts
+        from torch_xla._engine.aot import chips, filling, watching
+        from torch_xla._engine.aot.targets import Target
+        from torch_xla._engine.device import devices
+        import numpy as np, torch_xla.runtime as xr, torch_xla.distributed.spmd as xs
+        if SPMD:
+            xr.use_spmd()
+        def script():
+            x = torch.ones(8, 8).to("xla")
+            if SPMD:
+                xs.mark_sharding(x, xs.Mesh(np.arange(4), (4,), ("a",)), ("a", None))
+            x *= 3
+            torch_xla.sync()
+            return x
+        if FILL:
+            watcher = watching.Watcher(Target("here", "cpu", chips.GPUS["h100"], devices.devices()))
+            with watcher.watching():
+                script()
+            for seen in watcher.programs:
+                seen.compile(lambda file: None)
+                assert seen.error is None, seen.error
+                filling.fill(Path("FOLDER"), seen.compiled)
+        else:
+            with counts() as moved:
+                assert script().sum().item() == 192
+            print(moved["PersistentCacheHit"])
+    """
+    code = code.replace("SPMD:", f"{kind == 'SPMD'}:").replace("FOLDER", str(tmp_path))
+    env = {"CPU_NUM_DEVICES": "4", "PYTHONPATH": f"{scripts.ROOT}:{scripts.ROOT}/tests"}
+    run_script(code.replace("if FILL", "if True"), **env)
+    assert list(tmp_path.iterdir())
+    done = run_script(code.replace("if FILL", "if False"), XLA_PERSISTENT_CACHE_PATH=str(tmp_path), **env)
+    assert int(done.stdout) >= 1
+
+
+def test_devices_without_values() -> None:
+    """Nothing is computed or allocated: a model of 80 GB trains; what is read is zeros, and is counted."""
+    run_script("""
+        import json, resource
+        import jax, torch, torch.nn.functional as F, torch_xla
+        from torch import nn
+        from torch_xla._engine.aot import chips, watching
+        from torch_xla._engine.aot.targets import Target
+        from torch_xla._engine.device import abstract, devices
+        from torch_xla.aot import report_data
+        abstract.switch_on()
+        watcher = watching.Watcher(Target("here", "cpu", chips.GPUS["h100"], devices.devices()))
+        with watcher.watching():
+            with torch.device("xla"):
+                model = nn.Sequential(*[nn.Linear(1 << 16, 1 << 16, bias=False) for _ in range(5)])
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(3):
+                loss = model(torch.randn(4, 1 << 16).to("xla")).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                torch_xla.sync()
+                assert loss.item() == 0 and loss.shape == ()
+            y = torch.ones(3, device="xla")
+            assert (y + 1).tolist() == [0, 0, 0] and y.to("cpu").dtype == torch.float32
+            torch_xla.sync()
+        data = report_data.collect(watcher, None)
+        step = data["programs"][-2] if len(data["programs"]) > 2 else data["programs"][-1]
+        assert not data["fits"] and data["abstract"], data
+        updated = [row["memory"]["updated"] for row in data["programs"]]
+        assert 5 * 4 * 2**32 in updated, updated
+        assert sum(row["per_step"] for row in data["reads"]) > 0
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20
+    """)
+
+
+def test_spmd_without_values() -> None:
+    """Marked tensors keep their shardings from step to step, and lie in parts on the target's chips."""
+    run_script(
+        """
+        import jax, numpy as np, torch, torch_xla
+        import torch_xla.distributed.spmd as xs, torch_xla.runtime as xr
+        from torch_xla._engine.aot import chips, watching
+        from torch_xla._engine.aot.targets import Target
+        from torch_xla._engine.device import abstract, devices
+        xr.use_spmd()
+        abstract.switch_on()
+        watcher = watching.Watcher(Target("here", "cpu", chips.GPUS["h100"], devices.devices()))
+        with watcher.watching():
+            w = torch.ones(64, 64).to("xla")
+            xs.mark_sharding(w, xs.Mesh(np.arange(4), (4,), ("a",)), ("a", None))
+            momentum = w * 2  # nobody says how it lies: as the compiler likes
+            torch_xla.sync()
+            for _ in range(3):
+                momentum += w
+                w += (w @ momentum).sum()
+                torch_xla.sync()
+        step = watcher.programs[-1]
+        assert [a.bytes for a in step.arguments] == [64 * 64 * 4 // 4] * 2, step.arguments
+        assert step.runs >= 2 and step.lowered.chips == 4
+        step.compile(lambda file: None)
+        assert step.error is None and step.found.collectives, step.error
+        """,
+        CPU_NUM_DEVICES="4",
+    )

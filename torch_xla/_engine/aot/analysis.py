@@ -1,0 +1,202 @@
+"""A compiled program in numbers: memory of a chip, work, the time it takes at least, and its dearest operations.
+
+Times are estimates, from the chip's public figures: of an operation the longer of what its products need at the peak
+for their dtype, and what its bytes need at the bandwidth of HBM; of a collective what the links need. A program takes
+the sum, as if nothing overlapped and each part ran at its limit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch_xla._engine.aot import costs, exchanges, hlo
+from torch_xla._engine.aot.chips import Chip
+from torch_xla._engine.aot.compiler import Compiled
+from torch_xla._engine.aot.costs import Operation
+from torch_xla._engine.aot.exchanges import Collective
+from torch_xla._engine.aot.hlo import Shape
+
+#: Passes of bfloat16 by which a TPU multiplies float32 at that precision.
+_PASSES = {"f32:high": 3, "f32:highest": 6}
+#: The share of a program's time below which an operation is not listed.
+_WORTH_NAMING = 0.005
+_LEAF = re.compile(r"leaves\[(\d+)\]")
+_SCOPE = re.compile(r"^jit\(graph\)/|^graph/")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on one chip. ``aliased``: of the outputs, what takes the memory of arguments; ``padding``: of arguments."""
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporaries: int
+    code: int
+    peak: int
+    padding: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one run costs one chip. ``seconds`` is an estimate; ``utilisation`` the share of the peak it allows."""
+
+    products: float
+    flops: float
+    bytes: float
+    seconds: float
+    utilisation: float
+    unknown_loops: int = 0
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte of HBM."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expensive:
+    """One operation: the estimated seconds of all its runs, where it comes from, and what it does."""
+
+    seconds: float
+    products: float
+    bytes: float
+    times: float
+    name: str  # of the instruction
+    op: str  # aten's, with the module before it where that is known
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """Something that takes memory, and where it comes from."""
+
+    bytes: int
+    what: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What is known of a compiled program."""
+
+    memory: Memory
+    work: Work
+    collectives: tuple[Collective, ...]
+    expensive: tuple[Expensive, ...]
+    largest: tuple[Large, ...]
+
+
+def analyse(compiled: Compiled, most: int = 10) -> Analysis:
+    """The Analysis of a program, with ``most`` operations and temporaries."""
+    target = compiled.lowered.target
+    module = hlo.read(compiled.stage.as_text() or "")
+    counter = costs.Counter(module)
+    operations = counter.operations()
+    collectives = exchanges.of(operations, target.chip, compiled.lowered.chips)
+    timed = [(_seconds(operation, target.chip, compiled.lowered.chips), operation) for operation in operations]
+    return Analysis(
+        _memory(compiled, module),
+        _work(timed, target.chip, counter.unknown_loops),
+        collectives,
+        tuple(_expensive(timed)[:most]),
+        tuple(_largest(module)[:most]),
+    )
+
+
+def _memory(compiled: Compiled, module: hlo.Module) -> Memory:
+    stats: Any = compiled.stage.memory_analysis()
+    parameters = [i.shapes[0] for i in module.entry.instructions.values() if i.opcode == "parameter" and i.shapes]
+    padding = sum(shape.padded_bytes - shape.bytes for shape in parameters)
+    arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
+    whole = arguments + outputs + stats.temp_size_in_bytes - stats.alias_size_in_bytes
+    return Memory(
+        arguments=arguments,
+        outputs=outputs,
+        aliased=stats.alias_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        code=stats.generated_code_size_in_bytes,
+        peak=max(getattr(stats, "peak_memory_in_bytes", 0), whole),
+        padding=padding,
+    )
+
+
+def _work(timed: Sequence[tuple[float, Operation]], chip: Chip, unknown_loops: int) -> Work:
+    total = costs.Cost()
+    for _, operation in timed:
+        total.add(operation.cost, operation.times)
+    seconds = sum(time for time, _ in timed)
+    utilisation = total.products / chip.flops["bf16"] / seconds if seconds else 0.0
+    return Work(total.products, total.flops, total.bytes, seconds, utilisation, unknown_loops)
+
+
+def _seconds(operation: Operation, chip: Chip, chips: int) -> float:
+    """The estimate for all runs of an operation."""
+    kind = exchanges.kind_of(operation)
+    if kind is not None:
+        found = exchanges.of([operation], chip, chips)
+        return sum(collective.seconds for collective in found)
+    rate, passes = peak(chip, operation.precise)
+    return operation.times * max(operation.cost.products * passes / rate, operation.cost.bytes / chip.hbm_bandwidth)
+
+
+def peak(chip: Chip, precise: str) -> tuple[float, int]:
+    """(products in a second, passes that each takes) for what costs.Operation.precise says."""
+    if "tf32" not in chip.flops:  # a TPU
+        return chip.flops["bf16"], _PASSES.get(precise, 1)
+    if precise.startswith("f32"):
+        return chip.flops["f32" if precise.endswith(("highest", "high")) else "tf32"], 1
+    if precise.startswith("f64"):
+        return chip.flops["f32"] / 2, 1
+    return chip.flops["bf16"], 1
+
+
+def _expensive(timed: Sequence[tuple[float, Operation]]) -> list[Expensive]:
+    found: list[Expensive] = []
+    total = sum(seconds for seconds, _ in timed)
+    for seconds, operation in sorted(timed, key=lambda pair: -pair[0]):
+        if seconds <= 0 or (found and seconds < _WORTH_NAMING * total):
+            break
+        instruction, times, cost = operation.instruction, operation.times, operation.cost
+        op, line = _origin(operation), instruction.source
+        found.append(Expensive(seconds, times * cost.products, times * cost.bytes, times, instruction.name, op, line))
+    return found
+
+
+def _origin(operation: Operation) -> str:
+    """Where an operation comes from; what the compiler added says what it is of."""
+    found = origin_of(operation.instruction.op_name)
+    if found and not found.startswith("leaves["):
+        return found
+    operands = operation.computation.operands(operation.instruction)
+    source = _LEAF.sub(r"argument \1", origin_of(operands[0].op_name) or operands[0].name) if operands else ""
+    return f"{operation.instruction.opcode.removesuffix('-start')}{source and f' of {source}'}"
+
+
+def origin_of(op_name: str) -> str:
+    """``Net/fc/aten::addmm`` of an instruction's ``jit(graph)/Net/fc/aten::addmm/dot_general``."""
+    parts = _SCOPE.sub("", op_name).split("/")
+    places = [place for place, part in enumerate(parts) if "::" in part]
+    return "/".join(parts[: places[0] + 1] if places else parts)
+
+
+def _largest(module: hlo.Module) -> list[Large]:
+    """Values of the program's own that are in HBM, largest first; arguments are not among them."""
+    found = []
+    for instruction in module.entry.instructions.values():
+        if instruction.opcode in ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "copy-done"):
+            continue
+        size = sum(shape.padded_bytes for shape in instruction.shapes if shape.in_hbm)
+        if size:
+            what = f"{_shown(instruction.shapes)} of {origin_of(instruction.op_name) or instruction.name}"
+            found.append(Large(size, what, instruction.source))
+    return sorted(found, key=lambda large: -large.bytes)
+
+
+def _shown(shapes: Sequence[Shape]) -> str:
+    first = max(shapes, key=lambda shape: shape.bytes)
+    more = f" and {len(shapes) - 1} more" if len(shapes) > 1 else ""
+    return f"{first.dtype}{list(first.dims)}{more}"

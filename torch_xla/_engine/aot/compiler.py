@@ -1,0 +1,197 @@
+"""Compiles a recorded graph for the devices of a target, as it would be compiled there: dtypes, precision, shardings.
+
+GraphSpec ──lower──► Lowered (StableHLO, of this platform) ──compile──► jax.stages.Compiled, which cannot be run
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+
+from torch_xla._engine import recorder
+from torch_xla._engine.aot.targets import Target
+from torch_xla._engine.base import dtypes, shardings
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import precision
+from torch_xla._engine.diagnostics.errors import outline
+from torch_xla._engine.graph import program
+from torch_xla._engine.graph.program import GraphSpec
+from torch_xla._engine.parallel import replicated
+
+
+class TargetError(RuntimeError):
+    """A program cannot be compiled for a target. ``file`` holds its StableHLO, if it came so far."""
+
+    def __init__(self, message: str, file: Path | None = None) -> None:
+        super().__init__(message)
+        self.file = file
+
+
+class TooLargeError(TargetError):
+    """The compiler of a target finds no room for a program; ``needs`` and ``room`` in bytes, 0 where it says none."""
+
+    def __init__(self, message: str, file: Path | None, needs: int, room: int) -> None:
+        super().__init__(message, file)
+        self.needs, self.room = needs, room
+
+
+#: "memory required for HLO temporaries (64.00G) exceeds available HBM (15.75G)", "Used 26.06G of 15.75G hbm"
+_SIZES = re.compile(r"(?:temporaries \(|Used )([\d.]+)([KMGT]).*?([\d.]+)([KMGT])", re.DOTALL)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a program lies on devices. None for one device.
+
+    Args:
+      spread: of SPMD, where numbers lie: on all devices of this process.
+      leaves, results: how each lies on them; a result of 0 as the compiler likes.
+      team: the replicas that run it together, each on its own device.
+    """
+
+    spread: Sharding | None = None
+    leaves: tuple[Sharding, ...] = ()
+    results: tuple[int, ...] = ()
+    team: replicated.Team | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lowered:
+    """A program in StableHLO, for a target."""
+
+    target: Target
+    stage: jax.stages.Lowered
+    chips: int  # how many run it together
+
+    def text(self) -> str:
+        """The StableHLO."""
+        return self.stage.as_text()
+
+
+def lower(spec: GraphSpec, target: Target, layout: Layout | None = None) -> Lowered:
+    """The program of a graph for a target.
+
+    Raises LoweringError for an op that cannot be built there, ValueError where it needs more devices than there are.
+    """
+    layout = layout or Layout()
+    spec = dataclasses.replace(spec, precision=precision.on(target.platform))
+    with recorder.wide_types(), dtypes.stored_as(_narrowing(target)), shardings.elsewhere(_Moved(target)):
+        stage, count = _lower(spec, target, layout)
+    return Lowered(target, stage, count)
+
+
+def _narrowing(target: Target) -> dict[Any, Any]:
+    return dtypes.narrowing(
+        target.platform,
+        use_bf16=settings.XLA_USE_BF16 or settings.XLA_USE_F16,
+        downcast_bf16=settings.XLA_DOWNCAST_BF16 or settings.XLA_DOWNCAST_FP16,
+        use_32bit_long=settings.XLA_USE_32BIT_LONG,
+    )
+
+
+def _lower(spec: GraphSpec, target: Target, layout: Layout) -> tuple[jax.stages.Lowered, int]:
+    moved = _Moved(target)
+    function: Callable[..., Any] = program.function(spec)
+    numbers: list[Any] = [
+        jax.ShapeDtypeStruct((spec.floats,), np.float64),
+        jax.ShapeDtypeStruct((spec.ints,), np.int64),
+    ]
+    leaves = [jax.ShapeDtypeStruct(shape, dtypes.to_numpy(dtype)) for shape, dtype in spec.leaves]
+    coming: Any
+    leaving: Any
+    if layout.team is not None:
+        coming = leaving = moved(layout.team.sharding)
+        function = replicated.over(function, replicated.Team(layout.team.ordinals, coming))
+        count = len(coming.device_set)
+    elif layout.spread is not None:
+        everywhere = moved(layout.spread)
+        coming = (everywhere, everywhere, *map(moved, layout.leaves))
+        leaving = [shardings.of(number) for number in layout.results]
+        count = len(everywhere.device_set)
+    else:
+        coming = leaving = SingleDeviceSharding(target.devices[0])
+        count = 1
+    donated = tuple(position + 2 for position in spec.donated)
+    jitted = jax.jit(function, in_shardings=coming, out_shardings=leaving, donate_argnums=donated, keep_unused=True)
+    return jitted.lower(*numbers, *leaves), count
+
+
+class _Moved:
+    """A sharding over devices of this process as the same one over those of a target, in their order."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def __call__(self, sharding: Sharding) -> NamedSharding:
+        if not isinstance(sharding, NamedSharding):
+            raise TypeError(f"target {self._target.name}: a sharding {sharding} has no mesh to be moved to it")
+        mesh = sharding.mesh
+        if mesh.size > len(self._target.devices):
+            raise ValueError(
+                f"target {self._target.name} has {len(self._target.devices)} devices, the program's mesh "
+                f"{dict(mesh.shape)} needs {mesh.size}"
+            )
+        places = np.array(self._target.devices[: mesh.size]).reshape(mesh.devices.shape)
+        return NamedSharding(Mesh(places, mesh.axis_names), sharding.spec)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compiled:
+    """A program compiled for a target, and how long that took."""
+
+    lowered: Lowered
+    stage: jax.stages.Compiled
+    seconds: float
+
+
+def compile(
+    lowered: Lowered, spec: GraphSpec | None, where: str = "", begun: Callable[[Path], None] = lambda file: None
+) -> Compiled:
+    """Compiles a program for its target.
+
+    Args:
+      spec: the graph, for messages; None for a program that is none.
+      where: what names it in messages, such as the user's line.
+      begun: told, before the compiler starts, which file holds the StableHLO: a compiler that crashes says nothing.
+
+    Raises TooLargeError where the compiler finds no room for it, TargetError where it refuses it.
+    """
+    file = keep(lowered)
+    begun(file)
+    start = time.perf_counter()
+    try:
+        stage = lowered.stage.compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise _explained(error, lowered, spec, where, file) from error
+    seconds = time.perf_counter() - start
+    shutil.rmtree(file.parent, ignore_errors=True)
+    return Compiled(lowered, stage, seconds)
+
+
+def _explained(error: Exception, lowered: Lowered, spec: GraphSpec | None, where: str, file: Path) -> TargetError:
+    what = f"{'a program' if spec is None else outline(spec)}{f' at {where}' if where else ''}"
+    text = f"target {lowered.target.name}: compiling {what}: {error}\n  Its StableHLO is in {file}."
+    if "RESOURCE_EXHAUSTED" not in str(error) or "memory" not in str(error):
+        return TargetError(text, file)
+    found = _SIZES.search(str(error))
+    needs, room = (int(float(found[i]) * _UNITS[found[i + 1]]) if found else 0 for i in (1, 3))
+    return TooLargeError(text, file, needs, room)
+
+
+def keep(lowered: Lowered) -> Path:
+    """Writes the program's StableHLO to a file in a new folder, and returns which."""
+    file = Path(tempfile.mkdtemp(prefix="torch_xla-aot-"), "program.mlir")
+    file.write_text(lowered.text(), encoding="utf-8")
+    return file

@@ -1,0 +1,256 @@
+"""What a compiled program costs, counted from its optimised HLO: operations, bytes of HBM, and where they come from.
+
+products      multiplications and additions of matrix products and convolutions, two for each pair of numbers
+flops         those, and one for each element that any other operation computes
+bytes         read from and written to HBM; a slice counts as what it takes, an update as what it puts
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from dataclasses import dataclass
+
+from torch_xla._engine.aot import windows
+from torch_xla._engine.aot.hlo import Computation, Instruction, Module, Shape
+
+#: No work of their own: names for values, and the ends of what was begun elsewhere.
+_FREE = frozenset(
+    (
+        "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
+        "opt-barrier", "add-dependency", "domain", "iota", "async-update",
+    )
+)  # fmt: skip
+_CALLS = frozenset(("while", "call", "conditional", "async-start"))
+_SLICES = frozenset(("slice", "dynamic-slice", "gather"))
+#: Move or rename elements, compute none.
+_MOVES = frozenset(
+    (
+        "copy", "transpose", "reshape", "broadcast", "slice", "dynamic-slice", "dynamic-update-slice",
+        "concatenate", "pad", "reverse", "gather", "scatter", "convert", "bitcast-convert", "infeed", "outfeed", "send",
+        "recv", "custom-call", "sort", "all-gather", "all-to-all", "collective-permute", "rng-bit-generator",
+    )
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Cost:
+    """Of one instruction, run once, or of several added up."""
+
+    products: float = 0.0
+    other: float = 0.0
+    read: float = 0.0
+    written: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        return self.products + self.other
+
+    @property
+    def bytes(self) -> float:
+        return self.read + self.written
+
+    def add(self, more: Cost, times: float = 1.0) -> None:
+        self.products += times * more.products
+        self.other += times * more.other
+        self.read += times * more.read
+        self.written += times * more.written
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """An instruction of the program, how often a run of the program runs it, and what one of these costs."""
+
+    instruction: Instruction
+    computation: Computation
+    times: float
+    cost: Cost
+    precise: str = ""  # the dtype by which its products are multiplied: bf16, f32, ...; empty without
+
+
+class Counter:
+    """Counts one program."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._inner = functools.lru_cache(maxsize=None)(self._arithmetic_of)
+        #: Loops whose number of rounds nobody knows; each counts as one.
+        self.unknown_loops = 0
+
+    def operations(self) -> list[Operation]:
+        """The instructions that run, loops and calls taken apart."""
+        found: list[Operation] = []
+        self._walk(self._module.entry, 1.0, found)
+        return found
+
+    def _walk(self, computation: Computation, times: float, found: list[Operation]) -> None:
+        for instruction in computation.instructions.values():
+            if instruction.opcode in _CALLS:
+                self._walk_called(instruction, times, found)
+            elif not _is_free(instruction.opcode):
+                cost = self._arithmetic(instruction, computation)
+                cost.read, cost.written = self._traffic(instruction, computation)
+                precise = _precise(self._module, instruction, computation)
+                found.append(Operation(instruction, computation, times, cost, precise))
+
+    def _walk_called(self, instruction: Instruction, times: float, found: list[Operation]) -> None:
+        called = self._module.called(instruction)
+        if instruction.opcode == "while":
+            times *= self._rounds(instruction)
+        if instruction.opcode == "conditional":  # the dearest branch
+            branches: list[list[Operation]] = []
+            for branch in called:
+                branches.append([])
+                self._walk(branch, times, branches[-1])
+            dearest: list[Operation] = max(branches, key=_flops, default=[])
+            found += dearest
+            return
+        for computation in called:
+            self._walk(computation, times, found)
+
+    def _rounds(self, loop: Instruction) -> int:
+        found = loop.trips or _limit(self._module, loop)
+        if found is None:
+            self.unknown_loops += 1
+        return found or 1
+
+    def _arithmetic_of(self, name: str) -> Cost:
+        """What a computation computes, called once."""
+        total = Cost()
+        computation = self._module.computations[name]
+        for instruction in computation.instructions.values():
+            total.add(self._arithmetic(instruction, computation))
+        return total
+
+    def _arithmetic(self, instruction: Instruction, computation: Computation) -> Cost:
+        opcode, operands = instruction.opcode, computation.operands(instruction)
+        out = float(sum(shape.elements for shape in instruction.shapes))
+        if opcode in ("fusion", "call", "async-start"):
+            total = Cost()
+            for called in self._module.called(instruction):
+                total.add(self._inner(called.name))
+            return total
+        if opcode == "while":
+            total = Cost()
+            for called in self._module.called(instruction):
+                total.add(self._inner(called.name), self._rounds(instruction))
+            return total
+        products = windows.products(instruction, [o.shapes[0] for o in operands if o.shapes])
+        if products is not None:
+            return Cost(products=products)
+        if opcode in ("reduce", "all-reduce", "all-reduce-start", "reduce-scatter"):
+            return Cost(other=float(sum(o.shapes[0].elements for o in operands if o.shapes)))
+        if opcode in ("reduce-window", "select-and-scatter"):
+            return Cost(other=out * math.prod(windows.window(instruction).size or (1,)))
+        moves = opcode in _MOVES or opcode.endswith("-start")
+        return Cost() if moves or _is_free(opcode) else Cost(other=out)
+
+    def _traffic(self, instruction: Instruction, computation: Computation) -> tuple[float, float]:
+        """Bytes (read, written) of HBM."""
+        operands = computation.operands(instruction)
+        outs = [shape for shape in instruction.shapes if shape.in_hbm]
+        if instruction.opcode in ("slice-start", "dynamic-slice-start") and len(instruction.shapes) > 1:
+            source, target = instruction.shapes[:2]  # then a context
+            return (float(target.bytes) if source.in_hbm else 0.0), (float(target.bytes) if target.in_hbm else 0.0)
+        if instruction.opcode == "copy-start":  # (destination, source, context)
+            target, source = instruction.shapes[0], instruction.shapes[1]
+            return (source.bytes if source.in_hbm else 0.0), (target.bytes if target.in_hbm else 0.0)
+        if instruction.opcode in _SLICES and operands:
+            taken = sum(shape.bytes for shape in instruction.shapes)
+            return (float(taken) if operands[0].shapes[0].in_hbm else 0.0), float(sum(s.bytes for s in outs))
+        if instruction.opcode in ("dynamic-update-slice", "scatter") and len(operands) > 1:
+            update = operands[-1 if instruction.opcode == "scatter" else 1].shapes[0].bytes
+            return float(update), float(update if outs else 0)
+        if instruction.opcode == "fusion":
+            return self._fusion_traffic(instruction, operands, outs)
+        read = sum(s.bytes for o in operands for s in o.shapes[:1] if s.in_hbm)
+        return float(read), float(sum(s.bytes for s in outs))
+
+    def _fusion_traffic(
+        self, instruction: Instruction, operands: list[Instruction], outs: list[Shape]
+    ) -> tuple[float, float]:
+        inside = self._module.called(instruction)
+        if not inside:
+            return float(sum(o.shapes[0].bytes for o in operands)), float(sum(s.bytes for s in outs))
+        body = inside[0]
+        parameters = _parameters(body)
+        read = 0.0
+        for number, operand in enumerate(operands):
+            shape = operand.shapes[0] if operand.shapes else None
+            if shape is None or not shape.in_hbm:
+                continue
+            taken = _taken(body, parameters[number]) if number in parameters else None
+            read += shape.bytes if taken is None else min(taken, shape.bytes)
+        root = body.instructions.get(body.root)
+        written = float(sum(s.bytes for s in outs))
+        if root is not None and root.opcode == "dynamic-update-slice" and outs:
+            written = float(body.operands(root)[1].shapes[0].bytes)
+        return read, written
+
+
+def _is_free(opcode: str) -> bool:
+    return opcode in _FREE or opcode.endswith("-done")
+
+
+def _flops(operations: list[Operation]) -> float:
+    return sum(operation.times * operation.cost.flops for operation in operations)
+
+
+def _parameters(body: Computation) -> dict[int, Instruction]:
+    found: dict[int, Instruction] = {}
+    for instruction in body.instructions.values():
+        if instruction.opcode == "parameter":
+            number = re.match(r"\d+", instruction.attributes)
+            found[int(number[0]) if number else len(found)] = instruction
+    return found
+
+
+def _taken(body: Computation, parameter: Instruction) -> float | None:
+    """The bytes of a fusion's operand that it reads, where that is only slices of it or it is updated in place."""
+    taken = 0.0
+    for user in body.instructions.values():
+        if parameter.name not in user.operands:
+            continue
+        if user.opcode in _SLICES and user.operands[0] == parameter.name:
+            taken += sum(shape.bytes for shape in user.shapes)
+        elif user.opcode != "dynamic-update-slice" or user.operands[0] != parameter.name:
+            return None
+    return taken
+
+
+def _limit(module: Module, loop: Instruction) -> int | None:
+    """The rounds of a loop that counts from 0 to a constant, by its condition."""
+    name = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
+    condition = module.computations.get(name[1]) if name else None
+    if condition is None:
+        return None
+    constants = [
+        int(instruction.attributes)
+        for instruction in condition.instructions.values()
+        if instruction.opcode == "constant" and instruction.attributes.isdigit()
+    ]
+    return constants[0] if len(constants) == 1 else None
+
+
+def _precise(module: Module, instruction: Instruction, computation: Computation) -> str:
+    """The dtype of an instruction's products, with the precision that was asked for: bf16, f32, f32:highest."""
+    for found, home in _with_inner(module, instruction, computation):
+        operands = home.operands(found)
+        if found.opcode in ("dot", "convolution", "custom-call") and operands and operands[0].shapes:
+            dtype = operands[0].shapes[0].dtype
+            wanted = re.search(r"operand_precision=\{(\w+)", found.attributes)
+            return f"{dtype}:{wanted[1]}" if wanted and dtype == "f32" else dtype
+    return ""
+
+
+def _with_inner(
+    module: Module, instruction: Instruction, computation: Computation
+) -> list[tuple[Instruction, Computation]]:
+    if instruction.opcode != "fusion":
+        return [(instruction, computation)]
+    found = []
+    for called in module.called(instruction):
+        for inner in called.instructions.values():
+            found += _with_inner(module, inner, called)
+    return found

@@ -1,0 +1,26 @@
+"""Executables compiled here, put where the machine that has the target looks for them: the persistent cache.
+
+The name of a file there is a hash of the program and of all that decides what XLA makes of it (program_files.py); that
+machine needs the same versions of jax, jaxlib and libtpu, and the same flags.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch_xla._engine.aot.compiler import Compiled
+from torch_xla._engine.execution.program_files import ProgramFiles
+
+
+def fill(folder: Path, compiled: Compiled) -> Path | None:
+    """Adds a program to a folder, which is made; returns its file. None for a program that calls Python.
+
+    Raises OSError, and what jax raises where a compiler cannot give its executables away.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = ProgramFiles(folder, readonly=False)
+    places = compiled.lowered.target.devices[: compiled.lowered.chips]
+    file = files.file(compiled.lowered.stage, places)
+    if file is not None and not file.exists():
+        files.write(file, compiled.stage)
+    return file

@@ -1,0 +1,130 @@
+"""What a program can be compiled for without having it: TPU topologies by shape, GPUs by name.
+
+v5e:4x4, v5p:4x4x4, v4:2x2x1, v6e    as many chips as the shape says, one without
+h100, a100:8                         as many GPUs as the number says, one without
+
+The compilers are libtpu and jax's CUDA plugin. Neither needs a chip, nor a network.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+import os
+import re
+from dataclasses import dataclass
+
+import jax
+from jax.experimental import topologies
+
+from torch_xla._engine.aot import chips
+from torch_xla._engine.aot.chips import Chip
+from torch_xla._engine.aot.quiet import quiet
+
+#: Chips of one machine, where libtpu divides a shape among machines itself.
+_MACHINE = 4
+#: jax's plugins for GPUs: the package, and the module that makes it known to jax.
+_PLUGINS = {"jax_cuda12_plugin": "jax_plugins.xla_cuda12", "jax_cuda13_plugin": "jax_plugins.xla_cuda13"}
+_NAME = re.compile(r"([a-z0-9-]+?)(?::(\d+(?:x\d+){0,2}))?")
+
+
+class MissingCompilerError(RuntimeError):
+    """The compiler of a target is not installed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """Devices to compile for. ``devices`` can be compiled for, and nothing else; ``platform`` is ``tpu`` or ``gpu``."""
+
+    name: str
+    platform: str
+    chip: Chip
+    devices: tuple[jax.Device, ...]
+
+    @property
+    def hosts(self) -> int:
+        """How many machines the devices are in."""
+        return len({device.process_index for device in self.devices})
+
+    def __str__(self) -> str:
+        count = len(self.devices)
+        machines = f" in {self.hosts} machines" if self.hosts > 1 else ""
+        return f"{self.name}: {count} × {self.chip.title}{machines}"
+
+
+def known() -> str:
+    """The names that ``target`` takes, for messages and help."""
+    tpus, gpus = ", ".join(chips.TPUS), ", ".join(chips.GPUS)
+    return f"a TPU with a shape, as in v5e:2x2 ({tpus}), or a GPU, as in h100 or h100:8 ({gpus})"
+
+
+@functools.cache
+def target(name: str) -> Target:
+    """The Target of that name.
+
+    Raises ValueError for a name that is none and for a shape that does not exist, MissingCompilerError.
+    """
+    found = _NAME.fullmatch(name.strip().lower())
+    chip, shape = (found[1], found[2]) if found else ("", None)
+    if chip in chips.TPUS:
+        return _tpu(name, chips.TPUS[chip], [int(n) for n in (shape or "1x1").split("x")])
+    if chip in chips.GPUS and "x" not in (shape or ""):
+        return _gpu(name, chips.GPUS[chip], int(shape or 1))
+    raise ValueError(f"target {name!r}: expected {known()}")
+
+
+def _tpu(name: str, chip: Chip, shape: list[int]) -> Target:
+    if importlib.util.find_spec("libtpu") is None:
+        raise MissingCompilerError(f"target {name}: libtpu is not installed; pip install 'torch_xla[tpu]'")
+    options: dict[str, object] = {}
+    if chip.name in ("v4", "v5p"):
+        shape = shape + [1] * (3 - len(shape))
+        options["chip_config_name"] = "megacore"  # a chip is one device, as jax has it on the machine
+    if math.prod(shape) < _MACHINE:
+        options["chips_per_host_bounds"] = [*shape, 1, 1][:3]
+    _alone()
+    layout = f"{chip.name}:{'x'.join(map(str, shape))}"
+    try:
+        with quiet():
+            found = topologies.get_topology_desc(layout, platform="tpu", **options)
+    except Exception as error:
+        raise ValueError(f"target {name}: libtpu has no such topology: {error}") from error
+    return Target(name, "tpu", chip, tuple(found.devices))
+
+
+def _alone() -> None:
+    """Has libtpu look for no TPU in the network, write nothing but errors, and not mind another process that has it."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
+
+
+def _gpu(name: str, chip: Chip, count: int) -> Target:
+    plugin = next((module for package, module in _PLUGINS.items() if importlib.util.find_spec(package)), None)
+    if plugin is None:
+        raise MissingCompilerError(f"target {name}: jax's CUDA plugin is not installed; pip install 'torch_xla[cuda]'")
+    options = {"target_config": chips.gpu_description(chip.name), "topology": f"1x1x{count}"}
+    try:
+        with quiet():
+            try:
+                found = topologies.get_topology_desc("", platform="cuda", **options)
+            except NotImplementedError:
+                _register(plugin)
+                found = topologies.get_topology_desc("", platform="cuda", **options)
+    except Exception as error:
+        raise ValueError(f"target {name}: jax's CUDA plugin does not take it: {error}") from error
+    return Target(name, "gpu", chip, tuple(found.devices))
+
+
+def _register(plugin: str) -> None:
+    """Makes a plugin known to jax that has given up for want of a driver, which compiling does without."""
+    variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        importlib.import_module(plugin).initialize()
+    finally:
+        if before is None:
+            del os.environ[variable]

@@ -1,0 +1,57 @@
+"""Programs on devices that hold no values: what a launch gives are shapes, dtypes and shardings."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Sharding
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes, shardings
+from torch_xla._engine.device.abstract import AbstractArray
+from torch_xla._engine.diagnostics.observer import Sizes
+from torch_xla._engine.graph.program import GraphSpec
+
+_Result = tuple[tuple[int, ...], np.dtype[Any], Sharding]
+
+
+def executable(spec: GraphSpec, place: Sharding, laid_out: Sequence[int]) -> tuple[Any, Sizes]:
+    """The recorder's Executable of a graph, and the bytes of its results.
+
+    Args:
+      place: where results lie, without SPMD.
+      laid_out: with SPMD, how each of them lies.
+    """
+    numbers = laid_out or [0] * len(spec.roots)
+    results = [(*_promise(spec, root), shardings.of(n) or place) for root, n in zip(spec.roots, numbers, strict=True)]
+    sizes = Sizes([math.prod(shape) * dtype.itemsize for shape, dtype, _ in results])
+    found = recorder.module().Executable(
+        execute=None,
+        handlers=None,
+        call=functools.partial(_call, results),
+        put=None,
+        swap_x64=None,
+        restore_x64=None,
+        number_avals=[None, None],
+        number_arrays=[None, None],
+        number_sharding=place,
+        number_devices=[],
+        sizes=sizes.results,
+        extra=0,
+        shardings=list(laid_out),
+    )
+    return found, sizes
+
+
+def _promise(spec: GraphSpec, root: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    leaves = len(spec.leaves)
+    shape, dtype = spec.leaves[root] if root < leaves else spec.nodes[root - leaves].outs[0]
+    return tuple(shape), dtypes.to_numpy(dtype)  # type: ignore[arg-type]  # a root is a tensor
+
+
+def _call(results: Sequence[_Result], arguments: list[Any]) -> list[AbstractArray]:
+    return [AbstractArray(*result) for result in results]

@@ -1,0 +1,179 @@
+"""``python -m torch_xla.aot --target v5e:2x2 train.py args...``: what a script would do on an accelerator.
+
+The script runs here, unmodified, on devices of this machine's CPU, which compute its values. Each distinct program
+that it makes is compiled for the target as well, by the target's own compiler, and a report says what came out.
+
+exit code   0   everything compiles and fits
+            1   the script failed, or a program cannot be compiled for the target
+            2   the command line is wrong, or the target's compiler is not installed
+            3   a program does not fit into the memory of the chips
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from torch_xla._engine.aot import filling, targets, watching
+from torch_xla._engine.aot.targets import Target
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import abstract
+from torch_xla.aot import report_data, report_page, report_text
+
+#: The option by which the process that watches tells the one that compiles where to note what it is doing.
+_WITHIN = "--within"
+_NOTE = "compiling.txt"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_xla.aot",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--target", required=True, help=f"what to compile for: {targets.known()}")
+    parser.add_argument("--steps", type=int, metavar="N", help="end the script at its N-th step (default: let it end)")
+    file = lambda text: Path(text).absolute()  # the script may go to another folder
+    parser.add_argument("--json", type=file, metavar="FILE", help="write the report's numbers to this file")
+    parser.add_argument("--html", type=file, metavar="FILE", help="write the report as a page to this file")
+    parser.add_argument(
+        "--fill-cache",
+        type=file,
+        metavar="DIR",
+        help="keep executables for XLA_PERSISTENT_CACHE_PATH on the target",
+    )
+    parser.add_argument("--abstract", action="store_true", help="compute and allocate nothing: values read are zeros")
+    parser.add_argument("--module", "-m", action="store_true", help="the script is the name of a module, as python -m")
+    parser.add_argument(_WITHIN, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("script", help="the program to run")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code. With wrong arguments argparse exits with 2."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.steps is not None and options.steps < 1:
+        parser.error(f"--steps {options.steps}: expected at least 1")
+    if options.within is None:
+        return _watched(argv)
+    try:
+        target = targets.target(options.target)
+    except (ValueError, targets.MissingCompilerError) as error:
+        print(f"torch_xla.aot: {error}", file=sys.stderr)
+        return 2
+    return _run(options, target)
+
+
+def _watched(argv: Sequence[str]) -> int:
+    """Runs the command in a process of its own: a compiler that crashes takes the process with it."""
+    with tempfile.TemporaryDirectory(prefix="torch_xla-aot-") as folder:
+        child = subprocess.Popen([sys.executable, "-m", "torch_xla.aot", _WITHIN, folder, *argv])
+        while True:
+            try:
+                code = child.wait()
+                break
+            except KeyboardInterrupt:  # the child has got it, too, and decides
+                continue
+        note = Path(folder, _NOTE)
+        if code >= 0:
+            return code
+        if not note.exists():
+            return 128 - code
+        print(f"torch_xla.aot: the compiler ended the process (signal {-code}), {note.read_text()}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace, target: Target) -> int:
+    _use_cpu(target)
+    if options.abstract:
+        abstract.switch_on()
+    watcher = watching.Watcher(target, options.steps)
+    failure = _run_script(options, watcher)
+    _compile(watcher, options.within / _NOTE)
+    if options.fill_cache is not None:
+        _fill(options.fill_cache, watcher)
+    data = report_data.collect(watcher, failure)
+    if options.json is not None:
+        options.json.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    if options.html is not None:
+        options.html.write_text(report_page.page(data), encoding="utf-8")
+    sys.stdout.write(report_text.text(data))
+    return code(data)
+
+
+def _compile(watcher: watching.Watcher, note: Path) -> None:
+    """Compiles the programs one by one; ``note`` says which, and where its StableHLO is."""
+    for seen in watcher.programs:
+        print(f"compiling program {seen.number} of {len(watcher.programs)} for {watcher.target.name}", file=sys.stderr)
+        what = f"compiling program {seen.number} ({seen.line})"
+        seen.compile(functools.partial(_write, note, what))
+        note.unlink(missing_ok=True)
+
+
+def _write(note: Path, what: str, file: Path) -> None:
+    note.write_text(f"{what}; its StableHLO is in {file}")
+
+
+def _fill(folder: Path, watcher: watching.Watcher) -> None:
+    """Keeps the executables; one that cannot be is named, and the others are kept."""
+    for seen in watcher.programs:
+        if seen.compiled is None:
+            continue
+        try:
+            filling.fill(folder, seen.compiled)
+        except Exception as error:  # a compiler's, jax's or the disk's
+            print(f"torch_xla.aot: program {seen.number} cannot be kept in {folder}: {error}", file=sys.stderr)
+
+
+def code(data: dict[str, Any]) -> int:
+    """The exit code that a report stands for."""
+    if not data["fits"]:
+        return 3
+    return 1 if data["failure"] or any(row["error"] for row in data["programs"]) else 0
+
+
+def _use_cpu(target: Target) -> None:
+    """The script's devices: as many of this machine's CPU as the target has chips."""
+    jax.config.update("jax_platforms", "cpu")
+    settings.export("PJRT_DEVICE", "CPU")
+    if "CPU_NUM_DEVICES" not in os.environ:
+        settings.export("CPU_NUM_DEVICES", str(len(target.devices)))
+
+
+def _run_script(options: argparse.Namespace, watcher: watching.Watcher) -> str | None:
+    """Runs the script to its end, or to the last step asked for. Returns how it failed, None where it did not."""
+    script = options.script
+    before = sys.argv[:], sys.path[:]
+    sys.argv = [script, *options.args]
+    try:
+        with watcher.watching():
+            if options.module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                sys.path[0] = os.path.dirname(os.path.abspath(script))
+                runpy.run_path(script, run_name="__main__")
+    except watching.StepsDone:
+        return None
+    except SystemExit as end:
+        return None if end.code in (None, 0) else f"the script ended with {end.code!r}"
+    except BaseException as error:
+        traceback.print_exc()
+        return f"the script raised {type(error).__name__}: {error}"
+    finally:
+        sys.argv, sys.path[:] = before
+    return None

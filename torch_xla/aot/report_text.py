@@ -1,0 +1,155 @@
+"""A report on a target as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_xla._engine.diagnostics.metrics import format_bytes
+
+_ROWS = 8
+
+
+def text(data: dict[str, Any]) -> str:
+    """The report for a terminal: the verdict, then each program, then what else there is to know."""
+    target = data["target"]
+    machines = f" in {target['hosts']} machines" if target["hosts"] > 1 else ""
+    count, steps = len(data["programs"]), data["steps"]
+    lines = [
+        "",
+        f"{target['name']}: {target['chips']} × {target['chip']}{machines}; each {format_bytes(target['hbm_bytes'])} "
+        f"of HBM, {_rate(target['peak_flops'])}FLOP/s (bf16), {_rate(target['hbm_bandwidth'])}B/s",
+        f"{verdict(data)}: {count} program{'s'[: count != 1]}, {steps} step{'s'[: steps != 1]}",
+        *([f"{data['failure']}; the report is of what ran before"] if data["failure"] else []),
+    ]
+    for row in data["programs"]:
+        lines += ["", *_program(row)]
+    lines += _section("Not as on the CPU", [f"{r['dtype']}: {r['what']}; {r['ops']} ops, the first at "
+                                            f"{r['line'] or 'an unknown line'}" for r in data["lacks"]])  # fmt: skip
+    lines += _section("Would compile again", [f"{r['times']} × {r['text']}" for r in data["recompilations"]])
+    lines += _section("On the CPU", [f"{r['per_step']:.2f} a step  {r['op']}  {r['line']}" for r in data["fallbacks"]])
+    read = "Values read, which were zeros" if data["abstract"] else "Values read"
+    lines += _section(read, [f"{r['per_step']:.2f} a step  {r['line']}" for r in data["reads"]])
+    lines += ["", *notes(data)]
+    return "\n".join(lines) + "\n"
+
+
+def verdict(data: dict[str, Any]) -> str:
+    """``fits``, or which programs do not."""
+    if data["fits"]:
+        return "fits"
+    numbers = [str(row["number"]) for row in data["programs"] if not row["memory"]["fits"]]
+    return f"does not fit (program{'s'[: len(numbers) != 1]} {', '.join(numbers)})"
+
+
+def notes(data: dict[str, Any]) -> list[str]:
+    """How the estimates are made."""
+    return [
+        "Memory is the compiler's account. Times are estimates, from public figures of the chip",
+        f"({data['target']['source']}): of each operation the longer of its products at the peak and its bytes at the",
+        "bandwidth of HBM, of collectives the bytes over all links of a chip; added up, as if nothing overlapped.",
+    ]
+
+
+def _program(row: dict[str, Any]) -> list[str]:
+    chips = f" on {row['chips']} chips" if row["chips"] > 1 else ""
+    lines = [
+        f"Program {row['number']}: {row['ops']} ops{chips}, ran {times(row['runs'])}; {row['cause']}, {row['line']}",
+        f"  memory      {memory(row['memory'])}",
+    ]
+    if row["error"]:
+        lines += [f"  error       {line}" if not i else f"              {line}"
+                  for i, line in enumerate(row["error"].splitlines())]  # fmt: skip
+    if not row["memory"]["fits"]:
+        lines += [f"  largest     {large(found)}" for found in row["memory"]["largest"]]
+    if row["work"] is None:
+        return lines
+    lines += [f"  work        {work(row['work'])}", f"  time        {time(row)}"]
+    lines += [f"  exchanges   {collective(found)}" for found in row["collectives"]]
+    total = row["work"]["seconds"] or 1.0
+    lines += [f"  {'dearest' if not i else '':<11} {expensive(found, total)}"
+              for i, found in enumerate(row["expensive"])]  # fmt: skip
+    return lines
+
+
+def memory(row: dict[str, Any]) -> str:
+    """What a chip needs, against what it has."""
+    room = format_bytes(row["room"])
+    head = f"{'fits' if row['fits'] else 'does not fit'}: needs {format_bytes(row['needs'])}, has {room}"
+    if "peak" not in row:
+        return head
+    parts = [f"arguments {format_bytes(row['arguments'])}"]
+    parts += [f"of these updated in place {format_bytes(row['updated'])}"] if row["updated"] else []
+    parts += [f"padding {format_bytes(row['padding'])}"] if row["padding"] else []
+    parts += [f"new results {format_bytes(row['outputs'] - row['aliased'])}"]
+    parts += [f"temporaries {format_bytes(row['temporaries'])}"]
+    parts += [f"code {format_bytes(row['code'])}"] if row["code"] else []
+    parts += [f"other tensors {format_bytes(row['others'])}"] if row["others"] else []
+    return f"{head} ({', '.join(parts)})"
+
+
+def times(count: int) -> str:
+    """How often, in words."""
+    return "once" if count == 1 else f"{count} times"
+
+
+def large(row: dict[str, Any]) -> str:
+    """One of the values that take most."""
+    return f"{format_bytes(row['bytes']):>10}  {row['what']}{'  ' + row['line'] if row['line'] else ''}"
+
+
+def work(row: dict[str, Any]) -> str:
+    """Operations and bytes of a run."""
+    unknown = f"; {row['unknown_loops']} loops of unknown length count once" if row["unknown_loops"] else ""
+    return (
+        f"{_rate(row['flops'])}FLOP, {_rate(row['products'])} of them in products; "
+        f"{_rate(row['bytes'])}B of HBM moved; {row['intensity']:.1f} FLOP a byte{unknown}"
+    )
+
+
+def time(row: dict[str, Any]) -> str:
+    """The estimate for a run, and how long it took to compile."""
+    found = row["work"]
+    return (
+        f"at least {duration(found['seconds'])} a run (estimate), at most {found['utilisation']:.1%} of the peak; "
+        f"compiled in {row['compile_seconds']:.1f} s"
+    )
+
+
+def collective(row: dict[str, Any]) -> str:
+    """Collectives of a kind."""
+    return (
+        f"{row['count']:g} × {row['kind']} among {row['group']}: {_rate(row['bytes'])}B, "
+        f"at least {duration(row['seconds'])} (estimate)"
+    )
+
+
+def expensive(row: dict[str, Any], total: float) -> str:
+    """One operation with its share of the program's time."""
+    times = f" ({row['times']:g} times)" if row["times"] != 1 else ""
+    return (
+        f"{row['seconds'] / total:>4.0%} {duration(row['seconds']):>9}  {row['op'] or row['name']}{times}"
+        f"{'  ' + row['line'] if row['line'] else ''}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds in a unit that leaves few digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def _rate(value: float) -> str:
+    """With a metric prefix: ``1.23 G``."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
+def _section(title: str, rows: list[str]) -> list[str]:
+    if not rows:
+        return []
+    more = [f"  and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
+    return ["", title, *(f"  {row}" for row in rows[:_ROWS]), *more]
