@@ -49,11 +49,14 @@ test-torch:
 test-isa: $(READY)
 	$(BIN)/python -m tests.isa -n auto --dist worksteal $(PYTEST_ARGS)
 
-# Without the flags of tests/conftest.py: programs are optimized as those of users are. All 20,000 random programs. An
-# interrupt at every event of a step, then ten minutes of them at random moments.
+# Without the flags of tests/quickly.py: programs are optimized as those of users are. All 20,000 random programs. The
+# rules with the emitters that users have. An interrupt at every event of a step, then ten minutes of them at random
+# moments.
 test-long: test-sanitize
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
 	    tests/test_random_programs.py tests/test_parity.py $(PYTEST_ARGS)
+	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n auto --dist worksteal \
+	    tests/lowering tests/ops $(PYTEST_ARGS)
 	$(BIN)/python -m tests.interrupts --seconds 600
 
 # AddressSanitizer with UBSan, then ThreadSanitizer: the first time, each builds a recorder of its own (minutes).
@@ -86,6 +89,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.record $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.step $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.launching
+	$(BIN)/python -m benchmarks.layers $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.replicas $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.watching $(BENCH_ARGS)
 

@@ -130,6 +130,53 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(position))))
 
 
+class _RMSNorm(nn.Module):
+    """Written out, as decoders do."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat((-right, left), -1) * sin
+
+
+class Decoder(nn.Module):
+    """A layer of a Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.shared, self.size = heads, heads // 2, width // heads
+        self.before, self.between = _RMSNorm(width), _RMSNorm(width)
+        self.q, self.o = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(width, self.shared * self.size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def attend(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            layer(x).view(batch, length, heads, self.size).transpose(1, 2)
+            for layer, heads in ((self.q, self.heads), (self.k, self.shared), (self.v, self.shared))
+        )
+        halves = torch.arange(0, self.size, 2, device=x.device) / self.size
+        angles = torch.outer(torch.arange(length, device=x.device), 10000.0**-halves).repeat(1, 2)
+        q, k = (_rotated(t, angles.cos(), angles.sin()) for t in (q, k))
+        k, v = (t.repeat_interleave(self.heads // self.shared, 1) for t in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(y.transpose(1, 2).reshape(batch, length, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attend(self.before(x))
+        y = self.between(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
 class LSTMClassifier(nn.Module):
     """An LSTM over a sequence of tokens, classified by its last output."""
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
+# There is a worker for each core: a second thread of torch's waits for work by spinning, and takes time from the other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 
@@ -13,9 +19,10 @@ from torch_xla._engine.execution import programs
 #: Files whose tests start processes or wait, the longest first. They are begun before all others, so that none of them
 #: is what one worker still does when the rest have nothing left (`make test` hands the short ones over then).
 LONG_FIRST = [
-    "test_hosts", "test_spmd", "test_checkpoints", "test_compile_cache", "test_build", "test_xla_dist", "test_process",
-    "test_examples", "test_docs", "test_parity", "test_env_vars_jobs", "test_spawn", "test_errors_fuzz",
-    "test_watching", "test_data_parallel", "test_env_vars", "test_random_programs", "test_amp",
+    "test_build", "test_process", "test_collectives", "test_examples", "test_parity", "test_fork", "test_docs",
+    "test_hosts", "test_spmd", "test_checkpoints", "test_xla_dist", "test_compile_cache", "test_env_vars_jobs",
+    "test_spawn", "test_errors_fuzz", "test_watching", "test_data_parallel", "test_env_vars", "test_scripts",
+    "test_narrow_dtypes", "test_saving", "test_random_programs", "test_amp",
 ]  # fmt: skip
 
 
@@ -23,6 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests first; others stay in their order."""
     place = {name: number for number, name in enumerate(LONG_FIRST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """What importing has made, a million objects, is not looked at by the collections of garbage that tests ask for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

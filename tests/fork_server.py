@@ -1,6 +1,6 @@
 """A process that has imported torch, jax and torch_xla, and forks a child for each program that it is asked to run.
 
-Importing takes four seconds, a fork a few milliseconds. It starts no backend and no thread, so that the child is what
+Importing takes five seconds, a fork a few milliseconds. It starts no backend and no thread, so that the child is what
 an interpreter is that has just imported them: its settings, its devices and its atexit handlers are its own. See
 ``Server`` in scripts.py, which starts this process, and forked_python.py.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import gc
+import importlib
 import importlib.machinery
 import json
 import os
@@ -32,8 +33,9 @@ from dataclasses import dataclass
 _READ_IN_C = ("DNNL_", "GLIBC_", "GOMP_", "GOTO_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL", "NPY_", "OMP_", "ONEDNN_",
               "OPENBLAS_", "PYTHON", "PYTORCH_", "TF_", "TORCH_CPP_", "TORCH_SHOW_", "TZ")  # fmt: skip
 
-#: What importing looks at for a bound, and reads again when it is needed.
-_READ_AGAIN = {"CPU_NUM_DEVICES"}  # room for eight devices is made in any case
+#: What importing looks at for a bound, and reads again when it is needed (room for eight devices is made in any case);
+#: what shells set for all that they start, which counts as read because somebody copies all variables.
+_READ_AGAIN = {"CPU_NUM_DEVICES", "OLDPWD", "PWD", "SHLVL", "_"}
 
 #: What launchers set for the processes that they start: a child is told otherwise.
 _TOLD = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
@@ -246,6 +248,8 @@ def main(alive: int, door: int) -> None:
     before = dict(os.environ)
     with _noting_reads() as seen:
         import torch_xla  # noqa: F401
+
+        importlib.import_module("torch._dynamo")  # as torch does when the first op is recorded, which takes a second
     # What importing has made is not looked at by the children's garbage collections, which would also copy its pages.
     # The last one, at the end, takes longer than most scripts otherwise; where the end is the point: gc.unfreeze().
     gc.freeze()

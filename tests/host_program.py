@@ -73,6 +73,6 @@ def check_weights(folder: Path, world: int) -> list[tuple[int, int, int]]:
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        xmp.spawn(work, args=(Path(sys.argv[1]),), nprocs=int(sys.argv[2]))
+        xmp.spawn(work, args=(Path(sys.argv[1]),), nprocs=int(sys.argv[2]), start_method="fork")
     else:
         work(xr.global_ordinal(), Path(sys.argv[1]))

@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-W", "error", "-c"]
 _AT_FIRST = dict(os.environ)
 
 #: Stands for sys.executable in the command of a program that imports torch_xla: a launcher may start it, too. Needs
-#: ``server_variable`` in its environment.
+#: ``server_variables`` in its environment.
 PYTHON = [sys.executable, "-IS", str(ROOT / "tests" / "forked_python.py")]
 
 
@@ -119,6 +119,7 @@ def run(code: str, fresh: bool, env: dict[str, str]) -> subprocess.CompletedProc
     return done or subprocess.run([*COMMAND, code], env=variables, capture_output=True, text=True)
 
 
-def server_variable() -> dict[str, str]:
-    """What PYTHON needs in its environment."""
-    return {"TORCH_XLA_TEST_SERVER": _server().address}
+def server_variables() -> dict[str, str]:
+    """What PYTHON needs in its environment, to be more than python: the server, and what it was started with."""
+    started_with = {name: _AT_FIRST[name] for name in ("PATH",) if name in _AT_FIRST}
+    return {"TORCH_XLA_TEST_SERVER": _server().address, "PYTHONPATH": str(ROOT), **started_with}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_same, counts, same
+from helpers import assert_same, counts, run_script, same
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -309,3 +309,99 @@ def test_a_pure_function_within_another() -> None:
         return y, torch.autograd.grad(y.sum(), a)[0]
 
     same(run, torch.randn(4).requires_grad_(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_size_limit_of_a_graph_does_not_cut_what_is_recorded() -> None:
+    done = run_script(
+        """
+        import torch, torch_xla
+        from torch_xla.experimental.assume_pure import assume_pure
+
+        def function(a):
+            for _ in range(30):
+                a = torch.sin(a)
+            return a
+
+        x = torch.ones(2, device="xla")
+        for _ in range(90):
+            x = x + 1
+        x = assume_pure(function)(x)
+        for _ in range(9):
+            x = x + 1
+        print(-1 <= x.sum().item() - 18 <= 2)
+        """,
+        check=False,
+        XLA_TRIM_GRAPH_SIZE="100",
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_calls_with_one_seed_draw_equal_numbers() -> None:
+    drop = assume_pure(lambda a: F.dropout(a, 0.5), add_rng_seed_argument=True)
+    x = torch.ones(256).to("xla").requires_grad_()
+    seeds = [3, 3, 4, torch.tensor(3).to("xla"), 2**64 + 3, -1]
+    drawn = [tuple(drop(x, rng_seed=seed).tolist()) for seed in seeds]
+    assert drawn[0] == drawn[1] == drawn[3] == drawn[4]
+    assert len(set(drawn)) == 3
+    y = drop(x, rng_seed=3)
+    assert_same(torch.autograd.grad(y.sum(), x)[0], y.detach().cpu())
+    for wrong in (None, 1.0, True, torch.tensor(3), torch.tensor(3.0).to("xla")):
+        with pytest.raises(TypeError, match="expected rng_seed=, an integer or an int64 xla tensor"):
+            drop(x, rng_seed=wrong)
+
+
+def test_without_a_cache_the_function_runs_at_each_call() -> None:
+    runs, factor = 0, 2.0
+
+    def function(a: Tensor) -> Tensor:
+        nonlocal runs
+        runs += 1
+        return a * factor
+
+    x = torch.ones(3).to("xla").requires_grad_()
+    cached, anew = assume_pure_torch(function, use_cache=True), assume_pure_torch(function)
+    for _ in range(3):
+        cached(x)
+    assert runs == 1
+    for factor in (2.0, 3.0):
+        y = anew(x)
+        assert set(_ops(y)) == {"torch_xla::jax_call", "torch_xla::getitem"}
+        assert_same(torch.autograd.grad(y.sum(), x)[0], torch.full((3,), factor))
+    assert runs == 3
+
+
+def test_a_known_call_goes_past_python() -> None:
+    block = PureModule(Block().to("xla"))
+    x = torch.randn(2, 4, 16).to("xla").requires_grad_()
+    first = block(x)
+    second = block(x)
+    assert type(first.grad_fn) is type(second.grad_fn) and "PureCall" in second.grad_fn.name()
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (first, second)]
+    assert_same(gradients[0], gradients[1].cpu())
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(second.sum(), x)
+
+
+def test_a_plan_is_for_tensors_of_its_own_kind() -> None:
+    double = assume_pure(lambda a, b: a * b)
+    x, y = torch.ones(3).to("xla").requires_grad_(), torch.full((3,), 2.0).to("xla")
+    expected = torch.full((3,), 2.0)
+    for a, b in ((x, y), (x, y), (y, x), (y, x), (x.detach(), y), (x.double(), y.double()), (x[:1], y), (x, y[0])):
+        found = double(a, b)
+        assert found.requires_grad == (a.requires_grad or b.requires_grad)
+        assert_same(found.detach().float().expand(3), expected)
+    with torch.no_grad():
+        assert not double(x, y).requires_grad
+    with torch.inference_mode():
+        assert double(x, y).is_inference()
+    half = torch.autograd.grad(double(x, y)[:2].sum(), x)[0]
+    assert_same(half, torch.tensor([2.0, 2.0, 0.0]))
+
+
+def test_only_some_results_have_a_gradient() -> None:
+    several = assume_pure(lambda a: (a * 2, a.argmax(), a * 3, a.detach()))
+    x = torch.ones(3).to("xla").requires_grad_()
+    for _ in range(2):
+        first, place, third, apart = several(x)
+        assert [t.requires_grad for t in (first, place, third, apart)] == [True, False, True, False]
+        assert_same(torch.autograd.grad(third.sum(), x)[0], torch.full((3,), 3.0))

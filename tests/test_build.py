@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,33 @@ def sources(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "standin.cpp").write_text(GOOD)
     return folder
+
+
+@dataclass(frozen=True)
+class Built:
+    """A cache with one build of the sources, the library in it, and what building it said."""
+
+    cache: Path
+    library: Path
+    said: str
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """To look at, and to copy: a build takes three seconds."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "csrc").mkdir()
+    (folder / "csrc" / "standin.cpp").write_text(GOOD)
+    code, out, err = load(folder / "csrc", folder / "cache")
+    assert code == 0, err
+    return Built(folder / "cache", Path(out.split()[-1]), err)
+
+
+@pytest.fixture
+def copied(built: Built, cache: Path) -> Path:
+    """``cache`` as a copy of what was built; the library's path in it."""
+    shutil.copytree(built.cache, cache)
+    return cache / built.library.relative_to(built.cache)
 
 
 @pytest.fixture
@@ -105,22 +134,21 @@ def test_ten_processes_build_once(sources: Path, cache: Path) -> None:
     assert len({out.split()[-1] for _, out, _ in results}) == 1  # all loaded the same file
 
 
-def test_cached_import_is_fast_and_silent(sources: Path, cache: Path) -> None:
-    load(sources, cache)
+def test_cached_import_is_fast_and_silent(sources: Path, cache: Path, copied: Path) -> None:
     runs = [load(sources, cache) for _ in range(3)]
     assert [(code, err) for code, _, err in runs] == [(0, "")] * 3
     assert min(float(out.split()[0]) for _, out, _ in runs) < 0.05
     assert all(out.split()[1] == "False" for _, out, _ in runs)  # torch.utils.cpp_extension stays out
 
 
-def test_changed_source_is_built_anew(sources: Path, cache: Path) -> None:
-    first = load(sources, cache)[1].split()[-1]
+def test_changed_source_is_built_anew(sources: Path, cache: Path, copied: Path) -> None:
     (sources / "more.h").write_text("// a header counts too\n")
-    assert load(sources, cache)[1].split()[-1] != first
+    code, out, err = load(sources, cache)
+    assert code == 0 and Path(out.split()[-1]) != copied, err
 
 
-def test_status_is_a_line_at_the_start_and_one_at_the_end(sources: Path, cache: Path) -> None:
-    lines = load(sources, cache)[2].splitlines()
+def test_status_is_a_line_at_the_start_and_one_at_the_end(built: Built) -> None:
+    lines = built.said.splitlines()
     assert len(lines) == 2
     assert lines[0] == "torch_xla: building the recorder (once, about 30 s) ..."
     assert lines[1].startswith(lines[0] + " built after ")
@@ -144,10 +172,9 @@ def test_compiler_of_cxx_is_missing(sources: Path, cache: Path) -> None:
     assert "the compiler that CXX names (no-such-compiler -v) was not found" in err
 
 
-def test_cached_without_compiler(sources: Path, cache: Path, tmp_path: Path) -> None:
-    built = load(sources, cache)[1].split()[-1]
+def test_cached_without_compiler(sources: Path, cache: Path, copied: Path, tmp_path: Path) -> None:
     code, out, err = load(sources, cache, **without_tools(tmp_path))
-    assert (code, out.split()[-1], err) == (0, built, "")
+    assert (code, out.split()[-1], err) == (0, str(copied), "")
 
 
 def test_no_ninja(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def _own_lines(text: str) -> list[str]:
 def test_a_job_by_hand(tmp_path: Path) -> None:
     """TORCH_XLA_RENDEZVOUS, RANK and the others make a job of two processes; XLA_RENDEZVOUS_TIMEOUT ends its waits."""
     shared = {
-        "MEET": str(tmp_path / "meet"), "TORCH_XLA_RENDEZVOUS": str(tmp_path / "store"), "XLA_RENDEZVOUS_TIMEOUT": "20",
+        "MEET": str(tmp_path / "meet"), "TORCH_XLA_RENDEZVOUS": str(tmp_path / "store"), "XLA_RENDEZVOUS_TIMEOUT": "8",
         "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
     }  # fmt: skip
     with ThreadPoolExecutor(2) as pool:
@@ -108,7 +108,7 @@ def test_a_job_by_hand(tmp_path: Path) -> None:
     zero, one = (_own_lines(rank.result().stdout) for rank in ranks)
     assert one == ["[5.0, 6.0] 2 1 1 2"]
     assert zero[0] == "[5.0, 6.0] 2 0 0 2"
-    assert zero[1].startswith("rendezvous 'alone': replica 0 waited 20 s (XLA_RENDEZVOUS_TIMEOUT) at ")
+    assert zero[1].startswith("rendezvous 'alone': replica 0 waited 8 s (XLA_RENDEZVOUS_TIMEOUT) at ")
 
 
 def test_a_rank_that_never_comes(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+
+from tests import scripts
 
 FUZZ = Path(__file__).parent / "fuzz_errors.py"
 
@@ -43,8 +43,8 @@ def _reason(name: str, said: str) -> str | None:
 @pytest.mark.parametrize("first", [0])
 def test_refusals_are_those_of_the_cpu(first: int) -> None:
     done = subprocess.run(
-        [sys.executable, str(FUZZ), str(first), "3", "3"],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "XLA_FALLBACK_WARN": "0"},
+        [*scripts.PYTHON, str(FUZZ), str(first), "3", "3"],
+        env=os.environ | scripts.server_variables() | {"XLA_FALLBACK_WARN": "0"},
         capture_output=True,
         text=True,
     )

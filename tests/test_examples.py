@@ -20,7 +20,7 @@ import mnist_data
 
 
 def run_example(name: str, *options: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", **scripts.server_variable()}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", **scripts.server_variables()}
     command = [*scripts.PYTHON, str(ROOT / "examples" / name), *options]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -8,53 +8,66 @@ import pytest
 from helpers import ROOT, run_script
 
 #: A parent whose threads upload, record, read and run while it forks; ``child`` is what each child does. A child that
-#: does not end within a minute has hung.
+#: does not end within a minute has hung. The threads rest while children are waited for.
 PROGRAM = """
-import os, signal, sys, threading, time, warnings
+import os, random, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore")  # jax's and Python's own, about forking with threads
 import torch, torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla._engine import recorder
 
-over = False
+over, working, chance = False, threading.Event(), random.Random(0)
 kept = torch.ones(4, device="xla") + 1
 torch_xla.sync()
 
 def upload():
-    while not over:
-        torch.ones(64).to("xla")
+    torch.ones(64).to("xla")
 
 def record():
     x = torch.ones(4, device="xla")
-    while not over:
-        for _ in range(50):
-            torch.relu(x) + torch.rand(4, device="xla")
+    for _ in range(50):
+        torch.relu(x) + torch.rand(4, device="xla")
 
 def read():
+    (torch.ones(4, device="xla") * 2).tolist()
+
+def work(part, begun):
     while not over:
-        (torch.ones(4, device="xla") * 2).tolist()
+        working.wait()
+        part()
+        begun.set()
 
 def child():
 {child}
 
-threads = [threading.Thread(target=work, daemon=True) for work in (upload, record, read)]
+begun = [threading.Event() for _ in range(3)]
+threads = [threading.Thread(target=work, args=a, daemon=True) for a in zip((upload, record, read), begun)]
 for t in threads: t.start()
-time.sleep(1)
+working.set()
+for event in begun: event.wait()
 failed = []
-for number in range({forks}):
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(60)  # ends it, unless it has ended before
-        try:
-            child()
-        except BaseException as error:
-            print(f"child {{number}}: {{type(error).__name__}}: {{error}}", flush=True)
-            os._exit(3)
-        {end}
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status != 0:
-        failed.append((number, status))
+for first in range(0, {forks}, 10):
+    children = {{}}
+    working.set()
+    for number in range(first, min(first + 10, {forks})):
+        time.sleep(chance.uniform(0, 0.01))
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)  # ends it, unless it has ended before
+            try:
+                child()
+            except BaseException as error:
+                print(f"child {{number}}: {{type(error).__name__}}: {{error}}", flush=True)
+                os._exit(3)
+            {end}
+        children[number] = pid
+    working.clear()
+    for number, pid in children.items():
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status != 0:
+            failed.append((number, status))
 over = True
+working.set()
 for t in threads: t.join()
 assert kept.tolist() == [2.0] * 4  # the parent goes on
 print("failed:", failed)

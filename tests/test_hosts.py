@@ -12,7 +12,7 @@ from pathlib import Path
 
 import host_program
 import pytest
-from helpers import ROOT, run_script
+from helpers import run_script
 
 from tests import scripts
 from torch_xla._engine.base.settings import settings
@@ -33,8 +33,8 @@ def nodes(
     torchrun and what it starts are forks of a process that has imported it all (see scripts.PYTHON). What they print is
     in ``node0``, ``node1`` in the folder.
     """
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1"}
-    environment |= scripts.server_variable()
+    environment = os.environ | {"PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1"}
+    environment |= scripts.server_variables()
     where = [f"--nnodes={len(prefixes)}", f"--master_addr={address}", f"--master_port={free_port()}"]
     started: list[subprocess.Popen[bytes]] = []
     try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from helpers import ROOT
 from torch import nn
 
+from tests import scripts
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.registry import Rule
@@ -59,8 +60,9 @@ def test_saved_runs(tmp_path: Path, unconfigured: None) -> None:
     assert report is not None
     assert report.splitlines()[:2] == [f"extra.0: only in {second}", "weight.1: 2 of 2 elements differ"]
     assert mc.tensor_file_compare(first / "weight.0", second / "weight.0") is None
-    command = [sys.executable, "-m", "torch_xla.debug.model_comparator", str(first)]
-    done = subprocess.run([*command, str(second)], capture_output=True, text=True, cwd=ROOT)
+    command = [*scripts.PYTHON, "-m", "torch_xla.debug.model_comparator", str(first)]
+    environment = os.environ | scripts.server_variables()
+    done = subprocess.run([*command, str(second)], env=environment, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout.splitlines()[1]) == (1, "weight.1: 2 of 2 elements differ")
 
 

@@ -20,6 +20,7 @@ import torch_xla
 from torch_xla._engine import recorder
 from torch_xla._engine.graph import program
 from torch_xla.experimental import scan as scan_module
+from torch_xla.experimental.assume_pure import PureModule
 from torch_xla.experimental.scan import scan
 from torch_xla.experimental.scan_layers import StackedLayers, scan_layers
 
@@ -558,3 +559,37 @@ print("done")
 def test_layers_over_four_devices() -> None:
     done = run_script(SPREAD, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4")
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
+
+
+class _Checkpointed(nn.Module):
+    """Its backward pass runs it again, when whoever replaced its parameters may have put them back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.run, x, use_reentrant=False)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.first(x)) * self.second(x)
+
+
+@pytest.mark.parametrize("way", ["scan_layers", "PureModule"])
+def test_what_backward_runs_again_has_the_layers_own_parameters(way: str) -> None:
+    layers = nn.ModuleList(_Checkpointed() for _ in range(3))
+    x = torch.randn(2, 4)
+
+    def gradients(layers: nn.ModuleList, x: torch.Tensor, way: str) -> list[torch.Tensor]:
+        x = x.detach().requires_grad_()
+        if way == "scan_layers":
+            result = scan_layers(layers, x)
+        else:
+            result = x
+            for layer in map(PureModule, layers) if way == "PureModule" else layers:
+                result = layer(result)
+        result.pow(2).sum().backward()
+        return [x.grad.cpu(), *(p.grad.cpu() for p in layers.parameters())]
+
+    want = gradients(copy.deepcopy(layers), x, "one by one")
+    torch.testing.assert_close(gradients(layers.to("xla"), x.to("xla"), way), want, rtol=1e-5, atol=1e-5)

@@ -50,8 +50,10 @@ SCRIPTS = {
     "no text": "",
 }  # fmt: skip
 
-#: What importing torch sets for children, unless it is set.
-SET_BY_IMPORTING = "TF_CPP_MIN_LOG_LEVEL TPU_ML_PLATFORM TPU_ML_PLATFORM_VERSION KMP_DUPLICATE_LIB_OK"
+#: What importing torch sets for children, unless it is set; the last one when the first op is recorded.
+SET_BY_IMPORTING = (
+    "TF_CPP_MIN_LOG_LEVEL TPU_ML_PLATFORM TPU_ML_PLATFORM_VERSION KMP_DUPLICATE_LIB_OK TORCHINDUCTOR_CACHE_DIR"
+)
 
 
 def seen(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
@@ -124,7 +126,7 @@ def test_python_of_launchers(tmp_path: Path, way: str, end: str) -> None:
     """What stands for ``python`` in a command does, prints and ends as python does; it only has torch already."""
     (tmp_path / "mine.py").write_text(PROGRAM.format(end=end))
     command = {"file": [str(tmp_path / "mine.py"), "--x", ""], "module": ["-m", "mine", "a b"]}[way]
-    environment = os.environ | scripts.server_variable() | {"MARK": "é"}
+    environment = os.environ | scripts.server_variables() | {"MARK": "é"}
     forked, fresh = (
         subprocess.run([*python, *command], env=environment, cwd=tmp_path, input="in", capture_output=True, text=True)
         for python in (scripts.PYTHON, [sys.executable])
@@ -139,7 +141,7 @@ def test_python_of_launchers(tmp_path: Path, way: str, end: str) -> None:
 def test_a_signal_to_pythons_stand_in_is_one_to_the_fork(tmp_path: Path, number: int, code: int) -> None:
     program = "import os, signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print(os.getpid(), flush=True)"
     process = subprocess.Popen(
-        [*scripts.PYTHON, "-c", f"{program}; time.sleep(600)"], env=os.environ | scripts.server_variable(),
+        [*scripts.PYTHON, "-c", f"{program}; time.sleep(600)"], env=os.environ | scripts.server_variables(),
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None

@@ -27,7 +27,7 @@ TORCHRUN = [*scripts.PYTHON, "-m", "torch.distributed.run"]
 def _torchrun(script: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*TORCHRUN, "--nproc-per-node=2", "--standalone", "--no-python", *scripts.PYTHON, script],
-        env=os.environ | scripts.server_variable() | {"PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU"} | env,
+        env=os.environ | scripts.server_variables() | {"PJRT_DEVICE": "CPU"} | env,
         capture_output=True,
         text=True,
     )

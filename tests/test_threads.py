@@ -22,7 +22,7 @@ def test_reads_beside_writes() -> None:
         recorder.module().set_pending_limit(1 << 60)
         x, y, source = torch.zeros(4, device="xla"), torch.zeros(4, device="xla"), -torch.ones(4, device="xla")
         other = y[1:]
-        over = time.monotonic() + 6
+        over = time.monotonic() + 3
 
         def write():
             while time.monotonic() < over:

@@ -18,6 +18,7 @@ from pathlib import Path
 import host_program
 import pytest
 
+from tests import scripts as processes
 from torch_xla._engine.base.settings import settings
 from torch_xla.distributed import xla_dist
 from torch_xla.distributed.launcher import attempt, scripts
@@ -148,9 +149,9 @@ def test_hosts_and_machines_of_tpus(fakes: Path, capfd: pytest.CaptureFixture[st
 
 
 def test_one_job_on_two_hosts_with_two_processes_each(fakes: Path) -> None:
-    root, where = Path(xla_dist.__file__).parents[2], ["--hosts=127.0.0.1,127.0.0.2"]
-    job = [*where, f"--tpuvm-server-port={free_port()}", f"--env=PYTHONPATH={root}", "--env=PJRT_DEVICE=CPU"]
-    assert xla_dist.main([*job, "--", sys.executable, host_program.__file__, str(fakes), "2"]) == 0
+    job = ["--hosts=127.0.0.1,127.0.0.2", f"--tpuvm-server-port={free_port()}", "--env=PJRT_DEVICE=CPU"]
+    job += [f"--env={name}={value}" for name, value in processes.server_variables().items()]
+    assert xla_dist.main([*job, "--", *processes.PYTHON, host_program.__file__, str(fakes), "2"]) == 0
     assert host_program.check_weights(fakes, 4) == [(4, 0, 0), (4, 1, 0), (4, 0, 1), (4, 1, 1)]
 
 

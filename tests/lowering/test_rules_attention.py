@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import torch_xla
 from tests.helpers import counts
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.execution import programs
@@ -33,7 +34,9 @@ def _run(device: str, inputs: list[torch.Tensor], mask: torch.Tensor | None = No
     out = F.scaled_dot_product_attention(*leaves, attn_mask=mask, **options)
     weights = torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(device, out.dtype)
     wanted = leaves if mask is None or not mask.requires_grad else [*leaves, mask]
-    return [out.detach(), *torch.autograd.grad((out * weights).sum(), wanted)]
+    results = [out.detach(), *torch.autograd.grad((out * weights).sum(), wanted)]
+    torch_xla.sync()  # one program for all of them
+    return results
 
 
 def _assert_as_on_cpu(inputs: list[torch.Tensor], mask: torch.Tensor | None = None, **options: object) -> None:

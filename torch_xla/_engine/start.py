@@ -21,7 +21,16 @@ from torch_xla._engine.execution import barrier, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
 from torch_xla._engine.lowering import RULES, core, decompose, jax_call, load_rules
 from torch_xla._engine.parallel import collective_ops, shutdown
-from torch_xla._engine.patches import backward, data_loader, device_module, encoder, module_moves, pickling, seeding
+from torch_xla._engine.patches import (
+    backward,
+    control_flow,
+    data_loader,
+    device_module,
+    encoder,
+    module_moves,
+    pickling,
+    seeding,
+)
 from torch_xla._engine.recorder import origins
 
 _started = False
@@ -67,6 +76,7 @@ def start() -> None:
         atexit.register(analysis.write_exit_lines)
     pickling.install()
     encoder.install()
+    control_flow.install()
     module_moves.install()
     dynamo.install()
     dispatcher.register_device_module("xla", device_module)

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from torch_xla._engine.interop.modules import ModuleCall
@@ -20,8 +21,8 @@ __all__ = ["PureModule", "assume_pure", "assume_pure_torch"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def assume_pure(function: F) -> F:
-    """``function``, a pure one of xla tensors, so that it is recorded once and then called as one node.
+def assume_pure(fn: F, *, add_rng_seed_argument: bool = False) -> F:
+    """``fn``, a pure function of xla tensors, so that it is recorded once and then called as one node.
 
     Backward computes again what it needs of forward; where both are in one program, as they are unless
     ``torch_xla.sync()`` is called in between, XLA computes it once. It is recorded again for other structures, shapes,
@@ -29,22 +30,48 @@ def assume_pure(function: F) -> F:
     of products. Its gradient is the one that torch's autograd records; there is no second derivative. Random numbers
     are new in each call, and follow torch.manual_seed, but are not those of the function as it is.
 
+    With ``add_rng_seed_argument`` a call takes one more, ``rng_seed=``, a Python integer or an int64 xla tensor of no
+    dimensions: calls with equal ones draw equal numbers.
+
     A call raises RuntimeError where the function is seen not to be pure: it asks for a value, uses a tensor that is no
     argument, writes to an argument, keeps a tensor, or exchanges values with other replicas; TypeError where a
-    result is no structure of xla tensors.
+    result is no structure of xla tensors, or the ``rng_seed`` is missing.
     """
-    pure = Pure("assume_pure", function)
+    pure = Pure("assume_pure", fn)
 
-    @functools.wraps(function)
+    @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
+        if add_rng_seed_argument:
+            return pure(args, kwargs, start=_start(kwargs.pop("rng_seed", None)))
         return pure(args, kwargs)
 
     return called  # type: ignore[return-value]
 
 
+def _start(seed: Any) -> torch.Tensor:
+    if isinstance(seed, torch.Tensor):
+        if seed.device.type == "xla" and seed.dtype == torch.int64 and seed.dim() == 0:
+            return seed
+        seed = f"{seed.dtype}{list(seed.shape)} on {seed.device}"
+    elif isinstance(seed, int) and not isinstance(seed, bool):
+        # As unsigned 64 bits, whatever its sign.
+        return torch.tensor((seed + 2**63) % 2**64 - 2**63, device="xla")
+    raise TypeError(f"assume_pure: expected rng_seed=, an integer or an int64 xla tensor of no dimensions, got {seed}")
+
+
 def assume_pure_torch(func: F, use_cache: bool = False) -> F:
-    """Upstream's other name of ``assume_pure``; what is recorded is always kept, whatever ``use_cache`` says."""
-    return assume_pure(func)
+    """As assume_pure; without ``use_cache`` the function's Python code runs at each call.
+
+    What it closes over may then change. A call that records what another one has recorded is not lowered again, and is
+    the same node.
+    """
+    pure = Pure("assume_pure_torch", func, is_cached=use_cache)
+
+    @functools.wraps(func)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return pure(args, kwargs)
+
+    return called  # type: ignore[return-value]
 
 
 class PureModule(nn.Module):

@@ -46,10 +46,14 @@ _thread = _Thread()
 _lock = process_lock()
 _wanted = False
 _lazy = 0  # regions open, on all threads
+_uncut = 0  # those of them that no graph's size ends
+
+_NO_LIMIT = 2**62
 
 
 def _apply() -> None:
-    recorder.module().set_pending_limit(1 if eager() else settings.XLA_TRIM_GRAPH_SIZE)
+    limit = _NO_LIMIT if _uncut else settings.XLA_TRIM_GRAPH_SIZE
+    recorder.module().set_pending_limit(1 if eager() else limit)
 
 
 def set_eager(on: bool) -> None:
@@ -71,24 +75,27 @@ def eager() -> bool:
 
 
 @contextmanager
-def _recording() -> Iterator[None]:
-    global _lazy
+def _recording(uncut: bool) -> Iterator[None]:
+    global _lazy, _uncut
     with _lock:
-        _lazy += 1
+        _lazy, _uncut = _lazy + 1, _uncut + uncut
         _apply()
     try:
         yield
     finally:
         with _lock:
-            _lazy -= 1
+            _lazy, _uncut = _lazy - 1, _uncut - uncut
             _apply()
 
 
 @contextmanager
-def inside(region: Region) -> Iterator[Open]:
-    """Operations of this block are recorded, not run. Set ``ended`` of what it gives before running them."""
+def inside(region: Region, uncut: bool = False) -> Iterator[Open]:
+    """Operations of this block are recorded, not run. Set ``ended`` of what it gives before running them.
+
+    With ``uncut`` a graph that grows beyond XLA_TRIM_GRAPH_SIZE is cut only after the block.
+    """
     state = Open(region)
-    with _recording():
+    with _recording(uncut):
         _thread.open.append(state)
         try:
             yield state

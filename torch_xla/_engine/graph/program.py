@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,7 +92,9 @@ class _Evaluation:
     The other replicas' graphs may differ from this one in what is not a collective; see ``isolated``.
     """
 
-    def __init__(self, spec: GraphSpec, floats: jax.Array, ints: jax.Array, leaves: tuple[jax.Array, ...]) -> None:
+    def __init__(
+        self, spec: GraphSpec, floats: jax.Array, ints: Sequence[jax.Array], leaves: tuple[jax.Array, ...]
+    ) -> None:
         self.floats, self.ints = floats, ints
         self.exchanged: jax.Array | None = None  # a result of the last collective
         self.values: list[Any] = list(leaves)
@@ -207,7 +209,7 @@ def _show(arg: Any) -> str:
 def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
     """``f(floats, ints, *leaves) -> roots`` for jax to trace."""
 
-    def graph(floats: jax.Array, ints: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+    def graph(floats: jax.Array, ints: Sequence[jax.Array], *leaves: jax.Array) -> list[jax.Array]:
         evaluation = _Evaluation(spec, floats, ints, leaves)
         with matmul.precision(spec.precision):
             for number, node in enumerate(spec.nodes):

@@ -12,7 +12,7 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.interop import calls, recording
+from torch_xla._engine.interop import body, calls, recording
 from torch_xla._engine.interop.recording import Recorded
 
 
@@ -79,26 +79,14 @@ def _differentiable(recorded: Recorded) -> Callable[..., Sequence[jax.Array]]:
     def run_backward(kept: Any, cotangents: Sequence[Any]) -> Any:
         residuals, arrays, seed = kept
         wanted = [cotangents[i] for i in recorded.graded]
-        found: list[Any] = [_zeros(a) for a in arrays]
+        found: list[Any] = [body.zeros(a) for a in arrays]
         if recorded.inputs:
             with recorder.wide_types(), dtypes.exactly():
                 saved = [*(arrays[i] for i in parts.saved_inputs), *residuals]
-                outs = [_conjugated(g) for g in parts.backward(saved, [_conjugated(c) for c in wanted])]
+                outs = [body.conjugated(g) for g in parts.backward(saved, [body.conjugated(c) for c in wanted])]
             for place, gradient in zip(recorded.inputs, outs, strict=True):
                 found[place] = gradient
-        return (_zeros(seed), *found)
+        return (body.zeros(seed), *found)
 
     run.defvjp(run_forward, run_backward)
     return run
-
-
-def _conjugated(value: jax.Array) -> jax.Array:
-    # torch's gradient of a complex number is the conjugate of jax's.
-    return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
-
-
-def _zeros(array: jax.Array) -> Any:
-    # jax may hand a number on as such.
-    if jnp.issubdtype(jnp.result_type(array), jnp.inexact):
-        return jnp.zeros_like(array)
-    return np.zeros(jnp.shape(array), jax.dtypes.float0)

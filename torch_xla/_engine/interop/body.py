@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.extend.core as jax_core
@@ -102,3 +103,40 @@ def _backward(
         return found
 
     return used, pruned
+
+
+def differentiable(made: Body) -> Callable[..., Sequence[jax.Array]]:
+    """``f(seed, *inputs)``, the results, whose gradient by jax is torch's; only a random one needs a seed."""
+
+    @jax.custom_vjp
+    def run(seed: jax.Array, *arrays: jax.Array) -> Sequence[jax.Array]:
+        return list(made.forward(seed, *arrays)[: made.results])
+
+    def run_forward(seed: jax.Array, *arrays: jax.Array) -> Any:
+        outs = made.forward(seed, *arrays)
+        return list(outs[: made.results]), (list(outs[made.results :]), arrays, seed)
+
+    def run_backward(kept: Any, cotangents: Sequence[Any]) -> Any:
+        residuals, arrays, seed = kept
+        found: list[Any] = [zeros(a) for a in arrays]
+        if made.backward is not None:
+            saved = [*(arrays[i] for i in made.saved_inputs), *residuals]
+            given = [conjugated(cotangents[i]) for i in made.graded]
+            for place, gradient in zip(made.inputs, made.backward(saved, given), strict=True):
+                found[place] = conjugated(gradient)
+        return (zeros(seed), *found)
+
+    run.defvjp(run_forward, run_backward)
+    return lambda seed, *arrays: run(_ANY if seed is None else seed, *arrays)
+
+
+def conjugated(value: jax.Array) -> jax.Array:
+    """torch's gradient of a complex number from jax's, or the other way round."""
+    return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
+
+
+def zeros(array: Any) -> Any:
+    """The gradient of what has none, as jax wants it; jax may hand a number on as such."""
+    if jnp.issubdtype(jnp.result_type(array), jnp.inexact):
+        return jnp.zeros_like(array)
+    return np.zeros(jnp.shape(array), jax.dtypes.float0)

@@ -135,7 +135,7 @@ class CompiledGraph:
         except RuntimeError as error:  # it needs a value, or other replicas; or it is wrong, which it will say again
             raise _NotOnceError from error
         name = calls.name_of(type(self._module)) if not isinstance(self._module, torch.fx.GraphModule) else "graph"
-        known = pure.known(_WHAT, name, recorded, [*structs, *calls.avals(captured)])
+        known = pure.known(_WHAT, name, recorded, [*structs, *calls.avals(captured)], [*tensors, *captured])
         return _Plan(known, places, captured, run.outputs, run.written, run.kind)
 
 

@@ -75,7 +75,7 @@ def _forward(made: Body, loop: Loop, arrays: Sequence[jax.Array]) -> list[jax.Ar
         if seed is None:
             outs = made.unseeded(*carry, *elements, *outside)
         else:
-            outs = made.forward(_seed_of(seed, number), *carry, *elements, *outside)
+            outs = made.forward(seed_of(seed, number), *carry, *elements, *outside)
         ys, residuals = outs[loop.carry : made.results], outs[made.results :]
         return tuple(outs[: loop.carry]), [*ys, *(carry[i] for i in saved), *residuals]
 
@@ -85,7 +85,7 @@ def _forward(made: Body, loop: Loop, arrays: Sequence[jax.Array]) -> list[jax.Ar
     return [*carry, *stacked]
 
 
-def _seed_of(seed: jax.Array, number: jax.Array) -> jax.Array:
+def seed_of(seed: jax.Array, number: jax.Array) -> jax.Array:
     """Where the random numbers of a step start: far from those of all others."""
     key = jax.random.wrap_key_data(lax.bitcast_convert_type(seed, jnp.uint32), impl="threefry2x32")
     return lax.bitcast_convert_type(jax.random.bits(jax.random.fold_in(key, number), (2,), np.uint32), np.int64)

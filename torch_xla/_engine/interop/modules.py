@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from torch_xla._engine.base.compat.modules import own_buffers, own_children, own_parameters
+from torch_xla._engine.interop import outside
 
 _training = operator.attrgetter("training")
 
@@ -66,5 +67,22 @@ class ModuleCall:
         return [(type(module), module.extra_repr()) for module in self._modules]
 
     def __call__(self, tensors: list[torch.Tensor | None], *args: Any, **kwargs: Any) -> Any:
-        given = {name: tensor for name, tensor in zip(self.names(), tensors, strict=True) if tensor is not None}
-        return functional_call(self._module, given, args, kwargs)
+        """The module's result with these tensors in the place of its own, while it is recorded.
+
+        They stay there until the recording ends: activation checkpointing runs parts of the module again in backward,
+        where torch.func.functional_call would have put the module's own tensors back, and the gradient were theirs.
+        """
+        outside.innermost().until_its_end(self._holding(tensors))
+        return self._module(*args, **kwargs)
+
+    @contextmanager
+    def _holding(self, tensors: list[torch.Tensor | None]) -> Iterator[None]:
+        given = iter(tensors)
+        before = [dict(holder) for holder in self._holders]
+        try:
+            for holder in self._holders:
+                holder.update(zip(list(holder), given, strict=False))
+            yield
+        finally:
+            for holder, own in zip(self._holders, before, strict=True):
+                holder.update(own)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.base.compat import autograd, dispatcher
+from torch_xla._engine.base.compat import autograd, control_flow, dispatcher
 
 
 class _NoValue:
@@ -55,6 +55,11 @@ def alone(device: int, function: Callable[..., Any], *args: Any) -> Any:
     return recorder.module().exclusively(device, function, *args)
 
 
+def is_recording() -> bool:
+    """Whether this thread is recording a function."""
+    return bool(_thread.open)
+
+
 def innermost() -> Arguments:
     """Of the function that this thread is recording; IndexError where it records none."""
     return _thread.open[-1]
@@ -89,6 +94,12 @@ def resolved(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return [_thread.open[-1].resolve(t) for t in tensors] if _thread.open else tensors
 
 
+def unwatched() -> bool:
+    """Whether no mode of torch looks at operations on this thread, but those of a function that is recorded."""
+    mode = control_flow.current_mode()
+    return mode is None or isinstance(mode, Arguments)
+
+
 class Arguments(dispatcher.DispatchMode):
     """Sees to xla tensors that are neither arguments nor made of them: they are captured, or refused."""
 
@@ -104,6 +115,7 @@ class Arguments(dispatcher.DispatchMode):
         self.nodes: list[Any] = []  # of these, as they were
         self.marked: dict[Any, Any] = {}  # by node, the one that it lays out
         self.is_backward = False
+        self._until_end = ExitStack()
         self.add(arguments)
 
     def __enter__(self) -> Any:
@@ -113,6 +125,11 @@ class Arguments(dispatcher.DispatchMode):
     def __exit__(self, *error: Any) -> None:
         _thread.open.remove(self)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._until_end.close()
+
+    def until_its_end(self, context: AbstractContextManager[None]) -> None:
+        """Enters a context, which is left when the recording has ended, with its backward pass."""
+        self._until_end.enter_context(context)
 
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
         """Notes tensors that are the function's own."""
@@ -133,13 +150,20 @@ class Arguments(dispatcher.DispatchMode):
         (node,) = recorder.module().nodes_of([tensor])
         if self.is_backward:  # autograd hands out other objects than it was given
             nodes = recorder.module().nodes_of(self.captured)
-            return next((s for s, n in zip(self.stand_ins, nodes, strict=True) if n is node), tensor)
+            found = next((s for s, n in zip(self.stand_ins, nodes, strict=True) if n is node), None)
+            if found is None and node.buffer is not None and self._is_foreign(node, tensor):
+                raise _not_an_argument(self._what, tensor)
+            return tensor if found is None else found
         # An autograd Function gives other objects than those that its operations made.
-        known = recorder.module().nodes_of([t for t in self._known.values() if t.shape == tensor.shape])
-        if all(node is not other for other in known):
+        if self._is_foreign(node, tensor):
             return self._capture(tensor)
         self.add([tensor])
         return tensor
+
+    def _is_foreign(self, node: Any, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's node is of none that is known."""
+        known = recorder.module().nodes_of([t for t in self._known.values() if t.shape == tensor.shape])
+        return all(node is not other for other in known)
 
     def _capture(self, tensor: torch.Tensor) -> torch.Tensor:
         if not self._captures:

@@ -13,9 +13,11 @@ from typing import Any
 import jax
 import torch
 
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.device import precision
-from torch_xla._engine.interop import body, calls, gradients, recording
+from torch_xla._engine.interop import body, calls, gradients, outside, recording
 from torch_xla._engine.interop.calls import Call
 from torch_xla._engine.interop.gradients import Derivative
 from torch_xla._engine.interop.recording import Recorded
@@ -32,6 +34,7 @@ class Known:
     results: int
     tree: Any
     random: bool
+    plan: Any = None  # the recorder's, which is followed where no mode of torch looks on
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -48,36 +51,69 @@ _flatten = jax.tree.flatten
 _shape, _dtype, _graded = map(operator.attrgetter, ("shape", "dtype", "requires_grad"))
 
 
+_by_recorded: LruCache[Known] = LruCache(limit=lambda: 512)
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The call before: one that is equal to it needs no look into the table."""
+
+    tree: Any
+    more: Hashable
+    state: Hashable
+    known: Known
+
+
 class Pure:
     """A function that depends on nothing but its arguments, and does nothing but give results.
 
     Args:
       what: how errors name it.
       function: of structures of xla tensors and constants.
+      is_cached: else it is run at each call, and only what comes after is kept: a function that records what another
+        one did is not lowered again.
     """
 
-    def __init__(self, what: str, function: Callable[..., Any]) -> None:
-        self._what, self._function = what, function
+    def __init__(self, what: str, function: Callable[..., Any], is_cached: bool = True) -> None:
+        self._what, self._function, self._is_cached = what, function, is_cached
         self._name = calls.name_of(function)
         self._known: LruCache[Known] = LruCache(limit=lambda: 256)
+        self._last: _Last | None = None
 
-    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any], more: Hashable = None) -> Any:
-        """The function's results. ``more`` is what else decides what it records."""
+    def __call__(
+        self,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        more: Hashable = None,
+        start: torch.Tensor | None = None,
+    ) -> Any:
+        """The function's results. ``more`` is what else decides what it records.
+
+        Random numbers start from ``start``, an int64 xla tensor, or follow torch's seed.
+        """
         leaves, tree = _flatten((args, kwargs))
+        now, last = state(), self._last
+        if last is not None and last.state == now and last.more == more and last.tree == tree:
+            outs = _followed(last.known, leaves, start)
+            if outs is not None:
+                return last.known.tree.unflatten(outs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if len(tensors) == len(leaves):
+        all_tensors = len(tensors) == len(leaves)
+        if all_tensors:
             rest: Hashable = None
         else:
             rest = tuple(
                 None if isinstance(leaf, torch.Tensor) else calls.constant_key(leaf, self._what) for leaf in leaves
             )
         shapes = tuple(map(_shape, tensors)), tuple(map(_dtype, tensors)), tuple(map(_graded, tensors))
-        key = (tree, rest, shapes, state(), more)
-        found = self._known.get(key)
+        key = (tree, rest, shapes, now, more)
+        found = self._known.get(key) if self._is_cached else None
         if found is None or (jax_call.forgotten and not self._is_whole(found)):
             found = self._record(args, kwargs)
             self._known.put(key, found)
-        return found.tree.unflatten(run(found, tensors))
+        if self._is_cached:
+            self._last = _Last(tree, more, now, found) if all_tensors else None
+        return found.tree.unflatten(run(found, tensors, start))
 
     def _is_whole(self, known: Known) -> bool:
         return all(map(jax_call.is_known, known.numbers))
@@ -97,10 +133,21 @@ class Pure:
 
         device = signature.tensors[0].device.index
         what = f"{self._what}: {self._name}"
-        return known(what, self._name, recording.record(what, flat, structs, inputs, device), structs)
+        recorded = recording.record(what, flat, structs, inputs, device)
+        make = lambda: known(what, self._name, recorded, structs, signature.tensors)
+        key = (what, recorded.key, tuple(map(_graded, signature.tensors)))
+        found: Known = calls.find(_by_recorded, key, make, lambda k: k.numbers)
+        return found
 
 
-def known(what: str, name: str, recorded: Recorded, structs: Sequence[jax.ShapeDtypeStruct]) -> Known:
+def known(
+    what: str,
+    name: str,
+    recorded: Recorded,
+    structs: Sequence[jax.ShapeDtypeStruct],
+    tensors: Sequence[torch.Tensor],
+) -> Known:
+    """What records a call with ``tensors``, or others like them."""
     made = body.of(what, recorded, keep_random)
     full = [body.SEED, *structs] if made.random else list(structs)
     call = calls.build(what, name, made.forward if made.random else made.unseeded, full)
@@ -108,16 +155,54 @@ def known(what: str, name: str, recorded: Recorded, structs: Sequence[jax.ShapeD
     if made.backward is not None:
         saved, inputs = (tuple(i + made.random for i in places) for places in (made.saved_inputs, made.inputs))
         derivative = Derivative(what, call, made.results, saved, inputs, made.graded, made.backward, full)
-    return Known(derivative, call, made.results, recorded.tree, made.random)
+    seeds = [torch.empty((), dtype=torch.int64, device="meta")] if made.random else []
+    plan = plan_for(call, derivative, made.results, [*seeds, *tensors])
+    return Known(derivative, call, made.results, recorded.tree, made.random, plan)
 
 
-def run(known: Known, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The results of a call, recorded."""
+def plan_for(call: Call, derivative: Derivative | None, results: int, tensors: Sequence[torch.Tensor]) -> Any:
+    """The recorder's plan of a call with tensors like these; None where there is nothing to plan."""
+    if not call.function.outs or not tensors:
+        return None
+    facts = [(dtypes.TO_CODE[t.dtype], tuple(t.shape), t.requires_grad) for t in tensors]
+    graded = [derivative is not None and i in derivative.graded for i in range(results)]
+    if derivative is None:
+        return recorder.module().Plan(call.number, call.function.name, results, facts, [], [], graded, None)
+
+    def backward(given: tuple[bool, ...]) -> tuple[int, str]:
+        found = derivative.backward_call(given)
+        return found.number, found.function.name
+
+    saved, inputs = list(derivative.saved_inputs), list(derivative.inputs)
+    return recorder.module().Plan(call.number, call.function.name, results, facts, saved, inputs, graded, backward)
+
+
+def _followed(known: Known, leaves: list[Any], start: torch.Tensor | None) -> Sequence[torch.Tensor] | None:
+    """The results of a call by plan; None where it cannot be followed."""
+    if known.plan is None or jax_call.forgotten or outside.is_recording():
+        return None
+    if not known.random:
+        found: Sequence[torch.Tensor] | None = known.plan.call(leaves)
+        return found
+    if len(leaves) == 0 or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return None
+    return known.plan.call([seed(leaves[0].device) if start is None else start, *leaves])  # type: ignore[no-any-return]
+
+
+def seed(device: torch.device) -> torch.Tensor:
+    """Where a function's random numbers start from; another one at each call."""
+    with torch.no_grad():
+        limits = torch.iinfo(torch.int64)
+        return torch.empty((), dtype=torch.int64, device=device).random_(limits.min, limits.max)
+
+
+def run(known: Known, tensors: Sequence[torch.Tensor], start: torch.Tensor | None = None) -> Sequence[torch.Tensor]:
+    """The results of a call, recorded; random numbers start from ``start``, or follow torch's seed."""
+    outs = _followed(known, list(tensors), start)
+    if outs is not None:
+        return outs
     if known.random:
-        with torch.no_grad():
-            limits = torch.iinfo(torch.int64)
-            seed = torch.empty((), dtype=torch.int64, device=tensors[0].device).random_(limits.min, limits.max)
-        tensors = [seed, *tensors]
+        tensors = [seed(tensors[0].device) if start is None else start, *tensors]
     if known.derivative is not None:
         return gradients.apply(known.derivative, tensors)
     with torch.no_grad():

@@ -237,8 +237,7 @@ def split(graph: Graph, keep: Keep) -> Split:
     seeds = _Seeds(graph)
 
     def run_forward(seed: jax.Array | None, *arrays: jax.Array) -> Sequence[jax.Array]:
-        whole = seeds.put(jnp.asarray(ints), seed)
-        return forward.call(jnp.asarray(floats), whole, *held, *(arrays[order[value]] for value in given))
+        return forward.call(jnp.asarray(floats), seeds.put(seed), *held, *(arrays[order[value]] for value in given))
 
     def run_backward(saved: Sequence[jax.Array], cotangents: Sequence[jax.Array]) -> Sequence[jax.Array]:
         late = [cotangents[order[value] - inputs] for value in coming]
@@ -255,17 +254,19 @@ class _Seeds:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._places = _seed_places(graph.spec)
-        halves = np.array([graph.numbers[1][place] for place in self._places], np.int64).view(np.uint32)
+        self._places, self._ints = _seed_places(graph.spec), graph.numbers[1]
+        halves = np.array([self._ints[place] for place in self._places], np.int64).view(np.uint32)
         base = np.array([graph.base], np.int64).view(np.uint32)
         self._distances = halves.reshape(-1, 2) - base
 
-    def put(self, ints: jax.Array, seed: jax.Array | None) -> jax.Array:
-        """``ints`` with the seeds of a call that starts from ``seed``."""
-        if not self._places or seed is None:
-            return ints
-        halves = lax.bitcast_convert_type(jnp.asarray(seed), jnp.uint32) + self._distances
-        return ints.at[np.array(self._places)].set(lax.bitcast_convert_type(halves, jnp.int64))
+    def put(self, seed: jax.Array | None) -> Sequence[jax.Array]:
+        """The integers, with the seeds of a call that starts from ``seed``. Apart: only a draw depends on the seed."""
+        found = [jnp.asarray(number) for number in self._ints]
+        if seed is not None:
+            start = lax.bitcast_convert_type(jnp.asarray(seed), jnp.uint32)
+            for place, distance in zip(self._places, self._distances, strict=True):
+                found[place] = lax.bitcast_convert_type(start + distance, jnp.int64)
+        return found
 
 
 def _seed_places(spec: GraphSpec) -> list[int]:

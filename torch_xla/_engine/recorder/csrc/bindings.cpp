@@ -6,6 +6,7 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "calls.h"
 #include "compat_python.h"
 #include "counters.h"
 #include "describe.h"
@@ -256,6 +257,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_state(m);
   bind_origins(m);
   bind_interpreter(m);
+  bind_calls(m);
   m.def("register_special_kernels", &register_special_kernels);
   m.def("register_recorded", &register_recorded);
   m.def("register_forms", &register_forms);

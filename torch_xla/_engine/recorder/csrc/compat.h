@@ -16,6 +16,7 @@
 #include <ATen/ops/reshape_native.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <c10/util/flat_hash_map.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -48,6 +49,11 @@ using torch::autograd::isFwGradDefined;
 
 // The function of the backward pass that this thread is running: ops of a backward have the scope of its forward.
 using torch::autograd::get_current_node;
+
+// A function with a backward of its own. Documented, but not by a header outside of torch/csrc that is small.
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
 
 // How torch makes generators of the device.
 using XLAHooks = at::XLAHooksInterface;

@@ -51,7 +51,17 @@ void release_iteratively(c10::SmallVector<NodePtr, 3>& inputs) {
   work = nullptr;
 }
 
-// Of this thread if it holds the GIL, else of the next that collects a graph.
+bool any_last_reference(const c10::SmallVector<NodePtr, 3>& inputs) {
+  for (const auto& input : inputs) {
+    if (input.use_count() == 1) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
 void release_reference(PyObject* object) {
   if (parked().abandoned.load(std::memory_order_acquire)) {
     return;
@@ -63,17 +73,6 @@ void release_reference(PyObject* object) {
   std::lock_guard<std::mutex> lock(parked().mutex);
   parked().arrays.push_back(object);
 }
-
-bool any_last_reference(const c10::SmallVector<NodePtr, 3>& inputs) {
-  for (const auto& input : inputs) {
-    if (input.use_count() == 1) {
-      return true;
-    }
-  }
-  return false;
-}
-
-}  // namespace
 
 Shape::Shape(at::ScalarType dtype_, at::IntArrayRef sizes_) : dtype(dtype_), sizes(sizes_) {
   Key key;

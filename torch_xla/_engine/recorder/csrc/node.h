@@ -68,7 +68,9 @@ struct Buffer final : c10::intrusive_ptr_target {
 };
 using BufferPtr = c10::intrusive_ptr<Buffer>;
 void drain_parked_buffers();  // GIL held
-void abandon_buffers();       // from now on nothing of Python is released
+// Gives up a reference: at once on a thread that holds the GIL, else by the next that collects a graph.
+void release_reference(_object* object);
+void abandon_buffers();  // from now on nothing of Python is released
 
 // Why values could not be computed: an exception of Python's. Shared by the nodes that it befell; may die on any
 // thread.
