@@ -24,7 +24,6 @@ PAGE = ROOT / "docs" / "upstream.md"
 
 #: By the beginning of ``module name``, the longest one: how it differs, or why it is absent.
 NOTES = {
-    "torch_xla.core.xla_builder Op": "an operation that Op does not have yet; call_jax has all of jax's",
     "torch_xla.experimental.scan Builder": "a helper of upstream's own implementation, which builds HLO by hand",
     "torch_xla.experimental.scan dynamic": "a helper of upstream's own implementation, which builds HLO by hand",
     "torch_xla.experimental.scan Scan": "a helper of upstream's own implementation: scan is an operator of the graph",
