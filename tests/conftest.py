@@ -19,6 +19,7 @@ from torch_xla._engine.execution import programs
 #: Files whose tests start processes or wait, the longest first. They are begun before all others, so that none of them
 #: is what one worker still does when the rest have nothing left (`make test` hands the short ones over then).
 LONG_FIRST = [
+    "test_large", "test_sharded",
     "test_build", "test_process", "test_collectives", "test_examples", "test_parity", "test_fork", "test_docs",
     "test_hosts", "test_spmd", "test_checkpoints", "test_xla_dist", "test_compile_cache", "test_env_vars_jobs",
     "test_spawn", "test_errors_fuzz", "test_watching", "test_data_parallel", "test_env_vars", "test_scripts",

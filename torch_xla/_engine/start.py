@@ -29,6 +29,7 @@ from torch_xla._engine.patches import (
     encoder,
     module_moves,
     pickling,
+    rematerialize,
     seeding,
 )
 from torch_xla._engine.recorder import origins
@@ -78,6 +79,7 @@ def start() -> None:
     encoder.install()
     control_flow.install()
     module_moves.install()
+    rematerialize.install()
     dynamo.install()
     dispatcher.register_device_module("xla", device_module)
     os.register_at_fork(after_in_child=lambda: _lose_devices(module))

@@ -45,6 +45,11 @@ from torch_xla.core._ordinals import (
     xla_rendezvous,
     xrt_world_size,
 )
+from torch_xla.core._steps import MemoryInfo as MemoryInfo
+from torch_xla.core._steps import RateTracker as RateTracker
+from torch_xla.core._steps import add_step_closure as add_step_closure
+from torch_xla.core._steps import fork_rng as fork_rng
+from torch_xla.core._steps import set_replication as set_replication
 from torch_xla.core.transfers import ToXlaTensorArena as ToXlaTensorArena
 from torch_xla.core.transfers import _maybe_convert_to_cpu as _maybe_convert_to_cpu
 from torch_xla.core.transfers import check_view_sharing as check_view_sharing
@@ -165,3 +170,20 @@ def get_memory_info(device: torch.device | str | None = None) -> dict[str, int]:
     machine.
     """
     return _memory.info(_recorder.ordinal(device))
+
+
+def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
+    """XLA computes all of the tensors before anything that reads one of them from here on, and moves nothing across.
+
+    In place; autograd and the tensors' versions do not notice. Nothing for an empty list. Raises ValueError for a
+    tensor that is on no xla device.
+    """
+    if not tensors:
+        return
+    for t in tensors:
+        if t.device.type != "xla":
+            raise ValueError(f"optimization_barrier_: expected xla tensors, got {t.dtype}{list(t.shape)} on {t.device}")
+    with torch.no_grad():
+        kept = torch.ops.torch_xla.optimization_barrier([t.detach() for t in tensors])
+        for t, value in zip(tensors, kept, strict=True):
+            t.data.copy_(value)  # by .data, whose version is its own: what autograd saved stays as it is

@@ -3,15 +3,20 @@
 A number stands for one layout of tensors of one rank, whichever mesh and axis names describe it: shardings that put
 the same elements on the same devices have one number. 0 stands for none. Numbers are given out for good, from 1, in
 the order in which they are first asked for: the processes of a job, which run one script, agree on them.
+
+A dimension need not be a multiple of the number of its parts: then the array on the devices is longer than the tensor,
+by fewer elements than there are parts, and zeros. ``padded`` is its shape. Programs take it as long as the tensor is.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from torch_xla._engine.base.locks import process_lock
 
@@ -54,3 +59,23 @@ def elsewhere(moved: Callable[[Sharding], Sharding]) -> Iterator[None]:
         yield
     finally:
         _moved.reset(token)
+
+
+def parts(sharding: Sharding, rank: int) -> tuple[int, ...]:
+    """Into how many parts the sharding splits each dimension of a tensor."""
+    if not isinstance(sharding, NamedSharding):
+        return (1,) * rank  # of one device
+    sizes = dict(sharding.mesh.shape)
+    axes = [(names,) if isinstance(names, str) else names or () for names in sharding.spec]
+    return tuple(math.prod(sizes[name] for name in names) for names in (*axes, *((),) * (rank - len(axes))))
+
+
+@functools.lru_cache(maxsize=4096)
+def padded(shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+    """The shape of the array on the devices for a tensor of the given shape."""
+    return tuple(-(-size // count) * count for size, count in zip(shape, parts(sharding, len(shape)), strict=True))
+
+
+def bytes_on_one(shape: tuple[int, ...], itemsize: int, sharding: Sharding) -> int:
+    """The bytes that each device holds of an array of the given shape, which its parts divide."""
+    return math.prod(sharding.shard_shape(shape)) * itemsize

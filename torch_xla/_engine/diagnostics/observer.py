@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import jax
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import frames
+from torch_xla._engine.base import frames, shardings
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import analysis, causes, journal, memory, metrics, metrics_file, progress, provenance
 from torch_xla._engine.diagnostics.explain import Situation
@@ -49,7 +49,7 @@ _memory_log = logging.getLogger("torch_xla.memory")
 
 @dataclass(slots=True)
 class Sizes:
-    """Bytes of a compiled program: of each result, and what it needs on top of its inputs while it runs."""
+    """Bytes on each device of a program: of each result, and what it needs on top of its inputs while it runs."""
 
     results: list[int]
     extra: int = 0
@@ -61,7 +61,10 @@ class Sizes:
 
 def sizes(compiled: jax.stages.Compiled) -> Sizes:
     """The sizes of a program. Where the compiler does not tell what it needs while running, that counts as nothing."""
-    results = [int(info.size) * info.dtype.itemsize for info in jax.tree.leaves(compiled.out_info)]
+    results = [
+        shardings.bytes_on_one(info.shape, info.dtype.itemsize, info.sharding)
+        for info in jax.tree.leaves(compiled.out_info)
+    ]
     stats = _analysis(compiled)
     if stats is None:
         return Sizes(results)

@@ -12,11 +12,11 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import shardings
-from torch_xla._engine.base.compat import launching
+from torch_xla._engine.base.compat import launching, sharding
 from torch_xla._engine.device import abstract, devices
 from torch_xla._engine.diagnostics import errors, metrics, observer
 from torch_xla._engine.diagnostics.errors import Outline
-from torch_xla._engine.execution import abstractly, compile_cache, launch
+from torch_xla._engine.execution import abstractly, compile_cache, edges, launch
 from torch_xla._engine.graph import program
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import agreement, replicated, sharded
@@ -77,9 +77,14 @@ def compile_graph(
     with recorder.wide_types(), errors.explained(lambda: f"compiling {outline}", device, outline):
         arguments = [*_numbers(spec), *leaves]
 
-        def build(donates: bool) -> jax.stages.Compiled:
-            jitted = _jitted(spec, numbers, team, arguments, donates)
-            return compile_cache.build(lambda: jitted.lower(*arguments), _kept_for(device, team))
+        def build(donates: bool, chosen: bool = True) -> jax.stages.Compiled:
+            jitted = _jitted(spec, numbers, team, arguments, donates, chosen)
+            try:
+                return compile_cache.build(lambda: jitted.lower(*arguments), _kept_for(device, team))
+            except sharding.indivisible():
+                if not chosen:
+                    raise
+                return build(donates, chosen=False)  # no axes of the mesh say how XLA would lay out a result
 
         compiled = build(True)
         if spec.donated and launching.calls_python(compiled):
@@ -143,16 +148,20 @@ def _kept_for(device: int, team: replicated.Team | None) -> list[jax.Device]:
 
 
 def _jitted(
-    spec: program.GraphSpec, place: Sharding, team: replicated.Team | None, arguments: Sequence[Any], donates: bool
+    spec: program.GraphSpec,
+    place: Sharding,
+    team: replicated.Team | None,
+    arguments: Sequence[Any],
+    donates: bool,
+    chosen: bool = True,
 ) -> Any:
-    """The graph as a function of jax that knows where it runs."""
+    """The graph as a function of jax that knows where it runs; ``chosen``: XLA lays out what nobody else has."""
     function = program.function(spec)
     coming: Any = place
     leaving: Any = place
     if replicas.is_spmd():
-        # Of the numbers, too: a graph that reads nothing else would run on one device.
-        coming = tuple(a.sharding or place for a in arguments)
-        leaving = [shardings.of(number) for number in spec.root_shardings]
+        coming, leaving = edges.coming(arguments, place), edges.leaving(spec, arguments[2:], place, chosen)
+        function = edges.between(function, spec, leaving)
     elif team is not None:
         function = replicated.over(function, team)
     donated = tuple(position + 2 for position in spec.donated) if donates else ()
@@ -161,4 +170,7 @@ def _jitted(
 
 def _result_shardings(compiled: jax.stages.Compiled) -> list[int]:
     ranks = [len(info.shape) for info in compiled.out_info]
-    return [shardings.number(sharding, rank) for sharding, rank in zip(compiled.output_shardings, ranks, strict=True)]
+    return [
+        shardings.number(sharded.named(found), rank)
+        for found, rank in zip(compiled.output_shardings, ranks, strict=True)
+    ]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 import torch
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes, frames, shardings
@@ -60,11 +61,13 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
 
 
 def _upload_nothing(tensor: torch.Tensor, place: jax.Device) -> AbstractArray:
-    sharding = sharded.wanted(tuple(tensor.shape)) if replicas.is_spmd() else SingleDeviceSharding(place)
+    shape = tuple(tensor.shape)
+    sharding = sharded.wanted(shape) if replicas.is_spmd() else SingleDeviceSharding(place)
     _made("upload")
+    array = AbstractArray(shardings.padded(shape, sharding), dtypes.to_numpy(tensor.dtype), sharding)
     if replicas.is_spmd():
-        recorder.module().set_sharding(shardings.number(sharding, tensor.dim()))
-    return AbstractArray(tensor.shape, dtypes.to_numpy(tensor.dtype), sharding)
+        sharded.noted(array, sharding)  # type: ignore[arg-type]  # as much of an array as is used
+    return array
 
 
 def _to_host(tensor: torch.Tensor) -> np.ndarray:
@@ -78,27 +81,30 @@ def _made(kind: str) -> None:
     recorder.module().set_provenance(provenance.number(kind, frames.known_line() or ""))
 
 
-def download(buffer: jax.Array, dtype_code: int) -> torch.Tensor:
-    """A new CPU tensor of torch dtype ``dtype_code`` with the buffer's values; waits for them."""
+def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """A new CPU tensor of torch dtype ``dtype_code`` and the shape, with the buffer's values; waits for them.
+
+    The buffer may be longer than the tensor (see shardings.py).
+    """
     dtype = dtypes.FROM_CODE[dtype_code]
     if abstract.is_on():
         if not journal.falling_back():
             journal.read(frames.user_line(), 0)
-        return torch.zeros(buffer.shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype)
     start = time.perf_counter_ns()
-    doing = lambda: f"reading a tensor ({dtype}{list(buffer.shape)})"
+    doing = lambda: f"reading a tensor ({dtype}{list(shape)})"
     with metrics.timed("TransferFromServerTime"), errors.explained(doing, devices.ordinal(buffer)):
         with journal.spent("wait"):
             buffer.block_until_ready()
-        host = np.ascontiguousarray(sharded.whole(buffer))
+        host = np.ascontiguousarray(sharded.visible(sharded.whole(buffer), shape))
         # torch's own memory: a tensor over numpy's, or one that numpy has seen, could not be resized.
-        tensor = torch.empty(buffer.shape, dtype=dtypes.named(buffer.dtype))
+        tensor = torch.empty(shape, dtype=dtypes.named(buffer.dtype))
         ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)
         tensor = tensor.to(dtype)
     metrics.metric("InboundData", metrics.format_bytes).add(host.nbytes)
     if not journal.falling_back():
         journal.read(frames.user_line(), time.perf_counter_ns() - start)
-    _log.info("from the device: %s%s", dtype, list(buffer.shape))
+    _log.info("from the device: %s%s", dtype, list(shape))
     return tensor
 
 
@@ -113,3 +119,29 @@ def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
         moved: jax.Array = jax.device_put(replicated.local(buffer), devices.device(ordinal), may_alias=False)
     _made("transfer")
     return moved
+
+
+def read_part(part: jax.Array, dtype: torch.dtype) -> torch.Tensor:
+    """A new CPU tensor with what one device holds of an array; waits for it."""
+    return download(part, dtypes.TO_CODE[dtype], tuple(part.shape))
+
+
+def upload_parts(
+    parts: Sequence[tuple[torch.Tensor, jax.Device]], dtype: torch.dtype, shape: tuple[int, ...], lies: Sharding
+) -> jax.Array:
+    """An array of the given shape, which devices hold in parts: of each device of this process, the CPU tensor.
+
+    A part may be shorter than the device's; the rest is zeros. The next buffer made is noted to lie so.
+    """
+    doing = lambda: f"moving the parts of a tensor to the devices ({dtype}{list(shape)})"
+    own = lies.shard_shape(shape)
+    with metrics.timed("TransferToServerTime"), errors.explained(doing, 0), recorder.wide_types():
+        placed = []
+        for tensor, place in parts:
+            kept = tensor.detach().to(dtypes.stored(dtype), copy=place.platform == "cpu").contiguous()
+            placed.append(jax.device_put(sharded.filled(_to_host(kept), own), place, may_alias=False))
+        array = jax.make_array_from_single_device_arrays(shape, lies, placed)
+        array.block_until_ready()
+    metrics.metric("OutboundData", metrics.format_bytes).add(sum(part.nbytes for part in placed))
+    _made("upload")
+    return sharded.noted(array, lies)

@@ -13,7 +13,7 @@ import jax
 import torch
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dtypes, shardings
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.device import devices
 from torch_xla._engine.execution import executor
 from torch_xla._engine.job import replicas
@@ -45,6 +45,10 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
     (node,) = recorder.module().nodes_of([tensor.detach()])
     executor.materialize([node], tensor.device.index)
     buffer: jax.Array = node.buffer if replicas.is_spmd() else replicated.local(node.buffer)
+    if tuple(buffer.shape) != node.shape:  # split unevenly: what only fills it up stays here
+        with recorder.wide_types():
+            seen: jax.Array = sharded.visible(buffer, node.shape).astype(dtypes.namesake(tensor.dtype))
+        return seen
     if buffer.dtype != dtypes.namesake(tensor.dtype):
         with recorder.wide_types():
             return buffer.astype(dtypes.namesake(tensor.dtype))
@@ -67,7 +71,7 @@ def from_jax(array: jax.Array) -> torch.Tensor:
             placed = placed.astype(dtypes.to_numpy(dtype))
         buffer = _twin(placed)
     if replicas.is_spmd():
-        recorder.module().set_sharding(shardings.number(buffer.sharding, buffer.ndim))
+        sharded.noted(buffer, sharded.named(buffer.sharding))
     tensor: torch.Tensor = recorder.module().make_tensor(buffer, dtypes.TO_CODE[dtype], ordinal)
     (node,) = recorder.module().nodes_of([tensor])
     _share(array, node)

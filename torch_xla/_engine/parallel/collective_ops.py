@@ -48,6 +48,10 @@ def _laid_out(x: torch.Tensor, sharding: int) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+def _placed(x: torch.Tensor, host: bool) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 def define() -> None:
     """Makes the operators known to torch; once."""
     _define("all_reduce(Tensor[] inputs, str op, Scalar scale, int[] groups) -> Tensor[]", _same)
@@ -56,4 +60,7 @@ def define() -> None:
     _define("all_to_all(Tensor input, int split, int concat, int shards, int[] groups) -> Tensor", _all_to_all)
     _define("collective_permute(Tensor input, int[] pairs, int[] groups) -> Tensor", _permuted)
     _define("lay_out(Tensor input, int sharding) -> Tensor", _laid_out)
+    _define("shard_alike(Tensor[] inputs) -> Tensor[]", _same)
+    _define("place(Tensor input, bool host) -> Tensor", _placed)
+    _define("optimization_barrier(Tensor[] inputs) -> Tensor[]", _same)
     _define("collective_broadcast(Tensor[] inputs, int root, int[] groups) -> Tensor[]", _same)

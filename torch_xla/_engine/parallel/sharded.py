@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import shardings
+from torch_xla._engine.base.compat import sharding
 from torch_xla._engine.device import abstract, devices
 from torch_xla._engine.device.abstract import AbstractArray
 from torch_xla._engine.job import replicas
@@ -35,30 +37,45 @@ def mesh_devices() -> tuple[jax.Device, ...]:
     return tuple(jax.devices(devices.platform()))
 
 
-# The devices by number, in the one order in which all meshes of the process go through them. Decided by the first mesh,
-# or by the first value that is put on the devices; jax takes no values with several orders into one program.
-_order: tuple[int, ...] = ()
-
-
-def use_order(numbers: tuple[int, ...]) -> None:
-    """Takes ``numbers`` as the order of the devices in all meshes. ValueError if another one has been decided."""
-    global _order
-    if not _order:
-        _order = numbers
-    if _order != numbers:
-        raise ValueError(
-            f"a mesh goes through the devices as {list(numbers)}, but this process has meshes or tensors that go "
-            f"through them as {list(_order)}: all must use one order, so make that mesh before the first tensor"
-        )
-
-
 @functools.cache
 def replicated() -> NamedSharding:
-    """Everything on every device."""
+    """Everything on every device. Its mesh has an axis for each prime factor of the number of devices.
+
+    jax describes results that nobody has laid out by the axes of a program's first mesh: these say what XLA chooses,
+    whatever the axes of the user's meshes.
+    """
+    everyone = np.array(mesh_devices())
+    factors = _prime_factors(everyone.size) or [1]
+    names = tuple(f"d{number}" for number in range(len(factors)))
+    return NamedSharding(Mesh(everyone.reshape(factors), names), PartitionSpec())
+
+
+def _prime_factors(number: int) -> list[int]:
+    for factor in range(2, number + 1):
+        if number % factor == 0:
+            return [factor, *_prime_factors(number // factor)]
+    return []
+
+
+def over(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+    """The sharding over a mesh of the user's, which may go through the devices in any order.
+
+    jax takes the devices of one program in one order. So all shardings here go through them as ``mesh_devices`` does,
+    and those of other meshes say where their parts lie.
+    """
     everyone = mesh_devices()
-    if not _order:
-        use_order(tuple(range(len(everyone))))
-    return NamedSharding(Mesh(np.array([everyone[number] for number in _order]), ("device",)), PartitionSpec())
+    numbers = {device: number for number, device in enumerate(everyone)}
+    order = tuple(numbers[device] for device in mesh.devices.flat)
+    return sharding.in_order(Mesh(np.array(everyone).reshape(mesh.devices.shape), mesh.axis_names), spec, order)
+
+
+def named(found: Sharding) -> Sharding:
+    """A sharding of jax's, over all devices, as programs here take it: what XLA chose, and meshes in any order."""
+    if isinstance(found, NamedSharding) and isinstance(found.mesh, Mesh):
+        mine = tuple(found.mesh.devices.flat)
+        other = mine != mesh_devices() and set(mine) == set(mesh_devices())
+        return over(found.mesh, found.spec) if other else found
+    return sharding.named(found, mesh_devices())
 
 
 class _Uploads(threading.local):
@@ -95,7 +112,7 @@ def put(host: np.ndarray) -> jax.Array:
         return laid_out(host, layout)
     with recorder.wide_types():
         array = jax.make_array_from_process_local_data(layout, host)
-    return _noted(array, layout)
+    return noted(array, layout)
 
 
 def wanted(shape: tuple[int, ...]) -> Sharding:
@@ -104,26 +121,65 @@ def wanted(shape: tuple[int, ...]) -> Sharding:
     return found or replicated()
 
 
-def laid_out(value: Any, sharding: Sharding) -> jax.Array:
-    """A host array, or an array of any sharding, laid out. The next buffer made is noted to lie so."""
+def laid_out(value: Any, wanted: Sharding, shape: tuple[int, ...] | None = None) -> jax.Array:
+    """A host array, or an array of any sharding, laid out. The next buffer made is noted to lie so.
+
+    ``shape`` is that of the tensor, where the value is longer than it (``shardings.padded``).
+    """
+    shape = shape or tuple(value.shape)
     with recorder.wide_types():
-        array = _laid_out(value, sharding)
-    return _noted(array, sharding)
+        array = _laid_out(value, wanted, shape)
+    return noted(array, wanted)
 
 
-def _noted(array: jax.Array, sharding: Sharding) -> jax.Array:
-    recorder.module().set_sharding(shardings.number(sharding, array.ndim))
+def noted(array: jax.Array, lies: Sharding) -> jax.Array:
+    """The array; the next buffer made is noted to lie so, and to hold as much of it as one device does."""
+    size = shardings.bytes_on_one(array.shape, array.dtype.itemsize, lies)
+    recorder.module().set_sharding(shardings.number(lies, array.ndim), size)
     return array
 
 
-def _laid_out(value: Any, sharding: Sharding) -> Any:
+def _laid_out(value: Any, wanted: Sharding, shape: tuple[int, ...]) -> Any:
+    long = shardings.padded(shape, wanted)
     if abstract.is_on():
-        return AbstractArray(value.shape, value.dtype, sharding)
-    if replicas.process_count() == 1 or (isinstance(value, jax.Array) and is_spread(value)):
-        array: jax.Array = jax.device_put(value, sharding, may_alias=False)
+        return AbstractArray(long, value.dtype, wanted)
+    spread = isinstance(value, jax.Array) and is_spread(value)
+    if spread and tuple(value.shape) != long:
+        return _relaid(value, shape, wanted)
+    if replicas.process_count() == 1 or spread:
+        array: jax.Array = jax.device_put(filled(value, long), wanted, may_alias=False)
         return array
-    host = np.asarray(value)
-    return jax.make_array_from_callback(host.shape, sharding, host.__getitem__)
+    host = filled(np.asarray(value), long)
+    return jax.make_array_from_callback(host.shape, wanted, host.__getitem__)
+
+
+def filled(value: Any, shape: tuple[int, ...]) -> Any:
+    """An array, filled up with zeros to a shape that is as long or longer. One of jax that is long enough as it is."""
+    if tuple(value.shape) == shape:
+        return value
+    widths = [(0, long - size) for size, long in zip(value.shape, shape, strict=True)]
+    return jnp.pad(value, widths) if isinstance(value, jax.Array) else np.pad(value, widths)
+
+
+def _relaid(array: jax.Array, shape: tuple[int, ...], wanted: Sharding) -> jax.Array:
+    """The array laid out anew by a program: no device has all of it on the way."""
+    coming = named(array.sharding)
+    result: jax.Array = _relaying(shape, coming, wanted)(array)
+    return result
+
+
+@functools.lru_cache(maxsize=1024)
+def _relaying(shape: tuple[int, ...], coming: Sharding, wanted: Sharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(
+        lambda x: filled(visible(x, shape), shardings.padded(shape, wanted)),
+        in_shardings=(coming,),
+        out_shardings=wanted,
+    )
+
+
+def visible(array: Any, shape: tuple[int, ...]) -> Any:
+    """Of an array, the part that is the tensor's."""
+    return array if tuple(array.shape) == shape else array[tuple(slice(size) for size in shape)]
 
 
 def is_spread(array: jax.Array) -> bool:

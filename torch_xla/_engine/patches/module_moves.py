@@ -9,13 +9,15 @@ that move to or from xla, and for no others.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from jax.sharding import Sharding
 from torch import nn
 
-from torch_xla._engine.base import frames
+from torch_xla._engine import recorder
+from torch_xla._engine.base import frames, shardings
 from torch_xla._engine.base.compat import modules
 
 
@@ -58,11 +60,40 @@ def _settle(module: nn.Module, old: dict[str, nn.Parameter | None]) -> None:
         modules.own_parameters(module)[name] = before
 
 
+#: The attribute of a tensor on meta that says how it is to lie on xla: the number of a sharding.
+_WANTED = "_torch_xla_sharding"
+
+
+def lay_out_once_moved(t: torch.Tensor, sharding: Sharding) -> None:
+    """A parameter or buffer on meta will lie so when its module gets room for it on xla."""
+    setattr(t, _WANTED, shardings.number(sharding, t.dim()))
+
+
+def _wanted(tensors: Mapping[str, torch.Tensor | None]) -> dict[str, int]:
+    return {name: t.__dict__[_WANTED] for name, t in tensors.items() if t is not None and _WANTED in t.__dict__}
+
+
+def _lay_out(tensors: Mapping[str, torch.Tensor | None], wanted: dict[str, int]) -> None:
+    """Has new tensors, which nothing has computed yet, made in parts."""
+    for name, number in wanted.items():
+        t = tensors[name]
+        if t is not None and t.device.type == "xla":
+            with torch.no_grad():
+                recorder.module().exclusively(0, recorder.module().lay_out, t, number)
+            t.__dict__.pop(_WANTED, None)
+        elif t is not None and t.is_meta:
+            setattr(t, _WANTED, number)
+
+
 def _apply(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     old = dict(modules.own_parameters(module))
+    wanted, buffers = _wanted(old), _wanted(modules.own_buffers(module))
     original(module, *args, **kwargs)
     if old:
         _settle(module, old)
+    if wanted or buffers:
+        _lay_out(modules.own_parameters(module), wanted)
+        _lay_out(modules.own_buffers(module), buffers)
     return module
 
 

@@ -26,8 +26,8 @@ class Mesh:
     """A grid of devices.
 
     Args:
-      device_ids: all devices, numbered from 0 over all processes of the job, each once; any shape of array. They fill
-        the mesh row by row. All meshes of a process must go through the devices in one order, that of the first.
+      device_ids: all devices, numbered from 0 over all processes of the job, each once, in any order; any shape of
+        array. They fill the mesh row by row.
       mesh_shape: the sizes of the grid's axes.
       axis_names: a name for each axis, none twice; without them axes are named by position.
 
@@ -111,7 +111,7 @@ class Mesh:
         used = [name for names in axes for name in names]
         if len(set(used)) < len(used):
             raise ValueError(f"partition_spec {tuple(partition_spec)} splits two dimensions over one axis")
-        return NamedSharding(self.get_jax_mesh(), JaxSpec(*(names or None for names in axes)))
+        return sharded.over(self.get_jax_mesh(), JaxSpec(*(names or None for names in axes)))
 
     def _names(self) -> tuple[str, ...]:
         return self.axis_names or tuple(f"axis{i}" for i in range(len(self.mesh_shape)))
@@ -135,7 +135,6 @@ def _jax_mesh(mesh: Mesh) -> JaxMesh:
     everyone = np.array(sharded.mesh_devices())
     if mesh.size() != len(everyone):
         raise ValueError(f"{mesh!r}: the job has {len(everyone)} devices, and a mesh must use all of them")
-    sharded.use_order(tuple(mesh.device_ids.ravel().tolist()))
     return JaxMesh(everyone[mesh.get_logical_mesh()], mesh._names())
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+import jax
 import torch
 
 from torch_xla import runtime
+from torch_xla._engine.base.compat import distributed as compat
+from torch_xla.distributed.spmd import _dtensor
 from torch_xla.distributed.spmd._mesh import Mesh
-from torch_xla.distributed.spmd.xla_sharding import mark_sharding
+from torch_xla.distributed.spmd.xla_sharding import ShardingSpec, get_sharding, mark_sharding
 
 if TYPE_CHECKING:  # importing DTensor takes as long as all of torch_xla; only who calls these needs it
     from torch.distributed.device_mesh import DeviceMesh
@@ -46,6 +50,33 @@ def convert_to_xla_partition_spec(
     return tuple(None if not split else split[0] if len(split) == 1 else tuple(split) for split in axes)
 
 
+def on_whole_mesh(
+    tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[Mesh, tuple[Any, ...]]:
+    """The mesh of all devices that ``device_mesh`` is, or is a part of, and the spec that lays the tensor out on it.
+
+    Over a part (``mesh["tensor"]``) the tensor stays split over the other dimensions as it is: parallelize_module over
+    one part and fully_shard over another split a parameter over both.
+    """
+    spec = convert_to_xla_partition_spec(tensor, placements)
+    whole = compat.root_mesh(device_mesh)
+    if whole is device_mesh:
+        return convert_to_xla_mesh(device_mesh), spec
+    mesh, mine = convert_to_xla_mesh(whole), device_mesh.mesh_dim_names or ()
+    others = set(mesh.shape()) - set(mine)
+    found = get_sharding(tensor) if tensor.device.type == "xla" else None
+    before = (*(found.spec if found is not None else ()), *(None,) * tensor.dim())
+    joined = []
+    for entry, axes in zip(spec, before, strict=False):
+        kept = [axis for axis in _several(axes) if axis in others]
+        joined.append((*kept, *(mine[axis] for axis in _several(entry))) or None)
+    return mesh, tuple(joined)
+
+
+def _several(entry: Any) -> tuple[Any, ...]:
+    return () if entry is None else tuple(entry) if isinstance(entry, tuple) else (entry,)
+
+
 def with_xla(func: Callable[P, R]) -> Callable[P, R]:
     """A function that switches SPMD on when it is called, if nobody has. Raises as torch_xla.runtime.use_spmd."""
 
@@ -67,13 +98,16 @@ def xla_distribute_tensor(
     It is a plain tensor of the whole's shape: XLA, not DTensor, splits the ops on it. A parameter stays one.
     torch.distributed.tensor.distribute_tensor calls this for a mesh of device type xla. Raises as mark_sharding.
     """
-    spec = convert_to_xla_partition_spec(tensor, placements or ())
+    from torch.distributed.tensor.placement_types import Replicate
+
+    given = tuple(placements or [Replicate()] * device_mesh.ndim)
+    mesh, spec = on_whole_mesh(tensor, device_mesh, given)
     if tensor.device.type == "xla":
-        return mark_sharding(tensor, convert_to_xla_mesh(device_mesh), spec)
-    moved = mark_sharding(tensor.detach().to("xla"), convert_to_xla_mesh(device_mesh), spec)
+        return _dtensor.of_mesh(mark_sharding(tensor, mesh, spec), device_mesh, given)
+    moved: torch.Tensor = ShardingSpec(mesh, spec).send(tensor.detach(), torch.device("xla"))
     if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(moved, tensor.requires_grad)
-    return moved.requires_grad_(tensor.requires_grad)
+        moved = torch.nn.Parameter(moved, tensor.requires_grad)
+    return _dtensor.of_mesh(moved.requires_grad_(tensor.requires_grad), device_mesh, given)
 
 
 @with_xla
@@ -87,7 +121,8 @@ def xla_distribute_module(
     """The module on xla, its parameters split by ``partition_fn(name, submodule, mesh)``, called for each submodule.
 
     ``input_fn(inputs, mesh)`` sees the positional arguments before each forward, ``output_fn(outputs, mesh)`` what it
-    returns; what they return takes the place of it, None leaves it. Raises ValueError without a mesh.
+    returns; what they return takes the place of it, None leaves it. With three parameters they get the module first.
+    Raises ValueError without a mesh.
     """
     if device_mesh is None:
         raise ValueError("xla_distribute_module: device_mesh is needed")
@@ -96,10 +131,23 @@ def xla_distribute_module(
         for name, submodule in module.named_modules():
             partition_fn(name, submodule, device_mesh)
     if input_fn is not None:
-        module.register_forward_pre_hook(lambda _, inputs: input_fn(inputs, device_mesh))
+        see = _with_module(input_fn)
+        module.register_forward_pre_hook(lambda layer, inputs: see(layer, inputs, device_mesh))
     if output_fn is not None:
-        module.register_forward_hook(lambda _, inputs, outputs: output_fn(outputs, device_mesh))
+        show = _with_module(output_fn)
+        module.register_forward_hook(lambda layer, _, out: show(layer, _marked_with(out, device_mesh), device_mesh))
     return module
+
+
+def _with_module(function: Callable[..., Any]) -> Callable[..., Any]:
+    if len(inspect.signature(function).parameters) > 2:
+        return function
+    return lambda _, values, mesh: function(values, mesh)
+
+
+def _marked_with(values: Any, mesh: DeviceMesh) -> Any:
+    """The outputs, whose tensors know the mesh by the time torch's styles ask for their placements."""
+    return jax.tree.map(lambda v: _dtensor.of_mesh(v, mesh) if isinstance(v, torch.Tensor) else v, values)
 
 
 def auto_policy(*_: Any) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 import torch
 from jax.sharding import NamedSharding, Sharding
 
@@ -19,6 +20,14 @@ from torch_xla._engine.execution import transfers
 from torch_xla._engine.interop import outside
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import sharded
+from torch_xla._engine.patches import module_moves
+from torch_xla.distributed.spmd._linear import (
+    EinsumLinear,
+    XLAPatchedLinear,
+    apply_backward_optimization_barrier,
+    apply_xla_patch_to_nn_linear,
+    xla_patched_nn_linear_forward,
+)
 from torch_xla.distributed.spmd._mesh import (
     HybridMesh,
     Mesh,
@@ -27,11 +36,18 @@ from torch_xla.distributed.spmd._mesh import (
     get_global_mesh,
     set_global_mesh,
 )
+from torch_xla.distributed.spmd.xla_sharded_tensor import ShardingType, XLAShard, XLAShardedTensor, get_sharding
 
 __all__ = [
-    "HybridMesh", "Mesh", "PartitionSpec", "ShardingSpec", "clear_sharding", "get_1d_mesh",
-    "get_global_mesh", "get_sharding", "mark_sharding", "mark_sharding_with_gradients", "set_global_mesh",
+    "EinsumLinear", "HybridMesh", "MarkShardingFunction", "Mesh", "PartitionSpec", "ShardingSpec", "ShardingType",
+    "XLAPatchedLinear", "XLAShard", "XLAShardedTensor", "annotate_custom_sharding",
+    "apply_backward_optimization_barrier", "apply_xla_patch_to_nn_linear", "clear_sharding", "get_1d_mesh",
+    "get_global_mesh", "get_sharding", "mark_sharding", "mark_sharding_with_gradients", "set_global_mesh", "shard_as",
+    "unwrap_sharded_tensor", "wrap_as_sharded_tensor", "wrap_if_sharded", "xla_patched_nn_linear_forward",
 ]  # fmt: skip
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
@@ -42,45 +58,37 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     out as XLA likes (see mark_sharding_with_gradients).
 
     Args:
-      t: a tensor on ``xla:0``, of any dtype.
+      t: a tensor on ``xla:0``, of any dtype. Or a parameter or buffer on meta: it will lie so when its module gets room
+        on xla (``module.to_empty(device="xla")``), and no device ever has the whole of it.
       mesh: the devices.
       partition_spec: for each dimension the axis of the mesh that it is split over, by name or number, a tuple of
         several, or None: every device has all of it.
 
-    Raises ValueError for a spec that does not fit the tensor or the mesh, and for a dimension whose size is not a
-    multiple of the number of parts; RuntimeError without SPMD, or for an expanded tensor.
+    A dimension need not be a multiple of the number of its parts: the last devices then have less of it, or nothing.
+
+    Raises ValueError for a spec that does not fit the tensor or the mesh; RuntimeError without SPMD, or for an expanded
+    tensor.
     """
-    sharding = _checked("mark_sharding", t, mesh, partition_spec)
+    sharding = _checked("mark_sharding", t, mesh, partition_spec, meta=True)
+    if t.is_meta:
+        module_moves.lay_out_once_moved(t, sharding)
+        return t
     with torch.no_grad():
         _lay_out(t, sharding)
     return t
 
 
-def _checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> NamedSharding:
+def _checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], meta: bool = False) -> NamedSharding:
     where = f"{op} of a tensor of shape {list(t.shape)} (at {frames.user_line()})"
     if not replicas.is_spmd():
         raise RuntimeError(f"{where}: call torch_xla.runtime.use_spmd() before the first xla tensor")
-    if t.device.type != "xla":
+    if t.device.type != "xla" and not (meta and t.is_meta):
         raise ValueError(f"{where}: the tensor is on {t.device}; move it to xla first")
     try:
         sharding = mesh.sharding(partition_spec, t.dim())
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    for dim, (size, parts) in enumerate(zip(t.shape, _parts(sharding, t.dim()), strict=True)):
-        if size % parts:
-            raise ValueError(f"{where}: dimension {dim} of size {size} cannot be split into {parts} equal parts")
     return sharding
-
-
-def _parts(sharding: NamedSharding, rank: int) -> list[int]:
-    sizes = dict(sharding.mesh.shape)
-    parts = []
-    for names in (*sharding.spec, *(None,) * (rank - len(sharding.spec))):
-        count = 1
-        for name in (names,) if isinstance(names, str) else names or ():
-            count *= sizes[name]
-        parts.append(count)
-    return parts
 
 
 def _lay_out(t: torch.Tensor, sharding: Sharding) -> None:
@@ -96,13 +104,32 @@ def _lay_out_alone(t: torch.Tensor, sharding: Sharding) -> None:
     if node.pending or module.is_view(t):
         module.lay_out(t, number)
     else:
-        module.lay_out(t, number, sharded.laid_out(node.buffer, sharding))
+        module.lay_out(t, number, sharded.laid_out(node.buffer, sharding, node.shape))
 
 
-def get_sharding(t: torch.Tensor) -> Sharding | None:
-    """How a tensor lies, a jax.sharding.NamedSharding. None where that is not decided: not marked, and not computed."""
-    (node,) = recorder.module().nodes_of([t]) or (None,)
-    return None if node is None else shardings.of(node.sharding)
+def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
+    """As mark_sharding, but moves nothing now: the next program that computes or reads the tensor lays it out so."""
+    sharding = _checked("annotate_custom_sharding", t, mesh, partition_spec)
+    with torch.no_grad():
+        recorder.module().exclusively(0, recorder.module().lay_out, t, shardings.number(sharding, t.dim()))
+    return t
+
+
+def wrap_as_sharded_tensor(t: torch.Tensor, mesh_shape: Any = None, partition_spec: Any = None) -> torch.Tensor:
+    """The tensor, on every device where nobody has laid it out; tensors with a sharding need no wrapper here."""
+    if not isinstance(t, XLAShardedTensor):
+        annotate_custom_sharding(t, get_1d_mesh(), (None,) * t.dim())
+    return t
+
+
+def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
+    """The tensor itself: none is wrapped here."""
+    return t
+
+
+def wrap_if_sharded(x: Any) -> Any:
+    """``x`` itself, whatever it is: a tensor with a sharding is an XLAShardedTensor (see there) as it is."""
+    return x
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
@@ -137,6 +164,54 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Se
     return marked
 
 
+class MarkShardingFunction(torch.autograd.Function):
+    """mark_sharding_with_gradients as ``MarkShardingFunction.apply(t, mesh, partition_spec)``."""
+
+    @staticmethod
+    def forward(ctx: Any, torch_tensor: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
+        """The tensor's values, split over the mesh."""
+        sharding = _checked("MarkShardingFunction", torch_tensor, mesh, partition_spec)
+        return _MarkedBothWays.forward(ctx, torch_tensor, shardings.number(sharding, torch_tensor.dim()))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """The gradient, split in the same way."""
+        return *_MarkedBothWays.backward(ctx, *grads), None
+
+
+class _Alike(torch.autograd.Function):
+    """Two tensors that XLA lays out in the same way, and their gradients likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.ops.torch_xla.shard_alike([a, b]))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.ops.torch_xla.shard_alike(list(grads)))
+
+
+def shard_as(a: A, b: B) -> tuple[A, B]:
+    """Copies of two pytrees in which each tensor of the one lies as its counterpart in the other, whichever way.
+
+    Differentiable. What is no xla tensor stays as it is. Raises ValueError where the trees, or two shapes, differ.
+    """
+    mine, layout = jax.tree.flatten(a)
+    theirs, other = jax.tree.flatten(b)
+    if str(layout) != str(other):
+        raise ValueError(f"shard_as: the trees differ: {layout} and {other}")
+    pairs = [_alike(x, y) for x, y in zip(mine, theirs, strict=True)]
+    return jax.tree.unflatten(layout, [x for x, _ in pairs]), jax.tree.unflatten(other, [y for _, y in pairs])
+
+
+def _alike(x: Any, y: Any) -> tuple[Any, Any]:
+    if not all(isinstance(t, torch.Tensor) and t.device.type == "xla" for t in (x, y)):
+        return x, y
+    if x.shape != y.shape:
+        raise ValueError(f"shard_as: tensors of shapes {list(x.shape)} and {list(y.shape)} cannot lie in the same way")
+    return _Alike.apply(x, y)  # type: ignore[no-untyped-call, no-any-return]
+
+
 @dataclass
 class ShardingSpec:
     """How inputs of one rank are to lie, as MpDeviceLoader(input_sharding=...) takes it.
@@ -156,8 +231,8 @@ class ShardingSpec:
     def send(self, t: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A CPU tensor on the device, split on the way: no device ever has all of it.
 
-        One of another rank, or whose size is no multiple of the number of parts, is on every device. With ``minibatch``
-        and several processes that is a ValueError: what each of them has is not the whole.
+        One of another rank is on every device. With ``minibatch`` and several processes that is a ValueError, as is a
+        size that is no multiple of the number of parts: what each of them has is not the whole.
         """
         if self.minibatch and replicas.process_count() > 1:
             if self._layout(tuple(t.shape)) is None:
@@ -176,11 +251,10 @@ class ShardingSpec:
         if len(shape) != len(self.partition_spec):
             return None
         sharding = self.mesh.sharding(self.partition_spec, len(shape))
-        parts = _parts(sharding, len(shape))
-        if self.minibatch:
-            parts = [max(1, count // replicas.process_count()) for count in parts]
-        even = all(size % count == 0 for size, count in zip(shape, parts, strict=True))
-        return sharding if even else None
+        if not self.minibatch or replicas.process_count() == 1:
+            return sharding
+        mine = (max(1, count // replicas.process_count()) for count in shardings.parts(sharding, len(shape)))
+        return sharding if all(size % count == 0 for size, count in zip(shape, mine, strict=True)) else None
 
     def apply(self, t: torch.Tensor) -> None:
         """Marks the tensor."""

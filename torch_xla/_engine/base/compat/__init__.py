@@ -6,8 +6,10 @@
     modules.py       nn.Module, DataLoader, GradScaler, DistributedDataParallel
     saving.py        torch.save, torch.load
     distributed.py   process groups; jax's job, its store and the CPU's collectives
+    sharding.py      shardings in other orders of the devices
     profiling.py     profiles of other processes
     ending.py        the end of a process, and its forks
+    kernels.py       jax's flash attention for TPUs; torch's operators of quantized graphs
 
 ``python -m torch_xla._engine.base.compat`` prints them, with what of them the installed torch and jax have.
 """

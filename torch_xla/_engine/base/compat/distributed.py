@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import torch
 
 from torch_xla._engine.base.compat.private import Private
 
@@ -113,3 +114,69 @@ def offer_gloo_at(address: str, client: Any) -> None:
         return
     collectives = make(distributed_client=client, hostname=address)
     register("cpu", functools.partial(create, collectives=collectives), priority=0, fail_quietly=False)
+
+
+_SUB_MESH = Private(
+    "torch.distributed.device_mesh",
+    "DeviceMesh._create_sub_mesh",
+    "parts of a DeviceMesh of xla, such as mesh['tensor']",
+    "mesh['tensor'] raises AttributeError for a mesh of xla",
+)
+_PART = Private(
+    "torch.distributed.device_mesh",
+    "DeviceMesh._get_mesh_tensor_from_full_mesh",
+    "which devices a part of a mesh has, where there is one process and no process group",
+    "mesh['tensor'] raises for a mesh of xla before init_process_group",
+)
+_ROOT = Private(
+    "torch.distributed.device_mesh",
+    "DeviceMesh._get_root_mesh",
+    "the whole mesh of a part, which XLA needs to lay a tensor out over the part",
+    "laying a tensor out over a part of a mesh raises, and says why",
+)
+_FULLY_SHARD = (
+    Private(
+        "torch.distributed.fsdp._fully_shard._fully_shard",
+        "fully_shard",
+        "torch's FSDP2 on a mesh of xla",
+        "fully_shard does not know xla and raises",
+    ),
+    Private("torch.distributed.fsdp._fully_shard", "fully_shard", "as the one before", "as the one before"),
+)
+
+
+def root_mesh(mesh: Any) -> Any:
+    """The DeviceMesh that a mesh is a part of, or itself."""
+    return _ROOT.get()(mesh)
+
+
+def allow_parts_of_meshes() -> None:
+    """Makes ``mesh['name']`` work for a DeviceMesh that has no process groups, as those of xla have none."""
+
+    def sub_mesh(original: Callable[..., Any], mesh: Any, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(mesh, "_dim_group_names"):
+            return original(mesh, *args, **kwargs)
+        mesh._dim_group_names = []
+        try:
+            part = original(mesh, *args, **kwargs)
+        finally:
+            del mesh._dim_group_names
+        part.__dict__.pop("_dim_group_names", None)
+        return part
+
+    def of_rank(full_mesh: Any, current_rank: int | None = None) -> Any:
+        known = current_rank is not None or torch.distributed.is_initialized()
+        return original(full_mesh, current_rank if known else 0)
+
+    _SUB_MESH.wrap(sub_mesh)
+    original = _PART.find()
+    if original is None:
+        _PART.warn()
+    elif not getattr(original, "_torch_xla", False):
+        of_rank._torch_xla = True  # type: ignore[attr-defined]
+        setattr(torch.distributed.device_mesh.DeviceMesh, _PART.name.split(".")[-1], staticmethod(of_rank))
+
+
+def modules_with_fully_shard() -> list[str]:
+    """The modules that have fully_shard, by name; the one that defines it first."""
+    return [*(name.module for name in _FULLY_SHARD), "torch.distributed.fsdp"]

@@ -131,3 +131,20 @@ def wrap_backward(ours: Callable[..., Any]) -> None:
     """What every backward pass goes through becomes ``ours(original, outputs, ...)``."""
     _BACKWARD.wrap(ours)
     _BACKWARD_TOO.wrap(ours)
+
+
+_KEPT = "torch.utils.checkpoint computes nothing again on xla, and saves no memory; torch_xla.utils.checkpoint does"
+_DETACHED = Private("torch.utils.checkpoint", "detach_variable", "activation checkpointing that saves memory", _KEPT)
+_FRAME = Private("torch.utils.checkpoint", "_CheckpointFrame.__init__", "the same, with use_reentrant=False", _KEPT)
+
+
+def wrap_recomputation(detached: Callable[..., Any], frame: Callable[..., None]) -> None:
+    """torch.utils.checkpoint's inputs of what is computed again become ``detached(original, inputs)``, and what
+    computes it ``frame(original, frame, recompute_fn, ...)`` with use_reentrant=False."""
+    _DETACHED.wrap(detached)
+    _FRAME.wrap(frame)
+
+
+def move_own(module: nn.Module, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Applies ``move`` to the parameters and buffers of a module itself, as module.to does."""
+    module._apply(move, recurse=False)

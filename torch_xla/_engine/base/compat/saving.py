@@ -86,3 +86,31 @@ def map_location() -> Any:
 def set_map_location(where: Any) -> None:
     """Has the torch.load that is running take another argument."""
     _STATE.get().map_location = where
+
+
+_FSSPEC_WRITER = Private(
+    "torch.distributed.checkpoint._fsspec_filesystem",
+    "FsspecWriter",
+    "checkpoints under paths such as gs://",
+    "a CheckpointManager for such a path raises, and says why",
+    optional=True,
+)
+_FSSPEC_READER = Private(
+    "torch.distributed.checkpoint._fsspec_filesystem",
+    "FsspecReader",
+    "as the one before",
+    "as the one before",
+    optional=True,
+)
+
+
+def fsspec_writer() -> type:
+    """torch.distributed.checkpoint's writer for paths of fsspec."""
+    found: type = _FSSPEC_WRITER.get()
+    return found
+
+
+def fsspec_reader() -> type:
+    """torch.distributed.checkpoint's reader for paths of fsspec."""
+    found: type = _FSSPEC_READER.get()
+    return found

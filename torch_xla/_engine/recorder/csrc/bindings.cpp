@@ -93,12 +93,11 @@ at::Tensor tensor_of_buffer(const py::object& array, int dtype, Ordinal device) 
       make_leaf(make_buffer(array, device), make_signature(static_cast<at::ScalarType>(dtype), shape), device));
 }
 
-// Lays a tensor out in another way, in place; `array`: its value, laid out so already.
+// Lays a tensor out in another way, in place; `array`: its value, laid out and noted (set_sharding) so already.
 void lay_out_tensor(const at::Tensor& t, uint32_t sharding, const std::optional<py::object>& array) {
   XlaTensor& x = xla(t);
   NodePtr value = x.value();
   if (array) {
-    set_sharding(sharding);
     const Shape& shape = value->shape();
     x.lay_out(
         make_leaf(make_buffer(*array, x.device_index()), make_signature(shape.dtype, shape.sizes), x.device_index()));
@@ -116,6 +115,11 @@ void bind_graph(py::module_& m) {
       .def_property_readonly("pending", &Node::pending)
       .def_property_readonly("device", [](const Node& n) { return static_cast<int>(n.device); })
       .def_property_readonly("origin", [](const Node& n) { return n.origin; })
+      .def_property_readonly("shape",
+                             [](const Node& n) {
+                               const auto& sizes = n.shape().sizes;
+                               return py::tuple(py::cast(std::vector<int64_t>(sizes.begin(), sizes.end())));
+                             })
       .def_property_readonly("sharding", [](const Node& n) { return n.sharding.load(std::memory_order_relaxed); })
       .def_property_readonly("buffer",
                              [](const Node& n) { return n.buffer ? borrow(n.buffer) : py::object(py::none()); });
@@ -164,8 +168,12 @@ void bind_graph(py::module_& m) {
   m.def("memory_id", [](const at::Tensor& t) { return xla(t).memory_id(); });
   m.def("lay_out", &lay_out_tensor, py::arg("tensor"), py::arg("sharding"), py::arg("array") = py::none());
   m.def("laid_out", &laid_out);
+  m.def("newest", [](Ordinal device) -> std::optional<at::Tensor> {
+    NodePtr value = XlaTensor::newest(device);
+    return value ? std::optional<at::Tensor>(make_tensor(std::move(value))) : std::nullopt;
+  });
   m.def("is_view", [](const at::Tensor& t) { return xla(t).is_view(); });
-  m.def("set_sharding", &set_sharding);
+  m.def("set_sharding", &set_sharding, py::arg("sharding"), py::arg("bytes") = -1);
   m.def("make_tensor", &tensor_of_buffer, py::arg("array"), py::arg("dtype"), py::arg("device"));
 }
 

@@ -30,7 +30,7 @@ void check_uploadable(const char* op, const Tensor& t, at::ScalarType dtype) {
 Tensor download(XlaTensor& x) {
   const NodePtr node = x.value();
   hooks().materialize({node}, node->device);
-  return hooks().download(node->buffer, node->shape().dtype);
+  return hooks().download(node->buffer, node->shape().dtype, node->shape().sizes);
 }
 
 NodePtr to_device(XlaTensor& x, int8_t device) {

@@ -47,9 +47,10 @@ DeviceState& device_state(int8_t index);
 
 // What the recorder asks the executor to do. Set once at start-up; each takes the GIL itself.
 struct Hooks {
-  std::function<int()> device_count;                                     // starts the backend if need be
-  std::function<BufferPtr(const at::Tensor&, int8_t)> upload;            // CPU tensor -> device buffer
-  std::function<at::Tensor(const BufferPtr&, at::ScalarType)> download;  // device buffer -> CPU tensor
+  std::function<int()> device_count;                           // starts the backend if need be
+  std::function<BufferPtr(const at::Tensor&, int8_t)> upload;  // CPU tensor -> device buffer
+  // device buffer -> CPU tensor; of the sizes given, as a buffer may have rows that only fill it up (sharded.py)
+  std::function<at::Tensor(const BufferPtr&, at::ScalarType, at::IntArrayRef)> download;
   std::function<BufferPtr(const BufferPtr&, int8_t)> transfer;           // buffer -> buffer of other device
   std::function<void(const std::vector<NodePtr>&, int8_t)> materialize;  // run what these values need
   std::function<void(int8_t)> cut;                                       // run all that is pending

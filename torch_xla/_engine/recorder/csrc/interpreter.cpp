@@ -189,9 +189,9 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
     forget_notes();
     return make_buffer(f(t, static_cast<int>(device)), device);
   };
-  h.download = [f = Hook(download)](const BufferPtr& buffer, at::ScalarType dtype) {
+  h.download = [f = Hook(download)](const BufferPtr& buffer, at::ScalarType dtype, at::IntArrayRef sizes) {
     InPython here;
-    return f(borrow(buffer), static_cast<int>(dtype)).cast<at::Tensor>();
+    return f(borrow(buffer), static_cast<int>(dtype), py::tuple(py::cast(sizes.vec()))).cast<at::Tensor>();
   };
   h.transfer = [f = Hook(transfer)](const BufferPtr& buffer, int8_t device) {
     InPython here;
@@ -248,8 +248,9 @@ BufferPtr make_buffer(py::object array, int device, int64_t bytes, uint32_t prov
 }
 
 BufferPtr make_buffer(py::object array, int device) {
-  const auto bytes = array.attr("nbytes").cast<int64_t>();
-  return make_buffer(std::move(array), device, bytes, take_provenance(), take_sharding());
+  const ShardingNote note = take_sharding();
+  const int64_t bytes = note.bytes >= 0 ? note.bytes : array.attr("nbytes").cast<int64_t>();
+  return make_buffer(std::move(array), device, bytes, take_provenance(), note.sharding);
 }
 
 void bind_interpreter(py::module_& m) {

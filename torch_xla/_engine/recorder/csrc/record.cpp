@@ -11,6 +11,7 @@
 #include "generator.h"
 #include "origin.h"
 #include "random.h"
+#include "sharding.h"
 #include "signature.h"
 #include "tensor.h"
 
@@ -306,11 +307,33 @@ bool made_elsewhere(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   return false;
 }
 
+// What zeros_like and its kind take shape and dtype from.
+NodePtr pattern_of(c10::ArrayRef<c10::IValue> arguments) {
+  XlaTensor* x = arguments[0].isTensor() ? maybe_xla(arguments[0].toTensor()) : nullptr;
+  return x != nullptr ? x->value() : NodePtr();
+}
+
+// A new tensor of the pattern's shape lies as that does: so do optimizer states as their parameters.
+void lay_out_as(const Node& pattern, c10::IValue& made) {
+  XlaTensor* x = made.isTensor() ? maybe_xla(made.toTensor()) : nullptr;
+  if (x == nullptr || x->sizes() != at::IntArrayRef(pattern.shape().sizes)) {
+    return;
+  }
+  NodePtr value = x->value();
+  if (NodePtr laid_out = laid_out_as(pattern, value); laid_out != value) {
+    made = make_tensor(std::move(laid_out));
+  }
+}
+
 }  // namespace
 
 void record_factory(const Op& op, torch::jit::Stack* stack) {
   if (C10_LIKELY(!made_elsewhere(op, torch::jit::last(*stack, op.kinds.size())))) {
+    const NodePtr pattern = shards_anything() ? pattern_of(torch::jit::last(*stack, op.kinds.size())) : NodePtr();
     record(op, stack);
+    if (pattern) {
+      lay_out_as(*pattern, torch::jit::peek(*stack, 0, 1));
+    }
     return;
   }
   // torch's kernel for all devices makes an empty tensor there, of which it needs to know only sizes and dtype.

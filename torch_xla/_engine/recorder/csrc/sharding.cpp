@@ -1,5 +1,6 @@
 #include "sharding.h"
 
+#include <atomic>
 #include <utility>
 
 #include "op.h"
@@ -8,7 +9,8 @@
 namespace torch_xla {
 namespace {
 
-thread_local uint32_t next_sharding = 0;
+thread_local ShardingNote next;
+std::atomic<bool> any{false};
 
 const Op* lay_out_op() {
   static const Op* op = find_op("torch_xla::lay_out");
@@ -33,11 +35,14 @@ NodePtr lay_out(const NodePtr& value, uint32_t sharding, uint32_t origin) {
   return node;
 }
 
-void set_sharding(uint32_t sharding) {
+void set_sharding(uint32_t sharding, int64_t bytes) {
   lay_out_op();  // looked up before anything is laid out, where a lock may be held
-  next_sharding = sharding;
+  next = {sharding, bytes};
+  any.store(true, std::memory_order_relaxed);
 }
 
-uint32_t take_sharding() { return std::exchange(next_sharding, 0); }
+ShardingNote take_sharding() { return std::exchange(next, ShardingNote()); }
+
+bool shards_anything() { return any.load(std::memory_order_relaxed); }
 
 }  // namespace torch_xla

@@ -22,8 +22,17 @@ inline NodePtr laid_out_as(const Node& kept, NodePtr value) {
   return lay_out(value, sharding, value->origin);
 }
 
-// The sharding of the buffers that this thread makes, until take_sharding(). As set_maker().
-void set_sharding(uint32_t sharding);
-uint32_t take_sharding();
+// Of the next buffer that this thread makes: its sharding, and its bytes on one device; -1: those of the whole array.
+struct ShardingNote {
+  uint32_t sharding = 0;
+  int64_t bytes = -1;
+};
+
+// Until take_sharding(). As set_maker().
+void set_sharding(uint32_t sharding, int64_t bytes);
+ShardingNote take_sharding();
+
+// Whether any value of this process has ever had a sharding.
+bool shards_anything();
 
 }  // namespace torch_xla

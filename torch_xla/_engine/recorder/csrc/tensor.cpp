@@ -34,6 +34,17 @@ inline void XlaTensor::unlink() {
   ++state.unlinked;
 }
 
+NodePtr XlaTensor::newest(int8_t device) {
+  auto& state = device_state(device);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  for (XlaTensor* t = state.last; t != nullptr; t = t->previous) {
+    if (t->node_ && at::isFloatingType(t->node_->shape().dtype) && t->numel() > 0) {
+      return t->node_;
+    }
+  }
+  return NodePtr();
+}
+
 void XlaTensor::initialize(const Shape& shape) {
   set_storage_access_should_throw();
   is_non_overlapping_and_dense_ = true;

@@ -137,6 +137,10 @@ class XlaTensor final : public c10::TensorImpl {
                                                          bool allow_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override;
 
+  // The value of the floating-point tensor that was made last, of those that live; null without one. What is to run
+  // after everything that has been recorded so far reads it.
+  static NodePtr newest(int8_t device);
+
  private:
   // Asked of views only. A tensor that is none is contiguous; so is one that was the view of a memory which no other
   // tensor shows any more (settle).

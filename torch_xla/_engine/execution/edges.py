@@ -1,0 +1,73 @@
+"""The edges of a program over a mesh (SPMD): how its leaves come, how its results leave, and what they are inside.
+
+Inside a tensor has the shape that the user sees. An array on the devices may be longer, where a dimension does not
+divide (shardings.py): a leaf is cut to its tensor's shape before anything reads it, a result is filled up at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import Sharding
+
+from torch_xla._engine.base import shardings
+from torch_xla._engine.graph import program
+from torch_xla._engine.parallel import sharded
+
+
+def coming(arguments: Sequence[Any], place: Sharding) -> tuple[Sharding, ...]:
+    """How (floats, ints, *leaves) lie; what has no sharding (numbers) as ``place``, or it would run on one device."""
+    return tuple(sharded.named(a.sharding) if a.sharding is not None else place for a in arguments)
+
+
+def leaving(
+    spec: program.GraphSpec, leaves: Sequence[Any], place: Sharding, chosen: bool = True
+) -> list[Sharding | None]:
+    """How each root is to lie; None: as XLA likes, with ``chosen=False`` as ``place``.
+
+    XLA splits no result unevenly by itself. So a root that nobody laid out (a gradient, say) lies like a leaf of its
+    shape that is split unevenly, where there is one.
+    """
+    uneven = {
+        shape: sharded.named(leaf.sharding)
+        for (shape, _), leaf in zip(spec.leaves, leaves, strict=True)
+        if tuple(leaf.shape) != shape
+    }
+    free = None if chosen else place
+    shapes = _root_shapes(spec) if uneven else [()] * len(spec.roots)
+    return [
+        shardings.of(number) or uneven.get(shape, free)
+        for number, shape in zip(spec.root_shardings, shapes, strict=True)
+    ]
+
+
+def _root_shapes(spec: program.GraphSpec) -> list[tuple[int, ...]]:
+    """The shape of each root; () for one of an op with several results, which is a list and no root."""
+    shapes = [shape for shape, _ in spec.leaves] + [tuple(node.outs[0][0]) for node in spec.nodes]
+    return [shapes[root] for root in spec.roots]
+
+
+def between(
+    function: Callable[..., list[jax.Array]], spec: program.GraphSpec, ways: Sequence[Sharding | None]
+) -> Callable[..., list[jax.Array]]:
+    """The function of tensors as one of arrays on the devices."""
+    shapes = [shape for shape, _ in spec.leaves]
+
+    def program_of_arrays(floats: jax.Array, ints: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+        results = function(floats, ints, *map(_cut, leaves, shapes))
+        return [_filled(result, way) for result, way in zip(results, ways, strict=True)]
+
+    return program_of_arrays
+
+
+def _cut(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return sharded.visible(leaf, shape)  # type: ignore[no-any-return]
+
+
+def _filled(result: jax.Array, way: Sharding | None) -> jax.Array:
+    if way is None or shardings.padded(result.shape, way) == result.shape:
+        return result
+    return sharded.filled(lax.with_sharding_constraint(result, way), shardings.padded(result.shape, way))  # type: ignore[no-any-return]

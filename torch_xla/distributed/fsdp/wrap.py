@@ -1,0 +1,133 @@
+"""Which modules inside a model are wrapped one by one: policies, and what applies them.
+
+A policy is ``policy(module=, recurse=, unwrapped_params=) -> bool``. With ``recurse=True`` it says whether to look at
+the module's children, with ``recurse=False`` whether to wrap the module, whose parameters outside of wrapped children
+are ``unwrapped_params`` in number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+__all__ = [
+    "always_wrap_policy", "enable_wrap", "lambda_auto_wrap_policy", "recursive_wrap", "size_based_auto_wrap_policy",
+    "transformer_auto_wrap_policy", "wrap",
+]  # fmt: skip
+
+Policy = Callable[..., bool]
+
+
+def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
+    """Wraps every module."""
+    return True
+
+
+def lambda_auto_wrap_policy(
+    module: nn.Module, recurse: bool, unwrapped_params: int, lambda_fn: Callable[[nn.Module], bool]
+) -> bool:
+    """Wraps the modules for which ``lambda_fn(module)`` is true."""
+    return True if recurse else lambda_fn(module)
+
+
+def transformer_auto_wrap_policy(
+    module: nn.Module, recurse: bool, unwrapped_params: int, transformer_layer_cls: set[type[nn.Module]]
+) -> bool:
+    """Wraps the modules of the given classes."""
+    return True if recurse else isinstance(module, tuple(transformer_layer_cls))
+
+
+def size_based_auto_wrap_policy(
+    module: nn.Module,
+    recurse: bool,
+    unwrapped_params: int,
+    min_num_params: int = int(1e8),
+    force_leaf_modules: set[type[nn.Module]] | None = None,
+    exclude_wrap_modules: set[type[nn.Module]] | None = None,
+) -> bool:
+    """Wraps a module as soon as it has that many parameters which are in no wrapped one.
+
+    Modules of ``force_leaf_modules`` (default: nn.MultiheadAttention) are not looked into, those of
+    ``exclude_wrap_modules`` (default: nn.ModuleList, nn.ModuleDict) not wrapped.
+    """
+    leaves = size_based_auto_wrap_policy.FORCE_LEAF_MODULES if force_leaf_modules is None else force_leaf_modules  # type: ignore[attr-defined]
+    never = size_based_auto_wrap_policy.EXCLUDE_WRAP_MODULES if exclude_wrap_modules is None else exclude_wrap_modules  # type: ignore[attr-defined]
+    large = unwrapped_params >= min_num_params
+    return large and not isinstance(module, tuple(leaves) if recurse else tuple(never))
+
+
+size_based_auto_wrap_policy.EXCLUDE_WRAP_MODULES = {nn.ModuleList, nn.ModuleDict}  # type: ignore[attr-defined]
+size_based_auto_wrap_policy.FORCE_LEAF_MODULES = {nn.MultiheadAttention}  # type: ignore[attr-defined]
+
+
+def recursive_wrap(
+    module: nn.Module,
+    auto_wrap_policy: Policy,
+    wrapper_cls: Callable[..., nn.Module],
+    ignored_modules: set[nn.Module],
+    ignored_params: set[nn.Parameter],
+    only_wrap_children: bool = False,
+    **kwargs: Any,
+) -> tuple[nn.Module, int]:
+    """Wraps what the policy says, from the innermost outwards: (the module, or its wrapper, parameters wrapped).
+
+    A wrapper is ``wrapper_cls(module, **kwargs)``; where that is a class, its instances are taken as they are. A module
+    that occurs twice has one wrapper. Ignored modules are not wrapped, nor ignored parameters counted.
+    """
+    wrapping = _Wrapping(auto_wrap_policy, wrapper_cls, ignored_modules, ignored_params, kwargs)
+    return wrapping.run(module, not only_wrap_children)
+
+
+@dataclass
+class _Wrapping:
+    policy: Policy
+    wrapper: Callable[..., nn.Module]
+    ignored_modules: set[nn.Module]
+    ignored_params: set[nn.Parameter]
+    options: dict[str, Any]
+    known: dict[nn.Module, tuple[nn.Module, int]] = field(default_factory=dict)
+
+    def run(self, module: nn.Module, root: bool = True) -> tuple[nn.Module, int]:
+        count = sum(p.numel() for p in module.parameters() if p not in self.ignored_params)
+        if module in self.ignored_modules or isinstance(self.wrapper, type) and isinstance(module, self.wrapper):
+            return module, count
+        if module not in self.known:
+            self.known[module] = self._run(module, count, root)
+        return self.known[module]
+
+    def _run(self, module: nn.Module, count: int, root: bool) -> tuple[nn.Module, int]:
+        inside = 0
+        if self.policy(module=module, recurse=True, unwrapped_params=count):
+            for name, child in list(module._modules.items()):
+                if child is not None:
+                    module._modules[name], done = self.run(child)
+                    inside += done
+        if root and self.policy(module=module, recurse=False, unwrapped_params=count - inside):
+            return self.wrapper(module, **self.options), count
+        return module, inside
+
+
+#: What wrap() does in enable_wrap(): the wrapper and its options.
+_enabled: list[tuple[Callable[..., nn.Module], dict[str, Any]]] = []
+
+
+@contextmanager
+def enable_wrap(*, wrapper_cls: Callable[..., nn.Module], **wrapper_kwargs: Any) -> Iterator[None]:
+    """In the block ``wrap(module)`` gives ``wrapper_cls(module, **wrapper_kwargs)``."""
+    _enabled.append((wrapper_cls, wrapper_kwargs))
+    try:
+        yield
+    finally:
+        _enabled.pop()
+
+
+def wrap(module: nn.Module, **wrap_overrides: Any) -> nn.Module:
+    """The module, wrapped as enable_wrap says; the module itself outside of it."""
+    if not _enabled:
+        return module
+    wrapper, options = _enabled[-1]
+    return wrapper(module, **(options | wrap_overrides))

@@ -1,0 +1,148 @@
+"""DTensor's words on a mesh of xla: with SPMD a tensor is always the whole, so "local" tensors and DTensors are one.
+
+    torch                               here
+    DTensor.from_local(t, mesh, p)      t, laid out so; t is the whole, not one rank's part
+    t.redistribute(mesh, p)             t, laid out so, differentiable
+    t.full_tensor()                     t, on every device
+    t.to_local()                        t itself
+    t.placements, t.device_mesh         how t lies over the mesh that it was last given one of
+
+torch itself sends distribute_tensor and distribute_module here (api.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_xla._engine.base.compat import distributed as compat
+from torch_xla._engine.base.imports import when_imported
+from torch_xla._engine.job import replicas
+from torch_xla.distributed.spmd._mesh import get_1d_mesh
+from torch_xla.distributed.spmd.xla_sharded_tensor import get_sharding
+from torch_xla.distributed.spmd.xla_sharding import mark_sharding_with_gradients
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
+#: The attribute of a tensor that has been laid out over a DeviceMesh.
+_MESH = "_torch_xla_device_mesh"
+_PLACEMENTS = "_torch_xla_placements"
+
+
+def of_mesh(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] | None = None) -> torch.Tensor:
+    """The tensor, which from now on tells its placements over the mesh: those given, or what its sharding says."""
+    setattr(t, _MESH, mesh)
+    setattr(t, _PLACEMENTS, None if placements is None else tuple(placements))
+    return t
+
+
+def laid_out(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
+    """A tensor of the same values, laid out over the mesh, as is its gradient. Raises as mark_sharding."""
+    from torch_xla.distributed.spmd import api
+
+    where, spec = api.on_whole_mesh(t, mesh, placements)
+    return of_mesh(mark_sharding_with_gradients(t, where, spec), mesh, placements)
+
+
+def redistribute(
+    t: torch.Tensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    async_op: bool = False,
+    **_: Any,
+) -> torch.Tensor:
+    """A tensor of the same values, laid out anew over the mesh, or over that of the tensor. See mark_sharding."""
+    mesh = device_mesh or getattr(t, _MESH, None)
+    if mesh is None or placements is None:
+        raise ValueError(f"redistribute of a tensor of shape {list(t.shape)}: give a device_mesh and placements")
+    return laid_out(t, mesh, placements)
+
+
+def full_tensor(t: torch.Tensor, **_: Any) -> torch.Tensor:
+    """A tensor of the same values that every device has all of; differentiable."""
+    return mark_sharding_with_gradients(t, get_1d_mesh(), (None,) * t.dim())
+
+
+def placements(t: torch.Tensor) -> tuple[Placement, ...]:
+    """How the tensor lies over its mesh, a placement for each dimension of the mesh; () where nobody has said."""
+    from torch.distributed.tensor.placement_types import Replicate, Shard
+
+    asked: tuple[Placement, ...] | None = getattr(t, _PLACEMENTS)
+    if asked is not None:
+        return asked
+    mesh, found = getattr(t, _MESH), get_sharding(t)
+    if found is None:
+        return ()
+    axes = {name: dim for dim, names in enumerate(found.spec) for name in _several(names)}
+    names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
+    return tuple(Shard(axes[name]) if name in axes else Replicate() for name in names)
+
+
+def _several(names: Any) -> tuple[str, ...]:
+    return () if names is None else (names,) if isinstance(names, str) else tuple(names)
+
+
+def _from_local(
+    original: Callable[..., Any],
+    local_tensor: torch.Tensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    **options: Any,
+) -> Any:
+    if device_mesh is None or device_mesh.device_type != "xla" or not replicas.is_spmd():
+        return original(local_tensor, device_mesh, placements, **options)
+    from torch.distributed.tensor.placement_types import Replicate
+
+    return laid_out(local_tensor.to("xla"), device_mesh, placements or [Replicate()] * device_mesh.ndim)
+
+
+def _wrap_from_local(module: ModuleType) -> None:
+    original = module.DTensor.from_local
+    module.DTensor.from_local = staticmethod(lambda *args, **kwargs: _from_local(original, *args, **kwargs))
+
+
+def _method(call: Callable[..., Any], name: str) -> property:
+    """A method that tensors on xla have with SPMD, and only they."""
+
+    def get(t: torch.Tensor) -> Any:
+        if t.device.type != "xla" or not replicas.is_spmd():
+            raise AttributeError(f"{type(t).__name__!r} object has no attribute {name!r}")
+        return lambda *args, **kwargs: call(t, *args, **kwargs)
+
+    return property(get, doc=call.__doc__)
+
+
+def _value(answer: Callable[[torch.Tensor], Any], name: str) -> property:
+    """A property that tensors laid out over a DeviceMesh have, and only they."""
+
+    def get(t: torch.Tensor) -> Any:
+        if _MESH not in t.__dict__:
+            raise AttributeError(f"{type(t).__name__!r} object has no attribute {name!r}: it is on no DeviceMesh")
+        return answer(t)
+
+    return property(get, doc=answer.__doc__)
+
+
+def install() -> None:
+    """Gives tensors DTensor's words, and has torch take meshes of xla apart; once."""
+    words: dict[str, Callable[..., Any]] = {
+        "redistribute": redistribute,
+        "full_tensor": full_tensor,
+        "to_local": lambda t, **_: t,
+    }
+    for name, call in words.items():
+        setattr(torch.Tensor, name, _method(call, name))
+    values: dict[str, Callable[[torch.Tensor], Any]] = {
+        "placements": placements,
+        "device_mesh": lambda t: getattr(t, _MESH),
+    }
+    for name, answer in values.items():
+        setattr(torch.Tensor, name, _value(answer, name))
+    when_imported("torch.distributed.tensor._api", _wrap_from_local)
+    when_imported("torch.distributed.device_mesh", lambda _: compat.allow_parts_of_meshes())

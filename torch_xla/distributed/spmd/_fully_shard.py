@@ -1,0 +1,199 @@
+"""torch's FSDP2, ``torch.distributed.fsdp.fully_shard``, on a mesh of xla: each parameter split along a dimension.
+
+XLA gathers what a layer needs, when it needs it, and scatters gradients; what steers that in torch has no effect here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import jax
+import torch
+from torch import nn
+
+from torch_xla._engine.base.compat import distributed as compat
+from torch_xla._engine.base.compat import modules
+from torch_xla._engine.base.imports import when_imported
+from torch_xla._engine.job import replicas
+from torch_xla.distributed.spmd._mesh import get_1d_mesh
+
+#: Attributes: of a parameter that is split, and of a module with dtypes of its own.
+_DONE, _POLICY = "_torch_xla_fully_sharded", "_torch_xla_policy"
+
+#: Methods of FSDPModule that say when parameters are gathered and gradients exchanged, which XLA decides here.
+_WITHOUT_EFFECT = (
+    "reshard", "reset_iter_state", "set_is_last_backward", "set_requires_gradient_sync", "set_requires_all_reduce",
+    "set_reshard_after_forward", "set_reshard_after_backward", "set_modules_to_forward_prefetch",
+    "set_modules_to_backward_prefetch", "set_unshard_in_backward",
+)  # fmt: skip
+
+
+def fully_shard(
+    original: Callable[..., Any],
+    module: Any,
+    *,
+    mesh: Any = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: Any = None,
+    ignored_params: set[nn.Parameter] | None = None,
+    **options: Any,
+) -> Any:
+    """torch's fully_shard; for a mesh of xla, or with SPMD and none given, on the devices of that.
+
+    The module, or each of a list, moves to xla, no device ever having the whole of a parameter. Parameters are split
+    along dimension 0, or what ``shard_placement_fn`` says, over the mesh's last dimension, and stay what they are. A
+    dimension need not divide. Raises ValueError for an option that there is not on xla (``offload_policy`` and so on).
+    """
+    if not (replicas.is_spmd() if mesh is None else mesh.device_type == "xla"):
+        given = {"mesh": mesh, "reshard_after_forward": reshard_after_forward, "ignored_params": ignored_params}
+        given |= {"shard_placement_fn": shard_placement_fn} | ({} if mp_policy is None else {"mp_policy": mp_policy})
+        return original(module, **given, **options)
+    from torch.distributed.fsdp import OffloadPolicy
+
+    for name, value in options.items():
+        if value is not None and type(value) is not OffloadPolicy:
+            raise ValueError(f"fully_shard: {name}={value!r} is not there for a mesh of xla")
+    for each in module if isinstance(module, list) else [module]:
+        if isinstance(each, (nn.ModuleList, nn.ModuleDict)):
+            raise ValueError(f"fully_shard does not support containers that do not implement forward: {each}")
+        _shard(each, mesh or _whole_mesh(), shard_placement_fn, set(ignored_params or ()))
+        _become_fsdp_module(each)
+        if mp_policy is not None:
+            _compute_in(each, mp_policy)
+    return module
+
+
+def _whole_mesh() -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh("xla", torch.arange(get_1d_mesh().size()), mesh_dim_names=("fsdp",))
+
+
+def _shard(module: nn.Module, mesh: Any, choose: Any, ignored: set[nn.Parameter]) -> None:
+    from torch.distributed.tensor.placement_types import Replicate, Shard
+
+    from torch_xla.distributed.spmd.api import xla_distribute_tensor
+
+    done: dict[nn.Parameter, nn.Parameter] = {}
+    for layer in module.modules():
+        for name, p in list(modules.own_parameters(layer).items()):
+            if p is None or p in ignored or getattr(p, _DONE, False):
+                continue
+            if p not in done:
+                chosen = (choose(p) if choose is not None else None) or Shard(0)
+                placement = Replicate() if p.dim() == 0 else chosen
+                placements = [*[Replicate()] * (mesh.ndim - 1), placement]
+                done[p] = xla_distribute_tensor(p, mesh, placements)  # type: ignore[assignment]
+                setattr(done[p], _DONE, True)
+            modules.own_parameters(layer)[name] = done[p]
+        buffers = modules.own_buffers(layer)
+        for name, b in buffers.items():
+            buffers[name] = b if b is None or b.is_meta else b.to("xla")
+
+
+@functools.cache
+def _fsdp_module() -> type:
+    """The class that fully_shard'ed modules on xla have among their bases."""
+    from torch.distributed.fsdp import FSDPModule, UnshardHandle
+
+    class Handle(UnshardHandle):
+        def wait(self) -> None:
+            """Returns at once: XLA gathers parameters where they are read."""
+
+    def unshard(self: Any, async_op: bool = False) -> UnshardHandle | None:
+        """A handle, for ``async_op``: there is nothing to do or to wait for."""
+        return Handle() if async_op else None
+
+    nothing = {name: _nothing(name) for name in _WITHOUT_EFFECT}
+    return type("XlaFSDPModule", (FSDPModule,), {"unshard": unshard, "__new__": object.__new__, **nothing})
+
+
+def _nothing(name: str) -> Callable[..., None]:
+    def without_effect(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: XLA decides when parameters are gathered and gradients exchanged."""
+
+    without_effect.__name__ = name
+    return without_effect
+
+
+def _class(module: nn.Module) -> Any:
+    return type(module)
+
+
+def _become_fsdp_module(module: nn.Module) -> None:
+    kind, base = _class(module), _fsdp_module()
+    if not issubclass(kind, base):
+        module.__class__ = _fsdp_class(kind)
+
+
+@functools.cache
+def _fsdp_class(kind: Any) -> Any:
+    return type(f"FSDP{kind.__name__}", (_fsdp_module(), kind), {"__new__": object.__new__})
+
+
+def _compute_in(module: nn.Module, policy: Any) -> None:
+    """The forward pass reads parameters, and takes inputs, in the policy's dtypes; gradients stay in theirs."""
+
+    def before(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        if policy.param_dtype is None:
+            return None
+        kept = []
+        for part in _same_policy(layer):
+            parameters: dict[str, Any] = modules.own_parameters(part)
+            for name, p in parameters.items():
+                if p is not None and p.is_floating_point() and p.dtype != policy.param_dtype:
+                    kept.append((part, name, p))
+                    parameters[name] = p.to(policy.param_dtype)
+        _kept.setdefault(id(layer), []).append(kept)
+        return _cast((args, kwargs), policy.param_dtype) if policy.cast_forward_inputs else None
+
+    def after(layer: nn.Module, args: Any, output: Any) -> Any:
+        for part, name, p in _kept.get(id(layer), [[]]).pop() if _kept.get(id(layer)) else []:
+            modules.own_parameters(part)[name] = p
+        return output if policy.output_dtype is None else _cast(output, policy.output_dtype)
+
+    setattr(module, _POLICY, policy)
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    module.register_forward_hook(after, always_call=True)
+
+
+_kept: dict[int, list[list[tuple[nn.Module, str, nn.Parameter]]]] = {}
+
+
+def _same_policy(module: nn.Module) -> list[nn.Module]:
+    """The module and those below it that have no policy of their own."""
+    parts = [module]
+    for child in module.children():
+        if not hasattr(child, _POLICY):
+            parts += _same_policy(child)
+    return parts
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    def one(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return jax.tree.map(one, values)
+
+
+def install() -> None:
+    """Makes torch's fully_shard know meshes of xla; once."""
+    for name in compat.modules_with_fully_shard():
+        when_imported(name, _wrap)
+
+
+def _wrap(module: ModuleType) -> None:
+    original = module.fully_shard
+    if getattr(original, "_torch_xla", False):
+        return
+
+    @functools.wraps(original)
+    def wrapper(module: Any, **options: Any) -> Any:
+        return fully_shard(original, module, **options)
+
+    wrapper._torch_xla = True  # type: ignore[attr-defined]
+    module.fully_shard = wrapper  # type: ignore[attr-defined]

@@ -1,0 +1,285 @@
+"""What a sharded tensor can be asked beside what any tensor can: its parts on the devices of this process.
+
+A sharded tensor is a plain tensor here, not a wrapper; these are properties of torch.Tensor, which a tensor without a
+sharding does not have (``hasattr`` says so). ``isinstance(t, XLAShardedTensor)`` asks whether a tensor has one.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+import jax
+import torch
+from jax.sharding import NamedSharding
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import shardings
+from torch_xla._engine.base.compat import sharding as orders
+from torch_xla._engine.execution import executor, transfers
+from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel import sharded
+
+
+class ShardingType(enum.IntEnum):
+    """The kinds of shardings, by upstream's numbers."""
+
+    REPLICATED = 0
+    MAXIMAL = 1
+    TUPLE = 2
+    TILED = 3
+    MANUAL = 4
+    PARTIAL = 5
+    UNKNOWN = 6
+
+
+@dataclass
+class XLAShard:
+    """The part of a tensor that one device holds.
+
+    Args:
+      data: a CPU tensor; where the tensor is split unevenly as long as every other part, filled up with zeros.
+      indices: which part of the whole it is, without what fills it up; ... where that is all of it.
+      shard_device: such as ``CPU:1``.
+      replica_id: counts the devices that hold the same part.
+    """
+
+    data: torch.Tensor
+    indices: EllipsisType | list[slice]
+    shard_device: str
+    replica_id: int
+
+    @property
+    def unpadded_data(self) -> torch.Tensor:
+        """The data without what fills it up. Can be set."""
+        return self.data if isinstance(self.indices, EllipsisType) else self.data[self._kept()]
+
+    @unpadded_data.setter
+    def unpadded_data(self, t: torch.Tensor) -> None:
+        self.data[... if isinstance(self.indices, EllipsisType) else self._kept()] = t
+
+    def _kept(self) -> tuple[slice, ...]:
+        assert not isinstance(self.indices, EllipsisType)
+        return tuple(slice(0, part.stop - part.start) for part in self.indices)
+
+
+def get_sharding(t: torch.Tensor) -> NamedSharding | None:
+    """How a tensor lies, a jax.sharding.NamedSharding. None where that is not decided: not marked, and not computed.
+
+    Its mesh goes through the devices in their order; for a mesh in another order the sharding says where its parts lie.
+    """
+    (node,) = recorder.module().nodes_of([t]) or (None,)
+    found = None if node is None else shardings.of(node.sharding)
+    return found if isinstance(found, NamedSharding) else None
+
+
+def is_sharded(t: object) -> bool:
+    """Whether a tensor is spread over a mesh, in parts or whole on every device."""
+    return isinstance(t, torch.Tensor) and t.device.type == "xla" and replicas.is_spmd() and get_sharding(t) is not None
+
+
+def sharding_spec(t: torch.Tensor) -> str:
+    """XLA's words for how a tensor lies, ``{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}``; '' without a sharding.
+
+    The numbers are those of devices: of each part in turn, those that hold it.
+    """
+    found = get_sharding(t)
+    if found is None:
+        return ""
+    parts = shardings.parts(found, t.dim())
+    if all(count == 1 for count in parts):
+        return "{replicated}"
+    holders: dict[tuple[int, ...], list[int]] = {}
+    numbers = {device: number for number, device in enumerate(sharded.mesh_devices())}
+    whole = shardings.padded(tuple(t.shape), found)
+    for device, index in found.devices_indices_map(whole).items():
+        holders.setdefault(tuple(part.start or 0 for part in index), []).append(numbers[device])
+    copies = len(next(iter(holders.values())))
+    sizes, last = [*parts, copies][: t.dim() + (copies > 1)], " last_tile_dim_replicate" if copies > 1 else ""
+    order = ",".join(str(number) for start in sorted(holders) for number in _in_mesh_order(found, holders[start]))
+    return f"{{devices=[{','.join(map(str, sizes))}]{order}{last}}}"
+
+
+def _in_mesh_order(found: NamedSharding, numbers: list[int]) -> list[int]:
+    return [number for number in orders.order_of(found) if number in numbers]
+
+
+def sharding_type(t: torch.Tensor) -> ShardingType | None:
+    """The kind of a tensor's sharding; None without one. PARTIAL: split, and each part on several devices."""
+    spec = sharding_spec(t)
+    if not spec:
+        return None
+    if spec == "{replicated}":
+        return ShardingType.REPLICATED
+    return ShardingType.PARTIAL if spec.endswith("replicate}") else ShardingType.TILED
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a device of this process holds of a tensor: where it begins, and its sizes without what fills it up."""
+
+    device: jax.Device
+    number: int  # of the device, among all of the mesh
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    replica_id: int
+    read_all: Callable[[], torch.Tensor]
+
+    @property
+    def filled(self) -> bool:
+        """Whether there is anything in it; the last devices may have nothing of a tensor that is split unevenly."""
+        return 0 not in self.sizes
+
+    def read(self) -> torch.Tensor:
+        """A CPU tensor with its values; waits for them."""
+        return self.read_all()[tuple(slice(size) for size in self.sizes)]
+
+
+def local_parts(t: torch.Tensor, values: bool = True) -> list[Part]:
+    """The parts that devices of this process hold, in the order of the devices. Raises ValueError without a sharding.
+
+    With ``values`` the tensor is computed, if it is not, and parts can be read.
+    """
+    shape = tuple(t.shape)
+    buffer = _buffer(t) if values else None
+    found = get_sharding(t)
+    if found is None:
+        raise ValueError(f"a tensor of shape {list(shape)} has no sharding; mark it first")
+    places = _places(found, shape)
+    held = {} if buffer is None else {part.device: part.data for part in buffer.addressable_shards}
+    return [
+        Part(
+            device,
+            number,
+            tuple(part.start for part in index),
+            tuple(part.stop - part.start for part in index),
+            replica,
+            functools.partial(_read, held.get(device), t.dtype),
+        )
+        for number, (device, index, replica) in enumerate(places)
+        if device.process_index == jax.process_index()
+    ]
+
+
+def _read(part: jax.Array | None, dtype: torch.dtype) -> torch.Tensor:
+    assert part is not None
+    return transfers.read_part(part, dtype)
+
+
+def _places(found: NamedSharding, shape: tuple[int, ...]) -> list[tuple[jax.Device, list[slice], int]]:
+    """Of each device in order: which part of a tensor it holds, and how many before it hold the same."""
+    indices = found.devices_indices_map(shardings.padded(shape, found))
+    copies: dict[str, int] = {}
+    out = []
+    for device in sharded.mesh_devices():
+        index = _indices(indices[device], shape)
+        copies[str(index)] = copies.get(str(index), -1) + 1
+        out.append((device, index, copies[str(index)]))
+    return out
+
+
+def local_shards(t: torch.Tensor) -> list[XLAShard]:
+    """The parts that devices of this process hold, in the order of the devices. Waits for the value."""
+    parts = local_parts(t)
+    found = get_sharding(t)
+    split = found is not None and not found.is_fully_replicated
+    return [
+        XLAShard(
+            part.read_all(),
+            [slice(at, at + size, 1) for at, size in zip(part.offsets, part.sizes, strict=True)] if split else ...,
+            f"{part.device.platform.upper()}:{part.number}",
+            part.replica_id,
+        )
+        for part in parts
+    ]
+
+
+def _buffer(t: torch.Tensor) -> jax.Array:
+    (node,) = recorder.module().nodes_of([t.detach()])
+    executor.materialize([node], 0)
+    buffer: jax.Array = node.buffer
+    return buffer
+
+
+def _indices(index: Sequence[slice], shape: tuple[int, ...]) -> list[slice]:
+    return [
+        slice(min(part.start or 0, size), size if part.stop is None else min(part.stop, size), 1)
+        for part, size in zip(index, shape, strict=True)
+    ]
+
+
+def load_local_shards_(t: torch.Tensor, shards: Sequence[XLAShard]) -> None:
+    """Writes the tensor's parts on the devices of this process, each from a shard's data; no device has the whole.
+
+    Shards are in the order of ``local_shards``; their data may be filled up or not. Raises ValueError without a
+    sharding, for another number of shards, or a shape that does not fit.
+    """
+    places, found = local_parts(t, values=False), get_sharding(t)
+    assert found is not None
+    if len(shards) != len(places):
+        raise ValueError(f"load_local_shards_: {len(shards)} shards for the {len(places)} devices of this process")
+    whole = shardings.padded(tuple(t.shape), found)
+    parts = []
+    for number, (shard, place) in enumerate(zip(shards, places, strict=True)):
+        if tuple(shard.data.shape) not in (found.shard_shape(whole), place.sizes):
+            raise ValueError(
+                f"load_local_shards_: shard {number} has shape {list(shard.data.shape)}, expected {list(place.sizes)}"
+                + (
+                    ""
+                    if place.sizes == found.shard_shape(whole)
+                    else f", or {list(found.shard_shape(whole))} filled up"
+                )
+            )
+        parts.append((shard.data[tuple(slice(size) for size in place.sizes)], place.device))
+    recorder.module().exclusively(0, _write, t, parts, whole, found)
+
+
+def _write(t: torch.Tensor, parts: Any, whole: tuple[int, ...], found: NamedSharding) -> None:
+    with torch.no_grad():
+        array = transfers.upload_parts(parts, t.dtype, whole, found)
+        recorder.module().lay_out(t.detach(), shardings.number(found, t.dim()), array)
+
+
+class _Asks(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return is_sharded(instance)
+
+
+class XLAShardedTensor(metaclass=_Asks):
+    """A name for tensors with a sharding, which ``isinstance`` asks for. mark_sharding makes them, not this class."""
+
+
+def _asked(answer: Callable[[torch.Tensor], Any], name: str) -> property:
+    def get(t: torch.Tensor) -> Any:
+        if not is_sharded(t):
+            raise AttributeError(f"{type(t).__name__!r} object has no attribute {name!r}: it has no sharding")
+        return answer(t)
+
+    return property(get, doc=answer.__doc__)
+
+
+def _whole(t: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, which has the shape and values of the whole."""
+    return t
+
+
+def _loader(t: torch.Tensor) -> Callable[[Sequence[XLAShard]], None]:
+    """Writes the parts on the devices of this process, see load_local_shards_."""
+    return lambda shards: load_local_shards_(t, shards)
+
+
+def install() -> None:
+    """Gives sharded tensors their properties; once."""
+    answers: dict[str, Callable[[torch.Tensor], Any]] = {
+        "global_tensor": _whole,
+        "local_shards": local_shards,
+        "load_local_shards_": _loader,
+        "sharding_spec": sharding_spec,
+        "sharding_type": sharding_type,
+    }
+    for name, answer in answers.items():
+        setattr(torch.Tensor, name, _asked(answer, name))

@@ -1,0 +1,205 @@
+"""ZeRO-1: every replica has the whole model, and a share of the optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from torch_xla.core import xla_model as xm
+from torch_xla.distributed.fsdp._shards import Group, scattered, share_of
+
+__all__ = ["ZeroRedundancyOptimizer"]
+
+
+class ZeroRedundancyOptimizer(Optimizer):
+    """An optimizer whose state is shared out among the replicas.
+
+    ``step()`` averages the gradients, of which each replica gets its share, has ``optimizer_class`` update its
+    share of each parameter, and gathers what came of it. Call it instead of xm.optimizer_step, which averages, too.
+
+    Args:
+      params: parameters on xla, or groups of them.
+      optimizer_class: what updates the shares; it gets ``defaults``. Its updates must go element by element.
+      optimizer_dtype: of shares and state; default: float32.
+      grad_clipping: scales gradients so that their norm is at most ``max_norm`` (default 1.0).
+      sharding_groups: replicas share within groups; gradients are averaged over all.
+      grad_norm_groups: replicas over whose gradients the norm goes; default: all.
+      lazy_init: shares are made by ``init_zero()``, after which it can be used.
+      use_grad_acc_hook: gradients add up in float32 between steps.
+      save_master_weights: ``state_dict`` has the shares of parameters, too.
+      pin_layout, bucket_cap_mb_all_gather, bucket_cap_mb_reduce_scatter, higher_cc_precision: without effect: XLA joins
+        collectives itself, and gradients are averaged in ``optimizer_dtype``.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_class: type[Optimizer],
+        optimizer_dtype: torch.dtype | None = None,
+        grad_clipping: bool = True,
+        max_norm: float | None = None,
+        pin_layout: bool = True,
+        sharding_groups: list[list[int]] | None = None,
+        grad_norm_groups: list[list[int]] | None = None,
+        lazy_init: bool = False,
+        bucket_cap_mb_all_gather: int = 0,
+        bucket_cap_mb_reduce_scatter: int = 0,
+        use_grad_acc_hook: bool = False,
+        save_master_weights: bool = False,
+        higher_cc_precision: bool = False,
+        **defaults: Any,
+    ) -> None:
+        super().__init__(params, defaults)
+        self.optimizer_class, self.optimizer_dtype = optimizer_class, optimizer_dtype or torch.float32
+        self.grad_clipping, self.max_norm = grad_clipping, 1.0 if max_norm is None else max_norm
+        self.grad_norm_groups, self.save_master_weights = grad_norm_groups, save_master_weights
+        self._options, self._sharding_groups = defaults, sharding_groups
+        self._grad_norm: torch.Tensor | None = None
+        self._accumulated: dict[torch.Tensor, torch.Tensor] = {}
+        self._hooks: list[Any] = []
+        self._shares: list[list[torch.Tensor]] = []
+        self.base_optimizer: Optimizer | None = None
+        if use_grad_acc_hook:
+            self._hooks = [
+                p.register_post_accumulate_grad_hook(self._accumulate) for p in self._params() if p.requires_grad
+            ]
+        if not lazy_init:
+            self.init_zero()
+
+    def init_zero(self) -> None:
+        """Makes this replica's shares, and the optimizer that updates them."""
+        self._group = Group.of(self._sharding_groups, None, None)
+        self._shares = [[self._share(p.detach()) for p in group["params"]] for group in self.param_groups]
+        groups = [
+            {**{k: v for k, v in group.items() if k != "params"}, "params": shares}
+            for group, shares in zip(self.param_groups, self._shares, strict=True)
+        ]
+        self.base_optimizer = self.optimizer_class(groups, **self._options)
+        for mine, base in zip(self.param_groups, self.base_optimizer.param_groups, strict=True):
+            mine.update({k: v for k, v in base.items() if k != "params"})
+
+    def _params(self) -> list[torch.Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _share(self, value: torch.Tensor) -> torch.Tensor:
+        return share_of(value.reshape(-1).to(self.optimizer_dtype), self._group)
+
+    def _base(self) -> Optimizer:
+        if self.base_optimizer is None:
+            raise RuntimeError("ZeroRedundancyOptimizer: lazy_init=True needs init_zero() before its first use")
+        return self.base_optimizer
+
+    @torch.no_grad()
+    def _accumulate(self, p: torch.Tensor) -> None:
+        assert p.grad is not None
+        kept = self._accumulated.get(p)
+        self._accumulated[p] = p.grad.float() if kept is None else kept + p.grad.float()
+        p.grad = None
+
+    def remove_hooks(self) -> None:
+        """From now on gradients add up in the parameters, as elsewhere."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    @property
+    def grad_norm(self) -> torch.Tensor | None:
+        """The norm of the gradients of the last step, before clipping; None before the first, or without clipping."""
+        return self._grad_norm
+
+    @property
+    def sharding_groups(self) -> list[list[int]] | None:
+        """Replicas that share with each other; None: all do. Can be set, which makes the shares anew."""
+        return self._sharding_groups
+
+    @sharding_groups.setter
+    def sharding_groups(self, new_sharding_groups: list[list[int]] | None) -> None:
+        self._sharding_groups = new_sharding_groups
+        if self.base_optimizer is not None:
+            self.init_zero()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Averages, updates, gathers. Returns what ``closure``, which computes the gradients anew, gives."""
+        base, loss = self._base(), None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group, shares in zip(self.param_groups, self._shares, strict=True):
+            for p, share in zip(group["params"], shares, strict=True):
+                grad = self._accumulated.get(p, p.grad)
+                share.grad = None if grad is None else self._averaged(grad)
+        if self.grad_clipping:
+            self._clip()
+        for mine, theirs in zip(self.param_groups, base.param_groups, strict=True):
+            theirs.update({k: v for k, v in mine.items() if k != "params"})  # a schedule changes ours
+        base.step(**kwargs)
+        self._accumulated = {}
+        self.allgather_weights_and_update_full_parameter()
+        return loss
+
+    def _averaged(self, grad: torch.Tensor) -> torch.Tensor:
+        from torch_xla.runtime import world_size
+
+        everyone, flat = world_size(), grad.detach().reshape(-1).to(self.optimizer_dtype)
+        if self._group.size < everyone:
+            flat = xm.all_reduce("sum", flat, 1.0 / everyone)
+            return share_of(flat, self._group)
+        missing = -flat.numel() % self._group.size
+        filled = torch.cat([flat, flat.new_zeros(missing)]) if missing else flat
+        return scattered(filled, self._group, 1.0 / everyone)
+
+    def _clip(self) -> None:
+        grads = [share.grad for shares in self._shares for share in shares if share.grad is not None]
+        if not grads:
+            return
+        square = torch.stack([torch.linalg.vector_norm(g.float()) for g in grads]).square().sum()
+        groups = self._group.groups if self.grad_norm_groups is None else self.grad_norm_groups
+        total = xm.all_reduce("sum", square, groups=groups).sqrt()
+        self._grad_norm = total
+        scale = torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
+        for g in grads:
+            g.mul_(scale.to(g.dtype))
+
+    @torch.no_grad()
+    def allgather_weights_and_update_full_parameter(self, sharding_scheme: Any = None) -> None:
+        """Writes what the replicas' shares are into the parameters."""
+        for group, shares in zip(self.param_groups, self._shares, strict=True):
+            for p, share in zip(group["params"], shares, strict=True):
+                whole = xm.all_gather(share.to(p.dtype), 0, groups=self._group.groups)
+                p.copy_(whole[: p.numel()].view(p.shape))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """See torch.optim.Optimizer."""
+        super().zero_grad(set_to_none)
+        self._accumulated = {}
+
+    def get_shape_info(self) -> dict[int, torch.Size]:
+        """The shape of each parameter, by its number in state_dict."""
+        return {number: p.shape for number, p in enumerate(self._params())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """This replica's share of the state: each replica saves its own."""
+        saved: dict[str, Any] = super().state_dict()
+        saved |= {"base_state": self._base().state_dict()["state"], "shape_info": self.get_shape_info()}
+        if self.save_master_weights:
+            flat = [share for shares in self._shares for share in shares]
+            saved["sharded_master_weights"] = {number: share.detach() for number, share in enumerate(flat)}
+        return saved
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads what this replica's state_dict gave."""
+        rest = dict(state_dict)
+        state, weights = rest.pop("base_state"), rest.pop("sharded_master_weights", None)
+        rest.pop("shape_info", None)
+        super().load_state_dict(rest)
+        base = self._base()
+        base.load_state_dict({**base.state_dict(), "state": state})
+        if weights is not None:
+            for number, share in enumerate(share for shares in self._shares for share in shares):
+                share.copy_(weights[number].to(share.device))
+            self.allgather_weights_and_update_full_parameter()

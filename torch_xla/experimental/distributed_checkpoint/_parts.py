@@ -1,0 +1,92 @@
+"""A sharded tensor as torch.distributed.checkpoint sees one: a size, and the parts of it that this process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from torch_xla.distributed.spmd.xla_sharded_tensor import Part, get_sharding, local_parts
+
+Offsets = tuple[int, ...]
+
+
+class Parts:
+    """Parts of a tensor by where they begin, on the CPU or still on the devices.
+
+    Speaks the protocol by which torch.distributed.checkpoint asks distributed tensors for what to write, what to read,
+    and for the part itself.
+    """
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, parts: Mapping[Offsets, tuple[Offsets, Any]]) -> None:
+        self.shape, self.dtype, self._parts = shape, dtype, parts
+
+    def size(self) -> torch.Size:
+        """The shape of the whole."""
+        return self.shape
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size(at), torch.Size(sizes)) for at, (sizes, _) in self._parts.items()]
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                MetadataIndex(fqn, chunk.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.shape),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        assert index.offset is not None
+        return self.part(tuple(index.offset))
+
+    def part(self, at: Offsets) -> torch.Tensor:
+        """The part that begins there, on the CPU."""
+        value = self._parts[at][1]
+        found: torch.Tensor = value() if callable(value) else value
+        return found
+
+
+def is_split(t: Any) -> bool:
+    """Whether a value is an xla tensor of which devices hold different parts."""
+    if not isinstance(t, torch.Tensor) or t.device.type != "xla":
+        return False
+    found = get_sharding(t)
+    return found is not None and not found.is_fully_replicated
+
+
+def to_write(t: torch.Tensor, now: bool) -> Parts:
+    """What this process is to write of a tensor: each part by one of its holders, read ``now`` or when asked for."""
+    held = {part.offsets: part for part in local_parts(t) if part.replica_id == 0 and part.filled}
+    return Parts(t.shape, t.dtype, {at: (part.sizes, part.read() if now else part.read) for at, part in held.items()})
+
+
+def to_read(t: torch.Tensor) -> Parts:
+    """Room on the CPU for what this process's devices hold of a tensor, each part once."""
+    held = {part.offsets: part.sizes for part in local_parts(t, values=False) if part.filled}
+    return Parts(t.shape, t.dtype, {at: (sizes, torch.empty(sizes, dtype=t.dtype)) for at, sizes in held.items()})
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Nested dicts, lists and tuples with their tensors changed; other values as they are."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(mapped(item, change) for item in value)
+    return value
+
+
+def on_host(value: Any) -> Any:
+    """Nested values as they are now, on the CPU: what of them this process is to write."""
+    return mapped(value, lambda t: to_write(t, now=True) if is_split(t) else t.detach().to("cpu", copy=True))
+
+
+__all__ = ["Part", "Parts", "is_split", "mapped", "on_host", "to_read", "to_write"]

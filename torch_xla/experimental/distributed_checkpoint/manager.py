@@ -1,0 +1,239 @@
+"""Checkpoints while training: every so many steps, the last few kept, in the background, and when the job is to end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+
+import fsspec
+import torch
+import torch.distributed as dist
+
+from torch_xla.experimental.distributed_checkpoint import _storage
+from torch_xla.experimental.distributed_checkpoint._parts import on_host
+from torch_xla.experimental.distributed_checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
+
+__all__ = ["CheckpointManager"]
+
+_log = logging.getLogger("torch_xla.checkpoint")
+
+
+class CheckpointManager:
+    """Saves and restores the checkpoints of a run, each a folder named by its step.
+
+        manager = CheckpointManager("checkpoints", save_interval=100, max_to_keep=3)
+        if steps := manager.all_steps():
+            manager.restore(steps[-1], state)             # in place, into whatever shardings it has now
+        for step, batch in enumerate(loader):
+            ...
+            manager.save_async(step, state)                # every 100 steps; or now, if the job is to end
+            if manager.reached_preemption(step):
+                break
+        manager.join()
+
+    The format is torch.distributed.checkpoint's; of a sharded tensor each process writes what its devices hold. With
+    several processes all of them call the same methods in the same order. A process may be killed at any moment: a
+    checkpoint that was finished stays whole, and one that was not is never seen. (Under a URL of fsspec, saving a step
+    a second time replaces its checkpoint file by file.)
+
+    Args:
+      path: a folder, on a filesystem that all processes share, or a URL that fsspec knows.
+      save_interval: ``save`` and ``save_async`` do something at every so manyth step.
+      max_to_keep: of all checkpoints the last so many stay; 0: all of them.
+      max_pending_async: so many checkpoints of save_async are on their way at once; the next one waits.
+      num_of_threads: how many files a process writes at once.
+      process_group: of CPU tensors, over all processes; None: one of gloo's is made, where there are several.
+      chkpt_on_preemption: SIGTERM, which schedulers send before they take a machine away, does not end the process:
+        the next step is saved, and reached_preemption says so. Only where the manager is made in the main thread.
+
+    Raises ValueError for an interval below 1, or a negative number.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        save_interval: int,
+        max_to_keep: int | None = 0,
+        max_pending_async: int | None = 1,
+        num_of_threads: int | None = 1,
+        process_group: dist.ProcessGroup | None = None,
+        chkpt_on_preemption: bool = True,
+    ) -> None:
+        if save_interval < 1:
+            raise ValueError(f"CheckpointManager: save_interval={save_interval} must be 1 or more")
+        if (max_to_keep or 0) < 0 or (max_pending_async or 1) < 1 or (num_of_threads or 1) < 1:
+            raise ValueError("CheckpointManager: max_to_keep must be 0 or more, the other numbers 1 or more")
+        self.path = str(path) if _storage.is_url(str(path)) else os.path.abspath(path)
+        self.save_interval, self.max_to_keep = save_interval, max_to_keep or 0
+        self._threads = num_of_threads or 1
+        self._fs, self._root = fsspec.core.url_to_fs(self.path)
+        self._group = process_group if process_group is not None else _group_of_all()
+        self._preempted = _on_sigterm() if chkpt_on_preemption else None
+        self._preempted_at: int | None = None
+        self._pending = threading.BoundedSemaphore(max_pending_async or 1)
+        # One writer: checkpoints are finished in the order of their steps.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="torch_xla-checkpoint")
+        self._futures: list[Future[None]] = []
+        if self._is_first():
+            self._fs.makedirs(self._root, exist_ok=True)
+            self._recover()
+
+    def should_save(self, step: int) -> bool:
+        """Whether a checkpoint is due: at every ``save_interval``th step, and when the job is to end."""
+        due = self._preempted is not None and self.reached_preemption(step)
+        return due or step % self.save_interval == 0
+
+    def save(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
+        """Saves a checkpoint, if one is due or with ``force``, and waits until it is finished. Whether it did.
+
+        A state dict is nested dicts, lists and tuples of tensors, and of what pickle can save.
+        """
+        if not (force or self.should_save(step)):
+            return False
+        self.join()
+        self._save(step, state_dict)
+        return True
+
+    def save_async(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
+        """As save, but waits only until the values are on the CPU; a thread writes them. Whether it did.
+
+        Raises what an earlier one has failed with.
+        """
+        if not (force or self.should_save(step)):
+            return False
+        self._raise_failures()
+        self._pending.acquire()
+        try:
+            values = on_host(state_dict)
+            self._futures.append(self._writer.submit(self._save_apart, step, values))
+        except BaseException:
+            self._pending.release()
+            raise
+        return True
+
+    def restore(self, step: int, state_dict: Any) -> None:
+        """Loads a checkpoint into the state dict, in place; its tensors keep their shardings, on any mesh.
+
+        Raises ValueError for a step without a finished checkpoint, CheckpointError for a damaged one.
+        """
+        known = self.all_steps()
+        if step not in known:
+            raise ValueError(f"Cannot restore from untracked step {step}. Valid steps are: {known}")
+        _storage.load(state_dict, _storage.reader(self._folder(step)), SPMDLoadPlanner(), self._group)
+
+    def all_steps(self) -> list[int]:
+        """The steps of which there is a finished checkpoint, in order. Those of save_async come when they are done."""
+        if not self._fs.exists(self._root):
+            return []
+        names = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in self._fs.ls(self._root, detail=False)]
+        steps = [int(name) for name in names if name.isascii() and name.isdigit()]
+        return sorted(step for step in steps if _storage.is_finished(self._fs, f"{self._root}/{step}"))
+
+    def join(self) -> None:
+        """Waits until every checkpoint of save_async is finished. Raises what one has failed with."""
+        while self._futures:
+            self._futures.pop(0).result()
+
+    def reached_preemption(self, step: int) -> bool:
+        """Whether the job is to end (SIGTERM): True from the step at which all processes know.
+
+        Raises RuntimeError with ``chkpt_on_preemption=False``.
+        """
+        if self._preempted is None:
+            raise RuntimeError("reached_preemption: this CheckpointManager was made with chkpt_on_preemption=False")
+        if self._preempted_at is None and self._anyone(self._preempted.is_set()):
+            self._preempted_at = step
+            _log.warning("SIGTERM: step %d is the last one", step)
+        return self._preempted_at is not None and step >= self._preempted_at
+
+    def _anyone(self, mine: bool) -> bool:
+        if self._group is None:
+            return mine
+        flag = torch.tensor([int(mine)])
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
+        return bool(flag.item())
+
+    def _is_first(self) -> bool:
+        return self._group is None or dist.get_rank(self._group) == 0
+
+    def _folder(self, step: int) -> str:
+        return f"{self.path}/{step}" if _storage.is_url(self.path) else os.path.join(self.path, str(step))
+
+    def _raise_failures(self) -> None:
+        while self._futures and self._futures[0].done():
+            self._futures.pop(0).result()
+
+    def _save_apart(self, step: int, values: Any) -> None:
+        try:
+            self._save(step, values)
+        finally:
+            self._pending.release()
+
+    def _save(self, step: int, values: Any) -> None:
+        folder = self._folder(step)
+        written = folder if _storage.is_url(folder) else os.path.join(self.path, f".{step}.writing")
+        if self._is_first() and written != folder and os.path.exists(written):
+            self._fs.rm(written, recursive=True)
+        _storage.save(values, _storage.writer(written, self._threads), SPMDSavePlanner(), self._group)
+        if self._is_first():
+            if written != folder:
+                _storage.replace(written, folder)
+            self._drop(step, folder)
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+    def _drop(self, step: int, folder: str) -> None:
+        """Deletes what the checkpoint just finished replaces, and those that are too many."""
+        aside = _storage.before(folder)
+        if not _storage.is_url(folder) and os.path.exists(aside):
+            _storage.remove(self._fs, aside)
+        if self.max_to_keep:
+            for old in self.all_steps()[: -self.max_to_keep]:
+                _storage.remove(self._fs, f"{self._root}/{old}")
+
+    def _recover(self) -> None:
+        """Gives a checkpoint its name again whose replacement was cut off between two renames."""
+        if _storage.is_url(self.path):
+            return
+        for name in os.listdir(self.path):
+            step = name.removeprefix(".").removesuffix(".before")
+            if name == f".{step}.before" and step.isdigit():
+                folder = self._folder(int(step))
+                if not _storage.is_finished(self._fs, folder):
+                    if os.path.exists(folder):
+                        self._fs.rm(folder, recursive=True)
+                    os.rename(_storage.before(folder), folder)
+
+
+def _group_of_all() -> dist.ProcessGroup | None:
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    return group
+
+
+_sigterm: threading.Event | None = None
+
+
+def _on_sigterm() -> threading.Event:
+    """Set when SIGTERM comes, which from now on does nothing else but what a handler of the user's does."""
+    global _sigterm
+    if _sigterm is not None:
+        return _sigterm
+    event = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        before = signal.getsignal(signal.SIGTERM)
+
+        def note(number: int, frame: FrameType | None) -> None:
+            event.set()
+            if callable(before):
+                before(number, frame)
+
+        signal.signal(signal.SIGTERM, note)
+        _sigterm = event
+    return event

@@ -1,0 +1,83 @@
+"""How torch.distributed.checkpoint saves and loads state dicts with sharded tensors."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+
+from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShard, load_local_shards_, local_parts
+from torch_xla.experimental.distributed_checkpoint._parts import Parts, is_split, mapped, to_read, to_write
+
+
+class SPMDSavePlanner(DefaultSavePlanner):
+    """Writes of each sharded tensor the parts that this process's devices hold; a part on several devices once.
+
+    dcp.save(state_dict, checkpoint_id=path, planner=SPMDSavePlanner())
+    """
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """See DefaultSavePlanner."""
+        prepared = mapped(state_dict, lambda t: to_write(t, now=False) if is_split(t) else t)
+        super().set_up_planner(prepared, storage_meta, is_coordinator)
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """See DefaultSavePlanner."""
+        found = self.state_dict[index.fqn]
+        return found.__get_tensor_shard__(index) if isinstance(found, Parts) else super().lookup_object(index)
+
+
+class SPMDLoadPlanner(DefaultLoadPlanner):
+    """Reads of each sharded tensor what this process's devices hold, whatever mesh it was saved from, in place.
+
+        dcp.load(state_dict, checkpoint_id=path, planner=SPMDLoadPlanner())
+
+    No device, and no host, ever has the whole of a split tensor. Tensors keep their shardings and dtypes.
+    """
+
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        """See DefaultLoadPlanner."""
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+        self._targets = {
+            name: t for name, t in self.state_dict.items() if isinstance(t, torch.Tensor) and t.device.type == "xla"
+        }
+        for name, t in self._targets.items():
+            self.state_dict[name] = to_read(t) if is_split(t) else torch.empty(t.shape, dtype=t.dtype)
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """See DefaultLoadPlanner."""
+        plan = super().finish_plan(central_plan)
+        self._missing = collections.Counter(item.dest_index.fqn for item in plan.items)
+        return plan
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        """See DefaultLoadPlanner."""
+        found: Any = self.state_dict[index.fqn]
+        return found.__get_tensor_shard__(index) if isinstance(found, Parts) else super().lookup_tensor(index)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """See DefaultLoadPlanner. The last part of a tensor sends all of them to the devices."""
+        name = read_item.dest_index.fqn
+        self._missing[name] -= 1
+        if self._missing[name] > 0 or name not in self._targets:
+            return
+        target, read = self._targets.pop(name), self.state_dict[name]
+        if isinstance(read, Parts):
+            load_parts_(target, read)
+        else:
+            with torch.no_grad():
+                target.copy_(read)
+        self.state_dict[name] = None
+
+
+def load_parts_(t: torch.Tensor, parts: Parts) -> None:
+    """Writes parts into a split tensor, in place: to each device of this process its own."""
+    shards = [
+        XLAShard(parts.part(part.offsets) if part.filled else torch.empty(part.sizes, dtype=t.dtype), ..., "", 0)
+        for part in local_parts(t, values=False)
+    ]
+    load_local_shards_(t, shards)

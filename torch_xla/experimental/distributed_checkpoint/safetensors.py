@@ -1,0 +1,108 @@
+"""Hugging Face's safetensors files, read straight into shards: of each tensor only what this process's devices hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torch_xla.experimental.distributed_checkpoint._parts import Parts, is_split, to_read
+from torch_xla.experimental.distributed_checkpoint._storage import CheckpointError
+from torch_xla.experimental.distributed_checkpoint.planners import load_parts_
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+
+class _File:
+    """A safetensors file, mapped: a tensor is read where it is looked at."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            with open(path, "rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            length = int.from_bytes(self._data[:8], "little")
+            self._start = 8 + length
+            self.header: dict[str, Any] = json.loads(self._data[8 : self._start])
+            self.header.pop("__metadata__", None)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read as a safetensors file: {error}") from error
+        end = max((entry["data_offsets"][1] for entry in self.header.values()), default=0)
+        if self._start + end > len(self._data):
+            raise CheckpointError(
+                f"{path} is damaged: it has {len(self._data)} bytes, and its header speaks of {self._start + end}"
+            )
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A CPU tensor over the file's bytes."""
+        entry = self.header[name]
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise CheckpointError(f"{self.path}: {name} has the dtype {entry['dtype']}, which torch does not have")
+        count = math.prod(entry["shape"])
+        if count == 0:
+            return torch.empty(entry["shape"], dtype=dtype)
+        begin = self._start + entry["data_offsets"][0]
+        return torch.frombuffer(self._data, dtype=dtype, count=count, offset=begin).view(entry["shape"])
+
+
+def _files(path: str) -> dict[str, _File]:
+    """The file of each tensor, by name."""
+    if os.path.isfile(path):
+        paths = [path]
+    else:
+        index = os.path.join(path, "model.safetensors.index.json")
+        if os.path.exists(index):
+            with open(index) as file:
+                names = sorted(set(json.load(file)["weight_map"].values()))
+        else:
+            names = sorted(name for name in os.listdir(path) if name.endswith(".safetensors"))
+        paths = [os.path.join(path, name) for name in names]
+    if not paths:
+        raise CheckpointError(f"{path} has no safetensors file")
+    return {name: file for file in map(_File, paths) for name in file.header}
+
+
+def load_safetensors(state_dict: Mapping[str, torch.Tensor], path: str, strict: bool = True) -> list[str]:
+    """Loads tensors by name from a safetensors file, or a folder as Hugging Face's hub has them, in place.
+
+    Of a tensor that is split over a mesh the files' bytes go to the devices part by part: neither a device nor the host
+    has the whole. Values are converted to the tensor's dtype. With ``model.state_dict()`` as the state dict, a model
+    that was made on meta, sharded, and given room by ``to_empty(device="xla")`` is ready after it.
+
+    Returns the names that the files do not have, which are an error (KeyError) with ``strict``. Raises ValueError for a
+    tensor of another shape, CheckpointError for a damaged file.
+    """
+    files = _files(os.fspath(path))
+    missing = [name for name in state_dict if name not in files]
+    if missing and strict:
+        raise KeyError(f"load_safetensors: {path} does not have {', '.join(missing)}")
+    for name, target in state_dict.items():
+        if name in files:
+            _load(name, target, files[name].tensor(name))
+    return missing
+
+
+def _load(name: str, target: torch.Tensor, value: torch.Tensor) -> None:
+    if target.shape != value.shape:
+        raise ValueError(f"load_safetensors: {name} has shape {list(value.shape)}, expected {list(target.shape)}")
+    if not is_split(target):
+        with torch.no_grad():
+            target.copy_(value)
+        return
+    room = to_read(target)
+    parts: dict[tuple[int, ...], tuple[tuple[int, ...], torch.Tensor]] = {}
+    for chunk in room.__create_chunk_list__():
+        at, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
+        index = tuple(slice(start, start + size) for start, size in zip(at, sizes, strict=True))
+        parts[at] = (sizes, value[index].to(target.dtype))
+    load_parts_(target, Parts(target.shape, target.dtype, parts))

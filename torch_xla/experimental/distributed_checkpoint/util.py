@@ -1,0 +1,44 @@
+"""What checkpoints need of optimizers."""
+
+from __future__ import annotations
+
+import torch
+
+import torch_xla
+
+
+def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer, with the state that its first step would make: zeros that lie as the parameters do.
+
+    A checkpoint is loaded into what is there already, and an optimizer has no state before its first step. Parameters
+    and their gradients stay as they are, and steps count from 0. Raises RuntimeError for an optimizer with a state.
+    """
+    if optimizer.state:
+        raise RuntimeError("prime_optimizer: the optimizer has a state already; prime it before its first step")
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    grads, rates = [p.grad for p in params], [group.get("lr") for group in optimizer.param_groups]
+    with torch.no_grad():
+        kept = [p.detach().clone() for p in params]
+    try:
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        optimizer.step()
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+        with torch.no_grad():
+            for p, grad, value in zip(params, grads, kept, strict=True):
+                p.grad = grad
+                p.copy_(value)
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"].zero_()
+        elif "step" in state:
+            state["step"] = 0
+    if any(p.device.type == "xla" for p in params):
+        torch_xla.sync()
+    return optimizer

@@ -1,0 +1,126 @@
+"""FSDP by SPMD: one script, one device, and every parameter split over the axis ``fsdp`` of a mesh ("FSDPv2")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import torch_xla.distributed.spmd as xs
+from torch_xla._engine.base.compat import modules
+from torch_xla._engine.parallel import sharded
+from torch_xla.distributed.fsdp.wrap import recursive_wrap
+
+__all__ = ["SpmdFullyShardedDataParallel"]
+
+_AXIS = "fsdp"
+
+
+class SpmdFullyShardedDataParallel(nn.Module):
+    """A module whose parameters are split over the axis ``fsdp`` of the mesh, and its output along dimension 0.
+
+    Each parameter is split along its longest dimension, which need not divide; what is split already, such as the
+    parameters of a module that is wrapped inside, stays as it is. Parameters and buffers move to xla, no device ever
+    having the whole of a split one; those on meta stay there (see materialize).
+    Inputs are the caller's to split: ``MpDeviceLoader(input_sharding=...)`` or mark_sharding. state_dict is that of the
+    module, with keys that begin with ``_orig_module.``.
+
+    Args:
+      module: what to wrap.
+      mesh: with an axis ``fsdp``; None: that of set_global_mesh.
+      shard_output: ``f(output, mesh)`` lays an output out. Without one, a tensor, the first of a tuple, or the
+        ``logits`` of an object are split along dimension 0, which are all that is known.
+      auto_wrap_policy: says which modules inside are wrapped, too; see torch_xla.distributed.fsdp.wrap.
+      auto_wrapper_callable: ``f(module, mesh=, shard_output=, extra_data_axis=)`` wraps these; None: this class.
+      extra_data_axis: another axis over which the output is split, outside of ``fsdp``; over it parameters are copied.
+
+    Raises ValueError without a mesh, or one without the axes; RuntimeError for a module that is wrapped already.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        mesh: xs.Mesh | None = None,
+        shard_output: Callable[[Any, xs.Mesh], None] | None = None,
+        auto_wrap_policy: Callable[..., bool] | None = None,
+        auto_wrapper_callable: Callable[..., nn.Module] | None = None,
+        extra_data_axis: str | None = None,
+    ) -> None:
+        super().__init__()
+        mesh = mesh or xs.get_global_mesh()
+        if mesh is None:
+            raise ValueError("SpmdFullyShardedDataParallel: give a mesh, or set one (spmd.set_global_mesh)")
+        for axis in (_AXIS, extra_data_axis):
+            if axis is not None and axis not in mesh.shape():
+                raise ValueError(f"SpmdFullyShardedDataParallel: {mesh!r} has no axis named {axis!r}")
+        if isinstance(module, SpmdFullyShardedDataParallel):
+            raise RuntimeError("Cannot wrap a module that is already wrapped with FSDP. Stop trying!")
+        if auto_wrap_policy is not None:
+            options = {"mesh": mesh, "shard_output": shard_output, "extra_data_axis": extra_data_axis}
+            wrapper = auto_wrapper_callable or SpmdFullyShardedDataParallel
+            recursive_wrap(module, auto_wrap_policy, wrapper, set(), set(), only_wrap_children=True, **options)
+        self._mesh, self._rows = mesh, _AXIS if extra_data_axis is None else (extra_data_axis, _AXIS)
+        self._shard_output = shard_output or self._split_output
+        self._orig_module = xs.apply_xla_patch_to_nn_linear(module)
+        _to_xla(module, mesh)
+        for p in module.parameters():
+            if not p.is_meta and not _is_split(p):
+                xs.mark_sharding(p, mesh, _spec(tuple(p.shape)))
+        xs.apply_backward_optimization_barrier(module)
+
+    @property
+    def module(self) -> nn.Module:
+        """What is wrapped."""
+        return self._orig_module
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_orig_module"), name)
+
+    def __getitem__(self, key: int) -> nn.Module:
+        inside: nn.Module = self._orig_module[key]  # type: ignore[index]
+        return inside
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module gives, its output split as said. Raises RuntimeError for an output that has to be said."""
+        output = self._orig_module(*args, **kwargs)
+        self._shard_output(output, self._mesh)
+        return output
+
+    def _split_output(self, output: Any, mesh: xs.Mesh) -> None:
+        found = output[0] if isinstance(output, tuple) and output else getattr(output, "logits", output)
+        if not isinstance(found, torch.Tensor):
+            raise RuntimeError(
+                f"SpmdFullyShardedDataParallel: an output of {type(output)} cannot be split; give a shard_output"
+            )
+        if found.dim() > 0:
+            xs.mark_sharding(found, mesh, (self._rows, *(None,) * (found.dim() - 1)))
+
+
+def _spec(shape: tuple[int, ...]) -> tuple[str | None, ...]:
+    """A shape's longest dimension, the first of several, over the axis; buffers and parameters alike."""
+    longest = max(range(len(shape)), key=lambda dim: shape[dim], default=-1)
+    return tuple(_AXIS if dim == longest else None for dim in range(len(shape)))
+
+
+def _is_split(p: nn.Parameter) -> bool:
+    found = xs.get_sharding(p)
+    return found is not None and not found.is_fully_replicated
+
+
+def _to_xla(module: nn.Module, mesh: xs.Mesh) -> None:
+    """Moves what is on the CPU; parameters split on the way, buffers whole."""
+    for layer in module.modules():
+        buffers = modules.own_buffers(layer)
+        for name, b in buffers.items():
+            if b is not None and b.device.type == "cpu":
+                buffers[name] = b.to("xla")
+    with sharded.uploads(lambda shape: mesh.sharding(_spec(shape), len(shape))):
+        for layer in module.modules():
+            if not any(p.is_meta for p in layer.parameters(recurse=False)):
+                modules.move_own(layer, lambda t: t.to("xla"))
