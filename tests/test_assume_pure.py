@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import torch_xla
 from torch_xla._engine import recorder
 from torch_xla._engine.graph import program
-from torch_xla.experimental.assume_pure import PureModule, assume_pure, assume_pure_torch
+from torch_xla.experimental.assume_pure import PureModule, assume_pure, assume_pure_torch, j2t_autograd
 
 
 class Block(nn.Module):
@@ -405,3 +406,9 @@ def test_only_some_results_have_a_gradient() -> None:
         first, place, third, apart = several(x)
         assert [t.requires_grad for t in (first, place, third, apart)] == [True, False, True, False]
         assert_same(torch.autograd.grad(third.sum(), x)[0], torch.full((3,), 3.0))
+
+
+def test_a_jax_function_with_its_gradient() -> None:
+    x = torch.randn(3).to("xla").requires_grad_()
+    y = j2t_autograd(jnp.sin)(x)
+    assert_same(torch.autograd.grad(y.sum(), x)[0], x.detach().cpu().cos(), rtol=1e-4, atol=1e-5)

@@ -169,6 +169,7 @@ IN_TESTS_OF_THEIR_OWN = {
     "XLA_TRIM_GRAPH_SIZE": "test_cuts.py::test_large_graphs_are_cut",
     "XLA_AUTO_BARRIER": "test_cuts.py::test_automatic_barrier_can_be_turned_off",
     "XLA_SYNC_WAIT": "test_watching.py::test_sync_wait",
+    "RATE_TRACKER_SMOOTHING": "test_steps.py::test_rates_are_smoothed_as_the_environment_says",
     "XLA_COMPILATION_CACHE_SIZE": "test_sync.py::test_program_cache_is_bounded",
     "XLA_PERSISTENT_CACHE_PATH": "test_compile_cache.py::test_second_process_compiles_nothing",
     "XLA_PERSISTENT_CACHE_READ_ONLY": "test_compile_cache.py::test_second_process_compiles_nothing",

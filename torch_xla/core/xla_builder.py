@@ -1,13 +1,21 @@
-"""Calls of jax functions, under upstream's name. The builder of HLO computations (``Op``) does not exist here."""
+"""Computations of the user's own: jax functions as operations, and a builder of XLA's operations, on jax."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_xla._engine.interop import calls
+import torch
 
-__all__ = ["call_jax"]
+from torch_xla._engine.interop import calls
+from torch_xla.core import _builder
+from torch_xla.core._builder import Builder, Computation, Op, Shape, Type
+
+__all__ = [
+    "Builder", "Computation", "Op", "Shape", "Type", "call_jax", "create_builder", "create_computation",
+    "get_computation_hlo", "jax_func_to_xla_computation", "mkleaf", "mkop", "mkparam", "mkshape", "tensor_shape",
+    "xla_computation_as_func",
+]  # fmt: skip
 
 
 def call_jax(
@@ -33,3 +41,62 @@ def call_jax(
       RuntimeError: the tensors are on several devices.
     """
     return calls.call(jax_func, args, kwargs, name)
+
+
+def create_builder(name: str) -> Builder:
+    """What the Ops of one computation belong to."""
+    return Builder(name)
+
+
+def mkshape(dtype: str, sizes: Sequence[int]) -> Shape:
+    """The shape of an array: a name of Type, and sizes."""
+    return Shape.create(dtype, sizes)
+
+
+def tensor_shape(tensor: torch.Tensor, device: Any = None) -> Shape:
+    """The shape of an array like a tensor's."""
+    return Shape.create(Type.from_torch_type(tensor.dtype), tensor.shape)
+
+
+def mkparam(builder: Builder, param_num: int, shape: Shape) -> Op:
+    """A parameter of the computation, from 0. ValueError for a number that is taken."""
+    return _builder.parameter(builder, param_num, shape)
+
+
+def mkleaf(builder: Builder, num: int, tensor: torch.Tensor) -> Op:
+    """A parameter of a tensor's shape."""
+    return _builder.parameter(builder, num, tensor_shape(tensor))
+
+
+def mkop(name: str, ops: Sequence[Op], **kwargs: Any) -> Op:
+    """The operation of that name in XLA (``Add``, ``SliceInDim``) of these operands. AttributeError for none."""
+    return _builder.by_name(name, ops, **kwargs)
+
+
+def create_computation(name: str, fn: Callable[..., Op], shapes: Sequence[Shape], **kwargs: Any) -> Computation:
+    """The computation that ``fn`` makes of parameters of these shapes."""
+    builder = Builder(name)
+    return fn(*(_builder.parameter(builder, i, shape) for i, shape in enumerate(shapes)), **kwargs).build(name)
+
+
+def jax_func_to_xla_computation(
+    jax_func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, name: str | None = None
+) -> Computation:
+    """A jax function on arguments like these, as for call_jax, as a computation of their tensors in order."""
+    signature = calls.take_apart("jax_func_to_xla_computation", args, kwargs)
+
+    def flat(*arrays: Any) -> Any:
+        positional, named = signature.arguments(arrays)
+        return jax_func(*positional, **named)
+
+    return Computation(name or calls.name_of(jax_func), flat, calls.avals(signature.tensors))
+
+
+def get_computation_hlo(computation: Computation) -> str:
+    """The computation as HLO text."""
+    return computation.hlo()
+
+
+def xla_computation_as_func(computation: Computation) -> Callable[..., Any]:
+    """The computation as a function of xla tensors, recorded as one operation."""
+    return computation

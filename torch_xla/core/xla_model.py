@@ -45,6 +45,11 @@ from torch_xla.core._ordinals import (
     xla_rendezvous,
     xrt_world_size,
 )
+from torch_xla.core._steps import MemoryInfo as MemoryInfo
+from torch_xla.core._steps import RateTracker as RateTracker
+from torch_xla.core._steps import add_step_closure as add_step_closure
+from torch_xla.core._steps import fork_rng as fork_rng
+from torch_xla.core._steps import set_replication as set_replication
 from torch_xla.core.transfers import ToXlaTensorArena as ToXlaTensorArena
 from torch_xla.core.transfers import _maybe_convert_to_cpu as _maybe_convert_to_cpu
 from torch_xla.core.transfers import check_view_sharing as check_view_sharing

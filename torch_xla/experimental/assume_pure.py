@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from torch_xla._engine.interop import gradients
 from torch_xla._engine.interop.modules import ModuleCall
 from torch_xla._engine.interop.pure import Pure
 
-__all__ = ["PureModule", "assume_pure", "assume_pure_torch"]
+__all__ = ["PureModule", "assume_pure", "assume_pure_torch", "j2t_autograd"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,6 +73,16 @@ def assume_pure_torch(func: F, use_cache: bool = False) -> F:
         return pure(args, kwargs)
 
     return called  # type: ignore[return-value]
+
+
+def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A jax function as a function of xla tensors with jax's gradient: ``torch_xla.interop.jax_function``."""
+
+    @functools.wraps(fn)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return gradients.call(fn, args, kwargs)
+
+    return called
 
 
 class PureModule(nn.Module):

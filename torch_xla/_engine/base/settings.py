@@ -81,6 +81,13 @@ def _logs(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((part.lstrip("+-"), part[0] if part[0] in "+-" else "") for part in parts)
 
 
+def _weight(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise ValueError(text)
+    return value
+
+
 FLAG = Kind(_flag, "1 or 0 (also true/false, yes/no, on/off)")
 COUNT = Kind(_at_least(1), "an integer of at least 1")
 NUMBER = Kind(_at_least(0), "an integer of at least 0")
@@ -93,6 +100,7 @@ LOGS: Kind[tuple[tuple[str, str], ...]] = Kind(
 TEXT: Kind[str] = Kind(str, "a text")
 NAMES_OR_NONE: Kind[str | None] = Kind(str, "names with commas between them, or nothing", empty=True)
 FRACTIONS = Kind(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
+WEIGHT = Kind(_weight, "a number of at least 0 and below 1")
 DEVICE_KIND: Kind[str] = Kind(str.upper, "the name of a kind of device")
 FOLDER = Kind(lambda text: Path(text).expanduser().absolute(), "the path of a folder")
 FOLDER_OR_NONE = _or_none(FOLDER)
@@ -197,6 +205,7 @@ class Settings:
     XLA_NO_SPECIAL_SCALARS = Variable(FLAG, "0", "send also the numbers 0, 1 and -1 as inputs, not as constants")
 
     XLA_SYNC_WAIT = Variable(FLAG, "0", "sync() waits until the device has finished")
+    RATE_TRACKER_SMOOTHING = Variable(WEIGHT, "0.4", "xm.RateTracker: the weight of the rate before against the newest")
     XLA_COMPILATION_CACHE_SIZE = Variable(COUNT, "2048", "compiled programs kept in memory")
     XLA_PERSISTENT_CACHE_PATH = Variable(
         FOLDER_OR_NONE, None, "folder in which compiled programs are kept for other processes; unset: they are not kept"

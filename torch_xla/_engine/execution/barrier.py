@@ -22,7 +22,7 @@ from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import causes, metrics, observer
-from torch_xla._engine.execution import executor, modes
+from torch_xla._engine.execution import closures, executor, modes
 
 _MESSAGE = (
     "torch_xla: {name}.step() at {line} runs again, and nothing has ended the step before. xla tensors are lazy: "
@@ -98,6 +98,7 @@ def mark_step(wait: bool = False) -> None:
     with causes.because(causes.SYNC):
         executor.sync_device(device, wait or settings.XLA_SYNC_WAIT)
     observer.step_ended(device)
+    closures.call(device)
 
 
 def install() -> None:

@@ -24,32 +24,47 @@ Maybe = jax.Array | None
 BLOCK_ELEMENTS = 1 << 26
 
 
+def _wide(dtype: Any) -> np.dtype:
+    """What products of factors of that dtype are summed up in: float32, or float64."""
+    return np.dtype(jnp.promote_types(dtype, np.float32))
+
+
 def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """In float32, of factors of one dtype."""
-    return jnp.einsum(subscripts, a, b, precision=precision_for(a.dtype), preferred_element_type=np.float32)
+    """In float32 at least, of factors of one dtype."""
+    return jnp.einsum(subscripts, a, b, precision=precision_for(a.dtype), preferred_element_type=_wide(a.dtype))
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class Attention:
     """What stays the same for all blocks of one call."""
 
     scale: float
     is_causal: bool
-    dropout: float
-    key_data: jax.Array  # uint32[2], of the dropout mask
+    dropout: float = 0.0
+    key_data: Maybe = None  # uint32[2], of the dropout mask
+    soft_cap: float | None = None  # scores approach it, and its negative, but are never beyond; before the bias
+    window: int | None = None  # a row sees so many positions on both sides of its own
 
-    def scores(self, q: jax.Array, k: jax.Array, bias: Maybe, block: jax.Array) -> jax.Array:
-        scores = _product("bghld,bgsd->bghls", q, k) * self.scale
+    def scores(self, q: jax.Array, k: jax.Array, bias: Maybe, block: jax.Array) -> tuple[jax.Array, Maybe]:
+        """The scores, and their derivative by the scaled products; None where that is 1."""
+        scores, slope = _product("bghld,bgsd->bghls", q, k) * self.scale, None
+        if self.soft_cap is not None:
+            bent = jnp.tanh(scores / self.soft_cap)
+            scores, slope = self.soft_cap * bent, 1 - bent * bent
         if bias is not None:
             scores = jnp.where(bias, scores, -jnp.inf) if bias.dtype == np.bool_ else scores + bias
-        if self.is_causal:
-            rows = block * q.shape[3] + lax.broadcasted_iota(np.int32, scores.shape, 3)
-            scores = jnp.where(lax.broadcasted_iota(np.int32, scores.shape, 4) <= rows, scores, -jnp.inf)
-        return scores
+        if self.is_causal or self.window is not None:
+            rows = (block * q.shape[3]).astype(np.int32) + lax.broadcasted_iota(np.int32, scores.shape, 3)
+            columns = lax.broadcasted_iota(np.int32, scores.shape, 4)
+            if self.is_causal:
+                scores = jnp.where(columns <= rows, scores, -jnp.inf)
+            if self.window is not None:
+                scores = jnp.where(abs(columns - rows) <= self.window, scores, -jnp.inf)
+        return scores, slope
 
     def dropped(self, weights: jax.Array, block: jax.Array) -> jax.Array:
         """The weights after dropout; linear in them, and the same mask in both directions."""
-        if self.dropout == 0:
+        if self.dropout == 0 or self.key_data is None:
             return weights
         key = jax.random.fold_in(jax.random.wrap_key_data(self.key_data, impl="threefry2x32"), block)
         kept = jax.random.bernoulli(key, 1 - self.dropout, weights.shape)
@@ -101,6 +116,79 @@ def _split_bias(bias: Maybe, n: int) -> jax.Array | None:
     return None if bias is None or bias.shape[3] == 1 else _split(bias, n)
 
 
+def _is_empty(*arrays: jax.Array) -> bool:
+    return any(0 in x.shape for x in arrays)
+
+
+def attend(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe) -> tuple[jax.Array, ...]:
+    """The result, and the logarithm of the sum of each row's weights; [batch, head, row, ...].
+
+    ``bias`` is added to the scores, or, of bool, says who sees whom.
+    """
+    if _is_empty(query, key, value):
+        zeros = jnp.zeros((*query.shape[:3], value.shape[3]), value.dtype)
+        return zeros, jnp.full(query.shape[:3], jnp.inf, _wide(query.dtype))
+    q, bias = _grouped(query, key.shape[1]), _grouped_bias(bias, key.shape[1])
+    n = _blocks(q, key)
+    biases = _split_bias(bias, n)
+
+    def block(_: None, x: tuple[jax.Array, Maybe, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        q, own_bias, number = x
+        weights, logsumexp = _softmax(call.scores(q, key, bias if biases is None else own_bias, number)[0])
+        weights = call.dropped(weights, number).astype(value.dtype)
+        return None, (_product("bghls,bgsd->bghld", weights, value).astype(value.dtype), logsumexp)
+
+    blocks = _split(q, n), biases, jnp.arange(n, dtype=np.uint32)
+    _, (out, logsumexp) = lax.scan(block, None, blocks, unroll=n == 1)
+    rows = query.shape[2]
+    out = _join(out, rows).reshape(*query.shape[:3], value.shape[3])
+    return out, _join(logsumexp, rows).reshape(query.shape[:3])
+
+
+def attend_backward(
+    call: Attention, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, out: jax.Array,
+    logsumexp: jax.Array, wants_bias: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array, Maybe]:  # fmt: skip
+    """Gradients of the query; of the key and the value, [batch, group, head of the group, ...]; and of the bias."""
+    groups, rows = key.shape[1], query.shape[2]
+    if _is_empty(query, key, value):
+        each = query.shape[0], groups, query.shape[1] // max(groups, 1)
+        of_key, of_value = (jnp.zeros((*each, *x.shape[2:]), _wide(x.dtype)) for x in (key, value))
+        return jnp.zeros_like(query), of_key, of_value, None if bias is None else jnp.zeros_like(bias)
+    q, do, o = (_grouped(x, groups) for x in (query, grad, out))
+    grouped = _grouped_bias(bias, groups)
+    n = _blocks(q, key)
+    biases = _split_bias(grouped, n)
+    # 16-bit storage of float32 loses too much of a logarithm: then the sums are computed again
+    known = logsumexp.dtype.itemsize >= 4
+
+    def block(sums: tuple[jax.Array, jax.Array], x: Any) -> Any:
+        q, do, o, lse, own_bias, number = x
+        scores, slope = call.scores(q, key, grouped if biases is None else own_bias, number)
+        weights = jnp.exp(scores - lse[..., None]) if known else _softmax(scores)[0]
+        pulled = call.dropped(_product("bghld,bgsd->bghls", do, value), number)
+        delta = jnp.sum(do.astype(pulled.dtype) * o.astype(pulled.dtype), -1, keepdims=True)
+        inner = weights * (pulled - delta)
+        narrow = (inner if slope is None else inner * slope).astype(q.dtype)
+        dropped = call.dropped(weights, number).astype(do.dtype)
+        sums = (
+            sums[0] + _product("bghls,bghld->bghsd", narrow, q) * call.scale,
+            sums[1] + _product("bghls,bghld->bghsd", dropped, do),
+        )
+        dq = (_product("bghls,bgsd->bghld", narrow, key) * call.scale).astype(query.dtype)
+        return sums, (dq, inner if wants_bias else None)
+
+    lse = _grouped(logsumexp, groups)
+    heads, dtype = q.shape[:3], _wide(query.dtype)
+    zeros = jnp.zeros((*heads, *key.shape[2:]), dtype), jnp.zeros((*heads, *value.shape[2:]), dtype)
+    blocks = (*(_split(x, n) for x in (q, do, o, lse)), biases, jnp.arange(n, dtype=np.uint32))
+    (dk, dv), (dq, inner) = lax.scan(block, zeros, blocks, unroll=n == 1)
+    dbias = None
+    if bias is not None and wants_bias:
+        dbias = _sum_to(_join(inner, rows).reshape(*query.shape[:3], -1), bias.shape).astype(bias.dtype)
+    return _join(dq, rows).reshape(query.shape), dk, dv, dbias
+
+
 @lower("aten::_scaled_dot_product_efficient_attention", random=True)
 def _attention(
     ctx: Context, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, with_logsumexp: bool,
@@ -108,24 +196,11 @@ def _attention(
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     """The result, the logarithms of the weights' sums (padded as torch promises), and the key of the dropout mask."""
     key_data = jax.random.key_data(ctx.key())
-    call = _Call(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
-    q, bias = _grouped(query, key.shape[1]), _grouped_bias(bias, key.shape[1])
-    n = _blocks(q, key)
-    biases = _split_bias(bias, n)
-
-    def block(_: None, x: tuple[jax.Array, Maybe, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
-        q, own_bias, number = x
-        weights, logsumexp = _softmax(call.scores(q, key, bias if biases is None else own_bias, number))
-        weights = call.dropped(weights, number).astype(value.dtype)
-        return None, (_product("bghls,bgsd->bghld", weights, value).astype(value.dtype), logsumexp)
-
-    blocks = _split(q, n), biases, jnp.arange(n, dtype=np.uint32)
-    _, (out, logsumexp) = lax.scan(block, None, blocks, unroll=n == 1)
-    rows = query.shape[2]
-    out = _join(out, rows).reshape(ctx.shape)
-    logsumexp = _join(logsumexp, rows).reshape(query.shape[:3])
+    call = Attention(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
+    out, logsumexp = attend(call, query, key, value, bias)
     shape, dtype = ctx.outs[1][0], ctx.dtype_of(1)
-    saved = jnp.pad(logsumexp, [(0, 0), (0, 0), (0, shape[2] - rows)]) if with_logsumexp else jnp.zeros(shape)
+    padding = [(0, 0), (0, 0), (0, shape[2] - query.shape[2])]
+    saved = jnp.pad(logsumexp, padding) if with_logsumexp else jnp.zeros(shape)
     return out, convert(saved, dtype), *(convert(key_data[i], ctx.dtype_of(2 + i)) for i in (0, 1))
 
 
@@ -137,41 +212,9 @@ def _attention_backward(
 ) -> tuple[Maybe, ...]:  # fmt: skip
     """The gradients of query, key, value and bias; None for a bias that wants none."""
     key_data = jnp.stack([seed.astype(np.uint32), offset.astype(np.uint32)])
-    call = _Call(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
-    groups, rows = key.shape[1], query.shape[2]
-    q, do, o = (_grouped(x, groups) for x in (query, grad, out))
-    grouped = _grouped_bias(bias, groups)
-    n = _blocks(q, key)
-    biases = _split_bias(grouped, n)
-    # 16-bit storage of float32 loses too much of a logarithm: then the sums are computed again
-    known = logsumexp[:, :, :rows].dtype == np.float32
-    wants_bias = bias is not None and mask[3]
-
-    def block(sums: tuple[jax.Array, jax.Array], x: Any) -> Any:
-        q, do, o, lse, own_bias, number = x
-        scores = call.scores(q, key, grouped if biases is None else own_bias, number)
-        weights = jnp.exp(scores - lse[..., None]) if known else _softmax(scores)[0]
-        pulled = call.dropped(_product("bghld,bgsd->bghls", do, value), number)
-        delta = jnp.sum(do.astype(np.float32) * o.astype(np.float32), -1, keepdims=True)
-        inner = weights * (pulled - delta)
-        narrow = inner.astype(q.dtype)
-        dropped = call.dropped(weights, number).astype(do.dtype)
-        sums = (
-            sums[0] + _product("bghls,bghld->bghsd", narrow, q) * call.scale,
-            sums[1] + _product("bghls,bghld->bghsd", dropped, do),
-        )
-        dq = (_product("bghls,bgsd->bghld", narrow, key) * call.scale).astype(query.dtype)
-        return sums, (dq, inner if wants_bias else None)
-
-    lse = _grouped(logsumexp[:, :, :rows], groups)
-    heads = q.shape[:3]
-    zeros = jnp.zeros((*heads, *key.shape[2:]), np.float32), jnp.zeros((*heads, *value.shape[2:]), np.float32)
-    blocks = (*(_split(x, n) for x in (q, do, o, lse)), biases, jnp.arange(n, dtype=np.uint32))
-    (dk, dv), (dq, inner) = lax.scan(block, zeros, blocks, unroll=n == 1)
-    dq = _join(dq, rows).reshape(query.shape)
-    dbias = None
-    if bias is not None and wants_bias:
-        dbias = _sum_to(_join(inner, rows).reshape(*query.shape[:3], -1), bias.shape).astype(bias.dtype)
+    call = Attention(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
+    lse = logsumexp[:, :, : query.shape[2]]
+    dq, dk, dv, dbias = attend_backward(call, grad, query, key, value, bias, out, lse, mask[3])
     return dq, _promised(dk, ctx.outs[1]).astype(key.dtype), _promised(dv, ctx.outs[2]).astype(value.dtype), dbias
 
 

@@ -1,0 +1,39 @@
+"""Kernels under upstream's names: attention of several kinds, products of groups, of int8, and Pallas kernels of users.
+
+On TPUs they are the Pallas kernels that jax ships, on NVIDIA GPUs what jax has for those, and everywhere else the same
+mathematics as operations of XLA. Which one is decided when a program is compiled, for the platform that it is for.
+"""
+
+from __future__ import annotations
+
+from torch_xla.experimental.custom_kernel._attention import FlashAttention, flash_attention
+from torch_xla.experimental.custom_kernel._groups import GMM, gmm, gmm_backward, tgmm
+from torch_xla.experimental.custom_kernel._int8 import quantized_matmul_int8
+from torch_xla.experimental.custom_kernel._paged import (
+    multi_queries_paged_attention,
+    paged_attention,
+    ragged_paged_attention,
+)
+from torch_xla.experimental.custom_kernel._pallas import (
+    convert_torch_dtype_to_jax,
+    jax_import_guard,
+    make_kernel_from_pallas,
+    to_jax_shape_dtype_struct,
+)
+
+__all__ = [
+    "GMM",
+    "FlashAttention",
+    "convert_torch_dtype_to_jax",
+    "flash_attention",
+    "gmm",
+    "gmm_backward",
+    "jax_import_guard",
+    "make_kernel_from_pallas",
+    "multi_queries_paged_attention",
+    "paged_attention",
+    "quantized_matmul_int8",
+    "ragged_paged_attention",
+    "tgmm",
+    "to_jax_shape_dtype_struct",
+]
