@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +26,8 @@ def executable(spec: GraphSpec, place: Sharding, laid_out: Sequence[int]) -> tup
       laid_out: with SPMD, how each of them lies.
     """
     numbers = laid_out or [0] * len(spec.roots)
-    results = [(*_promise(spec, root), shardings.of(n) or place) for root, n in zip(spec.roots, numbers, strict=True)]
-    sizes = Sizes([math.prod(shape) * dtype.itemsize for shape, dtype, _ in results])
+    results = [_result(spec, root, shardings.of(n) or place) for root, n in zip(spec.roots, numbers, strict=True)]
+    sizes = Sizes([shardings.bytes_on_one(shape, dtype.itemsize, lies) for shape, dtype, lies in results])
     found = recorder.module().Executable(
         execute=None,
         handlers=None,
@@ -45,6 +44,11 @@ def executable(spec: GraphSpec, place: Sharding, laid_out: Sequence[int]) -> tup
         shardings=list(laid_out),
     )
     return found, sizes
+
+
+def _result(spec: GraphSpec, root: int, lies: Sharding) -> _Result:
+    shape, dtype = _promise(spec, root)
+    return shardings.padded(shape, lies), dtype, lies
 
 
 def _promise(spec: GraphSpec, root: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
