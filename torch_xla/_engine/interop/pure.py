@@ -186,6 +186,8 @@ def _followed(known: Known, leaves: list[Any], start: torch.Tensor | None) -> Se
         return found
     if len(leaves) == 0 or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return None
+    if not known.plan.fits(leaves, leading=1):  # before a seed is drawn: another way would draw one more
+        return None
     return known.plan.call([seed(leaves[0].device) if start is None else start, *leaves])  # type: ignore[no-any-return]
 
 

@@ -29,6 +29,7 @@ class Callee {
     static const Op* op = find_op("torch_xla::jax_call");
     node_ = record_node(*op, {c10::IValue(tensors.vec()), c10::IValue(function_), c10::IValue(name_)});
     node_->inputs.clear();
+    op->recorded->add(-1);  // it is no call
   }
   bool prepared() const { return node_ != nullptr; }
 
@@ -108,12 +109,13 @@ class Plan final : public torch::CustomClassHolder {
     }
   }
 
-  bool fits(const variable_list& tensors) const {
-    if (tensors.size() != facts_.size() || c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+  // Without the first `leading` tensors of a call, if these are still to be made.
+  bool fits(const variable_list& tensors, size_t leading = 0) const {
+    if (leading + tensors.size() != facts_.size() || c10::impl::TorchDispatchModeTLS::any_modes_set()) {
       return false;
     }
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (!facts_[i].holds(tensors[i])) {
+      if (!facts_[leading + i].holds(tensors[i])) {
         return false;
       }
     }
@@ -256,7 +258,12 @@ void bind_calls(py::module_& m) {
            }),
            py::arg("function"), py::arg("name"), py::arg("results"), py::arg("facts"), py::arg("saved"),
            py::arg("inputs"), py::arg("graded"), py::arg("build"))
-      .def("fits", [](const PlanPtr& plan, const variable_list& tensors) { return plan->fits(tensors); })
+      .def(
+          "fits",
+          [](const PlanPtr& plan, const variable_list& tensors, size_t leading) {
+            return plan->fits(tensors, leading);
+          },
+          py::arg("tensors"), py::arg("leading") = 0)
       .def("call", &call);
 }
 
