@@ -25,6 +25,7 @@ from torch_xla._engine.base import dtypes, shardings
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import precision
 from torch_xla._engine.diagnostics.errors import outline
+from torch_xla._engine.execution import edges
 from torch_xla._engine.graph import program
 from torch_xla._engine.graph.program import GraphSpec
 from torch_xla._engine.parallel import replicated
@@ -117,8 +118,14 @@ def _lower(spec: GraphSpec, target: Target, layout: Layout) -> tuple[jax.stages.
         count = len(coming.device_set)
     elif layout.spread is not None:
         everywhere = moved(layout.spread)
-        coming = (everywhere, everywhere, *map(moved, layout.leaves))
-        leaving = [shardings.of(number) for number in layout.results]
+        leaves = [
+            jax.ShapeDtypeStruct(shardings.padded(leaf.shape, way), leaf.dtype, sharding=way)
+            for leaf, way in zip(leaves, map(moved, layout.leaves), strict=True)
+        ]
+        given = dataclasses.replace(spec, root_shardings=list(layout.results))
+        coming = edges.coming([*numbers, *leaves], everywhere)
+        leaving = edges.leaving(given, leaves, everywhere)
+        function = edges.between(function, given, leaving)
         count = len(everywhere.device_set)
     else:
         coming = leaving = SingleDeviceSharding(target.devices[0])
