@@ -147,8 +147,8 @@ class Finding:
     text: str
 
     def is_of(self, extension: build.Extension) -> bool:
-        """Whether a frame is in the extension or its sources."""
-        return f"{extension.name}.so" in self.text or f"{extension.sources.resolve()}/" in self.text
+        """Whether a frame is in the extension or its sources, wherever they lay when it was built."""
+        return f"{extension.name}.so" in self.text or f"/{'/'.join(extension.sources.parts[-2:])}/" in self.text
 
     @property
     def place(self) -> str:
@@ -214,7 +214,9 @@ def run(sanitizer: Sanitizer, options: list[str], home: Path) -> tuple[Counter[s
         )
     printed = (home / "pytest").read_text(errors="replace")
     found = findings(home, sanitizer.begins)
-    ends = re.findall(r"(\d+) (passed|failed|error|skipped)", printed.rstrip().rpartition("\n")[2])
+    # Not always the last line: what a process writes on stderr late comes after.
+    last = re.findall(r"^.*\d (?:passed|failed|error).* in [\d.]+s.*$", printed, re.MULTILINE)[-1:]
+    ends = re.findall(r"(\d+) (passed|failed|error|skipped)", "".join(last))
     bad = re.findall(r"^(?:FAILED|ERROR) .*$", printed, re.MULTILINE)
     if not ends:
         bad.append(f"pytest ended with {done.returncode}:\n{printed[-3000:]}")

@@ -126,7 +126,7 @@ py::object numbers_on_device(const Executable& executable, const std::vector<T>&
                              size_t which) {
   py::object& array = executable.last_arrays[which];
   if (!array || numbers.size() != last.size() ||
-      std::memcmp(numbers.data(), last.data(), numbers.size() * sizeof(T)) != 0) {
+      (!numbers.empty() && std::memcmp(numbers.data(), last.data(), numbers.size() * sizeof(T)) != 0)) {
     const InWideTypes wide(executable);
     array = put_numbers(executable, numbers, which);
     last = numbers;

@@ -7,6 +7,7 @@
 
 #include "device.h"
 #include "fork.h"
+#include "spinlock.h"
 
 namespace torch_xla {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 // The counted buffers of one device, in a list through the buffers themselves. `mutex` is a leaf lock: nobody waits for
 // the GIL under it.
 struct Account {
-  std::mutex mutex;
+  SpinLock mutex;
   Buffer* first = nullptr;
   Buffer* last = nullptr;
   MemoryUse use;
@@ -43,7 +44,7 @@ void raise_peak(Account& account, int64_t bytes) {
 
 void Buffer::count() {
   Account& account = account_of(device);
-  std::lock_guard<std::mutex> lock(account.mutex);
+  std::lock_guard<SpinLock> lock(account.mutex);
   counted_ = true;
   before_ = account.last;
   (account.last ? account.last->after_ : account.first) = this;
@@ -55,7 +56,7 @@ void Buffer::count() {
 
 void Buffer::donate() {
   Account& account = account_of(device);
-  std::lock_guard<std::mutex> lock(account.mutex);
+  std::lock_guard<SpinLock> lock(account.mutex);
   if (!counted_) {
     return;
   }
@@ -68,19 +69,19 @@ void Buffer::donate() {
 
 MemoryUse memory_use(int8_t device) {
   Account& account = account_of(device);
-  std::lock_guard<std::mutex> lock(account.mutex);
+  std::lock_guard<SpinLock> lock(account.mutex);
   return account.use;
 }
 
 void note_need(int8_t device, int64_t bytes) {
   Account& account = account_of(device);
-  std::lock_guard<std::mutex> lock(account.mutex);
+  std::lock_guard<SpinLock> lock(account.mutex);
   raise_peak(account, account.use.bytes + bytes);
 }
 
 int64_t take_peak(int8_t device) {
   Account& account = account_of(device);
-  std::lock_guard<std::mutex> lock(account.mutex);
+  std::lock_guard<SpinLock> lock(account.mutex);
   const int64_t peak = account.use.peak;
   account.use.peak = account.use.bytes;
   return peak;
@@ -96,8 +97,9 @@ uint32_t take_provenance() {
 
 std::vector<BufferEntry> list_buffers(int8_t device) {
   Account& account = account_of(device);
-  std::lock_guard<std::mutex> lock(account.mutex);
   std::vector<BufferEntry> out;
+  out.reserve(static_cast<size_t>(memory_use(device).buffers) + 64);
+  std::lock_guard<SpinLock> lock(account.mutex);
   // A Buffer whose destructor waits for the mutex still owns its array.
   for (const Buffer* buffer = account.first; buffer != nullptr; buffer = buffer->after_) {
     Py_INCREF(buffer->array);
