@@ -45,7 +45,8 @@ def _ops(*tensors: Tensor) -> list[str]:
     return [node.op for node in program.describe(graph).nodes]
 
 
-def _trained(layers: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+def trained(layers: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    """The parameters after three steps."""
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
@@ -63,10 +64,10 @@ def test_training_a_pure_module_is_training_the_module() -> None:
     data = x.to("xla")
     torch_xla.sync()
     with counts() as moved:
-        got = _trained(pure, pure, data)
+        got = trained(pure, pure, data)
     assert moved.compilations == 1
     assert not moved.fallbacks
-    assert_same(got, _trained(layers, layers, x), rtol=1e-4, atol=1e-5)
+    assert_same(got, trained(layers, layers, x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_call_is_one_node_forward_and_one_backward() -> None:

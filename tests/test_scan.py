@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from functorch.compile import default_partition, min_cut_rematerialization_partition
 from helpers import assert_same, counts, run_script, same, stablehlo
-from test_assume_pure import Block
+from test_assume_pure import Block, trained
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
@@ -386,16 +386,6 @@ def _apart(layers: nn.ModuleList, x: Tensor) -> Tensor:
     return x
 
 
-def _trained(layers: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
-    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        run(x).pow(2).mean().backward()
-        optimizer.step()
-        torch_xla.sync()
-    return [p.detach() for p in layers.parameters()]
-
-
 @pytest.mark.parametrize("is_pure", [False, True])
 def test_training_with_scan_layers_is_training_the_layers(is_pure: bool) -> None:
     torch.manual_seed(0)
@@ -403,10 +393,10 @@ def test_training_with_scan_layers_is_training_the_layers(is_pure: bool) -> None
     twins, data = copy.deepcopy(layers).to("xla"), x.to("xla")
     torch_xla.sync()
     with counts() as moved:
-        got = _trained(twins, lambda x: scan_layers(twins, x, is_layer_pure=is_pure), data)
+        got = trained(twins, lambda x: scan_layers(twins, x, is_layer_pure=is_pure), data)
     assert moved.compilations <= 1  # the two are one program
     assert not moved.fallbacks
-    assert_same(got, _trained(layers, lambda x: _apart(layers, x), x), rtol=1e-4, atol=1e-5)
+    assert_same(got, trained(layers, lambda x: _apart(layers, x), x), rtol=1e-4, atol=1e-5)
 
 
 def test_training_stacked_layers_is_training_the_layers() -> None:
@@ -415,9 +405,9 @@ def test_training_stacked_layers_is_training_the_layers() -> None:
     stacked, data = StackedLayers(copy.deepcopy(layers).to("xla")), x.to("xla")
     torch_xla.sync()
     with counts() as moved:
-        _trained(stacked, stacked, data)
+        trained(stacked, stacked, data)
     assert moved.compilations == 1
-    _trained(layers, lambda x: _apart(layers, x), x)
+    trained(layers, lambda x: _apart(layers, x), x)
     for number, layer in enumerate(layers):
         assert_same(stacked.layer_state_dict(number), dict(layer.state_dict()), rtol=1e-4, atol=1e-5)
     assert len(stacked) == 3
@@ -501,7 +491,7 @@ sys.path.insert(0, "tests")
 import torch, torch_xla, torch_xla.runtime as xr
 import torch_xla.distributed.spmd as xs
 from torch import nn
-from test_assume_pure import Block
+from test_assume_pure import Block, trained
 from torch_xla.experimental.scan_layers import StackedLayers, scan_layers
 
 xr.use_spmd()
