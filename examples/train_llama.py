@@ -14,7 +14,6 @@ import math
 import os
 import sys
 import sysconfig
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from tqdm import tqdm
 import torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
+from torch_xla.experimental.distributed_checkpoint import CheckpointManager, prime_optimizer
 from torch_xla.experimental.scan_layers import scan_layers
 
 
@@ -190,45 +190,6 @@ class Text:
         return self.bytes[starts + torch.arange(self.length + 1)].long()
 
 
-class Checkpoints:
-    """Files of whole states, written beside the training by a thread, one at a time; a killed run leaves whole ones.
-
-    ``step-N.pt.part`` while it is written, then ``step-N.pt``; the latest two are kept.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.thread: threading.Thread | None = None
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def files(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*.pt"))
-
-    def save(self, step: int, state: dict[str, Any]) -> None:
-        """Copies the state to the host now, and writes it later."""
-        self.join()
-        on_host = torch.utils._pytree.tree_map_only(Tensor, lambda t: t.detach().cpu(), state)
-        self.thread = threading.Thread(target=self._write, args=(self.folder / f"step-{step:08}.pt", on_host))
-        self.thread.start()
-
-    def _write(self, path: Path, state: dict[str, Any]) -> None:
-        part = path.with_suffix(".pt.part")
-        with part.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        for old in self.files()[:-2]:
-            old.unlink()
-
-    def latest(self) -> dict[str, Any] | None:
-        return torch.load(self.files()[-1]) if self.files() else None
-
-    def join(self) -> None:
-        if self.thread is not None:
-            self.thread.join()
-
-
 class Trainer:
     """A model, its optimizer, and where it is; all that a checkpoint holds."""
 
@@ -298,8 +259,8 @@ class Trainer:
         tokens = options.batch_size * options.length
         return tokens * (6 * weights + 6 * config.layers * config.width * options.length)
 
-    def train(self, checkpoints: Checkpoints | None) -> float:
-        """Runs to the end; returns the mean loss of the last ten steps."""
+    def train(self, checkpoints: CheckpointManager | None) -> float:
+        """Runs to the end; returns the loss of the last step, nan where none was left to run."""
         options, losses = self.options, []
         bar = tqdm(total=options.steps, initial=self.step, unit="step")
         start, before, first = time.perf_counter(), 0.0, self.step
@@ -314,10 +275,10 @@ class Trainer:
                     rate = (self.step - first - options.log_every) / (time.perf_counter() - start - before)
                     speed = rate * options.batch_size * options.length
                     bar.set_postfix_str(f"loss {shown}, {speed:,.0f} tokens/s, {self.utilisation(rate)}")
-            if checkpoints is not None and self.step % options.save_every == 0:
-                checkpoints.save(self.step, self.state())
+            if checkpoints is not None:
+                checkpoints.save_async(self.step, self.state())  # where one is due
         bar.close()
-        return torch.stack(losses[-10:]).mean().item() if losses else math.nan
+        return losses[-1].item() if losses else math.nan
 
     def utilisation(self, steps_per_second: float) -> str:
         """Model FLOP/s, as part of what the devices can do where that is given."""
@@ -345,7 +306,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--clip", type=float, default=1.0)
     add("--seed", type=int, default=1)
     add("--log_every", type=int, default=10)
-    add("--checkpoints", type=Path, help="a folder; a run that finds a checkpoint there goes on from it")
+    add("--checkpoints", help="a folder; a run that finds a checkpoint there goes on from it")
     add("--save_every", type=int, default=50)
     add("--generate", type=int, default=120, help="bytes to write at the end")
     add("--peak_tflops", type=float, default=0.0, help="of all devices together, for the utilisation (MFU)")
@@ -359,9 +320,14 @@ def main() -> None:
         os.environ.setdefault("CPU_NUM_DEVICES", str(math.prod(options.mesh)))
         xr.use_spmd()
     trainer = Trainer(options)
-    checkpoints = None if options.checkpoints is None else Checkpoints(options.checkpoints)
-    if checkpoints is not None and (state := checkpoints.latest()) is not None:
-        trainer.load(state)
+    checkpoints = None
+    if options.checkpoints is not None:
+        checkpoints = CheckpointManager(options.checkpoints, options.save_every, 2, chkpt_on_preemption=False)
+        if steps := checkpoints.all_steps():
+            prime_optimizer(trainer.optimizer)
+            state = trainer.state()
+            checkpoints.restore(steps[-1], state)
+            trainer.load(state)
     loss = trainer.train(checkpoints)
     if checkpoints is not None:
         checkpoints.join()

@@ -108,7 +108,7 @@ def test_inference(function: Function, backend: str) -> None:
         return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), (results, x, y))
 
     torch.testing.assert_close(twice(compiled, "xla"), twice(function, "cpu"), rtol=1e-2, atol=1e-2)
-    assert met.counter_value("DynamoRunAsItIs") is None or backend == "openxla_eval"
+    assert met.counter_value("DynamoRunAsItIs") is None
 
 
 @pytest.mark.parametrize("backend", ["openxla", "openxla_eval"])

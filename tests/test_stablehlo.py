@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,7 @@ def test_the_folder(tmp_path: Path) -> None:
     functions = {f"functions/forward.{ending}" for ending in ("mlir", "bytecode", "jax", "meta")}
     assert names == {f"data/{name}" for name in held} | functions | {"constants/0"}
     meta = json.loads((tmp_path / "functions/forward.meta").read_text(), object_hook=stablehlo.stablehlo_obj_hook)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", meta.stablehlo_version)
     assert [loc.name for loc, _ in meta.unused_inputs] == ["features.1.num_batches_tracked"]
     (x,) = [s for s, loc in zip(meta.input_signature, meta.input_locations, strict=True)
             if loc == stablehlo.InputLocation.input_arg(0)]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -190,7 +191,7 @@ def _meta(
 ) -> StableHLOFunctionMeta:
     return StableHLOFunctionMeta(
         name="forward",
-        stablehlo_version="",
+        stablehlo_version=_version(one.mlir_module_serialized),
         input_signature=[_signature(i.struct) for i in exported.inputs],
         output_signature=[_signature(aval) for aval in one.out_avals],
         input_locations=locations,
@@ -200,6 +201,12 @@ def _meta(
         mutated=list(exported.mutated),
         constant_args=[[position, value] for position, value in exported.constants],
     )
+
+
+def _version(artifact: bytes) -> str:
+    """The version of StableHLO that a portable artifact says it is written in, as its first string."""
+    found = re.search(rb"StableHLO_v([\d.]+)", artifact[:64])
+    return found[1].decode() if found else ""
 
 
 def _signature(aval: Any) -> VariableSignature:
