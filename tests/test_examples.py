@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,24 @@ def test_imagenet_with_made_up_images() -> None:
         "train_imagenet.py", "--fake_data", "--steps=2", "--batch_size=2", "--image_size=32", "--layers=18"
     )
     assert re.search(r"loss [\d.]+ to [\d.]+ in 2 steps, [\d.]+ images/s", out)
+
+
+def test_llama_goes_on_from_a_checkpoint_on_another_mesh(tmp_path: Path) -> None:
+    """One device to the end; then again from its first checkpoint, on two devices, as one loop: the same last loss."""
+    sizes = (
+        "--steps=4",
+        "--batch_size=4",
+        "--length=16",
+        "--save_every=2",
+        "--generate=4",
+        f"--checkpoints={tmp_path}",
+    )
+    whole = re.search(r"tiny: 4 steps, loss ([\d.]+)", run_example("train_llama.py", *sizes))
+    assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith(".")) == ["2", "4"]
+    shutil.rmtree(tmp_path / "4")
+    again = re.search(r"tiny: 4 steps, loss ([\d.]+)", run_example("train_llama.py", *sizes, "--mesh=1x2x1", "--scan"))
+    assert whole is not None and again is not None
+    assert float(again[1]) == pytest.approx(float(whole[1]), abs=2e-3)
 
 
 def test_files_of_mnist(tmp_path: Path) -> None:
