@@ -210,6 +210,15 @@ def loading() -> None:
     assert _spec(sent[0]) == P("data", None)
     with pytest.raises(TypeError, match="must be a ShardingSpec"):
         next(iter(MpDeviceLoader(batches, "xla", input_sharding="data")))
+    by_key = {"x": spec, "y": None}
+    (split,) = MpDeviceLoader(batches[:1], None, input_sharding=by_key)
+    assert (_spec(split["x"]), _spec(split["y"])) == (P("data", None), P())
+    sent = xm.send_cpu_data_to_device({"x": torch.ones(8, 3), "y": torch.ones(8, 1)}, "xla", by_key)
+    assert (_spec(sent["x"]), _spec(sent["y"])) == (P("data", None), P())
+    with pytest.raises(ValueError, match="says nothing of y; None puts a tensor on every device"):
+        next(iter(MpDeviceLoader(batches, "xla", input_sharding={"x": spec})))
+    with pytest.raises(TypeError, match=r"has keys \(x\), a batch is a list"):
+        next(iter(MpDeviceLoader([[torch.ones(8, 2)]], "xla", input_sharding={"x": spec})))
 
 
 #: What is refused: the call, the type of the error, and a part of its text.

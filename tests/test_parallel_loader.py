@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 import torch_xla
+from torch_xla._engine.diagnostics import metrics
 from torch_xla.distributed.parallel_loader import MpDeviceLoader, ParallelLoader
 from torch_xla.utils.utils import SampleGenerator
 
@@ -354,3 +355,60 @@ def test_sample_generator() -> None:
     for _ in range(2):
         assert values(device_loader) == [[[1.0, 1.0], [0.0, 0.0]]] * 3
     assert next(generator) and next(generator, None) is None
+
+
+class Counting:
+    """A loader that says how far it has been read, and whether that was the last: as those of accelerate do."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.read, self.at_the_end = count, 0, False
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.read, self.at_the_end = 0, False
+        for i in range(self.count):
+            self.read, self.at_the_end = i + 1, i + 1 == self.count
+            yield torch.tensor([i])
+
+
+@pytest.mark.parametrize("options", [{}, {"batches_per_execution": 2}, {"fixed_batch_size": True}], ids=str)
+def test_what_a_loader_says_of_itself_belongs_to_the_batch(options: Any) -> None:
+    device_loader: Any = MpDeviceLoader(Counting(5), "xla", **options)
+    for _ in range(2):
+        seen = []
+        for batch in device_loader:
+            time.sleep(0.01)
+            seen.append((batch.item(), device_loader.read, device_loader.at_the_end))
+        assert seen == [(i, i + 1, i == 4) for i in range(5)]
+
+
+def test_state_of_a_subclass_of_the_data_loader() -> None:
+    class Stateful(DataLoader):
+        given = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            for batch in super().__iter__():
+                self.given += 1
+                yield batch
+
+    device_loader: Any = MpDeviceLoader(Stateful(DATA, batch_size=2), "xla")
+    assert [device_loader.given for _ in device_loader] == [1, 2, 3, 4, 5]
+
+
+def test_the_device_works_while_a_loader_is_read_as_asked() -> None:
+    """A step is on its way when the next batch is read."""
+    before: list[int] = []
+
+    def source() -> Iterator[torch.Tensor]:
+        for _ in range(3):
+            before.append(metrics.metrics()["ExecuteTime"].data()[0])
+            yield torch.ones(2)
+
+    w = torch.ones(2, device="xla")
+    torch_xla.sync()
+    for x in MpDeviceLoader(source(), "xla"):
+        w = w * x
+    assert [count - before[0] for count in before] == [0, 1, 2]
+
+
+def test_without_a_device_it_is_the_current_one() -> None:
+    assert [x.device for x in MpDeviceLoader([torch.ones(1)], None)] == [torch.device("xla:0")]

@@ -118,8 +118,13 @@ def send_cpu_data_to_device(datas: Any, device: torch.device | str, input_shardi
     """Moves the CPU tensors in ``datas`` to the device, in place in its lists and dicts, and returns it.
 
     A tensor that is given alone comes back in a list. With an ``input_sharding`` (a spmd.ShardingSpec) the tensors that
-    it fits lie as it says; the others are on every device.
+    it fits lie as it says; the others are on every device. Where ``datas`` is a dict it may be one, too, by key.
     """
+    if isinstance(input_sharding, dict) and isinstance(datas, dict):
+        for key, value in datas.items():
+            sent = send_cpu_data_to_device(value, device, input_sharding[key])
+            datas[key] = sent[0] if isinstance(value, torch.Tensor) else sent
+        return datas
     if input_sharding is not None and not hasattr(input_sharding, "send"):
         raise TypeError(f"send_cpu_data_to_device: input_sharding must be a ShardingSpec, got {input_sharding!r}")
     place = torch.device(device)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from torch_xla._engine.execution import barrier
-from torch_xla._engine.feed import prefetch
+from torch_xla._engine.feed import as_asked, containers, prefetch
 from torch_xla._engine.feed.channel import End
 from torch_xla._engine.patches import device_module
 from torch_xla.distributed.spmd import ShardingSpec
+
+#: Loaders that nobody can tell how far they have been read: they are read ahead. DataLoader's subclasses may say it.
+_UNCHANGED = (DataLoader, list, tuple)
 
 
 class ParallelLoader:
@@ -20,6 +25,11 @@ class ParallelLoader:
 
     Reading and sending run in background threads, ahead of the devices. A last group of fewer than ``n`` batches is
     dropped, so that every device gets the same number. Make a new one for each epoch (MpDeviceLoader does).
+
+    One kind of loader is read by the thread that asks for a batch, when it does, while the device computes the step
+    before: a loader for one device that is no plain DataLoader, list or tuple. What it says of itself (how far it is,
+    whether this was the last batch: accelerate's loaders, StatefulDataLoader, generators) is true of the batch that was
+    given out. Give ``loader_prefetch_size`` to have it read ahead all the same.
 
     The threads end when the pass is over, when ``close()`` is called, and when this object and its per-device loaders
     are gone, also in the middle of the pass.
@@ -29,11 +39,12 @@ class ParallelLoader:
       devices: xla devices, each ``torch.device`` or a string.
       batchdim: the dimension of the batch, for ``fixed_batch_size``.
       batches_per_execution: batches from one step barrier to the next.
-      loader_prefetch_size: batches kept ready on the host, for each device.
+      loader_prefetch_size: batches kept ready on the host, for each device; 16 where it is not given and reads ahead.
       device_prefetch_size: batches kept ready on each device.
       host_to_device_transfer_threads: threads that send, for each device. The order stays.
-      input_sharding: with SPMD, how the tensors of a batch lie on the devices: a ``spmd.ShardingSpec``. Tensors of
-        another rank, and those that cannot be split evenly (a last batch), are on every device.
+      input_sharding: with SPMD, how the tensors of a batch lie on the devices: a ``spmd.ShardingSpec``, or for batches
+        that are dicts one for each key (None: on every device). Tensors of another rank are on every device. With
+        ``minibatch`` among several processes a batch that cannot be split evenly is a ValueError: use drop_last.
       fixed_batch_size: end the pass at the first batch of another size.
     """
 
@@ -43,14 +54,14 @@ class ParallelLoader:
         devices: Sequence[torch.device | str],
         batchdim: int = 0,
         batches_per_execution: int = 1,
-        loader_prefetch_size: int = 16,
+        loader_prefetch_size: int | None = None,
         device_prefetch_size: int = 8,
         host_to_device_transfer_threads: int = 1,
         input_sharding: Any = None,
         fixed_batch_size: bool = False,
     ) -> None:
-        if input_sharding is not None and not isinstance(input_sharding, ShardingSpec):
-            raise TypeError(f"ParallelLoader: input_sharding must be a ShardingSpec or None, got {input_sharding!r}")
+        ahead = loader_prefetch_size is not None or len(devices) != 1 or type(cpu_loader) in _UNCHANGED
+        loader_prefetch_size = 16 if loader_prefetch_size is None else loader_prefetch_size
         counts = {
             "batches_per_execution": batches_per_execution,
             "loader_prefetch_size": loader_prefetch_size,
@@ -70,9 +81,9 @@ class ParallelLoader:
             loader_prefetch_size=loader_prefetch_size,
             device_prefetch_size=device_prefetch_size,
             transfer_threads=host_to_device_transfer_threads,
-            send=torch.Tensor.to if input_sharding is None else input_sharding.send,
+            place=_placing(input_sharding),
         )
-        self._feed = prefetch.Feed(cpu_loader, plan)
+        self._feed = prefetch.Feed(cpu_loader, plan) if ahead else as_asked.AsAsked(cpu_loader, plan)
         weakref.finalize(self, self._feed.close, prefetch.MOMENT).atexit = False  # the end of the process is feed's
 
     def per_device_loader(self, device: torch.device | str) -> PerDeviceLoader:
@@ -157,12 +168,13 @@ class MpDeviceLoader:
     """A loader whose batches arrive on a device, as often as one iterates; ``len`` and all else are the wrapped one's.
 
     Each ``next`` is a step barrier, so a training loop needs no other. Keyword arguments are those of ParallelLoader.
-    An attribute that is assigned stays with this object and hides the wrapped loader's.
+    An attribute that is assigned stays with this object and hides the wrapped loader's. Without a device it is the
+    current one.
     """
 
-    def __init__(self, loader: Iterable[Any], device: torch.device | str, **kwargs: Any) -> None:
+    def __init__(self, loader: Iterable[Any], device: torch.device | str | None = None, **kwargs: Any) -> None:
         self._loader = loader
-        self._device = torch.device(device)
+        self._device = torch.device("xla") if device is None else torch.device(device)
         self._parallel_loader_kwargs = kwargs
         _checked([self._device])
 
@@ -178,6 +190,34 @@ class MpDeviceLoader:
         if "_loader" not in self.__dict__ or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._loader, name)
+
+
+def _placing(input_sharding: Any) -> Callable[[Any, torch.device], Any]:
+    """What puts a batch on a device. TypeError for what says nothing of how tensors lie."""
+    if input_sharding is None:
+        return prefetch.to_device
+    if isinstance(input_sharding, ShardingSpec):
+        return functools.partial(prefetch.to_device, send=input_sharding.send)
+    entries = list(input_sharding.values()) if isinstance(input_sharding, Mapping) else [input_sharding]
+    for entry in entries:
+        if entry is not None and not isinstance(entry, ShardingSpec):
+            raise TypeError(
+                f"ParallelLoader: input_sharding must be a ShardingSpec, a dict of them or None, got {entry!r}"
+            )
+    places = {key: _placing(entry) for key, entry in input_sharding.items()}
+    return lambda batch, device: _by_key(batch, device, places)
+
+
+def _by_key(batch: Any, device: torch.device, places: Mapping[Any, Callable[[Any, torch.device], Any]]) -> Any:
+    if not isinstance(batch, Mapping):
+        keys = ", ".join(map(str, places))
+        raise TypeError(f"ParallelLoader: input_sharding has keys ({keys}), a batch is a {type(batch).__name__}")
+    unknown = [str(key) for key in batch if key not in places]
+    if unknown:
+        raise ValueError(
+            f"ParallelLoader: input_sharding says nothing of {', '.join(unknown)}; None puts a tensor on every device"
+        )
+    return containers.like(batch, {key: places[key](value, device) for key, value in batch.items()})
 
 
 def _indexed(device: torch.device) -> torch.device:

@@ -22,7 +22,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Mapping):
-        return _like(value, {key: map_tensors(item, function) for key, item in value.items()})
+        return like(value, {key: map_tensors(item, function) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)._make(map_tensors(item, function) for item in value)  # type: ignore[attr-defined]
     if isinstance(value, (list, tuple)):
@@ -51,7 +51,8 @@ def _attributes(value: Any) -> dict[str, Any]:
     return attributes
 
 
-def _like(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def like(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of the same type as ``original``, with other items of the same keys."""
     if type(original) is dict:
         return items
     if isinstance(original, MutableMapping):  # an OrderedDict, a defaultdict with its factory, a tokenizer's batch

@@ -42,7 +42,7 @@ class Plan:
     loader_prefetch_size: int = 16
     device_prefetch_size: int = 8
     transfer_threads: int = 1
-    send: Callable[[torch.Tensor, torch.device], torch.Tensor] = torch.Tensor.to
+    place: Callable[[Any, torch.device], Any] | None = None  # a batch on a device; default: to_device
 
 
 class Feed:
@@ -84,7 +84,7 @@ class Feed:
                 return
             self._started = True
             try:
-                batches = _begin(self._loader)
+                batches = begin(self._loader)
             except BaseException:
                 self.close()
                 raise
@@ -109,7 +109,7 @@ class Feed:
     def _read(self, batches: Iterator[Any]) -> None:
         error = None
         try:
-            for group in _groups(self._same_size(self._announced(batches)), len(self._host)):
+            for group in _groups(same_size(self._announced(batches), self._plan), len(self._host)):
                 # Not any(): a device that is still fed must not starve because another one's consumer has left.
                 if True not in [channel.put(batch) for channel, batch in zip(self._host, group, strict=True)]:
                     break
@@ -126,17 +126,6 @@ class Feed:
             self._first_read.set()
             yield batch
 
-    def _same_size(self, batches: Iterator[Any]) -> Iterator[Any]:
-        if not self._plan.fixed_batch_size:
-            return batches
-        sizes: set[int] = set()
-
-        def same(batch: Any) -> bool:
-            sizes.update(t.shape[self._plan.batchdim] for t in itertools.islice(containers.tensors(batch), 1))
-            return len(sizes) <= 1
-
-        return itertools.takewhile(same, batches)
-
     def _send(self, position: int) -> None:
         host, device = self._host[position], self._device[position]
         while True:
@@ -145,7 +134,7 @@ class Feed:
             except BaseException as error:
                 return device.end(None if isinstance(error, End) else error, host.arrived)
             try:
-                batch = to_device(batch, self._plan.devices[position], self._plan.send)
+                batch = (self._plan.place or to_device)(batch, self._plan.devices[position])
             except BaseException as error:
                 return device.end(error, place)
             if not device.put(batch, place):
@@ -171,11 +160,25 @@ class Feed:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _begin(loader: Iterable[Any]) -> Iterator[Any]:
+def begin(loader: Iterable[Any]) -> Iterator[Any]:
+    """iter(loader), whose worker processes are no reason to warn of forks."""
     with warnings.catch_warnings():
         # jax expects that a forked process will use jax. The workers of a DataLoader do not use the device.
         warnings.filterwarnings("ignore", _FORK_WARNING, RuntimeWarning)
         return iter(loader)
+
+
+def same_size(batches: Iterator[Any], plan: Plan) -> Iterator[Any]:
+    """The batches, with ``fixed_batch_size`` only those before the first one of another size."""
+    if not plan.fixed_batch_size:
+        return batches
+    sizes: set[int] = set()
+
+    def same(batch: Any) -> bool:
+        sizes.update(t.shape[plan.batchdim] for t in itertools.islice(containers.tensors(batch), 1))
+        return len(sizes) <= 1
+
+    return itertools.takewhile(same, batches)
 
 
 def to_device(batch: Any, device: torch.device, send: Callable[..., torch.Tensor] = torch.Tensor.to) -> Any:
