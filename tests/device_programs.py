@@ -311,7 +311,7 @@ def mixed() -> None:
 
 
 def in_place_lists_on_the_cpu() -> None:
-    """Fused optimizers have no rule: torch's CPU kernel runs for lists over two devices, too."""
+    """A fused optimizer's step on lists over two devices, which torch.optim never asks for: torch's CPU kernel runs."""
     parameters = [torch.full((2,), 1.0 + i).to(f"xla:{i % 2}") * 1 for i in range(3)]
     gradients = [torch.full((2,), 2.0).to(p.device) * 1 for p in parameters]
     torch._fused_sgd_(

@@ -55,7 +55,7 @@ def test_saved_runs(tmp_path: Path, unconfigured: None) -> None:
         if change:
             mc.save("extra", torch.ones(1))
     assert sorted(p.name for p in first.iterdir()) == ["loss.12", "weight.0", "weight.1"]
-    assert mc.compare(first, first) is None
+    assert mc.compare(first, first) == ""
     report = mc.compare(first, second)
     assert report is not None
     assert report.splitlines()[:2] == [f"extra.0: only in {second}", "weight.1: 2 of 2 elements differ"]

@@ -56,7 +56,7 @@ def buffer_dtype(tensor: Tensor) -> str:
 HELD = {
     "use": {F64: "bfloat16", F32: "bfloat16", torch.float16: "float16", torch.complex64: "complex64"},
     "downcast": {F64: "float32", F32: "bfloat16", BF16: "bfloat16", torch.int64: "int64"},
-    "long": {F64: "float64", F32: "float32", torch.int64: "int32", torch.uint64: "uint64"},
+    "long": {F64: "float64", F32: "float32", torch.int64: "int32", torch.uint64: "uint32"},
     "all": {F32: "bfloat16", torch.int64: "int32"},
     "tpu": {F64: "float32", F32: "float32", torch.complex128: "complex64", torch.int64: "int64"},
 }
@@ -82,7 +82,7 @@ def test_narrowing_by_platform() -> None:
     assert dtypes.narrowing("gpu", downcast_bf16=True) == {F64: F32, F32: BF16}
     assert dtypes.narrowing("cpu", use_bf16=True, downcast_bf16=True) == {F64: BF16, F32: BF16}
     assert dtypes.narrowing("tpu", use_bf16=True)[F64] == BF16
-    assert dtypes.narrowing("cpu", use_32bit_long=True) == {torch.int64: torch.int32}
+    assert dtypes.narrowing("cpu", use_32bit_long=True) == {torch.int64: torch.int32, torch.uint64: torch.uint32}
 
 
 def test_values_are_rounded_to_what_is_stored() -> None:
@@ -222,6 +222,34 @@ def test_variables() -> None:
     assert both == ["True [1.0, 2.0] [1, 2]"] * 2 + ["True [1] [1]", "[1.0, 2.0]"]
     down = run_script(show.format(""), XLA_DOWNCAST_FP16="1").stdout.splitlines()
     assert down == ["True [1.0009765625, 2.0] [1, 2]", "True [1.0, 2.0] [1, 2]", f"True [{2**40 + 1}] [{2**40 + 1}]"]
+
+
+_SETTING = """
+    import os, warnings
+    import torch, torch_xla, torch_xla.core.xla_model as xm
+    warnings.simplefilter("always")
+    x = torch.tensor([1 + 2**-10, 2.0])
+    {before}
+    os.environ["XLA_USE_BF16"] = "1"
+    with warnings.catch_warnings(record=True) as caught:
+        print((x.to("xla") * 1.5).tolist(), [str(w.message)[:31] for w in caught])
+        (x.to("xla") * 2.5).tolist()
+    print(len(caught))
+    """
+
+
+@pytest.mark.parametrize(
+    ("before", "printed"),
+    [
+        ("device = xm.xla_device(); xm.xla_real_devices(); torch_xla.manual_seed(1)", "[1.5, 3.0] []\n0\n"),
+        ("y = torch.ones(2, device='xla') + 1; torch_xla.device_count()", "[1.5, 3.0] []\n0\n"),
+        ("torch.ones(2).to('xla')", "[1.50146484375, 3.0] ['torch_xla: XLA_USE_BF16 was set']\n1\n"),
+        ("torch.ones(2, device='xla').tolist()", "[1.50146484375, 3.0] ['torch_xla: XLA_USE_BF16 was set']\n1\n"),
+    ],
+)
+def test_a_setting_counts_until_the_first_value_and_then_warns(before: str, printed: str) -> None:
+    """Lightning's bf16-true sets the variable when a device has been named already."""
+    assert run_script(_SETTING.format(before=before)).stdout == printed
 
 
 def test_digits_demo_with_bf16() -> None:

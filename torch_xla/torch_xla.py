@@ -11,8 +11,8 @@ import torch
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo
 from torch_xla._engine.device import devices as _devices
+from torch_xla._engine.diagnostics import causes
 from torch_xla._engine.execution import barrier
-from torch_xla._engine.execution import modes as _modes
 from torch_xla._engine.execution import regions as _regions
 from torch_xla._engine.job import replicas as _replicas
 from torch_xla._engine.patches import seeding as _seeding
@@ -59,11 +59,13 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
 @contextmanager
 def step() -> Iterator[None]:
     """Wraps one step: a barrier before it and one after it, also when it raises."""
-    sync()
+    with causes.because(causes.STEP):
+        sync()
     try:
         yield
     finally:
-        sync()
+        with causes.because(causes.STEP):
+            sync()
 
 
 @overload
@@ -85,12 +87,12 @@ def compile(
       f: the function; None for the decorator with arguments, and the context.
       full_graph: nothing may run before the end: RuntimeError, at the line that needs a value.
       name: for messages; default: the function's. Contexts of one name count their graphs together.
-      max_different_graphs: RuntimeError instead of one graph more than that.
+      max_different_graphs: RuntimeError instead of one graph more than that; wrappers of one function count together.
     """
     if f is None:
         return _regions.region(name, full_graph, max_different_graphs)
     label = name if name is not None else str(getattr(f, "__name__", f))
-    return _regions.Compiled(_modes.Region(label, full_graph, max_different_graphs))(f)
+    return _regions.of_function(f, label, full_graph, max_different_graphs)(f)
 
 
 def launch(

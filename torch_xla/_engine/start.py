@@ -27,6 +27,7 @@ from torch_xla._engine.patches import (
     data_loader,
     device_module,
     encoder,
+    fused_optimizers,
     module_moves,
     pickling,
     rematerialize,
@@ -47,6 +48,7 @@ def start() -> None:
     versions.warn_of_untested()
     collective_ops.define()
     jax_call.define()
+    fused_optimizers.define()
     load_rules()
     module = recorder.module()
     module.set_hooks(
@@ -77,6 +79,7 @@ def start() -> None:
         atexit.register(analysis.write_exit_lines)
     pickling.install()
     encoder.install()
+    fused_optimizers.install()
     control_flow.install()
     module_moves.install()
     rematerialize.install()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import hardware
+from torch_xla._engine.device import devices, hardware
 
 
 def num_available_chips() -> int:
@@ -28,6 +28,10 @@ def num_available_devices() -> int:
 
 
 def get_tpu_env() -> dict[str, str]:
-    """What the machine says of its TPU: ``ACCELERATOR_TYPE``, such as ``v4-8``, where TPU_ACCELERATOR_TYPE is set."""
+    """What the machine says of its accelerators: ``ACCELERATOR_TYPE``, such as ``v4-8``.
+
+    TPU_ACCELERATOR_TYPE says it. Where that is not set it is the kind of device and how many there are (``CPU-4``), by
+    which Lightning's ThroughputMonitor finds that it knows no peak rate of it. Starts no backend.
+    """
     kind = settings.TPU_ACCELERATOR_TYPE
-    return {"ACCELERATOR_TYPE": kind} if kind else {}
+    return {"ACCELERATOR_TYPE": kind or f"{devices.kind()}-{num_available_devices() or 1}"}

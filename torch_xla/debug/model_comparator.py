@@ -78,9 +78,9 @@ def tensor_file_compare(
 
 def compare(
     save_dir1: str | Path, save_dir2: str | Path, rtol: float = 1e-05, atol: float = 1e-08, max_diffs: int = 25
-) -> str | None:
+) -> str:
     """Compares two folders that save() wrote: files that only one has, and what differs in the others, in the order
-    in which the first run wrote them. None where nothing does.
+    in which the first run wrote them. An empty text where nothing does.
     """
     first, second = ({p.name: p for p in Path(folder).iterdir()} for folder in (save_dir1, save_dir2))
     rows = [f"{name}: only in {save_dir1}" for name in sorted(first.keys() - second.keys())]
@@ -88,7 +88,7 @@ def compare(
     for name in sorted(first.keys() & second.keys(), key=lambda n: (first[n].stat().st_mtime_ns, n)):
         found = tensor_file_compare(first[name], second[name], rtol, atol, max_diffs)
         rows += [f"{name}: {found}"] if found else []
-    return "\n".join(rows) or None
+    return "\n".join(rows)
 
 
 def main() -> int:
@@ -101,7 +101,7 @@ def main() -> int:
     options = parser.parse_args()
     report = compare(options.save_dir1, options.save_dir2, options.rtol, options.atol, options.max_diffs)
     print(report or "no differences")
-    return int(report is not None)
+    return int(bool(report))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import jax
 
 from torch_xla._engine.base.compat import profiling
+from torch_xla._engine.device import devices
+from torch_xla._engine.diagnostics import causes
 from torch_xla._engine.execution import barrier
 from torch_xla._engine.recorder import origins, scopes
 
@@ -29,6 +31,7 @@ _NO_CLIENT = (
 
 _marked = threading.local()
 _serving: int | None = None  # the port of this process's server
+_server: object | None = None
 
 
 def set_tracer_marked_step(value: bool) -> None:
@@ -84,7 +87,8 @@ class StepTrace(Trace):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
             if kind is None:
-                barrier.mark_step()
+                with causes.because(causes.STEP_TRACE):
+                    barrier.mark_step()
         finally:
             super().__exit__(kind, error, at)
 
@@ -116,15 +120,20 @@ def stop_trace() -> None:
 def start_server(port: int, only_on_master: bool = True) -> object | None:
     """Lets TensorBoard, XProf and trace() profile this process at ``port``; keep what it returns for as long.
 
-    With ``only_on_master`` (the default) processes other than the first start nothing and return None. Raises
-    ValueError if this process has a server. Starts the backend.
+    With ``only_on_master`` (the default) processes other than the first start nothing and return None. Where this
+    process has a server at the port it is that one; ValueError if it has one at another. Starts the backend.
     """
-    global _serving
+    global _serving, _server
+    devices.devices()  # jax asks for its own otherwise, and then not for as many as CPU_NUM_DEVICES says
     if only_on_master and jax.process_index() != 0:
         return None
-    server: object = jax.profiler.start_server(port)
+    if _server is not None:
+        if port != _serving:
+            raise ValueError(f"start_server: this process has a server at port {_serving}, and there is only one")
+        return _server
+    _server = jax.profiler.start_server(port)
     _serving = port
-    return server
+    return _server
 
 
 def trace(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from torch_xla._engine.diagnostics import causes
 from torch_xla._engine.execution import barrier
 from torch_xla._engine.feed import as_asked, containers, prefetch
 from torch_xla._engine.feed.channel import End
@@ -160,7 +161,7 @@ class PerDeviceLoader:
         self._loader._feed.close_device(self._position)
 
     def _barrier(self) -> None:
-        with device_module.device(self._device):
+        with device_module.device(self._device), causes.because(causes.LOADER):
             barrier.mark_step()
 
 

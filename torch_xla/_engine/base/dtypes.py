@@ -1,14 +1,15 @@
 """torch dtypes, the dtypes of the device buffers that hold them, and torch's promotion rule.
 
 A device may store a dtype as another one: float64 as float32 on a TPU, all floats as bfloat16 with XLA_USE_BF16. The
-tensor still says what torch promised. Which dtype is stored as which is decided once, when the backend starts
-(``devices.py`` calls ``narrow``); before that, and on most devices for good, each is stored as itself. Everything that
-makes or reads buffers, and every lowering rule, asks ``to_numpy``, and so works in what the device stores.
+tensor still says what torch promised. Which dtype is stored as which is decided once, when the first value is stored
+(``devices.py`` says how, to ``narrow_by``, when the backend starts): naming a device decides nothing. Before that, and
+on most devices for good, each is stored as itself. Everything that makes or reads buffers, and every lowering rule,
+asks ``to_numpy``, and so works in what the device stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
@@ -16,6 +17,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import torch
+
+from torch_xla._engine.base.locks import process_lock
 
 _NUMPY: dict[torch.dtype, type] = {
     torch.bool: np.bool_,
@@ -58,13 +61,20 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 # Written once, by narrow(); read without a lock.
 _stored_as: dict[torch.dtype, torch.dtype] = {}
+#: What says it when the first value is stored; None before the backend has started, and from then on.
+_undecided: Callable[[], dict[torch.dtype, torch.dtype]] | None = None
+_deciding = process_lock()
 #: In the place of that, in a block of stored_as() or exactly().
 _here: ContextVar[dict[torch.dtype, torch.dtype] | None] = ContextVar("stored_as", default=None)
 
 
 def _table() -> dict[torch.dtype, torch.dtype]:
     found = _here.get()
-    return _stored_as if found is None else found
+    if found is not None:
+        return found
+    if _undecided is not None:
+        _decide()
+    return _stored_as
 
 
 def narrowing(
@@ -82,14 +92,34 @@ def narrowing(
     if use_bf16:
         stored |= {torch.float64: torch.bfloat16, torch.float32: torch.bfloat16}
     if use_32bit_long:
-        stored[torch.int64] = torch.int32
+        stored |= {torch.int64: torch.int32, torch.uint64: torch.uint32}
     return stored
 
 
 def narrow(stored: dict[torch.dtype, torch.dtype]) -> None:
     """Decides, for the rest of the process, which dtypes are stored as which other ones."""
+    global _undecided
     _stored_as.clear()
     _stored_as.update(stored)
+    _undecided = None
+
+
+def narrow_by(decide: Callable[[], dict[torch.dtype, torch.dtype]]) -> None:
+    """As ``narrow(decide())``, when somebody first asks how a value is stored."""
+    global _undecided
+    _undecided = decide
+
+
+def _decide() -> None:
+    with _deciding:
+        decide = _undecided
+        if decide is not None:  # no other thread has, meanwhile
+            narrow(decide())
+
+
+def decided() -> bool:
+    """Whether it has been asked how a value is stored, since the backend has started."""
+    return _undecided is None
 
 
 def narrows() -> bool:

@@ -13,7 +13,7 @@ module imports nothing of torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
@@ -196,7 +196,7 @@ class Settings:
     XLA_DOWNCAST_BF16 = Variable(FLAG, "0", "store float32 tensors as bfloat16, and float64 as float32, on the device")
     XLA_USE_F16 = Variable(FLAG, "0", "the same as XLA_USE_BF16: bfloat16 needs no loss scaling, where float16 does")
     XLA_DOWNCAST_FP16 = Variable(FLAG, "0", "the same as XLA_DOWNCAST_BF16")
-    XLA_USE_32BIT_LONG = Variable(FLAG, "0", "store int64 tensors as int32 on the device; larger values wrap around")
+    XLA_USE_32BIT_LONG = Variable(FLAG, "0", "store int64 as int32 on the device, uint64 as uint32; larger values wrap around")
 
     XLA_TRIM_GRAPH_SIZE = Variable(
         COUNT, "10000", "pending operations at which the graph is cut and run", "TRIM_GRAPH_SIZE"
@@ -271,6 +271,11 @@ class Settings:
     def reload(self) -> None:
         """Forget what was read, so that each variable is read again. For tests; the engine may hold old values."""
         self.__dict__.clear()
+
+    def turned_on_late(self, names: Sequence[str]) -> list[str]:
+        """Those of these flags that the environment sets now, and that were not set when they were read."""
+        known = self.__dict__
+        return [name for name in names if known.get(name) is False and Settings.__dict__[name].read()]
 
     def export(self, name: str, text: str) -> None:
         """Sets a variable for this process and those that it starts. Raises ValueError for a text it cannot read."""

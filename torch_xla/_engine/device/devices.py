@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
 from typing import Any
 
 import jax
+import torch
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.settings import settings
@@ -34,19 +36,41 @@ LOST = (
 def devices() -> tuple[jax.Device, ...]:
     """The local devices, by ordinal: in a job of several processes this process's one.
 
-    The first call starts the backend, and decides how its devices store dtypes. Raises RuntimeError where
-    PJRT_DEVICE names a platform that is not there, and in a process forked from one that had used a device.
+    The first call starts the backend. Raises RuntimeError where PJRT_DEVICE names a platform that is not there, and in
+    a process forked from one that had used a device.
     """
     found = _find()
-    dtypes.narrow(
-        dtypes.narrowing(
-            found[0].platform,
-            use_bf16=settings.XLA_USE_BF16 or settings.XLA_USE_F16,
-            downcast_bf16=settings.XLA_DOWNCAST_BF16 or settings.XLA_DOWNCAST_FP16,
-            use_32bit_long=settings.XLA_USE_32BIT_LONG,
-        )
-    )
+    dtypes.narrow_by(lambda: _narrowing(found[0].platform))
     return found
+
+
+def _narrowing(platform: str) -> dict[torch.dtype, torch.dtype]:
+    return dtypes.narrowing(
+        platform,
+        use_bf16=settings.XLA_USE_BF16 or settings.XLA_USE_F16,
+        downcast_bf16=settings.XLA_DOWNCAST_BF16 or settings.XLA_DOWNCAST_FP16,
+        use_32bit_long=settings.XLA_USE_32BIT_LONG,
+    )
+
+
+#: Variables that say how values are stored. Libraries set them while a program runs.
+_STORING = ("XLA_USE_BF16", "XLA_USE_F16", "XLA_DOWNCAST_BF16", "XLA_DOWNCAST_FP16", "XLA_USE_32BIT_LONG")
+
+
+def warn_of_late_settings() -> None:
+    """Warns, once for each, of a variable that says how values are stored and was set after the first one was."""
+    late = [name for name in settings.turned_on_late(_STORING) if name not in _warned] if dtypes.decided() else ()
+    for name in late:
+        _warned.add(name)
+        warnings.warn(
+            f"torch_xla: {name} was set after the first value had been stored on a device, and changes nothing: how "
+            "values are stored is one decision for the whole process. Set it before anything is on xla.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+_warned: set[str] = set()
 
 
 def _find() -> tuple[jax.Device, ...]:

@@ -8,6 +8,11 @@ from torch_xla._engine.diagnostics import journal
 
 SYNC = "user torch_xla.sync"
 READ = "most likely user code trying to access tensor value before torch_xla.sync"
+LOADER = "torch_xla.sync of a data loader, which ends the step before a batch"
+STEP = "an end of torch_xla.step"
+STEP_TRACE = "the end of a profiler's StepTrace"
+BEFORE_COMPILED = "torch_xla.compile, which runs what is pending before its function"
+COMPILED = "the end of a function of torch_xla.compile"
 LIMIT = "the graph reached XLA_TRIM_GRAPH_SIZE operations"
 NO_BARRIER = "an optimizer's step without a barrier"
 

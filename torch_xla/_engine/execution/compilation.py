@@ -70,6 +70,7 @@ def compile_graph(
     ``leaves`` are arrays as the program will get them. With ``together`` the team are threads of this process.
     Raises LoweringError for an op that cannot be built.
     """
+    devices.warn_of_late_settings()
     outline = errors.outline(spec)
     numbers = _place(device, team)
     if abstract.is_on():

@@ -6,10 +6,13 @@ enter: run what is pending -> record (modes.inside) -> leave: run what was recor
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable
 from contextlib import ContextDecorator, ExitStack
 from types import TracebackType
 
 from torch_xla._engine.base.lru import LruCache
+from torch_xla._engine.diagnostics import causes
 from torch_xla._engine.execution import barrier, modes
 from torch_xla._engine.execution.modes import Region
 
@@ -27,6 +30,21 @@ def region(name: str | None, full_graph: bool, max_graphs: int | None) -> Compil
     return Compiled(found)
 
 
+#: By whose method or which function: the regions of its wrappers.
+_of_functions: weakref.WeakKeyDictionary[object, dict[object, Region]] = weakref.WeakKeyDictionary()
+
+
+def of_function(f: Callable[..., object], name: str, full_graph: bool, max_graphs: int | None) -> Compiled:
+    """The context of a function; all of the same function, or method of one object, count their graphs together."""
+    region = Region(name, full_graph, max_graphs)
+    owner = getattr(f, "__self__", f)
+    try:
+        mine = _of_functions.setdefault(owner, {})
+    except TypeError:  # it has no hash, or cannot be referred to weakly
+        return Compiled(region)
+    return Compiled(mine.setdefault((getattr(f, "__func__", None), name, full_graph, max_graphs), region))
+
+
 class Compiled(ContextDecorator):
     """One torch_xla.compile. May be entered many times, also by several threads and within itself."""
 
@@ -35,7 +53,8 @@ class Compiled(ContextDecorator):
         self._open: dict[int, list[ExitStack]] = {}  # by thread
 
     def __enter__(self) -> None:
-        barrier.mark_step()
+        with causes.because(causes.BEFORE_COMPILED):
+            barrier.mark_step()
         stack = ExitStack()
         state = stack.enter_context(modes.inside(self._region))
         stack.push(lambda kind, error, at: self._finish(state, kind))
@@ -52,4 +71,5 @@ class Compiled(ContextDecorator):
     def _finish(state: modes.Open, kind: type[BaseException] | None) -> None:
         state.ended = True
         if kind is None:
-            barrier.mark_step()
+            with causes.because(causes.COMPILED):
+                barrier.mark_step()

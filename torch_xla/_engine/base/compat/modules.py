@@ -22,6 +22,12 @@ _NEXT = Private(
     "the time that steps wait for a DataLoader",
     "the report counts the time that a DataLoader takes as the step's own",
 )
+_FUSED = Private(
+    "torch.optim.optimizer",
+    "_get_fused_kernels_supported_devices",
+    "torch.optim takes fused=True for parameters on xla",
+    "optimizers on xla refuse fused=True, which is the default of transformers' Trainer: give it optim='adamw_torch'",
+)
 _STEP = Private(
     "torch.amp",
     "GradScaler._maybe_opt_step",
@@ -88,6 +94,11 @@ def wrap_module_apply(ours: Callable[..., Any]) -> None:
 def wrap_data_loader_next(ours: Callable[..., Any]) -> None:
     """``next`` of every DataLoader's iterator becomes ``ours(original, iterator)``."""
     _NEXT.wrap(ours)
+
+
+def extend_fused_devices(kind: str) -> None:
+    """Adds a kind of device to those for which torch.optim takes ``fused=True``."""
+    _FUSED.wrap(lambda original: [*original(), kind])
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:

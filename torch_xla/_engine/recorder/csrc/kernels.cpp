@@ -213,6 +213,51 @@ void record_side_writes(const Op& op, torch::jit::Stack* stack) {
   }
 }
 
+namespace {
+
+bool on_one_device(c10::ArrayRef<c10::IValue> arguments) {
+  int8_t first = -1;
+  for (const c10::IValue& argument : arguments) {
+    for (const c10::IValue& element : argument.isTensorList() ? argument.toListRef() : c10::ArrayRef<c10::IValue>()) {
+      const XlaTensor* x = maybe_xla(element.toTensor());
+      if (x == nullptr || (first >= 0 && x->device_index() != first)) {
+        return false;
+      }
+      first = x->device_index();
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+void record_fused(const Op& op, torch::jit::Stack* stack) {
+  const auto& schema = op.handle.schema().arguments();
+  const c10::ArrayRef<c10::IValue> arguments = torch::jit::last(*stack, schema.size());
+  if (!on_one_device(arguments)) {
+    run_on_cpu(op.handle, stack);
+    return;
+  }
+  begin_op();
+  const bool scaled = !arguments[schema.size() - 2].isNone();
+  if (!arguments[0].toListRef().empty()) {
+    const NodePtr node = record_node(*op.functional, arguments);
+    uint32_t result = 0;
+    // The counts of steps, which one of the schemas marks as well, are the caller's to change.
+    for (size_t i = 0; schema[i].alias_info() != nullptr && schema[i].name() != "state_steps"; ++i) {
+      const bool changes = i != 1 || scaled;  // gradients change only where a scale is taken from them
+      for (const c10::IValue& element : arguments[i].toListRef()) {
+        if (changes) {
+          expect_xla(op, element.toTensor()).write(getitem(node, result));
+        }
+        ++result;
+      }
+    }
+    count_pending(node->device);
+  }
+  torch::jit::drop(*stack, schema.size());
+}
+
 const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>) {
   static const Op* op = find_op("aten::resize");
   const at::IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(size);

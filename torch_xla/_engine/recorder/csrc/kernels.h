@@ -18,6 +18,9 @@ void record_inplace_view(const Op& op, torch::jit::Stack* stack);
 void record_out(const Op& op, torch::jit::Stack* stack);
 // An op that writes to some arguments beside what it returns: `op.functional` returns their new values after the rest.
 void record_side_writes(const Op& op, torch::jit::Stack* stack);
+// A step of a fused optimizer: `op.functional` returns the new values of the lists that the op writes to, one after the
+// other. Lists over several devices go to the CPU.
+void record_fused(const Op& op, torch::jit::Stack* stack);
 
 const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>);
 at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source);

@@ -229,11 +229,27 @@ bool register_side_writes(const OpsByName& recorded, const std::string& name, co
   return true;
 }
 
+// Registers `name` if it is the step of a fused optimizer that has a functional form of ours.
+bool register_fused(const std::string& name) {
+  static const std::string prefix = "aten::_fused_";
+  const size_t end = name.find("_.") == std::string::npos ? name.size() - 1 : name.find("_.");
+  if (name.rfind(prefix, 0) != 0 || name[end] != '_') {
+    return false;
+  }
+  const std::string plain = name.substr(prefix.size(), end - prefix.size()) + name.substr(end + 1);
+  const Op* functional = find_op("torch_xla::fused_" + plain);
+  if (functional == nullptr) {
+    return false;
+  }
+  boxed(name, add_form(name, functional), &record_fused);
+  return true;
+}
+
 // Registers `name` as a form of a recorded op if it is one.
 bool register_form(const OpsByName& recorded, const std::string& name, const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
   const auto& args = schema.arguments();
-  if (register_side_writes(recorded, name, schema)) {
+  if (register_fused(name) || register_side_writes(recorded, name, schema)) {
     return true;
   }
   const std::string& base = handle.operator_name().name;
