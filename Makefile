@@ -4,15 +4,17 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
+CLIENTS := .venv-clients
 CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h tests/sanitizer_faults/*.cpp)
 
-.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-ops test-targets lint fix bench clean
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-clients test-ops test-targets lint fix bench clean
 
 help:
 	@echo "make demo      train a CNN on handwritten digits on xla:0"
 	@echo "make test      all tests"
 	@echo "make smoke     the tests of half a minute"
 	@echo "make test-torch TORCH=2.15.0 [PY=python3.13]  all tests with another torch or Python"
+	@echo "make test-clients  accelerate, transformers, Lightning and others, unmodified (installs them)"
 	@echo "make test-isa  the tests that compare numbers, as on other CPUs (long)"
 	@echo "make test-long random programs and training as users compile them (long; before a release)"
 	@echo "make test-sanitize  tests of threads and lifetimes with a recorder that checks itself (long)"
@@ -45,6 +47,17 @@ smoke: $(READY)
 test-torch:
 	$(if $(TORCH),,$(error say which, as in: make test-torch TORCH=2.15.0 PY=python3.13))
 	$(PYTHON) -m tests.torch_versions $(TORCH) --python $(or $(PY),$(PYTHON)) $(if $(CORE),--core) -- -n auto $(PYTEST_ARGS)
+
+# In an environment of its own, so that no library decides which torch the other tests see.
+test-clients: $(CLIENTS)/.ready
+	$(CLIENTS)/bin/python -m pytest -q -n auto --dist worksteal tests/clients $(PYTEST_ARGS)
+
+$(CLIENTS)/.ready: requirements-dev.txt tests/clients/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --requirement requirements-dev.txt
+	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --requirement tests/clients/requirements.txt
+	$(CLIENTS)/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
 
 test-isa: $(READY)
 	$(BIN)/python -m tests.isa -n auto --dist worksteal $(PYTEST_ARGS)
@@ -94,5 +107,5 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.watching $(BENCH_ARGS)
 
 clean:
-	rm -rf .venv .venv-torch-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-torch-* .venv-clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 from torch_xla._engine import recorder
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.execution import closures
+from torch_xla._engine.job import replicas
 
 
 class MemoryInfo(TypedDict):
@@ -90,9 +92,11 @@ def set_replication(device: torch.device | str, devices: Sequence[torch.device |
 
     Which devices are replicas of one another follows from how the job was started (torch_xla.launch, torchrun); so
     ``devices``, the replicas that upstream asks for, must be xla devices, and tell nothing else. RuntimeError for a
-    device that does not exist.
+    device that does not exist. Where LOCAL_RANK is not set it is from now on: accelerate, which calls this, takes from it
+    which process may print, and takes none where there is no such variable.
     """
     for other in devices or ():
         if torch.device(other.rpartition("/")[2].lower() if isinstance(other, str) else other).type == "xla":
             recorder.ordinal(other)
     recorder.module().set_current_device(recorder.ordinal(device))
+    os.environ.setdefault("LOCAL_RANK", str(replicas.local_ordinal()))
