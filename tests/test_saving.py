@@ -245,6 +245,21 @@ def test_old_file_of_the_cpu_says_how() -> None:
         torch.load(file, map_location="xla")
 
 
+def test_pickles_whose_storages_are_loaded_onto_xla() -> None:
+    """As skorch reads them: torch's own bytes of a storage, with torch.load and a map_location."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if (module, name) == ("torch.storage", "_load_from_bytes"):
+                return lambda read: torch.load(io.BytesIO(read), map_location="xla", weights_only=False)
+            return super().find_class(module, name)
+
+    for device in ("xla", "cpu"):
+        tensor = torch.arange(3.0, device=device)
+        found = Unpickler(io.BytesIO(pickle.dumps([tensor, tensor]))).load()
+        assert found[0] is found[1] and found[0].tolist() == [0, 1, 2] and found[0].device == tensor.device
+
+
 def test_several_devices(tmp_path: Path) -> None:
     run_script(
         f"""

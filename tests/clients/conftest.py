@@ -22,4 +22,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which warnings are errors."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore", "error:torch_xla"))
+            item.add_marker(pytest.mark.filterwarnings("ignore", "error:torch_xla"), append=False)

@@ -1,6 +1,6 @@
 """Trains a small LightningModule on xla devices, in a precision, and tells what rank 0 saw.
 
-    python -m tests.clients.lightning_program PRECISION DEVICES FOLDER [fabric]
+python -m tests.clients.lightning_program PRECISION DEVICES FOLDER [fabric]
 """
 
 from __future__ import annotations

@@ -154,13 +154,19 @@ class ArrivingStorage(torch.UntypedStorage):
     """A storage that torch.load has read, for a tensor on xla: torch asks where it is, and calls ``set_`` there."""
 
     destination: torch.device
+    asked = False  # a tensor has been made of it
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The xla device."""
+        self.asked = True
         return self.destination
 
     def _set_from_file(self, *args: Any) -> Any:
+        if not self.asked:
+            # A storage alone, as pickle has it of a CPU tensor's: it is one of the CPU, and so is what is made of it.
+            self.__class__ = torch.UntypedStorage  # type: ignore[assignment]
+            return self._set_from_file(*args)
         raise RuntimeError(
             "torch.load: a file in torch's format from before 1.6 cannot be loaded onto xla directly, because its "
             "values come after its tensors; use map_location='cpu', then .to('xla')"

@@ -1,0 +1,309 @@
+"""Libraries beside the three large ones: a model of each on xla does what it does on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import torch_xla
+from tests.clients import checks
+
+
+def steps(model: nn.Module, loss_of: Callable[[], torch.Tensor], count: int = 4) -> list[float]:
+    """The losses of a few plain steps."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    losses = []
+    for _ in range(count):
+        loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+        losses.append(loss.item())
+    return losses
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def rows(count: int = 32) -> TensorDataset:
+    torch.manual_seed(1)
+    x = torch.randn(count, 8)
+    return TensorDataset(x, (x[:, 0] > 0).long())
+
+
+def test_peft(tmp_path: Path) -> None:
+    """LoRA: only the adapters learn; they are saved, loaded, and merged."""
+    peft, transformers = checks.library("peft"), checks.library("transformers")
+
+    def adapted() -> nn.Module:
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
+        )
+        lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+        return peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)  # type: ignore[no-any-return]
+
+    words = torch.arange(24).reshape(2, 12) % 64
+    there, here = adapted(), adapted().to("xla")
+    with checks.on_xla(here) as moved:
+        losses = steps(here, lambda: here(input_ids=words.to("xla"), labels=words.to("xla")).loss)
+    checks.assert_close(losses, steps(there, lambda: there(input_ids=words, labels=words).loss))
+    assert losses[-1] < losses[0] and moved.compilations <= 4
+    here.save_pretrained(tmp_path)  # type: ignore[operator]
+    assert (tmp_path / "adapter_model.safetensors").exists()
+    loaded = peft.PeftModel.from_pretrained(adapted().get_base_model(), tmp_path)  # type: ignore[operator]
+    expected = there(words).logits
+    checks.assert_close([loaded.to("xla")(words.to("xla")).logits], [expected], rtol=1e-3, atol=1e-4)
+    checks.assert_close([here.merge_and_unload()(words.to("xla")).logits], [expected], rtol=1e-3, atol=1e-4)  # type: ignore[operator]
+
+
+def test_diffusers() -> None:
+    """A UNet learns to take noise away, and a pipeline makes a picture with it."""
+    diffusers = checks.library("diffusers")
+
+    def unet() -> nn.Module:
+        torch.manual_seed(0)
+        return diffusers.UNet2DModel(  # type: ignore[no-any-return]
+            sample_size=8, layers_per_block=1, block_out_channels=(16, 32), norm_num_groups=8,
+            down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        )  # fmt: skip
+
+    def picture(model: nn.Module) -> Any:
+        pipeline = diffusers.DDPMPipeline(model, scheduler)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline(num_inference_steps=3, generator=torch.Generator().manual_seed(0), output_type="np").images
+
+    scheduler = diffusers.DDPMScheduler(num_train_timesteps=10)
+    torch.manual_seed(1)
+    image, noise, times = torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8), torch.tensor([1, 5])
+    noisy = scheduler.add_noise(image, noise, times)
+
+    def loss_on(model: nn.Module, device: str) -> torch.Tensor:
+        found = model(noisy.to(device), times.to(device)).sample
+        return nn.functional.mse_loss(found, noise.to(device))
+
+    there, here = unet(), unet().to("xla")
+    with checks.on_xla(here):
+        losses = steps(here, lambda: loss_on(here, "xla"), 3)
+        made = picture(here)
+    checks.assert_close(losses, steps(there, lambda: loss_on(there, "cpu"), 3), rtol=1e-3)
+    checks.assert_close([torch.from_numpy(made)], [torch.from_numpy(picture(there))], atol=1e-3)
+
+
+_SELECTS = "aten::index.Tensor"  # by a mask
+#: Metrics of classes, of numbers; and operations that one runs on the CPU, as sizes of results depend on values.
+METRICS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "Accuracy": ({"task": "multiclass", "num_classes": 5}, set()),
+    "F1Score": ({"task": "multiclass", "num_classes": 5, "average": "macro"}, set()),
+    "ConfusionMatrix": ({"task": "multiclass", "num_classes": 5}, set()),
+    "AveragePrecision": (
+        {"task": "multiclass", "num_classes": 5, "thresholds": 10, "validate_args": False},
+        {_SELECTS},
+    ),
+    "AUROC": ({"task": "multiclass", "num_classes": 5, "thresholds": 10, "validate_args": False}, {_SELECTS}),
+    "MeanSquaredError": ({}, set()),
+    "R2Score": ({}, set()),
+    "PearsonCorrCoef": ({}, {_SELECTS}),
+    "MeanAbsoluteError": ({}, set()),
+    "SpearmanCorrCoef": ({}, {"aten::_unique2", _SELECTS, "aten::nonzero"}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch_xla. aten::")  # the table says which
+@pytest.mark.parametrize("name", METRICS)
+def test_torchmetrics(name: str) -> None:
+    metrics = checks.library("torchmetrics")
+    options, on_the_cpu = METRICS[name]
+    torch.manual_seed(0)
+    if options:
+        batches = [(torch.randn(16, 5).softmax(-1), torch.arange(16) % 5) for _ in range(2)]
+    else:
+        batches = [(torch.randn(16), torch.randn(16)) for _ in range(2)]
+    there, here = getattr(metrics, name)(**options), getattr(metrics, name)(**options).to("xla")
+    with checks.counts() as moved:
+        for found, wanted in batches:
+            here.update(found.to("xla"), wanted.to("xla"))
+            there.update(found, wanted)
+        result = here.compute()
+    assert result.device.type == "xla" and moved.fallbacks <= on_the_cpu
+    checks.assert_close([result], [there.compute()])
+
+
+def test_ignite() -> None:
+    engine, metrics = checks.library("ignite.engine"), checks.library("ignite.metrics")
+    model, loader = network().to("xla"), DataLoader(rows(), batch_size=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    criterion = nn.CrossEntropyLoss()
+    losses: list[float] = []
+    with checks.on_xla(model):
+        trainer = engine.create_supervised_trainer(model, optimizer, criterion, device="xla")
+        trainer.add_event_handler(engine.Events.ITERATION_COMPLETED, lambda run: losses.append(run.state.output))
+        trainer.run(loader, max_epochs=2)
+        wanted = {"accuracy": metrics.Accuracy(), "loss": metrics.Loss(criterion)}
+        evaluator = engine.create_supervised_evaluator(model, metrics=wanted, device="xla")
+        evaluator.run(loader)
+    oracle = network()
+    expected = checks.replay(
+        oracle, list(loader) * 2, torch.optim.SGD(oracle.parameters(), lr=0.1), lambda b: criterion(oracle(b[0]), b[1])
+    )
+    checks.assert_close(losses, expected)
+    x, y = rows().tensors
+    checks.assert_close(
+        [evaluator.state.metrics["accuracy"], evaluator.state.metrics["loss"]],
+        [(oracle(x).argmax(-1) == y).float().mean(), criterion(oracle(x), y)],
+    )
+
+
+@pytest.mark.filterwarnings("ignore:torch_xla. SGD.step.. at .* runs again")  # skorch knows of no barrier
+def test_skorch(tmp_path: Path) -> None:
+    skorch = checks.library("skorch")
+    x, y = (t.numpy() for t in rows(64).tensors)
+
+    def fitted(device: str) -> Any:
+        torch.manual_seed(0)
+        net = skorch.NeuralNetClassifier(
+            network(), criterion=nn.CrossEntropyLoss, max_epochs=3, lr=0.5, device=device, verbose=0, train_split=None
+        )
+        return net.fit(x, y)
+
+    with checks.on_xla():
+        here = fitted("xla")
+    there = fitted("cpu")
+    checks.assert_lives_on_xla(here.module_)
+    checks.assert_close(here.history[:, "train_loss"], there.history[:, "train_loss"])
+    here.save_params(f_params=tmp_path / "parameters.pt")
+    here.load_params(f_params=tmp_path / "parameters.pt")
+    again = pickle.loads(pickle.dumps(here))
+    checks.assert_lives_on_xla(again.module_)
+    assert (again.predict(x) == there.predict(x)).all() and here.score(x, y) == there.score(x, y)
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    st = checks.library("safetensors.torch")
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    expected = copy.deepcopy(model.state_dict())
+    model.to("xla")
+    st.save_model(model, tmp_path / "model.safetensors")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert st.load_model(model, tmp_path / "model.safetensors") == (set(), [])
+    assert model[1].weight is model[0].weight
+    checks.assert_lives_on_xla(model)
+    checks.assert_close(model.state_dict().values(), expected.values(), rtol=0, atol=0)
+    on_xla = st.load_file(tmp_path / "model.safetensors", device="xla")
+    assert {value.device for value in on_xla.values()} == {torch.device("xla:0")}
+    with pytest.raises(RuntimeError, match="share memory"):
+        st.save_file(model.state_dict(), tmp_path / "tied.safetensors")
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    checks.library("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    x = torch.arange(12.0, device="xla")
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_scalar("sum", x.sum(), 1)
+        writer.add_histogram("values", x, 1)
+        writer.add_image("image", x.reshape(3, 2, 2) / 12, 1)
+        writer.add_graph(nn.Linear(12, 2).to("xla"), x)
+    found = EventAccumulator(str(tmp_path)).Reload()
+    assert found.Scalars("sum")[0].value == 66.0
+    assert found.Histograms("values")[0].histogram_value.num == 12
+
+
+def _words(folder: Path) -> Any:
+    transformers = checks.library("transformers")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (folder / "vocab.txt").write_text("\n".join([*special, *(f"w{i}" for i in range(50))]))
+    return transformers.BertTokenizerFast(str(folder / "vocab.txt"))
+
+
+def test_sentence_transformers(tmp_path: Path) -> None:
+    """Sentences as vectors, and the library's own Trainer."""
+    library, transformers = checks.library("sentence_transformers"), checks.library("transformers")
+    datasets, models = checks.library("datasets"), checks.library("sentence_transformers.models")
+    losses_of = checks.library("sentence_transformers.losses")
+    _words(tmp_path).save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=55, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path)
+
+    def sentences(device: str) -> Any:
+        parts = [models.Transformer(str(tmp_path)), models.Pooling(32)]
+        return library.SentenceTransformer(modules=parts, device=device)
+
+    here = sentences("xla")
+    with checks.on_xla(here):
+        found = here.encode(["w1 w2 w3", "w4 w5"], convert_to_tensor=True)
+    checks.assert_close([found], [sentences("cpu").encode(["w1 w2 w3", "w4 w5"], convert_to_tensor=True)])
+    pairs = datasets.Dataset.from_dict(
+        {"a": [f"w{i} w{i + 1}" for i in range(8)], "b": [f"w{i + 1} w{i + 2}" for i in range(8)]}
+    )
+    arguments = library.SentenceTransformerTrainingArguments(
+        str(tmp_path / "run"), max_steps=6, per_device_train_batch_size=8, report_to=[], logging_steps=1,
+        save_strategy="no", disable_tqdm=True, learning_rate=1e-3,
+    )  # fmt: skip
+    loss = losses_of.MultipleNegativesRankingLoss(here)
+    trainer = library.SentenceTransformerTrainer(here, arguments, train_dataset=pairs, loss=loss)
+    with checks.on_xla(here):
+        trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
+
+
+def test_trl(tmp_path: Path) -> None:
+    """SFT of a tiny Llama."""
+    trl, transformers, datasets = checks.library("trl"), checks.library("transformers"), checks.library("datasets")
+    tokenizer = _words(tmp_path)
+    tokenizer.eos_token = "[SEP]"
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=55, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=32, pad_token_id=0, eos_token_id=3, bos_token_id=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    texts = datasets.Dataset.from_dict({"text": [" ".join(f"w{(i + j) % 50}" for j in range(10)) for i in range(16)]})
+    options = trl.SFTConfig(
+        str(tmp_path / "run"), max_steps=5, per_device_train_batch_size=4, report_to=[], logging_steps=1, bf16=False,
+        save_strategy="no", disable_tqdm=True, learning_rate=5e-3, max_length=16,
+    )  # fmt: skip
+    trainer = trl.SFTTrainer(model, args=options, train_dataset=texts, processing_class=tokenizer)
+    with checks.on_xla(model):
+        trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0] - 0.2
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "GATConv", "SAGEConv", "GINConv"])
+def test_torch_geometric(name: str) -> None:
+    geometric = checks.library("torch_geometric.nn")
+    edges = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
+    torch.manual_seed(0)
+    x, classes = torch.randn(4, 8), torch.tensor([0, 1, 0, 1])
+    there = geometric.GINConv(nn.Linear(8, 2)) if name == "GINConv" else getattr(geometric, name)(8, 2)
+    here = copy.deepcopy(there).to("xla")
+
+    def loss_on(model: nn.Module, device: str) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(x.to(device), edges.to(device)), classes.to(device))
+
+    losses = steps(here, lambda: loss_on(here, "xla"))
+    checks.assert_close(losses, steps(there, lambda: loss_on(there, "cpu")))
+    checks.assert_lives_on_xla(here)
+    pooled = geometric.global_mean_pool(x.to("xla"), torch.tensor([0, 0, 1, 1], device="xla"))
+    checks.assert_close([pooled], [x.reshape(2, 2, 8).mean(1)])
