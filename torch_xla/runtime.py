@@ -7,6 +7,7 @@ process can still fork afterwards.
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 
@@ -174,6 +175,7 @@ def use_spmd(auto: bool | None = False) -> None:
     if live:
         raise RuntimeError(f"use_spmd: tensors live on xla:{live[0]}; there is only xla:0 with SPMD, so call it first")
     replicas.use_spmd()
+    os.environ["XLA_USE_SPMD"] = "1"  # scripts look there for how they run; nothing here reads it
 
 
 def _all_devices() -> list[jax.Device]:

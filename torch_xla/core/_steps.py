@@ -92,8 +92,8 @@ def set_replication(device: torch.device | str, devices: Sequence[torch.device |
 
     Which devices are replicas of one another follows from how the job was started (torch_xla.launch, torchrun); so
     ``devices``, the replicas that upstream asks for, must be xla devices, and tell nothing else. RuntimeError for a
-    device that does not exist. Where LOCAL_RANK is not set it is from now on: accelerate, which calls this, takes from it
-    which process may print, and takes none where there is no such variable.
+    device that does not exist. Where LOCAL_RANK is not set it is from now on: accelerate, which calls this, takes from
+    it which process may print, and takes none where there is no such variable.
     """
     for other in devices or ():
         if torch.device(other.rpartition("/")[2].lower() if isinstance(other, str) else other).type == "xla":

@@ -196,7 +196,7 @@ class Settings:
     XLA_DOWNCAST_BF16 = Variable(FLAG, "0", "store float32 tensors as bfloat16, and float64 as float32, on the device")
     XLA_USE_F16 = Variable(FLAG, "0", "the same as XLA_USE_BF16: bfloat16 needs no loss scaling, where float16 does")
     XLA_DOWNCAST_FP16 = Variable(FLAG, "0", "the same as XLA_DOWNCAST_BF16")
-    XLA_USE_32BIT_LONG = Variable(FLAG, "0", "store int64 as int32 on the device, uint64 as uint32; larger values wrap around")
+    XLA_USE_32BIT_LONG = Variable(FLAG, "0", "store int64 as int32, uint64 as uint32 on the device; larger values wrap")
 
     XLA_TRIM_GRAPH_SIZE = Variable(
         COUNT, "10000", "pending operations at which the graph is cut and run", "TRIM_GRAPH_SIZE"

@@ -57,6 +57,19 @@ def render(name: str, tensors: Tensors | None, form: str) -> str:
     return dump.render(form, found.spec, found.device, found.arguments)
 
 
+def taken(name: str, tensors: Tensors) -> tuple[program.GraphSpec, int, tuple[Any, ...]]:
+    """The graph of some tensors, its device, and what its program takes: its numbers (floats, ints), then arrays."""
+    found = _Pending(name, tensors)
+    return found.spec, found.device, found.arguments
+
+
+def key(name: str, tensors: Tensors) -> bytes:
+    """128 bits that are equal where the graph of the tensors is the same program."""
+    nodes, device = _nodes(name, tensors)
+    found: bytes = recorder.module().exclusively(device, lambda: recorder.module().collect_only(device, nodes).key)
+    return found
+
+
 def bytecode(name: str, tensors: Tensors | None) -> bytes:
     """The graph as StableHLO in MLIR's bytecode."""
     found = _Pending(name, tensors)

@@ -4,6 +4,7 @@
 
 #include "device.h"
 #include "op.h"
+#include "shortcuts.h"
 #include "tensor.h"
 
 namespace torch_xla {
@@ -49,6 +50,7 @@ class Walk {
     node->epoch = epoch_;
     node->uses = 0;
     if (node->pending()) {
+      take_shortcuts(*node);
       stack_.emplace_back(node, 0);
       return;
     }
@@ -245,6 +247,20 @@ void finish_key(Graph& graph) {
   }
 }
 
+// Small results of the graph that pending nodes outside of it need as well. They would compute them again, and with
+// them all that they come from: a counter that each step of a loop adds to, in a graph that grows from read to read.
+// (A thread that is recording with one holds it, too; then it is a result for nothing.)
+void add_small_needed_elsewhere(const Graph& graph, std::vector<NodePtr>& candidates) {
+  constexpr int64_t kSmall = 1024;  // elements: what is larger costs memory, and is computed again
+  for (Node* node : graph.nodes) {
+    const bool is_value = node->op == getitem_op() || (node->signature->outs.size() == 1 && !node->signature->is_list);
+    if (is_value && !node->inputs.empty() && !node->op->is_view && node->shape().elements() <= kSmall &&
+        c10::raw::intrusive_ptr::use_count(node) > node->uses) {
+      candidates.push_back(NodePtr::reclaim_copy(node));
+    }
+  }
+}
+
 }  // namespace
 
 Graph collect_all(int8_t device) {
@@ -273,6 +289,7 @@ Graph collect_values(int8_t device, const std::vector<NodePtr>& wanted) {
     walk.visit(root.get());
   }
   std::vector<NodePtr> candidates = graph.roots;
+  add_small_needed_elsewhere(graph, candidates);
   for (auto& node : live_nodes(device, walk.epoch())) {
     if (walk.seen(node.get())) {
       candidates.push_back(std::move(node));

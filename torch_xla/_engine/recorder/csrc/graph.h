@@ -41,7 +41,7 @@ struct Graph {
 Graph collect_all(int8_t device);
 
 // The graph that `wanted` need. Live tensors on the way become results as well: their values are there anyhow, and
-// need not be computed again by the next graph.
+// need not be computed again by the next graph. So do small values that pending nodes outside of the graph need.
 Graph collect_values(int8_t device, const std::vector<NodePtr>& wanted);
 
 // The graph that `wanted` need and nothing else, to be looked at: its roots are `wanted` in order, leaves included.
