@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import assert_same, counts
+from helpers import counts
 
 import torch_xla
 
@@ -29,8 +29,8 @@ def test_the_last_token_does_not_bring_all_tokens() -> None:
                     break
         results[device] = ids.cpu(), position.cpu()
     assert moved.compilations <= 3 and moved.executions == 12
-    assert_same(results["xla"][0], results["cpu"][0])
-    assert_same(results["xla"][1], results["cpu"][1])
+    torch.testing.assert_close(results["xla"][0], results["cpu"][0])
+    torch.testing.assert_close(results["xla"][1], results["cpu"][1])
 
 
 def test_a_counter_is_not_counted_again_from_the_start() -> None:
@@ -43,6 +43,20 @@ def test_a_counter_is_not_counted_again_from_the_start() -> None:
             assert cache.sum().item() == 8 * (step + 1)
     assert moved.compilations <= 3
     assert count.item() == 10
+
+
+def test_whether_a_loop_is_at_its_end_is_an_operand() -> None:
+    x = torch.ones(3, device="xla")
+    torch_xla.sync()
+    with counts() as moved:
+        found = []
+        for done in (False, False, True):
+            ended = torch.full((3,), done, device="xla", dtype=torch.bool) | (x > 5)
+            assert ended.dtype == torch.bool
+            found.append(bool(ended.all()))
+    assert found == [False, False, True] and moved.compilations == 1
+    assert torch.full((2,), True, device="xla").dtype == torch.bool
+    assert torch.full((2,), True, device="xla", dtype=torch.float32).tolist() == [1.0, 1.0]
 
 
 #: Parts of cat([2 x 3, 2 x 2, 2 x 4], 1): within one operand, over several, none, along another dimension.
@@ -82,7 +96,7 @@ def test_parts_of_a_concatenation(name: str, dtypes: tuple[torch.dtype, ...]) ->
         return [read, used.cpu(), part.cpu(), whole.cpu(), *(p.cpu() for p in parts)]
 
     for found, expected in zip(values("xla"), values("cpu"), strict=True):
-        assert_same(found, expected)
+        torch.testing.assert_close(found, expected)
 
 
 def test_views_of_a_part_that_was_led_past() -> None:
@@ -103,7 +117,8 @@ def test_an_empty_operand() -> None:
         else:
             parts, dim = [empty, torch.ones(2, 3)], 1
         expected = torch.cat(parts, dim)[:, -1] * 2
-        assert_same(torch.cat([p.to("xla") for p in parts], dim)[:, -1] * 2, expected)
+        found = torch.cat([p.to("xla") for p in parts], dim)[:, -1] * 2
+        torch.testing.assert_close(found.cpu(), expected)
 
 
 def test_large_values_are_computed_again_rather_than_kept() -> None:

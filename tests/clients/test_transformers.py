@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.clients import checks
+from torch_xla._engine.execution import programs
 
 transformers = checks.library("transformers")
 checks.library("accelerate")
@@ -190,3 +191,56 @@ def test_resume(tmp_path: Path) -> None:
     checks.assert_same_state(rest.model, whole.model)
     loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-6")
     checks.assert_same_state(loaded, whole.model, rtol=0, atol=0)
+
+
+#: How tokens are chosen.
+WAYS = {
+    "greedy": {"do_sample": False},
+    "beams": {"do_sample": False, "num_beams": 2},
+}
+
+
+def generator(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = MODELS[name][0]().eval()
+    model.generation_config.eos_token_id = WORDS - 1  # type: ignore[union-attr]
+    model.generation_config.pad_token_id = 0  # type: ignore[union-attr]
+    return model
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_generate_with_a_static_cache(name: str) -> None:
+    """The CPU's tokens, and as many programs for 12 as for 20 of them."""
+    words = torch.arange(2 * 8).reshape(2, 8) % (WORDS - 2) + 1
+    expected = generator(name)
+    model = generator(name).to("xla")
+    compilations = {}
+    for tokens in (12, 20):
+        options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "cache_implementation": "static"}
+        programs.cache.clear()
+        with checks.on_xla(model) as moved:
+            found = model.generate(words.to("xla"), do_sample=False, **options)  # type: ignore[operator]
+        compilations[tokens] = moved.compilations
+        assert found.cpu().tolist() == expected.generate(words, do_sample=False, **options).tolist()  # type: ignore[operator]
+    assert compilations[12] == compilations[20] <= 8
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_generate(name: str, way: str) -> None:
+    words = torch.arange(2 * 8).reshape(2, 8) % (WORDS - 2) + 1
+    expected = generator(name).generate(words, max_new_tokens=5, **WAYS[way])  # type: ignore[operator]
+    found = generator(name).to("xla").generate(words.to("xla"), max_new_tokens=5, **WAYS[way])  # type: ignore[operator]
+    assert found.device.type == "xla" and found.cpu().tolist() == expected.tolist()
+
+
+def test_sampling_takes_numbers_of_the_device() -> None:
+    """The same tokens again with the same seed, and others with another; no read for the numbers."""
+    words = torch.arange(8).reshape(1, 8).to("xla")
+    model = generator("gpt2").to("xla")
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        with checks.on_xla(model):
+            found.append(model.generate(words, max_new_tokens=5, do_sample=True, top_k=10).cpu().tolist())  # type: ignore[operator]
+    assert found[0] == found[1] != found[2]

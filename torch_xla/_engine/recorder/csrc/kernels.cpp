@@ -258,6 +258,22 @@ void record_fused(const Op& op, torch::jit::Stack* stack) {
   torch::jit::drop(*stack, schema.size());
 }
 
+Tensor full(c10::SymIntArrayRef size, const c10::Scalar& value, std::optional<at::ScalarType> dtype,
+            std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  static const Op* op = find_op("aten::full");
+  const bool is_truth = value.isBoolean() && dtype.value_or(at::kBool) == at::kBool;
+  const int64_t above = 2;  // 0 and 1 are constants
+  torch::jit::Stack stack{C10_AS_INTARRAYREF_SLOW(size),
+                          is_truth ? c10::Scalar(value.toBool() ? above + 1 : above) : value,
+                          is_truth ? std::optional<at::ScalarType>(at::kInt) : dtype,
+                          layout,
+                          device,
+                          pin_memory};
+  record_factory(*op, &stack);
+  Tensor filled = stack.back().toTensor();
+  return is_truth ? filled.gt(above) : filled;
+}
+
 const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>) {
   static const Op* op = find_op("aten::resize");
   const at::IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(size);

@@ -22,6 +22,9 @@ void record_side_writes(const Op& op, torch::jit::Stack* stack);
 // other. Lists over several devices go to the CPU.
 void record_fused(const Op& op, torch::jit::Stack* stack);
 
+// A truth value of the program (whether a loop is at its end) is an operand: it would be a constant of the graph else.
+at::Tensor full(c10::SymIntArrayRef size, const c10::Scalar& value, std::optional<at::ScalarType> dtype,
+                std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory);
 const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>);
 at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source);
 at::Tensor& set_source_storage(at::Tensor& self, c10::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,

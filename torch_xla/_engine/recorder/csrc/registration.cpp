@@ -296,6 +296,7 @@ void register_special_kernels() {
   special("_native_batch_norm_legit", native_batch_norm_legit);
   special("_propagate_xla_data", propagate_xla_data);
   special("resize_", resize_);
+  special("full", full);
   special("_efficientzerotensor", efficient_zeros);
   special("_weight_norm_interface_backward", weight_norm_backward);
   special("set_.source_Tensor", set_source_tensor);
