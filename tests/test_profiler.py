@@ -101,7 +101,8 @@ def test_torch_profiler_shows_recording() -> None:
 
 def test_server(tmp_path: Path) -> None:
     """A server of this process, profiled at its address while it works; in a process of its own."""
-    run_script(f"""
+    run_script(
+        f"""
         import glob, gzip, json, socket, time
         import torch, torch_xla
         from torch_xla.debug import profiler as xp
@@ -110,11 +111,12 @@ def test_server(tmp_path: Path) -> None:
             port = s.getsockname()[1]
         server = xp.start_server(port)
         assert server is not None
+        assert xp.start_server(port) is server and torch_xla.device_count() == 2
         try:
-            xp.start_server(port)
+            xp.start_server(port + 1)
             raise SystemExit("a second server")
-        except ValueError:
-            pass
+        except ValueError as error:
+            assert str(port) in str(error)
         x = torch.ones(8, 8, device="xla")
         for _ in range(2):  # compiled before anything is traced
             x = x * 0.5
@@ -127,7 +129,9 @@ def test_server(tmp_path: Path) -> None:
         tracing.join()
         (file,) = glob.glob({str(tmp_path)!r} + "/plugins/profile/*/*.trace.json.gz")
         assert any(e.get("name") == "train" for e in json.load(gzip.open(file))["traceEvents"])
-    """)
+    """,
+        CPU_NUM_DEVICES="2",
+    )
 
 
 def test_server_on_the_first_process_only(monkeypatch: pytest.MonkeyPatch) -> None:

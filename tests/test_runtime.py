@@ -81,7 +81,9 @@ print(kind, devices, world, dict(bridge._backends), tpu.get_tpu_env())
 
 def test_what_starts_no_backend() -> None:
     nothing = run_script(PROBE).stdout
-    assert nothing in (f"{kind} 0 (1, 0, 0, 0, 0) {{}} {{}}\n" for kind in ("CPU", "CUDA"))
+    assert nothing in (
+        f"{kind} 0 (1, 0, 0, 0, 0) {{}} {{'ACCELERATOR_TYPE': '{kind}-1'}}\n" for kind in ("CPU", "CUDA")
+    )
     asked = run_script(PROBE, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4", TPU_ACCELERATOR_TYPE="v4-8").stdout
     assert asked == "CPU 4 (1, 0, 0, 0, 0) {} {'ACCELERATOR_TYPE': 'v4-8'}\n"
 
@@ -96,5 +98,5 @@ print(os.environ["PJRT_DEVICE"], xr.device_type(), tpu.num_available_devices(), 
         RANK="4", WORLD_SIZE="6", LOCAL_RANK="1", LOCAL_WORLD_SIZE="3", MASTER_ADDR="localhost", MASTER_PORT="1",
     )  # fmt: skip
     first, second = out.stdout.splitlines()
-    assert first in (f"{kind} 0 (6, 4, 1, 4, 1) {{}} {{}}" for kind in ("CPU", "CUDA"))
+    assert first in (f"{kind} 0 (6, 4, 1, 4, 1) {{}} {{'ACCELERATOR_TYPE': '{kind}-1'}}" for kind in ("CPU", "CUDA"))
     assert second == "cpu CPU 1 {}"

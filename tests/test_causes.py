@@ -1,0 +1,118 @@
+"""Who ended a step, as PT_XLA_DEBUG, logs and reports say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch_xla._engine.diagnostics import causes
+from torch_xla._engine.diagnostics import observer as observing
+from torch_xla.debug import profiler as xp
+from torch_xla.distributed.parallel_loader import MpDeviceLoader
+
+
+def record() -> torch.Tensor:
+    return (torch.ones(3, device="xla") + 2).exp()
+
+
+def _loader() -> Any:
+    kept = []
+    for _ in MpDeviceLoader([torch.ones(1)], "xla"):
+        kept.append(record())
+    return kept
+
+
+def _step() -> Any:
+    with torch_xla.step():
+        return record()
+
+
+def _trace() -> Any:
+    with xp.StepTrace("train", step_num=1):
+        return record()
+
+
+def _sync_in_a_trace() -> Any:
+    with xp.Trace("train"):
+        kept = record()
+        torch_xla.sync()
+    return kept
+
+
+def _marked() -> Any:
+    kept = record()
+    xm.mark_step()
+    return kept
+
+
+WAYS: dict[str, tuple[Callable[[], Any], str]] = {
+    "sync": (_marked, causes.SYNC),
+    "a sync in a trace": (_sync_in_a_trace, causes.SYNC),
+    "a loader": (_loader, causes.LOADER),
+    "step": (_step, causes.STEP),
+    "a trace": (_trace, causes.STEP_TRACE),
+    "torch_xla.compile": (lambda: torch_xla.compile(record)(), causes.COMPILED),
+    "a value": (lambda: record().cpu(), causes.READ),
+}
+
+
+class Listener:
+    """Notes why graphs run."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+
+    def compiled(self, *_: Any) -> None:
+        pass
+
+    def ran(self, *_: Any) -> None:
+        self.found.add(causes.reason())
+
+    def step_ended(self, device: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_cause(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    way, cause = WAYS[name]
+    torch_xla.sync()
+    listener = Listener()
+    monkeypatch.setattr(observing, "listeners", [listener])
+    kept = way()
+    assert listener.found == {cause} and kept is not None
+
+
+def test_compile_runs_what_is_pending_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = record()
+    listener = Listener()
+    monkeypatch.setattr(observing, "listeners", [listener])
+    torch_xla.compile(record)()
+    assert listener.found == {causes.BEFORE_COMPILED, causes.COMPILED} and before is not None
+
+
+def test_graphs_are_counted_by_function() -> None:
+    """Another wrapper of the same function does not start anew; another function, and another object, do."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 3
+
+    short, long = torch.ones(2, device="xla"), torch.ones(3, device="xla")
+    torch_xla.compile(double, max_different_graphs=1)(short)
+    with pytest.raises(RuntimeError, match="one more graph"):
+        torch_xla.compile(double, max_different_graphs=1)(long)
+    torch_xla.compile(lambda x: x * 2, max_different_graphs=1)(long)
+    for size in (short, long):
+        torch_xla.compile(Model(), max_different_graphs=1)(size)
+    model = Model()
+    torch_xla.compile(model.forward, max_different_graphs=1)(short)
+    with pytest.raises(RuntimeError, match="one more graph"):
+        torch_xla.compile(model.forward, max_different_graphs=1)(long)
