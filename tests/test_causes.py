@@ -21,10 +21,7 @@ def record() -> torch.Tensor:
 
 
 def _loader() -> Any:
-    kept = []
-    for _ in MpDeviceLoader([torch.ones(1)], "xla"):
-        kept.append(record())
-    return kept
+    return [record() for _ in MpDeviceLoader([torch.ones(1)], "xla")]
 
 
 def _step() -> Any:

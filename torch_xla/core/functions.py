@@ -49,12 +49,23 @@ def all_reduce(reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups
 
 
 class AllGather(torch.autograd.Function):
-    """all_gather with a gradient."""
+    """all_gather with a gradient: of each replica's own loss, its own part."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, dim: int, groups: Groups = None) -> torch.Tensor:
         ctx.dim, ctx.groups = collectives.checked_dim("all_gather", input, dim), groups
         return _all_gather(input, dim, groups)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        size = grad_output.shape[ctx.dim] // collectives.shards(ctx.groups)
+        ordinal = replicas.global_ordinal()
+        position = next((group.index(ordinal) for group in ctx.groups or () if ordinal in group), ordinal)
+        return grad_output.narrow(ctx.dim, position * size, size).clone(), None, None
+
+
+class _AllGatherOfSum(AllGather):
+    """The same where the loss is the sum of all replicas' losses."""
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -65,7 +76,11 @@ class AllGather(torch.autograd.Function):
 
 
 def all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
-    """The group's values joined along ``dim``; differentiable: each gets the sum of the gradients of its part."""
+    """The group's values joined along ``dim``; differentiable.
+
+    A replica's gradient is that of its own loss, of its own part, as upstream has it and libraries expect it: what
+    averages gradients over replicas comes after. (``torch.distributed``'s differentiable all_gather adds those of all.)
+    """
     result: torch.Tensor = AllGather.apply(value, dim, groups)  # type: ignore[no-untyped-call]
     return result
 
@@ -101,7 +116,7 @@ def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Te
 
 
 def _distributed_mm(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    everyone = all_gather(x, dim=1)
+    everyone = _AllGatherOfSum.apply(x, 1)  # type: ignore[no-untyped-call]
     result: torch.Tensor = AllToAll.apply(w @ everyone, 1, 0)  # type: ignore[no-untyped-call]
     return result
 
