@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import counts
+from helpers import counts, run_script
 
 import torch_xla
 
@@ -133,3 +133,23 @@ def test_large_values_are_computed_again_rather_than_kept() -> None:
         total.item()
     assert moved["CreateDataHandles"] == 1
     assert later.mean().item() > 1
+
+
+def test_what_reads_have_computed_does_not_count_towards_the_size_limit() -> None:
+    """A loop that reads a value in each step is not cut in the middle of one, however many steps there are."""
+    out = run_script(
+        """
+        import torch, torch_xla
+        from tests.helpers import counts
+        x = torch.ones(3).to("xla")
+        with counts() as moved:
+            for _ in range(40):
+                y = x
+                for _ in range(10):
+                    y = y * 1.5
+                y.sum().item()
+        print(moved.compilations, moved.executions, moved["GraphCut"])
+        """,
+        XLA_TRIM_GRAPH_SIZE="100",
+    )
+    assert out.stdout == "1 40 0\n"

@@ -1,5 +1,6 @@
 #include "graph.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "device.h"
@@ -261,6 +262,19 @@ void add_small_needed_elsewhere(const Graph& graph, std::vector<NodePtr>& candid
   }
 }
 
+// What a read has computed does not count towards the size limit: a loop that reads a value in each step would be cut
+// at another place of it every so often, which is another program each time.
+void no_longer_pending(const Graph& graph) {
+  int64_t ops = 0;
+  for (const Node* node : graph.nodes) {
+    ops += node->op != getitem_op() && node->op != seed_op();
+  }
+  auto& pending = device_state(graph.device).pending;
+  int64_t now = pending.load(std::memory_order_relaxed);
+  while (!pending.compare_exchange_weak(now, std::max<int64_t>(now - ops, 0), std::memory_order_relaxed)) {
+  }
+}
+
 }  // namespace
 
 Graph collect_all(int8_t device) {
@@ -283,6 +297,7 @@ Graph collect_all(int8_t device) {
 Graph collect_values(int8_t device, const std::vector<NodePtr>& wanted) {
   Graph graph;
   graph.device = device;
+  graph.is_part = true;
   add_roots(graph, wanted);
   Walk walk(graph);
   for (const auto& root : graph.roots) {
@@ -323,6 +338,9 @@ std::vector<NodePtr> live_values(int8_t device) { return live_nodes(device, 0); 
 
 void Graph::materialize(std::vector<BufferPtr> values) {
   TORCH_INTERNAL_ASSERT(values.size() == roots.size());
+  if (is_part) {
+    no_longer_pending(*this);
+  }
   leaves.clear();
   nodes.clear();
   for (size_t i = 0; i < roots.size(); ++i) {

@@ -19,6 +19,7 @@ namespace torch_xla {
 
 struct Graph {
   int8_t device = 0;
+  bool is_part = false;           // of what is pending: what some values need
   Key key;                        // 128 bits over ops, attributes, shapes, wiring, results and donation
   std::vector<Node*> leaves;      // in order of first use; program inputs
   std::vector<Node*> nodes;       // operands before users
