@@ -20,7 +20,6 @@ from torch_xla._engine.execution import abstractly, compile_cache, edges, launch
 from torch_xla._engine.graph import program
 from torch_xla._engine.handlers import library
 from torch_xla._engine.job import replicas
-from torch_xla._engine.lowering import on_cpu
 from torch_xla._engine.parallel import agreement, replicated, sharded
 
 
@@ -78,11 +77,10 @@ def compile_graph(
     numbers = _place(device, team)
     if abstract.is_on():
         return _without_values(spec, outline, numbers, team, leaves)
-    handlers = library.load() if devices.device(device).platform == "cpu" else None
     with (
         recorder.wide_types(),
         errors.explained(lambda: f"compiling {outline}", device, outline),
-        on_cpu.calls_allowed(handlers is not None) as called,
+        library.offered(devices.device(device).platform) as (handlers, called),
     ):
         arguments = [*_numbers(spec), *leaves]
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import ctypes
 import re
 import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +55,14 @@ def load() -> Library | None:
         if _library is None:
             _library = settings.TORCH_XLA_CPU_KERNELS and (_load() or False)
         return _library if isinstance(_library, Library) else None
+
+
+@contextmanager
+def offered(platform: str) -> Iterator[tuple[Library | None, Counter[str]]]:
+    """In the block, programs that this thread lowers for a CPU may call handlers; which they do is counted by name."""
+    found = load() if platform == "cpu" else None
+    with on_cpu.calls_allowed(found is not None) as called:
+        yield found, called
 
 
 def names() -> list[str]:

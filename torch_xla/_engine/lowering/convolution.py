@@ -22,8 +22,9 @@ Ints = Sequence[int]
 #: Of the image, of the kernel, and bytes: see _weight_gradient_by_patches.
 _FEW_CHANNELS, _MOST_TAPS, _MOST_PATCHES = 4, 64, 64 << 20
 
-#: Products in a convolution from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
-_LEAST_PRODUCTS = 1 << 21
+#: Products in a convolution, and in one of groups, from which on ATen's kernel on the CPU is worth a call
+#: (docs/cpu_kernels.md).
+_LEAST_PRODUCTS, _LEAST_OF_GROUPS = 1 << 21, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class _Geometry:
         """Whether ATen's kernel is to compute it on a CPU. ``image``: the result; of a transposed one the operand."""
         products = image.shape[0] * math.prod(image.shape[2:]) * math.prod(weight.shape)
         operands = weight, *others
-        return on_cpu.pays(products, _LEAST_PRODUCTS) and (
+        return on_cpu.pays(products, _LEAST_PRODUCTS if self.groups == 1 else _LEAST_OF_GROUPS) and (
             on_cpu.all_float32(*operands) or on_cpu.all_bfloat16(*operands)
         )
 

@@ -43,6 +43,8 @@ class _Call:
 
 
 _called: ContextVar[Counter[str] | None] = ContextVar("called", default=None)
+#: Whether it is not None, for jax: what it has traced or lowered in a block is not used outside, nor the reverse.
+_allowed: Any = jax.make_user_context(default_value=False)
 
 
 @contextmanager
@@ -51,7 +53,8 @@ def calls_allowed(allowed: bool = True) -> Iterator[Counter[str]]:
     called: Counter[str] = Counter()
     token = _called.set(called if allowed else None)
     try:
-        yield called
+        with _allowed(allowed):
+            yield called
     finally:
         _called.reset(token)
 

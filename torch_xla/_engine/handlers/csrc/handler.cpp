@@ -95,10 +95,10 @@ ffi::Error Handler::operator()(ffi::RemainingArgs operands, ffi::RemainingRets r
     return ffi::Error::Success();
   } catch (const c10::NotImplementedError& error) {
     return failed(ffi::ErrorCode::kUnimplemented, error.what_without_backtrace());
-  } catch (const c10::OutOfMemoryError& error) {
-    return failed(ffi::ErrorCode::kResourceExhausted, error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    return failed(ffi::ErrorCode::kInternal, error.what_without_backtrace());
+    const std::string why = error.what_without_backtrace();
+    const bool memory = why.find("can't allocate memory") != std::string::npos;  // in the words of torch's allocator
+    return failed(memory ? ffi::ErrorCode::kResourceExhausted : ffi::ErrorCode::kInternal, why);
   } catch (const std::bad_alloc&) {
     return failed(ffi::ErrorCode::kResourceExhausted, "out of memory");
   } catch (const std::exception& error) {
