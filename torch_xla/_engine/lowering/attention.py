@@ -25,7 +25,7 @@ Maybe = jax.Array | None
 BLOCK_ELEMENTS = 1 << 26
 
 #: Products in scores from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
-_LEAST_PRODUCTS = 1 << 21
+_LEAST_PRODUCTS = 1 << 23
 
 
 def _wide(dtype: Any) -> np.dtype:
