@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from helpers import ROOT, counts, run_script, same
 
-import torch_xla
 from torch_xla._engine.diagnostics import errors
 from torch_xla._engine.execution import programs
 from torch_xla._engine.handlers import library
@@ -182,7 +181,7 @@ def test_an_error_of_a_kernel_names_the_op(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_attribute_that_is_missing_is_an_error() -> None:
     with library.offered("cpu"), jax.enable_x64(True):
         call = jax.jit(lambda x: on_cpu.call("sort", lambda x: [x, x], [x], [x, x], dim=0))
-        with pytest.raises(jax.errors.JaxRuntimeError, match="aten::sort on the CPU: .*descending"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"aten::sort on the CPU: .*descending"):
             jax.block_until_ready(call(jnp.ones(3)))
 
 

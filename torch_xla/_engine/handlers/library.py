@@ -88,7 +88,7 @@ def _load() -> Library | None:
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(functions, target)), platform="cpu")
     except (RecorderBuildError, OSError, AttributeError, jax.errors.JaxRuntimeError) as error:
         warnings.warn(
-            f"torch_xla: programs on the CPU do without ATen's kernels, which makes some several times slower: {error}\n"
+            f"torch_xla: programs on the CPU do without torch's kernels, which makes some much slower: {error}\n"
             "  TORCH_XLA_CPU_KERNELS=0 says that this is meant",
             RuntimeWarning,
             stacklevel=2,

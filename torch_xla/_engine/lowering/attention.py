@@ -219,8 +219,10 @@ def _attend_backward(
     if not _pays(call, query, key, value, bias) or _is_empty(query, key, value) or not on_cpu.all_float32(*operands):
         return attend_backward(call, grad, query, key, value, bias, out, logsumexp, wants_bias)
 
-    def by_xla(grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, *results: jax.Array) -> list[jax.Array]:
-        dq, dk, dv, _ = attend_backward(call, grad, q, k, v, None, *results, False)
+    def by_xla(
+        grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, out: jax.Array, lse: jax.Array
+    ) -> list[jax.Array]:
+        dq, dk, dv, _ = attend_backward(call, grad, q, k, v, None, out, lse, False)
         return [dq, dk.reshape(k.shape), dv.reshape(v.shape)]
 
     outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)]

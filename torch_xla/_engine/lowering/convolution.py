@@ -45,10 +45,12 @@ class _Geometry:
         stride, padding, dilation = per_dim(stride, n), per_dim(padding, n), per_dim(dilation, n)
         return _Geometry(stride, padding, dilation, transposed, per_dim(extra, n), groups)
 
-    def pays(self, image: jax.Array, weight: jax.Array, *others: jax.Array) -> bool:
-        """Whether ATen's kernel is to compute it on a CPU. ``image``: the result; of a transposed one the operand."""
-        products = image.shape[0] * math.prod(image.shape[2:]) * math.prod(weight.shape)
-        operands = weight, *others
+    def pays(self, image: Ints, weight: jax.Array, *operands: jax.Array) -> bool:
+        """Whether ATen's kernel is to compute it on a CPU, of operands of one dtype.
+
+        ``image``: the shape of the result; of a transposed one that of the operand.
+        """
+        products = image[0] * math.prod(image[2:]) * math.prod(weight.shape)
         return on_cpu.pays(products, _LEAST_PRODUCTS if self.groups == 1 else _LEAST_OF_GROUPS) and (
             on_cpu.all_float32(*operands) or on_cpu.all_bfloat16(*operands)
         )
@@ -187,7 +189,7 @@ def _convolution(
 
     operands = [x, weight] if bias is None else [x, weight, bias]
     out = jax.ShapeDtypeStruct(ctx.shape, x.dtype)
-    if geometry.pays(x if transposed else out, weight, *operands):
+    if geometry.pays(x.shape if transposed else ctx.shape, weight, *operands):
         return on_cpu.call("convolution", by_xla, operands, [out], **geometry.attributes())[0]
     return by_xla(*operands)[0]
 
@@ -214,17 +216,17 @@ def _convolution_backward(
     geometry = _Geometry.of(n, stride, padding, dilation, transposed, output_padding, groups)
 
     def by_xla(grad: jax.Array, x: jax.Array, weight: jax.Array) -> list[jax.Array]:
-        gradients = (
-            lambda: geometry.input_gradient(grad, x, weight),
-            lambda: geometry.weight_gradient(grad, x, weight),
-            lambda: widen(grad).sum((0, *range(2, x.ndim))).astype(grad.dtype),
-        )
-        return [gradient() for gradient, wanted in zip(gradients, mask, strict=True) if wanted]
+        found = [geometry.input_gradient(grad, x, weight)] if mask[0] else []
+        if mask[1]:
+            found.append(geometry.weight_gradient(grad, x, weight))
+        if mask[2]:
+            found.append(widen(grad).sum((0, *range(2, x.ndim))).astype(grad.dtype))
+        return found
 
     operands = [grad, x, weight]
-    if (mask[0] or mask[1]) and geometry.pays(x if transposed else grad, weight, *operands):
-        shapes = (x.shape, weight.shape, (weight.shape[1] * groups if transposed else weight.shape[0],))
-        outs = [jax.ShapeDtypeStruct(s, grad.dtype) for s, wanted in zip(shapes, mask, strict=True) if wanted]
+    if (mask[0] or mask[1]) and geometry.pays((x if transposed else grad).shape, weight, *operands):
+        full = (x.shape, weight.shape, (weight.shape[1] * groups if transposed else weight.shape[0],))
+        outs = [jax.ShapeDtypeStruct(shape, grad.dtype) for shape, wanted in zip(full, mask, strict=True) if wanted]
         found = on_cpu.call("convolution_backward", by_xla, operands, outs, mask=mask, **geometry.attributes())
     else:
         found = by_xla(*operands)

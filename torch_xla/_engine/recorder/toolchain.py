@@ -153,7 +153,10 @@ def _path_with_ninja(what: str = "recorder") -> str:
 
 def _run(what: str, command: list[str], environment: dict[str, str], lock: int) -> str:
     """Runs the child to its end, showing the time, and returns what it printed. It dies with an exception here."""
-    with tempfile.TemporaryFile() as output, StatusLine(f"building the {what} (once, about {_SECONDS[what]} s)") as status:
+    with (
+        tempfile.TemporaryFile() as output,
+        StatusLine(f"building the {what} (once, about {_SECONDS[what]} s)") as status,
+    ):
         # A file, not a pipe, for its output: the child must be able to outlive this process.
         child = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[lock]
