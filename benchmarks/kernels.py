@@ -4,7 +4,7 @@
 
 docs/cpu_kernels.md has its table, which decides what programs call (torch_xla/_engine/lowering/on_cpu.py). An operation
 without a handler has no third time; eager mode tells how fast one could be. Milliseconds; the contestants take turns,
-lower quartiles. The last column says whether a program calls the handler for this much work.
+and the least counts. The last column says whether a program calls the handler for this much work.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class _Contest:
         with mock.patch.object(on_cpu, "pays", return_value=True):
             handler, calls = self.compiled(handlers=True)
         contestants = [lambda: self.eager(*self.args), xla, *([handler] if calls else [])]
-        found = [quartile * 1e3 for quartile in _measure(contestants, seconds)]
+        found = [least * 1e3 for least in _measure(contestants, seconds)]
         cells = [f"{ms:.3f}" for ms in found]
         if not calls:
             return [self.row.what, *cells, "", "", ""]
@@ -249,7 +249,7 @@ def _measure(contestants: Sequence[Callable[[], Any]], seconds: float) -> list[f
             start = time.perf_counter()
             run()
             times.append(time.perf_counter() - start)
-    return [sorted(times)[len(times) // 4] for times in found]
+    return [min(times) for times in found]
 
 
 HEAD = ["one operation, ms", "eager", "XLA", "handler", "handler / XLA", "called"]

@@ -72,9 +72,9 @@ def product(dimensions: lax.DotDimensionNumbers) -> Product:
             return [lax.dot_general(a, b, dimensions, precision=precision_for(a.dtype), preferred_element_type=dtype)]
 
         handler = _HANDLERS.get((a.ndim, b.ndim, dimensions)) if dtype in (None, a.dtype) else None
-        pays = handler is not None and on_cpu.pays(math.prod(a.shape) * b.shape[-1], _LEAST_PRODUCTS)
-        # In float32 XLA is as fast.
-        if not pays or not on_cpu.all_bfloat16(a, b) or 0 in (*a.shape, *b.shape):
+        if handler is None or not on_cpu.pays(math.prod(a.shape) * b.shape[-1], _LEAST_PRODUCTS):
+            return by_xla(a, b)[0]
+        if not on_cpu.all_bfloat16(a, b) or 0 in (*a.shape, *b.shape):  # in float32 XLA is as fast
             return by_xla(a, b)[0]
         out = jax.ShapeDtypeStruct((*a.shape[:-1], b.shape[-1]), a.dtype)
         return on_cpu.call(handler, by_xla, [a, b], [out])[0]
