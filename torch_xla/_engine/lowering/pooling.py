@@ -112,7 +112,7 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
         def by_xla(grad: jax.Array, indices: jax.Array) -> list[jax.Array]:
             return [scatter(widen(grad), indices, n, space, add=True, unique=windows.disjoint).astype(grad.dtype)]
 
-        if not _pays(n, grad) or indices.dtype != np.int64:
+        if not _pays(n, windows, grad) or indices.dtype != np.int64:
             return by_xla(grad, indices)[0]
         return on_cpu.call(
             "max_pool2d_with_indices_backward", by_xla, [grad, indices], [x],
@@ -123,9 +123,10 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
     return rule
 
 
-def _pays(n: int, grad: jax.Array) -> bool:
-    """Whether ATen's kernel is to compute a gradient on a CPU."""
-    return n == 2 and on_cpu.pays(math.prod(grad.shape), _LEAST_GRADIENTS) and on_cpu.all_float32(grad)
+def _pays(n: int, windows: Windows, grad: jax.Array) -> bool:
+    """Whether ATen's kernel is to compute a gradient on a CPU. Without sums XLA is as fast, or faster."""
+    overlap = n == 2 and not windows.disjoint
+    return overlap and on_cpu.pays(math.prod(grad.shape), _LEAST_GRADIENTS) and on_cpu.all_float32(grad)
 
 
 def _average(x: jax.Array, windows: Windows, count_pad: bool, divisor: int | None) -> jax.Array:
@@ -185,7 +186,7 @@ def _avg_pool_backward(n: int) -> Callable[..., Any]:
             (result,) = jax.linear_transpose(average, jnp.zeros(x.shape, wide.dtype))(wide)
             return [result.astype(grad.dtype)]
 
-        if windows.disjoint or not _pays(n, grad):  # without sums XLA is faster
+        if not _pays(n, windows, grad):
             return by_xla(grad)[0]
         options = {} if divisor is None else {"divisor": divisor}
         return on_cpu.call(
