@@ -5,6 +5,7 @@ That they compute what XLA's do: every test of lowering/ checks rules that may c
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import ROOT, counts, run_script, same
+from torch.utils.checkpoint import checkpoint
 
 from torch_xla._engine.diagnostics import errors
 from torch_xla._engine.execution import programs
@@ -183,6 +185,41 @@ def test_an_attribute_that_is_missing_is_an_error() -> None:
         call = jax.jit(lambda x: on_cpu.call("sort", lambda x: [x, x], [x], [x, x], dim=0))
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"aten::sort on the CPU: .*descending"):
             jax.block_until_ready(call(jnp.ones(3)))
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x)) + x
+
+
+@pytest.mark.parametrize("way", ["pure", "loop", "again"])
+def test_in_functions_that_are_recorded_once(way: str) -> None:
+    from torch_xla.experimental.assume_pure import PureModule
+    from torch_xla.experimental.scan_layers import scan_layers
+
+    torch.manual_seed(0)
+    layers, x = torch.nn.ModuleList(_Layer() for _ in range(3)), torch.randn(8, 16, 24, 24)
+
+    def run(device: str) -> list[torch.Tensor]:
+        model, y = copy.deepcopy(layers).to(device), x.to(device)
+        if way == "loop" and device == "xla":
+            y = scan_layers(model, y)
+        else:
+            for layer in model:
+                if way == "pure" and device == "xla":
+                    layer = PureModule(layer)
+                y = checkpoint(layer, y, use_reentrant=False) if way == "again" else layer(y)
+        y.square().mean().backward()
+        return [y.detach().cpu(), *(p.grad.cpu() for p in model.parameters() if p.grad is not None)]
+
+    programs.cache.clear()
+    for got, expected in zip(run("xla"), run("cpu"), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+    assert _called() == {"convolution", "convolution_backward"}
 
 
 # --- where nothing is called -------------------------------------------------------------------------------------
