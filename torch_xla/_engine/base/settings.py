@@ -224,6 +224,9 @@ class Settings:
         "folder that XLA_PERSISTENT_CACHE_PATH names",
     )
     XLA_PERSISTENT_CACHE_READ_ONLY = Variable(FLAG, "0", "only read compiled programs from XLA_PERSISTENT_CACHE_PATH")
+    TORCH_XLA_CPU_KERNELS = Variable(
+        FLAG, "1", "programs on the CPU call torch's own kernels where these are faster: convolutions, some gradients"
+    )
     XLA_FALLBACK_WARN = Variable(FLAG, "1", "warn once for each operation that runs on the CPU instead")
 
     XLA_METRICS_SAMPLES = Variable(COUNT, "1024", "latest samples a metric keeps for its percentiles")
