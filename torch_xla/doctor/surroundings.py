@@ -97,11 +97,13 @@ def _cache(report: Report) -> None:
         return
     report.say("cache", f"{folder}: {_size(folder)}")
     _writable(folder, report, "Set TORCH_XLA_CACHE_DIR to a folder that can be written to")
-    if kept is None:
-        report.say("programs", "not kept for other processes (XLA_PERSISTENT_CACHE_PATH)")
-        return
-    report.say("programs", f"{kept}: {_size(kept)}")
-    if not settings.XLA_PERSISTENT_CACHE_READ_ONLY:
+    if kept == Path():
+        report.say("programs", "not kept for other processes: XLA_PERSISTENT_CACHE_PATH is empty")
+    elif kept is None:
+        report.say("programs", "kept in the cache folder")
+    else:
+        report.say("programs", f"{kept}: {_size(kept)}")
+    if kept and kept != Path() and not settings.XLA_PERSISTENT_CACHE_READ_ONLY:
         _writable(kept, report, "Set XLA_PERSISTENT_CACHE_PATH to a folder that can be written to")
 
 
