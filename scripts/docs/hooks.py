@@ -47,5 +47,7 @@ def variables() -> str:
         also = "".join(f", `{alias}`" for alias in variable.aliases)
         text = f"{variable.meaning}. Expects {variable.kind.form}."
         default = f"`{variable.default}`" if variable.default else ""
-        rows.append(f"| `{variable.name}`{also} | {default} | {escape(text, quote=False).replace('|', chr(92) + '|')} |")
+        rows.append(
+            f"| `{variable.name}`{also} | {default} | {escape(text, quote=False).replace('|', chr(92) + '|')} |"
+        )
     return "\n".join(rows)
