@@ -51,7 +51,7 @@ def test_block_runs(mark: str, program: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)  # for the files that it writes
     variables = dict(re.findall(r"(\w+)=(\S+)", mark))
     if mark.startswith("as a file"):
-        # Its processes are forks here: an interpreter for each takes five seconds of a core (test_spawn.py starts some).
+        # Its processes are forks here: an interpreter takes five seconds of a core (test_spawn.py starts some).
         program, calls = re.subn(r"(xmp\.spawn|torch_xla\.launch)\((\w+)", r'\1(\2, start_method="fork"', program)
         assert calls == 1
     run_script(program, **variables)

@@ -1,4 +1,4 @@
-"""What mkdocs does beside Markdown: the table of environment variables, links out of docs/, pages that the list lacks."""
+"""What mkdocs does beside Markdown: the table of environment variables, links out of docs/, pages without a place."""
 
 from __future__ import annotations
 
