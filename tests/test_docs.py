@@ -26,7 +26,7 @@ _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted(p for folder in ("torch_xla", "tests", "benchmarks", "examples") for p in (ROOT / folder).rglob("README.md")),
+    *sorted(p for name in ("torch_xla", "tests", "benchmarks", "examples") for p in (ROOT / name).rglob("README.md")),
 ]
 
 
