@@ -6,7 +6,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h torch_xla/_engine/handlers/csrc/*.cpp torch_xla/_engine/handlers/csrc/*.h tests/sanitizer_faults/*.cpp)
 
-.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-ops test-targets lint fix bench clean
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-ops test-targets lint fix bench \
+    docs docs-check notebooks clean
 
 help:
 	@echo "make demo      train a CNN on handwritten digits on xla:0"
@@ -21,6 +22,9 @@ help:
 	@echo "make lint      formatting, lint, types, layers"
 	@echo "make fix       mend what can be mended of formatting and lint"
 	@echo "make bench     the benchmark tables, as markdown"
+	@echo "make docs      the documents as a site, in site/"
+	@echo "make docs-check  each page of it in headless Chromium: links, pictures, errors"
+	@echo "make notebooks run the notebooks, and keep what they print"
 	@echo "make clean     remove .venv and everything generated"
 
 setup: $(READY)
@@ -93,6 +97,24 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.replicas $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.watching $(BENCH_ARGS)
 
+DOCS := .venv-docs/bin
+
+.venv-docs/.ready: requirements-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	$(DOCS)/python -m pip install --quiet --requirement requirements-docs.txt
+	@touch $@
+
+# Strictly: a warning fails. It reads the package and does not import it.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict --quiet
+
+docs-check: docs
+	$(DOCS)/python scripts/docs/check.py
+
+# With what .venv has, and what notebooks need beside it.
+notebooks: $(READY) .venv-docs/.ready
+	$(DOCS)/python scripts/docs/notebooks.py --packages .venv $(NOTEBOOKS)
+
 clean:
-	rm -rf .venv .venv-torch-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-docs .venv-torch-* build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

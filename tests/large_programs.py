@@ -358,6 +358,7 @@ def safetensors() -> None:
         xs.mark_sharding(model.weight, row(), ("fsdp", None))
         xs.mark_sharding(model.bias, row(), ("fsdp",))
         model.to_empty(device="xla")
+        nn.init.ones_(model.bias)  # written to before anything has run
         torch_xla.sync()
         with counts():
             xc.load_safetensors(model.state_dict(), folder)

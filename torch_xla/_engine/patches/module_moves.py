@@ -79,6 +79,10 @@ def _lay_out(tensors: Mapping[str, torch.Tensor | None], wanted: dict[str, int])
         t = tensors[name]
         if t is not None and t.device.type == "xla":
             with torch.no_grad():
+                if recorder.module().is_view(t):
+                    # torch makes what is like a tensor on meta as a view of an empty one: the layout would be that of
+                    # the view alone, and gone when it is written to.
+                    t.data = torch.empty_like(t)
                 recorder.module().exclusively(0, recorder.module().lay_out, t, number)
             t.__dict__.pop(_WANTED, None)
         elif t is not None and t.is_meta:

@@ -4,6 +4,9 @@
 
 A file at that path is a complete build: it is linked elsewhere and moved there in one step. Whoever wants to build
 holds a lock of the kernel's (flock) on the ``lock`` file beside it, so nothing stale stays when a process dies.
+
+A wheel may bring builds of its own (``python -m torch_xla.build --into-package``), in the folder ``builds`` beside the
+sources. One that fits is used before all others, whichever compiler there is.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,19 +27,19 @@ from types import ModuleType
 
 import torch
 
+from torch_xla._engine.base.compilers import INSTALL_COMPILER, find_compiler, missing
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.base.status_line import StatusLine
 from torch_xla._engine.recorder.toolchain import (
     FLAGS,
-    INSTALL_COMPILER,
     Job,
     RecorderBuildError,
     compile_extension,
-    find_compiler,
     identity,
 )
 
 _SOURCES = Path(__file__).parent / "csrc"
+_IN_PACKAGE = "builds"  # the folder beside csrc
 _POLL = 0.1  # seconds between looks at the lock
 
 
@@ -72,7 +76,12 @@ class Extension:
 
 def load_recorder() -> ModuleType:
     """The compiled recorder; the first call on a machine builds it. Raises RecorderBuildError."""
-    return load_extension(Extension("_torch_xla_recorder", _SOURCES, settings.cache_dir))
+    return load_extension(the_recorder())
+
+
+def the_recorder() -> Extension:
+    """The recorder's sources, and the user's folder for its builds."""
+    return Extension("_torch_xla_recorder", _SOURCES, settings.cache_dir)
 
 
 def load_extension(extension: Extension) -> ModuleType:
@@ -95,8 +104,27 @@ def built(extension: Extension) -> Path:
     return _existing(extension, home, compiler) or _build_once(extension, home, compiler)
 
 
+def store_in_package(extension: Extension, library: Path) -> Path:
+    """A copy of a build beside the sources, for a wheel that is made from them; its path."""
+    copy = _in_package(extension, extension.home()) / library.parent.name / library.name
+    if copy != library:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=copy.parent, delete=False) as part:
+            part.write(library.read_bytes())
+        os.chmod(part.name, 0o755)
+        os.replace(part.name, copy)
+    return copy
+
+
+def _in_package(extension: Extension, home: Path) -> Path:
+    return extension.sources.parent / _IN_PACKAGE / home.name
+
+
 def _existing(extension: Extension, home: Path, compiler: list[str] | None) -> Path | None:
-    """A complete build to use: this compiler's, or where no compiler is left, anyone's."""
+    """A complete build to use: one of the package; this compiler's; or where no compiler is left, anyone's."""
+    brought = sorted(_in_package(extension, home).glob(f"*/{extension.name}.so"))
+    if brought:
+        return brought[0]
     if compiler is None:
         return next(iter(sorted(home.glob(f"*/{extension.name}.so"))), None)
     library = home / identity(compiler) / f"{extension.name}.so"
@@ -106,11 +134,8 @@ def _existing(extension: Extension, home: Path, compiler: list[str] | None) -> P
 def _build_once(extension: Extension, home: Path, compiler: list[str] | None) -> Path:
     """Builds, or waits for the process that does. Returns the path of the library."""
     if compiler is None:
-        asked = os.environ.get("CXX")
-        missing = f"the compiler that CXX names ({asked})" if asked else "a C++ compiler"
-        raise RecorderBuildError(
-            f"torch_xla cannot build its {extension.what}: {missing} was not found.\n  {INSTALL_COMPILER}"
-        )
+        found = f"{missing()} was not found.\n  {INSTALL_COMPILER}"
+        raise RecorderBuildError(f"torch_xla cannot build its {extension.what}: {found}")
     library = home / identity(compiler) / f"{extension.name}.so"
     try:
         library.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,6 @@ from torch_xla._engine.base import versions
 from torch_xla._engine.base.status_line import StatusLine
 
 FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden")
-INSTALL_COMPILER = "apt-get install g++"
 _POLL = 0.1  # seconds between looks at the child
 _SECONDS = {"recorder": 30, "CPU kernels": 10}  # that a build takes on two cores
 _ERROR_LINES = 12  # lines of compiler output worth showing: the first error and what explains it
@@ -55,15 +54,6 @@ _REMEDIES = (
 
 class RecorderBuildError(RuntimeError):
     """The recorder cannot be built here. The message says what is missing and how to install it."""
-
-
-def find_compiler() -> list[str] | None:
-    """The command line of the C++ compiler: $CXX, else c++, else g++. None if there is none."""
-    for command in [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++"]:
-        words = shlex.split(command)
-        if words and shutil.which(words[0]):
-            return words
-    return None
 
 
 def identity(compiler: list[str]) -> str:
