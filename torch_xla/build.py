@@ -1,11 +1,13 @@
-"""``python -m torch_xla.build``: compiles the recorder ahead, which the first import would do otherwise.
+"""``python -m torch_xla.build``: compiles ahead what the first import and the first program would.
+
+That is the recorder, and torch's own kernels as programs on the CPU call them.
 
 Run it where a compiler is, once for each environment: in the recipe of an image, or before many processes start. It
-needs torch and a C++ compiler, and no device. The build is kept in the cache folder (TORCH_XLA_CACHE_DIR); where the
+needs torch and a C++ compiler, and no device. The builds are kept in the cache folder (TORCH_XLA_CACHE_DIR); where the
 folder goes along, the machine that runs the script needs no compiler.
 
-exit code   0   the recorder is there
-            1   it cannot be built; the message says what is missing
+exit code   0   both are there
+            1   one cannot be built; the message says what is missing
 """
 
 from __future__ import annotations
@@ -13,30 +15,32 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Builds what is not built yet, and prints where it is. Returns the exit code."""
+    """Builds what is not built yet, and prints where each is. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m torch_xla.build", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--into-package",
         action="store_true",
-        help="copy it beside its sources as well, where a wheel is made from them",
+        help="copy them beside their sources as well, where a wheel is made from them",
     )
     options = parser.parse_args(argv)
-    from torch_xla._engine.recorder import build, toolchain  # imports torch, which --help does without
+    from torch_xla._engine.handlers import library  # imports torch, which --help does without
+    from torch_xla._engine.recorder import build, toolchain
 
     try:
-        library = Path(str(build.load_recorder().__file__))
+        build.load_recorder()  # a build that cannot be imported is none
+        for extension in (build.the_recorder(), library.the_kernels()):
+            path = build.built(extension)
+            print(build.store_in_package(extension, path) if options.into_package else path)
     except toolchain.RecorderBuildError as error:
         print(error, file=sys.stderr)
         return 1
-    print(build.store_in_package(build.the_recorder(), library) if options.into_package else library)
     return 0
 
 

@@ -70,8 +70,9 @@ def names() -> list[str]:
     return sorted(name for file in _SOURCES.glob("*.cpp") for name in _HANDLER.findall(file.read_text()))
 
 
-def _load() -> Library | None:
-    extension = Extension(
+def the_kernels() -> Extension:
+    """The handlers' sources, and the user's folder for their builds."""
+    return Extension(
         "_torch_xla_cpu_kernels",
         _SOURCES,
         settings.cache_dir,
@@ -80,6 +81,10 @@ def _load() -> Library | None:
         includes=(jax.ffi.include_dir(),),
         headers=f"jaxlib {jaxlib.__version__}",
     )
+
+
+def _load() -> Library | None:
+    extension = the_kernels()
     try:
         path = built(extension)
         functions = ctypes.CDLL(str(path))
