@@ -33,7 +33,10 @@ NOTES = {
     "torch_xla.experimental.gradient_accumulation XlaBuildHelper": "a helper of upstream's own implementation",
     "torch_xla.experimental.assume_pure make_fake_inputs": "a helper of upstream's own implementation",
     "torch_xla.experimental.assume_pure prepare_computation_inputs": "a helper of upstream's own implementation",
-    "torch_xla.core.xla_builder call_jax": "override_hash is not needed: functions are told apart by their programs",
+    "torch_xla.core.xla_model DeviceContext": "a helper of upstream's own implementation",
+    "torch_xla.experimental.gradient_accumulation GradientAccumulationContext": "a helper of upstream's own "
+    "implementation",
+    "torch_xla.distributed.parallel_loader PerDeviceQueue": "a helper of upstream's own implementation",
 }
 
 

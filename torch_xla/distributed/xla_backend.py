@@ -25,10 +25,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_xla._engine import recorder
 from torch_xla._engine.base.compat import distributed as compat
 from torch_xla._engine.device import devices
-from torch_xla._engine.execution import executor
+from torch_xla._engine.execution.at_once import AtOnce
 from torch_xla._engine.job import coordination, replicas
 from torch_xla._engine.job import rendezvous as _rendezvous
 from torch_xla._engine.parallel import collectives
@@ -86,8 +85,8 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     # How collectives run.
 
-    def _scope(self) -> _Scope:
-        return _Scope(self._groups is not None)
+    def _scope(self) -> AtOnce:
+        return AtOnce(self._groups is not None)
 
     def _reduction(self, op: Any) -> tuple[str, float]:
         kind = op.op if hasattr(op, "op") else op
@@ -282,7 +281,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         """A program of two replicas. Both must come to it in the same order as to their others."""
         pair = [self._ordinals[source], self._ordinals[target]]
         (value,) = _on_xla([tensor])
-        with _Scope(True):
+        with AtOnce(True):
             return collectives.permute(value, [pair], collectives.Members([sorted(pair)]))
 
     def barrier(self, opts: Any = None) -> dist.Work:
@@ -291,29 +290,6 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         self.barrier()
-
-
-class _Scope:
-    """Around the recording of collectives, which then run: a rank may read what it got while another reads nothing.
-
-    Among fewer than all replicas (``partial``) they get a graph of their own: the rest of it may need others.
-    """
-
-    def __init__(self, partial: bool) -> None:
-        self._partial = partial
-        self._no_grad = torch.no_grad()
-        self._device = recorder.module().current_device()
-
-    def __enter__(self) -> None:
-        if self._partial:
-            executor.sync_device(self._device)
-        self._no_grad.__enter__()
-
-    def __exit__(self, kind: Any, error: Any, at: Any) -> None:
-        self._no_grad.__exit__(kind, error, at)
-        if kind is None:
-            executor.materialize(recorder.module().nodes_of(collectives.kept(self._device)), self._device)
-            collectives.release(self._device)
 
 
 def _on_xla(tensors: Sequence[torch.Tensor]) -> Tensors:
