@@ -46,7 +46,7 @@ def get_summary_writer(logdir: str | None) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ImportError(f"get_summary_writer: {error}; install tensorboard, or give no logdir") from error
-    writer = SummaryWriter(log_dir=logdir)  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(log_dir=logdir)
     write_to_summary(writer, 0, {"TensorboardStartTimestamp": time.time()})
     return writer
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are still wanted: files under names such as "best" and "last"; who loses its last name is removed."""
+"""Names such as "best" and "last" for files of checkpoints: a file that loses its last name is removed."""
 
 from __future__ import annotations
 
