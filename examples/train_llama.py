@@ -168,7 +168,7 @@ LAYOUT = {
 
 
 def shard(model: nn.Module, mesh: xs.Mesh) -> None:
-    """Splits the weights over the mesh; gradients and the optimizer's state lie like them."""
+    """Splits the weights over the mesh on their way there; gradients and the optimizer's state lie like them."""
     for name, parameter in model.named_parameters():
         for ends, layout in LAYOUT.items():
             if name.endswith(ends):
@@ -198,12 +198,14 @@ class Trainer:
         torch.manual_seed(options.seed)
         self.config = PRESETS[options.preset]
         model = Llama(self.config, options.scan, options.remat)
-        self.model = (model.bfloat16() if options.bf16 else model).to("xla")
         self.spec = None
+        if options.bf16:
+            model.bfloat16()
         if options.mesh is not None:
             mesh = xs.Mesh(range(math.prod(options.mesh)), options.mesh, ("data", "fsdp", "tensor"))
-            shard(self.model, mesh)
+            shard(model, mesh)
             self.spec = xs.ShardingSpec(mesh, (("data", "fsdp"), None))
+        self.model = model.to("xla")
         self.optimizer = torch.optim.AdamW(self.model.parameters(), options.lr, betas=(0.9, 0.95), weight_decay=0.1)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self.rate)
         self.text = Text(options.length)

@@ -171,6 +171,15 @@ def memory() -> None:
         2 * (2 << 20) // devices(), 2 * (2 << 20) // devices() + 4096
     )
     assert y.sum().item() == 512 * 1024
+    # Parameters that are marked on the CPU are split on their way: no device has one of them whole.
+    before, highest = xm.get_memory_info()["bytes_used"], xm.get_memory_info()["peak_bytes_used"]
+    layer = nn.Linear(1024, 3000, bias=False)
+    expected, parameter = layer.weight.detach().clone(), layer.weight
+    xs.mark_sharding(layer.weight, row(), ("fsdp", None))
+    layer.to("xla")
+    assert layer.weight is parameter and xs.get_sharding(parameter) == xs.get_sharding(x)
+    assert xm.get_memory_info()["peak_bytes_used"] <= max(highest, before + expected.nbytes // devices() + 4096)
+    assert torch.equal(parameter.detach().cpu(), expected)
 
 
 def shards() -> None:

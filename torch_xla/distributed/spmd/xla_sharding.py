@@ -58,8 +58,9 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     out as XLA likes (see mark_sharding_with_gradients).
 
     Args:
-      t: a tensor on ``xla:0``, of any dtype. Or a parameter or buffer on meta: it will lie so when its module gets room
-        on xla (``module.to_empty(device="xla")``), and no device ever has the whole of it.
+      t: a tensor on ``xla:0``, of any dtype. Or a parameter or buffer on meta, or a parameter on the CPU: it will lie
+        so when its module gets room on xla (``module.to_empty(device="xla")``) or moves there, and no device ever has
+        the whole of it.
       mesh: the devices.
       partition_spec: for each dimension the axis of the mesh that it is split over, by name or number, a tuple of
         several, or None: every device has all of it.
@@ -69,8 +70,9 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     Raises ValueError for a spec that does not fit the tensor or the mesh; RuntimeError without SPMD, or for an expanded
     tensor.
     """
-    sharding = _checked("mark_sharding", t, mesh, partition_spec, meta=True)
-    if t.is_meta:
+    later = t.is_meta or (t.device.type == "cpu" and isinstance(t, torch.nn.Parameter))
+    sharding = _checked("mark_sharding", t, mesh, partition_spec, later)
+    if later:
         module_moves.lay_out_once_moved(t, sharding)
         return t
     with torch.no_grad():
@@ -78,11 +80,11 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     return t
 
 
-def _checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], meta: bool = False) -> NamedSharding:
+def _checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], later: bool = False) -> NamedSharding:
     where = f"{op} of a tensor of shape {list(t.shape)} (at {frames.user_line()})"
     if not replicas.is_spmd():
         raise RuntimeError(f"{where}: call torch_xla.runtime.use_spmd() before the first xla tensor")
-    if t.device.type != "xla" and not (meta and t.is_meta):
+    if t.device.type != "xla" and not later:
         raise ValueError(f"{where}: the tensor is on {t.device}; move it to xla first")
     try:
         sharding = mesh.sharding(partition_spec, t.dim())
