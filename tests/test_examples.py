@@ -21,9 +21,12 @@ sys.path.insert(0, str(ROOT / "examples"))
 import mnist_data
 
 
-def run_example(name: str, *options: str) -> str:
+def run_example(name: str, *options: str, processes: int = 1) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", **scripts.server_variables()}
     command = [*scripts.PYTHON, str(ROOT / "examples" / name), *options]
+    if processes > 1:
+        torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone", "--no-python"]
+        command = [*scripts.PYTHON, *torchrun, *command]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -51,7 +54,10 @@ def test_imagenet_with_made_up_images() -> None:
 
 
 def test_llama_goes_on_from_a_checkpoint_on_another_mesh(tmp_path: Path) -> None:
-    """One device to the end; then again from its first checkpoint, on two devices, as one loop: the same last loss."""
+    """One device to the end; then again from its first checkpoint, on two processes of two devices each, as one loop:
+
+    the same last loss.
+    """
     sizes = (
         "--steps=4",
         "--batch_size=4",
@@ -63,7 +69,9 @@ def test_llama_goes_on_from_a_checkpoint_on_another_mesh(tmp_path: Path) -> None
     whole = re.search(r"tiny: 4 steps, loss ([\d.]+)", run_example("train_llama.py", *sizes))
     assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith(".")) == ["2", "4"]
     shutil.rmtree(tmp_path / "4")
-    again = re.search(r"tiny: 4 steps, loss ([\d.]+)", run_example("train_llama.py", *sizes, "--mesh=1x2x1", "--scan"))
+    text = run_example("train_llama.py", *sizes, "--mesh=1x2x2", "--scan", processes=2)
+    again = re.search(r"tiny: 4 steps, loss ([\d.]+)", text)
+    assert text.count("steps, loss") == 1
     assert whole is not None and again is not None
     assert float(again[1]) == pytest.approx(float(whole[1]), abs=2e-3)
 
