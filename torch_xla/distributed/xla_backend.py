@@ -19,6 +19,7 @@ The Work that a call returns is done: whoever reads the value waits for it.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from torch_xla._engine.base.compat import distributed as compat
+from torch_xla._engine.base.imports import when_imported
 from torch_xla._engine.device import devices
 from torch_xla._engine.execution.at_once import AtOnce
 from torch_xla._engine.job import coordination, replicas
@@ -323,12 +325,19 @@ def new_xla_process_group(ranks: Any = None, timeout: Any = None, backend: Any =
     return dist.new_group(ranks, timeout, backend, pg_options)
 
 
+def _is_for_meshes() -> bool:
+    """Whether processes with a device each meet in groups of this backend: DTensor is torch's own then."""
+    return not replicas.is_spmd() and dist.is_initialized() and "xla" in str(dist.get_backend_config())
+
+
 if not compat.is_registered("xla"):
     dist.Backend.register_backend("xla", ProcessGroupXla, extended_api=True, devices=["xla"])
     dist.register_rendezvous_handler("xla", _meet)
     compat.leave_out_of_flight_recorder("xla")
+    when_imported("torch.distributed.device_mesh", lambda _: compat.make_groups_of_meshes(_is_for_meshes))
     _ddp.install()
     _host.install(ProcessGroupXla)
     # Functional collectives wait by a tensor's storage, which an xla tensor has not; and there is nothing to wait for.
+    warnings.filterwarnings("ignore", "Registering collective work for tensor without storage", UserWarning)
     _functional = torch.library.Library("_c10d_functional", "IMPL")
     _functional.impl("wait_tensor", lambda tensor: tensor, "XLA")

@@ -7,7 +7,8 @@
     t.to_local()                        t itself
     t.placements, t.device_mesh         how t lies over the mesh that it was last given one of
 
-torch itself sends distribute_tensor and distribute_module here (api.py).
+torch itself sends distribute_tensor and distribute_module here (api.py). Without SPMD, in a job of processes with a
+device each and a process group of the backend xla, DTensor is torch's own, over that group.
 """
 
 from __future__ import annotations
