@@ -11,12 +11,14 @@ import pytest
 import torch
 from helpers import counts
 from torch import nn
+from torch.distributed.tensor import Shard
 
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla import interop
+from torch_xla.distributed.spmd import debugging
 
 
 def devices() -> int:
@@ -211,6 +213,39 @@ def shards() -> None:
         (p.detach() + 1).local_shards  # noqa: B018
 
 
+def names() -> None:
+    """XLAShardedTensor's questions by the class, shardings apart from tensors, and their pictures."""
+    x, mesh = torch.arange(24.0).reshape(4, 6).to("xla"), grid()
+    xs.mark_sharding(x, mesh, ("data", "model"))
+    kind: Any = xs.XLAShardedTensor
+    assert kind(x) is x and kind.global_tensor.__get__(x) is x
+    for name in ("sharding_spec", "sharding_type"):
+        assert getattr(kind, name).__get__(x) == getattr(x, name)
+    shards = kind.local_shards.__get__(x)
+    for shard in shards:
+        shard.data += 1
+    kind.load_local_shards_(x, shards)
+    assert x.cpu().flatten().tolist() == [i + 1.0 for i in range(24)]
+    assert x.placements == kind.placements.__get__(x) == (Shard(0), Shard(1))
+    x.invalidate_spec_cache()
+    for spec in (("data", "model"), ("model", None), (None, None), (("data", "model"), None)):
+        told = mesh.get_op_sharding(spec)
+        xs.mark_sharding(x, mesh, spec)
+        assert (str(told), told.type) == (x.sharding_spec, x.sharding_type), spec
+        assert str(xs.ShardingSpec(mesh, spec).xla_spec(x)) == str(told)
+        pictures = [draw(of, use_color=False) for draw, of in (
+            (debugging.visualize_sharding, str(told)), (debugging.visualize_tensor_sharding, x))]  # fmt: skip
+        if told.type is not xs.ShardingType.REPLICATED:
+            cells = [[list(c.cells) for c in picture.columns] for picture in pictures]
+            assert cells[0] == cells[1], spec
+    assert xs.ShardingSpec(mesh, ("data",)).xla_spec(x) is None
+    turned = debugging.visualize_sharding("{devices=[2,2]<=[2,2]T(1,0)}", use_color=False, min_width=20)
+    assert [list(c.cells) for c in turned.columns] == [["CPU 0", "CPU 1"], ["CPU 2", "CPU 3"]]
+    for bad in ("{devices=[2,2,2]0,1,2,3,4,5,6,7}", "{devices=[2,2]0,1}", "tiled"):
+        with pytest.raises(ValueError, match="visualize_sharding"):
+            debugging.visualize_sharding(bad)
+
+
 def words() -> None:
     """XLA's text for shardings, as upstream prints it."""
     kinds = xs.ShardingType
@@ -299,4 +334,4 @@ def switched_on(program: Callable[[], None]) -> None:
 PROGRAMS: list[Callable[[], None]] = [
     uneven, writes, meshes_meet, optimizers, memory, shards, linear, alike, regions, barrier,
 ]  # fmt: skip
-ON_FOUR: list[Callable[[], None]] = [words]
+ON_FOUR: list[Callable[[], None]] = [words, names]

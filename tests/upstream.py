@@ -36,6 +36,10 @@ NOTES = {
     "torch_xla.core.xla_model DeviceContext": "a helper of upstream's own implementation",
     "torch_xla.experimental.gradient_accumulation GradientAccumulationContext": "a helper of upstream's own "
     "implementation",
+    "torch_xla.distributed.parallel_loader ParallelLoader.send": "a helper of upstream's own implementation",
+    "torch_xla.distributed.spmd.xla_sharded_tensor no_dispatch": "a helper of upstream's own implementation: sharded "
+    "tensors are no wrappers",
+    "torch_xla.distributed.spmd.xla_sharding aot_mark_sharding_fake": "a helper of upstream's own implementation",
     "torch_xla.distributed.parallel_loader PerDeviceQueue": "a helper of upstream's own implementation",
 }
 

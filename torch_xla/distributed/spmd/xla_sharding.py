@@ -31,6 +31,7 @@ from torch_xla.distributed.spmd._linear import (
 from torch_xla.distributed.spmd._mesh import (
     HybridMesh,
     Mesh,
+    OpSharding,
     PartitionSpec,
     get_1d_mesh,
     get_global_mesh,
@@ -225,6 +226,10 @@ class ShardingSpec:
     mesh: Mesh
     partition_spec: tuple[Any, ...]
     minibatch: bool = False
+
+    def xla_spec(self, t: torch.Tensor) -> OpSharding | None:
+        """How the tensor is to lie; None where the spec is for another number of dimensions."""
+        return self.mesh.get_op_sharding(self.partition_spec) if self.can_apply(t) else None
 
     def can_apply(self, t: torch.Tensor) -> bool:
         """Whether the tensor has the number of dimensions that the spec is for."""
