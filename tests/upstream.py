@@ -30,6 +30,7 @@ NOTES = {
     "torch_xla.experimental.scan split": "a helper of upstream's own implementation",
     "torch_xla.experimental.scan tree_flatten_none": "a helper of upstream's own implementation",
     "torch_xla.stablehlo XLAExportInterpreter": "a helper of upstream's own implementation: nothing is run to export",
+    "torch_xla.utils.buffer_donor_context": "not needed: buffers that nobody can read any more are donated",
     "torch_xla.experimental.gradient_accumulation XlaBuildHelper": "a helper of upstream's own implementation",
     "torch_xla.experimental.assume_pure make_fake_inputs": "a helper of upstream's own implementation",
     "torch_xla.experimental.assume_pure prepare_computation_inputs": "a helper of upstream's own implementation",

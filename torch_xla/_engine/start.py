@@ -19,7 +19,7 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation
 from torch_xla._engine.execution import barrier, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
-from torch_xla._engine.lowering import RULES, core, decompose, jax_call, load_rules
+from torch_xla._engine.lowering import RULES, composites, core, custom_call, decompose, jax_call, load_rules
 from torch_xla._engine.parallel import collective_ops, shutdown
 from torch_xla._engine.patches import (
     backward,
@@ -46,7 +46,8 @@ def start() -> None:
     logs.setup()
     versions.warn_of_untested()
     collective_ops.define()
-    jax_call.define()
+    for operators in (jax_call, custom_call, composites):
+        operators.define()
     load_rules()
     module = recorder.module()
     module.set_hooks(
