@@ -1,4 +1,4 @@
-"""How programs are compiled in tests: quickly rather than well. Imported before jax starts its backend."""
+"""How programs are compiled in tests: quickly rather than well, and each time. Imported before jax's backend starts."""
 
 from __future__ import annotations
 
@@ -12,3 +12,4 @@ FLAGS = (
 )
 
 os.environ.setdefault("XLA_FLAGS", FLAGS)
+os.environ.setdefault("XLA_PERSISTENT_CACHE_PATH", "")  # tests count compilations, and leave nothing to the next run

@@ -103,10 +103,10 @@ def _server() -> Server:
 
 
 def environment() -> dict[str, str]:
-    """This process's at first, without what says how torch_xla is. XLA compiles quickly in scripts, too."""
+    """This process's at first, without what says how torch_xla is. In scripts, too, XLA compiles quickly and anew."""
     not_theirs = ("XLA_", "PJRT_", "CPU_NUM", "PYTEST_")
     kept = {n: v for n, v in _AT_FIRST.items() if not n.startswith(not_theirs) or n == "XLA_FLAGS"}
-    return kept | {"PYTHONPATH": str(ROOT)}
+    return kept | {"PYTHONPATH": str(ROOT), "XLA_PERSISTENT_CACHE_PATH": ""}
 
 
 def run(code: str, fresh: bool, env: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -12,9 +18,10 @@ from helpers import Counts, counts, run_script
 
 from tests import quickly
 from torch_xla import backends
+from torch_xla._engine import recorder
 from torch_xla._engine.device import precision
 from torch_xla._engine.execution import compile_cache, programs
-from torch_xla._engine.execution.program_files import ProgramFiles
+from torch_xla._engine.execution.program_files import ProgramFiles, Room
 
 CACHE = (
     "PersistentCacheHit",
@@ -28,6 +35,14 @@ CACHE = (
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_cache, "_files", False)
     monkeypatch.setattr(precision, "_chosen", None)
+
+
+def run_sized(size: int) -> Counts:
+    """The same with a program of its own for each size."""
+    programs.cache.clear()
+    with counts() as moved:
+        assert torch.ones(size, size).to("xla").mul(3.0).sum().item() == 3 * size * size
+    return moved
 
 
 def run(value: float = 1.0) -> Counts:
@@ -62,6 +77,13 @@ SCRIPT = """
     """
 
 
+SHOW = """
+    from torch_xla.debug import step_report
+    lines = str(step_report.report()).splitlines()
+    print(lines[lines.index("Programs on disk") + 1] if "Programs on disk" in lines else None)
+    """
+
+
 def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     folder = str(tmp_path / "made" / "here")
     values, first = run_script(SCRIPT, XLA_PERSISTENT_CACHE_PATH=folder).stdout.splitlines()
@@ -72,6 +94,38 @@ def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert again == [values, f"0 {compiled} {compiled} 0"], "the same values, to the bit"
     _, other = run_script(SCRIPT, XLA_PERSISTENT_CACHE_PATH=folder, XLA_USE_BF16="1").stdout.splitlines()
     assert int(other.split()[0]) > 0, "its programs are others"
+
+
+OWN = """
+    import os, warnings
+    os.environ.pop("XLA_PERSISTENT_CACHE_PATH", None)  # as it is where no test is run
+    warnings.simplefilter("always")
+    """
+
+
+def test_the_users_own_folder_is_used_where_none_is_named(tmp_path: Path) -> None:
+    """By processes one after the other, within its limit, and only while nobody else may write to it."""
+    (tmp_path / "recorder").symlink_to(Path(recorder.module().__file__).parents[2])
+    folder = tmp_path / "programs"
+
+    def run(**environment: str) -> subprocess.CompletedProcess[str]:
+        code = textwrap.dedent(OWN) + textwrap.dedent(SCRIPT) + textwrap.dedent(SHOW)
+        done = run_script(code, check=False, TORCH_XLA_CACHE_DIR=str(tmp_path), **environment)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    values, first, told = run().stdout.splitlines()
+    compiled = int(first.split()[0])
+    assert compiled > 2 and folder.stat().st_mode & 0o777 == 0o700
+    assert re.fullmatch(rf"  0 loaded, {compiled} added; \d\S+ of 4.00GB in {folder}", told)
+    assert run().stdout.splitlines()[:2] == [values, f"0 {compiled} {compiled} 0"]
+    folder.chmod(0o770)
+    done = run()
+    assert done.stdout.splitlines() == [values, f"{compiled} 0 0 0", "None"]
+    assert f"not kept for the next process: others than this user may write to {folder}" in done.stderr
+    folder.chmod(0o700)
+    told = run(TORCH_XLA_PERSISTENT_CACHE_GB="1", XLA_USE_BF16="1").stdout.splitlines()[2]
+    assert " of 1.00GB in " in told, "its own limit"
 
 
 #: What a replica prints, or writes: the loss, and how many of its programs were compiled and loaded.
@@ -149,6 +203,42 @@ def test_hit_and_miss(tmp_path: Path) -> None:
     assert second["PersistentCacheLoad"] == 1
     backends.set_mat_mul_precision("high")
     assert run().only(*CACHE) == {"PersistentCacheMiss": 1}, "another program"
+
+
+def test_what_was_not_used_for_longest_goes(tmp_path: Path) -> None:
+    compile_cache.initialize(tmp_path)
+    run_sized(2)
+    size = next(tmp_path.iterdir()).stat().st_size
+    for n in (3, 4, 5):
+        run_sized(n)
+    files = sorted(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    for age, file in enumerate(reversed(files)):
+        os.utime(file, (time.time() - 60 * (age + 1),) * 2)
+    run_sized(2)  # used just now
+    killed, writing = tmp_path / "a.1.1", tmp_path / "b.1.1"  # as those leave them that are killed, and that write
+    for part, age in ((killed, 7200), (writing, 60)):
+        part.write_bytes(b"some")
+        os.utime(part, (time.time() - age,) * 2)
+    compile_cache._files = ProgramFiles(tmp_path, False, limit=int(4.2 * size))
+    moved = run_sized(6)
+    assert moved.only(*CACHE, "PersistentCacheEvicted") == {"PersistentCacheMiss": 1, "PersistentCacheEvicted": 2}
+    assert not killed.exists() and writing.exists()
+    assert sorted(file for file in files if not file.exists()) == sorted(files[1:3]), "the oldest but the one just used"
+    assert run_sized(2)["PersistentCacheHit"] == run_sized(6)["PersistentCacheHit"] == 1
+
+
+def test_many_may_make_room_at_once(tmp_path: Path) -> None:
+    """Each removes what others list, add or remove just then."""
+    rooms = [Room(5000) for _ in range(4)]
+
+    def work(number: int) -> None:
+        for i in range(150):
+            (tmp_path / f"{number}-{i}.xla").write_bytes(bytes(1000))
+            rooms[number].added(tmp_path, 1000)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert 1 <= len(list(tmp_path.iterdir())) <= 5
 
 
 def test_read_only(tmp_path: Path) -> None:

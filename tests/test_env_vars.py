@@ -172,6 +172,7 @@ IN_TESTS_OF_THEIR_OWN = {
     "RATE_TRACKER_SMOOTHING": "test_steps.py::test_rates_are_smoothed_as_the_environment_says",
     "XLA_COMPILATION_CACHE_SIZE": "test_sync.py::test_program_cache_is_bounded",
     "XLA_PERSISTENT_CACHE_PATH": "test_compile_cache.py::test_second_process_compiles_nothing",
+    "TORCH_XLA_PERSISTENT_CACHE_GB": "test_compile_cache.py::test_the_users_own_folder_is_used_where_none_is_named",
     "XLA_PERSISTENT_CACHE_READ_ONLY": "test_compile_cache.py::test_second_process_compiles_nothing",
     "XLA_FALLBACK_WARN": "test_fallback.py::test_warnings_can_be_turned_off",
     "XLA_METRICS_SAMPLES": "test_metrics.py::test_settings",

@@ -6,6 +6,7 @@ time         by category: ms_per_step and share, over all steps; settled_ms and 
 compilations step, line, cause, ops, ms of each
 recompilations  text, line, kind and times of each unexpected cause
 fallbacks, reads  line (and op), per_step, ms_per_step; most expensive first
+programs_on_disk  folder, bytes, limit (0: none), loaded, kept and removed (by this process); or empty
 memory       by device: bytes_used, bytes_limit, peak_bytes_used
 verdicts     kind, text, advice; see verdicts.py
 timeline     for each step: number, thread, start_ms, wall_ms, parts (ms by category), ops, peak_bytes, compiled
@@ -18,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_xla._engine.device import devices
-from torch_xla._engine.diagnostics import journal, memory
+from torch_xla._engine.diagnostics import journal, memory, metrics
 from torch_xla._engine.diagnostics.recompilation import watcher
+from torch_xla._engine.execution import compile_cache
 from torch_xla.debug import verdicts
 
 #: In the order of charts. What belongs to which, by the journal's kinds; the rest is other.
@@ -60,6 +62,7 @@ def collect(last: int | None) -> dict[str, Any]:
         "recompilations": _recompilations(),
         "fallbacks": _places([step.fallbacks for step in steps], ("op", "line")),
         "reads": _places([{(line,): place for line, place in step.reads.items()} for step in steps], ("line",)),
+        "programs_on_disk": _programs_on_disk(),
         "memory": _memory(),
         "timeline": [_row(step, steps[0].start) for step in steps],
     }
@@ -83,6 +86,18 @@ def _times(steps: Sequence[journal.Step], settled: Sequence[journal.Step]) -> di
         }
         for name in CATEGORIES
     }
+
+
+def _programs_on_disk() -> dict[str, Any]:
+    files = compile_cache.in_use()
+    if files is None:
+        return {}
+    counted = metrics.counters()
+    return {
+        "folder": str(files.folder), "bytes": files.size(), "limit": files.limit or 0,
+        "loaded": counted.get("PersistentCacheHit", 0), "kept": counted.get("PersistentCacheWrite", 0),
+        "removed": counted.get("PersistentCacheEvicted", 0),
+    }  # fmt: skip
 
 
 def _compilation(step: journal.Step, found: journal.Compilation) -> dict[str, Any]:

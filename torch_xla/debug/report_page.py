@@ -97,9 +97,18 @@ def _tables(data: dict[str, Any]) -> str:
             ),
             table("Ops on the CPU", ("op", "line", "a step", "ms a step"), places),
             table("Values read", ("line", "a step", "ms a step"), [(r["line"], *_rate(r)) for r in data["reads"]]),
+            table("Programs on disk", ("loaded", "added", "removed", "size", "limit", "folder"), _on_disk(data)),
             table("Memory", ("device", "in use", "at most", "limit"), memory),
         ]
     )
+
+
+def _on_disk(data: dict[str, Any]) -> list[tuple[str, ...]]:
+    info = data["programs_on_disk"]
+    if not info:
+        return []
+    counts = (str(info[name]) for name in ("loaded", "kept", "removed"))
+    return [(*counts, *(format_bytes(info[name]) for name in ("bytes", "limit")), info["folder"])]
 
 
 def _rate(row: dict[str, Any]) -> tuple[str, str]:

@@ -30,6 +30,7 @@ def text(data: dict[str, Any]) -> str:
         ],
     )
     lines += _section("Unexpected compilations", [f"{r['times']} × {r['text']}" for r in data["recompilations"]])
+    lines += _section("Programs on disk", _on_disk(data["programs_on_disk"]))
     lines += _section("On the CPU", [f"{_rate(r)}  {r['op']}  {r['line']}" for r in data["fallbacks"]])
     lines += _section("Values read", [f"{_rate(r)}  {r['line']}" for r in data["reads"]])
     lines += _section("Memory", [_memory(device, info) for device, info in data["memory"].items()])
@@ -58,6 +59,15 @@ def _section(title: str, rows: list[str]) -> list[str]:
 
 def _rate(row: dict[str, Any]) -> str:
     return f"{row['per_step']:.2f} a step, {row['ms_per_step']:.3f} ms"
+
+
+def _on_disk(info: dict[str, Any]) -> list[str]:
+    if not info:
+        return []
+    limit = f" of {format_bytes(info['limit'])}" if info["limit"] else ""
+    removed = f", {info['removed']} removed" if info["removed"] else ""
+    size = f"{format_bytes(info['bytes'])}{limit}"
+    return [f"{info['loaded']} loaded, {info['kept']} added{removed}; {size} in {info['folder']}"]
 
 
 def _memory(device: str, info: dict[str, int]) -> str:

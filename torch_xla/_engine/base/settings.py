@@ -104,6 +104,10 @@ WEIGHT = Kind(_weight, "a number of at least 0 and below 1")
 DEVICE_KIND: Kind[str] = Kind(str.upper, "the name of a kind of device")
 FOLDER = Kind(lambda text: Path(text).expanduser().absolute(), "the path of a folder")
 FOLDER_OR_NONE = _or_none(FOLDER)
+#: None: not set. An empty path: none is wanted.
+FOLDER_OR_EMPTY: Kind[Path | None] = Kind(
+    lambda text: FOLDER.parse(text) if text else Path(), "the path of a folder, or nothing", empty=True
+)
 FILE_OR_NONE = _or_none(Kind(FOLDER.parse, "the path of a file"))
 GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
 GRAPH_FORMAT = Kind(_one_of(GRAPH_FORMATS), "one of " + ", ".join(GRAPH_FORMATS))
@@ -208,7 +212,16 @@ class Settings:
     RATE_TRACKER_SMOOTHING = Variable(WEIGHT, "0.4", "xm.RateTracker: the weight of the rate before against the newest")
     XLA_COMPILATION_CACHE_SIZE = Variable(COUNT, "2048", "compiled programs kept in memory")
     XLA_PERSISTENT_CACHE_PATH = Variable(
-        FOLDER_OR_NONE, None, "folder in which compiled programs are kept for other processes; unset: they are not kept"
+        FOLDER_OR_EMPTY,
+        None,
+        "folder in which compiled programs are kept for other processes; unset: programs in the cache folder; empty: "
+        "they are not kept",
+    )
+    TORCH_XLA_PERSISTENT_CACHE_GB = Variable(
+        NUMBER_OR_NONE,
+        None,
+        "gigabytes (2^30 bytes) of programs that are kept, the last used ones; 0: no limit; unset: 4, but no limit in a folder that "
+        "XLA_PERSISTENT_CACHE_PATH names",
     )
     XLA_PERSISTENT_CACHE_READ_ONLY = Variable(FLAG, "0", "only read compiled programs from XLA_PERSISTENT_CACHE_PATH")
     XLA_FALLBACK_WARN = Variable(FLAG, "1", "warn once for each operation that runs on the CPU instead")

@@ -1,8 +1,19 @@
-"""Compiles a program, or takes it from the persistent cache: a folder in which other processes left theirs."""
+"""Compiles a program, or takes it from the persistent cache: a folder in which other processes left theirs.
+
+    XLA_PERSISTENT_CACHE_PATH   TORCH_XLA_PERSISTENT_CACHE_GB   folder               may hold
+    unset                       unset                           the user's own       4 GB
+    unset                       a number                        the user's own       that; 0: any number
+    empty                       -                               none
+    a path                      unset                           that                 any number: it may be shipped
+    a path                      a number                        that                 that; 0: any number
+
+initialize() names one as a path does. The user's own folder is used where only the user may write to it.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,6 +25,8 @@ from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import journal, metrics
 from torch_xla._engine.execution.program_files import ProgramFiles, UnreadableError
+
+_USUAL_LIMIT = 4  # GB, of the user's own folder
 
 # The folder in use: None until the first build or initialize(), then False (there is none) or the folder. initialize()
 # may replace it at any time, for the programs built from then on.
@@ -33,12 +46,43 @@ def initialize(path: str | os.PathLike[str], readonly: bool = False) -> None:
         _files = files
 
 
+def in_use() -> ProgramFiles | None:
+    """The folder, if one has been needed or named so far."""
+    return _files if isinstance(_files, ProgramFiles) else None
+
+
 def _open(folder: Path, readonly: bool) -> ProgramFiles:
     if not readonly:
         folder.mkdir(parents=True, exist_ok=True)
     elif not folder.is_dir():
         raise FileNotFoundError(f"persistent compilation cache: the folder {folder}, to be read only, does not exist")
-    return ProgramFiles(folder, readonly)
+    return ProgramFiles(folder, readonly, _limit(0))
+
+
+def _limit(usual: int) -> int | None:
+    given = settings.TORCH_XLA_PERSISTENT_CACHE_GB
+    return (usual if given is None else given) * 2**30 or None
+
+
+def _users_own() -> ProgramFiles | None:
+    """The folder that is used where none is named; None, said in a warning, where there cannot be one."""
+    folder, readonly = settings.cache_dir / "programs", settings.XLA_PERSISTENT_CACHE_READ_ONLY
+    if readonly and not folder.is_dir():
+        return None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.stat()
+        if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(f"others than this user may write to {folder}, and loading a program runs it")
+        if not os.access(folder, os.R_OK | os.X_OK | (0 if readonly else os.W_OK)):
+            raise PermissionError(f"this user may not write to {folder}")
+    except OSError as error:
+        _warn(
+            f"compiled programs are not kept for the next process: {error}. XLA_PERSISTENT_CACHE_PATH names another "
+            "folder; set to nothing, it turns this off"
+        )
+        return None
+    return ProgramFiles(folder, readonly, _limit(_USUAL_LIMIT))
 
 
 def _in_use() -> ProgramFiles | None:
@@ -46,7 +90,10 @@ def _in_use() -> ProgramFiles | None:
     with _lock:
         if _files is None:
             path = settings.XLA_PERSISTENT_CACHE_PATH
-            _files = False if path is None else _open(path, settings.XLA_PERSISTENT_CACHE_READ_ONLY)
+            if path is None:
+                _files = _users_own() or False
+            else:
+                _files = path != Path() and _open(path, settings.XLA_PERSISTENT_CACHE_READ_ONLY)
         return _files if isinstance(_files, ProgramFiles) else None
 
 
@@ -83,7 +130,10 @@ def _read(files: ProgramFiles, file: Path, places: Sequence[jax.Device]) -> jax.
 
 def _write(files: ProgramFiles, file: Path, compiled: jax.stages.Compiled) -> None:
     try:
-        files.write(file, compiled)
+        evicted = files.write(file, compiled)
+        metrics.count("PersistentCacheWrite")
+        if evicted:
+            metrics.count("PersistentCacheEvicted", evicted)
     except Exception as error:  # the program itself is fine, whatever the disk or the backend says
         metrics.count("PersistentCacheWriteFailure")
         _warn(f"a program cannot be added to the persistent compilation cache in {files.folder}: {error}")

@@ -3,7 +3,8 @@
 A file holds one executable. Its name is a hash of the program's StableHLO and of all else that decides what XLA makes
 of it: the versions of jax, jaxlib and the backend, devices, process, processor, flags. So whatever changes a program
 (a dtype that is stored as another one, a precision, a rule of another release) changes the name, and one folder serves
-all kinds of processes. Files appear whole or not at all, never change, and are not evicted.
+all kinds of processes. Files appear whole or not at all, and never change. With a limit those go that were not used for
+the longest time; any number of processes may add, read and remove at once.
 
 Loading an executable runs what it says: only trusted users may be able to write to the folder.
 
@@ -18,13 +19,17 @@ import os
 import pickle
 import re
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
 import jaxlib
 from jax.experimental import serialize_executable
+
+from torch_xla._engine.base.locks import process_lock
 
 _FORMAT = b"torch_xla program 1\n"
 
@@ -38,6 +43,10 @@ _OPTIONS = (
 )
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
+#: Of a folder with a limit: looking through more of them takes longer than compiling one.
+MOST_FILES = 20_000
+_PART_LIVES = 3600.0  # seconds: a file that has not been completed by then never will be
+
 _CALLBACK = re.compile(r"custom_call @\w*callback")
 
 
@@ -45,12 +54,77 @@ class UnreadableError(RuntimeError):
     """A file is there, but what it holds cannot be loaded."""
 
 
+class Room:
+    """How much a folder may hold. One for each folder that this process adds files to.
+
+    added files -> looked through, by the first one and then after each hundredth of the limit -> the oldest removed
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lock = process_lock()
+        self._left = 0  # bytes and files that may be added before the next look
+        self._files_left = 0
+
+    def added(self, folder: Path, size: int) -> int:
+        """Makes room after a file was added. Returns how many were removed."""
+        with self._lock:
+            self._left -= size
+            self._files_left -= 1
+            if self._left > 0 and self._files_left > 0:
+                return 0
+            self._left, self._files_left = self.limit // 100, MOST_FILES // 100
+            return self._make(folder)
+
+    def _make(self, folder: Path) -> int:
+        now = time.time()
+        kept: list[tuple[float, int, str]] = []
+        for entry, info in _entries(folder):
+            if entry.name.endswith(".xla"):
+                kept.append((info.st_mtime, info.st_size, entry.path))
+            elif now - info.st_mtime > _PART_LIVES:
+                _remove(entry.path)
+        size = sum(found[1] for found in kept)
+        if size <= self.limit and len(kept) <= MOST_FILES:
+            return 0
+        kept.sort(reverse=True)
+        before = len(kept)
+        while kept and (size > 0.9 * self.limit or len(kept) > 0.9 * MOST_FILES):
+            _, freed, path = kept.pop()
+            size -= freed
+            _remove(path)
+        return before - len(kept)
+
+
+def _entries(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    """The files of a folder, those left out that another process removes meanwhile."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                if entry.is_file(follow_symlinks=False):
+                    yield entry, entry.stat()
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):  # another process was faster, or will try again
+        os.unlink(path)
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramFiles:
-    """The files of one folder, which exists. With ``readonly`` none is added."""
+    """The files of one folder, which exists. With ``readonly`` none is added. ``limit``: bytes that it may hold."""
 
     folder: Path
     readonly: bool
+    limit: int | None = None
+    _room: Room | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_room", Room(self.limit) if self.limit else None)
+
+    def size(self) -> int:
+        """Bytes of all programs in the folder."""
+        return sum(info.st_size for entry, info in _entries(self.folder) if entry.name.endswith(".xla"))
 
     def file(self, lowered: jax.stages.Lowered, places: Sequence[jax.Device]) -> Path | None:
         """Where the executable of a program for these devices is kept, or would be.
@@ -66,6 +140,9 @@ class ProgramFiles:
             data = file.read_bytes()
         except FileNotFoundError:
             return None
+        if not self.readonly:
+            with suppress(OSError):
+                os.utime(file)  # used just now: to be removed last
         start = len(_FORMAT) + hashlib.sha256().digest_size
         if data[:start] != _header(data[start:]):
             raise UnreadableError(f"{file} is damaged")
@@ -78,8 +155,11 @@ class ProgramFiles:
             raise UnreadableError(f"{file}: {error}") from error
         return loaded
 
-    def write(self, file: Path, compiled: jax.stages.Compiled) -> None:
-        """Adds a file. Raises OSError, and what jax raises where a backend cannot give its executables away."""
+    def write(self, file: Path, compiled: jax.stages.Compiled) -> int:
+        """Adds a file; returns how many went to make room for it.
+
+        Raises OSError, and what jax raises where a backend cannot give its executables away.
+        """
         data = pickle.dumps(serialize_executable.serialize(compiled))
         part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         try:
@@ -87,6 +167,7 @@ class ProgramFiles:
             part.replace(file)  # at once, for processes that are reading
         finally:
             part.unlink(missing_ok=True)
+        return self._room.added(self.folder, len(data)) if self._room else 0
 
 
 def _header(data: bytes) -> bytes:

@@ -59,7 +59,11 @@ _BACKWARD = Private(
     "a backward pass of xla tensors runs on the thread that asks for it",
     "it runs on a thread of the device, which costs a small pass half of its time",
 )
-_BACKWARD_TOO = Private("torch.autograd", "_engine_run_backward", "as the one before", "as the one before")
+# What torch.autograd.set_multithreading_enabled calls: that takes 5 us, where a small pass takes 80.
+_BACKWARD_IN_PYTHON = ("as the one before", "as the one before")
+_BACKWARD_TOO = Private("torch.autograd", "_engine_run_backward", *_BACKWARD_IN_PYTHON)
+_THREADS_ON = Private("torch._C", "_is_multithreading_enabled", *_BACKWARD_IN_PYTHON)
+_SET_THREADS = Private("torch._C", "_set_multithreading_enabled", *_BACKWARD_IN_PYTHON)
 
 #: Hooks of a parameter, which swap_tensors does not carry over.
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -131,6 +135,16 @@ def wrap_backward(ours: Callable[..., Any]) -> None:
     """What every backward pass goes through becomes ``ours(original, outputs, ...)``."""
     _BACKWARD.wrap(ours)
     _BACKWARD_TOO.wrap(ours)
+
+
+def autograd_threads() -> tuple[Callable[[], bool], Callable[[bool], None]] | None:
+    """Whether autograd uses threads of its own for passes that this thread starts, and what sets it. Warns where that
+    is missing, and is None then."""
+    found = _THREADS_ON.find(), _SET_THREADS.find()
+    if None in found:
+        _SET_THREADS.warn()
+        return None
+    return found
 
 
 _KEPT = "torch.utils.checkpoint computes nothing again on xla, and saves no memory; torch_xla.utils.checkpoint does"

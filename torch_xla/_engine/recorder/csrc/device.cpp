@@ -82,11 +82,6 @@ const bool tensors_counted = [] {
 
 }  // namespace
 
-DeviceState& device_state(int8_t index) {
-  static auto* states = new DeviceState[kMaxDevices];
-  return states[index];
-}
-
 Hooks& hooks() {
   static auto* h = new Hooks;
   return *h;

@@ -43,7 +43,10 @@ struct DeviceState {
   NodePtr seed_node;
 };
 
-DeviceState& device_state(int8_t index);
+inline DeviceState& device_state(int8_t index) {
+  static auto* states = new DeviceState[kMaxDevices];
+  return states[index];
+}
 
 // What the recorder asks the executor to do. Set once at start-up; each takes the GIL itself.
 struct Hooks {

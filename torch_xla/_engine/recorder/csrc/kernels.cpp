@@ -86,13 +86,13 @@ void record_view(const Op& op, torch::jit::Stack* stack) {
   if (op.name == "aten::view.dtype") {
     check_view_as(base, torch::jit::peek(*stack, 1, n).toScalarType());
   }
-  begin_op();
   if (!op.returns_list) {
     Tensor view = record_one_view(op, base, torch::jit::last(*stack, n));
     torch::jit::drop(*stack, n);
     stack->emplace_back(std::move(view));
     return;
   }
+  begin_op();
   const NodePtr node = record_node(op, torch::jit::last(*stack, n));
   torch::jit::drop(*stack, n);
   c10::List<Tensor> list;

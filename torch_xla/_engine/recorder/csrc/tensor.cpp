@@ -1,5 +1,7 @@
 #include "tensor.h"
 
+#include <c10/util/safe_numerics.h>
+
 #include <algorithm>
 
 #include "counters.h"
@@ -17,8 +19,12 @@ constexpr c10::DispatchKeySet kKeys({c10::DispatchKey::XLA, c10::DispatchKey::Au
 }  // namespace
 
 inline void XlaTensor::link() {
-  auto& state = device_state(index_);
+  DeviceState& state = device_state(index_);
   std::lock_guard<SpinLock> lock(state.mutex);
+  link_locked(state);
+}
+
+inline void XlaTensor::link_locked(DeviceState& state) {
   next = nullptr;
   previous = state.last;
   (state.last ? state.last->next : state.first) = this;
@@ -45,40 +51,63 @@ NodePtr XlaTensor::newest(int8_t device) {
   return NodePtr();
 }
 
-void XlaTensor::initialize(const Shape& shape) {
-  set_storage_access_should_throw();
-  is_non_overlapping_and_dense_ = true;
-  set_sizes_contiguous(shape.sizes);
-  link();
+// What set_sizes_contiguous does, without computing the flags again: those of a new TensorImpl are those of a
+// contiguous tensor, but for channels_last's, which tensors of four and five dimensions have.
+inline void XlaTensor::set_first_sizes(at::IntArrayRef sizes) {
+  const size_t dimensions = sizes.size();
+  if (dimensions > 3) {
+    set_sizes_contiguous(sizes);
+    return;
+  }
+  sizes_and_strides_.set_sizes(sizes);
+  int64_t stride = 1;
+  bool overflows = false;
+  for (size_t i = dimensions; i-- > 0;) {
+    sizes_and_strides_.stride_at_unchecked(i) = stride;
+    overflows |= c10::mul_overflows(stride, std::max<int64_t>(sizes[i], 1), &stride);
+  }
+  if (C10_UNLIKELY(overflows)) {
+    set_sizes_contiguous(sizes);  // raises torch's error
+    return;
+  }
+  numel_ = std::find(sizes.begin(), sizes.end(), 0) == sizes.end() ? stride : 0;
 }
 
-XlaTensor::XlaTensor(NodePtr node)
+XlaTensor::XlaTensor(NodePtr node, InNoList)
     : TensorImpl(kKeys, c10::scalarTypeToTypeMeta(node->shape().dtype),
                  c10::Device(c10::DeviceType::XLA, node->device)),
       index_(node->device),
       node_(std::move(node)) {
-  initialize(node_->shape());
+  set_storage_access_should_throw();
+  is_non_overlapping_and_dense_ = true;
+  set_first_sizes(node_->shape().sizes);
 }
 
+XlaTensor::XlaTensor(NodePtr node) : XlaTensor(std::move(node), InNoList()) { link(); }
+
 XlaTensor::XlaTensor(AliasPtr alias, ViewPtr view, NodePtr node, uint64_t version)
-    : TensorImpl(kKeys, c10::scalarTypeToTypeMeta(node->shape().dtype),
-                 c10::Device(c10::DeviceType::XLA, node->device)),
-      index_(node->device),
-      node_(std::move(node)),
-      alias_(std::move(alias)),
-      view_(std::move(view)),
-      version_(version) {
-  initialize(node_->shape());
+    : XlaTensor(std::move(node), InNoList()) {
+  alias_ = std::move(alias);
+  view_ = std::move(view);
+  version_ = version;
   if (view_) {
     set_custom_sizes_strides(SizesStridesPolicy::CustomStrides);
   }
+  link();
 }
 
-XlaTensor::XlaTensor(AliasPtr alias, ViewPtr parent, NodePtr node, uint64_t version, IsView kind)
-    : XlaTensor(std::move(alias), std::move(parent), std::move(node), version) {
+XlaTensor::XlaTensor(XlaTensor& base, NodePtr node, bool overlaps) : XlaTensor(std::move(node), InNoList()) {
   unkept_ = true;
-  overlaps_ = kind.overlaps;
+  overlaps_ = overlaps;
   set_custom_sizes_strides(SizesStridesPolicy::CustomStrides);
+  DeviceState& state = device_state(index_);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  base.share();
+  base.keep_step();
+  alias_ = base.alias_;
+  view_ = base.view_;
+  version_ = base.version_;
+  link_locked(state);
 }
 
 XlaTensor::~XlaTensor() { unlink(); }
@@ -215,19 +244,7 @@ void XlaTensor::share_mode_with(XlaTensor& view) {
 }
 
 at::Tensor XlaTensor::make_view(NodePtr node, bool overlaps) {
-  AliasPtr alias;
-  ViewPtr parent;
-  uint64_t version;
-  {
-    std::lock_guard<SpinLock> lock(device_state(index_).mutex);
-    share();
-    keep_step();
-    alias = alias_;
-    parent = view_;
-    version = version_;
-  }
-  auto view =
-      c10::make_intrusive<XlaTensor>(std::move(alias), std::move(parent), std::move(node), version, IsView{overlaps});
+  auto view = c10::make_intrusive<XlaTensor>(*this, std::move(node), overlaps);
   share_mode_with(*view);
   if (C10_UNLIKELY(static_cast<bool>(storage_)) && !overlaps) {
     view->storage_ = storage_;

@@ -74,10 +74,8 @@ class XlaTensor final : public c10::TensorImpl {
  public:
   explicit XlaTensor(NodePtr node);
   XlaTensor(AliasPtr alias, ViewPtr view, NodePtr node, uint64_t version);
-  struct IsView {
-    bool overlaps;
-  };
-  XlaTensor(AliasPtr alias, ViewPtr parent, NodePtr node, uint64_t version, IsView kind);
+  // A view of `base`: `node` is its value, one step from the base's.
+  XlaTensor(XlaTensor& base, NodePtr node, bool overlaps);
   ~XlaTensor() override;
 
   int8_t device_index() const { return index_; }
@@ -146,8 +144,11 @@ class XlaTensor final : public c10::TensorImpl {
   // tensor shows any more (settle).
   c10::SymBool sym_is_contiguous_custom(at::MemoryFormat format) const override;
   const char* tensorimpl_type_name() const override { return "XlaTensor"; }
-  void initialize(const Shape& shape);
-  void link();    // into its device's list of live tensors
+  struct InNoList {};
+  XlaTensor(NodePtr node, InNoList);  // to be linked once it is complete: collections must not see it before
+  void set_first_sizes(at::IntArrayRef sizes);
+  void link();  // into its device's list of live tensors
+  void link_locked(DeviceState& state);
   void unlink();  // out of it
   // Becomes a tensor of its own on the value's device, another one than its own.
   void move_to(const NodePtr& value);
