@@ -246,6 +246,54 @@ def names() -> None:
             debugging.visualize_sharding(bad)
 
 
+def manual() -> None:
+    """Each device computes with its own part, and nothing is exchanged; values and gradients."""
+    mesh = grid()
+    xs.set_global_mesh(mesh)
+    cpu, weight = torch.randn(8, 12), torch.randn(6, 5)
+    expected, w = cpu.clone().requires_grad_(), weight.clone().requires_grad_()
+    halves = [row.chunk(2, 1) for row in expected.chunk(2)]
+    done = [torch.cat([torch.softmax(part @ w, 1) * (part.shape[0] + 1) for part in row], 1) for row in halves]
+    whole = torch.cat(done)
+    whole.square().sum().backward()
+    x, v = (t.to("xla").requires_grad_() for t in (cpu, weight))
+    for _ in range(2):
+        x.grad = v.grad = None
+        part = xs.enable_manual_sharding(x, ("data", "model"))
+        assert part.shape == (4, 6)
+        result = torch.softmax(part @ xs.enable_manual_sharding(v, (None, None)), 1) * (part.shape[0] + 1)
+        y = xs.disable_manual_sharding(result, ("data", "model"), (8, 10), mesh=mesh)
+        del part, result
+        y.square().sum().backward()
+        torch_xla.sync()
+    torch.testing.assert_close(y.detach().cpu(), whole.detach(), rtol=1e-4, atol=1e-5)
+    assert expected.grad is not None and x.grad is not None and w.grad is not None and v.grad is not None
+    torch.testing.assert_close(v.grad.cpu(), w.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(x.grad.cpu(), expected.grad, rtol=1e-3, atol=1e-4)
+    # A part along one axis is there on the devices of the other, too; in place and with what is in no part.
+    part = xs.enable_manual_sharding(x.detach(), (None, "model"))
+    part[:, 0] = 1
+    part.mul_(v.detach()[0, 0]).sub_(part.amax())
+    z = xs.disable_manual_sharding(part, (None, "model"), (8, 12))
+    del part
+    split = [p.clone() for p in cpu.chunk(2, 1)]
+    for p in split:
+        p[:, 0] = 1
+        p.mul_(weight[0, 0]).sub_(p.amax())
+    torch.testing.assert_close(z.cpu(), torch.cat(split, 1), rtol=1e-4, atol=1e-5)
+    kept = xs.enable_manual_sharding(x.detach(), ("data", None)) + 1
+    with pytest.raises(RuntimeError, match="is still in the part of the program that enable_manual_sharding began"):
+        kept.cpu()
+    del kept
+    for refused, words in (
+        (lambda: xs.enable_manual_sharding(torch.ones(3, device="xla"), ("data",)), "cannot be split evenly"),
+        (lambda: xs.disable_manual_sharding(x, ("data", None), (8, 12)), r"has shape \[4, 12\], got \[8, 12\]"),
+        (lambda: xs.enable_manual_sharding(x, ("data", None), mesh=grid([0, 1, 3, 2])), "another order"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            refused()
+
+
 def words() -> None:
     """XLA's text for shardings, as upstream prints it."""
     kinds = xs.ShardingType
@@ -334,4 +382,4 @@ def switched_on(program: Callable[[], None]) -> None:
 PROGRAMS: list[Callable[[], None]] = [
     uneven, writes, meshes_meet, optimizers, memory, shards, linear, alike, regions, barrier,
 ]  # fmt: skip
-ON_FOUR: list[Callable[[], None]] = [words, names]
+ON_FOUR: list[Callable[[], None]] = [words, names, manual]

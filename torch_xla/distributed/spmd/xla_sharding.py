@@ -28,6 +28,7 @@ from torch_xla.distributed.spmd._linear import (
     apply_xla_patch_to_nn_linear,
     xla_patched_nn_linear_forward,
 )
+from torch_xla.distributed.spmd._manual import disable_manual_sharding, enable_manual_sharding
 from torch_xla.distributed.spmd._mesh import (
     HybridMesh,
     Mesh,
@@ -42,7 +43,8 @@ from torch_xla.distributed.spmd.xla_sharded_tensor import ShardingType, XLAShard
 __all__ = [
     "EinsumLinear", "HybridMesh", "MarkShardingFunction", "Mesh", "PartitionSpec", "ShardingSpec", "ShardingType",
     "XLAPatchedLinear", "XLAShard", "XLAShardedTensor", "annotate_custom_sharding",
-    "apply_backward_optimization_barrier", "apply_xla_patch_to_nn_linear", "clear_sharding", "get_1d_mesh",
+    "apply_backward_optimization_barrier", "apply_xla_patch_to_nn_linear", "clear_sharding",
+    "disable_manual_sharding", "enable_manual_sharding", "get_1d_mesh",
     "get_global_mesh", "get_sharding", "mark_sharding", "mark_sharding_with_gradients", "set_global_mesh", "shard_as",
     "unwrap_sharded_tensor", "wrap_as_sharded_tensor", "wrap_if_sharded", "xla_patched_nn_linear_forward",
 ]  # fmt: skip
@@ -72,7 +74,7 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     tensor.
     """
     later = t.is_meta or (t.device.type == "cpu" and isinstance(t, torch.nn.Parameter))
-    sharding = _checked("mark_sharding", t, mesh, partition_spec, later)
+    sharding = checked("mark_sharding", t, mesh, partition_spec, later)
     if later:
         module_moves.lay_out_once_moved(t, sharding)
         return t
@@ -81,7 +83,8 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     return t
 
 
-def _checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], later: bool = False) -> NamedSharding:
+def checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], later: bool = False) -> NamedSharding:
+    """The sharding that the arguments of ``op`` describe. Raises what mark_sharding raises."""
     where = f"{op} of a tensor of shape {list(t.shape)} (at {frames.user_line()})"
     if not replicas.is_spmd():
         raise RuntimeError(f"{where}: call torch_xla.runtime.use_spmd() before the first xla tensor")
@@ -112,7 +115,7 @@ def _lay_out_alone(t: torch.Tensor, sharding: Sharding) -> None:
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
     """As mark_sharding, but moves nothing now: the next program that computes or reads the tensor lays it out so."""
-    sharding = _checked("annotate_custom_sharding", t, mesh, partition_spec)
+    sharding = checked("annotate_custom_sharding", t, mesh, partition_spec)
     with torch.no_grad():
         recorder.module().exclusively(0, recorder.module().lay_out, t, shardings.number(sharding, t.dim()))
     return t
@@ -161,7 +164,7 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Se
 
     Not in place, and differentiable. Arguments and errors are those of mark_sharding.
     """
-    sharding = _checked("mark_sharding_with_gradients", t, mesh, partition_spec)
+    sharding = checked("mark_sharding_with_gradients", t, mesh, partition_spec)
     number = shardings.number(sharding, t.dim())
     marked: torch.Tensor = _MarkedBothWays.apply(t, number)  # type: ignore[no-untyped-call]
     return marked
@@ -173,7 +176,7 @@ class MarkShardingFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, torch_tensor: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
         """The tensor's values, split over the mesh."""
-        sharding = _checked("MarkShardingFunction", torch_tensor, mesh, partition_spec)
+        sharding = checked("MarkShardingFunction", torch_tensor, mesh, partition_spec)
         return _MarkedBothWays.forward(ctx, torch_tensor, shardings.number(sharding, torch_tensor.dim()))
 
     @staticmethod
