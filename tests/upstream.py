@@ -40,9 +40,9 @@ NOTES = {
     "here has no values",
     "torch_xla.experimental.scan value_and_grad_partitioned": "a helper of upstream's own implementation: scan is an "
     "operator of the graph",
-    "torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel XlaFullyShardedDataParallel": "without the options "
-    "_debug_* of upstream's own debugging; fsdp.utils has the collectives without an exchange",
-    "torch_xla.distributed.spmd.api auto_policy": "XLA chooses the sharding of what nobody marks; it raises and says it",
+    "torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel XlaFullyShardedDataParallel": "without the "
+    "options _debug_* of upstream's own debugging; fsdp.utils has the collectives without an exchange",
+    "torch_xla.distributed.spmd.api auto_policy": "XLA chooses the sharding of what nobody marks; it says so",
     "torch_xla.distributed.xla_backend ProcessGroupXla": "torch.distributed makes it, with options of its own",
     "torch_xla.core.xla_model DeviceContext": "a helper of upstream's own implementation",
     "torch_xla.experimental.gradient_accumulation GradientAccumulationContext": "a helper of upstream's own "
