@@ -49,12 +49,12 @@ test-torch:
 test-isa: $(READY)
 	$(BIN)/python -m tests.isa -n auto --dist worksteal $(PYTEST_ARGS)
 
-# Without the flags of tests/quickly.py: programs are optimized as those of users are. All 20,000 random programs. The
+# Without the flags of tests/quickly.py: programs are optimized as those of users are. All 70,000 random programs. The
 # rules with the emitters that users have. An interrupt at every event of a step, then ten minutes of them at random
 # moments.
 test-long: test-sanitize
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
-	    tests/test_random_programs.py tests/test_parity.py \
+	    tests/test_random_programs.py tests/test_seams.py tests/test_parity.py \
 	    tests/test_examples.py::test_llama_killed_at_random_steps $(PYTEST_ARGS)
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n auto --dist worksteal \
 	    tests/lowering tests/ops $(PYTEST_ARGS)
