@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
-CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h tests/sanitizer_faults/*.cpp)
+CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h torch_xla/_engine/handlers/csrc/*.cpp torch_xla/_engine/handlers/csrc/*.h tests/sanitizer_faults/*.cpp)
 
 .PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-ops test-targets lint fix bench clean
 
