@@ -246,7 +246,13 @@ def find(cache: LruCache[Any], key: Hashable, make: Callable[[], Any], numbers: 
     return found
 
 
-def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None, name: str | None) -> Any:
+def call(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None,
+    name: str | None,
+    known_by: Hashable = None,
+) -> Any:
     """See torch_xla.core.xla_builder.call_jax."""
     signature = take_apart("call_jax", args, kwargs)
     label = name_of(function) if name is None else re.sub(r"\W+", "_", name)
@@ -256,7 +262,8 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
         return function(*positional, **named)
 
     flat.__name__ = label
-    key = (identity(function), label, jax_settings(), signature.key)
+    who = identity(function) if known_by is None else ("known by", known_by)
+    key = (who, label, jax_settings(), signature.key)
     make = lambda: build("call_jax", label, flat, avals(signature.tensors))
     found: Call = find(_calls, key, make, lambda c: (c.number,))
     with torch.no_grad():
