@@ -5,9 +5,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 CLIENTS := .venv-clients
-CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h tests/sanitizer_faults/*.cpp)
+CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h torch_xla/_engine/handlers/csrc/*.cpp torch_xla/_engine/handlers/csrc/*.h tests/sanitizer_faults/*.cpp)
 
-.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-clients test-ops test-targets lint fix bench clean
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-clients test-ops test-targets lint fix bench \
+    docs docs-check notebooks clean
 
 help:
 	@echo "make demo      train a CNN on handwritten digits on xla:0"
@@ -23,6 +24,9 @@ help:
 	@echo "make lint      formatting, lint, types, layers"
 	@echo "make fix       mend what can be mended of formatting and lint"
 	@echo "make bench     the benchmark tables, as markdown"
+	@echo "make docs      the documents as a site, in site/"
+	@echo "make docs-check  each page of it in headless Chromium: links, pictures, errors"
+	@echo "make notebooks run the notebooks, and keep what they print"
 	@echo "make clean     remove .venv and everything generated"
 
 setup: $(READY)
@@ -62,12 +66,13 @@ $(CLIENTS)/.ready: requirements-dev.txt tests/clients/requirements.txt pyproject
 test-isa: $(READY)
 	$(BIN)/python -m tests.isa -n auto --dist worksteal $(PYTEST_ARGS)
 
-# Without the flags of tests/quickly.py: programs are optimized as those of users are. All 20,000 random programs. The
+# Without the flags of tests/quickly.py: programs are optimized as those of users are. All 70,000 random programs. The
 # rules with the emitters that users have. An interrupt at every event of a step, then ten minutes of them at random
 # moments.
 test-long: test-sanitize
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
-	    tests/test_random_programs.py tests/test_parity.py $(PYTEST_ARGS)
+	    tests/test_random_programs.py tests/test_seams.py tests/test_parity.py \
+	    tests/test_examples.py::test_llama_killed_at_random_steps $(PYTEST_ARGS)
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n auto --dist worksteal \
 	    tests/lowering tests/ops $(PYTEST_ARGS)
 	$(BIN)/python -m tests.interrupts --seconds 600
@@ -106,6 +111,24 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.replicas $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.watching $(BENCH_ARGS)
 
+DOCS := .venv-docs/bin
+
+.venv-docs/.ready: requirements-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	$(DOCS)/python -m pip install --quiet --requirement requirements-docs.txt
+	@touch $@
+
+# Strictly: a warning fails. It reads the package and does not import it.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict --quiet
+
+docs-check: docs
+	$(DOCS)/python scripts/docs/check.py
+
+# With what .venv has, and what notebooks need beside it.
+notebooks: $(READY) .venv-docs/.ready
+	$(DOCS)/python scripts/docs/notebooks.py --packages .venv $(NOTEBOOKS)
+
 clean:
-	rm -rf .venv .venv-torch-* .venv-clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-docs .venv-torch-* .venv-clients build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

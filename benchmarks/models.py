@@ -86,11 +86,11 @@ class ResNet(nn.Module):
 
 
 class _Block(nn.Module):
-    """Pre-norm transformer block with causal attention."""
+    """Pre-norm transformer block."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0, is_causal: bool = True) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.is_causal = heads, dropout, is_causal
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
@@ -100,7 +100,7 @@ class _Block(nn.Module):
         shape = (batch, length, self.heads, width // self.heads)
         q, k, v = (part.view(shape).transpose(1, 2) for part in self.qkv(x).split(width, dim=-1))
         rate = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=self.is_causal)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,6 +128,23 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         position = torch.arange(tokens.shape[1], device=tokens.device)
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(position))))
+
+
+class ViT(nn.Module):
+    """Patches of an image through ``layers`` blocks; the mean of what comes out is classified."""
+
+    def __init__(
+        self, layers: int = 6, width: int = 128, heads: int = 4, patch: int = 4, size: int = 32, classes: int = 10
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.positions = nn.Parameter(0.02 * torch.randn((size // patch) ** 2, width))
+        self.blocks = nn.Sequential(*(_Block(width, heads, is_causal=False) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2) + self.positions
+        return self.head(self.norm(self.blocks(x)).mean(1))
 
 
 class _RMSNorm(nn.Module):
@@ -196,7 +213,7 @@ def vectors(batch: int = 64, width: int = 64, classes: int = 10) -> tuple[Tensor
 
 
 def images(batch: int, channels: int, size: int, classes: int = 10) -> tuple[Tensor, Tensor]:
-    """A batch for :class:`LeNet` (1 channel, size 28) or :class:`ResNet` (3 channels), on the CPU."""
+    """A batch for :class:`LeNet` (1 channel, size 28), :class:`ResNet` or :class:`ViT` (3 channels), on the CPU."""
     return torch.randn(batch, channels, size, size), torch.randint(classes, (batch,))
 
 

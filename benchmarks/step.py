@@ -1,17 +1,18 @@
-"""A training step of whole models on xla, next to eager CPU and, for two of them, to hand-written jax.
+"""A training step of whole models on xla, next to eager CPU, torch.compile (inductor) and hand-written jax.
 
-    python benchmarks/step.py [--quick] [--only GPT] [--device xla:0]
+    python -m benchmarks.step [--quick] [--only GPT] [--device xla:0] [--without inductor,jax]
 
 First step: seconds until the first step is done, compiling included. Host: milliseconds until torch_xla.sync() has
 returned without waiting, that is until Python is free to prepare the next step. Step: milliseconds until the device is
-done. The contestants take turns, step by step, each from an idle device; medians.
+done. The contestants take turns, step by step, each from an idle device; medians. With inductor, the model with its
+loss is compiled, as users do; the optimizer is torch's.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from benchmarks import jax_models, models
+from benchmarks import jax_models, jax_resnet, models
 from benchmarks.report import no_garbage_collection, setting, table
 
 WARM_UP = 4  # steps after the first until nothing compiles any more
@@ -32,20 +33,21 @@ PAUSE = 0.02  # seconds before each measured step, in which the threads of the c
 
 @dataclass(frozen=True)
 class Job:
-    """A model with its data and optimizer; the same, if any, in jax."""
+    """A model with its data and optimizer; the same in jax."""
 
     name: str
     model: Callable[[], nn.Module]
     batch: Callable[[], tuple[Tensor, Tensor]]
     optimizer: Callable[..., Optimizer]
-    in_jax: Callable[[], tuple[jax_models.State, jax_models.Step]] | None = None
+    in_jax: Callable[[], tuple[jax_models.State, jax_models.Step]]
 
 
 MOMENTUM = partial(SGD, lr=0.05, momentum=0.9)
 JOBS = [
-    Job("MLP-50, AdamW", models.MLP, models.vectors, AdamW),
+    Job("MLP-50, AdamW", models.MLP, models.vectors, AdamW, jax_models.mlp),
     Job("LeNet, SGD", models.LeNet, partial(models.images, 64, 1, 28), MOMENTUM, jax_models.lenet),
-    Job("ResNet-18, SGD", models.ResNet, partial(models.images, 16, 3, 32), MOMENTUM),
+    Job("ResNet-18, SGD", models.ResNet, partial(models.images, 16, 3, 32), MOMENTUM, jax_resnet.resnet),
+    Job("ViT-6L, AdamW", models.ViT, partial(models.images, 8, 3, 32), AdamW, jax_models.vit),
     Job("GPT-6L, AdamW", models.GPT, models.text, AdamW, jax_models.gpt),
 ]
 
@@ -63,10 +65,13 @@ class Contestant(Protocol):
 class Torch:
     """A job in torch, on any device."""
 
-    def __init__(self, job: Job, device: torch.device) -> None:
+    def __init__(self, job: Job, device: torch.device, inductor: bool = False) -> None:
         torch.manual_seed(0)
         self.lazy = device.type == "xla"
         self.model = job.model()
+        self.loss = lambda inputs, targets: models.loss(self.model(inputs), targets)
+        if inductor:
+            self.loss = torch.compile(self.loss)
         self.initial = self.parameters()
         self.model.to(device)
         self.inputs, self.targets = (tensor.to(device) for tensor in job.batch())
@@ -75,7 +80,7 @@ class Torch:
 
     def step(self) -> None:
         self.optimizer.zero_grad()
-        models.loss(self.model(self.inputs), self.targets).backward()
+        self.loss(self.inputs, self.targets).backward()
         self.optimizer.step()
         if self.lazy:
             import torch_xla
@@ -97,7 +102,6 @@ class Jax:
     """A job in hand-written jax, on jax's default device."""
 
     def __init__(self, job: Job) -> None:
-        assert job.in_jax is not None
         self.state, self.compiled = job.in_jax()
         # Token ids and labels are 64-bit in torch and 32-bit here, as anyone would write it.
         self.inputs, self.targets = (jnp.asarray(tensor.numpy()) for tensor in job.batch())
@@ -136,22 +140,25 @@ class Times:
         self.host, self.step = [], []
 
 
-def measure(job: Job, device: torch.device, rounds: int) -> list[str]:
+def measure(job: Job, device: torch.device, rounds: int, without: Collection[str] = ()) -> list[str]:
     """The row of one job."""
     ours, eager = Torch(job, device), Torch(job, torch.device("cpu"))
-    contestants: list[Contestant] = [ours, eager]
-    if job.in_jax is not None:
-        contestants.append(Jax(job))
-    times = [Times() for _ in contestants]
-    for contestant, result in zip(contestants, times, strict=True):
-        result.warm_up(contestant)
+    others: dict[str, Callable[[], Contestant]] = {
+        "inductor": lambda: Torch(job, torch.device("cpu"), inductor=True),
+        "jax": lambda: Jax(job),
+    }
+    made = {name: make() for name, make in others.items() if name not in without}
+    contestants: dict[str, Contestant] = {"here": ours, "eager": eager, **made}
+    times = {name: Times() for name in contestants}
+    for name, contestant in contestants.items():
+        times[name].warm_up(contestant)
     check_same_training(job, ours, eager)
     with no_garbage_collection():
         for _ in range(rounds):
-            for contestant, result in zip(contestants, times, strict=True):
+            for name, contestant in contestants.items():
                 time.sleep(PAUSE)
-                result.add(contestant)
-    return row(job.name, *times)
+                times[name].add(contestant)
+    return row(job.name, times)
 
 
 def check_same_training(job: Job, ours: Torch, eager: Torch) -> None:
@@ -167,19 +174,19 @@ def check_same_training(job: Job, ours: Torch, eager: Torch) -> None:
         )
 
 
-def row(name: str, ours: Times, eager: Times, in_jax: Times | None = None) -> list[str]:
+def row(name: str, times: dict[str, Times]) -> list[str]:
     """The cells of one job, in the order of HEAD."""
-    host, step, reference = median(ours.host) * 1e3, median(ours.step) * 1e3, median(eager.step) * 1e3
-    cells = [name, f"{ours.first:.1f}", f"{host:.2f}", f"{step:.2f}", f"{reference:.2f}", f"{host / reference:.2f}"]
-    if in_jax is None:
-        return [*cells, "", "", ""]
-    jax_host, jax_step = median(in_jax.host) * 1e3, median(in_jax.step) * 1e3
-    return [*cells, f"{in_jax.first:.1f}", f"{jax_host:.2f}", f"{jax_step:.2f}"]
+    here, step = times["here"], {contestant: median(found.step) * 1e3 for contestant, found in times.items()}
+    host = median(here.host) * 1e3
+    cells = [name, f"{here.first:.1f}", f"{host:.2f}", f"{step['here']:.2f}"]
+    for other in ("eager", "inductor", "jax"):
+        cells += [f"{step[other]:.2f}", f"{step['here'] / step[other]:.2f}"] if other in step else ["", ""]
+    return [*cells, f"{host / step['eager']:.2f}", f"{times['jax'].first:.1f}" if "jax" in times else ""]
 
 
 HEAD = [
-    "training step", "first step, s", "host, ms", "step, ms", "eager CPU step, ms", "host / eager",
-    "jax first step, s", "jax host, ms", "jax step, ms",
+    "training step", "first step, s", "host, ms", "step, ms", "eager CPU", "ratio", "inductor", "ratio", "jax", "ratio",
+    "host / eager", "jax first step, s",
 ]  # fmt: skip
 
 
@@ -188,12 +195,14 @@ def main() -> None:
     parser.add_argument("--device", default="xla:0", help="what to compare with eager CPU; cpu shows the noise")
     parser.add_argument("--quick", action="store_true", help="few rounds")
     parser.add_argument("--only", default="", help="only the jobs whose name contains this")
+    parser.add_argument("--without", default="", help="contestants to leave out: inductor, jax")
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "xla":
         import torch_xla  # noqa: F401
     jobs = [job for job in JOBS if options.only in job.name]
-    print(f"{setting()}\n\n{table(HEAD, [measure(job, device, 5 if options.quick else 40) for job in jobs])}")
+    rounds, without = 5 if options.quick else 40, options.without.split(",")
+    print(f"{setting()}\n\n{table(HEAD, [measure(job, device, rounds, without) for job in jobs])}")
 
 
 if __name__ == "__main__":

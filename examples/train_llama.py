@@ -2,6 +2,7 @@
 
 python examples/train_llama.py                                  two minutes on one CPU device
 python examples/train_llama.py --mesh 2x2x1 --scan --remat      data x fsdp x tensor: four devices, one process (SPMD)
+torchrun --nproc-per-node=2 examples/train_llama.py --mesh 2x2x1        the same in two processes
 
 The batch is split over "data" and "fsdp", every weight over "fsdp" and "tensor". What a step computes does not depend
 on the mesh. A killed run that is started again with its --checkpoints goes on where it was last saved.
@@ -21,13 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 import torch_xla
+import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
+import torch_xla.distributed.xla_backend
 import torch_xla.runtime as xr
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager, prime_optimizer
 from torch_xla.experimental.scan_layers import scan_layers
@@ -168,7 +172,7 @@ LAYOUT = {
 
 
 def shard(model: nn.Module, mesh: xs.Mesh) -> None:
-    """Splits the weights over the mesh; gradients and the optimizer's state lie like them."""
+    """Splits the weights over the mesh on their way there; gradients and the optimizer's state lie like them."""
     for name, parameter in model.named_parameters():
         for ends, layout in LAYOUT.items():
             if name.endswith(ends):
@@ -198,12 +202,14 @@ class Trainer:
         torch.manual_seed(options.seed)
         self.config = PRESETS[options.preset]
         model = Llama(self.config, options.scan, options.remat)
-        self.model = (model.bfloat16() if options.bf16 else model).to("xla")
         self.spec = None
+        if options.bf16:
+            model.bfloat16()
         if options.mesh is not None:
             mesh = xs.Mesh(range(math.prod(options.mesh)), options.mesh, ("data", "fsdp", "tensor"))
-            shard(self.model, mesh)
+            shard(model, mesh)
             self.spec = xs.ShardingSpec(mesh, (("data", "fsdp"), None))
+        self.model = model.to("xla")
         self.optimizer = torch.optim.AdamW(self.model.parameters(), options.lr, betas=(0.9, 0.95), weight_decay=0.1)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self.rate)
         self.text = Text(options.length)
@@ -262,7 +268,7 @@ class Trainer:
     def train(self, checkpoints: CheckpointManager | None) -> float:
         """Runs to the end; returns the loss of the last step, nan where none was left to run."""
         options, losses = self.options, []
-        bar = tqdm(total=options.steps, initial=self.step, unit="step")
+        bar = tqdm(total=options.steps, initial=self.step, unit="step", disable=not xm.is_master_ordinal(local=False))
         start, before, first = time.perf_counter(), 0.0, self.step
         while self.step < options.steps:
             losses.append(self.train_step())
@@ -317,8 +323,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     options = parse()
     if options.mesh is not None:
-        os.environ.setdefault("CPU_NUM_DEVICES", str(math.prod(options.mesh)))
+        processes = xr.process_count()
+        os.environ.setdefault("CPU_NUM_DEVICES", str(math.prod(options.mesh) // processes))
         xr.use_spmd()
+        if processes > 1:
+            dist.init_process_group("gloo", init_method="xla://")
     trainer = Trainer(options)
     checkpoints = None
     if options.checkpoints is not None:
@@ -331,11 +340,11 @@ def main() -> None:
     loss = trainer.train(checkpoints)
     if checkpoints is not None:
         checkpoints.join()
-    print(f"{options.preset}: {trainer.step} steps, loss {loss:.4f}", flush=True)
+    xm.master_print(f"{options.preset}: {trainer.step} steps, loss {loss:.4f}", flush=True)
     if options.generate:
         prompt = torch.tensor([list(b"import ")], device="xla")
         text = trainer.model.generate(prompt, options.generate)[0].tolist()
-        print("import " + bytes(text).decode(errors="replace"))
+        xm.master_print("import " + bytes(text).decode(errors="replace"))
     if not loss <= options.target_loss:
         sys.exit(1)
 

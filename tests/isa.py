@@ -19,6 +19,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import quickly
+
 ROOT = Path(__file__).resolve().parent.parent
 NUMERIC = [
     "lowering", "ops/test_ops_sample.py", "test_amp.py", "test_autograd.py", "test_compile.py", "test_composites.py",
@@ -47,7 +49,7 @@ class Setting:
     threads: int | None = None
 
     def environment(self) -> dict[str, str]:
-        flags = f"--xla_backend_optimization_level=0 --xla_cpu_max_isa={self.xla}"
+        flags = f"{quickly.FLAGS} --xla_cpu_max_isa={self.xla}"
         threads = {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)} if self.threads else {}
         return {**os.environ, **self.torch, **threads, "XLA_FLAGS": flags}
 
@@ -109,8 +111,8 @@ def main(arguments: list[str]) -> int:
         ends, bad, seconds = run(SETTINGS[name], options)
         number = [ends.get("passed", 0), len(bad), ends.get("skipped", 0), round(seconds)]
         print(f"| {name:27} | {number[0]:6} | {number[1]:6} | {number[2]:7} | {number[3]:7} |", flush=True)
-        failed += [f"{name}: {line}" for line in bad]
-    print(*failed, sep="\n")
+        print(*bad, sep="\n", end="\n" if bad else "", flush=True)
+        failed += bad
     return 1 if failed else 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import signal
 import struct
 import tempfile
 import warnings
@@ -14,6 +16,7 @@ from typing import Any
 import jax
 import pytest
 import torch
+import torch.distributed as dist
 from helpers import counts
 from sharded_programs import devices, row
 from torch import nn
@@ -26,10 +29,13 @@ from torch.utils import checkpoint as torch_checkpoint
 
 import torch_xla
 import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
 from torch_xla._engine.diagnostics import observer
 from torch_xla._engine.lowering import RULES
+from torch_xla.distributed import xla_backend
 from torch_xla.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch_xla.experimental import distributed_checkpoint as xc
+from torch_xla.experimental.distributed_checkpoint import manager
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel
 from torch_xla.experimental.stablehlo_custom_call import place_to_device, place_to_host
 from torch_xla.utils.checkpoint import checkpoint
@@ -246,9 +252,9 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> floa
     return loss.item()
 
 
-def checkpoint_run(path: str, steps: int) -> list[float]:
+def checkpoint_run(path: str, steps: int, preemption: bool = True) -> list[float]:
     """Goes on from the last checkpoint, if there is one; the losses, by step from the first on."""
-    manager = xc.CheckpointManager(path, save_interval=2, max_to_keep=3)
+    manager = xc.CheckpointManager(path, save_interval=2, max_to_keep=3, chkpt_on_preemption=preemption)
     model, optimizer = _state(0)
     state: dict[str, Any] = {"model": model.state_dict(), "step": 0, "losses": []}
     if manager.all_steps():
@@ -262,6 +268,26 @@ def checkpoint_run(path: str, steps: int) -> list[float]:
         manager.save_async(step, state)
     manager.join()
     return list(state["losses"])
+
+
+def checkpoint_job(path: str, steps: int, kill_at: int) -> None:
+    """One of several processes that run as one; the last is killed when it has written its part of a checkpoint."""
+    xr.use_spmd()
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        xc.CheckpointManager(path, save_interval=2)
+    dist.init_process_group("gloo", init_method="xla://")
+    assert xla_backend.ProcessGroupXla is not None
+    plain = manager._storage._Writer.write_data
+
+    def write_data(self: Any, plan: Any, planner: Any) -> Any:
+        done = plain(self, plan, planner)
+        if Path(self.path).name == f".{kill_at}.writing" and xr.process_index() == xr.process_count() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    manager._storage._Writer.write_data = write_data
+    losses = checkpoint_run(path, steps, preemption=not kill_at)
+    Path(f"{path}.losses.{xr.process_index()}").write_text(json.dumps(losses))
 
 
 def checkpoints() -> None:
@@ -358,6 +384,7 @@ def safetensors() -> None:
         xs.mark_sharding(model.weight, row(), ("fsdp", None))
         xs.mark_sharding(model.bias, row(), ("fsdp",))
         model.to_empty(device="xla")
+        nn.init.ones_(model.bias)  # written to before anything has run
         torch_xla.sync()
         with counts():
             xc.load_safetensors(model.state_dict(), folder)

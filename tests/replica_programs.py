@@ -19,6 +19,12 @@ import torch_xla.core.functions as xf
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.xla_backend
 from torch_xla.distributed import xla_backend
+from torch_xla.distributed.fsdp.utils import (
+    BucketizedReduceScatter,
+    DummyReduceScatter,
+    dummy_all_gather,
+    dummy_all_reduce,
+)
 
 STEPS = 3
 #: By the names that torch 2.11 and 2.12 have for them, and 2.13 deprecates.
@@ -342,6 +348,63 @@ def odd_ends() -> None:
             xm.all_reduce("mean", x)
 
 
+def buckets() -> None:
+    """Collectives of many tensors give what those of one give, in however many buckets."""
+    world, rank = xm.xrt_world_size(), xm.get_ordinal()
+    numbers = torch.Generator().manual_seed(4)
+    every = [torch.randn(world, 2 * world, 300 * i + 1, generator=numbers) for i in range(1, 4)]
+    mine = [one[rank].to("xla") for one in every]
+    for cap in (1, 160):
+        for got, one in zip(xm.all_gather_bucketized(mine, 1, bucket_cap_mb=cap), every, strict=True):
+            assert torch.equal(got.cpu(), torch.cat(list(one), 1))
+        parts = xm.reduce_scatter_bucketized("sum", mine, 0.5, 0, world, bucket_cap_mb=cap)
+        outs = [torch.empty_like(part) for part in parts]
+        xm.reduce_scatter_bucketized("sum", mine, 0.5, 0, world, output=outs, bucket_cap_mb=cap)
+        for part, out, one in zip(parts, outs, every, strict=True):
+            assert torch.equal(part, out)
+            torch.testing.assert_close(part.cpu(), one.sum(0).chunk(world)[rank] * 0.5)
+    met: list[torch.Tensor] = []
+    scatter, dummy = BucketizedReduceScatter(1, world), DummyReduceScatter(world)
+    for tensor in mine:
+        scatter(tensor, met.append)
+    assert not met
+    scatter.flush()
+    dummy(mine[0], met.append)
+    assert torch.equal(met[2], parts[2] * 2) and met[3].shape == met[0].shape
+    assert dummy_all_gather(mine[0], 1).shape == xm.all_gather(mine[0], 1).shape
+    assert torch.equal(dummy_all_reduce("sum", mine[0], 2.0), mine[0] * 2)
+    x = torch.full((3,), float(rank), device="xla", requires_grad=True)
+    total = xf.AllReduceSumLayer.apply(x)
+    (total * (rank + 1)).sum().backward()
+    assert total.tolist() == [world * (world - 1) / 2] * 3
+    assert x.grad is not None and x.grad.tolist() == [world * (world + 1) / 2] * 3
+    assert xm.xla_replication_devices() == [f"CPU:{i}" for i in range(world)]
+    torch_xla.sync()
+
+
+def channels() -> None:
+    """Values from replica to replica; ranks that have no part in it go on."""
+    world, rank = xm.xrt_world_size(), xm.get_ordinal()
+    if world == 1:
+        with pytest.raises(RuntimeError, match="needs another replica"):
+            xm.send(torch.ones(1, device="xla"), 0)
+        return
+    for turn in range(3):  # there and back over one channel, and onwards over another
+        value = torch.arange(3.0, device="xla") + rank + 10 * turn
+        out = torch.zeros(3, device="xla")
+        if rank == 0:
+            assert xm.send(value, 5) is value
+            assert xm.recv(out, 5) is out
+            assert out.tolist() == [1.0 + 10 * turn, 2.0 + 10 * turn, 3.0 + 10 * turn]
+        elif rank == 1:
+            assert xm.recv(out, 5).tolist() == [10.0 * turn, 1.0 + 10 * turn, 2.0 + 10 * turn]
+            xm.send(value, 5)
+            if world > 2:
+                xm.send(out.int(), 6)
+        elif rank == 2:
+            assert xm.recv(out.int(), 6).tolist() == [10 * turn, 1 + 10 * turn, 2 + 10 * turn]
+
+
 def everything(index: int) -> None:
     """One process of a job."""
     assert torch_xla.devices() == [torch.device("xla:0")] and index == xm.get_ordinal()
@@ -349,7 +412,8 @@ def everything(index: int) -> None:
     dist.init_process_group("xla", init_method="xla://")
     collective_cases.exact_broadcast()
     collective_cases.check_all()
-    for part in (host_side, odd_ends, training, differentiable, process_group, distributed_data_parallel):
+    parts = (host_side, odd_ends, training, differentiable, buckets, channels, process_group, distributed_data_parallel)
+    for part in parts:
         try:
             part()
         except Exception as error:

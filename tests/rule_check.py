@@ -4,6 +4,7 @@
 
 Fills in the schema's defaults, makes non-baked Scalars program inputs (as the recorder does), jits, and compares.
 Compiling is most of the work, so that the cases of one test share a program; an error names the line of the case.
+Rules that may call ATen's kernels (lowering/on_cpu.py) are checked twice: as XLA computes them, and by these.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import pytest
 import torch
 
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.lowering import RULES
+from torch_xla._engine.handlers import library
+from torch_xla._engine.lowering import RULES, on_cpu
 from torch_xla._engine.lowering.apply import apply
 from torch_xla._engine.lowering.registry import Context, Number
 
@@ -145,6 +147,23 @@ def _line() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else "no test"
 
 
+@contextmanager
+def _asked_for_handlers() -> Iterator[list[bool]]:
+    """Filled in the block when a rule asks whether programs may call handlers (on_cpu.py)."""
+    asked: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(on_cpu, "pays", lambda work, least: asked.append(True) or False)
+        yield asked
+
+
+def _results_by_handlers(cases: list[Case]) -> list[list[Any]]:
+    """What the rules give where they call a handler whenever there is one, however little the work."""
+    assert library.load() is not None
+    with pytest.MonkeyPatch.context() as patch, on_cpu.calls_allowed():
+        patch.setattr(on_cpu, "pays", lambda work, least: True)
+        return _results(cases)
+
+
 def _results(cases: list[Case]) -> list[list[Any]]:
     """What the rules of all cases give: one program computes them, because each costs more than what is in it."""
     program = jax.jit(lambda leaves: [case.apply(xs) for case, xs in zip(cases, leaves, strict=True)])
@@ -187,14 +206,18 @@ def _run_waiting() -> None:
     cases = _waiting[:]
     _waiting.clear()
     if cases:
-        with jax.enable_x64(True):
-            found = _results(cases)
+        with jax.enable_x64(True), _asked_for_handlers() as asked:
+            found = {"": _results(cases)}
+        if asked:
+            with jax.enable_x64(True):
+                found["by handlers, "] = _results_by_handlers(cases)
         differences = []
-        for case, got in zip(cases, found, strict=True):
-            try:
-                case.compare(got)
-            except AssertionError as error:
-                differences.append(str(error))
+        for way, results in found.items():
+            for case, got in zip(cases, results, strict=True):
+                try:
+                    case.compare(got)
+                except AssertionError as error:
+                    differences.append(f"{way}{error}")
         assert not differences, "\n\n".join(differences)
         if also is not None:
             also(cases)

@@ -11,12 +11,14 @@ import pytest
 import torch
 from helpers import counts
 from torch import nn
+from torch.distributed.tensor import Shard
 
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla import interop
+from torch_xla.distributed.spmd import debugging
 
 
 def devices() -> int:
@@ -171,6 +173,15 @@ def memory() -> None:
         2 * (2 << 20) // devices(), 2 * (2 << 20) // devices() + 4096
     )
     assert y.sum().item() == 512 * 1024
+    # Parameters that are marked on the CPU are split on their way: no device has one of them whole.
+    before, highest = xm.get_memory_info()["bytes_used"], xm.get_memory_info()["peak_bytes_used"]
+    layer = nn.Linear(1024, 3000, bias=False)
+    expected, parameter = layer.weight.detach().clone(), layer.weight
+    xs.mark_sharding(layer.weight, row(), ("fsdp", None))
+    layer.to("xla")
+    assert layer.weight is parameter and xs.get_sharding(parameter) == xs.get_sharding(x)
+    assert xm.get_memory_info()["peak_bytes_used"] <= max(highest, before + expected.nbytes // devices() + 4096)
+    assert torch.equal(parameter.detach().cpu(), expected)
 
 
 def shards() -> None:
@@ -200,6 +211,87 @@ def shards() -> None:
         p.load_local_shards_(wrong)
     with pytest.raises(AttributeError, match="no sharding"):
         (p.detach() + 1).local_shards  # noqa: B018
+
+
+def names() -> None:
+    """XLAShardedTensor's questions by the class, shardings apart from tensors, and their pictures."""
+    x, mesh = torch.arange(24.0).reshape(4, 6).to("xla"), grid()
+    xs.mark_sharding(x, mesh, ("data", "model"))
+    kind: Any = xs.XLAShardedTensor
+    assert kind(x) is x and kind.global_tensor.__get__(x) is x
+    for name in ("sharding_spec", "sharding_type"):
+        assert getattr(kind, name).__get__(x) == getattr(x, name)
+    shards = kind.local_shards.__get__(x)
+    for shard in shards:
+        shard.data += 1
+    kind.load_local_shards_(x, shards)
+    assert x.cpu().flatten().tolist() == [i + 1.0 for i in range(24)]
+    assert x.placements == kind.placements.__get__(x) == (Shard(0), Shard(1))
+    x.invalidate_spec_cache()
+    for spec in (("data", "model"), ("model", None), (None, None), (("data", "model"), None)):
+        told = mesh.get_op_sharding(spec)
+        xs.mark_sharding(x, mesh, spec)
+        assert (str(told), told.type) == (x.sharding_spec, x.sharding_type), spec
+        assert str(xs.ShardingSpec(mesh, spec).xla_spec(x)) == str(told)
+        pictures = [draw(of, use_color=False) for draw, of in (
+            (debugging.visualize_sharding, str(told)), (debugging.visualize_tensor_sharding, x))]  # fmt: skip
+        if told.type is not xs.ShardingType.REPLICATED:
+            cells = [[list(c.cells) for c in picture.columns] for picture in pictures]
+            assert cells[0] == cells[1], spec
+    assert xs.ShardingSpec(mesh, ("data",)).xla_spec(x) is None
+    turned = debugging.visualize_sharding("{devices=[2,2]<=[2,2]T(1,0)}", use_color=False, min_width=20)
+    assert [list(c.cells) for c in turned.columns] == [["CPU 0", "CPU 1"], ["CPU 2", "CPU 3"]]
+    for bad in ("{devices=[2,2,2]0,1,2,3,4,5,6,7}", "{devices=[2,2]0,1}", "tiled"):
+        with pytest.raises(ValueError, match="visualize_sharding"):
+            debugging.visualize_sharding(bad)
+
+
+def manual() -> None:
+    """Each device computes with its own part, and nothing is exchanged; values and gradients."""
+    mesh = grid()
+    xs.set_global_mesh(mesh)
+    cpu, weight = torch.randn(8, 12), torch.randn(6, 5)
+    expected, w = cpu.clone().requires_grad_(), weight.clone().requires_grad_()
+    halves = [row.chunk(2, 1) for row in expected.chunk(2)]
+    done = [torch.cat([torch.softmax(part @ w, 1) * (part.shape[0] + 1) for part in row], 1) for row in halves]
+    whole = torch.cat(done)
+    whole.square().sum().backward()
+    x, v = (t.to("xla").requires_grad_() for t in (cpu, weight))
+    for _ in range(2):
+        x.grad = v.grad = None
+        part = xs.enable_manual_sharding(x, ("data", "model"))
+        assert part.shape == (4, 6)
+        result = torch.softmax(part @ xs.enable_manual_sharding(v, (None, None)), 1) * (part.shape[0] + 1)
+        y = xs.disable_manual_sharding(result, ("data", "model"), (8, 10), mesh=mesh)
+        del part, result
+        y.square().sum().backward()
+        torch_xla.sync()
+    torch.testing.assert_close(y.detach().cpu(), whole.detach(), rtol=1e-4, atol=1e-5)
+    assert expected.grad is not None and x.grad is not None and w.grad is not None and v.grad is not None
+    torch.testing.assert_close(v.grad.cpu(), w.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(x.grad.cpu(), expected.grad, rtol=1e-3, atol=1e-4)
+    # A part along one axis is there on the devices of the other, too; in place and with what is in no part.
+    part = xs.enable_manual_sharding(x.detach(), (None, "model"))
+    part[:, 0] = 1
+    part.mul_(v.detach()[0, 0]).sub_(part.amax())
+    z = xs.disable_manual_sharding(part, (None, "model"), (8, 12))
+    del part
+    split = [p.clone() for p in cpu.chunk(2, 1)]
+    for p in split:
+        p[:, 0] = 1
+        p.mul_(weight[0, 0]).sub_(p.amax())
+    torch.testing.assert_close(z.cpu(), torch.cat(split, 1), rtol=1e-4, atol=1e-5)
+    kept = xs.enable_manual_sharding(x.detach(), ("data", None)) + 1
+    with pytest.raises(RuntimeError, match="is still in the part of the program that enable_manual_sharding began"):
+        kept.cpu()
+    del kept
+    for refused, words in (
+        (lambda: xs.enable_manual_sharding(torch.ones(3, device="xla"), ("data",)), "cannot be split evenly"),
+        (lambda: xs.disable_manual_sharding(x, ("data", None), (8, 12)), r"has shape \[4, 12\], got \[8, 12\]"),
+        (lambda: xs.enable_manual_sharding(x, ("data", None), mesh=grid([0, 1, 3, 2])), "another order"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            refused()
 
 
 def words() -> None:
@@ -290,4 +382,4 @@ def switched_on(program: Callable[[], None]) -> None:
 PROGRAMS: list[Callable[[], None]] = [
     uneven, writes, meshes_meet, optimizers, memory, shards, linear, alike, regions, barrier,
 ]  # fmt: skip
-ON_FOUR: list[Callable[[], None]] = [words]
+ON_FOUR: list[Callable[[], None]] = [words, names, manual]

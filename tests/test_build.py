@@ -177,6 +177,26 @@ def test_cached_without_compiler(sources: Path, cache: Path, copied: Path, tmp_p
     assert (code, out.split()[-1], err) == (0, str(copied), "")
 
 
+def test_package_brings_a_build(sources: Path, cache: Path, built: Built, tmp_path: Path) -> None:
+    """A wheel's: no compiler and no folder to write to are needed, and a compiler that is there changes nothing."""
+    from torch_xla._engine.recorder import build
+
+    copy = build.store_in_package(build.Extension("standin", sources, cache), built.library)
+    assert copy.is_relative_to(sources.parent)
+    for environment in (without_tools(tmp_path), {}):
+        code, out, err = load(sources, cache, **environment)
+        assert (code, out.split()[-1:], err) == (0, [str(copy)], "")
+    assert not cache.exists()
+
+
+def test_build_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from torch_xla import build
+    from torch_xla._engine import recorder
+
+    assert build.main([]) == 0
+    assert capsys.readouterr().out == f"{recorder.module().__file__}\n"
+
+
 def test_no_ninja(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from torch_xla._engine.recorder import toolchain
 

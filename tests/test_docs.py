@@ -1,10 +1,13 @@
 """What the documents show runs: every ```python block of the README and of docs/, and the example.
 
-A block that is no program (a signature, a fragment) has the line ``<!-- not run -->`` right before it.
+A block that is no program (a signature, a fragment) has the line ``<!-- not run -->`` right before it. The blocks of a
+page with ``<!-- one program -->`` are one, but for those with a mark of their own: ``<!-- with NAME=VALUE -->`` sets
+variables, ``<!-- as a file -->`` (``, with NAME=VALUE``) is for programs that start processes.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -17,12 +20,13 @@ from helpers import ROOT, run_script
 from tests import torch_versions
 from torch_xla._engine.base import versions
 
-_BLOCK = re.compile(r"(<!-- not run -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"(?:<!-- (not run|as a file.*|with \w+=.*) -->\n)?```python\n((?:.*\n)*?)```$", re.MULTILINE)
+_ONE_PROGRAM = "\n<!-- one program -->\n"
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted(p for folder in ("torch_xla", "tests", "benchmarks") for p in (ROOT / folder).rglob("README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(p for name in ("torch_xla", "tests", "benchmarks", "examples") for p in (ROOT / name).rglob("README.md")),
 ]
 
 
@@ -30,17 +34,47 @@ def _programs() -> list[object]:
     found = []
     for path in DOCUMENTS:
         text = path.read_text()
-        for block in _BLOCK.finditer(text):
-            line = text[: block.start(2)].count("\n") + 1
-            if block[1] is None:
-                found.append(pytest.param(block[2], id=f"{path.relative_to(ROOT)}:{line}"))
+        blocks = [(text[: b.start(2)].count("\n") + 1, b[1] or "", b[2]) for b in _BLOCK.finditer(text)]
+        if _ONE_PROGRAM in text:
+            parts = [(line, program) for line, mark, program in blocks if not mark]
+            blocks = [block for block in blocks if block[1]]
+            blocks.insert(0, (parts[0][0], "", "\n".join(program for _, program in parts)))
+        for line, mark, program in blocks:
+            if mark != "not run":
+                found.append(pytest.param(mark, program, id=f"{path.relative_to(ROOT)}:{line}"))
     return found
 
 
-@pytest.mark.parametrize("program", _programs())
-def test_block_runs(program: str) -> None:
+@pytest.mark.parametrize(("mark", "program"), _programs())
+def test_block_runs(mark: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an error, and without a word on stderr."""
-    run_script(program)
+    monkeypatch.chdir(tmp_path)  # for the files that it writes
+    variables = dict(re.findall(r"(\w+)=(\S+)", mark))
+    if mark.startswith("as a file"):
+        # Its processes are forks here: an interpreter takes five seconds of a core (test_spawn.py starts some).
+        program, calls = re.subn(r"(xmp\.spawn|torch_xla\.launch)\((\w+)", r'\1(\2, start_method="fork"', program)
+        assert calls == 1
+    run_script(program, **variables)
+
+
+def test_marks_are_known() -> None:
+    """A mark that is spelled wrong would leave its block to the others."""
+    for path in DOCUMENTS:
+        for mark in re.findall(r"<!-- (.*) -->\n```python", path.read_text()):
+            assert re.fullmatch(r"not run|as a file(, with .*)?|with \w+=.*", mark), (path, mark)
+
+
+def test_pictures_are_those_that_are_drawn() -> None:
+    """By scripts/docs/pictures.py; each is shown somewhere."""
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "scripts" / "docs" / "pictures.py")
+    assert spec is not None and spec.loader is not None
+    pictures = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = pictures
+    spec.loader.exec_module(pictures)
+    kept = {path.stem: path.read_text() for path in (ROOT / "docs" / "pictures").glob("*.svg")}
+    assert kept == {name: draw().text for name, draw in pictures.PICTURES.items()}
+    shown = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    assert all(f"](pictures/{name}.svg)" in shown for name in kept)
 
 
 def test_readme_shows_a_program() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import ROOT
+from helpers import ROOT, run_script
 
 from tests import scripts
 
@@ -20,9 +21,12 @@ sys.path.insert(0, str(ROOT / "examples"))
 import mnist_data
 
 
-def run_example(name: str, *options: str) -> str:
+def run_example(name: str, *options: str, processes: int = 1) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", **scripts.server_variables()}
     command = [*scripts.PYTHON, str(ROOT / "examples" / name), *options]
+    if processes > 1:
+        torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone", "--no-python"]
+        command = [*scripts.PYTHON, *torchrun, *command]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -50,7 +54,10 @@ def test_imagenet_with_made_up_images() -> None:
 
 
 def test_llama_goes_on_from_a_checkpoint_on_another_mesh(tmp_path: Path) -> None:
-    """One device to the end; then again from its first checkpoint, on two devices, as one loop: the same last loss."""
+    """One device to the end; then again from its first checkpoint, on two processes of two devices each, as one loop:
+
+    the same last loss.
+    """
     sizes = (
         "--steps=4",
         "--batch_size=4",
@@ -62,9 +69,83 @@ def test_llama_goes_on_from_a_checkpoint_on_another_mesh(tmp_path: Path) -> None
     whole = re.search(r"tiny: 4 steps, loss ([\d.]+)", run_example("train_llama.py", *sizes))
     assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith(".")) == ["2", "4"]
     shutil.rmtree(tmp_path / "4")
-    again = re.search(r"tiny: 4 steps, loss ([\d.]+)", run_example("train_llama.py", *sizes, "--mesh=1x2x1", "--scan"))
+    text = run_example("train_llama.py", *sizes, "--mesh=1x2x2", "--scan", processes=2)
+    again = re.search(r"tiny: 4 steps, loss ([\d.]+)", text)
+    assert text.count("steps, loss") == 1
     assert whole is not None and again is not None
     assert float(again[1]) == pytest.approx(float(whole[1]), abs=2e-3)
+
+
+#: Trains the Llama, and ends the process at some moment of a step, if it is to be killed.
+TRAINED = """
+import os, random, signal, sys, threading
+sys.path.insert(0, "examples")
+import train_llama
+
+sys.argv = ["train_llama.py", *os.environ["OPTIONS"].split()]
+plain, kill_at = train_llama.Trainer.train_step, int(os.environ.get("KILL_AT", -1))
+
+def train_step(self):
+    if self.step == kill_at:
+        moment = random.Random(kill_at).random() / 20
+        threading.Timer(moment, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return plain(self)
+
+train_llama.Trainer.train_step = train_step
+train_llama.main()
+"""
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.sweep)])
+def test_llama_killed_at_random_steps(kills: int, tmp_path: Path) -> None:
+    """It ends with the loss of a run that nobody disturbed, to the last digit that it prints."""
+    steps, cache = 16 * kills, str(tmp_path / "programs")
+    sizes = f"--steps={steps} --batch_size=2 --length=8 --save_every=2 --generate=0 --warmup=4"
+
+    def run(name: str, **env: str) -> tuple[int, list[str]]:
+        options = f"{sizes} --checkpoints={tmp_path / name}"
+        done = run_script(TRAINED, False, OPTIONS=options, PJRT_DEVICE="CPU", XLA_PERSISTENT_CACHE_PATH=cache, **env)
+        assert done.returncode in (0, -9), done.stderr[-4000:]
+        return done.returncode, re.findall(rf"tiny: {steps} steps, loss [\d.]+", done.stdout)
+
+    whole = run("whole")
+    assert whole[0] == 0 and len(whole[1]) == 1
+    for step in sorted(random.sample(range(3, steps - 8), kills)):
+        assert run("killed", KILL_AT=str(step)) == (-9, [])
+    assert run("killed") == whole
+
+
+PEAK = """
+import math, sys
+sys.path.insert(0, "examples")
+import torch_xla, train_llama
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+
+mesh = {mesh}
+train_llama.PRESETS["wide"] = train_llama.Config(width=256, layers=2, heads=4, key_heads=4, hidden=704)
+options = train_llama.parse(["--preset=wide", "--batch_size=4", "--length=8", "--steps=2"])
+options.mesh = mesh
+if mesh:
+    xr.use_spmd()
+trainer = train_llama.Trainer(options)
+weights = sum(p.nbytes for p in trainer.model.parameters())
+losses = [trainer.train_step().item() for _ in range(2)]
+print(weights, xm.get_memory_info()["peak_bytes_used"], *losses)
+"""
+
+
+def test_llama_takes_a_part_of_the_memory_on_each_of_eight_devices() -> None:
+    """On 4 x 2 devices at most 0.3 of what one device needs at once; the losses are the same."""
+    alone, spread = (
+        [float(word) for word in run_script(
+            PEAK.format(mesh=mesh), PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(count)
+        ).stdout.split()]
+        for mesh, count in ((None, 1), ((1, 4, 2), 8))
+    )  # fmt: skip
+    assert alone[1] > 3 * alone[0], "weights, gradients and the optimizer's state"
+    assert spread[1] <= 0.3 * alone[1], f"{spread[1]:,.0f} of {alone[1]:,.0f} bytes"
+    assert spread[2:] == pytest.approx(alone[2:], abs=2e-3)
 
 
 def test_files_of_mnist(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import large_programs
 import pytest
 from helpers import ROOT, run_script
 
+from tests import scripts
+
 CASES = [(program, count) for program in large_programs.PROGRAMS for count in (1, 4)]
 RUN = "import sys; sys.path.insert(0, 'tests'); import sharded_programs as s, large_programs as p; "
 
@@ -54,6 +56,45 @@ def test_meshes_of_several_sizes_and_kills(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert _losses(_run(tmp_path / "cut", steps, 1)) == pytest.approx(whole, rel=1e-4)
+
+
+JOB = """
+import sys
+import torch_xla
+sys.path.insert(0, "tests")
+import large_programs
+large_programs.checkpoint_job({path!r}, {steps}, {kill_at})
+"""
+
+
+def test_processes_that_die_in_a_checkpoint(tmp_path: Path) -> None:
+    """Two processes, one killed while both save, then four, then one: all checkpoints before are whole."""
+
+    def job(count: int, steps: int, kill_at: int = 0) -> tuple[int, list[list[float]], str]:
+        (tmp_path / "job.py").write_text(JOB.format(path=str(tmp_path / "run"), steps=steps, kill_at=kill_at))
+        torchrun = [*scripts.PYTHON, "-m", "torch.distributed.run", f"--nproc-per-node={count}", "--standalone"]
+        env = os.environ | scripts.server_variables() | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(4 // count)}
+        done = subprocess.run(
+            [*torchrun, "--no-python", *scripts.PYTHON, str(tmp_path / "job.py")], cwd=ROOT, env=env,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        return done.returncode, [json.loads(file.read_text()) for file in tmp_path.glob("run.losses.*")], done.stderr
+
+    def alone(name: str, devices: int) -> list[float]:
+        call = f"p.checkpoint_run({str(tmp_path / name)!r}, 12)"
+        code = RUN + f"import json; s.switched_on(lambda: print(json.dumps({call})))"
+        found: list[float] = json.loads(run_script(code, PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices)).stdout)
+        return found
+
+    whole = alone("whole", 4)
+    code, losses, error = job(2, 12, kill_at=6)
+    assert code != 0 and "SIGKILL" in error and not losses, error
+    assert sorted(p.name for p in (tmp_path / "run").glob("[0-9]*")) == ["2", "4"]
+    assert (tmp_path / "run" / ".6.writing").is_dir()
+    code, losses, error = job(4, 8)
+    assert code == 0 and losses == [pytest.approx(whole[:8], rel=1e-4)] * 4, error
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["4", "6", "8"]
+    assert alone("run", 1) == pytest.approx(whole, rel=1e-4)
 
 
 PREEMPTED = """

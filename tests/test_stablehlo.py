@@ -17,7 +17,10 @@ from torch import nn
 from torch.export import Dim
 
 import torch_xla
+import torch_xla.core.xla_model as xm
 from torch_xla import stablehlo
+from torch_xla.experimental.mark_pattern_utils import StableHLOCompositeBuilder
+from torch_xla.experimental.stablehlo_custom_call import extract_custom_call_outputs_shape_dtype, stablehlo_custom_call
 from torch_xla.stablehlo import StableHLOExportOptions, StableHLOGraphModule
 
 
@@ -238,3 +241,73 @@ def test_damaged_files_are_named(damaged: str, tmp_path: Path) -> None:
     (tmp_path / damaged).write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match=damaged):
         StableHLOGraphModule.load(tmp_path)
+
+
+class Marked(nn.Module):
+    """Two parts that are marked, the second in a loop of Python, and what is around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        builder = StableHLOCompositeBuilder("lib.product", {"scale": 0.5, "count": 3, "kind": "full"})
+        x, y = builder.mark_inputs(x, y)
+        z = self.layer(x).relu() * y
+        z, total = builder.mark_outputs(z, z.sum(0))
+        for _ in range(2):
+            part = StableHLOCompositeBuilder("lib.gelu")
+            z = part.mark_outputs(nn.functional.gelu(part.mark_inputs(z + 1)))
+        return z * total, total
+
+
+def test_marked_parts_are_composites() -> None:
+    model, arguments = Marked(), (torch.randn(2, 4), torch.randn(2, 4))
+    program = torch.export.export(model, arguments)
+    module = stablehlo.exported_program_to_stablehlo(program)
+    text = module.get_stablehlo_text("forward")
+    found = re.findall(r'stablehlo.composite "([\w.]+)" (.*?) \{composite_attributes = \{(.*?)\}', text)
+    assert (found[0][0], len(found[0][1].split(", "))) == ("lib.product", 4)
+    assert found[0][2] == 'count = 3 : i64, kind = "full", scale = 5.000000e-01 : f64'
+    assert text.count('stablehlo.composite "lib.gelu"') == 2
+    for got, expected in zip(module(*arguments), model(*arguments), strict=True):
+        torch.testing.assert_close(got.cpu(), expected.detach())
+    # Marks change nothing where a module runs, and of dynamic sizes jax writes no composites.
+    for place in ("cpu", "xla"):
+        x, y = (t.detach().to(place).requires_grad_() for t in arguments)
+        copy.deepcopy(model).to(place)(x, y)[0].sum().backward()
+        assert x.grad is not None and x.grad.abs().sum() > 0
+    free = torch.export.export(model, arguments, dynamic_shapes=({0: Dim("n")}, {0: Dim("n")}))
+    several = stablehlo.exported_program_to_stablehlo(free)
+    assert 'composite "lib.' not in several.get_stablehlo_text("forward")
+    with pytest.raises(TypeError, match=r"attribute a=\[1\]"):
+        StableHLOCompositeBuilder("x", {"a": [1]})  # type: ignore[dict-item]
+
+
+class Calling(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        first, second = stablehlo_custom_call(
+            [x, x + 1], "lib.both", [(3, 2), ()], [torch.int32, torch.bfloat16], has_side_effect=True,
+            backend_config="how", frontend_attributes={"a": "b"},
+        )  # fmt: skip
+        return first + 1, second
+
+
+def test_custom_calls() -> None:
+    program = torch.export.export(Calling(), (torch.randn(2, 4),))
+    call = next(n for n in program.graph.nodes if "custom_call" in n.name)
+    assert extract_custom_call_outputs_shape_dtype(call) == ([(3, 2), ()], [torch.int32, torch.bfloat16])
+    exported = stablehlo.exported_program_to_stablehlo(program).get_stablehlo_text("forward")
+    recorded = xm.get_stablehlo(list(Calling()(torch.ones(2, 4, device="xla"))))
+    for text in (exported, recorded):
+        (line,) = re.findall(r"stablehlo.custom_call @lib.both\(.*", text)
+        parts = ('backend_config = "how"', "has_side_effect = true", '{a = "b"}', "(tensor<3x2xi32>, tensor<bf16>)")
+        assert [part for part in parts if part not in line] == []
+    one = stablehlo_custom_call([torch.ones(2, device="xla")], "lib.one", [(2,)], [torch.float32], api_version=4)
+    with pytest.raises(RuntimeError, match=r"No FFI handler registered for lib\.one"):
+        one.cpu()
+    del one
+    with pytest.raises(ValueError, match="2 shapes and 1 dtypes"):
+        stablehlo_custom_call([], "x", [(1,), (2,)], [torch.float32])
+    with pytest.raises(ValueError, match="api_version=5"):
+        stablehlo_custom_call([], "x", [(1,)], [torch.float32], api_version=5)

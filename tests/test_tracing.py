@@ -139,6 +139,7 @@ def test_fakes_of_real_tensors() -> None:
     fake = mode.from_tensor(x.t())
     with mode:
         assert (fake * 2).shape == (4, 3) and fake.device == x.device
+        assert (fake + torch.empty(4, 3, device="xla")).device == x.device, "xla alone is the current device"
         with pytest.raises(Exception, match=r"xla:0.*cpu"):
             fake + torch.empty(4, 3)
     with FakeTensorMode(allow_non_fake_inputs=True):

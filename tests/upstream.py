@@ -30,10 +30,28 @@ NOTES = {
     "torch_xla.experimental.scan split": "a helper of upstream's own implementation",
     "torch_xla.experimental.scan tree_flatten_none": "a helper of upstream's own implementation",
     "torch_xla.stablehlo XLAExportInterpreter": "a helper of upstream's own implementation: nothing is run to export",
+    "torch_xla.utils.buffer_donor_context": "not needed: buffers that nobody can read any more are donated",
     "torch_xla.experimental.gradient_accumulation XlaBuildHelper": "a helper of upstream's own implementation",
     "torch_xla.experimental.assume_pure make_fake_inputs": "a helper of upstream's own implementation",
     "torch_xla.experimental.assume_pure prepare_computation_inputs": "a helper of upstream's own implementation",
-    "torch_xla.core.xla_builder call_jax": "override_hash is not needed: functions are told apart by their programs",
+    "torch_xla.core.xla_builder computation_from_module_proto": "jax has no call for a program in HLO's own format; "
+    "xla_builder.Op and call_jax make computations",
+    "torch_xla.core.xla_builder create_placeholder_tensor": "a helper of upstream's own implementation: what is traced "
+    "here has no values",
+    "torch_xla.experimental.scan value_and_grad_partitioned": "a helper of upstream's own implementation: scan is an "
+    "operator of the graph",
+    "torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel XlaFullyShardedDataParallel": "without the "
+    "options _debug_* of upstream's own debugging; fsdp.utils has the collectives without an exchange",
+    "torch_xla.distributed.spmd.api auto_policy": "XLA chooses the sharding of what nobody marks; it says so",
+    "torch_xla.distributed.xla_backend ProcessGroupXla": "torch.distributed makes it, with options of its own",
+    "torch_xla.core.xla_model DeviceContext": "a helper of upstream's own implementation",
+    "torch_xla.experimental.gradient_accumulation GradientAccumulationContext": "a helper of upstream's own "
+    "implementation",
+    "torch_xla.distributed.parallel_loader ParallelLoader.send": "a helper of upstream's own implementation",
+    "torch_xla.distributed.spmd.xla_sharded_tensor no_dispatch": "a helper of upstream's own implementation: sharded "
+    "tensors are no wrappers",
+    "torch_xla.distributed.spmd.xla_sharding aot_mark_sharding_fake": "a helper of upstream's own implementation",
+    "torch_xla.distributed.parallel_loader PerDeviceQueue": "a helper of upstream's own implementation",
 }
 
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from torch_xla._engine import start as _start
+from torch_xla._engine.base.commands import looks_at_importing as _looks_at_importing
 from torch_xla._version import __version__
 
-_start.start()
+if not _looks_at_importing():  # a command that says why importing fails has to come as far as running
+    from torch_xla._engine import start as _start
 
-from torch_xla import _XLAC, backends, debug, experimental, runtime, stablehlo  # noqa: E402
-from torch_xla.stablehlo import save_as_stablehlo, save_torch_model_as_stablehlo  # noqa: E402
-from torch_xla.torch_xla import (  # noqa: E402
-    compile,
-    device,
-    device_count,
-    devices,
-    launch,
-    manual_seed,
-    real_devices,
-    step,
-    sync,
-)
+    _start.start()
+
+    from torch_xla import _XLAC, backends, debug, experimental, runtime, stablehlo
+    from torch_xla.stablehlo import save_as_stablehlo, save_torch_model_as_stablehlo
+    from torch_xla.torch_xla import (
+        compile,
+        device,
+        device_count,
+        devices,
+        launch,
+        manual_seed,
+        real_devices,
+        step,
+        sync,
+    )
 
 __all__ = [
     "_XLAC",

@@ -17,7 +17,7 @@ import torch
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import devices, plugins
 from torch_xla._engine.execution import programs
 from torch_xla._engine.execution.compile_cache import initialize as initialize_cache  # noqa: F401
 from torch_xla._engine.job import replicas
@@ -93,6 +93,9 @@ def local_process_count() -> int:
 
 def host_index() -> int:
     """This machine's number among those of the job, from 0, where every machine has as many processes."""
+    plugin = plugins.known(devices.kind())
+    if plugin is not None:
+        return plugin.host_index()
     return replicas.process_index() // replicas.local_process_count()
 
 

@@ -12,14 +12,14 @@ import warnings
 from types import ModuleType
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dynamo, frames, logs, versions
-from torch_xla._engine.base.compat import dispatcher, ending
+from torch_xla._engine.base import dynamo, frames, imports, logs, versions
+from torch_xla._engine.base.compat import dispatcher, ending, tracing
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation
 from torch_xla._engine.execution import barrier, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
-from torch_xla._engine.lowering import RULES, core, decompose, jax_call, load_rules
+from torch_xla._engine.lowering import RULES, composites, core, custom_call, decompose, jax_call, load_rules
 from torch_xla._engine.parallel import collective_ops, shutdown
 from torch_xla._engine.patches import (
     backward,
@@ -47,8 +47,8 @@ def start() -> None:
     logs.setup()
     versions.warn_of_untested()
     collective_ops.define()
-    jax_call.define()
-    fused_optimizers.define()
+    for operators in (jax_call, custom_call, composites, fused_optimizers):
+        operators.define()
     load_rules()
     module = recorder.module()
     module.set_hooks(
@@ -84,6 +84,9 @@ def start() -> None:
     module_moves.install()
     rematerialize.install()
     dynamo.install()
+    imports.when_imported(
+        "torch._subclasses.fake_tensor", lambda _: tracing.wrap_fake_tensors(device_module.of_fake_tensor)
+    )
     dispatcher.register_device_module("xla", device_module)
     os.register_at_fork(after_in_child=lambda: _lose_devices(module))
     atexit.register(shutdown.at_exit)  # before the next, so that it runs after it

@@ -8,7 +8,7 @@ lists of ordinals that exchange with each other, of one size, which name every r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar, overload
 
 import torch
@@ -156,18 +156,3 @@ def _delivered(result: torch.Tensor, output: torch.Tensor | None) -> torch.Tenso
         return result
     collectives.write([output], [result])
     return output
-
-
-def buckets(tensors: Sequence[torch.Tensor], cap_mb: int) -> Iterator[list[torch.Tensor]]:
-    """The tensors in order, in lists of at most ``cap_mb`` MB, or of one tensor that is larger; 0: all in one."""
-    bucket: list[torch.Tensor] = [] if cap_mb else list(tensors)
-    size = 0
-    for tensor in tensors if cap_mb else ():
-        count = tensor.numel() * tensor.element_size()
-        if bucket and size + count > cap_mb << 20:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += count
-    if bucket:
-        yield bucket

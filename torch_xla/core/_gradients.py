@@ -9,7 +9,8 @@ import torch
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import collectives
-from torch_xla.core._collectives import REDUCE_SUM, Groups, all_reduce, buckets, collective_broadcast
+from torch_xla.core._buckets import buckets
+from torch_xla.core._collectives import REDUCE_SUM, Groups, all_reduce, collective_broadcast
 
 
 def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

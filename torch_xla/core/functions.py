@@ -48,6 +48,18 @@ def all_reduce(reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups
     return result
 
 
+class AllReduceSumLayer(torch.autograd.Function):
+    """The sum over all replicas; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return _all_reduce("sum", x)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> torch.Tensor:
+        return _all_reduce("sum", grad_output)
+
+
 class AllGather(torch.autograd.Function):
     """all_gather with a gradient: of each replica's own loss, its own part."""
 

@@ -13,6 +13,7 @@ import torch
 from torch_xla._engine import recorder
 from torch_xla._engine.base import atomic_file
 from torch_xla._engine.execution import executor
+from torch_xla._engine.feed.containers import DataWrapper
 from torch_xla._engine.job import rendezvous, replicas
 
 
@@ -33,27 +34,46 @@ class ToXlaTensorArena:
 
     def transform(self, inputs: Any, in_place: bool = True) -> Any:
         """``inputs`` with its tensors converted. Lists and dicts are written to, or with ``in_place=False`` copied;
-        tuples, sets and named tuples are built again where something in them changes. Other objects stay as they are.
+        tuples, sets, named tuples and DataWrappers are built again where something in them changes. Other objects stay
+        as they are.
         """
         found: dict[int, torch.Tensor] = {}
-        _visit(inputs, lambda t: found.setdefault(id(t), t) if self._select(t) else t, set())
+        seen: _Seen = {}
+        _visit(inputs, lambda t: found.setdefault(id(t), t) if self._select(t) else t, seen)
         tensors = list(found.values())
         results = dict(zip(found, self._convert(tensors), strict=True)) if tensors else {}
-        return _replace(inputs, results, in_place, {})
+        done = {number: _rebuilt(*wrapped, results) for number, wrapped in seen.items() if wrapped is not None}
+        return _replace(inputs, results, in_place, done)
 
 
-def _visit(value: Any, tensor: Callable[[torch.Tensor], Any], seen: set[int]) -> None:
+#: By id what has been visited: of a DataWrapper itself and its tensors, which it may make anew when it is asked again.
+_Seen = dict[int, tuple[DataWrapper, list[torch.Tensor]] | None]
+
+
+def _visit(value: Any, tensor: Callable[[torch.Tensor], Any], seen: _Seen) -> None:
     if isinstance(value, torch.Tensor):
         tensor(value)
+    elif isinstance(value, DataWrapper) and id(value) not in seen:
+        wrapped = list(value.get_tensors())
+        seen[id(value)] = value, wrapped
+        for one in wrapped:
+            tensor(one)
     elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
-        seen.add(id(value))
+        seen[id(value)] = None
         for item in value.values() if isinstance(value, dict) else value:
             _visit(item, tensor, seen)
+
+
+def _rebuilt(wrapper: DataWrapper, tensors: list[torch.Tensor], results: dict[int, Any]) -> Any:
+    changed = any(id(t) in results for t in tensors)
+    return wrapper.from_tensors([results.get(id(t), t) for t in tensors]) if changed else wrapper
 
 
 def _replace(value: Any, results: dict[int, Any], in_place: bool, done: dict[int, Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return results.get(id(value), value)
+    if isinstance(value, DataWrapper):
+        return done[id(value)]
     if not isinstance(value, (dict, list, tuple, set, frozenset)):
         return value
     if id(value) in done:
@@ -156,7 +176,7 @@ def check_view_sharing(obj: Any) -> None:
             if first != number:
                 raise RuntimeError(f"Tensor ID {number} is sharing a view with tensor ID {first}")
 
-    _visit(obj, check, set())
+    _visit(obj, check, {})
 
 
 def writes(master_only: bool = True, global_master: bool = False) -> bool:

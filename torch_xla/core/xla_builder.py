@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,11 @@ __all__ = [
 
 
 def call_jax(
-    jax_func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, name: str | None = None
+    jax_func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    name: str | None = None,
+    override_hash: Hashable = None,
 ) -> Any:
     """Records ``jax_func(*args, **kwargs)`` on xla tensors, as one operation of the graph.
 
@@ -30,6 +34,8 @@ def call_jax(
       args, kwargs: structures that jax knows (tuples, lists, dicts, registered classes). Their xla tensors become
         arrays; all other leaves are constants of the program, which is compiled again for others.
       name: what the operation is called in dumps, reports and HLO; by default the function's own name.
+      override_hash: what the function is known by instead of itself: one that is made anew for each call is traced once
+        if it comes with the same value each time. It must then compute the same.
 
     Returns:
       What the function gives, with xla tensors of jax's dtypes in place of arrays. They have no gradient:
@@ -40,7 +46,7 @@ def call_jax(
       ValueError: the function uses a value of another jax transformation.
       RuntimeError: the tensors are on several devices.
     """
-    return calls.call(jax_func, args, kwargs, name)
+    return calls.call(jax_func, args, kwargs, name, override_hash)
 
 
 def create_builder(name: str) -> Builder:

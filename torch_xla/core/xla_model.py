@@ -13,6 +13,9 @@ from torch_xla._engine.device import devices as _devices
 from torch_xla._engine.diagnostics import memory as _memory
 from torch_xla._engine.execution import executor as _executor
 from torch_xla._engine.execution import pending as _pending
+from torch_xla._engine.job import replicas as _replicas
+from torch_xla.core._buckets import CoalescingBuckets, all_gather_bucketized, reduce_scatter_bucketized
+from torch_xla.core._channels import recv, send
 from torch_xla.core._collectives import (
     REDUCE_AND,
     REDUCE_MAX,
@@ -81,6 +84,29 @@ def xla_real_devices(devices: Sequence[torch.device | str] | None = None) -> lis
     """The hardware behind the given xla devices (default: all), such as ``CPU:0``."""
     real = _top.real_devices()
     return real if devices is None else [real[_recorder.ordinal(d)] for d in devices]
+
+
+def xla_replication_devices(local_devices: Sequence[torch.device | str] | None = None) -> list[str]:
+    """The devices of all replicas of the job, in order of ordinals, such as ``["CPU:0", "CPU:1"]``.
+
+    Args:
+      local_devices: this process's xla devices among them; default: all. They must be of one kind.
+
+    Raises RuntimeError for devices of several kinds, or fewer than this process has in a job of several.
+    """
+    here = xla_real_devices(local_devices)
+    kinds = {name.split(":")[0] for name in here}
+    if len(kinds) > 1:
+        raise RuntimeError(f"xla_replication_devices: devices of several kinds cannot be replicas: {', '.join(here)}")
+    processes = _replicas.process_count()
+    if processes == 1:
+        return sorted(here, key=lambda name: int(name.split(":")[1]))
+    if len(here) != len(_top.real_devices()):
+        raise RuntimeError(
+            f"xla_replication_devices: {len(here)} of this process's {len(_top.real_devices())} devices, in a job of "
+            f"{processes} processes; give all of them"
+        )
+    return [f"{kind}:{number}" for kind in kinds for number in range(processes * len(here))]
 
 
 def xla_device_hw(device: torch.device | str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +37,13 @@ class Context:
             setattr(self, name, defval() if callable(defval) else defval)
         value: T = getattr(self, name)
         return value
+
+
+@dataclass
+class ThreadResult:
+    """What a thread's loop has returned."""
+
+    result: Any = None
 
 
 class DataParallel:
@@ -126,7 +134,7 @@ class _Run:
         self._devices, self._batches = devices, batches
         self._group = thread_group.ThreadGroup(len(devices), executor.sync_device, _compute)
         self._threads: list[threading.Thread] = []
-        self._results: list[Any] = [None] * len(devices)
+        self._results = [ThreadResult() for _ in devices]
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._ended = threading.Semaphore(0)
@@ -149,7 +157,7 @@ class _Run:
         recorder.module().set_current_device(ordinals[position])
         try:
             with thread_group.join(self._group, ordinals, position):
-                self._results[position] = loop_fn(model, _as_wanted(loader, loop_fn), context.device, context)
+                self._results[position].result = loop_fn(model, _as_wanted(loader, loop_fn), context.device, context)
             loader.close()  # the others' batches must not wait for this thread to take its own
         except BaseException as error:
             with self._lock:
@@ -166,7 +174,7 @@ class _Run:
             self._ended.acquire()
         if self._error is not None:
             raise self._error
-        return self._results
+        return [one.result for one in self._results]
 
     def stop(self) -> None:
         """Ends the loading, and threads that still run at their next batch (after a Ctrl-C)."""

@@ -19,16 +19,17 @@ The Work that a call returns is done: whoever reads the value waits for it.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from torch_xla._engine import recorder
 from torch_xla._engine.base.compat import distributed as compat
+from torch_xla._engine.base.imports import when_imported
 from torch_xla._engine.device import devices
-from torch_xla._engine.execution import executor
+from torch_xla._engine.execution.at_once import AtOnce
 from torch_xla._engine.job import coordination, replicas
 from torch_xla._engine.job import rendezvous as _rendezvous
 from torch_xla._engine.parallel import collectives
@@ -86,8 +87,8 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     # How collectives run.
 
-    def _scope(self) -> _Scope:
-        return _Scope(self._groups is not None)
+    def _scope(self) -> AtOnce:
+        return AtOnce(self._groups is not None)
 
     def _reduction(self, op: Any) -> tuple[str, float]:
         kind = op.op if hasattr(op, "op") else op
@@ -282,7 +283,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         """A program of two replicas. Both must come to it in the same order as to their others."""
         pair = [self._ordinals[source], self._ordinals[target]]
         (value,) = _on_xla([tensor])
-        with _Scope(True):
+        with AtOnce(True):
             return collectives.permute(value, [pair], collectives.Members([sorted(pair)]))
 
     def barrier(self, opts: Any = None) -> dist.Work:
@@ -291,29 +292,6 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         self.barrier()
-
-
-class _Scope:
-    """Around the recording of collectives, which then run: a rank may read what it got while another reads nothing.
-
-    Among fewer than all replicas (``partial``) they get a graph of their own: the rest of it may need others.
-    """
-
-    def __init__(self, partial: bool) -> None:
-        self._partial = partial
-        self._no_grad = torch.no_grad()
-        self._device = recorder.module().current_device()
-
-    def __enter__(self) -> None:
-        if self._partial:
-            executor.sync_device(self._device)
-        self._no_grad.__enter__()
-
-    def __exit__(self, kind: Any, error: Any, at: Any) -> None:
-        self._no_grad.__exit__(kind, error, at)
-        if kind is None:
-            executor.materialize(recorder.module().nodes_of(collectives.kept(self._device)), self._device)
-            collectives.release(self._device)
 
 
 def _on_xla(tensors: Sequence[torch.Tensor]) -> Tensors:
@@ -347,12 +325,19 @@ def new_xla_process_group(ranks: Any = None, timeout: Any = None, backend: Any =
     return dist.new_group(ranks, timeout, backend, pg_options)
 
 
+def _is_for_meshes() -> bool:
+    """Whether processes with a device each meet in groups of this backend: DTensor is torch's own then."""
+    return not replicas.is_spmd() and dist.is_initialized() and "xla" in str(dist.get_backend_config())
+
+
 if not compat.is_registered("xla"):
     dist.Backend.register_backend("xla", ProcessGroupXla, extended_api=True, devices=["xla"])
     dist.register_rendezvous_handler("xla", _meet)
     compat.leave_out_of_flight_recorder("xla")
+    when_imported("torch.distributed.device_mesh", lambda _: compat.make_groups_of_meshes(_is_for_meshes))
     _ddp.install()
     _host.install(ProcessGroupXla)
     # Functional collectives wait by a tensor's storage, which an xla tensor has not; and there is nothing to wait for.
+    warnings.filterwarnings("ignore", "Registering collective work for tensor without storage", UserWarning)
     _functional = torch.library.Library("_c10d_functional", "IMPL")
     _functional.impl("wait_tensor", lambda tensor: tensor, "XLA")

@@ -1,1 +1,1 @@
-"""Small things that scripts share: exchange with other libraries, files of one tensor each, generated samples."""
+"""Small things that scripts share: exchange with other libraries, files of one tensor each, queues, timing."""

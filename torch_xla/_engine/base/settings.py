@@ -220,10 +220,13 @@ class Settings:
     TORCH_XLA_PERSISTENT_CACHE_GB = Variable(
         NUMBER_OR_NONE,
         None,
-        "gigabytes (2^30 bytes) of programs that are kept, the last used ones; 0: no limit; unset: 4, but no limit in a folder that "
-        "XLA_PERSISTENT_CACHE_PATH names",
+        "gigabytes (2^30 bytes) of programs that are kept, the last used ones; 0: no limit; unset: 4, but none in a "
+        "folder that XLA_PERSISTENT_CACHE_PATH names",
     )
     XLA_PERSISTENT_CACHE_READ_ONLY = Variable(FLAG, "0", "only read compiled programs from XLA_PERSISTENT_CACHE_PATH")
+    TORCH_XLA_CPU_KERNELS = Variable(
+        FLAG, "1", "programs on the CPU call torch's own kernels where these are faster: convolutions, some gradients"
+    )
     XLA_FALLBACK_WARN = Variable(FLAG, "1", "warn once for each operation that runs on the CPU instead")
 
     XLA_METRICS_SAMPLES = Variable(COUNT, "1024", "latest samples a metric keeps for its percentiles")

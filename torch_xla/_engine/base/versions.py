@@ -6,8 +6,6 @@ import importlib.metadata
 import sys
 import warnings
 
-import torch
-
 #: By minor release; each has a run of the tests behind it in docs/versions.md.
 TESTED = {
     "torch": ("2.11", "2.12", "2.13", "2.14", "2.15"),
@@ -16,9 +14,16 @@ TESTED = {
 }
 
 
+def torch_release() -> str:
+    """This process's torch. Imported here, as ``python -m torch_xla.doctor`` reads the table without a torch."""
+    import torch
+
+    return str(torch.__version__)
+
+
 def installed() -> dict[str, str]:
     """The releases of this process, by the names in TESTED."""
-    return {"torch": torch.__version__, "jax": importlib.metadata.version("jax"), "Python": sys.version.split()[0]}
+    return {"torch": torch_release(), "jax": importlib.metadata.version("jax"), "Python": sys.version.split()[0]}
 
 
 def tested(name: str) -> str:
@@ -39,7 +44,7 @@ def is_tested(name: str, release: str) -> bool:
 
 def is_before(release: str) -> bool:
     """Whether this torch is older than a minor release; nothing is before an empty one."""
-    return bool(release) and _numbers(minor(torch.__version__)) < _numbers(release)
+    return bool(release) and _numbers(minor(torch_release())) < _numbers(release)
 
 
 def _numbers(release: str) -> list[int]:
@@ -48,10 +53,11 @@ def _numbers(release: str) -> list[int]:
 
 def note_on_torch() -> str:
     """What an error that may come of an untested torch ends with; nothing where this torch was tested."""
-    if is_tested("torch", torch.__version__):
+    release = torch_release()
+    if is_tested("torch", release):
         return ""
     return (
-        f"torch {torch.__version__} was not tested with this torch_xla, which was tested with torch {tested('torch')}: "
+        f"torch {release} was not tested with this torch_xla, which was tested with torch {tested('torch')}: "
         "install one of those, or a torch_xla made for this one"
     )
 

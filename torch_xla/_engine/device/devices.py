@@ -13,7 +13,7 @@ import torch
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import hardware
+from torch_xla._engine.device import hardware, plugins
 from torch_xla._engine.job import coordination, replicas
 
 #: PJRT_DEVICE values of torch_xla and the jax platform that each means.
@@ -89,12 +89,19 @@ def _local_devices() -> tuple[jax.Device, ...]:
     if wanted is None:
         return tuple(jax.local_devices())
     platform = _PLATFORMS.get(wanted.kind, wanted.kind.lower())
+    plugin = None if wanted.kind in _PLATFORMS else plugins.find(wanted.kind)
+    if plugin is not None:
+        plugins.offer(wanted.kind, plugin)
     try:
         return tuple(jax.local_devices(backend=platform))
     except RuntimeError as error:
         raise RuntimeError(
-            f"{wanted.source} asks for {wanted.kind}: jax has no {platform} backend here ({error}). Install "
-            "torch_xla[tpu] or torch_xla[cuda], or set PJRT_DEVICE=CPU."
+            f"{wanted.source} asks for {wanted.kind}: jax has no {platform} backend here ({error}). "
+            + (
+                "Install torch_xla[tpu] or torch_xla[cuda], or set PJRT_DEVICE=CPU."
+                if plugin is None
+                else f"Its plugin is {plugin.library_path()}, of {type(plugin).__name__}."
+            )
         ) from error
 
 

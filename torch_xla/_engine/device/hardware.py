@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import xrt_config
+from torch_xla._engine.device import plugins, xrt_config
 
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _TPU_PORT = 8476
@@ -47,6 +47,9 @@ def cpu_count() -> int:
 
 def count() -> int:
     """The number of devices of that kind that processes here can have one each of; at least 1."""
+    plugin = plugins.known(kind())
+    if plugin is not None:
+        return max(1, plugin.physical_chip_count())
     found = {"CPU": cpu_count, "CUDA": _gpu_count, "TPU": tpu_count}.get(kind(), lambda: 1)
     return max(1, found())
 

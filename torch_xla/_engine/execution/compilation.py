@@ -18,6 +18,7 @@ from torch_xla._engine.diagnostics import errors, metrics, observer
 from torch_xla._engine.diagnostics.errors import Outline
 from torch_xla._engine.execution import abstractly, compile_cache, edges, launch
 from torch_xla._engine.graph import program
+from torch_xla._engine.handlers import library
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import agreement, replicated, sharded
 
@@ -28,7 +29,8 @@ class Program:
 
     ``executable`` is the recorder's; ``compiled`` is None on devices without values; ``outline`` is what messages say
     of the graph. With a ``team`` it has collectives
-    (``exchanges``, a line each), and all replicas of the team launch it together.
+    (``exchanges``, a line each), and all replicas of the team launch it together. ``handlers`` are those that it calls
+    some of, if any.
     """
 
     executable: Any
@@ -37,6 +39,7 @@ class Program:
     sizes: observer.Sizes
     team: replicated.Team | None = None
     exchanges: Sequence[str] = ()
+    handlers: library.Library | None = None
 
     def placed(self, graph: Any) -> list[jax.Array] | None:
         """The leaves of a recorder Graph as the program takes them; None: as they lie."""
@@ -75,7 +78,11 @@ def compile_graph(
     numbers = _place(device, team)
     if abstract.is_on():
         return _without_values(spec, outline, numbers, team, leaves)
-    with recorder.wide_types(), errors.explained(lambda: f"compiling {outline}", device, outline):
+    with (
+        recorder.wide_types(),
+        errors.explained(lambda: f"compiling {outline}", device, outline),
+        library.offered(devices.device(device).platform) as (handlers, called),
+    ):
         arguments = [*_numbers(spec), *leaves]
 
         def build(donates: bool, chosen: bool = True) -> jax.stages.Compiled:
@@ -95,10 +102,12 @@ def compile_graph(
         results = _result_shardings(compiled) if replicas.is_spmd() else ()
         executable = launch.executable(compiled, numbers, sizes, results, together)
     metrics.count("CreateCompileHandles")
+    if called:
+        metrics.count("CpuKernelCalls", called.total())
     metrics.metric("InputOutputAliasCount").add(len(spec.donated))
     observer.compiled(compiled)
     exchanges = agreement.exchanges(spec) if team is not None else ()
-    return Program(executable, compiled, outline, sizes, team, exchanges)
+    return Program(executable, compiled, outline, sizes, team, exchanges, handlers if called else None)
 
 
 def _without_values(

@@ -36,7 +36,7 @@ def sync_device(device: int, wait: bool = False) -> None:
     devices.check_process()  # before any lock: a thread of the parent may have held it
     results = recorder.module().exclusively(device, _sync, device)
     if wait:
-        _wait_for(results, device)
+        wait_for(results, device)
 
 
 def _sync(device: int) -> Sequence[jax.Array]:
@@ -87,10 +87,11 @@ def _materialize(nodes: Sequence[Any], device: int) -> None:
 def wait(device: int) -> None:
     """Waits for all that has been started on the device."""
     devices.check_process()
-    _wait_for(recorder.module().live_buffers(device), device)
+    wait_for(recorder.module().live_buffers(device), device)
 
 
-def _wait_for(values: Sequence[jax.Array], device: int) -> None:
+def wait_for(values: Sequence[jax.Array], device: int) -> None:
+    """Waits for these values of a device. Raises what computing them raised."""
     with errors.explained(lambda: "waiting for a graph", device):
         if observer.wait(values):
             return

@@ -25,6 +25,7 @@ from torch_xla._engine.diagnostics import journal, metrics
 from torch_xla._engine.execution import modes
 from torch_xla._engine.graph import program
 from torch_xla._engine.graph.program import GraphSpec, NodeSpec
+from torch_xla._engine.handlers import library
 from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.lowering.registry import Promise
 
@@ -108,12 +109,18 @@ def _compiled(alone: _Alone, leaves: list[Promise], device: int, products: Preci
     arguments = [jax.ShapeDtypeStruct(shape, dtypes.to_numpy(dtype)) for shape, dtype in leaves if dtype is not None]
     floats = jax.ShapeDtypeStruct((len(alone.floats),), np.float64)
     ints = jax.ShapeDtypeStruct((len(alone.ints),), np.int64)
-    with metrics.timed("EagerOpCompileTime" if modes.eager() else "CompileTime"):
+    with (
+        metrics.timed("EagerOpCompileTime" if modes.eager() else "CompileTime"),
+        library.offered(devices.device(device).platform) as (handlers, called),
+    ):
         jitted = jax.jit(
             program.function(alone.spec(leaves, products)), in_shardings=place, out_shardings=place, keep_unused=True
         )
         found = jitted.lower(floats, ints, *arguments).compile()
     metrics.count("CreateCompileHandles")
+    if handlers is not None and called:
+        metrics.count("CpuKernelCalls", called.total())
+        handlers.take_threads()
     _executables.put(key, found)
     return found
 

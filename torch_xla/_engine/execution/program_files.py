@@ -1,10 +1,10 @@
 """A folder of compiled programs.
 
 A file holds one executable. Its name is a hash of the program's StableHLO and of all else that decides what XLA makes
-of it: the versions of jax, jaxlib and the backend, devices, process, processor, flags. So whatever changes a program
-(a dtype that is stored as another one, a precision, a rule of another release) changes the name, and one folder serves
-all kinds of processes. Files appear whole or not at all, and never change. With a limit those go that were not used for
-the longest time; any number of processes may add, read and remove at once.
+of it: the versions of jax, jaxlib, the backend and the handlers that it calls, devices, process, processor, flags. So
+whatever changes a program (a dtype that is stored as another one, a precision, a rule of another release) changes the
+name, and one folder serves all kinds of processes. Files appear whole or not at all, and never change. With a limit
+those go that were not used for the longest time; any number of processes may add, read and remove at once.
 
 Loading an executable runs what it says: only trusted users may be able to write to the folder.
 
@@ -30,6 +30,8 @@ import jaxlib
 from jax.experimental import serialize_executable
 
 from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.handlers import library
+from torch_xla._engine.lowering import on_cpu
 
 _FORMAT = b"torch_xla program 1\n"
 
@@ -180,6 +182,8 @@ def _key(text: str, places: Sequence[jax.Device]) -> str:
     parts += [f"{place.id} {place.device_kind}" for place in places]
     parts += [f"process {backend.process_index()}"]  # of several that run it together, each keeps its own
     parts += [_processor() if backend.platform == "cpu" else ""]
+    handlers = library.load() if on_cpu.PREFIX in text else None
+    parts += [handlers.version if handlers else ""]
     parts += [f"{name}={os.environ.get(name, '')}" for name in _FLAGS]
     parts += [f"{name}={getattr(jax.config, name, '')}" for name in _OPTIONS]
     digest = hashlib.sha256(_FORMAT)

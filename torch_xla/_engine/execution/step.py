@@ -78,6 +78,8 @@ class Step:
         leaves = found.placed(self.graph)
         if found.team is not None:
             watchdog.launching(found.exchanges, found.team)
+        if found.handlers is not None:
+            found.handlers.take_threads()
         run = observer.execution(self.graph, self.device)
         try:
             results: Sequence[jax.Array] = self.graph.launch(found.executable, leaves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -9,23 +10,38 @@ from typing import Any
 import torch
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
+_SEQUENCES = (list, tuple, set, frozenset)
+
+
+class DataWrapper(abc.ABC):
+    """Something in a batch that says itself which tensors it has, for classes that cannot be taken apart."""
+
+    @abc.abstractmethod
+    def get_tensors(self) -> list[torch.Tensor]:
+        """The tensors that go to the device."""
+
+    @abc.abstractmethod
+    def from_tensors(self, tensors: list[torch.Tensor]) -> Any:
+        """The same with these tensors, which are in the order of ``get_tensors``."""
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """``value`` with ``function`` applied to every tensor in it. Containers keep their types; no container is changed.
 
-    Goes into mappings, lists, tuples (also named ones) and the attributes of other objects. An object without tensors
-    comes back as it is.
+    Goes into mappings, lists, sets, tuples (also named ones) and the attributes of other objects. An object without
+    tensors comes back as it is.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
+    if isinstance(value, DataWrapper):
+        return value.from_tensors([function(tensor) for tensor in value.get_tensors()])
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Mapping):
         return like(value, {key: map_tensors(item, function) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)._make(map_tensors(item, function) for item in value)  # type: ignore[attr-defined]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, _SEQUENCES):
         items = [map_tensors(item, function) for item in value]
         return items if type(value) is list else type(value)(items)
     return _map_object(value, function)
@@ -37,7 +53,9 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
         yield value
     elif isinstance(value, _PLAIN):
         return
-    elif isinstance(value, (Mapping, list, tuple)):
+    elif isinstance(value, DataWrapper):
+        yield from value.get_tensors()
+    elif isinstance(value, (Mapping, *_SEQUENCES)):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from tensors(item)
     else:

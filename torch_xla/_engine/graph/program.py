@@ -13,7 +13,7 @@ import torch
 from jax import lax
 
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.graph import hlo_metadata
+from torch_xla._engine.graph import hlo_metadata, manual
 from torch_xla._engine.lowering import RULES, decompose, matmul
 from torch_xla._engine.lowering.apply import LoweringError, apply
 from torch_xla._engine.lowering.collectives import COLLECTIVES, isolated
@@ -143,6 +143,10 @@ class _Evaluation:
         return results
 
     def _results(self, node: NodeSpec) -> list[Any]:
+        if node.op in (manual.ENTER, manual.LEAVE):
+            value, sharding, _, transposed = map(self.argument, node.args)
+            change = manual.enter if node.op == manual.ENTER else manual.leave
+            return [change(value, sharding, transposed)]
         if not dtypes.narrows():
             return call(node, [self.argument(a) for a in node.args])
         if not _EXACT.match(node.op):
@@ -167,6 +171,8 @@ def call(node: NodeSpec, args: list[Any]) -> list[Any]:
     Raises LoweringError, which names the op and, if origins are captured, the line that recorded it.
     """
     try:
+        if manual.is_in(args):
+            return manual.on_each(lambda parts: _call(node, parts), args)
         return _call(node, args)
     except LoweringError as error:
         advice = "; XLA_IR_DEBUG=1 tells which line recorded it" if node.origin is None else ""
@@ -218,6 +224,19 @@ def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
                 except LoweringError as error:
                     error.node = number
                     raise
-        return [evaluation.values[root] for root in spec.roots]
+        return [_outside(evaluation.values[root], root - len(spec.leaves)) for root in spec.roots]
 
     return graph
+
+
+def _outside(value: Any, node: int) -> Any:
+    if not isinstance(value, manual.PerDevice):
+        return value
+    error = LoweringError(
+        f"a tensor of shape {list(value.stacked.shape[1:])} is still in the part of the program that "
+        "enable_manual_sharding began, where each device has another one: give it to disable_manual_sharding, and "
+        "`del` it before the step barrier if it is no longer needed; a tensor from outside that needs a gradient has "
+        "to be brought in by enable_manual_sharding, too"
+    )
+    error.node = node
+    raise error

@@ -20,8 +20,9 @@ import torch
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru import LruCache
+from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
-from torch_xla._engine.lowering import jax_call
+from torch_xla._engine.lowering import jax_call, on_cpu
 from torch_xla._engine.lowering.jax_call import Function
 
 _op = None  # torch.ops.torch_xla.jax_call.default, once it is defined
@@ -121,7 +122,8 @@ def trace(
     what: str, function: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]
 ) -> tuple[jax_core.ClosedJaxpr, Any]:
     """The jaxpr of a function, what it closes over as constants on the host, and the structure of its results."""
-    with recorder.wide_types(), dtypes.exactly():
+    # It may call ATen's kernels; whether it does is decided where it becomes a part of a program.
+    with recorder.wide_types(), dtypes.exactly(), on_cpu.calls_allowed(_may_call()):
         try:
             traced = jax.jit(function).trace(*structs)
             closed = traced.jaxpr
@@ -170,6 +172,10 @@ def finish(
     digest = hashlib.sha256(f"{name}\n{outs}\n{text}".encode()).digest()
     made = Function(name, len(structs), jitted, outs)
     return Call(made, jax_call.add(digest, made), tree)
+
+
+def _may_call() -> bool:
+    return settings.TORCH_XLA_CPU_KERNELS and _platform() == "cpu"
 
 
 def _platform() -> str:
@@ -240,7 +246,13 @@ def find(cache: LruCache[Any], key: Hashable, make: Callable[[], Any], numbers: 
     return found
 
 
-def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None, name: str | None) -> Any:
+def call(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None,
+    name: str | None,
+    known_by: Hashable = None,
+) -> Any:
     """See torch_xla.core.xla_builder.call_jax."""
     signature = take_apart("call_jax", args, kwargs)
     label = name_of(function) if name is None else re.sub(r"\W+", "_", name)
@@ -250,7 +262,8 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
         return function(*positional, **named)
 
     flat.__name__ = label
-    key = (identity(function), label, jax_settings(), signature.key)
+    who = identity(function) if known_by is None else ("known by", known_by)
+    key = (who, label, jax_settings(), signature.key)
     make = lambda: build("call_jax", label, flat, avals(signature.tensors))
     found: Call = find(_calls, key, make, lambda c: (c.number,))
     with torch.no_grad():

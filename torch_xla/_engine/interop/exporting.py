@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.interop import calls
-from torch_xla._engine.lowering import decompose, fx_graph
+from torch_xla._engine.lowering import composites, custom_call, decompose, fx_graph
 from torch_xla._engine.lowering.registry import RULES, Context, Rule
 
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
@@ -66,7 +67,7 @@ def read(program: torch.export.ExportedProgram, custom: frozenset[str] = frozens
         # torch's own, of how it copies its structures (2.13).
         warnings.filterwarnings("ignore", ".*treespec, LeafSpec", FutureWarning)
         whole = program.run_decompositions(_decompositions())
-    sizes = _Sizes(whole)
+    sizes, parts = _Sizes(whole), composites.regions(whole.graph)
     inputs, given, constants = _inputs(whole, sizes)
     outputs = whole.graph_signature.output_specs
     kept = [i for i, spec in enumerate(outputs) if not isinstance(spec.arg, ConstantArgument)]
@@ -74,7 +75,9 @@ def read(program: torch.export.ExportedProgram, custom: frozenset[str] = frozens
 
     def function(*arrays: jax.Array) -> list[Any]:
         values = [arrays[g] if isinstance(g, int) else g.value for g in given]
-        found = fx_graph.Graph(whole.graph_module, lambda name: _rule(name, custom), sizes)(values)
+        composed = parts if _composes.get() else ()
+        graph = fx_graph.Graph(whole.graph_module, lambda name: _rule(name, custom), sizes, regions=composed)
+        found = graph(values)
         return [jnp.asarray(found[i]) for i in kept]
 
     place = {i: number for number, i in enumerate(kept)}
@@ -85,7 +88,13 @@ def read(program: torch.export.ExportedProgram, custom: frozenset[str] = frozens
     ]
     names = {_name(s) for n in whole.graph.nodes if (s := dispatcher.schema_or_none(n.target)) is not None}
     targets = frozenset(_target(name) for name in names if name not in RULES and name.partition("::")[0] in custom)
-    return Exported(function, inputs, mutated, constants, results, targets)
+    return Exported(function, inputs, mutated, constants, results, targets | _called(whole))
+
+
+def _called(program: torch.export.ExportedProgram) -> frozenset[str]:
+    """The targets of custom calls that the program makes itself."""
+    schemas = [(n, dispatcher.schema_or_none(n.target)) for n in program.graph.nodes]
+    return frozenset(str(n.args[1]) for n, s in schemas if s is not None and s.name == custom_call.NAME)
 
 
 def _inputs(program: torch.export.ExportedProgram, sizes: _Sizes) -> tuple[list[Input], list[Any], list[Any]]:
@@ -114,6 +123,20 @@ def _inputs(program: torch.export.ExportedProgram, sizes: _Sizes) -> tuple[list[
 
 def lower(exported: Exported, name: str, platforms: Sequence[str]) -> jax.export.Exported:
     """The function, lowered for each of the platforms (cpu, cuda, rocm, tpu)."""
+    # jax (0.10.2) gives functions for several platforms, or of symbolic sizes, an argument more than a composite has.
+    several = len(platforms) > 1 or any(not isinstance(size, int) for i in exported.inputs for size in i.struct.shape)
+    token = _composes.set(not several)
+    try:
+        return _lowered(exported, name, platforms)
+    finally:
+        _composes.reset(token)
+
+
+#: Whether marked parts become composites (lowering/composites.py); else they are operations like the others.
+_composes: ContextVar[bool] = ContextVar("composes", default=True)
+
+
+def _lowered(exported: Exported, name: str, platforms: Sequence[str]) -> jax.export.Exported:
     checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in exported.targets]
     with recorder.wide_types():
         export = jax.export.export(_jitted(exported, name), platforms=tuple(platforms), disabled_checks=checks)

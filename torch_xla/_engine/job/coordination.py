@@ -191,6 +191,47 @@ def exchange(name: str, payload: bytes, processes: Sequence[int]) -> list[bytes]
     return values
 
 
+_roles: dict[str, str] = {}
+
+
+def partner(name: str, role: str, other: str) -> int:
+    """The process that comes in the role ``other`` when this one comes, for the n-th time, in its ``role``.
+
+    Raises TimeoutError where none comes, RuntimeError where a third process has come in this role.
+    """
+    store, me = client(), replicas.process_index()
+    place = f"torch_xla/{name}"
+    number = next(_counts[place])
+    try:
+        store.key_value_set_bytes(f"{place}/{number}/{role}", str(me).encode())
+    except jax.errors.JaxRuntimeError as error:
+        if "ALREADY_EXISTS" not in str(error):
+            raise
+        raise RuntimeError(f"{name}: another process has come to {role}; it belongs to two of them") from error
+    found = int(_value_of(store, f"{place}/{number}/{other}", f"no process came to {other}"))
+    before, _roles[place] = _roles.get(place), role
+    if before is not None:
+        # The other one has come here, so it has read what was given the time before.
+        store.key_value_delete(f"{place}/{number - 1}/{before}")
+    return found
+
+
+def _value_of(store: Any, key: str, missing: str) -> bytes:
+    deadline = time.monotonic() + settings.XLA_RENDEZVOUS_TIMEOUT
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            # In between Ctrl-C is heard.
+            value: bytes = store.blocking_key_value_get_bytes(key, max(1, int(1000 * min(left, _LOOK))))
+            return value
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            if left <= 0:
+                seconds = settings.XLA_RENDEZVOUS_TIMEOUT
+                raise TimeoutError(f"{missing} within {seconds} s (XLA_RENDEZVOUS_TIMEOUT)") from error
+
+
 def _wait_for(store: Any, key: str, process: int) -> bytes:
     deadline, ended = time.monotonic() + settings.XLA_RENDEZVOUS_TIMEOUT, False
     while True:

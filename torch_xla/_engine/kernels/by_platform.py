@@ -20,6 +20,8 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from torch_xla._engine.base import partitioning
+
 Implementation = Callable[..., Any]
 
 
@@ -94,7 +96,7 @@ def _lower_default(ctx: mlir.LoweringRuleContext, *args: Any, choice: _Choice, a
 def _lower_special(platform: str) -> Callable[..., Any]:
     def lower(ctx: mlir.LoweringRuleContext, *args: Any, choice: _Choice, avals: Any) -> Any:
         special = choice.special.get(platform)
-        if special is None or (not choice.partitioned and _is_split_by_compiler(ctx)):
+        if special is None or (not choice.partitioned and partitioning.is_by_compiler(ctx)):
             return _lower_default(ctx, *args, choice=choice, avals=avals)
 
         def checked(*arrays: Any) -> Any:
@@ -119,15 +121,6 @@ def _some_tpu() -> AbstractContextManager[Any]:
         return nullcontext()
     device = jax.sharding.AbstractDevice(device_kind="TPU v5e", num_cores=1, platform="tpu")
     return jax.sharding.use_abstract_mesh(mesh.update(abstract_device=device))
-
-
-def _is_split_by_compiler(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether this is in a program over several devices, and not in a part of it that says what each device does."""
-    context: Any = ctx.module_context.axis_context
-    mesh = getattr(context, "mesh", None)
-    if mesh is not None:  # of jax.shard_map
-        return mesh.size > 1 and set(context.manual_axes) != set(mesh.axis_names)
-    return (getattr(context, "num_devices", 1) or 1) > 1
 
 
 _kernel_p.def_abstract_eval(_abstract)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from torch_xla._engine.lowering import on_cpu
 from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.matmul import precision_for
 from torch_xla._engine.lowering.registry import Context, Promise, lower
@@ -22,6 +23,9 @@ Maybe = jax.Array | None
 
 #: Weights that may exist at once. More queries than that are worked through in blocks, in a loop.
 BLOCK_ELEMENTS = 1 << 26
+
+#: Products in scores from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
+_LEAST_PRODUCTS = 1 << 23
 
 
 def _wide(dtype: Any) -> np.dtype:
@@ -189,6 +193,44 @@ def attend_backward(
     return _join(dq, rows).reshape(query.shape), dk, dv, dbias
 
 
+def _pays(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe) -> bool:
+    """Whether ATen's kernel is to compute it on a CPU. It knows no shared heads, and one size of all vectors."""
+    plain = bias is None and call.dropout == 0 and key.shape[1] == query.shape[1] and value.shape == key.shape
+    products = math.prod(query.shape) * key.shape[2]
+    return plain and on_cpu.pays(products, _LEAST_PRODUCTS) and on_cpu.all_float32(query, key, value)
+
+
+def _attend(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe) -> tuple[jax.Array, ...]:
+    """As ``attend``."""
+    if not _pays(call, query, key, value, bias) or _is_empty(query, key, value):
+        return attend(call, query, key, value, bias)
+    outs = [jax.ShapeDtypeStruct(query.shape, query.dtype), jax.ShapeDtypeStruct(query.shape[:3], query.dtype)]
+    by_xla = lambda q, k, v: attend(call, q, k, v, None)
+    found = on_cpu.call("attention", by_xla, [query, key, value], outs, causal=call.is_causal, scale=call.scale)
+    return tuple(found)
+
+
+def _attend_backward(
+    call: Attention, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe,
+    out: jax.Array, logsumexp: jax.Array, wants_bias: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """As ``attend_backward``."""
+    operands = [grad, query, key, value, out, logsumexp]
+    if not _pays(call, query, key, value, bias) or _is_empty(query, key, value) or not on_cpu.all_float32(*operands):
+        return attend_backward(call, grad, query, key, value, bias, out, logsumexp, wants_bias)
+
+    def by_xla(
+        grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, out: jax.Array, lse: jax.Array
+    ) -> list[jax.Array]:
+        dq, dk, dv, _ = attend_backward(call, grad, q, k, v, None, out, lse, False)
+        return [dq, dk.reshape(k.shape), dv.reshape(v.shape)]
+
+    outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)]
+    found = on_cpu.call("attention_backward", by_xla, operands, outs, causal=call.is_causal, scale=call.scale)
+    dq, dk, dv = found
+    return dq, dk[:, :, None], dv[:, :, None], None
+
+
 @lower("aten::_scaled_dot_product_efficient_attention", random=True)
 def _attention(
     ctx: Context, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, with_logsumexp: bool,
@@ -197,7 +239,7 @@ def _attention(
     """The result, the logarithms of the weights' sums (padded as torch promises), and the key of the dropout mask."""
     key_data = jax.random.key_data(ctx.key())
     call = Attention(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
-    out, logsumexp = attend(call, query, key, value, bias)
+    out, logsumexp = _attend(call, query, key, value, bias)
     shape, dtype = ctx.outs[1][0], ctx.dtype_of(1)
     padding = [(0, 0), (0, 0), (0, shape[2] - query.shape[2])]
     saved = jnp.pad(logsumexp, padding) if with_logsumexp else jnp.zeros(shape)
@@ -214,7 +256,7 @@ def _attention_backward(
     key_data = jnp.stack([seed.astype(np.uint32), offset.astype(np.uint32)])
     call = Attention(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
     lse = logsumexp[:, :, : query.shape[2]]
-    dq, dk, dv, dbias = attend_backward(call, grad, query, key, value, bias, out, lse, mask[3])
+    dq, dk, dv, dbias = _attend_backward(call, grad, query, key, value, bias, out, lse, mask[3])
     return dq, _promised(dk, ctx.outs[1]).astype(key.dtype), _promised(dv, ctx.outs[2]).astype(value.dtype), dbias
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from torch_xla._engine.lowering import on_cpu
 from torch_xla._engine.lowering.matmul import precision_for
 from torch_xla._engine.lowering.nn_common import per_dim, widen
 from torch_xla._engine.lowering.registry import Context, lower
@@ -20,6 +21,10 @@ Ints = Sequence[int]
 
 #: Of the image, of the kernel, and bytes: see _weight_gradient_by_patches.
 _FEW_CHANNELS, _MOST_TAPS, _MOST_PATCHES = 4, 64, 64 << 20
+
+#: Products in a convolution, and in one of groups, from which on ATen's kernel on the CPU is worth a call
+#: (docs/cpu_kernels.md).
+_LEAST_PRODUCTS, _LEAST_OF_GROUPS = 1 << 21, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,23 @@ class _Geometry:
     ) -> _Geometry:
         stride, padding, dilation = per_dim(stride, n), per_dim(padding, n), per_dim(dilation, n)
         return _Geometry(stride, padding, dilation, transposed, per_dim(extra, n), groups)
+
+    def pays(self, image: Ints, weight: jax.Array, *operands: jax.Array) -> bool:
+        """Whether ATen's kernel is to compute it on a CPU, of operands of one dtype.
+
+        ``image``: the shape of the result; of a transposed one that of the operand.
+        """
+        products = image[0] * math.prod(image[2:]) * math.prod(weight.shape)
+        return on_cpu.pays(products, _LEAST_PRODUCTS if self.groups == 1 else _LEAST_OF_GROUPS) and (
+            on_cpu.all_float32(*operands) or on_cpu.all_bfloat16(*operands)
+        )
+
+    def attributes(self) -> dict[str, object]:
+        """For the handlers of ATen's kernels."""
+        return {
+            "stride": self.stride, "padding": self.padding, "dilation": self.dilation, "transposed": self.transposed,
+            "output_padding": self.output_padding, "groups": self.groups,
+        }  # fmt: skip
 
     def apply(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         return self._transposed(x, weight) if self.transposed else self._plain(x, weight)
@@ -159,8 +181,17 @@ def _convolution(
     n = x.ndim - 2
     if 0 in ctx.shape:  # of no input channels torch makes no output channels
         return jnp.zeros(ctx.shape, ctx.dtype)
-    result = _Geometry.of(n, stride, padding, dilation, transposed, output_padding, groups).apply(x, weight)
-    return result if bias is None else result + bias.reshape(-1, *(1,) * n)
+    geometry = _Geometry.of(n, stride, padding, dilation, transposed, output_padding, groups)
+
+    def by_xla(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> list[jax.Array]:
+        result = geometry.apply(x, weight)
+        return [result if bias is None else result + bias.reshape(-1, *(1,) * n)]
+
+    operands = [x, weight] if bias is None else [x, weight, bias]
+    out = jax.ShapeDtypeStruct(ctx.shape, x.dtype)
+    if geometry.pays(x.shape if transposed else ctx.shape, weight, *operands):
+        return on_cpu.call("convolution", by_xla, operands, [out], **geometry.attributes())[0]
+    return by_xla(*operands)[0]
 
 
 @lower("aten::convolution_backward", ctx=True)
@@ -183,11 +214,24 @@ def _convolution_backward(
         shapes = [shape if wanted else None for (shape, _), wanted in zip(ctx.outs, mask, strict=True)]
         return tuple(None if shape is None else jnp.zeros(shape, grad.dtype) for shape in shapes)
     geometry = _Geometry.of(n, stride, padding, dilation, transposed, output_padding, groups)
-    return (
-        geometry.input_gradient(grad, x, weight) if mask[0] else None,
-        geometry.weight_gradient(grad, x, weight) if mask[1] else None,
-        widen(grad).sum((0, *range(2, x.ndim))).astype(grad.dtype) if mask[2] else None,
-    )
+
+    def by_xla(grad: jax.Array, x: jax.Array, weight: jax.Array) -> list[jax.Array]:
+        found = [geometry.input_gradient(grad, x, weight)] if mask[0] else []
+        if mask[1]:
+            found.append(geometry.weight_gradient(grad, x, weight))
+        if mask[2]:
+            found.append(widen(grad).sum((0, *range(2, x.ndim))).astype(grad.dtype))
+        return found
+
+    operands = [grad, x, weight]
+    if (mask[0] or mask[1]) and geometry.pays((x if transposed else grad).shape, weight, *operands):
+        full = (x.shape, weight.shape, (weight.shape[1] * groups if transposed else weight.shape[0],))
+        outs = [jax.ShapeDtypeStruct(shape, grad.dtype) for shape, wanted in zip(full, mask, strict=True) if wanted]
+        found = on_cpu.call("convolution_backward", by_xla, operands, outs, mask=mask, **geometry.attributes())
+    else:
+        found = by_xla(*operands)
+    made = iter(found)
+    return tuple(next(made) if wanted else None for wanted in mask)
 
 
 @lower("aten::convolution_backward_overrideable", ctx=True)

@@ -5,16 +5,19 @@ Graphs come from torch's decompositions (decompose.py) and from torch.export; si
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.lowering.apply import apply
+from torch_xla._engine.lowering.composites import Region
 from torch_xla._engine.lowering.registry import RULES, Context, Promise, Rule
 
 #: What checks symbols when torch runs the graph; a compiled program has checked its arguments' shapes.
@@ -30,6 +33,7 @@ class Graph:
       find: the rule of an operator by its qualified name; LookupError where there is none.
       size: what stands for a size of torch's, a number or a symbol; by default numbers only.
       attribute: the array of a tensor of the module, by name.
+      regions: parts of the graph that are to be one named operation each (composites.py).
     """
 
     def __init__(
@@ -38,10 +42,13 @@ class Graph:
         find: Callable[[str], Rule] = RULES.__getitem__,
         size: Callable[[Any], Any] = int,
         attribute: Callable[[str], jax.Array] | None = None,
+        regions: Sequence[Region] = (),
     ) -> None:
         self._module, self._find, self._size = module, find, size
         self._attribute = attribute or self._constant
         self._values: dict[torch.fx.Node, Any] = {}
+        self._composed = {mark: region for region in regions for mark in region.outputs}
+        self._skipped = {node for region in regions for node in region.inside}
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         """The output, a structure of arrays and numbers; ``inputs`` in the order of the placeholders."""
@@ -53,9 +60,30 @@ class Graph:
                 self._values[node] = self._attribute(node.target)
             elif node.op == "output":
                 return self._value(node.args[0])
-            else:
+            elif node in self._composed:
+                if node not in self._values:
+                    self._compose(self._composed[node])
+            elif node not in self._skipped:
                 self._values[node] = self._call(node)
         raise AssertionError("a traced graph has no output")
+
+    def _compose(self, region: Region) -> None:
+        """Computes the marked outputs as one operation of the region's inputs and what else it reads."""
+        late = [node.name for node in (*region.inputs, *region.outside) if node not in self._values]
+        if late:
+            raise NotImplementedError(f"the composite {region.name!r} needs {late}, which depend on its own outputs")
+        given = [*region.inputs, *(n for n in region.outside if isinstance(self._values[n], jax.Array))]
+        plain = {n: self._values[n] for n in region.outside if n not in given}
+
+        def body(*arrays: jax.Array, **_: Any) -> list[jax.Array]:
+            inner = copy.copy(self)
+            inner._values = {**dict(zip(given, arrays, strict=True)), **plain}
+            for node in region.inside:
+                inner._values[node] = inner._call(node)
+            return [inner._value(mark.args[0]) for mark in region.outputs]
+
+        outs = lax.composite(body, region.name)(*(self._values[n] for n in given), **region.attributes)
+        self._values.update(zip(region.outputs, outs, strict=True))
 
     def _constant(self, name: str) -> jax.Array:
         return jnp.asarray(getattr(self._module, name).numpy())

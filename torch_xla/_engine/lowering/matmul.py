@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ import torch
 from jax import lax
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.lowering import on_cpu
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.nn_common import widen
 from torch_xla._engine.lowering.registry import Context, Operand, lower, register, result_type
@@ -26,8 +28,12 @@ Product = Callable[..., jax.Array]
 _MATRIX: lax.DotDimensionNumbers = (((1,), (0,)), ((), ()))
 _BATCH: lax.DotDimensionNumbers = (((2,), (1,)), ((0,), (0,)))
 _VECTOR: lax.DotDimensionNumbers = (((0,), (0,)), ((), ()))
+_HANDLERS = {(2, 2, _MATRIX): "mm", (3, 3, _BATCH): "bmm"}  # by the numbers of dimensions of both
 _MATRIX_VECTOR = (((1,), (0,)), ((), ()))
 _SUM_OF_BATCH = (((0, 2), (0, 1)), ((), ()))
+
+#: Products of numbers from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
+_LEAST_PRODUCTS = 1 << 22
 
 
 class Precision(NamedTuple):
@@ -62,7 +68,16 @@ def product(dimensions: lax.DotDimensionNumbers) -> Product:
     """The product of a family: ``(a, b, dtype of the result or None)`` -> array. Sums are kept in float32 at least."""
 
     def multiply(a: jax.Array, b: jax.Array, dtype: np.dtype | None = None) -> jax.Array:
-        return lax.dot_general(a, b, dimensions, precision=precision_for(a.dtype), preferred_element_type=dtype)
+        def by_xla(a: jax.Array, b: jax.Array) -> list[jax.Array]:
+            return [lax.dot_general(a, b, dimensions, precision=precision_for(a.dtype), preferred_element_type=dtype)]
+
+        handler = _HANDLERS.get((a.ndim, b.ndim, dimensions)) if dtype in (None, a.dtype) else None
+        if handler is None or not on_cpu.pays(math.prod(a.shape) * b.shape[-1], _LEAST_PRODUCTS):
+            return by_xla(a, b)[0]
+        if not on_cpu.all_bfloat16(a, b) or 0 in (*a.shape, *b.shape):  # in float32 XLA is as fast
+            return by_xla(a, b)[0]
+        out = jax.ShapeDtypeStruct((*a.shape[:-1], b.shape[-1]), a.dtype)
+        return on_cpu.call(handler, by_xla, [a, b], [out])[0]
 
     return multiply
 

@@ -17,6 +17,7 @@ from jax import lax
 from numpy.typing import NDArray
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.lowering import on_cpu
 from torch_xla._engine.lowering.nn_common import widen
 from torch_xla._engine.lowering.registry import lower
 from torch_xla._engine.lowering.windows import Windows, lowest
@@ -24,6 +25,9 @@ from torch_xla._engine.lowering.windows import Windows, lowest
 Ints = Sequence[int]
 # Above this window size one comparison per element of the window makes a larger program than it is worth.
 _MOST_UNROLLED = 64
+
+#: Gradients of windows from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
+_LEAST_GRADIENTS = 1 << 15
 
 
 def _max_pool(n: int) -> Callable[..., Any]:
@@ -104,9 +108,25 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
     ) -> jax.Array:
         windows = Windows.over(x, n, kernel, stride, padding, dilation, ceil_mode)
         space = x.shape[x.ndim - n :]
-        return scatter(widen(grad), indices, n, space, add=True, unique=windows.disjoint).astype(grad.dtype)
+
+        def by_xla(grad: jax.Array, indices: jax.Array) -> list[jax.Array]:
+            return [scatter(widen(grad), indices, n, space, add=True, unique=windows.disjoint).astype(grad.dtype)]
+
+        if not _pays(n, windows, grad) or indices.dtype != np.int64:
+            return by_xla(grad, indices)[0]
+        return on_cpu.call(
+            "max_pool2d_with_indices_backward", by_xla, [grad, indices], [x],
+            kernel=windows.kernel, stride=windows.stride, padding=windows.padding, dilation=windows.dilation,
+            ceil_mode=ceil_mode,
+        )[0]  # fmt: skip
 
     return rule
+
+
+def _pays(n: int, windows: Windows, grad: jax.Array) -> bool:
+    """Whether ATen's kernel is to compute a gradient on a CPU. Without sums XLA is as fast, or faster."""
+    overlap = n == 2 and not windows.disjoint
+    return overlap and on_cpu.pays(math.prod(grad.shape), _LEAST_GRADIENTS) and on_cpu.all_float32(grad)
 
 
 def _average(x: jax.Array, windows: Windows, count_pad: bool, divisor: int | None) -> jax.Array:
@@ -160,9 +180,20 @@ def _avg_pool_backward(n: int) -> Callable[..., Any]:
     ) -> jax.Array:
         windows = Windows.over(x, n, kernel, stride, padding, (1,), ceil_mode)
         average = lambda x: _average(x, windows, count_pad, divisor)
-        wide = widen(grad)
-        (result,) = jax.linear_transpose(average, jnp.zeros(x.shape, wide.dtype))(wide)
-        return result.astype(grad.dtype)
+
+        def by_xla(grad: jax.Array) -> list[jax.Array]:
+            wide = widen(grad)
+            (result,) = jax.linear_transpose(average, jnp.zeros(x.shape, wide.dtype))(wide)
+            return [result.astype(grad.dtype)]
+
+        if not _pays(n, windows, grad):
+            return by_xla(grad)[0]
+        options = {} if divisor is None else {"divisor": divisor}
+        return on_cpu.call(
+            "avg_pool2d_backward", by_xla, [grad], [x],
+            kernel=windows.kernel, stride=windows.stride, padding=windows.padding, ceil_mode=ceil_mode,
+            count_pad=count_pad, **options,
+        )[0]  # fmt: skip
 
     return rule
 

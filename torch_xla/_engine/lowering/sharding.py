@@ -19,6 +19,12 @@ def _lay_out(x: jax.Array, sharding: int) -> jax.Array:
     return lax.with_sharding_constraint(x, shardings.of(sharding))
 
 
+@lower("torch_xla::manual", "torch_xla::whole")
+def _manual(x: jax.Array, sharding: int, shape: list[int], transposed: bool) -> jax.Array:
+    """graph/manual.py computes them where a graph becomes a program; elsewhere there are no devices with parts."""
+    raise NotImplementedError("manual sharding is there in recorded graphs only, not in functions of jax")
+
+
 @lower("torch_xla::shard_alike")
 def _shard_alike(inputs: list[jax.Array]) -> list[jax.Array]:
     return list(shard_alike(*inputs))

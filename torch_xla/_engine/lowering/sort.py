@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,16 @@ import numpy as np
 from jax import lax
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.lowering import on_cpu
 from torch_xla._engine.lowering.axes import at_least_1d, axis
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.registry import Context, Operand, lower, result_type
 
 Pair = tuple[jax.Array, jax.Array]
+
+#: Elements from which on ATen's kernel on the CPU is worth a call, and what it knows (docs/cpu_kernels.md).
+_LEAST_SORTED = 1 << 13
+_SORTED_BY_ATEN = (np.float32, np.float64, np.int32, np.int64)
 
 
 def _is_nan(x: jax.Array) -> jax.Array:
@@ -33,8 +39,16 @@ def _sorted(x: jax.Array, dim: int, descending: bool = False) -> Pair:
 
 @lower("aten::sort")
 def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> Pair:
-    values, places = _sorted(at_least_1d(x), axis(dim, x.ndim), descending)
-    return values.reshape(x.shape), places.astype(np.int64).reshape(x.shape)
+    def by_xla(x: jax.Array) -> list[jax.Array]:
+        values, places = _sorted(at_least_1d(x), axis(dim, x.ndim), descending)
+        return [values.reshape(x.shape), places.astype(np.int64).reshape(x.shape)]
+
+    if x.dtype in _SORTED_BY_ATEN and on_cpu.pays(math.prod(x.shape), _LEAST_SORTED):
+        outs = [x, jax.ShapeDtypeStruct(x.shape, np.int64)]
+        values, places = on_cpu.call("sort", by_xla, [x], outs, dim=dim, descending=descending)
+    else:
+        values, places = by_xla(x)
+    return values, places
 
 
 @lower("aten::sort.stable")

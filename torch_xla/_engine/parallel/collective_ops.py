@@ -48,6 +48,10 @@ def _laid_out(x: torch.Tensor, sharding: int) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+def _shaped(x: torch.Tensor, sharding: int, shape: Sequence[int], transposed: bool) -> torch.Tensor:
+    return x.new_empty(shape)
+
+
 def _placed(x: torch.Tensor, host: bool) -> torch.Tensor:
     return torch.empty_like(x)
 
@@ -60,6 +64,8 @@ def define() -> None:
     _define("all_to_all(Tensor input, int split, int concat, int shards, int[] groups) -> Tensor", _all_to_all)
     _define("collective_permute(Tensor input, int[] pairs, int[] groups) -> Tensor", _permuted)
     _define("lay_out(Tensor input, int sharding) -> Tensor", _laid_out)
+    _define("manual(Tensor input, int sharding, int[] shape, bool once) -> Tensor", _shaped)
+    _define("whole(Tensor input, int sharding, int[] shape, bool total) -> Tensor", _shaped)
     _define("shard_alike(Tensor[] inputs) -> Tensor[]", _same)
     _define("place(Tensor input, bool host) -> Tensor", _placed)
     _define("optimization_barrier(Tensor[] inputs) -> Tensor[]", _same)

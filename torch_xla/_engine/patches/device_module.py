@@ -5,7 +5,9 @@ Registered with ``torch._register_device_module`` (private to torch; checked on 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -77,16 +79,40 @@ def manual_seed_all(seed: int) -> None:
 
 
 def get_rng_state(which: torch.device | str | int | None = None) -> torch.Tensor:
-    """The random state of a device: 8 bytes, uint8[8] on the CPU."""
+    """The random state of a device, uint8[16] on the CPU: 8 bytes, and 8 of an offset from there, which is 0.
+
+    The form is that of other devices' generators: who counts the offset up, as DTensor does, gets other numbers.
+    """
     state = int(recorder.module().get_seed(_ordinal(which)))
-    return torch.frombuffer(bytearray(state.to_bytes(8, "little")), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(state.to_bytes(16, "little")), dtype=torch.uint8)
 
 
 def set_rng_state(state: torch.Tensor, which: torch.device | str | int | None = None) -> None:
-    """Sets the random state of a device to what get_rng_state gave. ValueError for another size."""
-    if state.numel() != 8:
-        raise ValueError(f"set_rng_state: an xla state is uint8[8], got {state.dtype}{list(state.shape)}")
-    recorder.module().set_seed(_ordinal(which), int.from_bytes(bytes(state.cpu().tolist()), "little"))
+    """Sets the random state of a device to what get_rng_state gave, also in an older form, uint8[8].
+
+    ValueError for another size.
+    """
+    if state.numel() not in (8, 16) or state.dtype != torch.uint8:
+        raise ValueError(f"set_rng_state: an xla state is uint8[16], got {state.dtype}{list(state.shape)}")
+    data = bytes(state.cpu().tolist())
+    seed, offset = (int.from_bytes(part, "little") for part in (data[:8], data[8:]))
+    recorder.module().set_seed(_ordinal(which), _apart(seed, offset) if offset else seed)
+
+
+def _apart(seed: int, offset: int) -> int:
+    """A seed for the numbers at an offset: two that differ in either have nothing to do with each other."""
+    mixed = seed ^ (offset * 0x9E3779B97F4A7C15 & seeding.MASK)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ mixed >> shift) * factor & seeding.MASK
+    return mixed ^ mixed >> 31
+
+
+def of_fake_tensor(original: Callable[..., Any], kind: Any, mode: Any, elem: Any, device: Any, *args: Any,
+                   **kwargs: Any) -> Any:  # fmt: skip
+    """Makes a fake tensor, on the current device where only the type is said."""
+    if device.type == "xla" and device.index is None:
+        device = torch.device("xla", current_device())
+    return original(kind, mode, elem, device, *args, **kwargs)
 
 
 def _is_in_bad_fork() -> bool:

@@ -19,6 +19,7 @@ from torch import nn
 from torch_xla._engine import recorder
 from torch_xla._engine.base import frames, shardings
 from torch_xla._engine.base.compat import modules
+from torch_xla._engine.parallel import sharded
 
 
 def _moved(before: nn.Parameter | None, after: nn.Parameter | None) -> bool:
@@ -60,12 +61,12 @@ def _settle(module: nn.Module, old: dict[str, nn.Parameter | None]) -> None:
         modules.own_parameters(module)[name] = before
 
 
-#: The attribute of a tensor on meta that says how it is to lie on xla: the number of a sharding.
+#: The attribute of a tensor on meta or the CPU that says how it is to lie on xla: the number of a sharding.
 _WANTED = "_torch_xla_sharding"
 
 
 def lay_out_once_moved(t: torch.Tensor, sharding: Sharding) -> None:
-    """A parameter or buffer on meta will lie so when its module gets room for it on xla."""
+    """A parameter or buffer on meta, or a parameter on the CPU, will lie so when its module moves to xla."""
     setattr(t, _WANTED, shardings.number(sharding, t.dim()))
 
 
@@ -79,16 +80,36 @@ def _lay_out(tensors: Mapping[str, torch.Tensor | None], wanted: dict[str, int])
         t = tensors[name]
         if t is not None and t.device.type == "xla":
             with torch.no_grad():
+                if recorder.module().is_view(t):
+                    # torch makes what is like a tensor on meta as a view of an empty one: the layout would be that of
+                    # the view alone, and gone when it is written to.
+                    t.data = torch.empty_like(t)
                 recorder.module().exclusively(0, recorder.module().lay_out, t, number)
             t.__dict__.pop(_WANTED, None)
-        elif t is not None and t.is_meta:
+        elif t is not None:
             setattr(t, _WANTED, number)
 
 
-def _apply(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+def _in_parts(move: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What moves a tensor, and uploads one that is to lie in some way so: no device has all of it."""
+
+    def run(t: torch.Tensor) -> torch.Tensor:
+        number = getattr(t, "__dict__", {}).get(_WANTED)
+        if number is None or t.is_meta:
+            return move(t)
+        shape = tuple(t.shape)
+        with sharded.uploads(lambda size: shardings.of(number) if size == shape else None):
+            return move(t)
+
+    return run
+
+
+def _apply(
+    original: Callable[..., Any], module: nn.Module, fn: Callable[..., Any], *args: Any, **kwargs: Any
+) -> nn.Module:
     old = dict(modules.own_parameters(module))
     wanted, buffers = _wanted(old), _wanted(modules.own_buffers(module))
-    original(module, *args, **kwargs)
+    original(module, _in_parts(fn) if wanted else fn, *args, **kwargs)
     if old:
         _settle(module, old)
     if wanted or buffers:

@@ -17,14 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch_xla._engine.base import versions
 from torch_xla._engine.base.status_line import StatusLine
 
 FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden")
-INSTALL_COMPILER = "apt-get install g++"
 _POLL = 0.1  # seconds between looks at the child
+_SECONDS = {"recorder": 30, "CPU kernels": 10}  # that a build takes on two cores
 _ERROR_LINES = 12  # lines of compiler output worth showing: the first error and what explains it
 
 # Runs in a process of its own: torch.utils.cpp_extension and the compiler's environment stay out of the user's
@@ -34,7 +35,10 @@ import json, os, shutil, sys
 job = json.loads(sys.argv[1])
 sys.path[:] = job["path"]
 from torch.utils.cpp_extension import load
-load(job["name"], job["sources"], extra_cflags=job["flags"], build_directory=job["folder"])
+load(
+    job["name"], job["sources"], extra_cflags=job["flags"], build_directory=job["folder"],
+    extra_include_paths=job["includes"], is_python_module=job["is_module"],
+)
 os.replace(os.path.join(job["folder"], job["name"] + ".so"), job["target"])
 shutil.rmtree(job["folder"], ignore_errors=True)
 """
@@ -52,15 +56,6 @@ class RecorderBuildError(RuntimeError):
     """The recorder cannot be built here. The message says what is missing and how to install it."""
 
 
-def find_compiler() -> list[str] | None:
-    """The command line of the C++ compiler: $CXX, else c++, else g++. None if there is none."""
-    for command in [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++"]:
-        words = shlex.split(command)
-        if words and shutil.which(words[0]):
-            return words
-    return None
-
-
 def identity(compiler: list[str]) -> str:
     """A name for this compiler that changes when it is upgraded; found without running it."""
     parts = []
@@ -75,33 +70,50 @@ def _combined(units: list[Path], folder: Path) -> list[Path]:
     """Two files to compile, one per core: torch's headers take longer than all of our own code, so they are read twice
     and not once per unit. What knows Python is apart: it includes the most."""
     python = {unit: "pybind11" in unit.read_text() for unit in units}
+    made = []
     for name, knows_python in (("python.cpp", True), ("units.cpp", False)):
         lines = [f'#include "{unit}"\n' for unit in units if python[unit] == knows_python]
-        (folder / name).write_text("".join(lines))
-    return [folder / "python.cpp", folder / "units.cpp"]
+        if lines:
+            (folder / name).write_text("".join(lines))
+            made.append(folder / name)
+    return made
 
 
-def compile_extension(units: list[Path], library: Path, compiler: list[str], lock: int) -> None:
-    """Compiles and links ``units`` into ``library``, which appears complete or not at all.
+@dataclass(frozen=True)
+class Job:
+    """What to compile and link into ``library``, which is named as its module is, if it ``is_module`` of Python."""
 
-    The module is named as the file is. The caller holds the lock of descriptor ``lock``. Raises RecorderBuildError.
+    units: list[Path]
+    library: Path
+    what: str  # it is, in messages
+    is_module: bool = True
+    includes: tuple[str, ...] = ()
+
+
+def compile_extension(work: Job, compiler: list[str], lock: int) -> None:
+    """Does the work: its library appears complete or not at all.
+
+    The caller holds the lock of descriptor ``lock``. Raises RecorderBuildError.
     """
+    library = work.library
     for leftover in library.parent.glob("tmp-*"):  # of a build that was killed
         shutil.rmtree(leftover, ignore_errors=True)
-    path = _path_with_ninja()
+    path = _path_with_ninja(work.what)
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=library.parent, ignore_cleanup_errors=True) as folder:
         job = {
             "name": library.stem,
-            "sources": [str(path) for path in _combined(units, Path(folder))],
+            "sources": [str(path) for path in _combined(work.units, Path(folder))],
             "flags": FLAGS,
+            "includes": work.includes,
+            "is_module": work.is_module,
             "folder": folder,
             "target": str(library),
             "path": sys.path,
         }
         environment = os.environ | {"CXX": _one_word(compiler, Path(folder)), "PATH": path}
-        output = _run([sys.executable, "-W", "ignore", "-c", _CHILD, json.dumps(job)], environment, lock)
+        output = _run(work.what, [sys.executable, "-W", "ignore", "-c", _CHILD, json.dumps(job)], environment, lock)
     if not library.exists():
-        raise RecorderBuildError(_explain(output or "(no output: the process that builds was killed)"))
+        raise RecorderBuildError(_explain(output or "(no output: the process that builds was killed)", work.what))
 
 
 def _one_word(compiler: list[str], folder: Path) -> str:
@@ -114,7 +126,7 @@ def _one_word(compiler: list[str], folder: Path) -> str:
     return str(script)
 
 
-def _path_with_ninja() -> str:
+def _path_with_ninja(what: str = "recorder") -> str:
     """$PATH, with the folder of a pip-installed ninja in front, which an unactivated environment does not have.
 
     Raises RecorderBuildError where there is no ninja.
@@ -125,13 +137,16 @@ def _path_with_ninja() -> str:
 
         path = os.pathsep.join([ninja.BIN_DIR, path])
     if shutil.which("ninja", path=path) is None:
-        raise RecorderBuildError("torch_xla cannot build its recorder: ninja was not found.\n  pip install ninja")
+        raise RecorderBuildError(f"torch_xla cannot build its {what}: ninja was not found.\n  pip install ninja")
     return path
 
 
-def _run(command: list[str], environment: dict[str, str], lock: int) -> str:
+def _run(what: str, command: list[str], environment: dict[str, str], lock: int) -> str:
     """Runs the child to its end, showing the time, and returns what it printed. It dies with an exception here."""
-    with tempfile.TemporaryFile() as output, StatusLine("building the recorder (once, about 30 s)") as status:
+    with (
+        tempfile.TemporaryFile() as output,
+        StatusLine(f"building the {what} (once, about {_SECONDS[what]} s)") as status,
+    ):
         # A file, not a pipe, for its output: the child must be able to outlive this process.
         child = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[lock]
@@ -148,7 +163,7 @@ def _run(command: list[str], environment: dict[str, str], lock: int) -> str:
         return output.read().decode(errors="replace")
 
 
-def _explain(output: str) -> str:
+def _explain(output: str, what: str = "recorder") -> str:
     """The error for a failed build: the compiler's first error and, where it is a known one, what to do."""
     lines = [line for line in output.splitlines() if not line.startswith(("ninja:", "[", "FAILED:"))]
     is_error = re.compile(r"\berror:|undefined (reference|symbol)|Killed|No such file")
@@ -156,4 +171,4 @@ def _explain(output: str) -> str:
     shown = "\n".join(f"  {line}" for line in lines[first : first + _ERROR_LINES])
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, output, re.IGNORECASE)), None)
     advice = [line for line in (remedy, versions.note_on_torch()) if line]
-    return "\n  ".join([f"torch_xla cannot build its recorder: the build failed.\n{shown}", *advice])
+    return "\n  ".join([f"torch_xla cannot build its {what}: the build failed.\n{shown}", *advice])

@@ -1,19 +1,29 @@
-"""What goes with FSDP: modules that compute again, and linear layers whose backward reads the weight itself."""
+"""What goes with FSDP: modules that compute again, linear layers whose backward reads the weight itself.
+
+And collectives as FSDP calls them: in buckets, or without an exchange, to see what exchanging costs.
+"""
 
 from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from torch_xla._engine.parallel import collectives
+from torch_xla.core import xla_model as xm
 from torch_xla.distributed.spmd import XLAPatchedLinear
 from torch_xla.utils.checkpoint import checkpoint
 
-__all__ = ["XLAPatchedLinear", "apply_xla_patch_to_nn_linear", "checkpoint_module"]
+__all__ = [
+    "BucketizedReduceScatter", "DummyReduceScatter", "XLAPatchedLinear", "apply_xla_patch_to_nn_linear",
+    "checkpoint_module", "dummy_all_gather", "dummy_all_reduce",
+]  # fmt: skip
+
+Groups = Sequence[Sequence[int]] | None
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -53,3 +63,68 @@ def apply_xla_patch_to_nn_linear(
         if type(layer) is nn.Linear and "forward" not in layer.__dict__:
             object.__setattr__(layer, "forward", types.MethodType(patched_function, layer))
     return module
+
+
+def dummy_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
+    """A tensor of all_gather's shape, of this replica's values alone: nothing is exchanged."""
+    return torch.cat([value] * collectives.shards(groups), dim)
+
+
+def dummy_all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Groups = None) -> Any:
+    """This replica's values times ``scale``, as all_reduce returns them: nothing is exchanged."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs * scale
+    with torch.no_grad():
+        for tensor in inputs:
+            tensor.mul_(scale)
+    return inputs
+
+
+class DummyReduceScatter:
+    """BucketizedReduceScatter without an exchange: a part of the shape of this replica's, of its own values."""
+
+    def __init__(self, shard_count: int) -> None:
+        self.shard_count = shard_count
+        self.scale = 1.0
+
+    def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:
+        """Calls back with the part at once."""
+        part = input[: input.shape[0] // self.shard_count]
+        callback(part if self.scale == 1.0 else part * self.scale)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+class BucketizedReduceScatter:
+    """Sums tensors over the replicas, in buckets; each replica gets its part along dimension 0.
+
+    Args:
+      bucket_size_mb: the MB of a bucket; 0: each tensor goes at once.
+      shard_count: the replicas of a group.
+      groups: who exchanges with whom; None: all replicas.
+      pin_layout: without effect.
+
+    ``scale`` is an attribute; sums are multiplied by it.
+    """
+
+    def __init__(self, bucket_size_mb: int, shard_count: int, groups: Groups = None, pin_layout: bool = True) -> None:
+        self.shard_count, self.groups, self.scale = shard_count, groups, 1.0
+        self._cap = bucket_size_mb << 20
+        self._waiting: list[tuple[torch.Tensor, Callable[[torch.Tensor], object]]] = []
+
+    def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:
+        """Puts a tensor into the bucket; ``callback`` gets this replica's part of the sum when the bucket goes."""
+        if self._waiting and sum(t.nbytes for t, _ in self._waiting) + input.nbytes > self._cap:
+            self.flush()
+        self._waiting.append((input, callback))
+        if input.nbytes >= self._cap:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what waits; calls back in order."""
+        waiting, self._waiting = self._waiting, []
+        tensors = [tensor for tensor, _ in waiting]
+        parts = xm.reduce_scatter("sum", tensors, self.scale, 0, self.shard_count, self.groups)
+        for (_, callback), part in zip(waiting, parts, strict=True):
+            callback(part)

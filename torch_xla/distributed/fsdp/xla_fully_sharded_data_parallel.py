@@ -15,13 +15,13 @@ from torch import nn
 import torch_xla
 from torch_xla._engine import recorder
 from torch_xla._engine.base.compat import modules as compat
-from torch_xla._engine.feed.containers import map_tensors
+from torch_xla._engine.feed.containers import map_tensors, tensors
 from torch_xla.core import xla_model as xm
 from torch_xla.distributed.fsdp._shards import Group, Shard, gather, make_shard
 from torch_xla.distributed.fsdp.utils import PLAIN_FORWARD, apply_xla_patch_to_nn_linear
 from torch_xla.distributed.fsdp.wrap import recursive_wrap
 
-__all__ = ["TrainingState", "XlaFullyShardedDataParallel"]
+__all__ = ["TrainingState", "XlaFullyShardedDataParallel", "apply_to_tensors", "collect_tensors"]
 
 
 class TrainingState(enum.Enum):
@@ -160,7 +160,7 @@ class XlaFullyShardedDataParallel(nn.Module):
     def _gathered_run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before, self.training_state = self.training_state, TrainingState.FORWARD
         try:
-            given = _tensors((args, kwargs)) if self._barriers[0] else []
+            given = [t for t in tensors((args, kwargs)) if t.device.type == "xla"] if self._barriers[0] else []
             for shard in self._shards:
                 whole = self._gather(shard, given)
                 for (layer, name), piece in zip(shard.places, shard.split(whole), strict=True):
@@ -276,6 +276,16 @@ class XlaFullyShardedDataParallel(nn.Module):
         return f"rank={self._group.rank}, world_size={self._group.size}, compute_dtype={self.compute_dtype}"
 
 
+def apply_to_tensors(fn: Callable[[torch.Tensor], Any], container: Any) -> Any:
+    """``container`` with ``fn(tensor)`` in the place of each tensor in its dicts, lists, tuples, sets and objects."""
+    return map_tensors(container, fn)
+
+
+def collect_tensors(container: Any) -> list[torch.Tensor]:
+    """The tensors in nested dicts, lists, tuples, sets and objects, in order."""
+    return list(tensors(container))
+
+
 def _number(t: torch.Tensor) -> int:
     """The number of a tensor's memory: that of a detached one is the same."""
     return int(recorder.module().tensor_id(t))
@@ -319,17 +329,6 @@ def _move_buffers(module: nn.Module, dtype: torch.dtype | None) -> None:
         for name, b in buffers.items():
             if b is not None:
                 buffers[name] = b.to("xla", dtype if dtype is not None and b.is_floating_point() else b.dtype)
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    def note(t: torch.Tensor) -> torch.Tensor:
-        found.append(t)
-        return t
-
-    map_tensors(values, note)
-    return [t for t in found if t.device.type == "xla"]
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:

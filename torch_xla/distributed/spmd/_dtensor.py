@@ -7,7 +7,8 @@
     t.to_local()                        t itself
     t.placements, t.device_mesh         how t lies over the mesh that it was last given one of
 
-torch itself sends distribute_tensor and distribute_module here (api.py).
+torch itself sends distribute_tensor and distribute_module here (api.py). Without SPMD, in a job of processes with a
+device each and a process group of the backend xla, DTensor is torch's own, over that group.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch_xla._engine.base.compat import distributed as compat
 from torch_xla._engine.base.imports import when_imported
 from torch_xla._engine.job import replicas
 from torch_xla.distributed.spmd._mesh import get_1d_mesh
-from torch_xla.distributed.spmd.xla_sharded_tensor import get_sharding
+from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShardedTensor, get_sharding, is_sharded
 from torch_xla.distributed.spmd.xla_sharding import mark_sharding_with_gradients
 
 if TYPE_CHECKING:
@@ -70,17 +71,23 @@ def full_tensor(t: torch.Tensor, **_: Any) -> torch.Tensor:
 
 
 def placements(t: torch.Tensor) -> tuple[Placement, ...]:
-    """How the tensor lies over its mesh, a placement for each dimension of the mesh; () where nobody has said."""
+    """How the tensor lies over its mesh, a placement for each dimension of the mesh; () where nobody has said.
+
+    Its mesh is the DeviceMesh that it was last given one of, or that of mark_sharding.
+    """
     from torch.distributed.tensor.placement_types import Replicate, Shard
 
-    asked: tuple[Placement, ...] | None = getattr(t, _PLACEMENTS)
+    asked: tuple[Placement, ...] | None = getattr(t, _PLACEMENTS, None)
     if asked is not None:
         return asked
-    mesh, found = getattr(t, _MESH), get_sharding(t)
+    mesh, found = getattr(t, _MESH, None), get_sharding(t)
     if found is None:
         return ()
     axes = {name: dim for dim, names in enumerate(found.spec) for name in _several(names)}
-    names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
+    if mesh is None:
+        names = tuple(found.mesh.axis_names)
+    else:
+        names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
     return tuple(Shard(axes[name]) if name in axes else Replicate() for name in names)
 
 
@@ -119,10 +126,10 @@ def _method(call: Callable[..., Any], name: str) -> property:
 
 
 def _value(answer: Callable[[torch.Tensor], Any], name: str) -> property:
-    """A property that tensors laid out over a DeviceMesh have, and only they."""
+    """A property that tensors laid out over a mesh have, and only they; a DeviceMesh those that were given one."""
 
     def get(t: torch.Tensor) -> Any:
-        if _MESH not in t.__dict__:
+        if _MESH not in t.__dict__ and (name == "device_mesh" or not is_sharded(t)):
             raise AttributeError(f"{type(t).__name__!r} object has no attribute {name!r}: it is on no DeviceMesh")
         return answer(t)
 
@@ -144,5 +151,7 @@ def install() -> None:
     }
     for name, answer in values.items():
         setattr(torch.Tensor, name, _value(answer, name))
+    XLAShardedTensor.redistribute = redistribute  # type: ignore[attr-defined]
+    XLAShardedTensor.placements = property(placements)  # type: ignore[attr-defined]
     when_imported("torch.distributed.tensor._api", _wrap_from_local)
     when_imported("torch.distributed.device_mesh", lambda _: compat.allow_parts_of_meshes())

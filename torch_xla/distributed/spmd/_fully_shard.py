@@ -46,12 +46,18 @@ def fully_shard(
 
     The module, or each of a list, moves to xla, no device ever having the whole of a parameter. Parameters are split
     along dimension 0, or what ``shard_placement_fn`` says, over the mesh's last dimension, and stay what they are. A
-    dimension need not divide. Raises ValueError for an option that there is not on xla (``offload_policy`` and so on).
+    dimension need not divide. Raises ValueError for an option that there is not on xla (``offload_policy`` and so on),
+    and for a mesh over process groups.
     """
     if not (replicas.is_spmd() if mesh is None else mesh.device_type == "xla"):
         given = {"mesh": mesh, "reshard_after_forward": reshard_after_forward, "ignored_params": ignored_params}
         given |= {"shard_placement_fn": shard_placement_fn} | ({} if mp_policy is None else {"mp_policy": mp_policy})
         return original(module, **given, **options)
+    if mesh is not None and compat.is_over_groups(mesh):
+        raise ValueError(
+            "fully_shard: this mesh is over process groups, a device in each process. Call torch_xla.runtime."
+            "use_spmd() before it is made, or wrap the module in torch_xla.distributed.fsdp.XlaFullyShardedDataParallel"
+        )
     from torch.distributed.fsdp import OffloadPolicy
 
     for name, value in options.items():

@@ -6,6 +6,7 @@ import ast
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from jax.sharding import PartitionSpec as JaxSpec
 
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import sharded
+from torch_xla.distributed.spmd.xla_sharded_tensor import ShardingType, type_of, words
 
 Axis = str | int
 #: For each dimension of a tensor: the axis of the mesh it is split over, several of them, or None for "whole".
@@ -113,6 +115,10 @@ class Mesh:
             raise ValueError(f"partition_spec {tuple(partition_spec)} splits two dimensions over one axis")
         return sharded.over(self.get_jax_mesh(), JaxSpec(*(names or None for names in axes)))
 
+    def get_op_sharding(self, partition_spec: Sequence[Any]) -> OpSharding:
+        """How tensors of that many dimensions lie under a partition spec. Raises as ``sharding``."""
+        return OpSharding(self, tuple(partition_spec), self.sharding(partition_spec, len(partition_spec)))
+
     def _names(self) -> tuple[str, ...]:
         return self.axis_names or tuple(f"axis{i}" for i in range(len(self.mesh_shape)))
 
@@ -122,6 +128,23 @@ class Mesh:
         if isinstance(axis, int) and 0 <= axis < len(self.mesh_shape):
             return self._names()[axis]
         raise ValueError(f"partition_spec: {axis!r} is no axis of {self!r}")
+
+
+@dataclass(frozen=True)
+class OpSharding:
+    """How tensors of one rank lie over a mesh; ``str`` has XLA's words for it."""
+
+    mesh: Mesh
+    partition_spec: PartitionSpec
+    sharding: NamedSharding
+
+    @property
+    def type(self) -> ShardingType:
+        """The kind of sharding."""
+        return type_of(str(self))
+
+    def __str__(self) -> str:
+        return words(self.sharding, len(self.partition_spec))
 
 
 def _several(entry: Any) -> tuple[Axis, ...]:

@@ -89,15 +89,25 @@ def with_xla(func: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-@with_xla
 def xla_distribute_tensor(
     tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None = None
 ) -> torch.Tensor:
     """The tensor on xla, split as the placements say (default: replicated); in place where it is on xla already.
 
     It is a plain tensor of the whole's shape: XLA, not DTensor, splits the ops on it. A parameter stays one.
-    torch.distributed.tensor.distribute_tensor calls this for a mesh of device type xla. Raises as mark_sharding.
+    torch.distributed.tensor.distribute_tensor calls this for a mesh of device type xla. Where the mesh is over process
+    groups (no SPMD, but ``init_process_group("xla")``) it gives torch's DTensor. Raises as mark_sharding.
     """
+    from torch.distributed import tensor as dtensor
+
+    if compat.is_over_groups(device_mesh):
+        with compat.as_any_device():
+            return dtensor.distribute_tensor(tensor, device_mesh, placements)
+    return _laid_out(tensor, device_mesh, placements)
+
+
+@with_xla
+def _laid_out(tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None) -> torch.Tensor:
     from torch.distributed.tensor.placement_types import Replicate
 
     given = tuple(placements or [Replicate()] * device_mesh.ndim)
@@ -110,7 +120,6 @@ def xla_distribute_tensor(
     return _dtensor.of_mesh(moved.requires_grad_(tensor.requires_grad), device_mesh, given)
 
 
-@with_xla
 def xla_distribute_module(
     module: torch.nn.Module,
     device_mesh: DeviceMesh | None = None,
@@ -122,10 +131,26 @@ def xla_distribute_module(
 
     ``input_fn(inputs, mesh)`` sees the positional arguments before each forward, ``output_fn(outputs, mesh)`` what it
     returns; what they return takes the place of it, None leaves it. With three parameters they get the module first.
-    Raises ValueError without a mesh.
+    Raises ValueError without a mesh. A mesh over process groups gives DTensors, as in xla_distribute_tensor.
     """
+    from torch.distributed import tensor as dtensor
+
     if device_mesh is None:
         raise ValueError("xla_distribute_module: device_mesh is needed")
+    if compat.is_over_groups(device_mesh):
+        with compat.as_any_device():
+            return dtensor.distribute_module(module, device_mesh, partition_fn, input_fn, output_fn)
+    return _distributed(module, device_mesh, partition_fn, input_fn, output_fn)
+
+
+@with_xla
+def _distributed(
+    module: torch.nn.Module,
+    device_mesh: DeviceMesh,
+    partition_fn: Callable[[str, torch.nn.Module, DeviceMesh], None] | None,
+    input_fn: Callable[..., Any] | None,
+    output_fn: Callable[..., Any] | None,
+) -> torch.nn.Module:
     module.to("xla")
     if partition_fn is not None:
         for name, submodule in module.named_modules():

@@ -88,18 +88,20 @@ def sharding_spec(t: torch.Tensor) -> str:
     The numbers are those of devices: of each part in turn, those that hold it.
     """
     found = get_sharding(t)
-    if found is None:
-        return ""
-    parts = shardings.parts(found, t.dim())
+    return "" if found is None else words(found, t.dim())
+
+
+def words(found: NamedSharding, rank: int) -> str:
+    """XLA's words for a sharding of tensors with ``rank`` dimensions."""
+    parts = shardings.parts(found, rank)
     if all(count == 1 for count in parts):
         return "{replicated}"
     holders: dict[tuple[int, ...], list[int]] = {}
     numbers = {device: number for number, device in enumerate(sharded.mesh_devices())}
-    whole = shardings.padded(tuple(t.shape), found)
-    for device, index in found.devices_indices_map(whole).items():
+    for device, index in found.devices_indices_map(parts).items():
         holders.setdefault(tuple(part.start or 0 for part in index), []).append(numbers[device])
     copies = len(next(iter(holders.values())))
-    sizes, last = [*parts, copies][: t.dim() + (copies > 1)], " last_tile_dim_replicate" if copies > 1 else ""
+    sizes, last = [*parts, copies][: rank + (copies > 1)], " last_tile_dim_replicate" if copies > 1 else ""
     order = ",".join(str(number) for start in sorted(holders) for number in _in_mesh_order(found, holders[start]))
     return f"{{devices=[{','.join(map(str, sizes))}]{order}{last}}}"
 
@@ -111,8 +113,11 @@ def _in_mesh_order(found: NamedSharding, numbers: list[int]) -> list[int]:
 def sharding_type(t: torch.Tensor) -> ShardingType | None:
     """The kind of a tensor's sharding; None without one. PARTIAL: split, and each part on several devices."""
     spec = sharding_spec(t)
-    if not spec:
-        return None
+    return type_of(spec) if spec else None
+
+
+def type_of(spec: str) -> ShardingType:
+    """The kind of a sharding in XLA's words."""
     if spec == "{replicated}":
         return ShardingType.REPLICATED
     return ShardingType.PARTIAL if spec.endswith("replicate}") else ShardingType.TILED
@@ -249,10 +254,6 @@ class _Asks(type):
         return is_sharded(instance)
 
 
-class XLAShardedTensor(metaclass=_Asks):
-    """A name for tensors with a sharding, which ``isinstance`` asks for. mark_sharding makes them, not this class."""
-
-
 def _asked(answer: Callable[[torch.Tensor], Any], name: str) -> property:
     def get(t: torch.Tensor) -> Any:
         if not is_sharded(t):
@@ -272,6 +273,35 @@ def _loader(t: torch.Tensor) -> Callable[[Sequence[XLAShard]], None]:
     return lambda shards: load_local_shards_(t, shards)
 
 
+def _forget(t: torch.Tensor) -> Callable[[], None]:
+    """Does nothing: how a tensor lies is asked for anew each time."""
+    return lambda: None
+
+
+class XLAShardedTensor(metaclass=_Asks):
+    """A name for tensors with a sharding, which ``isinstance`` asks for, and what they can be asked beside others.
+
+    ``XLAShardedTensor(t)`` is ``t``, on every device where nobody has laid it out; mark_sharding lays one out.
+    """
+
+    global_tensor = property(_whole)
+    local_shards = property(local_shards)
+    sharding_spec = property(sharding_spec)
+    sharding_type = property(sharding_type)
+
+    def __new__(cls, elem: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:  # type: ignore[misc]
+        from torch_xla.distributed.spmd import xla_sharding
+
+        return xla_sharding.wrap_as_sharded_tensor(elem)
+
+    def load_local_shards_(self: torch.Tensor, shards: Sequence[XLAShard]) -> None:  # type: ignore[misc]
+        """See load_local_shards_ of this module."""
+        load_local_shards_(self, shards)
+
+    def invalidate_spec_cache(self: torch.Tensor) -> None:  # type: ignore[misc]
+        """Nothing: how a tensor lies is asked for anew each time."""
+
+
 def install() -> None:
     """Gives sharded tensors their properties; once."""
     answers: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -280,6 +310,7 @@ def install() -> None:
         "load_local_shards_": _loader,
         "sharding_spec": sharding_spec,
         "sharding_type": sharding_type,
+        "invalidate_spec_cache": _forget,
     }
     for name, answer in answers.items():
         setattr(torch.Tensor, name, _asked(answer, name))

@@ -28,9 +28,11 @@ from torch_xla.distributed.spmd._linear import (
     apply_xla_patch_to_nn_linear,
     xla_patched_nn_linear_forward,
 )
+from torch_xla.distributed.spmd._manual import disable_manual_sharding, enable_manual_sharding
 from torch_xla.distributed.spmd._mesh import (
     HybridMesh,
     Mesh,
+    OpSharding,
     PartitionSpec,
     get_1d_mesh,
     get_global_mesh,
@@ -41,7 +43,8 @@ from torch_xla.distributed.spmd.xla_sharded_tensor import ShardingType, XLAShard
 __all__ = [
     "EinsumLinear", "HybridMesh", "MarkShardingFunction", "Mesh", "PartitionSpec", "ShardingSpec", "ShardingType",
     "XLAPatchedLinear", "XLAShard", "XLAShardedTensor", "annotate_custom_sharding",
-    "apply_backward_optimization_barrier", "apply_xla_patch_to_nn_linear", "clear_sharding", "get_1d_mesh",
+    "apply_backward_optimization_barrier", "apply_xla_patch_to_nn_linear", "clear_sharding",
+    "disable_manual_sharding", "enable_manual_sharding", "get_1d_mesh",
     "get_global_mesh", "get_sharding", "mark_sharding", "mark_sharding_with_gradients", "set_global_mesh", "shard_as",
     "unwrap_sharded_tensor", "wrap_as_sharded_tensor", "wrap_if_sharded", "xla_patched_nn_linear_forward",
 ]  # fmt: skip
@@ -58,8 +61,9 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     out as XLA likes (see mark_sharding_with_gradients).
 
     Args:
-      t: a tensor on ``xla:0``, of any dtype. Or a parameter or buffer on meta: it will lie so when its module gets room
-        on xla (``module.to_empty(device="xla")``), and no device ever has the whole of it.
+      t: a tensor on ``xla:0``, of any dtype. Or a parameter or buffer on meta, or a parameter on the CPU: it will lie
+        so when its module gets room on xla (``module.to_empty(device="xla")``) or moves there, and no device ever has
+        the whole of it.
       mesh: the devices.
       partition_spec: for each dimension the axis of the mesh that it is split over, by name or number, a tuple of
         several, or None: every device has all of it.
@@ -69,8 +73,9 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     Raises ValueError for a spec that does not fit the tensor or the mesh; RuntimeError without SPMD, or for an expanded
     tensor.
     """
-    sharding = _checked("mark_sharding", t, mesh, partition_spec, meta=True)
-    if t.is_meta:
+    later = t.is_meta or (t.device.type == "cpu" and isinstance(t, torch.nn.Parameter))
+    sharding = checked("mark_sharding", t, mesh, partition_spec, later)
+    if later:
         module_moves.lay_out_once_moved(t, sharding)
         return t
     with torch.no_grad():
@@ -78,11 +83,12 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     return t
 
 
-def _checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], meta: bool = False) -> NamedSharding:
+def checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], later: bool = False) -> NamedSharding:
+    """The sharding that the arguments of ``op`` describe. Raises what mark_sharding raises."""
     where = f"{op} of a tensor of shape {list(t.shape)} (at {frames.user_line()})"
     if not replicas.is_spmd():
         raise RuntimeError(f"{where}: call torch_xla.runtime.use_spmd() before the first xla tensor")
-    if t.device.type != "xla" and not (meta and t.is_meta):
+    if t.device.type != "xla" and not later:
         raise ValueError(f"{where}: the tensor is on {t.device}; move it to xla first")
     try:
         sharding = mesh.sharding(partition_spec, t.dim())
@@ -109,7 +115,7 @@ def _lay_out_alone(t: torch.Tensor, sharding: Sharding) -> None:
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
     """As mark_sharding, but moves nothing now: the next program that computes or reads the tensor lays it out so."""
-    sharding = _checked("annotate_custom_sharding", t, mesh, partition_spec)
+    sharding = checked("annotate_custom_sharding", t, mesh, partition_spec)
     with torch.no_grad():
         recorder.module().exclusively(0, recorder.module().lay_out, t, shardings.number(sharding, t.dim()))
     return t
@@ -158,7 +164,7 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Se
 
     Not in place, and differentiable. Arguments and errors are those of mark_sharding.
     """
-    sharding = _checked("mark_sharding_with_gradients", t, mesh, partition_spec)
+    sharding = checked("mark_sharding_with_gradients", t, mesh, partition_spec)
     number = shardings.number(sharding, t.dim())
     marked: torch.Tensor = _MarkedBothWays.apply(t, number)  # type: ignore[no-untyped-call]
     return marked
@@ -170,7 +176,7 @@ class MarkShardingFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, torch_tensor: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
         """The tensor's values, split over the mesh."""
-        sharding = _checked("MarkShardingFunction", torch_tensor, mesh, partition_spec)
+        sharding = checked("MarkShardingFunction", torch_tensor, mesh, partition_spec)
         return _MarkedBothWays.forward(ctx, torch_tensor, shardings.number(sharding, torch_tensor.dim()))
 
     @staticmethod
@@ -223,6 +229,10 @@ class ShardingSpec:
     mesh: Mesh
     partition_spec: tuple[Any, ...]
     minibatch: bool = False
+
+    def xla_spec(self, t: torch.Tensor) -> OpSharding | None:
+        """How the tensor is to lie; None where the spec is for another number of dimensions."""
+        return self.mesh.get_op_sharding(self.partition_spec) if self.can_apply(t) else None
 
     def can_apply(self, t: torch.Tensor) -> bool:
         """Whether the tensor has the number of dimensions that the spec is for."""

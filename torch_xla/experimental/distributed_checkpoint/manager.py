@@ -14,6 +14,7 @@ import fsspec
 import torch
 import torch.distributed as dist
 
+from torch_xla._engine.job import replicas
 from torch_xla.experimental.distributed_checkpoint import _storage
 from torch_xla.experimental.distributed_checkpoint._parts import on_host
 from torch_xla.experimental.distributed_checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
@@ -47,11 +48,13 @@ class CheckpointManager:
       max_to_keep: of all checkpoints the last so many stay; 0: all of them.
       max_pending_async: so many checkpoints of save_async are on their way at once; the next one waits.
       num_of_threads: how many files a process writes at once.
-      process_group: of CPU tensors, over all processes; None: one of gloo's is made, where there are several.
+      process_group: of CPU tensors, over all processes, which nobody else uses; None: one of gloo's is made, where
+        there are several.
       chkpt_on_preemption: SIGTERM, which schedulers send before they take a machine away, does not end the process:
         the next step is saved, and reached_preemption says so. Only where the manager is made in the main thread.
 
-    Raises ValueError for an interval below 1, or a negative number.
+    Raises ValueError for an interval below 1, or a negative number; RuntimeError in a job of several processes that
+    have not called torch.distributed.init_process_group.
     """
 
     def __init__(
@@ -72,7 +75,9 @@ class CheckpointManager:
         self.save_interval, self.max_to_keep = save_interval, max_to_keep or 0
         self._threads = num_of_threads or 1
         self._fs, self._root = fsspec.core.url_to_fs(self.path)
+        # Two groups: what the writer's thread exchanges must not meet what the program does.
         self._group = process_group if process_group is not None else _group_of_all()
+        self._own_group = _group_of_all() if self._group is not None else None
         self._preempted = _on_sigterm() if chkpt_on_preemption else None
         self._preempted_at: int | None = None
         self._pending = threading.BoundedSemaphore(max_pending_async or 1)
@@ -82,6 +87,8 @@ class CheckpointManager:
         if self._is_first():
             self._fs.makedirs(self._root, exist_ok=True)
             self._recover()
+        if self._own_group is not None:
+            dist.barrier(group=self._own_group)  # nobody looks for steps before
 
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint is due: at every ``save_interval``th step, and when the job is to end."""
@@ -124,7 +131,7 @@ class CheckpointManager:
         known = self.all_steps()
         if step not in known:
             raise ValueError(f"Cannot restore from untracked step {step}. Valid steps are: {known}")
-        _storage.load(state_dict, _storage.reader(self._folder(step)), SPMDLoadPlanner(), self._group)
+        _storage.load(state_dict, _storage.reader(self._folder(step)), SPMDLoadPlanner(), self._own_group)
 
     def all_steps(self) -> list[int]:
         """The steps of which there is a finished checkpoint, in order. Those of save_async come when they are done."""
@@ -152,11 +159,7 @@ class CheckpointManager:
         return self._preempted_at is not None and step >= self._preempted_at
 
     def _anyone(self, mine: bool) -> bool:
-        if self._group is None:
-            return mine
-        flag = torch.tensor([int(mine)])
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
-        return bool(flag.item())
+        return mine if self._own_group is None else _any(self._own_group, mine)
 
     def _is_first(self) -> bool:
         return self._group is None or dist.get_rank(self._group) == 0
@@ -180,12 +183,18 @@ class CheckpointManager:
         if self._is_first() and written != folder and os.path.exists(written):
             self._fs.rm(written, recursive=True)
         _storage.save(values, _storage.writer(written, self._threads), SPMDSavePlanner(), self._group)
+        error: Exception | None = None
         if self._is_first():
-            if written != folder:
-                _storage.replace(written, folder)
-            self._drop(step, folder)
-        if self._group is not None:
-            dist.barrier(group=self._group)
+            try:
+                if written != folder:
+                    _storage.replace(written, folder)
+                self._drop(step, folder)
+            except Exception as failure:
+                error = failure
+        if self._group is not None and _any(self._group, error is not None) and error is None:
+            raise RuntimeError(f"CheckpointManager: the first process could not finish the checkpoint of step {step}")
+        if error is not None:
+            raise error
 
     def _drop(self, step: int, folder: str) -> None:
         """Deletes what the checkpoint just finished replaces, and those that are too many."""
@@ -210,8 +219,22 @@ class CheckpointManager:
                     os.rename(_storage.before(folder), folder)
 
 
+def _any(group: dist.ProcessGroup, mine: bool) -> bool:
+    flag = torch.tensor([int(mine)])
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
+    return bool(flag.item())
+
+
 def _group_of_all() -> dist.ProcessGroup | None:
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not (dist.is_available() and dist.is_initialized()):
+        if replicas.process_count() > 1:
+            raise RuntimeError(
+                f"CheckpointManager: the {replicas.process_count()} processes of the job have to agree on what each of "
+                "them writes; import torch_xla.distributed.xla_backend, and call torch.distributed.init_process_group("
+                "'gloo', init_method='xla://') first"
+            )
+        return None
+    if dist.get_world_size() == 1:
         return None
     group: dist.ProcessGroup = dist.new_group(backend="gloo")
     return group

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -175,6 +177,63 @@ def allow_parts_of_meshes() -> None:
     elif not getattr(original, "_torch_xla", False):
         of_rank._torch_xla = True  # type: ignore[attr-defined]
         setattr(torch.distributed.device_mesh.DeviceMesh, _PART.name.split(".")[-1], staticmethod(of_rank))
+
+
+class _Kind(str):
+    """``"xla"`` as the device type of a mesh, which torch's next look at it can be made not to recognize.
+
+    torch makes no process groups for a mesh whose device type is ``"xla"``, and gives tensors and modules on one to
+    this package instead of distributing them. Where there are process groups, its own code does what is needed.
+    """
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if getattr(_unseen, "next", False) and str.__eq__(self, other) is True:
+            _unseen.next = False
+            return False
+        return bool(str.__eq__(self, other) is True)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+_unseen = threading.local()
+
+
+@contextmanager
+def as_any_device() -> Iterator[None]:
+    """In the block torch does not see, the next time that it looks, that a mesh over process groups is one of xla."""
+    _unseen.next = True
+    try:
+        yield
+    finally:
+        _unseen.next = False
+
+
+def is_over_groups(mesh: Any) -> bool:
+    """Whether a mesh of xla has process groups."""
+    return isinstance(mesh.device_type, _Kind)
+
+
+def make_groups_of_meshes(wanted: Callable[[], bool]) -> None:
+    """Has a DeviceMesh of xla that is made when ``wanted()`` have process groups, as those of other devices have."""
+    kind: Any = torch.distributed.device_mesh.DeviceMesh
+    original = kind.__init__
+    if getattr(original, "_torch_xla", False):
+        return
+
+    @functools.wraps(original)
+    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if device_type != "xla" or not wanted():
+            original(self, device_type, *args, **kwargs)
+            return
+        with as_any_device():
+            original(self, _Kind("xla"), *args, **kwargs)
+
+    init._torch_xla = True  # type: ignore[attr-defined]
+    kind.__init__ = init
 
 
 def modules_with_fully_shard() -> list[str]:

@@ -43,6 +43,19 @@ _FLATTEN = Private(
 _UNFLATTEN = Private("torch.utils._pytree", "tree_unflatten", "as the one before", "as the one before")
 
 
+_FAKE = Private(
+    "torch._subclasses.fake_tensor",
+    "FakeTensor.__new__",
+    "a fake tensor on 'xla' is on the current device, as one on 'cuda' is: torch has a list of types for that",
+    "operations of fake tensors on 'xla' and on 'xla:0', as DTensor makes them, raise",
+)
+
+
+def wrap_fake_tensors(ours: Callable[..., Any]) -> None:
+    """Making a fake tensor becomes ``ours(original, kind, mode, elem, device, *args, **kwargs)``."""
+    _FAKE.wrap(ours)
+
+
 def skip_code(function: Any) -> None:
     """Has dynamo leave alone a function, and all that it calls."""
     strategy, kind, action = _STRATEGY.find(), _KIND.find(), _ACTION.find()

@@ -6,6 +6,7 @@
 #include <c10/util/strides.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "compat.h"
 #include "copies.h"
@@ -139,6 +140,37 @@ void record_inplace_view(const Op& op, torch::jit::Stack* stack) {
   stack->emplace_back(self);
 }
 
+namespace {
+
+// Reductions without a dtype of their own add up, and give, what `out` holds.
+void take_dtype_of_out(const Op& functional, const Tensor& out, torch::jit::Stack* stack) {
+  static const std::unordered_set<std::string> reductions{
+      "aten::sum",          "aten::sum.dim_IntList", "aten::mean",   "aten::mean.dim", "aten::prod",
+      "aten::prod.dim_int", "aten::nansum",          "aten::cumsum", "aten::cumprod"};
+  if (reductions.count(functional.name) == 0) {
+    return;
+  }
+  for (size_t i = 0; i < functional.kinds.size(); ++i) {
+    c10::IValue& value = torch::jit::peek(*stack, i, functional.kinds.size());
+    if (functional.kinds[i] == ArgKind::kDtype && value.isNone()) {
+      value = c10::IValue(static_cast<int64_t>(out.scalar_type()));
+    }
+  }
+}
+
+// Of each target, whether the call reads it: such a one is not resized.
+std::vector<bool> are_read(const std::vector<Tensor>& targets, c10::ArrayRef<c10::IValue> arguments) {
+  std::vector<bool> found;
+  for (const Tensor& target : targets) {
+    found.push_back(std::any_of(arguments.begin(), arguments.end(), [&](const c10::IValue& argument) {
+      return argument.isTensor() && argument.toTensor().is_same(target);
+    }));
+  }
+  return found;
+}
+
+}  // namespace
+
 void record_out(const Op& op, torch::jit::Stack* stack) {
   const size_t outs = op.handle.schema().returns().size();
   std::vector<Tensor> targets;
@@ -163,6 +195,8 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
                      : kind == ArgKind::kDevice ? c10::IValue(targets[0].device())
                                                 : c10::IValue());
   }
+  take_dtype_of_out(*op.functional, targets[0], stack);
+  const std::vector<bool> read = are_read(targets, torch::jit::last(*stack, op.functional->kinds.size()));
   record(*op.functional, stack);
   if (C10_UNLIKELY(!all.empty())) {
     check_out_dtypes(op, all, torch::jit::last(*stack, outs));
@@ -176,6 +210,8 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
                 at::toString(result.scalar_type()), " can't be cast to the desired output type ",
                 at::toString(targets[i].scalar_type()));
     if (targets[i].sizes() != result.sizes()) {
+      TORCH_CHECK(!read[i], "output with shape ", targets[i].sizes(), " doesn't match the broadcast shape ",
+                  result.sizes());
       compat::resize_output(targets[i], result.sizes());
     }
     XlaTensor& target = expect_xla(op, targets[i]);

@@ -70,10 +70,16 @@ bool one_dtype(const Steps& steps) {
   });
 }
 
+bool is_lazy(const ViewPtr& step) { return step->op->name == "aten::_conj" || step->op->name == "aten::_neg_view"; }
+
+bool is_lazy(const Steps& steps) {
+  return std::any_of(steps.ops.begin(), steps.ops.end(), [](const ViewPtr& step) { return is_lazy(step); });
+}
+
 // What a view shows of each element that lies in the memory: the element, its conjugate, its negative.
 NodePtr through_lazy_steps(const Steps& steps, NodePtr value) {
   for (const ViewPtr& step : steps.ops) {
-    if (step->op->name == "aten::_conj" || step->op->name == "aten::_neg_view") {
+    if (is_lazy(step)) {
       value = record_node(*step->op, {c10::IValue(make_tensor(std::move(value)))});
     }
   }
@@ -205,7 +211,8 @@ bool shared_memory_holds(XlaTensor& x, at::IntArrayRef sizes) {
 }
 
 void check_no_partial_overlap(XlaTensor& written, XlaTensor& read) {
-  const uint64_t memory = &written == &read ? 0 : written.memory_id();
+  const bool none = &written == &read || written.numel() == 0 || read.numel() == 0;
+  const uint64_t memory = none ? 0 : written.memory_id();
   if (memory == 0 || memory != read.memory_id()) {
     return;
   }
@@ -220,8 +227,8 @@ void check_no_partial_overlap(XlaTensor& written, XlaTensor& read) {
   const auto dense = [](const XlaTensor& x, const Layout& layout) {
     return extent(x.sizes(), layout.strides) == x.numel() && !strides_overlap(x.sizes(), layout.strides);
   };
-  // torch, too, looks no further where one of them has gaps.
-  if (!in_elements || !dense(written, a) || !dense(read, b)) {
+  // torch, too, looks no further where one of them has gaps; and it works on copies of what is lazily conjugated.
+  if (!in_elements || is_lazy(steps[0]) || is_lazy(steps[1]) || !dense(written, a) || !dense(read, b)) {
     return;
   }
   const bool apart = a.offset + written.numel() <= b.offset || b.offset + read.numel() <= a.offset;

@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <string>
 #include <unordered_set>
 
 #include "compat.h"
@@ -14,7 +15,10 @@ namespace {
 // Ops whose meta functions let pass what the kernels refuse, such as dims of a tensor that has none, or bits of floats.
 // They would fail when the graph is compiled, at another line than the user's. Small ones are tried on the CPU.
 bool meta_says_too_little(const Op& op) {
-  static const std::unordered_set<std::string> names{"aten::_log_softmax",
+  static const std::unordered_set<std::string> names{"aten::_fft_c2c",
+                                                     "aten::_fft_c2r",
+                                                     "aten::_fft_r2c",
+                                                     "aten::_log_softmax",
                                                      "aten::_logcumsumexp",
                                                      "aten::_native_batch_norm_legit.no_stats",
                                                      "aten::_native_batch_norm_legit_functional",
@@ -26,9 +30,19 @@ bool meta_says_too_little(const Op& op) {
                                                      "aten::argmax",
                                                      "aten::argmin",
                                                      "aten::binary_cross_entropy",
+                                                     "aten::bitwise_and.Scalar",
+                                                     "aten::bitwise_and.Scalar_Tensor",
                                                      "aten::bitwise_and.Tensor",
+                                                     "aten::bitwise_left_shift.Tensor",
+                                                     "aten::bitwise_left_shift.Tensor_Scalar",
                                                      "aten::bitwise_not",
+                                                     "aten::bitwise_or.Scalar",
+                                                     "aten::bitwise_or.Scalar_Tensor",
                                                      "aten::bitwise_or.Tensor",
+                                                     "aten::bitwise_right_shift.Tensor",
+                                                     "aten::bitwise_right_shift.Tensor_Scalar",
+                                                     "aten::bitwise_xor.Scalar",
+                                                     "aten::bitwise_xor.Scalar_Tensor",
                                                      "aten::bitwise_xor.Tensor",
                                                      "aten::bucketize.Tensor",
                                                      "aten::celu",
@@ -41,6 +55,7 @@ bool meta_says_too_little(const Op& op) {
                                                      "aten::ge.Tensor",
                                                      "aten::gelu",
                                                      "aten::gelu_backward",
+                                                     "aten::gcd",
                                                      "aten::glu",
                                                      "aten::gt.Scalar",
                                                      "aten::gt.Tensor",
@@ -51,6 +66,7 @@ bool meta_says_too_little(const Op& op) {
                                                      "aten::heaviside",
                                                      "aten::index_select",
                                                      "aten::kthvalue",
+                                                     "aten::lcm",
                                                      "aten::le.Scalar",
                                                      "aten::le.Tensor",
                                                      "aten::leaky_relu",
@@ -75,6 +91,7 @@ bool meta_says_too_little(const Op& op) {
                                                      "aten::native_layer_norm",
                                                      "aten::pow.Tensor_Scalar",
                                                      "aten::put",
+                                                     "aten::polar",
                                                      "aten::relu",
                                                      "aten::rsub.Scalar",
                                                      "aten::rsub.Tensor",
@@ -96,16 +113,37 @@ bool meta_says_too_little(const Op& op) {
   return names.count(op.functional ? op.functional->name : op.name) != 0;
 }
 
+bool is_floating(c10::ArrayRef<c10::IValue> arguments) {
+  return !arguments.empty() && arguments[0].isTensor() && arguments[0].toTensor().defined() &&
+         at::isFloatingType(arguments[0].toTensor().scalar_type());
+}
+
 void try_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   try {
     raise_as_cpu_does(op, arguments, 1 << 12);
   } catch (const c10::NotImplementedError&) {
-    // A float that the CPU has no kernel for, and XLA has; but nobody has bits of floats, the order of complex numbers,
-    // or activations of integers.
-    const bool floats = arguments[0].isTensor() && at::isFloatingType(arguments[0].toTensor().scalar_type());
-    if (!floats || op.name.rfind("aten::bitwise", 0) == 0) {
+    // A float that the CPU has no kernel for, and XLA has; but nobody has bits of floats, or their divisors.
+    static const std::unordered_set<std::string> of_integers{"aten::gcd", "aten::lcm"};
+    if (!is_floating(arguments) || op.name.rfind("aten::bitwise", 0) == 0 || of_integers.count(op.name) != 0) {
       throw;
     }
+  }
+}
+
+// Whole numbers, bools and complex numbers that the CPU has no kernel for: most of these XLA does not have either,
+// which it would say when the graph is compiled. Whatever else the CPU has to say of zeros is of no interest.
+void check_dtype(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (arguments.empty() || !arguments[0].isTensor() || is_floating(arguments)) {
+    return;
+  }
+  try {
+    raise_as_cpu_does(op, arguments, 1 << 12);
+  } catch (const c10::NotImplementedError& error) {
+    const std::string said = error.what_without_backtrace();
+    if (said.find("not implemented for") != std::string::npos || said.find("not supported for") != std::string::npos) {
+      throw;
+    }
+  } catch (const c10::Error&) {
   }
 }
 
@@ -180,6 +218,10 @@ void check_random(const Op& op, const std::string& name, c10::ArrayRef<c10::IVal
     draw_one_on_cpu(op.functional ? *op.functional : op, arguments);
     return;
   }
+  const bool of_floats =
+      name == "aten::uniform" || name.rfind("aten::rrelu_with_noise", 0) == 0 || name == "aten::bernoulli";
+  TORCH_CHECK_NOT_IMPLEMENTED(!of_floats || is_floating(arguments), "\"", name, "\" not implemented for '",
+                              at::toString(arguments[0].toTensor().scalar_type()), "'");
   if (name.rfind("aten::randint", 0) == 0) {
     check_randint(op, arguments);
     return;
@@ -202,15 +244,37 @@ void check_random(const Op& op, const std::string& name, c10::ArrayRef<c10::IVal
   }
 }
 
+// A mask has the sizes of the dims that it chooses from.
+void check_masks(const at::Tensor& x, c10::ArrayRef<c10::IValue> indices) {
+  int64_t dim = 0;
+  for (const c10::IValue& index : indices) {
+    if (!is_mask(index)) {
+      ++dim;
+      continue;
+    }
+    const at::Tensor mask = index.toTensor();
+    for (int64_t i = 0; i < mask.dim(); ++i) {
+      TORCH_CHECK_INDEX(dim + i < x.dim() && mask.size(i) == x.size(dim + i), "The shape of the mask ", mask.sizes(),
+                        " at index ", i, " does not match the shape of the indexed tensor ", x.sizes(), " at index ",
+                        dim + i);
+    }
+    dim += mask.dim();
+  }
+}
+
 bool is_empty(const c10::IValue& value) { return value.isTensor() && value.toTensor().numel() == 0; }
 
-// Whether values of another dtype, or of none of the places that there are, are put or looked up: the CPU refuses some.
+// Whether values of another dtype, in another number, or of none of the places that there are, are put or looked up:
+// the CPU refuses some. How many places a mask has is not known.
 bool indexes_wrongly(const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
   if (name == "aten::index_put" || name == "aten::_index_put_impl" || name == "aten::index_copy") {
     const size_t source = name == "aten::index_copy" ? 3 : 2;
     const auto indices = name == "aten::index_copy" ? c10::ArrayRef<c10::IValue>() : arguments[1].toListRef();
+    check_masks(arguments[0].toTensor(), indices);
     return arguments[0].toTensor().scalar_type() != arguments[source].toTensor().scalar_type() ||
-           std::any_of(indices.begin(), indices.end(), is_empty);
+           std::any_of(indices.begin(), indices.end(), is_empty) ||
+           (!indices.empty() && arguments[source].toTensor().numel() != 1 &&
+            std::none_of(indices.begin(), indices.end(), is_mask));
   }
   return (name == "aten::index.Tensor" || name == "aten::gather" || name == "aten::take") && is_empty(arguments[0]);
 }
@@ -239,9 +303,17 @@ void check_for_reasons(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
 
 }  // namespace
 
+bool is_mask(const c10::IValue& index) {
+  return index.isTensor() && index.toTensor().defined() &&
+         (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte);
+}
+
 void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (meta_says_too_little(op)) {
     try_on_cpu(op, arguments);
+  }
+  if (!op.random) {
+    check_dtype(op, arguments);
   }
   check_dtypes_agree(op, arguments);
   check_for_reasons(op, arguments);

@@ -11,4 +11,7 @@ namespace torch_xla {
 // Raises what the CPU raises for these arguments, for all reasons that shapes, dtypes and numbers tell.
 void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
+// Whether an index chooses elements by their truth: how many it chooses is not known when it is recorded.
+bool is_mask(const c10::IValue& index);
+
 }  // namespace torch_xla

@@ -12,6 +12,7 @@
 #include "hot_views.h"
 #include "kernels.h"
 #include "record.h"
+#include "refusals.h"
 #include "reshapes.h"
 
 namespace torch_xla {
@@ -111,11 +112,6 @@ bool is_view(const c10::FunctionSchema& schema) {
   const auto& args = schema.arguments();
   return !args.empty() && args[0].alias_info() != nullptr && !writes(args[0]) && schema.returns().size() == 1 &&
          is_tensor_or_list(schema.returns()[0].type());
-}
-
-bool is_mask(const c10::IValue& index) {
-  return index.isTensor() && index.toTensor().defined() &&
-         (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte);
 }
 
 // x[mask]: as many elements as the mask has ones.
@@ -308,6 +304,8 @@ void register_special_kernels() {
   for (auto key : {c10::DispatchKey::XLA, c10::DispatchKey::AutogradXLA}) {
     library("aten", key).impl("reshape", reshape);
     library("aten", key).impl("flatten.using_ints", flatten);
+    library("aten", key).impl("resolve_conj", resolve_conj);
+    library("aten", key).impl("resolve_neg", resolve_neg);
   }
   library("_", c10::DispatchKey::XLA).fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   library("_", c10::DispatchKey::AutocastXLA).fallback(torch::CppFunction::makeFallthrough());

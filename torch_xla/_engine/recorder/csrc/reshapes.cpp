@@ -4,8 +4,11 @@
 #include <ATen/Functions.h>
 #include <ATen/InferSize.h>
 
+#include <algorithm>
+
 #include "compat.h"
 #include "layout.h"
+#include "op.h"
 #include "tensor.h"
 
 namespace torch_xla {
@@ -23,6 +26,19 @@ bool copies(XlaTensor& x, const Tensor& self, at::IntArrayRef shape) {
   const Steps steps = x.steps();
   return !steps.ops.empty() &&
          !compat::computeStride(self.sizes(), layout_of(steps).strides, at::DimVector(shape.begin(), shape.end()));
+}
+
+// Whether a tensor is a view through an odd number of these steps, each of which takes back the one before.
+bool shows_lazily(const Tensor& self, const char* step) {
+  XlaTensor* x = maybe_xla(self);
+  if (x == nullptr || !x->is_view()) {
+    return false;
+  }
+  const Steps steps = x->steps();
+  return std::count_if(steps.ops.begin(), steps.ops.end(),
+                       [&](const ViewPtr& view) { return view->op->name == step; }) %
+             2 !=
+         0;
 }
 
 }  // namespace
@@ -61,5 +77,11 @@ Tensor flatten(const Tensor& self, int64_t start_dim, int64_t end_dim) {
   }
   return compat::flatten(self, start_dim, end_dim);
 }
+
+// xla tensors have no lazy bits: a view computes the conjugate or the negative. It has to be told from memory all the
+// same, as what is resolved on the CPU is a copy.
+Tensor resolve_conj(const Tensor& self) { return shows_lazily(self, "aten::_conj") ? self.clone() : self; }
+
+Tensor resolve_neg(const Tensor& self) { return shows_lazily(self, "aten::_neg_view") ? self.clone() : self; }
 
 }  // namespace torch_xla

@@ -1,0 +1,147 @@
+"""What processes of test_collectives.py do: torch's DTensor over process groups of xla, against the CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor, randn, zeros
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+import torch_xla
+import torch_xla.distributed.spmd
+import torch_xla.runtime as xr
+from torch_xla.distributed import xla_backend
+
+OPS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda t: t.mean(0),
+    lambda t: t.softmax(1),
+    lambda t: (t * 2 + 1).relu().t() @ t,
+]
+
+
+def _whole(t: torch.Tensor) -> torch.Tensor:
+    return (t.full_tensor() if isinstance(t, DTensor) else t).detach().cpu()
+
+
+def _close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(_whole(got), expected.detach(), rtol=1e-3, atol=1e-4)
+
+
+def operations(mesh: DeviceMesh, row: DeviceMesh) -> None:
+    """Values over a mesh of two dimensions and of one, and gradients."""
+    x, w = torch.randn(8, 9), torch.randn(9, 5)
+    d = distribute_tensor(x, mesh, [Shard(0), Shard(1)])
+    assert type(d) is DTensor and d.to_local().device.type == "xla" and not xr.is_spmd()
+    for op in OPS:
+        _close(op(d), op(x))
+    _close(d.redistribute(mesh, [Shard(1), Replicate()]), x)
+    d.add_(1)
+    _close(d, x + 1)
+    part = distribute_tensor(x, mesh["model"], [Shard(1)])
+    assert part.to_local().shape[1] == len(torch.arange(9).chunk(mesh.size(1))[mesh.get_local_rank("model")])
+    for one, other in ((Shard(0), Replicate()), (Shard(1), Shard(0)), (Replicate(), Shard(1))):
+        parameter = nn.Parameter(distribute_tensor(w, row, [other]))
+        product = distribute_tensor(x, row, [one]) @ parameter
+        _close(product, x @ w)
+        product.square().sum().backward()
+        assert isinstance(parameter.grad, DTensor)
+        _close(parameter.grad, 2 * x.t() @ (x @ w))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.a, self.b, self.head = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.norm(x + self.b(torch.relu(self.a(x)))))
+        return result
+
+
+def tensor_parallel(mesh: DeviceMesh, row: DeviceMesh) -> None:
+    """A block split by columns, rows and along the sequence trains as on the CPU; its loss is over parts of classes."""
+    plan = {
+        "": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True),
+        "a": ColwiseParallel(input_layouts=Shard(1)),
+        "b": RowwiseParallel(output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
+    }
+    reference = Block()
+    model = parallelize_module(copy.deepcopy(reference).to("xla"), mesh["model"], plan)
+    x, target = torch.randn(2, 6, 8), torch.randint(12, (12,))
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, reference))
+    for _ in range(2):
+        for network, optimizer, device in ((model, ours, "xla"), (reference, theirs, "cpu")):
+            optimizer.zero_grad()
+            with loss_parallel():
+                logits = network(x.to(device)).flatten(0, 1)
+                nn.functional.cross_entropy(logits, target.to(device)).backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 0.1)
+            optimizer.step()
+        torch_xla.sync()
+    for got, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        _close(got, expected)
+
+
+def random_numbers(mesh: DeviceMesh, row: DeviceMesh) -> None:
+    """Each part has its own, all ranks go on alike, and a state gives the same once more."""
+    torch.manual_seed(3)
+    state = torch.xla.get_rng_state()
+    first = randn(16, 4, device_mesh=row, placements=[Shard(0)])
+    second = nn.functional.dropout(zeros(16, 4, device_mesh=row, placements=[Shard(0)]) + 1, 0.5)
+    values = _whole(first)
+    assert len(set(values.flatten().tolist())) == 64
+    kept = _whole(second)
+    assert set(kept.flatten().tolist()) == {0.0, 2.0}
+    states = [torch.empty_like(state) for _ in range(dist.get_world_size())]
+    dist.all_gather(states, torch.xla.get_rng_state())
+    assert all(torch.equal(each, states[0]) for each in states)
+    torch.xla.set_rng_state(state)
+    assert torch.equal(_whole(randn(16, 4, device_mesh=row, placements=[Shard(0)])), values)
+
+
+def modules_and_checkpoints(mesh: DeviceMesh, row: DeviceMesh, folder: str) -> None:
+    """distribute_module, torch.distributed.checkpoint from one layout to another, and what there is not."""
+    layer = nn.Linear(6, 4)
+    expected = layer.weight.detach().clone()
+    layer = distribute_module(layer, row)
+    _close(layer.weight, expected)
+    saved, loaded = (distribute_tensor(v, row, [p]) for v, p in ((expected, Shard(0)), (expected * 0, Shard(1))))
+    dcp.save({"weight": saved}, checkpoint_id=folder)
+    dcp.load({"weight": loaded}, checkpoint_id=folder)
+    _close(loaded, expected)
+    from torch.distributed.fsdp import fully_shard
+
+    with pytest.raises(ValueError, match="fully_shard: this mesh is over process groups"):
+        fully_shard(nn.Linear(2, 2), mesh=row)
+
+
+def everything(index: int, folder: str) -> None:
+    """One process of a job."""
+    assert xla_backend.ProcessGroupXla is not None
+    dist.init_process_group("xla", init_method="xla://")
+    world = dist.get_world_size()
+    mesh = init_device_mesh("xla", (2, world // 2), mesh_dim_names=("data", "model"))
+    row = DeviceMesh("xla", list(range(world)))
+    parts: list[Callable[..., Any]] = [operations, tensor_parallel, random_numbers]
+    for part in parts:
+        torch.manual_seed(1)
+        part(mesh, row)
+    modules_and_checkpoints(mesh, row, folder)
+    dist.destroy_process_group()

@@ -1,0 +1,415 @@
+"""ATen's kernels in programs for the CPU: when they are called, and when not; threads, errors, forks, other processes.
+
+That they compute what XLA's do: every test of lowering/ checks rules that may call them both ways (rule_check.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import ROOT, counts, run_script, same
+from torch.utils.checkpoint import checkpoint
+
+from torch_xla._engine.diagnostics import errors
+from torch_xla._engine.execution import programs
+from torch_xla._engine.handlers import library
+from torch_xla._engine.lowering import RULES, convolution, on_cpu
+from torch_xla._engine.lowering.registry import Context
+from torch_xla._engine.recorder import build
+
+CALLS = "CpuKernelCalls"
+
+
+@dataclass
+class Case:
+    """A computation with gradients that is large enough for a call, and the handlers that it calls."""
+
+    function: Callable[..., torch.Tensor]
+    shapes: tuple[tuple[int, ...], ...]
+    handlers: set[str]
+    dtype: torch.dtype = torch.float32
+    loose: float = 2e-3
+
+
+CASES = {
+    "convolution": Case(
+        lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1),
+        ((8, 16, 32, 32), (32, 16, 3, 3), (32,)),
+        {"convolution", "convolution_backward"},
+    ),
+    "channels last": Case(
+        lambda x, w: F.conv2d(x.permute(0, 3, 1, 2), w).permute(0, 2, 3, 1),
+        ((8, 32, 32, 16), (32, 16, 3, 3)),
+        {"convolution", "convolution_backward"},
+    ),
+    "transposed convolution": Case(
+        lambda x, w: F.conv_transpose1d(x, w, stride=2, output_padding=1),
+        ((8, 32, 200), (32, 16, 5)),
+        {"convolution", "convolution_backward"},
+    ),
+    "depthwise, 3d": Case(
+        lambda x, w: F.conv3d(x, w, groups=8, dilation=2),
+        ((2, 8, 12, 12, 12), (8, 1, 3, 3, 3)),
+        {"convolution", "convolution_backward"},
+    ),
+    "attention": Case(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        ((2, 4, 200, 32),) * 3,
+        {"attention", "attention_backward"},
+    ),
+    "attention of transposed heads": Case(
+        lambda q, k, v: F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), scale=0.3),
+        ((2, 200, 4, 32), (2, 180, 4, 32), (2, 180, 4, 32)),
+        {"attention", "attention_backward"},
+    ),
+    "max pooling": Case(
+        lambda x: F.max_pool2d(x, 3, 2, 1), ((4, 16, 64, 64),), {"max_pool2d_with_indices_backward"}
+    ),
+    "average pooling": Case(
+        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), ((4, 16, 64, 64),), {"avg_pool2d_backward"}
+    ),
+    "sorting": Case(lambda x: x.sort(0, descending=True)[0], ((200, 50),), {"sort"}),
+    "products in 16 bits": Case(
+        lambda a, b: (a @ b).relu() @ b.t(), ((256, 128), (128, 256)), {"mm"}, torch.bfloat16, 0.1
+    ),
+    "products of batches in 16 bits": Case(
+        lambda a, b: a.bmm(b), ((8, 96, 128), (8, 128, 96)), {"bmm"}, torch.bfloat16, 0.1
+    ),
+}  # fmt: skip
+#: Without these instructions nothing is called for bfloat16.
+FAST_16_BITS = "AVX512" in torch.backends.cpu.get_cpu_capability()
+
+
+def _with_gradients(case: Case) -> Callable[..., list[torch.Tensor]]:
+    def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        out = case.function(*inputs)
+        weights = torch.linspace(-1, 1, out.numel()).to(out.device, out.dtype).reshape(out.shape)
+        return [out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)]
+
+    return function
+
+
+def _inputs(case: Case) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=case.dtype).requires_grad_() for shape in case.shapes]
+
+
+def _called() -> set[str]:
+    """What the programs in memory call."""
+    texts = [found.compiled.as_text() for found in programs.cache.values()]
+    return {name for text in texts for name in re.findall(rf'custom_call_target="{on_cpu.PREFIX}(\w+)"', text)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_calls(name: str) -> None:
+    case = CASES[name]
+    programs.cache.clear()
+    with counts() as moved:
+        same(_with_gradients(case), *_inputs(case), rtol=case.loose, atol=case.loose)
+    expected = set() if case.dtype == torch.bfloat16 and not FAST_16_BITS else case.handlers
+    assert _called() == expected and (moved[CALLS] > 0) == bool(expected)
+
+
+def test_every_handler_has_a_case() -> None:
+    assert set().union(*(case.handlers for case in CASES.values())) == set(library.names())
+
+
+def test_off() -> None:
+    run_script(
+        """
+        import torch, torch_xla
+        import torch_xla.debug.metrics as met
+        from torch_xla._engine.handlers import library
+        x, w = torch.randn(8, 16, 32, 32), torch.randn(32, 16, 3, 3)
+        y = torch.conv2d(x.to("xla"), w.to("xla"))
+        torch.testing.assert_close(y.cpu(), torch.conv2d(x, w), rtol=1e-3, atol=1e-3)
+        assert library.load() is None and met.counter_value("CpuKernelCalls") is None
+        """,
+        TORCH_XLA_CPU_KERNELS="0",
+    )
+
+
+def _convolution() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(8, 16, 32, 32), torch.randn(32, 16, 3, 3)
+
+
+def test_little_work_is_not_worth_a_call() -> None:
+    with counts() as moved:
+        same(torch.conv2d, torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), rtol=1e-4, atol=1e-4)
+    assert moved.compilations and moved[CALLS] == 0
+
+
+def test_one_operation_at_a_time() -> None:
+    import torch_xla.experimental
+
+    x, w = _convolution()
+    torch_xla.experimental.eager_mode(True)
+    try:
+        with counts() as moved:
+            y = torch.conv2d(x.to("xla"), w.to("xla"))
+    finally:
+        torch_xla.experimental.eager_mode(False)
+    torch.testing.assert_close(y.cpu(), torch.conv2d(x, w), rtol=1e-3, atol=1e-3)
+    assert moved[CALLS] == 1
+
+
+def test_an_error_of_a_kernel_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = _convolution()
+    true = convolution._Geometry.attributes
+    monkeypatch.setattr(convolution._Geometry, "attributes", lambda self: true(self) | {"groups": 3})
+    programs.cache.clear()
+    y = torch.conv2d(x.to("xla"), w.to("xla"), padding=3)
+    with pytest.raises(errors.XlaError, match=r"aten::convolution on the CPU: .*groups=3"):
+        y.cpu()
+    programs.cache.clear()
+    monkeypatch.undo()
+    y = torch.conv2d(x.to("xla"), w.to("xla"), padding=3)
+    torch.testing.assert_close(y.cpu(), torch.conv2d(x, w, padding=3), rtol=1e-3, atol=1e-3)
+
+
+def test_an_attribute_that_is_missing_is_an_error() -> None:
+    with library.offered("cpu"), jax.enable_x64(True):
+        call = jax.jit(lambda x: on_cpu.call("sort", lambda x: [x, x], [x], [x, x], dim=0))
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"aten::sort on the CPU: .*descending"):
+            jax.block_until_ready(call(jnp.ones(3)))
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x)) + x
+
+
+@pytest.mark.parametrize("way", ["pure", "loop", "again"])
+def test_in_functions_that_are_recorded_once(way: str) -> None:
+    from torch_xla.experimental.assume_pure import PureModule
+    from torch_xla.experimental.scan_layers import scan_layers
+
+    torch.manual_seed(0)
+    layers, x = torch.nn.ModuleList(_Layer() for _ in range(3)), torch.randn(8, 16, 24, 24)
+
+    def run(device: str) -> list[torch.Tensor]:
+        model, y = copy.deepcopy(layers).to(device), x.to(device)
+        if way == "loop" and device == "xla":
+            y = scan_layers(model, y)
+        else:
+            for layer in model:
+                if way == "pure" and device == "xla":
+                    layer = PureModule(layer)
+                y = checkpoint(layer, y, use_reentrant=False) if way == "again" else layer(y)
+        y.square().mean().backward()
+        return [y.detach().cpu(), *(p.grad.cpu() for p in model.parameters() if p.grad is not None)]
+
+    programs.cache.clear()
+    for got, expected in zip(run("xla"), run("cpu"), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+    assert _called() == {"convolution", "convolution_backward"}
+
+
+# --- where nothing is called -------------------------------------------------------------------------------------
+
+
+def _rule(x: jax.Array, w: jax.Array) -> jax.Array:
+    shape = (x.shape[0], w.shape[0], x.shape[2] - 2, x.shape[3] - 2)
+    context = Context("aten::convolution", [(shape, torch.float32)])
+    args = x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+    result: jax.Array = RULES["aten::convolution"].function(context, *args)
+    return result
+
+
+def _structs() -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(tuple(t.shape), np.float32) for t in _convolution()]
+
+
+def _arrays() -> list[jax.Array]:
+    return [jnp.asarray(t.numpy()) for t in _convolution()]
+
+
+def test_not_for_other_platforms_nor_unless_offered() -> None:
+    with library.offered("cpu"):
+        traced = jax.jit(_rule).trace(*_structs())
+        assert on_cpu.PREFIX in traced.lower(lowering_platforms=("cpu",)).as_text()
+        for platform in ("tpu", "cuda"):
+            assert on_cpu.PREFIX not in traced.lower(lowering_platforms=(platform,)).as_text()
+    # What was traced in the block and is lowered after it: the choice is made again.
+    assert on_cpu.PREFIX not in traced.lower(lowering_platforms=("cpu",)).as_text()
+    jitted = jax.jit(_rule)  # with caches of jax's
+    for platform in ("tpu", "cpu", "tpu"):
+        with library.offered(platform):
+            assert (on_cpu.PREFIX in jitted.lower(*_structs()).as_text()) == (platform == "cpu")
+    assert on_cpu.PREFIX not in jitted.lower(*_structs()).as_text()
+
+
+def test_exported_programs_know_nothing_of_it() -> None:
+    from torch_xla.stablehlo import exported_program_to_stablehlo
+
+    model = torch.nn.Conv2d(16, 32, 3)
+    text = exported_program_to_stablehlo(torch.export.export(model, (_convolution()[0],))).get_stablehlo_text()
+    assert "stablehlo.convolution" in text and "custom_call" not in text
+
+
+@pytest.mark.parametrize("way", ["grad", "vmap", "jvp"])
+def test_transformations_of_jax(way: str) -> None:
+    """A rule may be a part of what jax differentiates or maps; then XLA computes it."""
+    x, w = _arrays()
+    functions: dict[str, Callable[..., Any]] = {
+        "grad": lambda x, w: jax.grad(lambda x, w: jnp.sum(_rule(x, w) ** 2), (0, 1))(x, w),
+        "jvp": lambda x, w: jax.jvp(_rule, (x, w), (jnp.ones_like(x), w)),
+        "vmap": lambda x, w: jax.vmap(_rule, (0, None))(jnp.stack([x, 2 * x]), w),
+    }
+    expected = jax.jit(functions[way])(x, w)
+    with library.offered("cpu"):
+        got = jax.jit(functions[way])(x, w)
+    for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(g, e, rtol=2e-3, atol=2e-3)
+
+
+def test_over_several_devices() -> None:
+    run_script(
+        """
+        import os
+        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+        import jax, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from test_cpu_kernels import _arrays, _rule, library, on_cpu
+        mesh = Mesh(np.array(jax.devices()), ("x",))
+        x, w = _arrays()
+        split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+        with library.offered("cpu") as (_, called):
+            spread = jax.jit(_rule, in_shardings=(split, whole), out_shardings=split).lower(x, w).compile()
+            assert not called and "all-gather" not in spread.as_text()
+            each = jax.jit(jax.shard_map(_rule, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x")))
+            compiled = each.lower(x, w).compile()
+            assert called == {"convolution": 1} and "all-gather" not in compiled.as_text()
+        expected = jax.jit(_rule)(x, w)
+        for found in spread, compiled:
+            arrays = jax.device_put(x, split), jax.device_put(w, whole)
+            np.testing.assert_allclose(found(*arrays), expected, rtol=1e-3, atol=1e-3)
+        """,
+        fresh="the number of jax's devices",
+        PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}",
+    )
+
+
+# --- processes and threads ---------------------------------------------------------------------------------------
+
+_TRAIN = """
+    import torch, torch_xla
+    import torch_xla.debug.metrics as met
+
+    def step(seed=0):
+        torch.manual_seed(seed)
+        w = torch.randn(32, 16, 3, 3).to("xla").requires_grad_()
+        x = torch.randn(8, 16, 32, 32).to("xla")
+        loss = torch.conv2d(x, w).square().mean()
+        loss.backward()
+        return loss.item(), w.grad.sum().item()
+    """
+
+
+def test_programs_from_the_disk(tmp_path: Path) -> None:
+    """The handlers are known before a program that calls them is loaded; with and without them programs are apart."""
+    script = _TRAIN + 'print(step(), met.counter_value("PersistentCacheHit"), met.counter_value("CpuKernelCalls"))\n'
+    folder = {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path)}
+    first, second = (run_script(script, **folder).stdout for _ in range(2))
+    assert " None " in first and " None " not in second
+    assert first.split(")")[0] == second.split(")")[0]
+    assert " None None" in run_script(script, **folder, TORCH_XLA_CPU_KERNELS="0").stdout
+
+
+def test_after_a_fork() -> None:
+    """The thread of a parent's handlers is not in its child, which starts one of its own."""
+    run_script(
+        _TRAIN
+        + """
+    import os
+    from torch_xla._engine.handlers import library
+    torch.conv2d(torch.randn(8, 16, 32, 32), torch.randn(32, 16, 3, 3))  # torch's threads of the parent
+    library.load()
+    child = os.fork()
+    found = step()
+    if child == 0:
+        os._exit(0 if found[0] > 0 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """
+    )
+
+
+def test_number_of_threads() -> None:
+    """One team of torch's threads for all of XLA's, as large as torch.set_num_threads says."""
+    run_script(
+        _TRAIN
+        + """
+    from pathlib import Path
+
+    def threads():
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    torch.set_num_threads(3)
+    step()
+    before = threads()
+    for seed in range(20):
+        step(seed)
+    assert threads() <= before + 1, (before, threads())
+    torch.set_num_threads(1)
+    one = step()
+    torch.set_num_threads(4)
+    assert abs(step()[1] - one[1]) < 1e-2 * abs(one[1]) + 1e-3
+    assert torch.get_num_threads() == 4
+    """
+    )
+
+
+def test_several_threads_at_once() -> None:
+    x, w = _convolution()
+    expected = [torch.conv2d(x * n, w) for n in range(4)]
+    found: dict[int, torch.Tensor] = {}
+
+    def run(n: int) -> None:
+        found[n] = torch.conv2d((x * n).to("xla"), w.to("xla")).cpu()
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for n in range(4):
+        torch.testing.assert_close(found[n], expected[n], rtol=1e-3, atol=1e-2)
+
+
+def test_the_process_may_end_while_a_kernel_runs() -> None:
+    script = """
+    import torch, torch_xla
+    x, w = torch.randn(32, 64, 64, 64).to("xla"), torch.randn(64, 64, 3, 3).to("xla")
+    for _ in range(10):
+        x = torch.conv2d(x, w, padding=1)
+    torch_xla.sync()
+    """
+    run_script(script, fresh="how an interpreter ends")
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Programs are XLA's own then, and a warning says what is missing."""
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(library, "built", lambda extension: build.built(extension))
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    monkeypatch.setattr(build.Extension, "home", lambda self: tmp_path)
+    with pytest.warns(RuntimeWarning, match="cannot build its CPU kernels: a C\\+\\+ compiler was not found"):
+        assert library.load() is None
+    assert library.load() is None  # and says it once

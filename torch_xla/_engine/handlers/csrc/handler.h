@@ -1,0 +1,57 @@
+// A kernel of ATen as a handler of XLA's FFI: XLA's buffers as tensors, attributes by name, errors with the op's name.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace torch_xla::handlers {
+
+// The attributes of one call. Each throws c10::Error where there is none of that name and type.
+class Attributes {
+ public:
+  explicit Attributes(xla::ffi::Dictionary dictionary) : dictionary_(dictionary) {}
+  bool flag(const char* name) const;
+  int64_t integer(const char* name) const;
+  double real(const char* name) const;
+  at::IntArrayRef integers(const char* name) const;
+  bool has(const char* name) const { return dictionary_.contains(name); }
+
+ private:
+  xla::ffi::Dictionary dictionary_;
+};
+
+using Tensors = std::vector<at::Tensor>;
+
+// Computes the results, whose memory is XLA's and holds anything before, from the operands.
+using Kernel = void (*)(const Tensors& operands, Tensors& results, const Attributes& attributes);
+
+// What XLA calls: the same type for all kernels, so that the FFI's templates are compiled once.
+struct Handler {
+  const char* op;
+  Kernel kernel;
+  xla::ffi::Error operator()(xla::ffi::RemainingArgs operands, xla::ffi::RemainingRets results,
+                             xla::ffi::Dictionary attributes) const;
+};
+
+// Where the mask has a flag, the next result; nothing elsewhere.
+std::vector<at::Tensor*> masked(Tensors& results, at::IntArrayRef mask);
+std::array<bool, 3> flags(at::IntArrayRef mask);
+
+}  // namespace torch_xla::handlers
+
+// The handler `torch_xla_NAME`, found in the library by that name.
+#define TORCH_XLA_HANDLER(NAME, KERNEL)                                                                         \
+  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* torch_xla_##NAME(XLA_FFI_CallFrame* frame) { \
+    static const auto* handler = xla::ffi::Ffi::Bind()                                                          \
+                                     .RemainingArgs()                                                           \
+                                     .RemainingRets()                                                           \
+                                     .Attrs()                                                                   \
+                                     .To(torch_xla::handlers::Handler{#NAME, KERNEL})                           \
+                                     .release();                                                                \
+    return handler->Call(frame);                                                                                \
+  }

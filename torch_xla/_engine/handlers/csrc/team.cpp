@@ -1,0 +1,97 @@
+#include "team.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <thread>
+
+namespace torch_xla::handlers {
+namespace {
+
+struct Task {
+  const std::function<void()>* work;
+  std::exception_ptr error;
+  std::atomic<bool> done{false};
+};
+
+class Team {
+ public:
+  void run(Task& task) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!started_) {
+        std::thread([this] { serve(); }).detach();
+        started_ = true;
+      }
+      tasks_.push_back(&task);
+    }
+    wake_.notify_one();
+    task.done.wait(false, std::memory_order_acquire);
+  }
+
+  std::atomic<int> threads{0};  // 0: as torch has it
+
+ private:
+  [[noreturn]] void serve() {
+    const c10::InferenceMode no_autograd;
+    for (;;) {
+      Task* task = next();
+      const int wanted = threads.load(std::memory_order_relaxed);
+      try {
+        if (wanted > 0 && wanted != at::get_num_threads()) {
+          at::set_num_threads(wanted);
+        }
+        (*task->work)();
+      } catch (...) {
+        task->error = std::current_exception();
+      }
+      task->done.store(true, std::memory_order_release);
+      task->done.notify_one();
+    }
+  }
+
+  Task* next() {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [this] { return !tasks_.empty(); });
+    Task* task = tasks_.front();
+    tasks_.pop_front();
+    return task;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Task*> tasks_;
+  bool started_ = false;
+};
+
+// Never destroyed: its thread may wait for work while the process ends.
+Team& team() {
+  static auto* const instance = [] {
+    auto* made = new Team;
+    // The child of a fork has none of its parent's threads, and no program that one of them runs for.
+    pthread_atfork(nullptr, nullptr, [] { new (&team()) Team; });
+    return made;
+  }();
+  return *instance;
+}
+
+}  // namespace
+
+void on_team(const std::function<void()>& work) {
+  Task task{&work, nullptr};
+  team().run(task);
+  if (task.error) {
+    std::rethrow_exception(task.error);
+  }
+}
+
+}  // namespace torch_xla::handlers
+
+void torch_xla_set_threads(int count) { torch_xla::handlers::team().threads.store(count, std::memory_order_relaxed); }

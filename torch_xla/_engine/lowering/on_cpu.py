@@ -1,0 +1,156 @@
+"""Calls of ATen's kernels from programs for the CPU, where they are faster than what XLA makes of the same operation.
+
+    on_cpu.call("convolution", default, (x, weight), outs, groups=1, ...)
+
+gives what ``default(x, weight)`` gives. Lowered in a block of ``calls_allowed``, for a CPU, it is a custom call of the
+handler of that name (handlers/csrc); lowered anywhere else it is the default, so that programs for other platforms,
+exported ones and those of jax.grad or jax.vmap know nothing of it. So it is in a program over several devices that the
+compiler splits: it would bring all parts of an array together for a call that it cannot look into.
+
+``benchmarks/kernels.py`` measures which operation is worth a call; docs/cpu_kernels.md has its table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from torch_xla._engine.base import partitioning
+
+#: What the names of the handlers begin with in a program.
+PREFIX = "torch_xla_"
+
+Default = Callable[..., Sequence[jax.Array]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    op: str
+    default: Default
+    attributes: dict[str, Any]
+
+
+_called: ContextVar[Counter[str] | None] = ContextVar("called", default=None)
+#: Whether it is not None, for jax: what it has traced or lowered in a block is not used outside, nor the reverse.
+_allowed: Any = jax.make_user_context(default_value=False)
+
+
+@contextmanager
+def calls_allowed(allowed: bool = True) -> Iterator[Counter[str]]:
+    """Programs lowered in the block, by this thread, may call handlers; which they do is counted by name."""
+    called: Counter[str] = Counter()
+    token = _called.set(called if allowed else None)
+    try:
+        with _allowed(allowed):
+            yield called
+    finally:
+        _called.reset(token)
+
+
+def allowed() -> bool:
+    """Whether programs that this thread lowers now may call handlers."""
+    return _called.get() is not None
+
+
+def pays(work: int, least: int) -> bool:
+    """Whether programs that this thread lowers now call a handler for so much work; less is not worth a call."""
+    return allowed() and work >= least
+
+
+def all_float32(*arrays: jax.Array) -> bool:
+    """Whether all are, in which most of ATen's kernels are fast on every machine."""
+    return all(x.dtype == np.float32 for x in arrays)
+
+
+def all_bfloat16(*arrays: jax.Array) -> bool:
+    """Whether all are, on a machine where oneDNN has kernels for it: elsewhere ATen is as slow as XLA, or slower."""
+    return "AVX512" in torch.backends.cpu.get_cpu_capability() and all(x.dtype == jnp.bfloat16 for x in arrays)
+
+
+def call(op: str, default: Default, arrays: Sequence[jax.Array], outs: Sequence[Any], **attributes: Any) -> Any:
+    """The list of results of ``default(*arrays)``, whose shapes and dtypes ``outs`` tells.
+
+    ``attributes`` are what the handler reads by name: bool, int, float, or a sequence of int.
+    """
+    avals = tuple((tuple(out.shape), np.dtype(out.dtype)) for out in outs)
+    return _call_p.bind(*arrays, call=_Call(op, default, attributes), avals=avals)
+
+
+_call_p = Primitive("torch_xla_on_cpu")
+_call_p.multiple_results = True
+
+
+def _abstract(*_: Any, call: _Call, avals: Any) -> list[ShapedArray]:
+    return [ShapedArray(shape, dtype) for shape, dtype in avals]
+
+
+def _evaluate(*args: Any, call: _Call, avals: Any) -> Any:
+    return list(call.default(*args))
+
+
+def _map(args: Sequence[Any], axes: Sequence[Any], *, call: _Call, avals: Any) -> tuple[Any, list[int]]:
+    results = jax.vmap(call.default, tuple(axes))(*args)
+    return results, [0] * len(results)
+
+
+def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: _Call, avals: Any) -> tuple[Any, Any]:
+    found = jax.jvp(lambda *xs: list(call.default(*xs)), tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
+    return found[0], found[1]
+
+
+def _lower_default(ctx: mlir.LoweringRuleContext, *args: Any, call: _Call, avals: Any) -> Any:
+    return mlir.lower_fun(call.default, multiple_results=True)(ctx, *args)
+
+
+def _lower_cpu(ctx: mlir.LoweringRuleContext, *args: Any, call: _Call, avals: Any) -> Any:
+    called = _called.get()
+    if called is None or partitioning.is_by_compiler(ctx):
+        return _lower_default(ctx, *args, call=call, avals=avals)
+    called[call.op] += 1
+    attributes = {name: _attribute(value) for name, value in call.attributes.items()}
+    operands = []
+    for i, arg in enumerate(args):
+        operand, order = _before_transpose(arg)
+        operands.append(operand)
+        if order is not None:
+            attributes[f"permuted{i}"] = np.array(order, np.int64)
+    return jax.ffi.ffi_lowering(PREFIX + call.op)(ctx, *operands, **attributes)
+
+
+def _attribute(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return np.int64(value)
+    return np.float64(value) if isinstance(value, float) else np.array(value, np.int64)
+
+
+def _before_transpose(operand: Any) -> tuple[Any, list[int] | None]:
+    """The value that ``operand`` transposes, and the order of its dimensions; (operand, None) for another value.
+
+    ATen's kernels read strided operands. XLA would write the transposed one to memory first: its layout is fixed.
+    """
+    maker = operand.owner
+    if getattr(maker, "name", "") != "stablehlo.transpose":
+        return operand, None
+    return maker.operands[0], [int(dim) for dim in maker.attributes["permutation"]]
+
+
+_call_p.def_abstract_eval(_abstract)
+_call_p.def_impl(_evaluate)
+batching.primitive_batchers[_call_p] = _map
+ad.primitive_jvps[_call_p] = _differentiate
+mlir.register_lowering(_call_p, _lower_default)
+mlir.register_lowering(_call_p, _lower_cpu, platform="cpu")

@@ -1,0 +1,1 @@
+"""``python -m torch_xla.doctor``: what a bug report needs, and what is wrong here; see command.py."""

@@ -1,0 +1,8 @@
+"""``python -m torch_xla.doctor``: see command.py."""
+
+import sys
+
+from torch_xla.doctor import command
+
+if __name__ == "__main__":
+    sys.exit(command.main(sys.argv[1:]))

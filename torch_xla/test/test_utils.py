@@ -1,0 +1,208 @@
+"""Progress of a training script, printed and written for TensorBoard; tests in a process of their own."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib
+import multiprocessing
+import pickle
+import time
+import traceback
+import unittest
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from torch_xla.core import xla_model as xm
+from torch_xla.debug import metrics, metrics_compare_utils
+
+__all__ = [
+    "close_summary_writer",
+    "get_summary_writer",
+    "mp_test",
+    "now",
+    "print_test_update",
+    "print_training_update",
+    "write_to_summary",
+]
+
+
+def now(format: str = "%H:%M:%S") -> str:
+    """The time, as strftime writes it."""
+    return datetime.datetime.now().strftime(format)
+
+
+def get_summary_writer(logdir: str | None) -> Any:
+    """A torch.utils.tensorboard.SummaryWriter into that folder; None without one.
+
+    Raises ImportError where tensorboard is not installed.
+    """
+    if not logdir:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(f"get_summary_writer: {error}; install tensorboard, or give no logdir") from error
+    writer = SummaryWriter(log_dir=logdir)
+    write_to_summary(writer, 0, {"TensorboardStartTimestamp": time.time()})
+    return writer
+
+
+def write_to_summary(
+    summary_writer: Any,
+    global_step: int | None = None,
+    dict_to_write: Mapping[str, float] | None = None,
+    write_xla_metrics: bool = False,
+) -> None:
+    """Writes scalars; nothing where the writer is None.
+
+    With ``write_xla_metrics`` also what the metrics report says, and as ``aten_ops_sum`` how many operations ran on the
+    CPU instead.
+    """
+    if summary_writer is None:
+        return
+    for name, value in (dict_to_write or {}).items():
+        summary_writer.add_scalar(name, value, global_step)
+    if write_xla_metrics:
+        report = metrics_compare_utils.parse_metrics_report(metrics.metrics_report())
+        for name, value in report.items():
+            summary_writer.add_scalar(name, value, global_step)
+        fallbacks = sum(value for name, value in report.items() if name.startswith("aten::"))
+        summary_writer.add_scalar("aten_ops_sum", fallbacks, global_step)
+
+
+def close_summary_writer(summary_writer: Any) -> None:
+    """Flushes and closes a writer; nothing where it is None."""
+    if summary_writer is not None:
+        summary_writer.flush()
+        summary_writer.close()
+
+
+def print_training_update(
+    device: torch.device | str,
+    step: int,
+    loss: torch.Tensor | float,
+    rate: float,
+    global_rate: float,
+    epoch: int | None = None,
+    summary_writer: Any = None,
+) -> None:
+    """Prints a line on a training step, and writes its rates; the loss is waited for.
+
+    Called in a step closure (xm.add_step_closure) it cuts no step in two.
+    """
+    _print_line(
+        "Training",
+        Device=_name(device),
+        Epoch=epoch,
+        Step=step,
+        Loss=f"{float(loss):.5f}",
+        Rate=f"{rate:.2f}",
+        GlobalRate=f"{global_rate:.2f}",
+    )
+    write_to_summary(summary_writer, step, {"examples/sec": rate, "average_examples/sec": global_rate})
+
+
+def print_test_update(
+    device: torch.device | str, accuracy: torch.Tensor | float | None, epoch: int | None = None, step: int | None = None
+) -> None:
+    """Prints a line on a test, or on its end where the accuracy is given."""
+    shown = None if accuracy is None else f"{float(accuracy):.2f}"
+    _print_line("Test", Device=_name(device), Step=step, Epoch=epoch, Accuracy=shown)
+
+
+def _print_line(what: str, **values: object) -> None:
+    shown = [f"{name}={value}" for name, value in values.items() if value is not None]
+    print("|", what, *shown, f"Time={now()}", flush=True)
+
+
+def _name(device: torch.device | str) -> str:
+    ordinal = xm.get_ordinal(defval=-1)
+    return str(device) if ordinal < 0 else f"{device}/{ordinal}"
+
+
+# --- tests in a process of their own
+
+#: Whether this process was started for one test.
+_apart = False
+
+
+def mp_test(func: Callable[..., Any]) -> Callable[..., None]:
+    """A test, a method of a unittest.TestCase or a function, that runs in a process of its own.
+
+    So a test can use devices, environment variables and crashes that others must not see. The process is a fresh one,
+    and imports the test: it must be found by its name. Raises AssertionError with the traceback of a test that failed,
+    or with the exit code of a process that ended early; a skip is passed on.
+    """
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        if _apart:
+            func(*args, **kwargs)
+            return
+        if args and isinstance(args[0], unittest.TestCase):
+            work = functools.partial(_run_case, type(args[0]), func.__name__)
+        else:
+            work = functools.partial(_run_function, func.__module__, func.__qualname__, args, kwargs)
+        _check(func.__qualname__, *_run_apart(work))
+
+    return wrapper
+
+
+def _check(name: str, said: tuple[str, str] | None, exit_code: int | None) -> None:
+    if said is None:
+        raise AssertionError(f"{name}: its process ended with exit code {exit_code}")
+    outcome, text = said
+    if outcome == "skipped":
+        raise unittest.SkipTest(text)
+    if outcome == "failed":
+        raise AssertionError(f"{name}: in its process\n{text}")
+
+
+def _run_apart(work: Callable[[], tuple[str, str]]) -> tuple[tuple[str, str] | None, int | None]:
+    """What the work said, None where its process ended before, and the exit code."""
+    try:
+        pickle.dumps(work)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f"mp_test: the test cannot be found from another process: {error}") from error
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_apart_main, args=(work, theirs))
+    process.start()
+    theirs.close()
+    try:
+        said = ours.recv()
+    except EOFError:
+        said = None
+    process.join()
+    return said, process.exitcode
+
+
+def _apart_main(work: Callable[[], tuple[str, str]], pipe: Connection) -> None:
+    global _apart
+    _apart = True
+    pipe.send(work())
+
+
+def _run_case(kind: type[unittest.TestCase], name: str) -> tuple[str, str]:
+    result = unittest.TestResult()
+    kind(name).run(result)
+    for _, text in [*result.errors, *result.failures]:
+        return "failed", text
+    return ("skipped", result.skipped[0][1]) if result.skipped else ("passed", "")
+
+
+def _run_function(module: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        found(*args, **kwargs)
+    except unittest.SkipTest as skip:
+        return "skipped", str(skip)
+    except BaseException:
+        return "failed", traceback.format_exc()
+    return "passed", ""
