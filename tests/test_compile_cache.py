@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,11 +13,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-from helpers import Counts, counts, run_script
+from helpers import Counts, counts, link_builds, run_script
 
 from tests import quickly
 from torch_xla import backends
-from torch_xla._engine import recorder
 from torch_xla._engine.device import precision
 from torch_xla._engine.execution import compile_cache, programs
 from torch_xla._engine.execution.program_files import ProgramFiles, Room
@@ -77,13 +75,6 @@ SCRIPT = """
     """
 
 
-SHOW = """
-    from torch_xla.debug import step_report
-    lines = str(step_report.report()).splitlines()
-    print(lines[lines.index("Programs on disk") + 1] if "Programs on disk" in lines else None)
-    """
-
-
 def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     folder = str(tmp_path / "made" / "here")
     values, first = run_script(SCRIPT, XLA_PERSISTENT_CACHE_PATH=folder).stdout.splitlines()
@@ -100,32 +91,35 @@ OWN = """
     import os, warnings
     os.environ.pop("XLA_PERSISTENT_CACHE_PATH", None)  # as it is where no test is run
     warnings.simplefilter("always")
+    import torch, torch_xla
+    import torch_xla.debug.metrics as met
+    from torch_xla.debug import step_report
+
+    print((torch.arange(6.0).to("xla") * 2).sum().item(), (met.metric_data("CompileTime") or [0])[0])
+    lines = str(step_report.report()).splitlines()
+    print(lines[lines.index("Programs on disk") + 1] if "Programs on disk" in lines else None)
     """
 
 
 def test_the_users_own_folder_is_used_where_none_is_named(tmp_path: Path) -> None:
     """By processes one after the other, within its limit, and only while nobody else may write to it."""
-    (tmp_path / "recorder").symlink_to(Path(recorder.module().__file__).parents[2])
+    link_builds(tmp_path)
     folder = tmp_path / "programs"
 
     def run(**environment: str) -> subprocess.CompletedProcess[str]:
-        code = textwrap.dedent(OWN) + textwrap.dedent(SCRIPT) + textwrap.dedent(SHOW)
-        done = run_script(code, check=False, TORCH_XLA_CACHE_DIR=str(tmp_path), **environment)
+        done = run_script(OWN, check=False, TORCH_XLA_CACHE_DIR=str(tmp_path), **environment)
         assert done.returncode == 0, done.stderr
         return done
 
-    values, first, told = run().stdout.splitlines()
-    compiled = int(first.split()[0])
-    assert compiled > 2 and folder.stat().st_mode & 0o777 == 0o700
-    assert re.fullmatch(rf"  0 loaded, {compiled} added; \d\S+ of 4.00GB in {folder}", told)
-    assert run().stdout.splitlines()[:2] == [values, f"0 {compiled} {compiled} 0"]
+    value, told = run().stdout.splitlines()
+    assert value == "30.0 1" and folder.stat().st_mode & 0o777 == 0o700
+    assert re.fullmatch(rf"  0 loaded, 1 added; \d\S+ of 4.00GB in {folder}", told)
+    value, told = run(TORCH_XLA_PERSISTENT_CACHE_GB="1").stdout.splitlines()
+    assert value == "30.0 0" and re.fullmatch(rf"  1 loaded, 0 added; \d\S+ of 1.00GB in {folder}", told)
     folder.chmod(0o770)
     done = run()
-    assert done.stdout.splitlines() == [values, f"{compiled} 0 0 0", "None"]
+    assert done.stdout.splitlines() == ["30.0 1", "None"]
     assert f"not kept for the next process: others than this user may write to {folder}" in done.stderr
-    folder.chmod(0o700)
-    told = run(TORCH_XLA_PERSISTENT_CACHE_GB="1", XLA_USE_BF16="1").stdout.splitlines()[2]
-    assert " of 1.00GB in " in told, "its own limit"
 
 
 #: What a replica prints, or writes: the loss, and how many of its programs were compiled and loaded.

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, run_script
+from helpers import ROOT, link_builds, run_script
 from test_env_vars_jobs import ALONE
 
-from torch_xla._engine import recorder
 from torch_xla._engine.base.settings import variables
 
 #: What the documents of 2019 and 2020 name, by its spelling there.
@@ -132,10 +131,8 @@ def _looked(names: list[str], environment: dict[str, str]) -> dict[str, str]:
 
 
 def test_effects(tmp_path: Path) -> None:
-    builds = Path(recorder.module().__file__).parents[2]  # building takes half a minute: the other caches have links
     for cache in ("xdg/torch_xla", "cache"):
-        (tmp_path / cache).mkdir(parents=True)
-        (tmp_path / cache / "recorder").symlink_to(builds)
+        link_builds(tmp_path / cache)
     everything = list(EFFECTS)
     assert _looked(everything, {}) == {name: effect.without for name, effect in EFFECTS.items()}
     for group in {effect.group for effect in EFFECTS.values()}:

@@ -10,6 +10,7 @@ import jax
 import torch
 
 from torch_xla._engine import recorder
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.execution import executor
 from torch_xla._engine.execution.closures import Runner
 
@@ -17,7 +18,7 @@ __all__ = ["on_ready_callback", "on_ready_event"]
 
 #: By process and device: what waits for values and calls. Those of one device come in the order of its programs.
 _runners: dict[tuple[int, int], Runner] = {}
-_lock = threading.Lock()
+_lock = process_lock()
 
 
 def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:

@@ -133,7 +133,9 @@ void try_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
 // Whole numbers, bools and complex numbers that the CPU has no kernel for: most of these XLA does not have either,
 // which it would say when the graph is compiled. Whatever else the CPU has to say of zeros is of no interest.
 void check_dtype(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  if (arguments.empty() || !arguments[0].isTensor() || is_floating(arguments)) {
+  // XLA has most operators of the unsigned numbers that torch can do little with but keep.
+  if (arguments.empty() || !arguments[0].isTensor() || is_floating(arguments) ||
+      c10::isBarebonesUnsignedType(arguments[0].toTensor().scalar_type())) {
     return;
   }
   try {
