@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 import torch_xla
 import torch_xla.core.xla_model as xm
+from torch_xla._engine import recorder
 from torch_xla._engine.diagnostics import causes
 from torch_xla._engine.diagnostics import observer as observing
 from torch_xla.debug import profiler as xp
@@ -113,3 +115,14 @@ def test_graphs_are_counted_by_function() -> None:
     torch_xla.compile(model.forward, max_different_graphs=1)(short)
     with pytest.raises(RuntimeError, match="one more graph"):
         torch_xla.compile(model.forward, max_different_graphs=1)(long)
+
+
+def test_an_interrupt_leaves_no_reason_behind() -> None:
+    """Entering and leaving run no code of Python, at whose start an interrupt could come: one that stayed would win."""
+    called: list[str] = []
+    sys.setprofile(lambda frame, event, argument: called.append(frame.f_code.co_name) if event == "call" else None)
+    with causes.because("a test"):
+        inside = causes.reason()
+    sys.setprofile(None)
+    assert inside == "a test" and recorder.module().reason() is None
+    assert "because" in called and not {"__enter__", "__exit__"} & set(called)

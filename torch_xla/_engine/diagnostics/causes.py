@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+from contextlib import AbstractContextManager
 
+from torch_xla._engine import recorder
 from torch_xla._engine.diagnostics import journal
 
 SYNC = "user torch_xla.sync"
@@ -16,29 +17,16 @@ COMPILED = "the end of a function of torch_xla.compile"
 LIMIT = "the graph reached XLA_TRIM_GRAPH_SIZE operations"
 NO_BARRIER = "an optimizer's step without a barrier"
 
-_here = threading.local()
 
-
-class because:
+def because(reason: str) -> AbstractContextManager[None]:
     """What this thread runs in the block, it runs for this reason; an outer reason wins (a loader's that syncs)."""
-
-    __slots__ = ("_outer", "_reason")
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def __enter__(self) -> None:
-        self._outer: str | None = getattr(_here, "reason", None)
-        if self._outer is None:
-            _here.reason = self._reason
-
-    def __exit__(self, *_: object) -> None:
-        _here.reason = self._outer
+    found: AbstractContextManager[None] = recorder.module().Because(reason)
+    return found
 
 
 def reason() -> str:
     """The reason why a graph runs now; without one it is that somebody needs a value."""
-    found: str | None = getattr(_here, "reason", None)
+    found: str | None = recorder.module().reason()
     if found is not None:
         return found
     op = journal.falling_back()

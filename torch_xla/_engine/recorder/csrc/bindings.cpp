@@ -19,6 +19,7 @@
 #include "ordinal.h"
 #include "origin.h"
 #include "random.h"
+#include "reasons.h"
 #include "record.h"
 #include "registration.h"
 #include "sharding.h"
@@ -266,6 +267,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_origins(m);
   bind_interpreter(m);
   bind_calls(m);
+  bind_reasons(m);
   m.def("register_special_kernels", &register_special_kernels);
   m.def("register_recorded", &register_recorded);
   m.def("register_forms", &register_forms);
