@@ -209,14 +209,15 @@ def test_what_was_not_used_for_longest_goes(tmp_path: Path) -> None:
     for age, file in enumerate(reversed(files)):
         os.utime(file, (time.time() - 60 * (age + 1),) * 2)
     run_sized(2)  # used just now
-    killed, writing = tmp_path / "a.1.1", tmp_path / "b.1.1"  # as those leave them that are killed, and that write
-    for part, age in ((killed, 7200), (writing, 60)):
+    # As those leave them that are killed, and that write; and a file that is not ours, in a folder that the user named.
+    killed, writing, others = (tmp_path / name for name in (f"{'a' * 64}.1.1", f"{'b' * 64}.1.1", "weights.xla"))
+    for part, age in ((killed, 7200), (writing, 60), (others, 10**7)):
         part.write_bytes(b"some")
         os.utime(part, (time.time() - age,) * 2)
     compile_cache._files = ProgramFiles(tmp_path, False, limit=int(4.2 * size))
     moved = run_sized(6)
     assert moved.only(*CACHE, "PersistentCacheEvicted") == {"PersistentCacheMiss": 1, "PersistentCacheEvicted": 2}
-    assert not killed.exists() and writing.exists()
+    assert not killed.exists() and writing.exists() and others.exists()
     assert sorted(file for file in files if not file.exists()) == sorted(files[1:3]), "the oldest but the one just used"
     assert run_sized(2)["PersistentCacheHit"] == run_sized(6)["PersistentCacheHit"] == 1
 
@@ -227,7 +228,7 @@ def test_many_may_make_room_at_once(tmp_path: Path) -> None:
 
     def work(number: int) -> None:
         for i in range(150):
-            (tmp_path / f"{number}-{i}.xla").write_bytes(bytes(1000))
+            (tmp_path / f"{number:032x}{i:032x}.xla").write_bytes(bytes(1000))
             rooms[number].added(tmp_path, 1000)
 
     with ThreadPoolExecutor(4) as pool:

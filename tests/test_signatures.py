@@ -14,6 +14,7 @@ from test_random_programs import OPTIONS, PROGRAMS, run
 from torch import Tensor
 
 import torch_xla
+from tests.seams import default_dtype
 from torch_xla._engine import recorder
 
 #: Ops whose results have the default dtype where no tensor says otherwise. The argument is a device.
@@ -53,16 +54,6 @@ DRAWS: dict[str, Callable[[str], Tensor]] = {
 }
 
 
-@contextmanager
-def default(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 ORDER = (torch.float32, torch.float64, torch.float32, torch.bfloat16, torch.float64)
 
 
@@ -70,7 +61,7 @@ ORDER = (torch.float32, torch.float64, torch.float32, torch.bfloat16, torch.floa
 def test_default_dtype(name: str) -> None:
     """Signatures and programs that one default has left are not those of another."""
     for dtype in ORDER:
-        with default(dtype):
+        with default_dtype(dtype):
             tolerance = 2e-2 if dtype == torch.bfloat16 else None
             assert_same(DEFAULTS[name]("xla"), DEFAULTS[name]("cpu"), rtol=tolerance, atol=tolerance)
 
@@ -78,7 +69,7 @@ def test_default_dtype(name: str) -> None:
 @pytest.mark.parametrize("name", DRAWS)
 def test_default_dtype_of_draws(name: str) -> None:
     for dtype in ORDER:
-        with default(dtype):
+        with default_dtype(dtype):
             got = DRAWS[name]("xla")
             assert got.dtype == got.cpu().dtype == dtype
 
@@ -87,9 +78,9 @@ def test_default_dtype_of_draws(name: str) -> None:
 def test_run_under_another_default(name: str) -> None:
     """A graph is lowered with the default that its ops were recorded with."""
     for recorded, ran in ((torch.float64, torch.float32), (torch.float32, torch.float64)):
-        with default(recorded):
+        with default_dtype(recorded):
             got, expected = DEFAULTS[name]("xla"), DEFAULTS[name]("cpu")
-        with default(ran):
+        with default_dtype(ran):
             torch_xla.sync()
             assert_same(got, expected)
 
@@ -100,7 +91,7 @@ def test_one_program_for_each_default() -> None:
     x = torch.tensor([1, 4], device="xla")
     keys = []
     for dtype in (torch.float32, torch.float64, torch.float32):
-        with default(dtype):
+        with default_dtype(dtype):
             y = x + 0.5
         keys.append(module.collect_only(0, module.nodes_of([y])).key)
         del y
@@ -144,8 +135,8 @@ STATES: dict[str, Callable[[], Any]] = {
     "deterministic": lambda: _deterministic(),
     "inference": torch.inference_mode,
     "default device": lambda: torch.device("xla"),
-    "float64": lambda: default(torch.float64),
-    "bfloat16": lambda: default(torch.bfloat16),
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
 }
 
 

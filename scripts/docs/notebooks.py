@@ -54,7 +54,7 @@ def run(path: Path) -> None:
                 output["text"] = _FILE.sub(
                     lambda found, cell=cell: files.setdefault(found[0], f"In[{cell['execution_count']}]"),
                     output["text"],
-                )
+                ).replace(str(Path.home()), "~")
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(notebook, path)
     print(f"{path.name}: {time.perf_counter() - start:.0f} s")

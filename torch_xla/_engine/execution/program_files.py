@@ -49,6 +49,10 @@ _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 MOST_FILES = 20_000
 _PART_LIVES = 3600.0  # seconds: a file that has not been completed by then never will be
 
+# What is ours in a folder that the user may have named: programs, and those that a process is writing.
+_PROGRAM = re.compile(r"[0-9a-f]{64}\.xla")
+_PART = re.compile(r"[0-9a-f]{64}\.\d+\.\d+")
+
 _CALLBACK = re.compile(r"custom_call @\w*callback")
 
 
@@ -82,9 +86,9 @@ class Room:
         now = time.time()
         kept: list[tuple[float, int, str]] = []
         for entry, info in _entries(folder):
-            if entry.name.endswith(".xla"):
+            if _PROGRAM.fullmatch(entry.name):
                 kept.append((info.st_mtime, info.st_size, entry.path))
-            elif now - info.st_mtime > _PART_LIVES:
+            elif _PART.fullmatch(entry.name) and now - info.st_mtime > _PART_LIVES:
                 _remove(entry.path)
         size = sum(found[1] for found in kept)
         if size <= self.limit and len(kept) <= MOST_FILES:
@@ -126,7 +130,7 @@ class ProgramFiles:
 
     def size(self) -> int:
         """Bytes of all programs in the folder."""
-        return sum(info.st_size for entry, info in _entries(self.folder) if entry.name.endswith(".xla"))
+        return sum(info.st_size for entry, info in _entries(self.folder) if _PROGRAM.fullmatch(entry.name))
 
     def file(self, lowered: jax.stages.Lowered, places: Sequence[jax.Device]) -> Path | None:
         """Where the executable of a program for these devices is kept, or would be.
