@@ -86,6 +86,16 @@ def test_sites_are_told_apart(storm: None) -> None:
     assert moved["InterpretedGraphs"] == again["InterpretedGraphs"] == 0
 
 
+def test_many_sites_with_one_graph_each(storm: None) -> None:
+    """Six lines whose graphs ran once: what is new after that is interpreted, and compiled when it comes again."""
+    x = torch.zeros(3).to("xla")
+    with counts() as moved:
+        for number in range(7):
+            text = "\n" * number + f"y = x{'.sin()' * number} + 0.5; torch_xla.sync()"
+            exec(compile(text, "lines.py", "exec"))
+    assert moved.only(*NAMES) == {"CompileTime": 6, "ExecuteTime": 6, "InterpretedGraphs": 1}
+
+
 def test_compile_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     _set(monkeypatch, TORCH_XLA_STORM="compile")
     assert _grows([2, 3, 4, 5, 6])[0].only(*NAMES) == {"CompileTime": 5, "ExecuteTime": 5}

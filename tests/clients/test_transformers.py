@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from tests.clients import checks
-from torch_xla._engine.execution import programs
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.execution import programs, storms
 
 transformers = checks.library("transformers")
 checks.library("accelerate")
@@ -223,6 +224,21 @@ def test_generate_with_a_static_cache(name: str) -> None:
         compilations[tokens] = moved.compilations
         assert found.cpu().tolist() == expected.generate(words, do_sample=False, **options).tolist()  # type: ignore[operator]
     assert compilations[12] == compilations[20] <= 8
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_generate_with_a_growing_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token makes another graph. They are not compiled, but for the first; the CPU's tokens."""
+    words = torch.arange(2 * 8).reshape(2, 8) % (WORDS - 2) + 1
+    expected, model = generator(name), generator(name).to("xla")
+    options = {"max_new_tokens": 30, "min_new_tokens": 30, "do_sample": False}
+    monkeypatch.setitem(settings.__dict__, "TORCH_XLA_STORM", "interpret")
+    programs.cache.clear()
+    storms.forget()
+    with checks.on_xla(model) as moved:
+        found = model.generate(words.to("xla"), **options)  # type: ignore[operator]
+    assert moved.compilations <= 8 and moved["InterpretedGraphs"] >= 25 and moved["NotInterpretableGraphs"] == 0
+    assert found.cpu().tolist() == expected.generate(words, **options).tolist()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("way", WAYS)

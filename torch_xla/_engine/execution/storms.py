@@ -9,6 +9,7 @@ when it comes again. What decides is what was recorded, never time: two runs of 
     known program                                         launched                         launched
     new; fewer than two graphs of its site ran only once  compiled                         interpreted
     new; two or more: a storm                             interpreted *                    interpreted
+    new; six graphs, of whatever sites, ran only once     interpreted *                    interpreted
     new; more than 5,000 operations                       interpreted *                    interpreted
     was interpreted, in a storm, fewer than 16 times      interpreted *                    interpreted *
     was interpreted otherwise                             compiled                         compiled
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from torch_xla._engine.execution.step import Step
 
 _UNREPEATED = 2  # graphs of one site that have run once, from which on a new one is another of their kind
+_ANYWHERE = 6  # graphs of all sites that have run once, from which on a new one will not come again, most often
 _WORTH = 16  # runs of a graph in a storm before it is compiled: a program of the CPU gains little over its kernels
 _LARGE = 5_000  # operations that take minutes to compile, and less than a second to interpret
 _REMEMBERED = 4096  # graphs that ran once
@@ -81,6 +83,9 @@ class _Table:
 
     def once(self, site: observer.Site) -> int:
         return self._once[site]
+
+    def once_anywhere(self) -> int:
+        return self._once.total()
 
     def ran(self, graph: Hashable, site: observer.Site, in_storm: bool = False) -> None:
         with self._lock:
@@ -156,7 +161,8 @@ def interpret(step: Step) -> Sequence[jax.Array] | None:
     seen = _graphs.get(name)
     if seen is None:
         in_storm = storms and _graphs.once(site) >= _UNREPEATED
-        wanted = in_storm or first or (storms and step.graph.node_count > _LARGE)
+        rare = _graphs.once_anywhere() >= _ANYWHERE or step.graph.node_count > _LARGE
+        wanted = in_storm or first or (storms and rare)
     else:
         in_storm = wanted = storms and seen.in_storm and seen.runs < _WORTH
     results = _interpreted(step, site if in_storm else None) if wanted and _may_be_interpreted(step) else None
