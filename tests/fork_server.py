@@ -37,8 +37,9 @@ _READ_IN_C = ("DNNL_", "GLIBC_", "GOMP_", "GOTO_", "KMP_", "LC_", "LD_", "MALLOC
               "OPENBLAS_", "PYTHON", "PYTORCH_", "TF_", "TORCH_CPP_", "TORCH_SHOW_", "TZ")  # fmt: skip
 
 #: What importing looks at for a bound, and reads again when it is needed (room for eight devices is made in any case);
-#: what shells set for all that they start, which counts as read because somebody copies all variables.
-_READ_AGAIN = {"CPU_NUM_DEVICES", "OLDPWD", "PWD", "SHLVL", "_"}
+#: what shells and scripts.environment set for all that they start, which counts as read because somebody copies all
+#: variables.
+_READ_AGAIN = {"CPU_NUM_DEVICES", "OLDPWD", "PWD", "SHLVL", "XLA_PERSISTENT_CACHE_PATH", "_"}
 
 #: What launchers set for the processes that they start: a child is told otherwise.
 _TOLD = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
