@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def settled() -> None:
     """What was imported, and kept by files before, is a million objects that no collection of garbage looks at.
 
-    Tests ask for collections, each half a second otherwise; tracing makes objects by the thousand that go by themselves.
+    Tests ask for collections, each half a second otherwise; tracing makes thousands of objects that go by themselves.
     """
     gc.set_threshold(20_000, 10, 10)
     gc.collect()
