@@ -59,7 +59,8 @@ def test_a_rank_killed_while_it_saves_leaves_the_old_file(tmp_path: Path) -> Non
         import checkpoint_programs
 
         try:
-            xmp.spawn(checkpoint_programs.killed_while_saving, (os.environ["WHERE"], 8000), nprocs=2, start_method="fork")
+            path = os.environ["WHERE"]
+            xmp.spawn(checkpoint_programs.killed_while_saving, (path, 8000), nprocs=2, start_method="fork")
         except mp.ProcessExitedException as error:
             print(error)
         """
