@@ -7,6 +7,9 @@ READY := .venv/.ready
 CLIENTS := .venv-clients
 CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h torch_xla/_engine/handlers/csrc/*.cpp torch_xla/_engine/handlers/csrc/*.h tests/sanitizer_faults/*.cpp)
 
+# Containers often set it, and each interpreter that a test starts would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-clients test-ops test-targets lint fix bench \
     docs docs-check notebooks clean
 
