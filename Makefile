@@ -74,7 +74,8 @@ test-isa: $(READY)
 # moments.
 test-long: test-sanitize
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
-	    tests/test_random_programs.py tests/test_seams.py tests/test_parity.py tests/test_large.py::test_replicas \
+	    tests/test_random_programs.py tests/test_seams.py tests/test_parity.py tests/test_collectives.py \
+	    tests/test_large.py::test_replicas \
 	    tests/test_examples.py::test_llama_killed_at_random_steps $(PYTEST_ARGS)
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n auto --dist worksteal \
 	    tests/lowering tests/ops $(PYTEST_ARGS)
