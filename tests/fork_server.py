@@ -254,8 +254,8 @@ def _end(main: types.ModuleType, code: int) -> None:
     for name in [name for name in vars(main) if name != "__builtins__"]:
         setattr(main, name, None)
     gc.collect()
-    for text in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # as where the other end is closed
+    for text in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(AttributeError, OSError, ValueError):  # as where the other end is closed, or there is none
             text.flush()
     os._exit(code & 0xFF)
 

@@ -53,6 +53,7 @@ SCRIPTS = {
     "error in atexit": "import atexit, sys; sys.unraisablehook = lambda a: print(a.exc_type)\n"
                        "atexit.register(print, 'more'); atexit.register(lambda: 1 / 0); print('first')",
     "the end itself": "import gc; gc.unfreeze(); print('first')",
+    "other stdout": "import io, sys; print(1); sys.stdout = io.StringIO(); print(2)",
     "exit with a large number": "import sys; sys.exit(1000)",
 }  # fmt: skip
 
