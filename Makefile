@@ -7,6 +7,9 @@ READY := .venv/.ready
 CLIENTS := .venv-clients
 CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h torch_xla/_engine/handlers/csrc/*.cpp torch_xla/_engine/handlers/csrc/*.h tests/sanitizer_faults/*.cpp)
 
+# Containers often set it, and each interpreter that a test starts would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-clients test-ops test-targets lint fix bench \
     docs docs-check notebooks clean
 
@@ -71,7 +74,8 @@ test-isa: $(READY)
 # moments.
 test-long: test-sanitize
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
-	    tests/test_random_programs.py tests/test_seams.py tests/test_parity.py \
+	    tests/test_random_programs.py tests/test_seams.py tests/test_parity.py tests/test_collectives.py \
+	    tests/test_large.py::test_replicas \
 	    tests/test_examples.py::test_llama_killed_at_random_steps $(PYTEST_ARGS)
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n auto --dist worksteal \
 	    tests/lowering tests/ops $(PYTEST_ARGS)

@@ -65,16 +65,21 @@ def _bottleneck(inputs: int, width: int, stride: int) -> _Residual:
 
 
 class ResNet(nn.Module):
-    """ResNet for 3-channel images: 18 layers with basic blocks, 50 with bottlenecks. ``width`` is 64 in the paper."""
+    """ResNet for 3-channel images: 18 layers with basic blocks, 50 with bottlenecks. ``width`` is 64 in the paper.
+
+    ``blocks`` says how many each of the four stages has, where it is not to be what the paper has.
+    """
 
     BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # noqa: RUF012
 
-    def __init__(self, layers: int = 18, width: int = 64, classes: int = 10) -> None:
+    def __init__(
+        self, layers: int = 18, width: int = 64, classes: int = 10, blocks: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__()
         block, grows = (_basic, 1) if layers == 18 else (_bottleneck, 4)
         self.stem = nn.Sequential(_conv_norm(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
         stages, inputs = [], width
-        for stage, count in enumerate(self.BLOCKS[layers]):
+        for stage, count in enumerate(blocks or self.BLOCKS[layers]):
             for i in range(count):
                 stages.append(block(inputs, width << stage, 2 if stage and not i else 1))
                 inputs = grows * (width << stage)

@@ -15,6 +15,7 @@ import torch_xla
 from tests import quickly, scripts  # noqa: F401  # the first sets XLA's flags, the second notes the environment
 from torch_xla._engine.diagnostics.recompilation import watcher
 from torch_xla._engine.execution import programs
+from torch_xla._engine.patches import seeding
 
 #: Files whose tests start processes or wait, the longest first. They are begun before all others, so that none of them
 #: is what one worker still does when the rest have nothing left (`make test` hands the short ones over then).
@@ -33,8 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
-def pytest_collection_finish() -> None:
-    """What importing has made, a million objects, is not looked at by the collections of garbage that tests ask for."""
+@pytest.fixture(autouse=True, scope="module")
+def settled() -> None:
+    """What was imported, and kept by files before, is a million objects that no collection of garbage looks at.
+
+    Tests ask for collections, each half a second otherwise; tracing makes thousands of objects that go by themselves.
+    """
+    gc.set_threshold(20_000, 10, 10)
     gc.collect()
     gc.freeze()
 
@@ -44,7 +50,9 @@ def fresh() -> None:
     """Nothing pending from the test before, no optimizer without its barrier, no lines captured, seed 0."""
     torch_xla.sync()
     watcher.calm_down()  # an unexpected compilation in the test before has their capture on for 100 steps
-    torch.manual_seed(0)
+    # As torch.manual_seed, which notes the whole stack for devices of other kinds, should they be used one day.
+    torch.default_generator.manual_seed(0)
+    seeding.seed_all(0)
 
 
 @pytest.fixture

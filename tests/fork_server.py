@@ -2,7 +2,8 @@
 
 Importing takes five seconds, a fork a few milliseconds. It starts no backend and no thread, so that the child is what
 an interpreter is that has just imported them: its settings, its devices and its atexit handlers are its own. See
-``Server`` in scripts.py, which starts this process, and forked_python.py.
+``Server`` in scripts.py, which starts this process, and forked_python.py. A second process, forked before torch_xla
+was imported, does the same for programs with variables that torch_xla reads while it is imported.
 
 A client connects and sends a Request, with the child's descriptors 0, 1 and 2 and, if it likes, its network namespace.
 It is told the child's id, and its exit code when it ends; or ``no`` where no fork can stand for an interpreter. The
@@ -11,6 +12,7 @@ child of a client that goes before is killed.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import ctypes
 import gc
@@ -23,6 +25,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Iterator
@@ -34,8 +37,9 @@ _READ_IN_C = ("DNNL_", "GLIBC_", "GOMP_", "GOTO_", "KMP_", "LC_", "LD_", "MALLOC
               "OPENBLAS_", "PYTHON", "PYTORCH_", "TF_", "TORCH_CPP_", "TORCH_SHOW_", "TZ")  # fmt: skip
 
 #: What importing looks at for a bound, and reads again when it is needed (room for eight devices is made in any case);
-#: what shells set for all that they start, which counts as read because somebody copies all variables.
-_READ_AGAIN = {"CPU_NUM_DEVICES", "OLDPWD", "PWD", "SHLVL", "_"}
+#: what shells and scripts.environment set for all that they start, which counts as read because somebody copies all
+#: variables.
+_READ_AGAIN = {"CPU_NUM_DEVICES", "OLDPWD", "PWD", "SHLVL", "XLA_PERSISTENT_CACHE_PATH", "_"}
 
 #: What launchers set for the processes that they start: a child is told otherwise.
 _TOLD = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
@@ -92,6 +96,13 @@ def _enter(request: Request, changes: dict[str, str | None], received: list[int]
             text.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
+def _fork() -> int:
+    """os.fork, without what Python says from 3.12 on: BLAS has threads, and sees to them itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
 def _call_setns(namespace: int) -> None:
     """os.setns, which Python 3.11 does not have."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET):
@@ -137,9 +148,7 @@ class _Server:
         changes = self.differences(request.environment)
         pid = 0
         if changes is not None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # from Python 3.12 on: BLAS has threads, and sees to them itself
-                pid = os.fork()
+            pid = _fork()
             if pid == 0:
                 self.close()
                 client.close()
@@ -198,7 +207,7 @@ class _Server:
 
 
 def _run(words: list[str]) -> None:
-    """What ``python`` does with the words; the caller returns, and the interpreter ends as it always does."""
+    """What ``python`` does with the words; ends the process, or returns where the interpreter's own end is wanted."""
     # A new one: what importing has made, the old one's names among it, is frozen, and would not be freed at the end.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__.update(__annotations__={}, __builtins__=builtins, __loader__=importlib.machinery.BuiltinImporter)
@@ -216,13 +225,39 @@ def _run(words: list[str]) -> None:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             _run_file(words, main)
-    except (SystemExit, KeyboardInterrupt):
+        _end(main, 0)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            _end(main, error.code or 0)
+        raise
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this frame
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
+        del error
+        _end(main, 1)
         sys.exit(1)
+
+
+def _end(main: types.ModuleType, code: int) -> None:
+    """Ends the process: waits for threads, calls what atexit has, lets the program's own objects go.
+
+    An interpreter frees what was imported besides, which takes half a second, most of what a fork costs. Returns in a
+    program that has called ``gc.unfreeze()``, because the end is what it tests.
+    """
+    if not gc.get_freeze_count():
+        return
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for name in [name for name in vars(main) if name != "__builtins__"]:
+        setattr(main, name, None)
+    gc.collect()
+    for text in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(AttributeError, OSError, ValueError):  # as where the other end is closed, or there is none
+            text.flush()
+    os._exit(code & 0xFF)
 
 
 def _run_file(words: list[str], main: types.ModuleType) -> None:
@@ -243,19 +278,27 @@ def _warn_as_usual() -> None:
         warnings.simplefilter("ignore", category, append=True)
 
 
-def main(alive: int, door: int) -> None:
-    """Serves the listening socket ``door`` until ``alive`` has no other end; sends there a word when it is ready."""
-    before = dict(os.environ)
-    with _noting_reads() as seen:
-        import torch_xla  # noqa: F401
+def main(alive: int, door: int, libraries_door: int) -> None:
+    """Serves the listening sockets until ``alive`` has no other end; sends there a word when both can be asked.
 
+    ``door`` is answered by forks that have imported torch_xla, ``libraries_door`` by those that have torch and jax.
+    """
+    before = dict(os.environ)
+    owner = socket.socket(fileno=alive)
+    doors = [socket.socket(fileno=number) for number in (door, libraries_door)]
+    with _noting_reads() as seen:
+        for name in ("torch", "jax", "jax.numpy"):
+            importlib.import_module(name)
+        in_parent = _fork() > 0
+        doors.pop(1 if in_parent else 0).close()
+        if in_parent:
+            importlib.import_module("torch_xla")
+            owner.send(b"ready")
         importlib.import_module("torch._dynamo")  # as torch does when the first op is recorded, which takes a second
     # What importing has made is not looked at by the children's garbage collections, which would also copy its pages.
-    # The last one, at the end, takes longer than most scripts otherwise; where the end is the point: gc.unfreeze().
+    # Nor is it freed at their end; where the end is the point: gc.unfreeze().
     gc.freeze()
-    owner = socket.socket(fileno=alive)
-    owner.send(b"ready")
-    server = _Server(owner, socket.socket(fileno=door), before, seen - _READ_AGAIN)
+    server = _Server(owner, doors.pop(), before, seen - _READ_AGAIN)
     request = server.serve()
     del server, owner
     _run(request.words)

@@ -21,12 +21,15 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # they wait for the fork
     environment = dict(os.environ)
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.connect(environment["TORCH_XLA_TEST_SERVER"])
     network = os.open("/proc/self/ns/net", os.O_RDONLY)
-    request = {"words": sys.argv[1:], "folder": os.getcwd(), "environment": environment}
-    socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, network])
-    answer = server.recv(100).decode().strip()
+    request = json.dumps({"words": sys.argv[1:], "folder": os.getcwd(), "environment": environment}).encode()
+    for which in ("", ".libraries"):  # scripts.addresses
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server.connect(environment["TORCH_XLA_TEST_SERVER"] + which)
+        socket.send_fds(server, [request], [0, 1, 2, network])
+        answer = server.recv(100).decode().strip()
+        if answer != "no":
+            break
     if answer == "no":  # a variable says how to import
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])

@@ -72,8 +72,9 @@ def link_builds(cache: Path) -> None:
 def run_script(code: str, check: bool = True, fresh: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs a snippet in a process of its own; with ``check`` it must end with 0 and leave nothing on stderr.
 
-    The process is a fork of one that has imported torch_xla (see fork_server.py). ``fresh`` says why a snippet needs an
-    interpreter that has imported nothing; one whose variables are read by importing gets it anyway.
+    The process is a fork of one that has imported torch_xla, or torch and jax where variables are set that torch_xla
+    reads while it is imported (see fork_server.py). ``fresh`` says why a snippet needs an interpreter that has imported
+    nothing. A fork ends without freeing what it has imported: a snippet whose end is tested calls ``gc.unfreeze()``.
     """
     done = scripts.run(textwrap.dedent(code), fresh is not None, env)
     if check:

@@ -51,7 +51,10 @@ class Setting:
     def environment(self) -> dict[str, str]:
         flags = f"{quickly.FLAGS} --xla_cpu_max_isa={self.xla}"
         threads = {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)} if self.threads else {}
-        return {**os.environ, **self.torch, **threads, "XLA_FLAGS": flags}
+        # A thread that has nothing to do sleeps. It would spin, for milliseconds after each op: there are more threads
+        # than cores, and those with work wait for those without.
+        passive = {"OMP_WAIT_POLICY": "PASSIVE"}
+        return {**os.environ, **self.torch, **threads, **passive, "XLA_FLAGS": flags}
 
 
 #: Levels of torch with other levels of XLA's, and numbers of threads besides. AVX is the least for XLA: jaxlib 0.10.2

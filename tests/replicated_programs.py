@@ -107,6 +107,7 @@ def zero(rank: int) -> None:
             )
             with pytest.raises(RuntimeError, match="init_zero"):
                 ours.step()
+            torch_xla.sync()
             ours.init_zero()
             ours.load_state_dict(saved)
             schedules[0].optimizer = ours

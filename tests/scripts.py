@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = [sys.executable, "-W", "error", "-c"]
@@ -24,6 +25,18 @@ _AT_FIRST = dict(os.environ)
 PYTHON = [sys.executable, "-IS", str(ROOT / "tests" / "forked_python.py")]
 
 
+def addresses(server: str) -> list[str]:
+    """Where forks are asked for: of a process that has imported torch_xla, then of one that has only its libraries."""
+    return [server, f"{server}.libraries"]
+
+
+def _door(address: str) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.bind(address)
+    door.listen(64)
+    return door
+
+
 class Server:
     """A fork_server.py of this process; it ends with it. ``address`` is where it listens."""
 
@@ -31,20 +44,19 @@ class Server:
         self._folder = tempfile.TemporaryDirectory(prefix="torch_xla-tests-")
         self.address = str(Path(self._folder.name) / "socket")
         self._alive, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        door.bind(self.address)
-        door.listen(64)
+        handed = [theirs, *(_door(address) for address in addresses(self.address))]
+        numbers = [one.fileno() for one in handed]
         start = f"import sys; sys.path.insert(1, {str(ROOT / 'tests')!r}); import fork_server; del sys.path[1]"
         self._process = subprocess.Popen(
-            [*COMMAND, f"{start}; fork_server.main({theirs.fileno()}, {door.fileno()})"],
+            [*COMMAND, f"{start}; fork_server.main(*{numbers})"],
             env=environment,
             cwd=ROOT,
-            pass_fds=[theirs.fileno(), door.fileno()],
+            pass_fds=numbers,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
-        theirs.close()
-        door.close()
+        for one in handed:
+            one.close()
         assert self._alive.recv(1 << 20), f"{COMMAND} cannot import torch_xla"
         atexit.register(self.close)
 
@@ -55,10 +67,15 @@ class Server:
         self._folder.cleanup()
 
     def run(self, code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str] | None:
-        """Runs the code in a fork; None if importing depends on a variable that is different."""
+        """Runs the code in a fork; None if importing libraries depends on a variable that is different."""
         request = {"words": [*COMMAND[1:], code], "folder": os.getcwd(), "environment": environment}
+        found = (self._ask(address, request) for address in addresses(self.address))
+        return next((done for done in found if done is not None), None)
+
+    def _ask(self, address: str, request: dict[str, Any]) -> subprocess.CompletedProcess[str] | None:
+        """Runs the request in a fork of who listens there; None if that cannot be."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as told, open(os.devnull) as nothing:
-            told.connect(self.address)
+            told.connect(address)
             pipes = [os.pipe() for _ in range(2)]
             try:
                 streams = [nothing.fileno(), *(write for _, write in pipes)]
@@ -70,7 +87,7 @@ class Server:
         if ended == "no\n":
             return None
         assert ended.count("\n") == 2, "the fork server has ended"
-        return subprocess.CompletedProcess([*COMMAND, code], int(ended.split()[1]), out, err)
+        return subprocess.CompletedProcess([sys.executable, *request["words"]], int(ended.split()[1]), out, err)
 
 
 def _read_all(pipes: list[int]) -> list[str]:
@@ -112,7 +129,7 @@ def environment() -> dict[str, str]:
 def run(code: str, fresh: bool, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Runs the code as ``python -W error -c`` does, with the variables and without those of XLA that are set here.
 
-    In an interpreter that is started for it if it is to be ``fresh``, or where a variable says how to import.
+    In an interpreter that is started for it if it is to be ``fresh``, or where a variable says how to import torch.
     """
     variables = environment() | env
     done = None if fresh else _server().run(code, variables)

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import re
 import subprocess
-import sys
 import tempfile
 import textwrap
 import warnings
@@ -608,9 +607,9 @@ def test_a_team_has_its_layout(here: Target) -> None:
 
 def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "torch_xla.aot", *args],
+        [*scripts.PYTHON, "-m", "torch_xla.aot", *args],
         cwd=cwd or scripts.ROOT,
-        env=scripts.environment(),
+        env=scripts.environment() | scripts.server_variables(),
         capture_output=True,
         text=True,
         timeout=600,
@@ -734,7 +733,7 @@ def test_a_filled_cache_is_used(kind: str, tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         import jax, torch, torch_xla
-        from helpers import counts
+        from tests.helpers import counts
         from torch_xla._engine.aot import chips, filling, watching
         from torch_xla._engine.aot.targets import Target
         from torch_xla._engine.device import devices
@@ -762,10 +761,10 @@ def test_a_filled_cache_is_used(kind: str, tmp_path: Path) -> None:
             print(moved["PersistentCacheHit"])
     """
     code = code.replace("SPMD:", f"{kind == 'SPMD'}:").replace("FOLDER", str(tmp_path))
-    env = {"CPU_NUM_DEVICES": "4", "PYTHONPATH": f"{scripts.ROOT}:{scripts.ROOT}/tests"}
-    run_script(code.replace("if FILL", "if True"), **env)
+    run_script(code.replace("if FILL", "if True"), CPU_NUM_DEVICES="4")
     assert list(tmp_path.iterdir())
-    done = run_script(code.replace("if FILL", "if False"), XLA_PERSISTENT_CACHE_PATH=str(tmp_path), **env)
+    cached = {"CPU_NUM_DEVICES": "4", "XLA_PERSISTENT_CACHE_PATH": str(tmp_path)}
+    done = run_script(code.replace("if FILL", "if False"), **cached)
     assert int(done.stdout) >= 1
 
 

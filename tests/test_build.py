@@ -27,15 +27,15 @@ case "$*" in *" -c "*) echo $$ > {folder}/compiling; while [ -e {folder}/hold ];
 exec c++ "$@"
 """
 
-# One importing process. It stands in front of torch_xla/__init__ and of torch itself, so that ten of them start
-# within the same tenth of a second and race; the build's own child process uses the real torch.
+# One importing process. It stands in front of the packages' __init__, which import jax, and of torch itself, so that
+# ten of them start within the same tenth of a second and race; the build's own child process uses the real torch.
 WORKER = """
 import sys, time, types
 from pathlib import Path
 root, sources, cache, version = sys.argv[1:]
-for name, path in (("torch_xla", "torch_xla"), ("torch_xla._engine", "torch_xla/_engine")):
+for name in ("torch_xla", "torch_xla._engine", "torch_xla._engine.recorder"):
     sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [root + "/" + path]
+    sys.modules[name].__path__ = [root + "/" + name.replace(".", "/")]
 sys.modules["torch"] = types.ModuleType("torch")
 sys.modules["torch"].__version__ = version
 from torch_xla._engine.recorder.build import Extension, load_extension

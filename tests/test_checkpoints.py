@@ -10,11 +10,9 @@ import checkpoint_programs
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from helpers import run_script
 
 import torch_xla.core.xla_model as xm
-import torch_xla.distributed.xla_multiprocessing as xmp
 from torch_xla._engine.base import atomic_file
 
 
@@ -52,8 +50,22 @@ def test_of_two_processes_and_of_one(tmp_path: Path) -> None:
 def test_a_rank_killed_while_it_saves_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     xm.save({"values": torch.zeros(3)}, path)
-    with pytest.raises(mp.ProcessExitedException, match="process 0 terminated with signal SIGKILL"):
-        xmp.spawn(checkpoint_programs.killed_while_saving, args=(path, 8000), nprocs=2)
+    spawn = """
+        import os, sys
+        import torch.multiprocessing as mp
+        import torch_xla
+        import torch_xla.distributed.xla_multiprocessing as xmp
+        sys.path.insert(0, "tests")
+        import checkpoint_programs
+
+        try:
+            path = os.environ["WHERE"]
+            xmp.spawn(checkpoint_programs.killed_while_saving, (path, 8000), nprocs=2, start_method="fork")
+        except mp.ProcessExitedException as error:
+            print(error)
+        """
+    done = run_script(spawn, check=False, WHERE=str(path))
+    assert done.stdout.endswith("process 0 terminated with signal SIGKILL\n"), done.stderr[-4000:]
     assert torch.load(path)["values"].tolist() == [0] * 3
     (part,) = tmp_path.glob(".x.pt.*.part")
     assert part.stat().st_size == 8000

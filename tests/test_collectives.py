@@ -25,7 +25,7 @@ xmp.spawn(replica_programs.everything, nprocs={world}, start_method="fork")
 """
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.sweep), 4])
 def test_everything(world: int) -> None:
     # Ranks take several ways: what is recorded again is explained at length.
     done = run_script(SPAWN.format(world=world), check=False, XLA_EXPLAIN_RECOMPILATIONS="0")

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ROOT, counts, run_script, same
+from helpers import counts, run_script, same
 from torch.utils.checkpoint import checkpoint
 
 from torch_xla._engine.diagnostics import errors
@@ -283,7 +283,8 @@ def test_transformations_of_jax(way: str) -> None:
 def test_over_several_devices() -> None:
     run_script(
         """
-        import os
+        import os, sys
+        sys.path.insert(0, "tests")
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
         import jax, numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -301,9 +302,7 @@ def test_over_several_devices() -> None:
         for found in spread, compiled:
             arrays = jax.device_put(x, split), jax.device_put(w, whole)
             np.testing.assert_allclose(found(*arrays), expected, rtol=1e-3, atol=1e-3)
-        """,
-        fresh="the number of jax's devices",
-        PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}",
+        """
     )
 
 
@@ -395,13 +394,14 @@ def test_several_threads_at_once() -> None:
 
 def test_the_process_may_end_while_a_kernel_runs() -> None:
     script = """
-    import torch, torch_xla
+    import gc, torch, torch_xla
+    gc.unfreeze()  # the end of the interpreter is tested
     x, w = torch.randn(32, 64, 64, 64).to("xla"), torch.randn(64, 64, 3, 3).to("xla")
     for _ in range(10):
         x = torch.conv2d(x, w, padding=1)
     torch_xla.sync()
     """
-    run_script(script, fresh="how an interpreter ends")
+    run_script(script)
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

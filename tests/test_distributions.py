@@ -85,6 +85,12 @@ CONTINUOUS: list[tuple[str, Draw, Any]] = [
     ),
 ]
 
+
+def _firsts_of_permutations(count: int) -> torch.Tensor:
+    """On the CPU: each part of the sample runs the same program."""
+    return torch.stack([torch.randperm(5, device="xla")[0] for _ in range(count)]).cpu()
+
+
 #: Name of the rule, how to draw whole numbers from 0, their probabilities (what is left over: any larger number).
 DISCRETE: list[tuple[str, Draw, Any]] = [
     ("bernoulli", lambda: _full(0.3).bernoulli(), [0.7, 0.3]),
@@ -109,7 +115,7 @@ DISCRETE: list[tuple[str, Draw, Any]] = [
     ("multinomial", lambda: _choices(1, 0, 3), [0.25, 0, 0.75]),
     ("multinomial", lambda: _choices(1, 0, 3, replacement=False), [0.25, 0, 0.75]),
     ("multinomial", _draw_without_replacement, _orders(1, 2, 3)),
-    ("randperm", lambda: torch.stack([torch.randperm(5, device="xla")[0] for _ in range(60)]), [0.2] * 5),
+    ("randperm", lambda: torch.cat([_firsts_of_permutations(10) for _ in range(6)]), [0.2] * 5),
 ]
 
 #: Random rules that no row above can reach, and why.

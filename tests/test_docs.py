@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT, run_script
 
-from tests import torch_versions
+from tests import scripts, torch_versions
 from torch_xla._engine.base import versions
 
 _BLOCK = re.compile(r"(?:<!-- (not run|as a file.*|with \w+=.*) -->\n)?```python\n((?:.*\n)*?)```$", re.MULTILINE)
@@ -92,9 +92,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_example_trains(tmp_path: Path) -> None:
     """One epoch of the digits; `make demo` runs all of them and checks the result."""
     plot = tmp_path / "digits.png"
-    command = [sys.executable, "-W", "error", str(ROOT / "examples/train_digits.py"), "--epochs", "1"]
+    command = [*scripts.PYTHON, "-W", "error", str(ROOT / "examples/train_digits.py"), "--epochs", "1"]
     # Without the flags of conftest.py: training with a program that is not optimized takes longer than optimizing it.
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT)}
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | scripts.server_variables()
     done = subprocess.run([*command, "--plot", str(plot)], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     accuracy = re.search(r"test accuracy: ([\d.]+)", done.stdout)

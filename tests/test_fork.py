@@ -127,7 +127,9 @@ def test_fork_beside_threads(name: str) -> None:
 
 def test_children_that_end_as_programs_do() -> None:
     """Through atexit and the end of the interpreter, not os._exit."""
-    done = run_script(_script(CHILDREN["work on the CPU"], "sys.exit(0)", 4), check=False, fresh="how it ends")
+    done = run_script(
+        "import gc; gc.unfreeze()\n" + _script(CHILDREN["work on the CPU"], "sys.exit(0)", 4), check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "failed: []", done.stdout[-3000:]
 

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +30,8 @@ def test_values(program: Callable[[], None], devices: int) -> None:
 
 def _run(path: Path, steps: int, devices: int) -> subprocess.Popen[str]:
     code = RUN + f"import json; s.switched_on(lambda: print(json.dumps(p.checkpoint_run({str(path)!r}, {steps}))))"
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    env = os.environ | scripts.server_variables() | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+    return subprocess.Popen([*scripts.PYTHON, "-c", code], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
 
 
 def _losses(process: subprocess.Popen[str]) -> list[float]:
@@ -131,18 +130,14 @@ SPAWN = """
 import sys; sys.path.insert(0, 'tests')
 import replicated_programs
 import torch_xla.distributed.xla_multiprocessing as xmp
-if __name__ == "__main__":
-    xmp.spawn(replicated_programs.{name}, nprocs={count})
+xmp.spawn(replicated_programs.{name}, nprocs={count}, start_method="fork")
 """
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", ["fsdp", "zero"])
-def test_replicas(tmp_path: Path, name: str, count: int) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SPAWN.format(name=name, count=count))
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PJRT_DEVICE": "CPU", "XLA_FALLBACK_WARN": "0"}
-    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, env=env, capture_output=True, text=True)
+def test_replicas(name: str, count: int) -> None:
+    done = run_script(SPAWN.format(name=name, count=count), False, PJRT_DEVICE="CPU", XLA_FALLBACK_WARN="0")
     assert done.returncode == 0 and done.stdout.count("done") == count, done.stderr
 
 
@@ -154,8 +149,8 @@ def test_consolidated_checkpoints(tmp_path: Path) -> None:
     code += "    model = {'w': torch.arange(2.0) + 2 * rank, 'n': torch.ones(1)}\n"
     code += f"    torch.save({{'model': model, 'shard_metadata': meta}}, {str(tmp_path)!r} + f'/ck-{{rank}}.pth')\n"
     run_script(code)
-    command = [sys.executable, "-m", "torch_xla.distributed.fsdp.consolidate_sharded_ckpts", "--ckpt_prefix"]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [*scripts.PYTHON, "-m", "torch_xla.distributed.fsdp.consolidate_sharded_ckpts", "--ckpt_prefix"]
+    env = os.environ | scripts.server_variables()
     done = subprocess.run([*command, str(tmp_path / "ck-")], env=env, capture_output=True, text=True)
     assert done.stdout == f"saved {tmp_path}/ck-_consolidated.pth\n", done.stderr
     check = f"import torch; m = torch.load({str(tmp_path / 'ck-_consolidated.pth')!r})['model']; print(m)"

@@ -29,6 +29,8 @@ class Case:
     clip: float | None = None
 
 
+#: Each kind of block of a ResNet, but not all of them: with SSE's sums the CPU's own float32 is 2e-2 from its float64
+#: after three steps of ResNet-50, and 3e-7 after those of five blocks.
 CASES = [
     Case("mlp-sgd-momentum", lambda: models.MLP(3, 32), lambda: models.vectors(16, 32),
          lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)),
@@ -40,10 +42,10 @@ CASES = [
          lambda p: optim.AdamW(p, lr=0.01, amsgrad=True)),
     Case("lenet-rmsprop", models.LeNet, lambda: models.images(8, 1, 28),
          lambda p: optim.RMSprop(p, lr=5e-4, momentum=0.5, centered=True)),
-    Case("resnet18-sgd", lambda: models.ResNet(18, 8), lambda: models.images(8, 3, 32),
+    Case("resnet18-sgd", lambda: models.ResNet(18, 8, blocks=(1, 2, 1, 1)), lambda: models.images(8, 3, 32),
          lambda p: optim.SGD(p, lr=0.005, momentum=0.9), steps=6),  # after 10 the CPU's own rounding makes 1e-3
-    Case("resnet50-sgd", lambda: models.ResNet(50, 8), lambda: models.images(4, 3, 64),
-         lambda p: optim.SGD(p, lr=5e-6), steps=3),
+    Case("resnet50-sgd", lambda: models.ResNet(50, 8, blocks=(2, 1, 1, 1)), lambda: models.images(4, 3, 64),
+         lambda p: optim.SGD(p, lr=1e-4), steps=3),
     Case("gpt-adamw-clip", lambda: models.GPT(2, 32, 2, 64, 16), lambda: models.text(2, 16, 64),
          lambda p: optim.AdamW(p, lr=1e-3, weight_decay=0.1), clip=1.0),
     Case("lstm-adam", lambda: models.LSTMClassifier(width=16), lambda: models.sentences(4, 6),

@@ -128,9 +128,9 @@ EXITS = {
 def test_clean_exit(name: str) -> None:
     """With garbage to collect, as at the end of a process that was not forked; ``nothing`` is one that was not."""
     start = "import gc, torch, torch_xla\ngc.unfreeze()\n"
-    # Where threads that record together cut their graph varies, of which the log would speak.
+    # Where threads that record together cut their graph varies, of which a warning would speak.
     fresh = "the end itself" if name == "nothing" else None
-    run_script(start + textwrap.dedent(EXITS[name]), fresh=fresh, TORCH_XLA_LOGS="-recompilation")
+    run_script(start + textwrap.dedent(EXITS[name]), fresh=fresh, XLA_EXPLAIN_RECOMPILATIONS="0")
 
 
 def test_exception_at_exit_is_the_users() -> None:

@@ -323,7 +323,8 @@ def double_in_another_process(values: Any, queue: Any) -> None:
 
 
 QUEUED = """
-import faulthandler, multiprocessing, torch, torch_xla
+import faulthandler, gc, multiprocessing, torch, torch_xla
+gc.unfreeze()  # the end of the interpreter is tested
 faulthandler.dump_traceback_later(60, exit=True)
 queue = multiprocessing.get_context("spawn").Queue()
 queue.put([torch.ones(3, device="xla") * 2, torch.zeros(2, device="xla") + 1])
@@ -332,7 +333,7 @@ queue.put([torch.ones(3, device="xla") * 2, torch.zeros(2, device="xla") + 1])
 
 def test_a_process_that_ends_sends_what_is_queued() -> None:
     # A thread of the queue's pickles the values while the interpreter ends, and the interpreter waits for it.
-    run_script(QUEUED, fresh="the end of an interpreter")
+    run_script(QUEUED)
 
 
 def test_processes_exchange_values() -> None:

@@ -48,6 +48,13 @@ SCRIPTS = {
     "children": "import os\ntry:\n    os.wait()\nexcept ChildProcessError as error:\n    print(error)",
     "large": "print('x' * 1_000_000)",
     "no text": "",
+    "thread to the end": "import threading\ndef f():\n    threading.main_thread().join(); print('over')\n"
+                         "threading.Thread(target=f).start()",
+    "error in atexit": "import atexit, sys; sys.unraisablehook = lambda a: print(a.exc_type)\n"
+                       "atexit.register(print, 'more'); atexit.register(lambda: 1 / 0); print('first')",
+    "the end itself": "import gc; gc.unfreeze(); print('first')",
+    "other stdout": "import io, sys; print(1); sys.stdout = io.StringIO(); print(2)",
+    "exit with a large number": "import sys; sys.exit(1000)",
 }  # fmt: skip
 
 #: What importing torch sets for children, unless it is set; the last one when the first op is recorded.
@@ -74,14 +81,27 @@ def test_interrupt() -> None:
 
 
 def test_which_scripts_are_forked() -> None:
-    """All but those that ask, and those with variables that somebody reads while torch_xla is imported."""
-    script = "import sys; print('torch' in sys.modules)"
-    assert run_script(script, WHATEVER="1", XLA_FLAGS="", CPU_NUM_DEVICES="2", RANK="0").stdout == "True\n"
-    assert run_script(script, fresh="asks for it").stdout == "False\n"
-    for name in ("XLA_IR_DEBUG", "TORCH_XLA_LOGS", "JAX_PLATFORMS", "MKL_NUM_THREADS", "PYTHONHASHSEED"):
-        assert run_script(script, **{name: "1"}).stdout == "False\n", name
+    """All but those that ask, and those with variables that somebody reads while torch is imported."""
+    script = "import sys; print(*(name for name in ('torch', 'jax', 'torch_xla') if name in sys.modules))"
+    assert (
+        run_script(script, WHATEVER="1", XLA_FLAGS="", CPU_NUM_DEVICES="2", RANK="0").stdout == "torch jax torch_xla\n"
+    )
+    assert run_script(script, fresh="asks for it").stdout == "\n"
+    for name in ("JAX_PLATFORMS", "MKL_NUM_THREADS", "PYTHONHASHSEED"):
+        assert run_script(script, **{name: "1"}).stdout == "\n", name
+    for name in ("XLA_IR_DEBUG", "TORCH_XLA_LOGS", "XRT_DEVICE_MAP"):  # torch_xla reads them
+        assert run_script(script, **{name: "1"}).stdout == "torch jax\n", name
     script = "import sys, torch; print('torch_xla' in sys.modules, torch.get_num_threads())"
     assert run_script(script, OMP_NUM_THREADS="3").stdout == "True 3\n", "what launchers set is told to the fork"
+
+
+def test_variables_that_torch_xla_reads_while_it_is_imported() -> None:
+    script = """
+        import torch_xla
+        from torch_xla._engine.base.settings import settings
+        print("XLA_IR_DEBUG" in vars(settings), settings.XLA_IR_DEBUG)
+        """
+    assert [run_script(script, XLA_IR_DEBUG=value).stdout for value in "01"] == ["True False\n", "True True\n"]
 
 
 def test_settings_and_devices_are_the_childs() -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, run_script
+from helpers import run_script
 
 import torch_xla.distributed.xla_multiprocessing as xmp
+from tests import scripts
 from torch_xla._engine.device import hardware
 from torch_xla._engine.job import coordination, replicas
 
@@ -147,8 +147,8 @@ def test_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("\n".join(line[4:] for line in TORCHRUN.split("\n")))
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [*scripts.PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)],
+        env=os.environ | scripts.server_variables(),
         capture_output=True,
         text=True,
     )

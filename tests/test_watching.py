@@ -110,9 +110,8 @@ LOOK = """
 
 
 def test_analyses() -> None:
-    out = run_script(
-        "import warnings; warnings.simplefilter('ignore')\n" + _dedented(LOOK), check=False, PT_XLA_DEBUG="1"
-    )
+    code = "import warnings; warnings.simplefilter('ignore')\n" + _dedented(LOOK)
+    out = run_script(code, check=False, fresh="prints the whole stack", PT_XLA_DEBUG="1")
     text = out.stderr
     compiled, executed = list(COMPILATION.finditer(text)), list(EXECUTION.finditer(text))
     assert len(compiled) == len(POST.findall(text)) and len(compiled) < len(executed)
