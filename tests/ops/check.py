@@ -60,7 +60,7 @@ def _watched(outcome: Outcome) -> Iterator[None]:
         yield
     finally:
         decompose.function = original
-        moved = {op for op, n in metrics.counters().items() if op.startswith("aten::") and n != before.get(op, 0)}
+        moved = {op for op, n in metrics.counters().items() if metrics.is_fallback(op) and n != before.get(op, 0)}
         outcome.cpu, outcome.decomposed = tuple(sorted(moved - {READING})), tuple(sorted(seen))
 
 
