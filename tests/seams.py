@@ -53,9 +53,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("index_fill_", "setStorage: sizes"): "a fault of the CPU's kernel: nothing is filled",
     ("view dtype", "self.stride(-1) must be 1 to view"): "how results lie is not said on xla",
     ("take", "out of range: tried to access index"): "the same",
-    ("*", "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single"): (
-        "values are recorded: an operand that is written to is read before"
-    ),
     ("*", "unsupported operation: more than one element of the written-to tensor refers to a single memory"): (
         "refused for expanded tensors; allowed where all elements are set to one value"
     ),

@@ -1,0 +1,43 @@
+"""Architectures of transformers and timm: three steps of training on xla are three steps on the CPU, compiled once."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.clients import checks, zoo, zoo_table
+from tests.clients.zoo_models import FAMILIES, Architecture
+
+#: One of each family, in `make test-clients`; the others in `make test-long`.
+FEW = {
+    "LlamaForCausalLM", "MixtralForCausalLM", "MambaForCausalLM", "ElectraForPreTraining", "T5ForConditionalGeneration",
+    "SwinForImageClassification", "Wav2Vec2ForCTC", "CLIPModel", "PatchTSTForPrediction",
+}  # fmt: skip
+MODELS = {found.model: found for family in FAMILIES.values() for found in family}
+
+
+def rows() -> list[Any]:
+    return [pytest.param(found, id=name, marks=[] if name in FEW else [pytest.mark.sweep])
+            for name, found in MODELS.items()]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:torch_xla. [a-z]+::")  # the table says what runs on the CPU
+@pytest.mark.parametrize("found", rows())
+def test_transformers(found: Architecture, cold: None) -> None:
+    checks.library("transformers")
+    make = zoo.of_transformers(found._replace(config=copy.deepcopy(found.config)))
+    got, expected = (zoo.train(make, found.batch, device, found.double) for device in ("xla", "cpu"))
+    zoo.assert_same(got, expected)
+    assert got.fallbacks == set(found.fallbacks)
+    zoo.assert_compiled_once(got, found.programs, found.why)
+
+
+def test_there_are_enough() -> None:
+    assert len(MODELS) >= 60 and set(MODELS) >= FEW
+
+
+def test_document() -> None:
+    text = zoo_table.DOCUMENT.read_text()
+    assert text == zoo_table.replaced(text), "python -m tests.clients.zoo_table"
