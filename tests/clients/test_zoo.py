@@ -6,9 +6,11 @@ import copy
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from tests.clients import checks, zoo, zoo_table
-from tests.clients.zoo_models import FAMILIES, Architecture
+from tests.clients.zoo_models import FAMILIES, TIMM, TIMM_DOUBLE, TIMM_SIZED, Architecture
 
 #: One of each family, in `make test-clients`; the others in `make test-long`.
 FEW = {
@@ -34,8 +36,30 @@ def test_transformers(found: Architecture, cold: None) -> None:
     zoo.assert_compiled_once(got, found.programs, found.why)
 
 
+def _named(name: str) -> Any:
+    return pytest.param(name, marks=[] if name in ("resnet18", "vit_tiny_patch16_224") else [pytest.mark.sweep])
+
+
+@pytest.mark.parametrize("name", [_named(name) for name in (*TIMM, *TIMM_SIZED, *TIMM_DOUBLE)])
+def test_timm(name: str, cold: None) -> None:
+    timm = checks.library("timm")
+    options = {"img_size": 64} if name in TIMM_SIZED else {}
+
+    def batch() -> zoo.Batch:
+        return {"x": torch.randn(4, 3, 64, 64)}
+
+    def make() -> nn.Module:
+        return timm.create_model(name, num_classes=4, **options)  # type: ignore[no-any-return]
+
+    got, expected = (zoo.train(make, batch, device, name in TIMM_DOUBLE) for device in ("xla", "cpu"))
+    zoo.assert_same(got, expected)
+    assert not got.fallbacks
+    zoo.assert_compiled_once(got, 1, "")
+
+
 def test_there_are_enough() -> None:
     assert len(MODELS) >= 60 and set(MODELS) >= FEW
+    assert len({*TIMM, *TIMM_SIZED, *TIMM_DOUBLE}) >= 40
 
 
 def test_document() -> None:
