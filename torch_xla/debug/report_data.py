@@ -6,6 +6,7 @@ time         by category: ms_per_step and share, over all steps; settled_ms and 
 compilations step, line, cause, ops, ms of each
 recompilations  text, line, kind and times of each unexpected cause
 fallbacks, reads  line (and op), per_step, ms_per_step; most expensive first
+not_compiled count and ms of the graphs that were interpreted; the lines that make another one each time
 programs_on_disk  folder, bytes, limit (0: none), loaded, kept and removed (by this process); or empty
 memory       by device: bytes_used, bytes_limit, peak_bytes_used
 verdicts     kind, text, advice; see verdicts.py
@@ -21,13 +22,14 @@ from typing import Any
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import journal, memory, metrics
 from torch_xla._engine.diagnostics.recompilation import watcher
-from torch_xla._engine.execution import compile_cache
+from torch_xla._engine.execution import compile_cache, storms
 from torch_xla.debug import verdicts
 
 #: In the order of charts. What belongs to which, by the journal's kinds; the rest is other.
 CATEGORIES = ("input", "tracing", "compile", "execute", "transfers", "waiting", "fallbacks", "other")
 _KINDS = {
-    "input": "input", "CompileTime": "compile", "ExecuteTime": "execute", "wait": "waiting", "fallback": "fallbacks",
+    "input": "input", "CompileTime": "compile", "ExecuteTime": "execute", "InterpretTime": "execute",
+    "wait": "waiting", "fallback": "fallbacks",
     "TransferToServerTime": "transfers", "TransferFromServerTime": "transfers",
     "TransferDeviceToDeviceTime": "transfers",
 }  # fmt: skip
@@ -62,6 +64,7 @@ def collect(last: int | None) -> dict[str, Any]:
         "recompilations": _recompilations(),
         "fallbacks": _places([step.fallbacks for step in steps], ("op", "line")),
         "reads": _places([{(line,): place for line, place in step.reads.items()} for step in steps], ("line",)),
+        "not_compiled": _not_compiled(),
         "programs_on_disk": _programs_on_disk(),
         "memory": _memory(),
         "timeline": [_row(step, steps[0].start) for step in steps],
@@ -86,6 +89,14 @@ def _times(steps: Sequence[journal.Step], settled: Sequence[journal.Step]) -> di
         }
         for name in CATEGORIES
     }
+
+
+def _not_compiled() -> dict[str, Any]:
+    metric = metrics.metrics().get("InterpretTime")
+    if metric is None:
+        return {}
+    count, total, _ = metric.data()
+    return {"count": count, "ms": total / _MS, "lines": storms.lines()}
 
 
 def _programs_on_disk() -> dict[str, Any]:

@@ -97,10 +97,16 @@ def _tables(data: dict[str, Any]) -> str:
             ),
             table("Ops on the CPU", ("op", "line", "a step", "ms a step"), places),
             table("Values read", ("line", "a step", "ms a step"), [(r["line"], *_rate(r)) for r in data["reads"]]),
+            table("Computed without being compiled", ("graphs", "ms", "another one each time"), _not_compiled(data)),
             table("Programs on disk", ("loaded", "added", "removed", "size", "limit", "folder"), _on_disk(data)),
             table("Memory", ("device", "in use", "at most", "limit"), memory),
         ]
     )
+
+
+def _not_compiled(data: dict[str, Any]) -> list[tuple[str, ...]]:
+    info = data["not_compiled"]
+    return [(str(info["count"]), f"{info['ms']:.0f}", ", ".join(info["lines"]))] if info else []
 
 
 def _on_disk(data: dict[str, Any]) -> list[tuple[str, ...]]:

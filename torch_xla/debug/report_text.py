@@ -30,6 +30,7 @@ def text(data: dict[str, Any]) -> str:
         ],
     )
     lines += _section("Unexpected compilations", [f"{r['times']} × {r['text']}" for r in data["recompilations"]])
+    lines += _section("Computed without being compiled", _not_compiled(data["not_compiled"]))
     lines += _section("Programs on disk", _on_disk(data["programs_on_disk"]))
     lines += _section("On the CPU", [f"{_rate(r)}  {r['op']}  {r['line']}" for r in data["fallbacks"]])
     lines += _section("Values read", [f"{_rate(r)}  {r['line']}" for r in data["reads"]])
@@ -59,6 +60,15 @@ def _section(title: str, rows: list[str]) -> list[str]:
 
 def _rate(row: dict[str, Any]) -> str:
     return f"{row['per_step']:.2f} a step, {row['ms_per_step']:.3f} ms"
+
+
+def _not_compiled(info: dict[str, Any]) -> list[str]:
+    if not info:
+        return []
+    return [
+        f"{info['count']} graphs, {info['ms']:.0f} ms in all",
+        *(f"another graph each time: {line}" for line in info["lines"]),
+    ]
 
 
 def _on_disk(info: dict[str, Any]) -> list[str]:

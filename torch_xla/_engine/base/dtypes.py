@@ -122,6 +122,11 @@ def decided() -> bool:
     return _undecided is None
 
 
+def narrowed() -> dict[torch.dtype, torch.dtype]:
+    """The dtypes that are stored as other ones here, and as which."""
+    return dict(_table())
+
+
 def narrows() -> bool:
     """Whether some dtype is stored as another one here."""
     return bool(_table())

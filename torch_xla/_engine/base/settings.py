@@ -113,6 +113,10 @@ GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
 GRAPH_FORMAT = Kind(_one_of(GRAPH_FORMATS), "one of " + ", ".join(GRAPH_FORMATS))
 
 
+WHEN_NEW = Kind(_one_of(("compile", "eager")), "compile or eager")
+IN_STORMS = Kind(_one_of(("interpret", "compile")), "interpret or compile")
+
+
 class Variable(Generic[T]):
     """One environment variable: its kind, its default (written as in the environment) and its meaning.
 
@@ -241,6 +245,14 @@ class Settings:
     )
     XLA_SAVE_TENSORS_FMT = Variable(GRAPH_FORMAT, "text", "form of the graphs in XLA_SAVE_TENSORS_FILE")
     SAVE_GRAPH_FMT = Variable(GRAPH_FORMAT, "text", "form of the graphs that torch_xla.debug.graph_saver writes")
+    TORCH_XLA_STORM = Variable(
+        IN_STORMS, "interpret", "what is done on CPU devices with a graph of a line that makes another one each time"
+    )
+    TORCH_XLA_FIRST_RUN = Variable(
+        WHEN_NEW,
+        "compile",
+        "what is done on CPU devices with a graph that is new: eager compiles it when it comes again",
+    )
     XLA_SYNC_TENSORS_OPBYOP = Variable(
         FLAG, "0", "compile and run each operation of a step on its own", "SYNC_TENSORS_OPBYOP"
     )

@@ -81,11 +81,11 @@ class Situation:
     ops: int
 
 
-def explain(difference: Difference, situation: Situation) -> Explanation:
-    """The paragraph for a difference between a graph and the nearest known one."""
+def explain(difference: Difference, situation: Situation, event: str = "was compiled again") -> Explanation:
+    """The paragraph for a difference between a graph and the nearest known one; ``event``: what happened to it."""
     build = {"inputs": _inputs, "argument": _argument, "ops": _ops}.get(difference.kind, _other)
     kind, what, line, subject, advice, details = build(difference, situation)
-    text = f"the graph of {situation.ops} ops that runs at {situation.line} was compiled again:"
+    text = f"the graph of {situation.ops} ops that runs at {situation.line} {event}:"
     text = " ".join(part for part in (text, what, advice) if part)
     return Explanation(kind, text, line, (kind, *subject), advice, details)
 

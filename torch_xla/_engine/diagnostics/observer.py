@@ -21,7 +21,7 @@ from torch_xla._engine.base import frames, shardings
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import analysis, causes, journal, memory, metrics, metrics_file, progress, provenance
 from torch_xla._engine.diagnostics.explain import Situation
-from torch_xla._engine.diagnostics.recompilation import watcher
+from torch_xla._engine.diagnostics.recompilation import Site, watcher
 from torch_xla._engine.graph import program, summary
 
 
@@ -118,13 +118,25 @@ def compiled(program_: jax.stages.Compiled) -> None:
         )
 
 
+def site(device: int) -> Site:
+    """Where and why a graph of the device runs now."""
+    return device, causes.reason(), frames.user_line()
+
+
+def storm(graph: Any, spec: program.GraphSpec, site: Site) -> None:
+    """From now on new graphs of the site are interpreted, as it makes another one each time; this is the first."""
+    device, cause, line = site
+    reads, provenances = tuple(journal.current().reads), _provenances(graph, device)
+    watcher.storm(site, summary.summarize(spec), Situation(line, cause, reads, provenances, graph.node_count))
+
+
 class Execution:
-    """One run of a program: made before it is launched, told when it is under way."""
+    """One run of a program: made before it is launched, told when it is under way. ``kind``: of its time."""
 
-    __slots__ = ("_cause", "_line", "_ops", "_start")
+    __slots__ = ("_cause", "_kind", "_line", "_ops", "_start")
 
-    def __init__(self, ops: int, line: str, cause: str) -> None:
-        self._ops, self._line, self._cause = ops, line, cause
+    def __init__(self, ops: int, line: str, cause: str, kind: str = "ExecuteTime") -> None:
+        self._ops, self._line, self._cause, self._kind = ops, line, cause, kind
         self._start = time.perf_counter_ns()
 
     def ended(self) -> None:
@@ -132,8 +144,8 @@ class Execution:
         duration = time.perf_counter_ns() - self._start
         try:
             metrics.sample("TensorsGraphSize", self._ops)
-            metrics.sample("ExecuteTime", duration, metrics.format_time)
-            journal.add_own("ExecuteTime", duration)
+            metrics.sample(self._kind, duration, metrics.format_time)
+            journal.add_own(self._kind, duration)
             journal.current().ops += self._ops
             if _execute_log.isEnabledFor(logging.INFO):
                 _execute_log.info("%d ops, %s at %s", self._ops, self._cause, self._line)
@@ -151,6 +163,13 @@ def execution(graph: Any, device: int) -> Execution:
     if analysis.level() >= 2:
         analysis.graph("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
     return Execution(graph.node_count, line, cause)
+
+
+def interpretation(graph: Any, device: int) -> Execution:
+    """Before a graph is interpreted, which takes the place of a compilation and an execution."""
+    line, cause = frames.user_line(), causes.reason()
+    recorder.module().set_provenance(provenance.number("result", line))
+    return Execution(graph.node_count, line, cause, "InterpretTime")
 
 
 def chain_ended(start: int, eager: bool) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
@@ -30,6 +30,11 @@ _KNOWN = 64  # graphs of a device that a new one may be compared with; those of 
 _PER_SITE = 3  # messages
 _CONSEQUENCES = frozenset({"derived", "results", "wiring"})  # of what was explained in the same step
 _AT_WARM_UP = frozenset({"ops", "results", "wiring", "branch", "nothing"})
+
+_STORM = (
+    "From now on a new graph of this line is not compiled, but computed by torch's kernels on the CPU; one that comes "
+    "again and again is compiled. TORCH_XLA_STORM=compile compiles each."
+)
 
 Site = tuple[int, str, str]
 
@@ -89,6 +94,17 @@ class Watcher:
         if spoken:
             self.speak(found)
         return found
+
+    def storm(self, site: Site, new: GraphSummary, situation: Situation) -> None:
+        """The site makes another graph each time, now ``new``: these are interpreted from now on. Says so, and why."""
+        with self._lock:
+            here = [graph for place, graph in self._known.get(site[0], ()) if place == site]
+            self._known.setdefault(site[0], deque(maxlen=_KNOWN)).append((site, new))
+        old = difference.nearest(new, here)
+        if old is None or not settings.XLA_EXPLAIN_RECOMPILATIONS:
+            return
+        found = explain(difference.compare(old, new), situation, "is another one each time")
+        self.speak(replace(found, text=f"{found.text}\n{_STORM}"))
 
     def step_ended(self) -> None:
         """A step has ended; after many calm ones the lines of ops are no longer captured."""

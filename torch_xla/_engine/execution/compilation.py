@@ -25,12 +25,12 @@ from torch_xla._engine.parallel import agreement, replicated, sharded
 
 @dataclass(eq=False)
 class Program:
-    """A compiled graph. Never changes; may be launched by several threads.
+    """A compiled graph. Never changes, but for the last two; may be launched by several threads.
 
     ``executable`` is the recorder's; ``compiled`` is None on devices without values; ``outline`` is what messages say
     of the graph. With a ``team`` it has collectives
     (``exchanges``, a line each), and all replicas of the team launch it together. ``handlers`` are those that it calls
-    some of, if any.
+    some of, if any. ``launched`` and ``repeated``, whether it has run once and twice, are for storms.py.
     """
 
     executable: Any
@@ -40,6 +40,8 @@ class Program:
     team: replicated.Team | None = None
     exchanges: Sequence[str] = ()
     handlers: library.Library | None = None
+    launched: bool = False
+    repeated: bool = False
 
     def placed(self, graph: Any) -> list[jax.Array] | None:
         """The leaves of a recorder Graph as the program takes them; None: as they lie."""

@@ -103,6 +103,11 @@ def inside(region: Region, uncut: bool = False) -> Iterator[Open]:
             _thread.open.remove(state)
 
 
+def in_region() -> bool:
+    """Whether this thread is in a function that is compiled."""
+    return bool(_thread.open)
+
+
 def before_run(key: bytes) -> None:
     """Called before a graph is run. Raises RuntimeError where a region of this thread does not allow it."""
     for state in _thread.open:

@@ -51,7 +51,7 @@ _executables: LruCache[jax.stages.Compiled] = LruCache(lambda: metrics.count("De
 _chains: LruCache[Chain] = LruCache(lambda: metrics.count("OpByOpGraphForgotten"))
 
 
-class _Alone:
+class Alone:
     """One node as a graph of its own, its operands numbered anew in order of use."""
 
     def __init__(self, node: NodeSpec) -> None:
@@ -98,7 +98,8 @@ def _position(items: list[int], item: int) -> int:
     return items.index(item)
 
 
-def _compiled(alone: _Alone, leaves: list[Promise], device: int, products: Precision) -> jax.stages.Compiled:
+def compiled(alone: Alone, leaves: list[Promise], device: int, products: Precision) -> jax.stages.Compiled:
+    """The program of one node: (floats, ints, *operands) -> those of its results that exist."""
     key = (device, products, repr((replace(alone.node, origin=None), leaves)))
     found = _executables.get(key)
     if found is not None:
@@ -145,10 +146,10 @@ class Chain:
         if node.op == "torch_xla::getitem":
             producer, item = node.args[0][1], node.args[1][1]
             return _Step(None, (producer,), (), (), item=item), node.outs[item]
-        alone = _Alone(node)
-        compiled = _compiled(alone, [promises[i] for i in alone.operands], device, products)
+        alone = Alone(node)
+        executable = compiled(alone, [promises[i] for i in alone.operands], device, products)
         step = _Step(
-            compiled, tuple(alone.operands), tuple(alone.floats), tuple(alone.ints), alone.results, alone.single
+            executable, tuple(alone.operands), tuple(alone.floats), tuple(alone.ints), alone.results, alone.single
         )
         return step, node.outs[0] if node.outs else ((), None)
 

@@ -33,13 +33,20 @@ def _key(step: Step, whom: Hashable) -> Hashable:
     return whom, step.graph.key, id(step.products)  # of an object that is there for good; hashing it costs more
 
 
-def resolve(step: Step) -> Program:
-    """The program of a step's graph: known, or compiled now. Raises LoweringError, XlaError, torch.OutOfMemoryError."""
-    key = _key(step, _MESH if replicas.is_spmd() else step.device)
-    found = cache.get(key)
+def _own(step: Step) -> Hashable:
+    return _key(step, _MESH if replicas.is_spmd() else step.device)
+
+
+def known(step: Step) -> Program | None:
+    """The program of a step's graph, if there is one."""
+    found = cache.get(_own(step))
     if found is not None:
         metrics.count("CachedSyncTensors")
-        return found
+    return found
+
+
+def compiled(step: Step) -> Program:
+    """The program of a step's graph, compiled now. Raises LoweringError, XlaError, torch.OutOfMemoryError."""
     metrics.count("UncachedSyncTensors")
     team = _team_of(step)
     if team is not None:
@@ -47,7 +54,7 @@ def resolve(step: Step) -> Program:
     with observer.compilation(step.graph, step.spec, step.device):
         leaves = compilation.placed(step.graph, team)
         found = compilation.compile_graph(step.spec, step.device, leaves or step.graph.inputs(), team)
-    cache.put(key, found)
+    cache.put(_own(step), found)
     return found
 
 

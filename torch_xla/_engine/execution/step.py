@@ -1,6 +1,7 @@
 """One step of a device: a graph from its collection to the values of its nodes.
 
     collected -> program found, or described, lowered and compiled -> launched: the nodes have their values
+        │    └── not worth a program (storms.py) -> interpreted: the nodes have their values
         └────────────────── any error: nothing has changed ─────────┘
 
 A Step belongs to the thread that has the device's execution lock, and lives as long as that. What watches (dumps,
@@ -21,7 +22,7 @@ import torch
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices, precision
 from torch_xla._engine.diagnostics import errors, observer
-from torch_xla._engine.execution import dump, modes, op_by_op, programs, together
+from torch_xla._engine.execution import dump, modes, op_by_op, programs, storms, together
 from torch_xla._engine.graph import program
 from torch_xla._engine.job import replicas, thread_group
 from torch_xla._engine.lowering.apply import LoweringError
@@ -71,7 +72,15 @@ class Step:
         threads = thread_group.current()
         if threads is not None and programs.is_together(self):
             return together.run(threads, self)
-        return self.launch(programs.resolve(self))
+        found = programs.known(self)
+        if found is None:
+            results = storms.interpret(self)
+            if results is not None:
+                return results
+            found = programs.compiled(self)
+        if not found.repeated:
+            storms.runs(self, found)
+        return self.launch(found)
 
     def launch(self, found: programs.Program) -> Sequence[jax.Array]:
         """Runs a program, on the leaves as they lie or as it wants them."""

@@ -22,7 +22,7 @@ def _seed(seed: Number) -> jax.Array:
 
 
 #: From the random state of one draw to that of the next, by halves: low, high. csrc/random.cpp counts with the same.
-_STRIDE = (1, 0x9E3779B9)
+STRIDE = (1, 0x9E3779B9)
 
 
 def key_data(seed: jax.Array, draws: int) -> jax.Array:
@@ -32,7 +32,7 @@ def key_data(seed: jax.Array, draws: int) -> jax.Array:
     with another seed before the low half would carry into the high one: a sum of 64 bits takes twice as long to compile
     as the rest of a draw (jax 0.10.2, CPU).
     """
-    return lax.bitcast_convert_type(seed, jnp.uint32) + np.array([draws * s % 2**32 for s in _STRIDE], np.uint32)
+    return lax.bitcast_convert_type(seed, jnp.uint32) + np.array([draws * s % 2**32 for s in STRIDE], np.uint32)
 
 
 @lower("aten::empty.memory_format", "aten::empty_strided", "aten::empty_like", "aten::new_empty",

@@ -35,55 +35,55 @@ def _standard_normal(context: Context) -> jax.Array:
     return jax.random.normal(context.key(), context.shape, opmath(context.dtype))
 
 
-@lower("aten::rand", "aten::rand.generator", "aten::rand_like", "aten::rand_like.generator", random=True)
+@lower("aten::rand", "aten::rand.generator", "aten::rand_like", "aten::rand_like.generator", random=True, each=True)
 def _rand(context: Context, *_: Any) -> jax.Array:
     return _unit(context, context.shape, context.dtype)
 
 
-@lower("aten::randn", "aten::randn.generator", "aten::randn_like", "aten::randn_like.generator", random=True)
+@lower("aten::randn", "aten::randn.generator", "aten::randn_like", "aten::randn_like.generator", random=True, each=True)
 def _randn(context: Context, *_: Any) -> jax.Array:
     return convert(_standard_normal(context), context.dtype)
 
 
-@lower("aten::uniform", random=True)
+@lower("aten::uniform", random=True, each=True)
 def _uniform(context: Context, x: jax.Array, low: float = 0.0, high: float = 1.0, generator: Any = None) -> jax.Array:
     compute = opmath(context.dtype)
     scaled = low + (high - low) * convert(_unit(context, context.shape, context.dtype), compute)
     return convert(scaled, context.dtype)
 
 
-@lower("aten::normal_functional", random=True)
+@lower("aten::normal_functional", random=True, each=True)
 def _normal_like(
     context: Context, x: jax.Array, mean: float = 0.0, std: float = 1.0, generator: Any = None
 ) -> jax.Array:
     return convert(mean + std * _standard_normal(context), context.dtype)
 
 
-@lower("aten::normal.Tensor_Tensor", "aten::normal.Tensor_float", "aten::normal.float_Tensor", random=True)
-@lower("aten::normal.float_float", random=True)
+@lower("aten::normal.Tensor_Tensor", "aten::normal.Tensor_float", "aten::normal.float_Tensor", random=True, each=True)
+@lower("aten::normal.float_float", random=True, each=True)
 def _normal(context: Context, mean: Operand = 0.0, std: Operand = 1.0, *_: Any) -> jax.Array:
     compute = opmath(context.dtype)
     return convert(convert(mean, compute) + convert(std, compute) * _standard_normal(context), context.dtype)
 
 
-@lower("aten::log_normal", random=True)
+@lower("aten::log_normal", random=True, each=True)
 def _log_normal(
     context: Context, x: jax.Array, mean: float = 1.0, std: float = 2.0, generator: Any = None
 ) -> jax.Array:
     return convert(lax.exp(mean + std * _standard_normal(context)), context.dtype)
 
 
-@lower("aten::exponential", random=True)
+@lower("aten::exponential", random=True, each=True)
 def _exponential(context: Context, x: jax.Array, lambd: float = 1.0, generator: Any = None) -> jax.Array:
     return convert(-lax.log(_open_unit(context)) / lambd, context.dtype)
 
 
-@lower("aten::geometric", random=True)
+@lower("aten::geometric", random=True, each=True)
 def _geometric(context: Context, x: jax.Array, p: float, generator: Any = None) -> jax.Array:
     return convert(jnp.ceil(lax.log(_open_unit(context)) / math.log1p(-p)), context.dtype)
 
 
-@lower("aten::cauchy", random=True)
+@lower("aten::cauchy", random=True, each=True)
 def _cauchy(
     context: Context, x: jax.Array, median: float = 0.0, sigma: float = 1.0, generator: Any = None
 ) -> jax.Array:

@@ -21,17 +21,17 @@ def _coins(context: Context, p: jax.Array | float, shape: tuple[int, ...]) -> ja
     return jax.random.bernoulli(context.key(), p, shape)
 
 
-@lower("aten::bernoulli", random=True)
+@lower("aten::bernoulli", random=True, each=True)
 def _bernoulli(context: Context, p: jax.Array, generator: Any = None) -> jax.Array:
     return convert(_coins(context, p, context.shape), context.dtype)
 
 
-@lower("aten::bernoulli.Tensor", "aten::bernoulli.p", random=True)
+@lower("aten::bernoulli.Tensor", "aten::bernoulli.p", random=True, each=True)
 def _bernoulli_like(context: Context, x: jax.Array, p: jax.Array | float, generator: Any = None) -> jax.Array:
     return convert(_coins(context, p, context.shape), context.dtype)
 
 
-@lower("aten::native_dropout", random=True)
+@lower("aten::native_dropout", random=True, each=True)
 def _native_dropout(context: Context, x: jax.Array, p: float, train: bool | None) -> tuple[jax.Array, jax.Array]:
     if train is False:
         return x, jnp.ones(x.shape, np.bool_)
@@ -67,42 +67,42 @@ def _end(dtype: np.dtype) -> int:
     return 2 if dtype == np.bool_ else min(np.iinfo(dtype).max, np.iinfo(np.int64).max) + 1
 
 
-@lower("aten::random", random=True)
+@lower("aten::random", random=True, each=True)
 def _random(context: Context, x: jax.Array, generator: Any = None) -> jax.Array:
     return _whole(context, 0, _end(context.dtype))
 
 
-@lower("aten::random.from", random=True)
+@lower("aten::random.from", random=True, each=True)
 def _random_from(context: Context, x: jax.Array, low: int, high: int | None, generator: Any = None) -> jax.Array:
     return _whole(context, low, _end(context.dtype) if high is None else high)
 
 
-@lower("aten::random.to", random=True)
+@lower("aten::random.to", random=True, each=True)
 def _random_to(context: Context, x: jax.Array, high: int, generator: Any = None) -> jax.Array:
     return _whole(context, 0, high)
 
 
-@lower("aten::randint", "aten::randint.generator", random=True)
+@lower("aten::randint", "aten::randint.generator", random=True, each=True)
 def _randint(context: Context, high: int, *_: Any) -> jax.Array:
     return _whole(context, 0, high)
 
 
-@lower("aten::randint.low", "aten::randint.low_generator", random=True)
+@lower("aten::randint.low", "aten::randint.low_generator", random=True, each=True)
 def _randint_low(context: Context, low: int, high: int, *_: Any) -> jax.Array:
     return _whole(context, low, high)
 
 
-@lower("aten::randint_like", "aten::randint_like.generator", random=True)
+@lower("aten::randint_like", "aten::randint_like.generator", random=True, each=True)
 def _randint_like(context: Context, x: jax.Array, high: int, *_: Any) -> jax.Array:
     return _whole(context, 0, high)
 
 
-@lower("aten::randint_like.low_dtype", "aten::randint_like.low_generator_dtype", random=True)
+@lower("aten::randint_like.low_dtype", "aten::randint_like.low_generator_dtype", random=True, each=True)
 def _randint_like_low(context: Context, x: jax.Array, low: int, high: int, *_: Any) -> jax.Array:
     return _whole(context, low, high)
 
 
-@lower("aten::randint_like.Tensor", "aten::randint_like.Tensor_generator", random=True)
+@lower("aten::randint_like.Tensor", "aten::randint_like.Tensor_generator", random=True, each=True)
 def _randint_like_tensor(context: Context, x: jax.Array, high: jax.Array, *_: Any) -> jax.Array:
     drawn = jax.random.randint(context.key(), context.shape, 0, convert(high, np.dtype(np.int64)), np.int64)
     return convert(drawn, context.dtype)

@@ -86,33 +86,41 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one operator overload is lowered, and what the recorder must know about it."""
+    """How one operator overload is lowered, and what the recorder must know about it.
+
+    ``each``, of a random rule: an element of a result depends on its place in row-major order, on the key, and on the
+    elements of the operands in that place, and on nothing else; so it is the same in a longer result.
+    """
 
     name: str
     function: Callable[..., Any]
     ctx: bool = False
     random: bool = False
     bake: frozenset[str] = field(default_factory=frozenset)
+    each: bool = False
 
 
 RULES: dict[str, Rule] = {}
 
 
 def register(
-    name: str, function: Callable[..., Any], *, ctx: bool = False, random: bool = False, bake: tuple[str, ...] = ()
-) -> None:
+    name: str, function: Callable[..., Any], *, ctx: bool = False, random: bool = False, bake: tuple[str, ...] = (),
+    each: bool = False,
+) -> None:  # fmt: skip
     """Adds the rule for ``name``, e.g. ``"aten::add.Tensor"``. Raises ValueError if it has one already."""
     if name in RULES:
         raise ValueError(f"{name}: a lowering rule is registered twice")
-    RULES[name] = Rule(name, function, ctx or random, random, frozenset(bake))
+    RULES[name] = Rule(name, function, ctx or random, random, frozenset(bake), each)
 
 
-def lower(*names: str, ctx: bool = False, random: bool = False, bake: tuple[str, ...] = ()) -> Callable[..., Any]:
+def lower(
+    *names: str, ctx: bool = False, random: bool = False, bake: tuple[str, ...] = (), each: bool = False
+) -> Callable[..., Any]:
     """Decorator form of register, for one or several overloads: ``@lower("aten::relu")``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            register(name, function, ctx=ctx, random=random, bake=bake)
+            register(name, function, ctx=ctx, random=random, bake=bake, each=each)
         return function
 
     return decorate

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "compat.h"
+#include "op.h"
 #include "registration.h"
 #include "tensor.h"
 
@@ -149,7 +150,66 @@ Gradients attention_backward(const Tensor& grad, const Tensor& query, const Tens
   return {dq, gather(dk, key.sym_size(1)), gather(dv, key.sym_size(1)), dbias};
 }
 
+// A bias that torch's kernel for the CPU knows: of four dims and the dtype of the query, added to the scores.
+OptTensor bias_on_cpu(const Tensor& bias, const Tensor& query, const Tensor& key) {
+  if (!bias.defined()) {
+    return std::nullopt;
+  }
+  const Tensor added = bias.scalar_type() == at::kBool
+                           ? at::zeros(bias.sizes(), query.options()).masked_fill(bias.logical_not(), kMinusInfinity)
+                           : bias;
+  return added.expand({query.size(0), query.size(1), query.size(2), key.size(2)}).contiguous();
+}
+
+double factor(const c10::IValue& scale, const Tensor& query) {
+  return scale.isNone() ? 1 / std::sqrt(static_cast<double>(query.size(3))) : scale.toDouble();
+}
+
+Tensor given(const c10::IValue& argument) { return argument.isNone() ? Tensor() : argument.toTensor(); }
+
+c10::SmallVector<Tensor, 1> forward_on_cpu(const Signature& promised, const torch::jit::Stack& a) {
+  const Tensor query = a[0].toTensor(), key = spread(a[1].toTensor(), query.size(1)),
+               value = spread(a[2].toTensor(), query.size(1));
+  const OptTensor bias = bias_on_cpu(given(a[3]), query, key);
+  const auto [out, sums] =
+      at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, 0, a[6].toBool(), bias, factor(a[7], query));
+  const auto options = query.options();
+  const auto& outs = promised.outs;
+  Tensor saved = at::zeros(outs[1].sizes, options.dtype(outs[1].dtype));
+  if (a[4].toBool()) {  // a row that sees nothing has no weights: exp(-inf - inf)
+    saved.slice(2, 0, query.size(2)).copy_(sums.masked_fill(sums.isfinite().logical_not(), -kMinusInfinity));
+  }
+  return {out, saved, at::zeros(outs[2].sizes, options.dtype(outs[2].dtype)),
+          at::zeros(outs[3].sizes, options.dtype(outs[3].dtype))};
+}
+
+c10::SmallVector<Tensor, 1> backward_on_cpu(const Signature& promised, const torch::jit::Stack& a) {
+  const Tensor grad = a[0].toTensor(), query = a[1].toTensor(), key = a[2].toTensor(), value = a[3].toTensor();
+  const c10::SymInt heads = query.sym_size(1);
+  const bool wants_bias = a[10].toBoolList().get(3) && !a[4].isNone();
+  const Tensor keys = spread(key, heads), values = spread(value, heads);
+  auto [dq, dk, dv, dbias] = differentiable_gradients(grad, query, keys, values, given(a[4]), wants_bias,
+                                                      a[11].toBool(), factor(a[12], query));
+  const auto as_promised = [&](const Tensor& gradient, size_t i) {
+    return gradient.sizes() == at::IntArrayRef(promised.outs[i].sizes) ? gradient : gather(gradient, key.sym_size(1));
+  };
+  return {dq, as_promised(dk, 1), as_promised(dv, 2), dbias};
+}
+
 }  // namespace
+
+AttentionResults attention_on_cpu(const Op& op, const Signature& promised, const torch::jit::Stack& arguments) {
+  static const Op* forward = find_op("aten::_scaled_dot_product_efficient_attention");
+  static const Op* backward = find_op("aten::_scaled_dot_product_efficient_attention_backward");
+  if (&op == forward && arguments[5].toDouble() == 0 &&
+      arguments[0].toTensor().size(3) == arguments[2].toTensor().size(3)) {
+    return forward_on_cpu(promised, arguments);
+  }
+  if (&op == backward && arguments[9].toDouble() == 0) {
+    return backward_on_cpu(promised, arguments);
+  }
+  return std::nullopt;
+}
 
 void register_attention() {
   implementations("aten").impl("scaled_dot_product_attention", &attention);

@@ -12,6 +12,8 @@
 #include "describe.h"
 #include "device.h"
 #include "graph.h"
+#include "host_memory.h"
+#include "interpretation.h"
 #include "interpreter.h"
 #include "launch.h"
 #include "memory.h"
@@ -266,6 +268,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_state(m);
   bind_origins(m);
   bind_interpreter(m);
+  bind_host_memory(m);
+  bind_interpretation(m);
   bind_calls(m);
   bind_reasons(m);
   m.def("register_special_kernels", &register_special_kernels);

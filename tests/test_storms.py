@@ -1,0 +1,369 @@
+"""Graphs that are computed without being compiled: which ones, and that they give what programs give.
+
+What decides is tested by counts; what is computed against the CPU, and random numbers against the compiled program.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given
+from hypothesis import settings as options
+
+import torch_xla
+from tests import test_random_programs
+from tests.helpers import Counts, counts
+from tests.ops import check, database, exceptions
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.diagnostics import observer
+from torch_xla._engine.execution import programs, storms
+
+NAMES = "CompileTime", "ExecuteTime", "InterpretedGraphs", "NotInterpretableGraphs", "InterpretedApart"
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name, value in variables.items():
+        monkeypatch.setitem(settings.__dict__, name, value)
+    programs.cache.clear()
+    storms.forget()
+
+
+@pytest.fixture
+def storm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    _set(monkeypatch, TORCH_XLA_STORM="interpret")
+    yield
+    storms.forget()
+
+
+@pytest.fixture
+def first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every graph is interpreted when it is new."""
+    _set(monkeypatch, TORCH_XLA_FIRST_RUN="eager")
+    yield
+    storms.forget()
+
+
+def _grows(lengths: list[int], steps: Callable[[], Any] = torch_xla.sync) -> tuple[Counts, list[torch.Tensor]]:
+    weight, found = torch.full((3, 5), 0.5, device="xla"), []
+    torch_xla.sync()
+    with counts() as moved:
+        for n in lengths:
+            found.append(torch.ones(n, 3).to("xla") @ weight)
+            steps()
+    return moved, found
+
+
+@pytest.mark.parametrize(
+    ("lengths", "compiled", "launched", "interpreted"),
+    [
+        pytest.param([2, 3, 4, 5, 6], 2, 2, 3, id="from the third on that did not repeat"),
+        pytest.param([2, 2, 3, 3, 4, 4, 5, 5], 4, 8, 0, id="all repeat"),
+        pytest.param([2, 3] + [4] * 19, 3, 5, 16, id="compiled when it comes again and again"),
+        pytest.param([2, 3, 3, 2, 4, 5, 6], 4, 6, 1, id="what has repeated does not count"),
+        pytest.param([2, 3, 4, 5, 4, 5, 6, 7], 2, 2, 6, id="two of the old ones have repeated, two have not"),
+    ],
+)
+def test_which_graphs_are_compiled(
+    storm: None, lengths: list[int], compiled: int, launched: int, interpreted: int
+) -> None:
+    moved, found = _grows(lengths)
+    assert moved.only(*NAMES) == {"CompileTime": compiled, "ExecuteTime": launched} | (
+        {"InterpretedGraphs": interpreted} if interpreted else {}
+    )
+    for n, value in zip(lengths, found, strict=True):
+        assert torch.equal(value.cpu(), torch.full((n, 5), 1.5))
+
+
+def test_sites_are_told_apart(storm: None) -> None:
+    """Two graphs of one line, and two of another, are no storm."""
+    moved, _ = _grows([2, 3], lambda: torch_xla.sync())
+    again, _ = _grows([4, 5], lambda: torch_xla.sync(wait=True))
+    assert moved["InterpretedGraphs"] == again["InterpretedGraphs"] == 0
+
+
+def test_compile_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch, TORCH_XLA_STORM="compile")
+    assert _grows([2, 3, 4, 5, 6])[0].only(*NAMES) == {"CompileTime": 5, "ExecuteTime": 5}
+
+
+def test_a_storm_is_told_once(storm: None, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "torch_xla.recompilation"):
+        _grows([21, 22, 23, 24, 25])
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert "is another one each time: its input" in text and "float32[22, 3] and is float32[23, 3]" in text
+    assert __file__ in text and "TORCH_XLA_STORM=compile" in text
+
+
+def test_first_run(first: None) -> None:
+    """Not compiled when it is new, and compiled when it comes again, to the same values."""
+    x = torch.arange(12.0).reshape(3, 4)
+    for run, expected in enumerate(
+        [{"InterpretedGraphs": 1}, {"CompileTime": 1, "ExecuteTime": 1}, {"ExecuteTime": 1}]
+    ):
+        with counts() as moved:
+            y = (x.to("xla").t() @ x.to("xla")).softmax(0)
+            torch_xla.sync()
+        assert moved.only(*NAMES) == expected, run
+        torch.testing.assert_close(y.cpu(), (x.t() @ x).softmax(0))
+
+
+def test_a_large_graph_is_compiled_when_it_comes_again(storm: None) -> None:
+    for expected in ({"InterpretedGraphs": 1}, {"CompileTime": 1, "ExecuteTime": 1}):
+        x = torch.zeros(3).to("xla")
+        with counts() as moved:
+            for _ in range(5_001):
+                x = x + 1
+            torch_xla.sync()
+        assert moved.only(*NAMES) == expected and x.tolist() == [5_001] * 3
+
+
+def test_a_region_that_is_compiled_is_compiled(first: None) -> None:
+    function = torch_xla.compile(lambda x: x * 3 + 1)
+    x = torch.ones(3).to("xla")
+    with counts() as moved:
+        function(x)
+    assert moved.only(*NAMES) == {"CompileTime": 1, "ExecuteTime": 1}
+
+
+def test_whoever_looks_at_programs_gets_them(first: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Listener:
+        def compiled(self, *_: Any) -> None: ...
+        def ran(self, *_: Any) -> None: ...
+        def step_ended(self, *_: Any) -> None: ...
+
+    monkeypatch.setattr(observer, "listeners", [Listener()])
+    with counts() as moved:
+        y = torch.ones(3).to("xla") * 3 + 2
+        torch_xla.sync()
+    assert moved.only(*NAMES) == {"CompileTime": 1, "ExecuteTime": 1} and y.cpu().tolist() == [5, 5, 5]
+
+
+def test_training_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses are those of programs up to rounding, and the same bits twice: dropout, momentum and norms included."""
+
+    def train() -> list[float]:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten(),
+            torch.nn.Dropout(0.5), torch.nn.Linear(4 * 36, 5),
+        ).to("xla")  # fmt: skip
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses = []
+        for step in range(5):
+            images = torch.randn(4 + step, 1, 8, 8, generator=torch.Generator().manual_seed(step)).to("xla")
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(images), torch.arange(4 + step, device="xla") % 5)
+            loss.backward()
+            optimizer.step()
+            torch_xla.sync()
+            losses.append(loss)
+        return [loss.item() for loss in losses]
+
+    _set(monkeypatch, TORCH_XLA_FIRST_RUN="eager")
+    with counts() as moved:
+        losses = train()
+    assert moved["InterpretedGraphs"] >= 5 and moved["NotInterpretableGraphs"] == 0
+    _set(monkeypatch, TORCH_XLA_FIRST_RUN="eager")
+    assert train() == losses
+    _set(monkeypatch, TORCH_XLA_FIRST_RUN="compile")
+    torch.testing.assert_close(train(), losses, rtol=1e-4, atol=1e-5)
+
+
+SHAPES: list[tuple[int, ...]] = [(), (3, 7), (2, 0)]
+DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rand": lambda x: torch.rand(x.shape, device=x.device),
+    "rand double": lambda x: torch.rand(x.shape, device=x.device, dtype=torch.float64),
+    "rand complex": lambda x: torch.rand(x.shape, device=x.device, dtype=torch.complex64),
+    "randn like": torch.randn_like,
+    "randn bfloat16": lambda x: torch.randn(x.shape, device=x.device, dtype=torch.bfloat16),
+    "uniform": lambda x: x.clone().uniform_(-2, 3),
+    "normal": lambda x: x.clone().normal_(1, 2),
+    "normal of tensors": lambda x: torch.normal(x, x.abs() + 1),
+    "normal of one": lambda x: torch.normal(x, 2.0),
+    "log normal": lambda x: x.clone().log_normal_(),
+    "exponential": lambda x: x.clone().exponential_(2.0),
+    "geometric": lambda x: x.clone().geometric_(0.3),
+    "cauchy": lambda x: x.clone().cauchy_(),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "bernoulli p": lambda x: x.clone().bernoulli_(0.3),
+    "bernoulli of one p": lambda x: x.clone().bernoulli_(torch.tensor(0.3, device=x.device)),
+    "dropout": lambda x: torch.nn.functional.dropout(x, 0.5),
+    "randint": lambda x: torch.randint(3, 1000, x.shape, device=x.device),
+    "randint like": lambda x: torch.randint_like(x, 1000),
+    "random": lambda x: x.clone().random_(),
+    "random int8": lambda x: x.to(torch.int8).random_(-3, 100),
+    "gamma": lambda x: torch._standard_gamma(x.abs() + 0.5),
+    "poisson": lambda x: torch.poisson(x.abs() * 3),
+    "rrelu": lambda x: torch.nn.functional.rrelu(x, training=True),
+    "permutation": lambda x: torch.randperm(x.numel(), device=x.device),
+    "multinomial": lambda x: torch.multinomial(torch.ones(2, 1 + x.numel(), device=x.device), 3, replacement=True),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(
+        *(torch.ones(1, 1, 1 + x.numel(), 4, device=x.device) for _ in range(3)), dropout_p=0.5
+    ),
+}
+
+
+def test_draws_are_those_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each distribution, of each shape, the second draw after a seed as well: the same bits."""
+
+    def draw() -> list[torch.Tensor]:
+        found = []
+        for shape in SHAPES:
+            x = torch.linspace(-1, 1, max(torch.Size(shape).numel(), 1))[: torch.Size(shape).numel()].reshape(shape)
+            x = x.to("xla")
+            torch.manual_seed(7)
+            found += [draw(x) for draw in DRAWS.values() for _ in range(2)]
+            torch_xla.sync()
+        return [tensor.cpu() for tensor in found]
+
+    _set(monkeypatch, TORCH_XLA_FIRST_RUN="compile")
+    compiled = draw()
+    _set(monkeypatch, TORCH_XLA_FIRST_RUN="eager")
+    with counts() as moved:
+        interpreted = draw()
+    assert moved["CompileTime"] == moved["OpByOpCompileCacheMiss"] and moved["NotInterpretableGraphs"] == 0
+    names = [name for _ in SHAPES for name in DRAWS for _ in range(2)]
+    wrong = {n for n, a, b in zip(names, compiled, interpreted, strict=True) if not _same(n, a, b)}
+    assert not wrong
+
+
+def _same(name: str, a: torch.Tensor, b: torch.Tensor) -> bool:
+    # A mean and a deviation that are numbers may be multiplied and added in one go.
+    return torch.allclose(a.double() if not a.is_complex() else a, b.double() if not b.is_complex() else b, rtol=1e-5)
+
+
+def test_draws_of_many_shapes_are_few_programs(first: None) -> None:
+    with counts() as moved:
+        kept = [torch.nn.functional.dropout(torch.ones(n, 3).to("xla"), 0.5) for n in range(20, 50)]
+        torch_xla.sync()
+    assert moved["InterpretedApart"] == len(kept) == 30
+    assert moved["OpByOpCompileCacheMiss"] <= 3  # results of at most 64, 128 and 256 elements
+
+
+def test_what_a_kernel_refuses_is_compiled(first: None, caplog: pytest.LogCaptureFixture) -> None:
+    """An index beyond the end: the CPU's kernel raises where a program takes the last row."""
+    x, index = torch.arange(6.0).reshape(3, 2).to("xla"), torch.tensor([0, 7]).to("xla")
+    with caplog.at_level(logging.INFO, "torch_xla.execute"), counts() as moved:
+        y = x[index] + 1
+        torch_xla.sync()
+    assert moved.only(*NAMES) == {"CompileTime": 1, "ExecuteTime": 1, "NotInterpretableGraphs": 1}
+    assert "aten::index.Tensor: " in caplog.text and y.shape == (2, 2)
+
+
+def test_another_default_dtype_is_compiled(first: None) -> None:
+    x = torch.arange(3, device="xla")
+    torch.set_default_dtype(torch.float64)
+    try:
+        y = x.sqrt()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert y.cpu().dtype == torch.float64 and torch.equal(y.cpu(), torch.arange(3).double().sqrt())
+
+
+def test_results_share_no_memory(first: None) -> None:
+    """Not with what they were computed from, and not with each other: a program may write over each of them."""
+    x = torch.arange(6.0).to("xla")
+    torch_xla.sync()
+    y = torch.ops.aten.alias.default(x).view(2, 3)
+    z, w = y.t() + 0, y[1]
+    v, u = (y * 2).view(6), (y * 2).view(3, 2)
+    torch_xla.sync()
+    for _ in range(3):
+        for tensor in (y, z, w, v, u):
+            tensor.add_(1)
+        torch_xla.sync()
+    base = torch.arange(6.0).reshape(2, 3) + 3
+    base[1] += 3  # w is a part of y
+    assert torch.equal(x.cpu(), base.reshape(6)) and torch.equal(w.cpu(), base[1])
+    assert torch.equal(z.cpu(), torch.arange(6.0).reshape(2, 3).t() + 3)
+    assert torch.equal(v.cpu(), torch.arange(6.0) * 2 + 3) and torch.equal(u.cpu(), v.cpu().reshape(3, 2))
+
+
+class _Mode(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{function} reached a mode of the user's")
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        pytest.param(lambda: torch.inference_mode(), id="inference mode"),
+        pytest.param(lambda: torch.autocast("cpu", torch.bfloat16), id="autocast"),
+        pytest.param(lambda: torch.device("xla"), id="default device"),
+        pytest.param(_Mode, id="dispatch mode"),
+    ],
+)
+def test_no_mode_takes_part(first: None, around: Callable[[], Any]) -> None:
+    x = torch.arange(12.0).reshape(3, 4)
+    a, b = x.to("xla").requires_grad_(), x.to("xla")
+    y = torch.nn.functional.dropout(a.t() @ b, 0.0) + torch.zeros_like(b).sum()
+    with counts() as moved, around():
+        torch_xla.sync()
+    assert moved.only(*NAMES) == {"InterpretedGraphs": 1}
+    assert torch.equal(y.cpu(), x.t() @ x)
+    y.sum().backward()
+    assert torch.equal(a.grad.cpu(), x.sum(1, keepdim=True).expand(3, 4) * 0 + (b.sum(1, keepdim=True)).cpu())
+
+
+def test_an_interrupt_loses_nothing(first: None) -> None:
+    """A signal whose handler raises, in the middle of the kernels: all is as it was, and computed by the next sync."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: Any) -> None:
+        raise Stop
+
+    x = torch.full((400, 400), 1 / 400).to("xla")
+    y = x
+    for _ in range(400):
+        y = y @ x
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.06)
+        with counts() as moved, pytest.raises(Stop):
+            torch_xla.sync()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert moved.only(*NAMES) == {}
+    torch_xla.sync()
+    torch.testing.assert_close(y.cpu(), x.cpu())
+
+
+def test_programs_take_what_was_interpreted(first: None) -> None:
+    """A program that donates reads memory of torch's; what it replaces is not written over under its feet."""
+    state, expected = torch.zeros(1000).to("xla"), torch.zeros(1000)
+    for step in range(4):  # interpreted, compiled, known, known
+        state.mul_(0.5).add_(1)
+        expected.mul_(0.5).add_(1)
+        torch_xla.sync()
+        assert torch.equal(state.cpu(), expected), step
+
+
+OPS = sorted(database.ops())[::13]
+
+
+def test_ops_are_right_interpreted(first: None) -> None:
+    """Every 13th operator of torch's database, float32 and int64."""
+    wrong = []
+    for name in OPS:
+        for dtype in (torch.float32, torch.int64):
+            if dtype in database.ops()[name].dtypes:
+                storms.forget()
+                outcome = check.check(name, dtype, "forward", 2)
+                wrong += [outcome] if outcome.failed and not exceptions.reason(outcome) else []
+    assert not wrong
+
+
+@options(max_examples=300, derandomize=True, phases=(Phase.generate, Phase.shrink), **test_random_programs.OPTIONS)
+@given(test_random_programs.PROGRAMS)
+def test_random_programs_are_right_interpreted(first: None, program: Any) -> None:
+    storms.forget()
+    test_random_programs.run(program)

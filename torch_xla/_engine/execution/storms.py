@@ -1,0 +1,194 @@
+"""Which graphs are not worth compiling: a compilation pays when its program runs again.
+
+Where shapes grow (a text that is generated, lengths that depend on data) a line of the user's makes another graph each
+time: a storm. From the third such graph of a line on, one that is new is interpreted (interpreted.py), and compiled
+only if it comes again often. One that is very large (a text of which no word is looked at until its end) is compiled
+when it comes again. What decides is what was recorded, never time: two runs of a script compute the same bits.
+
+    graph                                                 TORCH_XLA_FIRST_RUN=compile      =eager
+    known program                                         launched                         launched
+    new; fewer than two graphs of its site ran only once  compiled                         interpreted
+    new; two or more: a storm                             interpreted *                    interpreted
+    new; more than 5,000 operations                       interpreted *                    interpreted
+    was interpreted, in a storm, fewer than 16 times      interpreted *                    interpreted *
+    was interpreted otherwise                             compiled                         compiled
+    exchanges values between replicas, or several         compiled                         compiled
+      devices are one (SPMD); or is in a function of
+      torch_xla.compile; or the device is no CPU; or
+      somebody looks at every program (aot)
+    cannot be interpreted                                 compiled, which is counted       compiled, counted
+
+    * compiled with TORCH_XLA_STORM=compile
+
+A *site* is a line of the user's at which graphs run, and why, on a device: as in diagnostics/recompilation.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import abstract, devices
+from torch_xla._engine.diagnostics import metrics, observer
+from torch_xla._engine.execution import interpreted, modes
+from torch_xla._engine.job import replicas
+from torch_xla._engine.lowering.apply import LoweringError
+from torch_xla._engine.parallel import replicated
+
+if TYPE_CHECKING:
+    from torch_xla._engine.execution.compilation import Program
+    from torch_xla._engine.execution.step import Step
+
+_UNREPEATED = 2  # graphs of one site that have run once, from which on a new one is another of their kind
+_WORTH = 16  # runs of a graph in a storm before it is compiled: a program of the CPU gains little over its kernels
+_LARGE = 5_000  # operations that take minutes to compile, and less than a second to interpret
+_REMEMBERED = 4096  # graphs that ran once
+
+_log = logging.getLogger("torch_xla.execute")
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A graph without a program, or whose program has run once: its site, its runs, whether these were in a storm."""
+
+    site: observer.Site
+    in_storm: bool
+    runs: int = 1
+
+
+class _Table:
+    """What is known of graphs until their programs repeat, and how many of each site have run only once.
+
+    A graph is added when it has run, counts as one that ran once until it runs again, and goes when its program does.
+    The oldest go first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = process_lock()
+        self._seen: OrderedDict[Hashable, _Seen] = OrderedDict()
+        self._once: Counter[observer.Site] = Counter()
+
+    def get(self, graph: Hashable) -> _Seen | None:
+        return self._seen.get(graph)
+
+    def once(self, site: observer.Site) -> int:
+        return self._once[site]
+
+    def ran(self, graph: Hashable, site: observer.Site, in_storm: bool = False) -> None:
+        with self._lock:
+            found = self._seen.get(graph)
+            if found is None:
+                self._seen[graph] = _Seen(site, in_storm)
+                self._once[site] += 1
+                if len(self._seen) > _REMEMBERED:
+                    self._remove(next(iter(self._seen)))
+                return
+            if found.runs == 1:
+                self._repeated(found.site)
+            found.runs += 1
+            self._seen.move_to_end(graph)
+
+    def remove(self, graph: Hashable) -> None:
+        with self._lock:
+            if graph in self._seen:
+                self._remove(graph)
+
+    def _remove(self, graph: Hashable) -> None:
+        found = self._seen.pop(graph)
+        if found.runs == 1:
+            self._repeated(found.site)
+
+    def _repeated(self, site: observer.Site) -> None:
+        self._once[site] -= 1
+        if not self._once[site]:
+            del self._once[site]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._seen.clear()
+            self._once.clear()
+
+
+_graphs = _Table()
+_told: set[observer.Site] = set()  # storms of which the user knows
+
+
+def _name(step: Step) -> Hashable:
+    return step.device, step.graph.key, id(step.products)
+
+
+def runs(step: Step, program: Program) -> None:
+    """A program is about to run, and it is not known to repeat: for the first or the second time, most often."""
+    name = _name(step)
+    if program.launched or _graphs.get(name) is not None:
+        _graphs.remove(name)
+        program.repeated = True
+    else:
+        _graphs.ran(name, observer.site(step.device))
+    program.launched = True
+
+
+def lines() -> list[str]:
+    """The lines of the user's at which there was a storm."""
+    return sorted({line for _, _, line in _told})
+
+
+def forget() -> None:
+    """As if nothing had run. For tests."""
+    _graphs.clear()
+    _told.clear()
+
+
+def interpret(step: Step) -> Sequence[jax.Array] | None:
+    """Computes a graph that no program is known of, if it is not worth one; None: it is to be compiled."""
+    storms, first = settings.TORCH_XLA_STORM != "compile", settings.TORCH_XLA_FIRST_RUN == "eager"
+    if not storms and not first:
+        return None
+    name, site = _name(step), observer.site(step.device)
+    seen = _graphs.get(name)
+    if seen is None:
+        in_storm = storms and _graphs.once(site) >= _UNREPEATED
+        wanted = in_storm or first or (storms and step.graph.node_count > _LARGE)
+    else:
+        in_storm = wanted = storms and seen.in_storm and seen.runs < _WORTH
+    results = _interpreted(step, site if in_storm else None) if wanted and _may_be_interpreted(step) else None
+    if results is not None:
+        _graphs.ran(name, site, in_storm)
+    return results
+
+
+def _may_be_interpreted(step: Step) -> bool:
+    return (
+        devices.device(step.device).platform == "cpu"
+        and not abstract.is_on()
+        and not replicas.is_spmd()
+        and not modes.in_region()
+        and not observer.listeners
+        and (replicas.world_size() == 1 or replicated.team_of(step.spec) is None)
+    )
+
+
+def _interpreted(step: Step, storm: observer.Site | None) -> Sequence[jax.Array] | None:
+    run = observer.interpretation(step.graph, step.device)
+    arrays = [replicated.local(leaf) for leaf in step.leaves()]
+    try:
+        results = interpreted.run(step, arrays)
+    except (recorder.module().NotInterpretable, LoweringError) as error:
+        metrics.count("NotInterpretableGraphs")
+        _log.info("a graph of %d ops is compiled, as it cannot be interpreted: %s", step.graph.node_count, error)
+        return None
+    if storm is not None and storm not in _told:
+        _told.add(storm)
+        observer.storm(step.graph, step.spec, storm)
+    step.graph.finish(results)
+    metrics.count("InterpretedGraphs")
+    run.ended()
+    return results
