@@ -93,7 +93,7 @@ EXPERT_MODELS = [
     A("OlmoeForCausalLM", EXPERTS, causal),
     A("GptOssForCausalLM", EXPERTS | {"sliding_window": 4}, causal),
     A("GraniteMoeForCausalLM", EXPERTS, causal),
-    A("PhimoeForCausalLM", EXPERTS, causal),
+    A("PhimoeForCausalLM", EXPERTS | {"router_jitter_noise": 0.0, "input_jitter_noise": 0.0}, causal),
     A("JetMoeForCausalLM", SMALL | {"kv_channels": 8, "num_local_experts": 4, "num_key_value_heads": 2,
       "num_experts_per_tok": 2}, causal, programs=5, why=EXPERTS_SPLIT),
     A("DeepseekV3ForCausalLM", EXPERTS | {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace":
