@@ -16,7 +16,7 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
@@ -34,7 +35,7 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.distributed.xla_backend
 import torch_xla.runtime as xr
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager, prime_optimizer
-from torch_xla.experimental.scan_layers import scan_layers
+from torch_xla.experimental.scan_layers import StackedLayers, scan_layers
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,19 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
+#: A mesh, and how its devices share tensors.
+Layout = tuple[xs.Mesh, tuple[Any, ...]]
+
+
+def spread(x: Tensor, layout: Layout | None) -> Tensor:
+    """Activations and their gradients split over a mesh: then weights come to where these are, not the other way."""
+    return x if layout is None else xs.mark_sharding_with_gradients(x, *layout)
+
+
 class Block(nn.Module):
     """With ``remat``, backward computes again what happens in here, and only the input is kept."""
+
+    layout: Layout | None = None
 
     def __init__(self, config: Config, remat: bool) -> None:
         super().__init__()
@@ -108,7 +120,10 @@ class Block(nn.Module):
         self.up = nn.Linear(config.width, config.hidden, bias=False)
         self.down = nn.Linear(config.hidden, config.width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None, cache: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        if cache is not None and positions is not None:
+            return self.run(x, positions, cache)
+        x = spread(x, self.layout)
         positions = torch.arange(x.shape[1], device=x.device)
         return checkpoint(self.run, x, positions, use_reentrant=False) if self.remat else self.run(x, positions)
 
@@ -119,27 +134,42 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Logits [batch, length, vocabulary] of tokens [batch, length]; with ``scan`` the blocks are one loop."""
+    """Logits [batch, length, vocabulary] of tokens [batch, length].
 
-    def __init__(self, config: Config, scan: bool = False, remat: bool = False) -> None:
+    With ``scan`` the blocks are one loop, with ``stack`` one over weights that are stacked to begin with.
+    """
+
+    layout: Layout | None = None
+
+    def __init__(self, config: Config, scan: bool = False, remat: bool = False, stack: bool = False) -> None:
         super().__init__()
         self.config, self.scan = config, scan
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.blocks = nn.ModuleList(Block(config, remat) for _ in range(config.layers))
+        blocks = [Block(config, remat) for _ in range(config.layers)]
+        self.blocks = StackedLayers(blocks) if stack else nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(config.width, eps=1e-5)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
-        for parameter in self.parameters():
-            if parameter.ndim > 1:
+        for name, parameter in self.named_parameters():
+            if "norm" not in name and "before" not in name:
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
-        if self.scan:
+        if isinstance(self.blocks, StackedLayers):
+            x = self.blocks(x)
+        elif self.scan:
             x = scan_layers(self.blocks, x)
         else:
             for block in self.blocks:
                 x = block(x)
-        return self.head(self.norm(x))
+        return self.head(self.norm(spread(x, self.layout)))
+
+    def each_block(self) -> list[Callable[..., Tensor]]:
+        """The blocks, one by one."""
+        if not isinstance(self.blocks, StackedLayers):
+            return list(self.blocks)
+        states = [self.blocks.layer_state_dict(number) for number in range(len(self.blocks))]
+        return [lambda *args, state=state: functional_call(self.blocks.layer, state, args) for state in states]
 
     @torch.no_grad()
     def generate(self, prompt: Tensor, count: int, temperature: float = 0.8) -> Tensor:
@@ -147,13 +177,13 @@ class Llama(nn.Module):
         batch, length = prompt.shape
         config = self.config
         shape = (batch, config.key_heads, length + count, config.width // config.heads)
-        caches = [(prompt.new_zeros(shape, dtype=self.norm.weight.dtype),) * 2 for _ in self.blocks]
+        caches = [(prompt.new_zeros(shape, dtype=self.norm.weight.dtype),) * 2 for _ in range(config.layers)]
         caches = [(keys, values.clone()) for keys, values in caches]
         positions, tokens, found = torch.arange(length, device=prompt.device), prompt, []
         for _ in range(count):
             x = self.embedding(tokens)
-            for block, cache in zip(self.blocks, caches, strict=True):
-                x = block.run(x, positions, cache)
+            for block, cache in zip(self.each_block(), caches, strict=True):
+                x = block(x, positions, cache)
             logits = self.head(self.norm(x[:, -1])).float()
             tokens = torch.multinomial(F.softmax(logits / temperature, -1), 1)
             positions = positions[-1:] + 1
@@ -171,12 +201,15 @@ LAYOUT = {
 }
 
 
-def shard(model: nn.Module, mesh: xs.Mesh) -> None:
-    """Splits the weights over the mesh on their way there; gradients and the optimizer's state lie like them."""
+def shard(model: Llama, mesh: xs.Mesh) -> None:
+    """Splits the weights over the mesh, before they are made; gradients and the optimizer's state lie like them."""
+    for module in model.modules():
+        if isinstance(module, (Llama, Block)):
+            module.layout = mesh, (("data", "fsdp"), None, None)
     for name, parameter in model.named_parameters():
         for ends, layout in LAYOUT.items():
-            if name.endswith(ends):
-                xs.mark_sharding(parameter, mesh, layout)
+            if name.endswith(ends):  # a stack has one dimension more
+                xs.mark_sharding(parameter, mesh, (None,) * (parameter.dim() - 2) + layout)
 
 
 class Text:
@@ -201,7 +234,8 @@ class Trainer:
         self.options = options
         torch.manual_seed(options.seed)
         self.config = PRESETS[options.preset]
-        model = Llama(self.config, options.scan, options.remat)
+        with torch.device("xla"):
+            model = Llama(self.config, options.scan, options.remat, options.stack)
         self.spec = None
         if options.bf16:
             model.bfloat16()
@@ -242,12 +276,16 @@ class Trainer:
                     self.spec.apply(tensor)
             yield both[0], both[1]
 
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Nobody keeps the logits: what has a name at the end of a step is a result of the step, and takes memory."""
+        logits = self.model(tokens).float()
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
     def train_step(self) -> Tensor:
         """Returns the loss, before the weights change."""
         total = torch.zeros((), device="xla")
         for tokens, targets in self.batches():
-            logits = self.model(tokens).float()
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / self.options.accumulate
+            loss = self.loss(tokens, targets) / self.options.accumulate
             loss.backward()
             total += loss.detach()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
@@ -301,6 +339,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--mesh", type=lambda s: tuple(map(int, s.split("x"))), help="sizes of data x fsdp x tensor; one device without"
     )
     add("--scan", action="store_true", help="the blocks as one loop: compiles in the time of one")
+    add("--stack", action="store_true", help="as --scan, over weights that are stacks: nothing is copied in a step")
     add("--remat", action="store_true", help="computes activations again in backward instead of keeping them")
     add("--bf16", action="store_true", help="weights and computation in bfloat16")
     add("--steps", type=int, default=300)

@@ -143,10 +143,12 @@ def main() -> int:
     parser.add_argument("targets", nargs="+", help="as torch_xla.aot takes them")
     parser.add_argument("--output", type=Path, help="the document whose table to write")
     parser.add_argument("--tests", nargs="*", default=["tests/lowering"], help="which tests")
-    options, rest = parser.parse_known_args()
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options, rest = parser.parse_known_args(sys.argv[1:cut])
+    rest += sys.argv[cut + 1 :]
     with tempfile.TemporaryDirectory() as folder:
         variables = {_TARGETS: ",".join(options.targets), _FOLDER: folder, "JAX_PLATFORMS": "cpu"}
-        command = [sys.executable, "-m", "pytest", "-q", *options.tests, *[a for a in rest if a != "--"]]
+        command = [sys.executable, "-m", "pytest", "-q", *options.tests, *rest]
         code = subprocess.call(command, env=os.environ | variables, cwd=ROOT)
         found = rows(Path(folder))
     text = table(found, options.targets)

@@ -32,7 +32,7 @@ import torch_xla
 from tests import scripts
 from torch_xla import aot
 from torch_xla._engine import recorder
-from torch_xla._engine.aot import analysis, chips, compiler, costs, exchanges, hlo, targets, watching
+from torch_xla._engine.aot import analysis, chips, compiler, costs, exchanges, hlo, moving, targets, watching
 from torch_xla._engine.aot.compiler import Layout, TargetError, TooLargeError
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.base import dtypes
@@ -188,13 +188,203 @@ def test_loops_collectives_and_slices() -> None:
     assert analysis.origin_of(add.instruction.op_name) == "Net/aten::add"
     (taken,) = (o for o in operations if o.instruction.name == "one")
     assert (taken.times, taken.cost.read, taken.cost.written) == (10, one, one)
-    found = exchanges.of(operations, chips.TPUS["v5e"], 8)
+    found = exchanges.of(operations, exchanges.found(operations, counter.module, 8), chips.TPUS["v5e"])
     assert [(c.kind, c.group, c.count, c.bytes) for c in found] == [
         ("all-reduce", 4, 10, 10 * one),
         ("all-gather", 4, 1, 4 * one),
     ]
     reduced = 10 * 2 * 3 / 4 * one / chips.TPUS["v5e"].link_bandwidth
     assert found[0].seconds == pytest.approx(reduced)
+
+
+#: (where a loop starts, what its body adds): rounds up to 12
+ROUNDS = {("0", "1"): 12, ("2", "1"): 10, ("0", "2"): 6, ("1", "3"): 4}
+
+
+@pytest.mark.parametrize(("start", "step"), ROUNDS)
+def test_rounds_of_loops(start: str, step: str) -> None:
+    counter = costs.Counter(
+        hlo.read(f"""HloModule m
+
+%body (s: (s32[], f32[8])) -> (s32[], f32[8]) {{
+  %s = (s32[], f32[8]{{0}}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[8]{{0}} get-tuple-element(%s), index=1
+  %n = s32[] constant({step}), metadata={{op_name="add"}}
+  %j = s32[] add(%i, %n)
+  %k = s32[] copy(%j)
+  %y = f32[8]{{0}} add(%x, %x)
+  ROOT %next = (s32[], f32[8]{{0}}) tuple(%k, %y)
+}}
+
+%more (t: (s32[], f32[8])) -> pred[] {{
+  %t = (s32[], f32[8]{{0}}) parameter(0)
+  %l = s32[] get-tuple-element(%t), index=0
+  %most = s32[] constant(12)
+  ROOT %less = pred[] compare(%l, %most), direction=LT
+}}
+
+ENTRY %main (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  %start = s32[] constant({start})
+  %at = s32[] copy(%start)
+  %before = (s32[], f32[8]{{0}}) tuple(%at, %p)
+  %loop = (s32[], f32[8]{{0}}) while(%before), condition=%more, body=%body
+  ROOT %got = f32[8]{{0}} get-tuple-element(%loop), index=1
+}}
+""")
+    )
+    (added,) = (o for o in counter.operations() if o.instruction.name == "y")
+    assert added.times == ROUNDS[start, step] and counter.unknown_loops == 0
+
+
+#: As libtpu writes them: a loop that counts with two halves of 64 bits, groups by names of a mesh's axes, an all-gather
+#: that goes on while fusions compute, and a reduce-scatter.
+OF_A_TPU = """HloModule jit_graph, is_scheduled=true
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+%begins (x: f32[8,128]) -> (f32[8,128], f32[32,128], u32[]) {
+  %x = f32[8,128]{1,0} parameter(0)
+  %g1 = f32[32,128]{1,0} all-gather(%x), channel_id=9, replica_groups=mesh['a'=2,'b'=4] {'b'}, dimensions={0}
+  ROOT %s = (f32[8,128], f32[32,128], u32[]{:S(2)}) custom-call(%g1), custom_call_target="AsyncCollectiveStart"
+}
+
+%goes_on (y: f32[16,16], x1: f32[8,128], all1: f32[32,128], f1: u32[]) -> (f32[16,16], f32[32,128]) {
+  %y = f32[16,16]{1,0} parameter(0)
+  %x1 = f32[8,128]{1,0} parameter(1)
+  %all1 = f32[32,128]{1,0} parameter(2)
+  %f1 = u32[]{:S(2)} parameter(3)
+  %y2 = f32[16,16]{1,0} add(%y, %y)
+  %g2 = f32[32,128]{1,0} all-gather(%x1), channel_id=9, replica_groups=mesh['a'=2,'b'=4] {'b'}, dimensions={0}
+  %s2 = f32[32,128]{1,0} custom-call(%x1, %all1, %g2, %f1), custom_call_target="AsyncCollectiveDone"
+  ROOT %both = (f32[16,16]{1,0}, f32[32,128]{1,0}) tuple(%y2, %s2)
+}
+
+%all-reduce-scatter.1 (z: f32[32,128]) -> f32[8,128] {
+  %z = f32[32,128]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %r = f32[32,128]{1,0} all-reduce(%z), channel_id=10, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum
+  ROOT %part = f32[8,128]{1,0} dynamic-slice(%r, %zero, %zero), dynamic_slice_sizes={8,128}
+}
+
+%body (state: (u32[], u32[], f32[8,128], f32[16,16])) -> (u32[], u32[], f32[8,128], f32[16,16]) {
+  %state = (u32[], u32[], f32[8,128]{1,0}, f32[16,16]{1,0}) parameter(0)
+  %low = u32[] get-tuple-element(%state), index=0
+  %high = u32[] get-tuple-element(%state), index=1
+  %w = f32[8,128]{1,0} get-tuple-element(%state), index=2
+  %v = f32[16,16]{1,0} get-tuple-element(%state), index=3
+  %begun = (f32[8,128]{1,0}, f32[32,128]{1,0}, u32[]{:S(2)}) fusion(%w), kind=kCustom, calls=%begins
+  %b0 = f32[8,128]{1,0} get-tuple-element(%begun), index=0
+  %b1 = f32[32,128]{1,0} get-tuple-element(%begun), index=1
+  %b2 = u32[]{:S(2)} get-tuple-element(%begun), index=2
+  %done = (f32[16,16]{1,0}, f32[32,128]{1,0}) fusion(%v, %b0, %b1, %b2), kind=kOutput, calls=%goes_on
+  %v2 = f32[16,16]{1,0} get-tuple-element(%done), index=0
+  %whole = f32[32,128]{1,0} get-tuple-element(%done), index=1
+  %mine = f32[8,128]{1,0} fusion(%whole), kind=kCustom, calls=%all-reduce-scatter.1
+  ROOT %next = (u32[], u32[], f32[8,128]{1,0}, f32[16,16]{1,0}) tuple(%low, %high, %mine, %v2)
+}
+
+%more (state.1: (u32[], u32[], f32[8,128], f32[16,16])) -> pred[] {
+  %nought = u32[]{:T(128)} constant(0)
+  %six = u32[]{:T(128)} constant(6), metadata={op_name="jit(graph)/while/cond/lt"}
+  %none = s32[]{:T(128)} constant(0), metadata={op_name="jit(graph)/while/cond/lt"}
+  %state.1 = (u32[], u32[], f32[8,128]{1,0}, f32[16,16]{1,0}) parameter(0)
+  %high.1 = u32[]{:T(128)} get-tuple-element(%state.1), index=1
+  %same = pred[] compare(%high.1, %nought), direction=EQ
+  %low.1 = u32[]{:T(128)} get-tuple-element(%state.1), index=0
+  %below = pred[] compare(%low.1, %six), direction=LT
+  %and = pred[] and(%same, %below)
+  %signed = s32[] bitcast-convert(%high.1)
+  %negative = pred[] compare(%signed, %none), direction=LT
+  ROOT %or = pred[] or(%negative, %and)
+}
+
+ENTRY %main (p: f32[8,128], q: f32[16,16]) -> f32[8,128] {
+  %p = f32[8,128]{1,0} parameter(0)
+  %q = f32[16,16]{1,0} parameter(1)
+  %start = u32[] constant(0)
+  %before = (u32[], u32[], f32[8,128]{1,0}, f32[16,16]{1,0}) tuple(%start, %start, %p, %q)
+  %loop = (u32[], u32[], f32[8,128]{1,0}, f32[16,16]{1,0}) while(%before), condition=%more, body=%body
+  ROOT %got = f32[8,128]{1,0} get-tuple-element(%loop), index=2
+}
+"""
+
+
+def test_what_a_tpu_fuses() -> None:
+    """A collective is counted once, where it begins, and its bytes of HBM not again where it goes on."""
+    module = hlo.read(OF_A_TPU)
+    counter = costs.Counter(module)
+    operations = counter.operations()
+    found = exchanges.found(operations, module, 8)
+    assert counter.unknown_loops == 0
+    one = 8 * 128 * 4
+    assert [(c.kind, c.group, c.count, c.bytes) for c in exchanges.of(operations, found, chips.TPUS["v5e"])] == [
+        ("all-gather", 4, 6, 6 * 4 * one),
+        ("reduce-scatter", 4, 6, 6 * one),
+    ]
+    (going,) = (o for o in operations if o.instruction.name == "done")
+    assert (going.times, going.cost.read, going.cost.written) == (6, 16 * 16 * 4, 16 * 16 * 4)
+
+
+def test_loops_count_with_32_bits_on_tpus() -> None:
+    """What libtpu cannot see through is a loop that counts with 64 bits, as jax makes it with 64-bit types."""
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda x: lax.scan(lambda c, y: (c + y, c), x[0], x)[0]).trace(struct(6, 3))
+        texts = {place: traced.lower(lowering_platforms=(place,)).as_text() for place in ("tpu", "cpu")}
+    counters = {place: re.findall(r"stablehlo.compare +LT.*: \(tensor<(\w+)>", text) for place, text in texts.items()}
+    assert counters == {"tpu": ["i32"], "cpu": ["i64"]}
+
+
+#: op_name of an instruction: what a report calls it
+ORIGINS = {
+    "jit(graph)/Net/fc/aten::addmm/dot_general": "Net/fc/aten::addmm",
+    "jit(program_of_arrays)/backward/Net/aten::mm/dot_general": "backward/Net/aten::mm",
+    "jit(graph)/Net/torch_xla::jax_call/jit(Block)/while/body/closed_call/Net/blocks.0/aten::mm/dot_general": (
+        "Net/blocks.0/aten::mm"
+    ),
+    "jit(graph)/backward/Net/torch_xla::jax_call/while/body/closed_call/Net/aten::mm/while/body/closed_call/mul": (
+        "backward/Net/aten::mm"
+    ),
+    "jit(graph)/Net/torch_xla::jax_call/jit(Block)/broadcast_in_dim": "Net/torch_xla::jax_call",
+    "jit(step)/while/body/add": "while/body/add",
+}
+
+
+@pytest.mark.parametrize("op_name", ORIGINS)
+def test_origins_of_instructions(op_name: str) -> None:
+    assert analysis.origin_of(op_name) == ORIGINS[op_name]
+
+
+#: A kernel's name and its configuration: multiplications and additions; None: unknown
+KERNELS = {
+    ("mine", '{"custom_call_config":{"body":"TUw","cost_estimate":{"flops":"4320","bytes_accessed":"7"}}}'): 4320,
+    ("flash_mha_bwd_dq_block_q_major_512.1", "{}"): 3 * 2 * 2 * 4 * 64 * 128 * 32,
+    ("flash_mha_bwd_dkv_block_q_512", "{}"): 4 * 2 * 2 * 4 * 64 * 128 * 32,
+    ("mine.2", "{}"): None,
+}
+
+
+@pytest.mark.parametrize(("name", "config"), KERNELS)
+def test_products_of_kernels(name: str, config: str) -> None:
+    """A kernel in Pallas says itself what it computes, or is known; else the report says that nobody knows."""
+    counter = costs.Counter(
+        hlo.read(f"""HloModule m
+
+ENTRY %main (q: bf16[2,4,64,32], k: bf16[2,4,128,32]) -> bf16[2,4,64,32] {{
+  %q = bf16[2,4,64,32]{{3,2,1,0}} parameter(0)
+  %k = bf16[2,4,128,32]{{3,2,1,0}} parameter(1)
+  ROOT %{name} = bf16[2,4,64,32] custom-call(%q, %k), custom_call_target="tpu_custom_call", backend_config={config}
+}}
+""")
+    )
+    (operation,) = counter.operations()
+    assert operation.cost.products == (KERNELS[name, config] or 0)
+    assert counter.unknown_kernels == (KERNELS[name, config] is None)
 
 
 def test_no_hlo() -> None:
@@ -286,6 +476,7 @@ def test_a_refusal_keeps_the_program(here: Target, monkeypatch: pytest.MonkeyPat
         assert caught.value.file == begun[0] and begun[0].read_text() == lowered.text()
         if isinstance(caught.value, TooLargeError):
             assert (caught.value.needs, caught.value.room) == (needs, room)
+            assert caught.value.beside == ("temporaries" in text)
 
 
 @pytest.mark.parametrize("name", ["", "v9", "v5e:", "v5e:2y2", "h100:2x2", "cpu", "v5e:2x2x2x2", "../v5e"])
@@ -614,8 +805,30 @@ def test_devices_without_values() -> None:
     """)
 
 
-def test_spmd_without_values() -> None:
-    """Marked tensors keep their shardings from step to step, and lie in parts on the target's chips."""
+def test_results_of_ops_with_several() -> None:
+    """On devices without values each result has its own shape and dtype, and so has what is computed of it."""
+    run_script("""
+        import torch, torch_xla
+        from torch_xla._engine.device import abstract
+        abstract.switch_on()
+        x = torch.ones(3, 5, device="xla")
+        values, places = x.max(1)
+        parts = x.split([1, 4], 1)
+        conv = torch.nn.Conv2d(2, 4, 3).to("xla")
+        conv(torch.ones(1, 2, 8, 8, device="xla")).sum().backward()
+        torch_xla.sync()
+        assert places.cpu().dtype == torch.int64 and (places + 1).cpu().shape == (3,)
+        assert [part.cpu().shape for part in parts] == [(3, 1), (3, 4)]
+        assert [p.grad.cpu().shape for p in conv.parameters()] == [(4, 2, 3, 3), (4,)]
+    """)
+
+
+@pytest.mark.parametrize("asked", ["the target's compiler", "the CPU's"])
+def test_spmd_without_values(asked: str) -> None:
+    """Marked tensors keep their shardings from step to step, and lie in parts on the target's chips.
+
+    How the others lie the compiler of the target says, or that of the CPU where it refuses the program.
+    """
     run_script(
         """
         import jax, numpy as np, torch, torch_xla
@@ -624,8 +837,9 @@ def test_spmd_without_values() -> None:
         from torch_xla._engine.aot.targets import Target
         from torch_xla._engine.device import abstract, devices
         xr.use_spmd()
-        abstract.switch_on()
         watcher = watching.Watcher(Target("here", "cpu", chips.GPUS["h100"], devices.devices()))
+        from_target = ASKED == "the target's compiler"
+        abstract.switch_on(watcher.results if from_target else None)
         with watcher.watching():
             w = torch.ones(64, 64).to("xla")
             xs.mark_sharding(w, xs.Mesh(np.arange(4), (4,), ("a",)), ("a", None))
@@ -635,11 +849,111 @@ def test_spmd_without_values() -> None:
                 momentum += w
                 w += (w @ momentum).sum()
                 torch_xla.sync()
+        assert [seen.found is not None for seen in watcher.programs] == [from_target, False], watcher.programs
         step = watcher.programs[-1]
         assert [a.bytes for a in step.arguments] == [64 * 64 * 4 // 4] * 2, step.arguments
         assert step.runs >= 2 and step.lowered.chips == 4
         step.compile(lambda file: None)
         assert step.error is None and step.found.collectives, step.error
-        """,
+        """.replace("ASKED", repr(asked)),
         CPU_NUM_DEVICES="4",
     )
+
+
+def test_marks_within_functions_of_jax_are_moved(here: Target) -> None:
+    """What a function asks for inside, at any depth, is asked of the target's devices; others are left as they are."""
+    names = {name: jax.sharding.Mesh(np.array(here.devices[:1]), (name,)) for name in ("ours", "theirs")}
+    lies = {name: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(name)) for name, mesh in names.items()}
+
+    def marked(x: jax.Array) -> jax.Array:
+        mark = lambda c, y: (lax.with_sharding_constraint(c + y, lies["ours"]), c)
+        return lax.cond(x[0, 0] > 0, jax.jit(lambda x: lax.scan(mark, x[0], x)[0]), lambda x: x[0], x)
+
+    traced = jax.jit(marked).trace(struct(4, 8))
+    closed = moving.moved(traced, lambda sharding: lies["theirs"])
+    assert closed is not None and "'ours'" in str(traced.jaxpr) and "'ours'" not in str(closed)
+    assert "'theirs'" in str(closed) and str(closed).count("scan[") == 1
+    plain = jax.jit(lambda x: lax.scan(lambda c, y: (c + y, c), x[0], x)[0]).trace(struct(4, 8))
+    assert moving.moved(plain, lambda sharding: lies["theirs"]) is None
+
+
+def test_scripts_are_told_of_the_target() -> None:
+    """Kinds of devices are the target's, whatever PJRT_DEVICE says; values are computed here."""
+    out = run_script(
+        """
+        import os, torch, torch_xla
+        from torch_xla._engine.device import devices, precision
+        devices.describe("tpu", "TPU v5 lite")
+        os.environ["PJRT_DEVICE"] = "TPU"
+        import torch_xla.core.xla_model as xm, torch_xla.runtime as xr
+        assert xr.device_type() == "TPU" and xm.xla_device_hw("xla:0") == "TPU", xr.device_type()
+        assert xm.xla_device_kind("xla:0") == "TPU v5 lite" and xm.xla_real_devices(["xla:0"]) == ["TPU:0"]
+        assert precision.current() == precision.on("tpu") != precision.on("cpu")
+        print((torch.ones(3, device="xla") + 1).tolist(), xr.device_type())
+        """
+    ).stdout
+    assert "[2.0, 2.0, 2.0] TPU" in out
+
+
+#: Starts a process for each device; its values are those of 4 equal replicas.
+PROCESSES = """
+import torch, torch_xla
+import torch.distributed as dist, torch.nn.functional as F
+import torch_xla.core.xla_model as xm, torch_xla.runtime as xr
+import torch_xla.distributed.xla_backend
+import torch_xla.distributed.xla_multiprocessing as xmp
+
+def run(index, seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(64, 10).to("xla")
+    xm.broadcast_master_param(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        x, y = torch.randn(8, 64).to("xla"), torch.zeros(8, dtype=torch.long).to("xla")
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        xm.optimizer_step(optimizer)
+        torch_xla.sync()
+    print("world", xr.world_size(), xr.global_ordinal(), xm.mesh_reduce("tag", 2.0, sum))
+    print("sum", xm.all_reduce("sum", torch.ones(2, device="xla")).tolist())
+    print("gathered", xm.all_gather(torch.ones(1, 2, device="xla")).tolist())
+    dist.init_process_group("xla", init_method="xla://")
+    ours = torch.ones(2, device="xla")
+    dist.all_reduce(ours)
+    print("dist", dist.get_world_size(), ours.tolist())
+
+if __name__ == "__main__":
+    xmp.spawn(run, (0,))
+"""
+
+
+@pytest.mark.parametrize("chips", [4, 256])
+@pytest.mark.parametrize("values", [True, False])
+def test_processes_of_a_script(chips: int, values: bool, tmp_path: Path) -> None:
+    """The first one runs here, in a job as large as the target, and stands for all of them; nothing is exchanged."""
+    (tmp_path / "train.py").write_text(PROCESSES)
+    out = run_script(
+        f"""
+        import runpy
+        from torch_xla._engine.base.settings import settings
+        settings.export("CPU_NUM_DEVICES", "{chips}")
+        from torch_xla._engine.aot import chips, watching
+        from torch_xla._engine.aot.targets import Target
+        from torch_xla._engine.device import abstract, devices
+        devices.describe("tpu", "TPU v5 lite")
+        watcher = watching.Watcher(Target("here", "cpu", chips.TPUS["v5e"], devices.devices()))
+        if not {values}:
+            abstract.switch_on(watcher.results)
+        with watcher.watching():
+            runpy.run_path({str(tmp_path / "train.py")!r}, run_name="__main__")
+        (step,) = (seen for seen in watcher.programs if seen.runs > 2)
+        step.compile(lambda file: None)
+        (gradients,) = step.found.collectives
+        print("step", step.lowered.chips, gradients.kind, gradients.group, gradients.bytes)
+        """
+    ).stdout
+    one = float(values)
+    assert f"world {chips} 0 {2.0 * chips}" in out
+    assert f"sum {[one * chips] * 2}" in out and f"dist {chips} {[one * chips] * 2}" in out
+    assert f"gathered {[[one, one]] * chips}" in out
+    assert f"step {chips} all-reduce {chips} {4 * 650:.1f}" in out

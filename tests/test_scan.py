@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -411,6 +413,19 @@ def test_training_stacked_layers_is_training_the_layers() -> None:
     for number, layer in enumerate(layers):
         assert_same(stacked.layer_state_dict(number), dict(layer.state_dict()), rtol=1e-4, atol=1e-5)
     assert len(stacked) == 3
+
+
+@pytest.mark.parametrize("how", ["stacked", "scanned"])
+def test_layers_that_nobody_has_any_more_are_freed(how: str) -> None:
+    """What is known of a layer keeps neither it nor its parameters, which may be all of a large model."""
+    layers = [Block().to("xla") for _ in range(3)]
+    parameters = [weakref.ref(parameter) for layer in layers for parameter in layer.parameters()]
+    kept = StackedLayers(layers) if how == "stacked" else scan_layers(layers, torch.ones(2, 4, 16).to("xla")).detach()
+    torch_xla.sync()
+    del layers
+    gc.collect()
+    assert [parameter() for parameter in parameters] == [None] * len(parameters)
+    del kept
 
 
 def test_stacked_layers_stack_nothing_in_a_step() -> None:

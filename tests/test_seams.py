@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests import seams
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.execution import storms
 
 
 @pytest.fixture(autouse=True)
@@ -20,17 +22,35 @@ def _quiet() -> Iterator[None]:
     log.setLevel(before)
 
 
-@pytest.mark.parametrize("first", range(0, 300, 75))
-def test_programs(first: int) -> None:
-    for number in range(first, first + 75):
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each graph is computed without being compiled, in a tenth of the time: what is recorded is the same."""
+    monkeypatch.setitem(settings.__dict__, "TORCH_XLA_FIRST_RUN", "eager")
+    yield
+    storms.forget()
+
+
+@pytest.mark.parametrize("first", range(100, 700, 150))
+def test_programs(first: int, interpreted: None) -> None:
+    for number in range(first, first + 150):
+        storms.forget()
         check(seams.program(number))
 
 
-#: 50 x 1,000, and longer ones.
+@pytest.mark.parametrize("first", range(0, 100, 50))
+def test_compiled_programs(first: int) -> None:
+    for number in range(first, first + 50):
+        check(seams.program(number))
+
+
+#: 50 x 1,000, and longer ones; every tenth shard compiled.
 @pytest.mark.sweep
 @pytest.mark.parametrize("shard", range(50))
-def test_many_programs(shard: int) -> None:
+def test_many_programs(shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shard % 10:
+        monkeypatch.setitem(settings.__dict__, "TORCH_XLA_FIRST_RUN", "eager")
     for number in range(1_000_000 + 1000 * shard, 1_000_000 + 1000 * (shard + 1)):
+        storms.forget()
         check(seams.program(number, length=6 if shard % 5 else 15))
 
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_xla
 from tests.helpers import counts
-from torch_xla._engine.base import dtypes
+from torch_xla._engine.base import dtypes, partitioning
 from torch_xla._engine.execution import programs
 from torch_xla._engine.lowering import RULES, attention
 from torch_xla._engine.lowering.registry import Context
@@ -65,6 +65,25 @@ def test_masks(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "BLOCK_ELEMENTS", block)  # 5 rows in one block, or in three of two
     programs.cache.clear()
     _assert_as_on_cpu(_inputs(4, 4, 5, 7), MASKS[name])
+
+
+#: (shape of the query, of the key; devices): blocks. One device must not have more weights than BLOCK_ELEMENTS at once;
+#: of 256 each has one of 256 batches, and blocks of 512 rows.
+BLOCKS = {
+    ((1, 8, 4, 4096, 128), (1, 8, 4096, 128), 1): 8,
+    ((256, 8, 4, 4096, 128), (256, 8, 4096, 128), 1): 2048,
+    ((256, 8, 4, 4096, 128), (256, 8, 4096, 128), 256): 8,
+    ((2, 1, 4, 4096, 128), (2, 1, 4096, 128), 256): 2,
+    ((2, 1, 4, 64, 128), (2, 1, 64, 128), 4): 1,
+    ((1 << 20, 1, 1, 512, 64), (1 << 20, 1, 512, 64), 1): 512,
+}
+
+
+@pytest.mark.parametrize(("query", "key", "devices"), BLOCKS)
+def test_blocks(query: tuple[int, ...], key: tuple[int, ...], devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioning, "_devices", lambda: devices)
+    q, k = (jax.ShapeDtypeStruct(shape, np.float32) for shape in (query, key))
+    assert attention._blocks(q, k) == BLOCKS[query, key, devices]
 
 
 @pytest.mark.parametrize("rows", [5, 9])

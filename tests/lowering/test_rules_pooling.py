@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
+import pytest
 import torch
-from rule_check import check, each
+from rule_check import check, each, to_array, to_tensor
 
 import torch_xla._engine.lowering.adaptive_pooling  # noqa: F401
+from torch_xla._engine.lowering import pooling
+from torch_xla._engine.lowering.windows import Windows
 
 aten = torch.ops.aten
 
@@ -138,3 +142,20 @@ def test_max_unpool() -> None:
     check("aten::max_unpool2d", y[0], indices[0], [9, 8])
     y, indices = aten.max_pool3d_with_indices(torch.randn(1, 2, 4, 4, 4), [2, 2, 2])
     check("aten::max_unpool3d", y, indices, [4, 4, 4], [2, 2, 2], [0, 0, 0])
+
+
+@pytest.mark.parametrize("case", [case for case in MAX if set(case[4]) == {1}], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradient_of_maxima_on_accelerators(case: tuple[object, ...], dtype: torch.dtype) -> None:
+    """Where a TPU or a GPU would compute it, it selects; ties, of which there are many, go to the first."""
+    shape, kernel, stride, padding, dilation, ceil_mode = case
+    n = 3 if len(shape) == 5 else 2
+    x = data(shape, torch.float32).mul(2).round().to(dtype).requires_grad_()
+    pooled = (torch.nn.functional.max_pool3d if n == 3 else torch.nn.functional.max_pool2d)(
+        x, kernel, stride or None, padding, dilation, ceil_mode
+    )
+    grad = data(tuple(pooled.shape), dtype)
+    pooled.backward(grad)
+    windows = Windows.over(to_array(x), n, kernel, stride, padding, dilation, ceil_mode)
+    found = to_tensor(pooling._selected(windows, jnp.asarray(to_array(grad)), to_array(x)))
+    torch.testing.assert_close(found, x.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)

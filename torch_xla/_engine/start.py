@@ -12,15 +12,16 @@ import warnings
 from types import ModuleType
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dynamo, frames, imports, logs, versions
-from torch_xla._engine.base.compat import dispatcher, ending, tracing
+from torch_xla._engine.base import dynamo, frames, imports, logs, partitioning, versions
+from torch_xla._engine.base.compat import dispatcher, ending, loops, tracing
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation
 from torch_xla._engine.execution import barrier, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
+from torch_xla._engine.job import replicas
 from torch_xla._engine.lowering import RULES, composites, core, custom_call, decompose, jax_call, load_rules
-from torch_xla._engine.parallel import collective_ops, shutdown
+from torch_xla._engine.parallel import collective_ops, sharded, shutdown
 from torch_xla._engine.patches import (
     backward,
     control_flow,
@@ -50,6 +51,8 @@ def start() -> None:
     for operators in (jax_call, custom_call, composites, fused_optimizers):
         operators.define()
     load_rules()
+    partitioning.splits_over(lambda: len(sharded.mesh_devices()) if replicas.is_spmd() else 1)
+    loops.count_in_32_bits()
     module = recorder.module()
     module.set_hooks(
         device_count=dynamo.runs_as_it_is(devices.count),

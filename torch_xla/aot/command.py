@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ import jax
 from torch_xla._engine.aot import filling, targets, watching
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import abstract
+from torch_xla._engine.device import abstract, devices
 from torch_xla.aot import report_data, report_page, report_text
 
 #: The option by which the process that watches tells the one that compiles where to note what it is doing.
@@ -99,12 +100,13 @@ def _watched(argv: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace, target: Target) -> int:
-    _use_cpu(target)
+    use_cpu(target)
+    watcher = watching.Watcher(target, options.steps, functools.partial(_compiling, target, options.within / _NOTE))
     if options.abstract:
-        abstract.switch_on()
-    watcher = watching.Watcher(target, options.steps)
+        abstract.switch_on(watcher.results)
     failure = _run_script(options, watcher)
-    _compile(watcher, options.within / _NOTE)
+    for seen in watcher.programs:
+        watcher.compile(seen)
     if options.fill_cache is not None:
         _fill(options.fill_cache, watcher)
     data = report_data.collect(watcher, failure)
@@ -116,17 +118,16 @@ def _run(options: argparse.Namespace, target: Target) -> int:
     return code(data)
 
 
-def _compile(watcher: watching.Watcher, note: Path) -> None:
-    """Compiles the programs one by one; ``note`` says which, and where its StableHLO is."""
-    for seen in watcher.programs:
-        print(f"compiling program {seen.number} of {len(watcher.programs)} for {watcher.target.name}", file=sys.stderr)
-        what = f"compiling program {seen.number} ({seen.line})"
-        seen.compile(functools.partial(_write, note, what))
-        note.unlink(missing_ok=True)
+@contextmanager
+def _compiling(target: Target, note: Path, seen: watching.Seen) -> Iterator[Callable[[Path], None]]:
+    """In the block ``note`` says which program is compiled, and where its StableHLO is."""
+    print(f"compiling program {seen.number} for {target.name}", file=sys.stderr)
 
+    def begun(file: Path) -> None:
+        note.write_text(f"compiling program {seen.number} ({seen.line}); its StableHLO is in {file}")
 
-def _write(note: Path, what: str, file: Path) -> None:
-    note.write_text(f"{what}; its StableHLO is in {file}")
+    yield begun
+    note.unlink(missing_ok=True)
 
 
 def _fill(folder: Path, watcher: watching.Watcher) -> None:
@@ -147,10 +148,11 @@ def code(data: dict[str, Any]) -> int:
     return 1 if data["failure"] or any(row["error"] for row in data["programs"]) else 0
 
 
-def _use_cpu(target: Target) -> None:
+def use_cpu(target: Target) -> None:
     """The script's devices: as many of this machine's CPU as the target has chips."""
     jax.config.update("jax_platforms", "cpu")
     settings.export("PJRT_DEVICE", "CPU")
+    devices.describe(target.platform, target.devices[0].device_kind)
     if "CPU_NUM_DEVICES" not in os.environ:
         settings.export("CPU_NUM_DEVICES", str(len(target.devices)))
 

@@ -29,7 +29,7 @@ _LARGEST = 5
 def collect(watcher: Watcher, failure: str | None) -> dict[str, Any]:
     """The dict of a report, when all programs are compiled."""
     watched = report_data.collect(None)
-    programs = [_program(seen, watcher.target) for seen in watcher.programs]
+    programs = [program(seen, watcher.target) for seen in watcher.programs]
     return {
         "target": _target(watcher.target),
         "fits": all(row["memory"]["fits"] for row in programs),
@@ -53,7 +53,8 @@ def _target(target: Target) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _program(seen: Seen, target: Target) -> dict[str, Any]:
+def program(seen: Seen, target: Target) -> dict[str, Any]:
+    """What a report says of one program."""
     found = seen.found
     return {
         "number": seen.number,
@@ -84,7 +85,8 @@ def _memory(seen: Seen, target: Target) -> dict[str, Any]:
         return row | dataclasses.asdict(seen.found.memory) | {"needs": needs, "fits": needs <= room}
     arguments = sum(a.bytes for a in seen.arguments)
     if isinstance(seen.error, TooLargeError):
-        needs = max(seen.error.needs, arguments) + seen.others
+        needs = seen.error.needs + arguments if seen.error.beside else max(seen.error.needs, arguments)
+        needs += seen.others
         return row | {"needs": needs, "room": seen.error.room or room, "fits": False}
     return row | {"needs": arguments + seen.others, "fits": arguments + seen.others <= room}
 

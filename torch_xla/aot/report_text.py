@@ -100,6 +100,7 @@ def large(row: dict[str, Any]) -> str:
 def work(row: dict[str, Any]) -> str:
     """Operations and bytes of a run."""
     unknown = f"; {row['unknown_loops']} loops of unknown length count once" if row["unknown_loops"] else ""
+    unknown += f"; {row['unknown_kernels']} kernels of unknown work count as none" if row["unknown_kernels"] else ""
     return (
         f"{_rate(row['flops'])}FLOP, {_rate(row['products'])} of them in products; "
         f"{_rate(row['bytes'])}B of HBM moved; {row['intensity']:.1f} FLOP a byte{unknown}"

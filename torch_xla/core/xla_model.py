@@ -171,7 +171,7 @@ def get_rng_state(device: torch.device | str | None = None) -> int:
 
 def xla_device_kind(device: torch.device | str | None = None) -> str:
     """The vendor's name of the hardware behind a device."""
-    return str(_devices.device(_recorder.ordinal(device)).device_kind)
+    return _devices.model(_recorder.ordinal(device))
 
 
 def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:

@@ -317,6 +317,8 @@ def _meet(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
     """``init_method="xla://"``: rank, world size and store from the launcher."""
     count = replicas.process_count()
     store: dist.Store = coordination.job_store() if count > 1 else dist.HashStore()
+    if replicas.represents():
+        yield store, 0, replicas.world_size()
     yield dist.PrefixStore("init_process_group", store), replicas.process_index(), count
 
 

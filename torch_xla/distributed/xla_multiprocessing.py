@@ -50,6 +50,8 @@ def spawn(
     that the processes cannot live with; torch.multiprocessing.ProcessRaisedException with the traceback of the process
     that failed first, or ProcessExitedException; the others have been ended then.
     """
+    if devices.is_described():
+        return _represent(fn, args, nprocs, join)
     count = hardware.count() if nprocs is None else nprocs
     _check(count, start_method)
     first = replicas.process_index() * count if settings.TORCH_XLA_DIST else 0
@@ -61,6 +63,19 @@ def spawn(
     if not join:
         return context
     context.join()
+    return None
+
+
+def _represent(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int | None, join: bool) -> SpawnContext | None:
+    """For torch_xla.aot: the first of the processes, right here, in place of all that the target has chips for."""
+    chips = len(devices.devices())
+    count = chips if nprocs is None else nprocs
+    if not 1 <= count <= chips:
+        raise ValueError(f"spawn: nprocs={nprocs}, but the target has {chips} chips")
+    if not join:
+        raise NotImplementedError("spawn(join=False): torch_xla.aot runs the first process only, and in this one")
+    with replicas.represent(count):
+        fn(0, *args)
     return None
 
 

@@ -24,7 +24,8 @@ _PASSES = {"f32:high": 3, "f32:highest": 6}
 #: The share of a program's time below which an operation is not listed.
 _WORTH_NAMING = 0.005
 _LEAF = re.compile(r"leaves\[(\d+)\]")
-_SCOPE = re.compile(r"^jit\(graph\)/|^graph/")
+_SCOPE = re.compile(r"^jit\(\w+\)/|^graph/")
+_INSIDE = "/closed_call/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Work:
     seconds: float
     utilisation: float
     unknown_loops: int = 0
+    unknown_kernels: int = 0
 
     @property
     def intensity(self) -> float:
@@ -96,11 +98,13 @@ def analyse(compiled: Compiled, most: int = 10) -> Analysis:
     module = hlo.read(compiled.stage.as_text() or "")
     counter = costs.Counter(module)
     operations = counter.operations()
-    collectives = exchanges.of(operations, target.chip, compiled.lowered.chips)
-    timed = [(_seconds(operation, target.chip, compiled.lowered.chips), operation) for operation in operations]
+    chips = compiled.lowered.chips
+    found = exchanges.found(operations, module, chips)
+    collectives = exchanges.of(operations, found, target.chip)
+    timed = [(_seconds(*pair, target.chip), pair[0]) for pair in zip(operations, found, strict=True)]
     return Analysis(
         _memory(compiled, module),
-        _work(timed, target.chip, counter.unknown_loops),
+        _work(timed, target.chip, counter),
         collectives,
         tuple(_expensive(timed)[:most]),
         tuple(_largest(module)[:most]),
@@ -124,23 +128,24 @@ def _memory(compiled: Compiled, module: hlo.Module) -> Memory:
     )
 
 
-def _work(timed: Sequence[tuple[float, Operation]], chip: Chip, unknown_loops: int) -> Work:
+def _work(timed: Sequence[tuple[float, Operation]], chip: Chip, counter: costs.Counter) -> Work:
     total = costs.Cost()
     for _, operation in timed:
         total.add(operation.cost, operation.times)
     seconds = sum(time for time, _ in timed)
     utilisation = total.products / chip.flops["bf16"] / seconds if seconds else 0.0
-    return Work(total.products, total.flops, total.bytes, seconds, utilisation, unknown_loops)
+    unknown = counter.unknown_loops, counter.unknown_kernels
+    return Work(total.products, total.flops, total.bytes, seconds, utilisation, *unknown)
 
 
-def _seconds(operation: Operation, chip: Chip, chips: int) -> float:
-    """The estimate for all runs of an operation."""
-    kind = exchanges.kind_of(operation)
-    if kind is not None:
-        found = exchanges.of([operation], chip, chips)
-        return sum(collective.seconds for collective in found)
+def _seconds(operation: Operation, found: Sequence[exchanges.Exchange], chip: Chip) -> float:
+    """The estimate for all runs of an operation, with the collectives in it."""
+    links = sum(exchanges.seconds(kind, size, group, chip) for kind, group, size in found)
+    if found and not operation.cost.products:
+        return operation.times * links
     rate, passes = peak(chip, operation.precise)
-    return operation.times * max(operation.cost.products * passes / rate, operation.cost.bytes / chip.hbm_bandwidth)
+    alone = max(operation.cost.products * passes / rate, operation.cost.bytes / chip.hbm_bandwidth)
+    return operation.times * (links + alone)
 
 
 def peak(chip: Chip, precise: str) -> tuple[float, int]:
@@ -177,8 +182,16 @@ def _origin(operation: Operation) -> str:
 
 
 def origin_of(op_name: str) -> str:
-    """``Net/fc/aten::addmm`` of an instruction's ``jit(graph)/Net/fc/aten::addmm/dot_general``."""
-    parts = _SCOPE.sub("", op_name).split("/")
+    """``Net/fc/aten::addmm`` of an instruction's ``jit(graph)/Net/fc/aten::addmm/dot_general``.
+
+    Within functions that the graph calls, such as loops over layers, it is the innermost: of
+    ``backward/Net/torch_xla::jax_call/.../closed_call/Net/layer/aten::mm`` it is ``backward/Net/layer/aten::mm``.
+    """
+    whole = _SCOPE.sub("", op_name)
+    levels = whole.split(_INSIDE)
+    inner = next((level for level in reversed(levels) if "::" in level), levels[0])
+    is_backward = inner is not levels[0] and whole.startswith("backward/") and not inner.startswith("backward/")
+    parts = [*(["backward"] if is_backward else []), *inner.split("/")]
     places = [place for place, part in enumerate(parts) if "::" in part]
     return "/".join(parts[: places[0] + 1] if places else parts)
 

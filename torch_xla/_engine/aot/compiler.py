@@ -10,18 +10,21 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.extend.core as jax_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from torch_xla._engine import recorder
+from torch_xla._engine.aot import moving
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.base import dtypes, shardings
+from torch_xla._engine.base.compat.sharding import in_order, named, order_of
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import precision
 from torch_xla._engine.diagnostics.errors import outline
@@ -40,11 +43,14 @@ class TargetError(RuntimeError):
 
 
 class TooLargeError(TargetError):
-    """The compiler of a target finds no room for a program; ``needs`` and ``room`` in bytes, 0 where it says none."""
+    """The compiler of a target finds no room for a program; ``needs`` and ``room`` in bytes, 0 where it says none.
 
-    def __init__(self, message: str, file: Path | None, needs: int, room: int) -> None:
+    ``beside``: whether what it needs comes on top of its arguments.
+    """
+
+    def __init__(self, message: str, file: Path | None, needs: int, room: int, beside: bool = False) -> None:
         super().__init__(message, file)
-        self.needs, self.room = needs, room
+        self.needs, self.room, self.beside = needs, room, beside
 
 
 #: "memory required for HLO temporaries (64.00G) exceeds available HBM (15.75G)", "Used 26.06G of 15.75G hbm"
@@ -131,8 +137,21 @@ def _lower(spec: GraphSpec, target: Target, layout: Layout) -> tuple[jax.stages.
         coming = leaving = SingleDeviceSharding(target.devices[0])
         count = 1
     donated = tuple(position + 2 for position in spec.donated)
-    jitted = jax.jit(function, in_shardings=coming, out_shardings=leaving, donate_argnums=donated, keep_unused=True)
-    return jitted.lower(*numbers, *leaves), count
+    options: dict[str, Any] = {"in_shardings": coming, "out_shardings": leaving, "donate_argnums": donated}
+    traced = jax.jit(function, keep_unused=True, **options).trace(*numbers, *leaves)
+    closed = moving.moved(traced, moved)
+    if closed is not None:
+        graph = _named_as(function, jax_core.jaxpr_as_fun(closed))
+        traced = jax.jit(graph, keep_unused=True, **options).trace(*numbers, *leaves)
+    return traced.lower(), count
+
+
+def _named_as(function: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    def graph(*arrays: Any) -> Any:
+        return other(*arrays)
+
+    graph.__name__ = graph.__qualname__ = getattr(function, "__name__", "graph")
+    return graph
 
 
 class _Moved:
@@ -145,13 +164,26 @@ class _Moved:
         if not isinstance(sharding, NamedSharding):
             raise TypeError(f"target {self._target.name}: a sharding {sharding} has no mesh to be moved to it")
         mesh = sharding.mesh
+        if set(mesh.devices.flat) <= set(self._target.devices):
+            return sharding
         if mesh.size > len(self._target.devices):
             raise ValueError(
                 f"target {self._target.name} has {len(self._target.devices)} devices, the program's mesh "
                 f"{dict(mesh.shape)} needs {mesh.size}"
             )
-        places = np.array(self._target.devices[: mesh.size]).reshape(mesh.devices.shape)
-        return NamedSharding(Mesh(places, mesh.axis_names), sharding.spec)
+        return _over(self._target.devices[: mesh.size], sharding)
+
+
+def _over(devices: Sequence[jax.Device], sharding: NamedSharding) -> NamedSharding:
+    """A sharding as the same one over other devices."""
+    mesh = Mesh(np.array(devices).reshape(sharding.mesh.devices.shape), sharding.mesh.axis_names)
+    return in_order(mesh, sharding.spec, order_of(sharding))
+
+
+def results(compiled: Compiled, devices: Sequence[jax.Device]) -> list[Sharding]:
+    """How the results of a program would lie on other devices, as many as it is compiled for."""
+    found: Sequence[Sharding] = compiled.stage.output_shardings  # those of a list, in order
+    return [_over(devices, lies) if isinstance(lies, NamedSharding) else named(lies, tuple(devices)) for lies in found]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,7 +226,7 @@ def _explained(error: Exception, lowered: Lowered, spec: GraphSpec | None, where
         return TargetError(text, file)
     found = _SIZES.search(str(error))
     needs, room = (int(float(found[i]) * _UNITS[found[i + 1]]) if found else 0 for i in (1, 3))
-    return TooLargeError(text, file, needs, room)
+    return TooLargeError(text, file, needs, room, found is not None and found[0].startswith("temporaries"))
 
 
 def keep(lowered: Lowered) -> Path:

@@ -73,31 +73,34 @@ class Counter:
     """Counts one program."""
 
     def __init__(self, module: Module) -> None:
-        self._module = module
+        self.module = module
         self._inner = functools.lru_cache(maxsize=None)(self._arithmetic_of)
         #: Loops whose number of rounds nobody knows; each counts as one.
         self.unknown_loops = 0
+        #: Kernels whose work nobody knows; each counts as none.
+        self.unknown_kernels = 0
 
     def operations(self) -> list[Operation]:
         """The instructions that run, loops and calls taken apart."""
         found: list[Operation] = []
-        self._walk(self._module.entry, 1.0, found)
+        self._walk(self.module.entry, 1.0, found)
         return found
 
     def _walk(self, computation: Computation, times: float, found: list[Operation]) -> None:
         for instruction in computation.instructions.values():
             if instruction.opcode in _CALLS:
-                self._walk_called(instruction, times, found)
+                self._walk_called(instruction, computation, times, found)
             elif not _is_free(instruction.opcode):
                 cost = self._arithmetic(instruction, computation)
+                self.unknown_kernels += windows.is_kernel(instruction) and not cost.products
                 cost.read, cost.written = self._traffic(instruction, computation)
-                precise = _precise(self._module, instruction, computation)
+                precise = _precise(self.module, instruction, computation)
                 found.append(Operation(instruction, computation, times, cost, precise))
 
-    def _walk_called(self, instruction: Instruction, times: float, found: list[Operation]) -> None:
-        called = self._module.called(instruction)
+    def _walk_called(self, instruction: Instruction, home: Computation, times: float, found: list[Operation]) -> None:
+        called = self.module.called(instruction)
         if instruction.opcode == "while":
-            times *= self._rounds(instruction)
+            times *= self._rounds(instruction, home)
         if instruction.opcode == "conditional":  # the dearest branch
             branches: list[list[Operation]] = []
             for branch in called:
@@ -109,8 +112,8 @@ class Counter:
         for computation in called:
             self._walk(computation, times, found)
 
-    def _rounds(self, loop: Instruction) -> int:
-        found = loop.trips or _limit(self._module, loop)
+    def _rounds(self, loop: Instruction, home: Computation) -> int:
+        found = loop.trips or _limit(self.module, home, loop)
         if found is None:
             self.unknown_loops += 1
         return found or 1
@@ -118,7 +121,7 @@ class Counter:
     def _arithmetic_of(self, name: str) -> Cost:
         """What a computation computes, called once."""
         total = Cost()
-        computation = self._module.computations[name]
+        computation = self.module.computations[name]
         for instruction in computation.instructions.values():
             total.add(self._arithmetic(instruction, computation))
         return total
@@ -128,13 +131,13 @@ class Counter:
         out = float(sum(shape.elements for shape in instruction.shapes))
         if opcode in ("fusion", "call", "async-start"):
             total = Cost()
-            for called in self._module.called(instruction):
+            for called in self.module.called(instruction):
                 total.add(self._inner(called.name))
             return total
         if opcode == "while":
             total = Cost()
-            for called in self._module.called(instruction):
-                total.add(self._inner(called.name), self._rounds(instruction))
+            for called in self.module.called(instruction):
+                total.add(self._inner(called.name), self._rounds(instruction, computation))
             return total
         products = windows.products(instruction, [o.shapes[0] for o in operands if o.shapes])
         if products is not None:
@@ -170,19 +173,22 @@ class Counter:
     def _fusion_traffic(
         self, instruction: Instruction, operands: list[Instruction], outs: list[Shape]
     ) -> tuple[float, float]:
-        inside = self._module.called(instruction)
+        inside = self.module.called(instruction)
         if not inside:
             return float(sum(o.shapes[0].bytes for o in operands)), float(sum(s.bytes for s in outs))
         body = inside[0]
-        parameters = _parameters(body)
+        parameters, passing = _parameters(body), _passing(body)
         read = 0.0
         for number, operand in enumerate(operands):
             shape = operand.shapes[0] if operand.shapes else None
-            if shape is None or not shape.in_hbm:
+            if shape is None or not shape.in_hbm or number in parameters and parameters[number].name in passing:
                 continue
             taken = _taken(body, parameters[number]) if number in parameters else None
             read += shape.bytes if taken is None else min(taken, shape.bytes)
         root = body.instructions.get(body.root)
+        if root is not None and passing:
+            results = root.operands if root.opcode == "tuple" else (root.name,)
+            outs = [s for s, name in zip(instruction.shapes, results, strict=False) if s.in_hbm and name not in passing]
         written = float(sum(s.bytes for s in outs))
         if root is not None and root.opcode == "dynamic-update-slice" and outs:
             written = float(body.operands(root)[1].shapes[0].bytes)
@@ -201,9 +207,23 @@ def _parameters(body: Computation) -> dict[int, Instruction]:
     found: dict[int, Instruction] = {}
     for instruction in body.instructions.values():
         if instruction.opcode == "parameter":
-            number = re.match(r"\d+", instruction.attributes)
-            found[int(number[0]) if number else len(found)] = instruction
+            found[int(instruction.literal)] = instruction
     return found
+
+
+def _passing(body: Computation) -> set[str]:
+    """Names in a fusion of what is of a collective begun before it: on a TPU one goes on while fusions compute.
+
+    Its bytes are those of the fusion that begins it.
+    """
+    names: set[str] = set()
+    for instruction in body.instructions.values():
+        target = instruction.attribute("custom_call_target") or ""
+        if target.strip('"').startswith("AsyncCollective") and "AsyncCollectiveStart" not in target:
+            names |= {instruction.name, *instruction.operands}
+        elif instruction.opcode == "get-tuple-element" and instruction.operands[0] in names:
+            names.add(instruction.name)
+    return names
 
 
 def _taken(body: Computation, parameter: Instruction) -> float | None:
@@ -219,18 +239,56 @@ def _taken(body: Computation, parameter: Instruction) -> float | None:
     return taken
 
 
-def _limit(module: Module, loop: Instruction) -> int | None:
-    """The rounds of a loop that counts from 0 to a constant, by its condition."""
-    name = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
-    condition = module.computations.get(name[1]) if name else None
-    if condition is None:
+def _limit(module: Module, home: Computation, loop: Instruction) -> int | None:
+    """The rounds of a loop that counts up to a constant, by its condition, its start and its body.
+
+    A TPU's compiler makes two comparisons with 0 and one with the constant of a counter of 64 bits: only the last is of
+    the counter as it is carried.
+    """
+    condition, body = (_part(module, loop, name) for name in ("condition", "body"))
+    if condition is None or body is None:
         return None
-    constants = [
-        int(instruction.attributes)
-        for instruction in condition.instructions.values()
-        if instruction.opcode == "constant" and instruction.attributes.isdigit()
-    ]
-    return constants[0] if len(constants) == 1 else None
+    limits = []
+    for instruction in condition.instructions.values():
+        if instruction.opcode == "compare" and instruction.attribute("direction") == "LT":
+            counter, limit = condition.operands(instruction)
+            if counter.opcode == "get-tuple-element" and limit.opcode == "constant" and limit.literal.isdigit():
+                limits.append((int(counter.attribute("index") or 0), int(limit.literal)))
+    if len(limits) != 1:
+        return None
+    ((place, most),) = limits
+    start = _constant(home, _element(home, home.instructions.get(loop.operands[0]), place)) or 0
+    return -(-(most - start) // _step(body, place))
+
+
+def _part(module: Module, loop: Instruction, name: str) -> Computation | None:
+    found = re.search(rf"\b{name}=%?([\w.\-]+)", loop.attributes)
+    return module.computations.get(found[1]) if found else None
+
+
+def _element(home: Computation, value: Instruction | None, place: int) -> Instruction | None:
+    """What is at that place of a tuple, past copies."""
+    if value is None or value.opcode != "tuple":
+        return None
+    found = home.instructions.get(value.operands[place])
+    while found is not None and found.opcode in ("copy", "bitcast") and found.operands:
+        found = home.instructions.get(found.operands[0])
+    return found
+
+
+def _constant(home: Computation, value: Instruction | None) -> int | None:
+    is_number = value is not None and value.opcode == "constant" and value.literal.isdigit()
+    return int(value.literal) if value is not None and is_number else None
+
+
+def _step(body: Computation, place: int) -> int:
+    """By how much the counter at that place grows in a round: 1, unless the body says otherwise."""
+    total, value = 0, _element(body, body.instructions.get(body.root), place)
+    while value is not None and value.opcode == "add":  # of an unrolled loop there are several
+        values = body.operands(value)
+        total += next((n for n in (_constant(body, v) for v in values) if n is not None), 0)
+        value = next((v for v in values if not v.literal), None)
+    return max(1, total)
 
 
 def _precise(module: Module, instruction: Instruction, computation: Computation) -> str:

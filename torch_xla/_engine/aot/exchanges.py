@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch_xla._engine.aot.chips import Chip
 from torch_xla._engine.aot.costs import Operation
+from torch_xla._engine.aot.hlo import Instruction, Module
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
@@ -24,31 +25,56 @@ class Collective:
     seconds: float  # an estimate: all links of a chip at work, in the time of a ring
 
 
-def of(operations: Sequence[Operation], chip: Chip, chips: int) -> tuple[Collective, ...]:
-    """The collectives of a program of so many chips, most bytes first."""
+#: One collective of an operation: (kind, group, bytes).
+Exchange = tuple[str, int, float]
+
+
+def found(operations: Sequence[Operation], module: Module, chips: int) -> list[list[Exchange]]:
+    """For each operation of a program of so many chips the collectives that it is, or that are fused into it.
+
+    One that goes on while several fusions compute, as on TPUs, is of the one that begins it.
+    """
+    begun: set[str] = set()
+    return [list(_of(operation.instruction, module, chips, begun)) for operation in operations]
+
+
+def of(operations: Sequence[Operation], exchanges: Sequence[Sequence[Exchange]], chip: Chip) -> tuple[Collective, ...]:
+    """The collectives of a program, most bytes first."""
     sums: dict[tuple[str, int], list[float]] = {}
-    for operation in operations:
-        kind = kind_of(operation)
-        if kind is None:
-            continue
-        group = _group(operation.instruction.attributes, chips)
-        size = _bytes(operation)
-        row = sums.setdefault((kind, group), [0.0, 0.0, 0.0])
-        row[0] += operation.times
-        row[1] += operation.times * size
-        row[2] += operation.times * seconds(kind, size, group, chip)
-    found = [Collective(kind, group, *row) for (kind, group), row in sums.items()]
-    return tuple(sorted(found, key=lambda collective: -collective.bytes))
+    for operation, some in zip(operations, exchanges, strict=True):
+        for kind, group, size in some:
+            row = sums.setdefault((kind, group), [0.0, 0.0, 0.0])
+            row[0] += operation.times
+            row[1] += operation.times * size
+            row[2] += operation.times * seconds(kind, size, group, chip)
+    rows = [Collective(kind, group, *row) for (kind, group), row in sums.items()]
+    return tuple(sorted(rows, key=lambda collective: -collective.bytes))
 
 
-def kind_of(operation: Operation) -> str | None:
-    """The kind of collective that an operation is; None for one that is none."""
-    opcode = operation.instruction.opcode.removesuffix("-start")
+def _of(instruction: Instruction, module: Module, chips: int, begun: set[str]) -> Iterator[Exchange]:
+    kind = kind_of(instruction)
+    if kind is not None:
+        yield kind, _group(instruction.attributes, chips), _bytes(instruction)
+    elif instruction.opcode == "fusion":
+        for called in module.called(instruction):
+            for inner in called.instructions.values():
+                channel = inner.attribute("channel_id")
+                if kind_of(inner) is None or channel in begun:
+                    continue
+                begun |= {channel} if channel else set()
+                ((kind, group, size),) = _of(inner, module, chips, begun)
+                if called.name.startswith("all-reduce-scatter"):  # a TPU's: what comes of it is a part
+                    kind, size = "reduce-scatter", size / group
+                yield kind, group, size
+
+
+def kind_of(instruction: Instruction) -> str | None:
+    """The kind of collective that an instruction is; None for one that is none."""
+    opcode = instruction.opcode.removesuffix("-start")
     return opcode if opcode in _KINDS else None
 
 
-def _bytes(operation: Operation) -> float:
-    instruction = operation.instruction
+def _bytes(instruction: Instruction) -> float:
     shapes = instruction.shapes
     if instruction.opcode.endswith("-start") and len(shapes) > 1 and instruction.opcode != "all-reduce-start":
         # (operands, results, ...): what comes of it is the larger half of an all-gather.
@@ -64,6 +90,10 @@ def _group(attributes: str, chips: int) -> int:
     counted = re.search(r"replica_groups=\[(\d+),(\d+)\]", attributes)
     if counted:
         return int(counted[2])
+    named = re.search(r"replica_groups=@?mesh[\w.]*\[([^\]]*)\][^{]*\{([^}]*)\}", attributes)
+    if named:  # mesh['a'=4,'b'=2] {'a'}
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", named[1])}
+        return math.prod(sizes.get(name, 1) for name in re.findall(r"'([^']+)'", named[2]))
     return 2 if "source_target_pairs=" in attributes else chips
 
 

@@ -73,7 +73,10 @@ class Shape:
 
 @dataclass(slots=True, eq=False)
 class Instruction:
-    """One instruction. ``operands`` are names in its computation, ``called`` those of computations."""
+    """One instruction. ``operands`` are names in its computation, ``called`` those of computations.
+
+    ``literal`` is what a constant or a parameter has in its parentheses: its value, its number.
+    """
 
     name: str
     opcode: str
@@ -81,6 +84,7 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: str
     called: tuple[str, ...] = ()
+    literal: str = ""
 
     @property
     def op_name(self) -> str:
@@ -160,8 +164,9 @@ def _instruction(name: str, text: str) -> Instruction:
     attributes = rest[closing + 1 :].lstrip(", ")
     inside = rest[opening + 1 : closing]
     opcode = rest[:opening]
-    operands = tuple(_NAME.findall(inside)) if opcode not in ("constant", "parameter") else ()
-    return Instruction(name, opcode, shapes, operands, attributes or inside, tuple(_called(attributes)))
+    if opcode in ("constant", "parameter"):
+        return Instruction(name, opcode, shapes, (), attributes, literal=inside)
+    return Instruction(name, opcode, shapes, tuple(_NAME.findall(inside)), attributes, tuple(_called(attributes)))
 
 
 def _closing(text: str, opening: int) -> int:

@@ -1,19 +1,21 @@
 """Compiles for a target what a script records: told of each graph as it is compiled and run here.
 
-observer ──compiled──► Seen: lowered for the target at once, compiled for it when the script has ended
+observer ──compiled──► Seen: lowered for the target at once, compiled for it when the script has ended, or at once where
+                       that has to say how results lie (no values are computed, and nobody has laid them out)
          ──ran───────► Seen.runs
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Sharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.aot import analysis, compiler
@@ -66,8 +68,8 @@ class Seen:
         return sorted(of_arguments + own, key=lambda large: -large.bytes)
 
     def compile(self, begun: Callable[[Path], None]) -> None:
-        """Compiles it for its target, unless it could not be lowered; ``begun`` is told where its StableHLO is."""
-        if self.lowered is None:
+        """Compiles it for its target, once; ``begun`` is told where its StableHLO is. Not what could not be lowered."""
+        if self.lowered is None or self.compiled is not None or self.error is not None:
             return
         try:
             self.compiled = compiler.compile(self.lowered, self.spec, self.line, begun)
@@ -83,14 +85,21 @@ class StepsDone(BaseException):
 
 @dataclass(eq=False)
 class Watcher:
-    """What a script's graphs become on a target. ``steps``: after how many barriers to end it, None: never."""
+    """What a script's graphs become on a target.
+
+    Args:
+      steps: after how many barriers to end the script; None: never.
+      around: a block in which a program is compiled; what it gives is told which file holds the StableHLO.
+    """
 
     target: Target
     steps: int | None = None
+    around: Callable[[Seen], AbstractContextManager[Callable[[Path], None]]] = lambda _: nullcontext(lambda file: None)
     programs: list[Seen] = field(default_factory=list)
     barriers: int = 0
     _by_key: dict[Any, Seen] = field(default_factory=dict)
     _by_text: dict[str, Seen] = field(default_factory=dict)
+    _latest: Seen | None = None
 
     def compiled(self, graph: Any, spec: GraphSpec, device: int, line: str, cause: str) -> None:
         """A graph that was not known is being compiled here."""
@@ -103,13 +112,29 @@ class Watcher:
             number = len(self.programs) + 1
             seen = self._by_text[key] = Seen(number, spec, cause, line, arguments, others, lowered, error)
             self.programs.append(seen)
-        self._by_key[device, graph.key] = seen
+        self._by_key[device, graph.key] = self._latest = seen
 
     def _lowered(self, graph: Any, spec: GraphSpec) -> tuple[Lowered | None, Exception | None]:
         try:
             return compiler.lower(spec, self.target, layout(graph, spec)), None
         except (LoweringError, ValueError) as error:
             return None, error
+
+    def compile(self, seen: Seen) -> None:
+        """Compiles a program for the target, unless that was done before."""
+        if seen.compiled is None and seen.error is None:
+            with self.around(seen) as begun:
+                seen.compile(begun)
+
+    def results(self, spec: GraphSpec) -> Sequence[Sharding] | None:
+        """How the results of a graph lie, as the target's compiler has it; None where that refuses the program.
+
+        For abstract.switch_on: a graph that has just been told of.
+        """
+        seen = self._latest
+        assert seen is not None
+        self.compile(seen)
+        return None if seen.compiled is None else compiler.results(seen.compiled, sharded.mesh_devices())
 
     def ran(self, graph: Any, device: int) -> None:
         """A graph is about to run here."""

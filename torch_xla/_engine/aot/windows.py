@@ -9,6 +9,13 @@ from dataclasses import dataclass
 
 from torch_xla._engine.aot.hlo import Instruction, Shape
 
+#: What a Pallas kernel for TPUs says of itself.
+_ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"?(\d+)')
+#: Kernels of jax that say nothing: how many products of the size of queries times keys they compute.
+_ATTENTION = {
+    "flash_mha_bwd_dq": 3, "flash_mha_bwd_dkv": 4, "splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4,
+    "splash_mqa_fwd": 2, "splash_mqa_dq": 3, "splash_mqa_dkv": 4,
+}  # fmt: skip
 _GEMM = re.compile(r"__cublas|__triton_gemm|cublasLt", re.IGNORECASE)
 
 
@@ -59,6 +66,8 @@ def products(instruction: Instruction, operands: Sequence[Shape]) -> float | Non
 def _custom(instruction: Instruction, operands: Sequence[Shape]) -> float | None:
     target = instruction.attribute("custom_call_target") or ""
     out = instruction.shapes[0]
+    if is_kernel(instruction):
+        return _of_kernel(instruction, operands)
     if "__cudnn$conv" in target:  # the window and the labels are those of the forward convolution
         if "BackwardInput" in target:
             return _convolution(instruction, out, operands[1], operands[0])
@@ -66,6 +75,25 @@ def _custom(instruction: Instruction, operands: Sequence[Shape]) -> float | None
             return _convolution(instruction, operands[0], out, operands[1])
         return _convolution(instruction, operands[0], operands[1], out)
     return _dot(instruction, operands[0]) if _GEMM.search(target) else None
+
+
+def is_kernel(instruction: Instruction) -> bool:
+    """Whether it is a kernel in Pallas, which XLA does not look into."""
+    target = (instruction.attribute("custom_call_target") or "").strip('"')
+    return target == "tpu_custom_call" or "triton_kernel" in target or target == "__gpu$xla.gpu.triton"
+
+
+def _of_kernel(instruction: Instruction, operands: Sequence[Shape]) -> float | None:
+    """As the kernel itself says; of attention's by what they compute, as without a mask. None where nobody knows."""
+    estimate = _ESTIMATE.search(instruction.attributes)
+    if estimate:
+        return float(estimate[1])
+    count = next((count for name, count in _ATTENTION.items() if instruction.name.startswith(name)), None)
+    arrays = [shape for shape in operands if len(shape.dims) > 2 and shape.dtype in ("bf16", "f32", "f16")]
+    if count is None or len(arrays) < 2:
+        return None
+    query, key = arrays[:2]
+    return 2.0 * count * query.elements * key.dims[-2]
 
 
 def _dot(instruction: Instruction, left: Shape) -> float:

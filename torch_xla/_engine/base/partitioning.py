@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax.interpreters import mlir
+
+_devices: Callable[[], int] = lambda: 1
+
+
+def splits_over(devices: Callable[[], int]) -> None:
+    """From now on XLA splits programs over so many devices."""
+    global _devices
+    _devices = devices
+
+
+def parts() -> int:
+    """Over how many devices XLA splits what is being traced; 1 in a part of it that says what each device does."""
+    return 1 if jax.sharding.get_abstract_mesh().manual_axes else _devices()
 
 
 def is_by_compiler(ctx: mlir.LoweringRuleContext) -> bool:

@@ -7,24 +7,36 @@ use of a device, for the rest of the process; see torch_xla.aot.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jax.sharding import Sharding
 
+#: Of a graph (a GraphSpec), how its results lie on the devices of this process; None where nobody knows.
+Chooser = Callable[[Any], Sequence[Sharding] | None]
+
 _on = False
+_chooser: Chooser = lambda spec: None
 
 
-def switch_on() -> None:
-    """From now on no device of this process holds values."""
-    global _on
-    _on = True
+def switch_on(chooser: Chooser | None = None) -> None:
+    """From now on no device of this process holds values.
+
+    ``chooser`` says how results of SPMD lie that nobody has laid out: it asks the compiler of another machine.
+    """
+    global _on, _chooser
+    _on, _chooser = True, chooser or _chooser
 
 
 def is_on() -> bool:
     """Whether devices hold no values."""
     return _on
+
+
+def chosen(spec: Any) -> Sequence[Sharding] | None:
+    """How the results of a graph lie, if somebody else compiles it and says so."""
+    return _chooser(spec)
 
 
 class AbstractArray:

@@ -19,7 +19,30 @@ from torch_xla._engine.job import coordination, replicas
 #: PJRT_DEVICE values of torch_xla and the jax platform that each means.
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM": "rocm"}
 
-_KINDS = {"gpu": "CUDA"}
+_KINDS = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
+
+#: (platform, name of a device) of the devices that those of this process, the CPU's, stand for; None: they are what
+#: they are.
+_described: tuple[str, str] | None = None
+
+
+def describe(platform: str, title: str) -> None:
+    """From now on programs here are recorded for other devices (torch_xla.aot), and are told that they have these.
+
+    Values are computed on the CPU all the same, whatever PJRT_DEVICE says.
+    """
+    global _described
+    _described = platform, title
+
+
+def is_described() -> bool:
+    """Whether the devices stand for others."""
+    return _described is not None
+
+
+def recorded_for() -> str:
+    """The platform that programs are recorded for: the devices', or that of what they stand for. Starts the backend."""
+    return platform() if _described is None else _described[0]
 
 
 #: In a process forked from one that had used a device: what must not be destroyed there, as XLA's destructors wait for
@@ -82,12 +105,12 @@ def _find() -> tuple[jax.Device, ...]:
 
 
 def _local_devices() -> tuple[jax.Device, ...]:
-    wanted, count = hardware.requested(), hardware.cpu_count()
+    wanted, count = None if _described else hardware.requested(), hardware.cpu_count()
     alone = replicas.process_count() == 1 or replicas.is_spmd()
     if count > 1 and (wanted is None or wanted.kind == "CPU") and alone:
         _ask_for_cpu_devices(count)
     if wanted is None:
-        return tuple(jax.local_devices())
+        return tuple(jax.local_devices(backend="cpu" if _described else None))
     platform = _PLATFORMS.get(wanted.kind, wanted.kind.lower())
     plugin = None if wanted.kind in _PLATFORMS else plugins.find(wanted.kind)
     if plugin is not None:
@@ -150,9 +173,13 @@ def device(ordinal: int) -> jax.Device:
 
 def hardware_name(ordinal: int) -> str:
     """What is behind ``xla:<ordinal>``, such as ``CPU:0`` or ``TPU:3``."""
-    kinds = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
-    platform = device(ordinal).platform
-    return f"{kinds.get(platform, platform.upper())}:{ordinal}"
+    platform = device(ordinal).platform if _described is None else _described[0]
+    return f"{_KINDS.get(platform, platform.upper())}:{ordinal}"
+
+
+def model(ordinal: int) -> str:
+    """The vendor's name of what is behind ``xla:<ordinal>``."""
+    return str(device(ordinal).device_kind) if _described is None else _described[1]
 
 
 def ordinal(buffer: jax.Array) -> int:
@@ -178,6 +205,8 @@ def kind() -> str:
     Before the backend has started, and where nobody has asked for a kind, it is the one that jax is going to find.
     """
     wanted = hardware.requested()
+    if _described is not None:
+        return _KINDS[_described[0]]
     if wanted is not None:
         return wanted.kind
     return _KINDS.get(platform(), platform().upper()) if started() else hardware.kind()

@@ -43,7 +43,7 @@ def current() -> Precision:
 
     See ``on``.
     """
-    return on(devices.platform())
+    return on(devices.recorded_for())
 
 
 def on(platform: str) -> Precision:

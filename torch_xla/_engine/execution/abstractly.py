@@ -47,13 +47,13 @@ def executable(spec: GraphSpec, place: Sharding, laid_out: Sequence[int]) -> tup
 
 
 def _result(spec: GraphSpec, root: int, lies: Sharding) -> _Result:
-    shape, dtype = _promise(spec, root)
+    shape, dtype = promise(spec, root)
     return shardings.padded(shape, lies), dtype, lies
 
 
-def _promise(spec: GraphSpec, root: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    leaves = len(spec.leaves)
-    shape, dtype = spec.leaves[root] if root < leaves else spec.nodes[root - leaves].outs[0]
+def promise(spec: GraphSpec, root: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape of a result, and its dtype as devices store it."""
+    shape, dtype = spec.promise(root)
     return tuple(shape), dtypes.to_numpy(dtype)  # type: ignore[arg-type]  # a root is a tensor
 
 

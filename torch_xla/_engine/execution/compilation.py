@@ -133,10 +133,15 @@ def _without_values(
 
 def _chosen(spec: program.GraphSpec, place: Sharding, leaves: Sequence[Any]) -> list[int]:
     """How the results lie that nobody has laid out: as the compiler chooses, which has to be asked."""
+    known = abstract.chosen(spec)
+    if known is not None:
+        ranks = [len(abstractly.promise(spec, root)[0]) for root in spec.roots]
+        return [shardings.number(sharded.named(lies), rank) for lies, rank in zip(known, ranks, strict=True)]
     with recorder.wide_types():
         structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for leaf in leaves]
         arguments = [*_numbers(spec), *structs]
-        return _result_shardings(_jitted(spec, place, None, arguments, False).lower(*arguments).compile())
+        lowered = _jitted(spec, place, None, arguments, False).lower(*arguments)
+        return _result_shardings(lowered.compile({"xla_backend_optimization_level": 0}))  # it never runs
 
 
 def _numbers(spec: program.GraphSpec) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -169,6 +174,7 @@ def _jitted(
 ) -> Any:
     """The graph as a function of jax that knows where it runs; ``chosen``: XLA lays out what nobody else has."""
     function = program.function(spec)
+    represented = replicated.team_of(spec) if replicas.represents() else None
     coming: Any = place
     leaving: Any = place
     if replicas.is_spmd():
@@ -176,6 +182,8 @@ def _jitted(
         function = edges.between(function, spec, leaving)
     elif team is not None:
         function = replicated.over(function, team)
+    elif represented is not None:
+        function = replicated.represented(function, represented)
     donated = tuple(position + 2 for position in spec.donated) if donates else ()
     return jax.jit(function, in_shardings=coming, out_shardings=leaving, donate_argnums=donated, keep_unused=True)
 

@@ -37,17 +37,11 @@ def leaving(
         if tuple(leaf.shape) != shape
     }
     free = None if chosen else place
-    shapes = _root_shapes(spec) if uneven else [()] * len(spec.roots)
+    shapes = [tuple(spec.promise(root)[0]) if uneven else () for root in spec.roots]
     return [
         shardings.of(number) or uneven.get(shape, free)
         for number, shape in zip(spec.root_shardings, shapes, strict=True)
     ]
-
-
-def _root_shapes(spec: program.GraphSpec) -> list[tuple[int, ...]]:
-    """The shape of each root; () for one of an op with several results, which is a list and no root."""
-    shapes = [shape for shape, _ in spec.leaves] + [tuple(node.outs[0][0]) for node in spec.nodes]
-    return [shapes[root] for root in spec.roots]
 
 
 def between(

@@ -59,7 +59,9 @@ def compiled(step: Step) -> Program:
 
 
 def _team_of(step: Step) -> replicated.Team | None:
-    """Who runs a program together: with SPMD all processes run every one."""
+    """Who runs a program together: with SPMD all processes run every one. Nobody where one stands for all."""
+    if replicas.represents():
+        return None
     if not replicas.is_spmd():
         return replicated.team_of(step.spec)
     processes = tuple(range(replicas.process_count()))

@@ -59,6 +59,13 @@ class GraphSpec:
     floats: int = 0  # how many numbers are operands, packed in two arrays
     ints: int = 0
 
+    def promise(self, value: int) -> Promise:
+        """What the value of that number is promised to be."""
+        if value < len(self.leaves):
+            return self.leaves[value]
+        node = self.nodes[value - len(self.leaves)]
+        return node.outs[node.args[1][1] if node.op == "torch_xla::getitem" else 0]
+
 
 def is_collective(node: NodeSpec) -> bool:
     """Whether replicas exchange values in this node."""

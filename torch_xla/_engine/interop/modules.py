@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -21,24 +22,35 @@ class ModuleCall:
     """A module as a function of its tensors, in order, and its arguments.
 
     Asking a module for its named parameters takes longer than recording it anew does; so what holds them is kept, and
-    compared with what there is at each call.
+    compared with what there is at each call. It does not keep the module alive: who calls it does.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self.__name__ = module, type(module).__name__
+        self._root, self.__name__ = weakref.ref(module), type(module).__name__
         self._version = 0
         self._look()
+
+    @property
+    def _module(self) -> nn.Module:
+        module = self._root()
+        assert module is not None, "a module is called while somebody has it"
+        return module
 
     def _look(self) -> None:
         self._version += 1
         named = list(self._module.named_modules())
-        self._modules = [module for _, module in named]
+        modules = [module for _, module in named]
+        self._within = modules[1:]
         self._prefixes = [f"{name}." if name else "" for name, _ in named]
-        self._children = [own_children(module) for module in self._modules]
+        self._children = [own_children(module) for module in modules]
         self._holders: list[dict[str, Any]] = [
-            holder for module in self._modules for holder in (own_parameters(module), own_buffers(module))
+            holder for module in modules for holder in (own_parameters(module), own_buffers(module))
         ]
         self._found = self._below()
+
+    @property
+    def _modules(self) -> list[nn.Module]:
+        return [self._module, *self._within]
 
     def _below(self) -> list[nn.Module | None]:
         return list(chain.from_iterable(map(dict.values, self._children)))

@@ -19,8 +19,8 @@ def exchange(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[byte
     ordinals = sorted(set(members)) or list(range(world))
     if mine not in ordinals or ordinals[-1] >= world:
         raise ValueError(f"rendezvous {tag!r}: replicas={ordinals} must be below {world} and include this one, {mine}")
-    if len(ordinals) == 1:
-        return [payload]
+    if len(ordinals) == 1 or replicas.represents():
+        return [payload] * len(ordinals)
     threads = thread_group.current()
     if threads is not None:
         return _among_threads(threads, tag, payload, ordinals)

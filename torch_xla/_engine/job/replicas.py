@@ -25,6 +25,7 @@ class _Thread(threading.local):
 
     devices: tuple[int, ...] = ()
     position: int = 0
+    represents: bool = False
 
 
 _thread = _Thread()
@@ -124,3 +125,23 @@ def replicate(devices: Sequence[int], position: int) -> Iterator[None]:
         yield
     finally:
         _thread.devices, _thread.position = before
+
+
+@contextmanager
+def represent(count: int) -> Iterator[None]:
+    """In the block this thread is the first of ``count`` replicas, and stands for the others, which do not exist.
+
+    What they would give in an exchange is what it gives itself. For torch_xla.aot, which looks at programs of many
+    chips: all replicas have the same ones.
+    """
+    with replicate(range(count), 0):
+        _thread.represents = True
+        try:
+            yield
+        finally:
+            _thread.represents = False
+
+
+def represents() -> bool:
+    """Whether this thread stands for replicas that do not exist."""
+    return _thread.represents

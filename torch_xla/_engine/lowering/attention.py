@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from torch_xla._engine.base import partitioning
 from torch_xla._engine.lowering import on_cpu
 from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.matmul import precision_for
@@ -23,6 +24,8 @@ Maybe = jax.Array | None
 
 #: Weights that may exist at once. More queries than that are worked through in blocks, in a loop.
 BLOCK_ELEMENTS = 1 << 26
+#: Rows of a block from which on more of them save nothing: each block reads all keys and values.
+_ROWS = 512
 
 #: Products in scores from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
 _LEAST_PRODUCTS = 1 << 23
@@ -98,8 +101,13 @@ def _grouped_bias(bias: Maybe, groups: int) -> Maybe:
 
 
 def _blocks(q: jax.Array, k: jax.Array) -> int:
-    weights = math.prod(q.shape[:4]) * k.shape[2]
-    return min(-(-weights // BLOCK_ELEMENTS), q.shape[3])
+    heads, rows = math.prod(q.shape[:3]), q.shape[3]
+    blocks = -(-heads * rows * k.shape[2] // BLOCK_ELEMENTS)
+    if blocks * _ROWS > rows:
+        # Few rows at a time. Over several devices each has some of the batch's heads only, as a rule.
+        mine = -(-heads // partitioning.parts())
+        blocks = min(blocks, max(-(-mine * rows * k.shape[2] // BLOCK_ELEMENTS), -(-rows // _ROWS)))
+    return min(blocks, rows)
 
 
 def _split(x: jax.Array, n: int) -> jax.Array:

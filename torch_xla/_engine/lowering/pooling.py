@@ -109,8 +109,14 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
         windows = Windows.over(x, n, kernel, stride, padding, dilation, ceil_mode)
         space = x.shape[x.ndim - n :]
 
+        def scattered(grad: jax.Array, indices: jax.Array, _: jax.Array) -> jax.Array:
+            return scatter(widen(grad), indices, n, space, add=True, unique=windows.disjoint).astype(grad.dtype)
+
         def by_xla(grad: jax.Array, indices: jax.Array) -> list[jax.Array]:
-            return [scatter(widen(grad), indices, n, space, add=True, unique=windows.disjoint).astype(grad.dtype)]
+            if set(windows.dilation) != {1}:
+                return [scattered(grad, indices, x)]
+            selected = lambda grad, _, x: _selected(windows, grad, x)
+            return [lax.platform_dependent(grad, indices, x, cpu=scattered, default=selected)]
 
         if not _pays(n, windows, grad) or indices.dtype != np.int64:
             return by_xla(grad, indices)[0]
@@ -121,6 +127,17 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
         )[0]  # fmt: skip
 
     return rule
+
+
+def _selected(windows: Windows, grad: jax.Array, x: jax.Array) -> jax.Array:
+    """The gradient of the maxima of windows, which are looked for once more: nobody needs their indices then.
+
+    A scatter to indices anywhere is slow on accelerators, and over a mesh XLA gathers all of it: it cannot see that
+    each image has its own. What a window with several NaN gives to which of them is not the CPU's.
+    """
+    _, vjp = jax.vjp(lambda x: windows.reduce(x, lowest(x.dtype), lax.max), x)
+    (found,) = vjp(grad)
+    return found.astype(grad.dtype)
 
 
 def _pays(n: int, windows: Windows, grad: jax.Array) -> bool:

@@ -91,6 +91,17 @@ def over(function: Callable[..., Any], members: Team) -> Callable[..., Any]:
     )
 
 
+def represented(function: Callable[..., Any], members: Team) -> Callable[..., Any]:
+    """The function of one replica as it computes where all others have what this one has; see replicas.represent."""
+
+    def alone(*arguments: jax.Array) -> list[jax.Array]:
+        mine = (0, *(None for _ in arguments))
+        everyone: Any = jax.vmap(lambda _, *given: function(*given), mine, axis_name=AXIS)
+        return [result[0] for result in everyone(np.arange(len(members.ordinals)), *arguments)]
+
+    return alone
+
+
 class _Lifted:
     """Lifted forms of arrays that stay what they are from step to step (frozen weights), while the array lives."""
 
