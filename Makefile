@@ -20,7 +20,7 @@ help:
 	@echo "make test-torch TORCH=2.15.0 [PY=python3.13]  all tests with another torch or Python"
 	@echo "make test-clients  accelerate, transformers, Lightning and others, unmodified (installs them)"
 	@echo "make test-isa  the tests that compare numbers, as on other CPUs (long)"
-	@echo "make test-long random programs and training as users compile them (long; before a release)"
+	@echo "make test-long random programs, training, a zoo of models, as users compile them (long; before a release)"
 	@echo "make test-sanitize  tests of threads and lifetimes with a recorder that checks itself (long)"
 	@echo "make test-ops  every operator of torch against the CPU (long)"
 	@echo "make test-targets  every rule, compiled for a TPU and a GPU that are not here (long)"
@@ -71,8 +71,8 @@ test-isa: $(READY)
 
 # Without the flags of tests/quickly.py: programs are optimized as those of users are. All 70,000 random programs. The
 # rules with the emitters that users have. An interrupt at every event of a step, then ten minutes of them at random
-# moments.
-test-long: test-sanitize
+# moments. Some 190 models of transformers and timm, in the environment of their own.
+test-long: test-sanitize $(CLIENTS)/.ready
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
 	    tests/test_random_programs.py tests/test_seams.py tests/test_parity.py tests/test_collectives.py \
 	    tests/test_large.py::test_replicas \
@@ -80,6 +80,7 @@ test-long: test-sanitize
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n auto --dist worksteal \
 	    tests/lowering tests/ops $(PYTEST_ARGS)
 	$(BIN)/python -m tests.interrupts --seconds 600
+	$(CLIENTS)/bin/python -m pytest -q -n auto --dist worksteal -m "" tests/clients/test_zoo.py $(PYTEST_ARGS)
 
 # AddressSanitizer with UBSan, then ThreadSanitizer: the first time, each builds a recorder of its own (minutes).
 test-sanitize: $(READY)
@@ -87,7 +88,7 @@ test-sanitize: $(READY)
 
 # pytest ends with 5 where no test is marked so.
 test-ops: $(READY)
-	$(BIN)/python -m tests.ops.sweep --output docs/op_coverage.md $(SWEEP_ARGS)
+	$(BIN)/python -m tests.ops.sweep --output docs/op_coverage.md --refusals docs/op_coverage.md $(SWEEP_ARGS)
 	$(BIN)/python -m pytest -m sweep $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 # libtpu and jax's CUDA plugin come into .venv with it. TARGETS: others than these.

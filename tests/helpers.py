@@ -43,7 +43,7 @@ class Counts(dict[str, int]):
     @property
     def fallbacks(self) -> set[str]:
         """The ops that ran on the CPU."""
-        return {name for name in self if name.startswith("aten::")} - {READING}
+        return {name for name in self if metrics.is_fallback(name)} - {READING}
 
     def only(self, *names: str) -> dict[str, int]:
         return {name: self[name] for name in names if self[name]}

@@ -145,3 +145,22 @@ def test_unsigned_integers_wrap(dtype: torch.dtype) -> None:
     assert_same(real.to("xla").to(dtype), real.to(dtype))
     for target in (torch.float64, torch.int64, torch.uint8, torch.bool, *UNSIGNED):
         assert_same(wide.to(dtype).to("xla").to(target), wide.to(dtype).to(target))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_below_the_smallest_normal_one_are_zero(dtype: torch.dtype) -> None:
+    """As the guide says: what the CPU computes when it is told to take them for 0. Copies keep them."""
+    smallest = torch.finfo(dtype).tiny
+    x = torch.tensor([smallest, smallest / 8, -smallest / 64, 0.0, 1.0], dtype=dtype)
+    assert torch.equal(x.to("xla").cpu(), x)
+
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x * 1.5, x / 4, x * 1e10, x - smallest * 0.75]
+
+    assert torch.set_flush_denormal(True)
+    try:
+        expected = program(x)
+    finally:
+        torch.set_flush_denormal(False)
+    torch.testing.assert_close([t.cpu() for t in program(x.to("xla"))], expected, rtol=1e-6, atol=0)
+    assert not torch.equal(program(x)[2], expected[2]), "what the CPU computes otherwise"

@@ -12,6 +12,7 @@ from helpers import Counts, assert_same, counts, run_script
 from torch import Tensor
 
 from torch_xla._engine import start
+from torch_xla.debug import metrics
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +53,11 @@ def test_results_counters_and_warnings(name: str) -> None:
     assert len(messages) == len(moved.fallbacks)
     for op in moved.fallbacks:
         (message,) = [m for m in messages if f" {op} " in m]
-        assert f"(first at {__file__}:" in message
+        assert f"(at {__file__}:" in message
         assert moved[op] >= 1
 
 
-def test_one_warning_per_op() -> None:
+def test_one_warning_per_op_and_line() -> None:
     x = X.to("xla")
 
     def often() -> None:
@@ -67,6 +68,36 @@ def test_one_warning_per_op() -> None:
     _, moved, messages = watched(often)
     assert (moved["aten::nonzero"], moved["aten::bincount"]) == (3, 3)
     assert sorted(m.split()[1] for m in messages) == ["aten::bincount", "aten::nonzero"]
+
+
+def test_each_place_is_announced() -> None:
+    """Also after a library has let the first warning disappear, as the second model of a process once did."""
+    x = X.to("xla")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x.nonzero()
+    _, moved, messages = watched(lambda: x.nonzero())
+    assert moved["aten::nonzero"] == len(messages) == 1
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # torch's, of what it will give up one day
+def test_an_op_of_another_library_is_counted() -> None:
+    """By its own name, and among those that ran on the CPU."""
+    packed = torch.ops.quantized.linear_prepack(torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8), None)
+    linear = torch.ops.quantized.linear_dynamic
+    got, moved, messages = watched(lambda: linear(X.to("xla"), packed))
+    assert_same(got, linear(X, packed))
+    assert moved.fallbacks == {"quantized::linear_dynamic"} and len(messages) == 1
+    assert "quantized::linear_dynamic" in metrics.executed_fallback_ops()
+    assert "quantized::linear_dynamic" in metrics.short_metrics_report()
+
+
+def test_an_output_that_is_elsewhere_is_refused() -> None:
+    x = X.to("xla")
+    with pytest.raises(
+        RuntimeError, match=r"aten::masked_select\.out: expected all tensors on one device, .*is on cpu"
+    ):
+        torch.masked_select(x, x > 0, out=torch.empty(0))
 
 
 def test_the_line_is_the_users() -> None:

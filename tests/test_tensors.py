@@ -107,6 +107,15 @@ def test_round_trip_and_casts(dtype: torch.dtype) -> None:
         assert torch.equal(x.to(other).cpu(), values.to(other)), other
 
 
+def test_many_dims() -> None:
+    """More than an array of numpy can have; the CPU's refusals are those of the op, not of the way there."""
+    x = torch.arange(2.0).reshape([1] * 64 + [2])
+    there = x.to("xla")
+    assert torch.equal((there + 1).cpu(), x + 1)
+    with pytest.raises(RuntimeError, match="only tensors with up to 64 dims are supported"):
+        there.amax()
+
+
 def test_moving() -> None:
     x = torch.arange(6.0).reshape(2, 3)
     y = x.t().to("xla")

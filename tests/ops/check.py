@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torch_xla
-from tests.ops import compare, database, tolerances
+from tests.ops import compare, database, tolerances, wrong, wrong_calls
 from tests.ops.kinds import Case, cases, pointed_at
 from tests.ops.outcome import Outcome
 from torch_xla._engine.diagnostics import metrics
@@ -36,11 +36,12 @@ def check(name: str, dtype: torch.dtype, kind: str, limit: int) -> Outcome:
     start, info = time.perf_counter(), database.ops()[name]
     with warnings.catch_warnings(), _watched(outcome):
         warnings.simplefilter("ignore")
-        found = cases(info, dtype, kind, limit)
-        if kind == "errors":
-            _check_errors(found, outcome)
+        if kind in wrong.KINDS:
+            wrong_calls.check(info, list(wrong.calls(info, dtype, kind)), outcome)
+        elif kind == "errors":
+            _check_errors(cases(info, dtype, kind, limit), outcome)
         else:
-            _check_values(found, outcome)
+            _check_values(cases(info, dtype, kind, limit), outcome)
     outcome.seconds = round(time.perf_counter() - start, 2)
     programs.cache.clear()
     return outcome
@@ -60,7 +61,7 @@ def _watched(outcome: Outcome) -> Iterator[None]:
         yield
     finally:
         decompose.function = original
-        moved = {op for op, n in metrics.counters().items() if op.startswith("aten::") and n != before.get(op, 0)}
+        moved = {op for op, n in metrics.counters().items() if metrics.is_fallback(op) and n != before.get(op, 0)}
         outcome.cpu, outcome.decomposed = tuple(sorted(moved - {READING})), tuple(sorted(seen))
 
 

@@ -6,6 +6,7 @@ out             op(*args, out=...): what it returns, what it wrote, and whether 
 inplace         op_(*args): the same
 grad            gradients of a weighted sum of the results
 errors          inputs that the op must refuse
+wrong out, overlap, empty   see wrong.py
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from tests.ops import database
+from tests.ops import database, wrong
 
-KINDS = ("forward", "grad", "noncontiguous", "out", "inplace", "errors")
+KINDS = ("forward", "grad", "noncontiguous", "out", "inplace", "errors", *wrong.KINDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from tests.ops import exceptions
+from tests.ops import exceptions, wrong
 from tests.ops.kinds import KINDS
 from tests.ops.outcome import STATUSES, Outcome
+
+#: Kinds of calls that torch refuses, or answers at the edge of what it allows; their document is a part of the whole.
+REFUSALS = ("errors", *wrong.KINDS)
+_WHAT = {
+    "errors": "inputs that the operator must refuse, by its own list",
+    "wrong out": "`out=` of seven other dtypes, of another size, without elements, expanded, on another device",
+    "overlap": "a result written over a part of an operand, by `out=` and in place; in place into an expanded tensor",
+    "empty": "reductions and scans over dimensions without elements",
+}
+START, END = "<!-- refusals -->", "<!-- end of refusals -->"
 
 HEADER = """# Operator coverage
 
@@ -35,7 +45,7 @@ def markdown(outcomes: list[Outcome]) -> str:
 
 def how(outcomes: Iterable[Outcome]) -> str:
     """native, decomposed or CPU."""
-    ran = [o for o in outcomes if o.kind != "errors"]
+    ran = [o for o in outcomes if o.kind not in REFUSALS]
     if any(o.cpu for o in ran):
         return "CPU"
     return "decomposed" if any(o.decomposed for o in ran) else "native"
@@ -99,3 +109,28 @@ def _failures(outcomes: list[Outcome]) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")[:200]
+
+
+def refusals(outcomes: list[Outcome]) -> str:
+    """The part of the document on calls that the CPU refuses, or answers at the edge of what it allows."""
+    rows = []
+    for kind in REFUSALS:
+        ran = [o for o in outcomes if o.kind == kind and o.status != "none"]
+        calls = _share(sum(o.right for o in ran), sum(o.samples for o in ran))
+        rows.append(f"| {kind} | {_WHAT[kind]} | {calls} | {_right(ran)} |\n")
+    head = "| kind | calls | as on the CPU | operators fully right |\n| --- | --- | --- | --- |\n"
+    failed = sorted((o for o in outcomes if o.kind in REFUSALS and o.failed), key=lambda o: o.key)
+    lines = [
+        f"| {o.op} | {o.kind} | {o.right}/{o.samples} | {_escape(exceptions.reason(o) or o.message)} |\n"
+        for o in failed
+    ]
+    what = "\nNot as on the CPU:\n\n| operator | kind | right | why |\n| --- | --- | --- | --- |\n"
+    said = "Each call is refused by an exception of the CPU's type, or gives its values:\n\n"
+    return f"\n## What is refused\n\n{START}\n{said}{head}{''.join(rows)}{what}{''.join(lines)}{END}\n"
+
+
+def replaced(document: str, part: str) -> str:
+    """The document with this part in place of the one that it has, or at its end."""
+    if START not in document:
+        return document + part
+    return document[: document.index("\n## What is refused")] + part + document[document.index(END) + len(END) + 1 :]

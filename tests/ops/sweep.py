@@ -69,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="worker processes")
     parser.add_argument("--seconds", type=float, default=120, help="time limit of one check")
     parser.add_argument("--output", type=Path, help="write the coverage as markdown")
+    parser.add_argument("--refusals", type=Path, help="write what is refused into this document")
     parser.add_argument("--json", type=Path, help="write each outcome as a line of JSON, as it comes")
     return parser.parse_args()
 
@@ -83,6 +84,8 @@ def main() -> int:
     if args.output:
         kept = targets.section(args.output)  # of another command
         args.output.write_text(report.markdown(outcomes) + kept)
+    if args.refusals:
+        args.refusals.write_text(report.replaced(args.refusals.read_text(), report.refusals(outcomes)))
     lines = verdict(outcomes)
     print("\n".join([*lines, f"{len(outcomes)} checks, {len(lines)} failures"]))
     return 1 if lines else 0

@@ -119,19 +119,20 @@ def _register(module: ModuleType) -> None:
     module.register_forms()
 
 
-_fallen: set[str] = set()
+_fallen: set[tuple[str, str]] = set()  # ops, and the lines of users that have been told of them
 
 
 def _on_fallback(op: str) -> None:
-    if op not in _fallen and settings.XLA_FALLBACK_WARN:
-        _fallen.add(op)
-        _warn_of_fallback(op)
-    observer.fallback(op, frames.user_line())
+    line = frames.user_line()
+    if settings.XLA_FALLBACK_WARN and (op, line) not in _fallen:
+        _fallen.add((op, line))
+        _warn_of_fallback(op, line)
+    observer.fallback(op, line)
 
 
-def _warn_of_fallback(op: str) -> None:
+def _warn_of_fallback(op: str, line: str) -> None:
     warnings.warn(
-        f"torch_xla: {op} has no lowering and runs on the CPU (first at {frames.user_line()}): its inputs travel from "
+        f"torch_xla: {op} has no lowering and runs on the CPU (at {line}): its inputs travel from "
         "the device and its results back, at every call. The counter of that name says how often.",
         UserWarning,
         stacklevel=3,

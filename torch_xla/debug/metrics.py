@@ -58,4 +58,4 @@ def short_metrics_report(counter_names: list[str] | None = None, metric_names: l
 
 def executed_fallback_ops() -> list[str]:
     """The ops that ran on the CPU instead of the device, such as ``aten::nonzero``."""
-    return [name for name in counter_names() if name.startswith("aten::")]
+    return [name for name in counter_names() if _metrics.is_fallback(name)]

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from torch_xla._engine.diagnostics.metrics import is_fallback
 from torch_xla.core import xla_model as xm
 from torch_xla.debug import metrics, metrics_compare_utils
 
@@ -70,7 +71,7 @@ def write_to_summary(
         report = metrics_compare_utils.parse_metrics_report(metrics.metrics_report())
         for name, value in report.items():
             summary_writer.add_scalar(name, value, global_step)
-        fallbacks = sum(value for name, value in report.items() if name.startswith("aten::"))
+        fallbacks = sum(value for name, value in report.items() if is_fallback(name))
         summary_writer.add_scalar("aten_ops_sum", fallbacks, global_step)
 
 

@@ -97,7 +97,7 @@ def exit_lines(steps: int) -> list[str]:
 
 
 def _not_lowered() -> list[str]:
-    ops = {n: v for n, v in metrics.counters().items() if n.startswith("aten::") and n != "aten::_local_scalar_dense"}
+    ops = {n: v for n, v in metrics.counters().items() if metrics.is_fallback(n) and n != "aten::_local_scalar_dense"}
     if not ops:
         return []
     rule = "-" * 80

@@ -140,6 +140,14 @@ def counters() -> dict[str, int]:
     return dict(recorder.module().counters())
 
 
+def is_fallback(name: str) -> bool:
+    """Whether a counter is that of an operator, of any library, that ran on the CPU, or of the reading of a number.
+
+    ``aten::nonzero`` and ``quantized::linear_dynamic`` are; ``xla::relu`` counts what was recorded.
+    """
+    return "::" in name and not name.startswith("xla::")
+
+
 def metrics() -> dict[str, Metric]:
     """Every metric with a sample, sorted by name."""
     with _lock:
@@ -165,7 +173,7 @@ def report(metric_names: list[str] | None = None, counter_names: list[str] | Non
         chosen_metrics = {n: m for n, m in chosen_metrics.items() if n in wanted}
     if counter_names is not None:
         wanted = {ALIASES.get(n, n) for n in counter_names}
-        chosen_counters = {n: v for n, v in chosen_counters.items() if n in wanted or n.startswith("aten::")}
+        chosen_counters = {n: v for n, v in chosen_counters.items() if n in wanted or is_fallback(n)}
     blocks = [m.report() for m in chosen_metrics.values()]
     blocks += [f"Counter: {name}\n  Value: {value}\n" for name, value in chosen_counters.items()]
     return "".join(blocks)

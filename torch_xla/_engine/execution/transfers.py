@@ -36,6 +36,10 @@ _BITS = {
 }
 
 
+#: Of an array of numpy. XLA and torch know no such limit; values with more travel as one long row.
+_MOST_DIMS = 64
+
+
 def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     """A device buffer with the values of a dense, contiguous CPU tensor. TypeError for a dtype that no device has."""
     if not dtypes.is_supported(tensor.dtype):
@@ -49,9 +53,11 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
         # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
         # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
         own = tensor.to(dtypes.stored(tensor.dtype), copy=place.platform == "cpu")
-        host = _to_host(own)
+        flat = own.dim() > _MOST_DIMS
+        host = _to_host(own.reshape(-1) if flat else own)
         with recorder.wide_types():
             buffer = sharded.put(host) if replicas.is_spmd() else jax.device_put(host, place, may_alias=False)
+            buffer = buffer.reshape(own.shape) if flat else buffer
             # The caller may write to its tensor as soon as we return.
             buffer.block_until_ready()
     metrics.metric("OutboundData", metrics.format_bytes).add(host.nbytes)
@@ -76,6 +82,11 @@ def _to_host(tensor: torch.Tensor) -> np.ndarray:
     return view
 
 
+def _flat(buffer: jax.Array) -> jax.Array:
+    with recorder.wide_types():
+        return buffer.reshape(-1)
+
+
 def _made(kind: str) -> None:
     kind = "fallback" if journal.falling_back() else kind
     recorder.module().set_provenance(provenance.number(kind, frames.known_line() or ""))
@@ -96,7 +107,8 @@ def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torc
     with metrics.timed("TransferFromServerTime"), errors.explained(doing, devices.ordinal(buffer)):
         with journal.spent("wait"):
             buffer.block_until_ready()
-        host = np.ascontiguousarray(sharded.visible(sharded.whole(buffer), shape))
+        host = _flat(buffer) if buffer.ndim > _MOST_DIMS else sharded.visible(sharded.whole(buffer), shape)
+        host = np.ascontiguousarray(host)
         # torch's own memory: a tensor over numpy's, or one that numpy has seen, could not be resized.
         tensor = torch.empty(shape, dtype=dtypes.named(buffer.dtype))
         ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)

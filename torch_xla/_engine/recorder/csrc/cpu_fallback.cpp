@@ -5,6 +5,7 @@
 #include "compat.h"
 #include "device.h"
 #include "generator.h"
+#include "layout.h"
 #include "tensor.h"
 
 namespace torch_xla {
@@ -38,12 +39,30 @@ std::map<int8_t, std::vector<NodePtr>> inputs_by_device(const c10::OperatorHandl
   return inputs;
 }
 
+// What is written to lies on the device, where results can be brought back to it, and apart from what is read.
+void check_written(const c10::OperatorHandle& handle, const std::string& name, const torch::jit::Stack& stack) {
+  const auto& schema = handle.schema().arguments();
+  const auto arguments = torch::jit::last(stack, schema.size());
+  for (size_t i = 0; i < schema.size(); ++i) {
+    const auto* alias = schema[i].alias_info();
+    if (alias == nullptr || !alias->isWrite() || !arguments[i].isTensor() || !arguments[i].toTensor().defined()) {
+      continue;
+    }
+    XlaTensor* written = maybe_xla(arguments[i].toTensor());
+    TORCH_CHECK(written != nullptr, name, ": expected all tensors on one device, but argument '", schema[i].name(),
+                "' (", arguments[i].toTensor().sizes(), ") is on ", arguments[i].toTensor().device(),
+                "; make it there: .to('xla')");
+    check_no_partial_overlap(*written, arguments);
+  }
+}
+
 }  // namespace
 
 void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   const std::string& name = handle.operator_name().name;
   const std::string& overload = handle.operator_name().overload_name;
   const std::string full = overload.empty() ? name : name + "." + overload;
+  check_written(handle, full, *stack);
   counter(full)->add();
   const MayRunPython here;
   const std::map<int8_t, std::vector<NodePtr>> wanted = inputs_by_device(handle, full, *stack);

@@ -3,6 +3,9 @@
 #include <ATen/Functions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+#include <string>
+
 namespace torch_xla {
 namespace {
 
@@ -60,26 +63,42 @@ void raise_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments, int64
   call_elsewhere(op, arguments, Substitute{at::kCPU, on_cpu});
 }
 
-void raise_for_out(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
-  constexpr int64_t kMost = 1 << 12;
-  std::vector<c10::IValue> matching(arguments.begin(), arguments.end());
-  const size_t first = arguments.size() - results.size();
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].toTensor().numel() > kMost) {
-      return;
-    }
-    matching[first + i] = results[i];
-  }
-  const auto on_cpu = [](const at::Tensor& t) {
-    TORCH_CHECK(t.numel() <= kMost, "too large to try");
-    return at::zeros(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
-  };
+namespace {
+
+// Zeros of so many elements in place of each of our tensors.
+Substitute zeros_on_cpu(int64_t most_elements) {
+  return {at::kCPU, [most_elements](const at::Tensor& t) {
+            TORCH_CHECK(t.numel() <= most_elements, "too large to try");
+            return at::zeros(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
+          }};
+}
+
+// For calls that zeros do not do for, such as the places of an LU decomposition, or that are long: structured kernels
+// look at dtypes before all else.
+void raise_for_structured_out(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   try {
-    call_elsewhere(op, matching, Substitute{at::kCPU, on_cpu});
+    call_elsewhere(op, arguments, zeros_on_cpu(1 << 20));
+  } catch (const c10::Error& error) {
+    if (std::string(error.what_without_backtrace()).find("Expected out tensor to have dtype") != std::string::npos) {
+      throw;
+    }
   } catch (const std::exception&) {
+  }
+}
+
+}  // namespace
+
+void raise_for_out(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
+  std::vector<c10::IValue> matching(arguments.begin(), arguments.end());
+  std::copy(results.begin(), results.end(), matching.end() - static_cast<std::ptrdiff_t>(results.size()));
+  const Substitute few = zeros_on_cpu(1 << 12);
+  try {
+    call_elsewhere(op, matching, few);
+  } catch (const std::exception&) {
+    raise_for_structured_out(op, arguments);
     return;
   }
-  call_elsewhere(op, arguments, Substitute{at::kCPU, on_cpu});
+  call_elsewhere(op, arguments, few);
 }
 
 }  // namespace torch_xla

@@ -13,6 +13,7 @@
 #include "cpu_fallback.h"
 #include "layout.h"
 #include "record.h"
+#include "refusals.h"
 #include "signature.h"
 #include "tensor.h"
 
@@ -113,6 +114,7 @@ void record_inplace(const Op& op, torch::jit::Stack* stack) {
     run_on_cpu(op.handle, stack);
     return;
   }
+  check_no_partial_overlap(target, torch::jit::last(*stack, n).slice(1));
   begin_op();
   NodePtr node = record_node(op, torch::jit::last(*stack, n));
   torch::jit::drop(*stack, n);
@@ -179,14 +181,12 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
     expect_xla(op, targets.back(), op.kinds.size() - outs + targets.size() - 1);
   }
   const auto arguments = torch::jit::last(*stack, op.kinds.size());
-  for (const c10::IValue& argument : arguments.slice(0, arguments.size() - outs)) {
-    XlaTensor* read = argument.isTensor() ? maybe_xla(argument.toTensor()) : nullptr;
-    for (size_t i = 0; read != nullptr && i < outs; ++i) {
-      check_no_partial_overlap(expect_xla(op, targets[i]), *read);
-    }
+  for (const Tensor& target : targets) {
+    check_no_partial_overlap(expect_xla(op, target), arguments.slice(0, arguments.size() - outs));
   }
-  // Kept only where a dtype is unlike the first argument's: some kernels refuse to convert, as only they know.
-  const bool alike = arguments[0].isTensor() && arguments[0].toTensor().scalar_type() == targets[0].scalar_type();
+  // Kept where a dtype may be unlike the result's: some kernels refuse to convert, as only they know.
+  const bool alike =
+      outs == 1 && arguments[0].isTensor() && arguments[0].toTensor().scalar_type() == targets[0].scalar_type();
   const std::vector<c10::IValue> all(alike ? arguments.end() : arguments.begin(), arguments.end());
   torch::jit::drop(*stack, outs);
   for (size_t i = op.kinds.size() - outs; i < op.functional->kinds.size(); ++i) {  // a factory's dtype, device, ...
@@ -206,9 +206,13 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
     TORCH_CHECK(result.device() == targets[i].device(), op.name, ": expected all tensors on one device, but found ",
                 result.device(), " and ", targets[i].device(), " (argument '", op.arg_names[op.kinds.size() - outs + i],
                 "')");
-    TORCH_CHECK(c10::canCast(result.scalar_type(), targets[i].scalar_type()), "result type ",
-                at::toString(result.scalar_type()), " can't be cast to the desired output type ",
-                at::toString(targets[i].scalar_type()));
+    if (C10_UNLIKELY(op.functional->random)) {
+      check_random_out(*op.functional, targets[i].scalar_type());
+    } else {
+      TORCH_CHECK(c10::canCast(result.scalar_type(), targets[i].scalar_type()), "result type ",
+                  at::toString(result.scalar_type()), " can't be cast to the desired output type ",
+                  at::toString(targets[i].scalar_type()));
+    }
     if (targets[i].sizes() != result.sizes()) {
       TORCH_CHECK(!read[i], "output with shape ", targets[i].sizes(), " doesn't match the broadcast shape ",
                   result.sizes());

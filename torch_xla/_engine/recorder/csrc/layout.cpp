@@ -238,4 +238,13 @@ void check_no_partial_overlap(XlaTensor& written, XlaTensor& read) {
               "memory location. Please clone() the tensor before performing the operation.");
 }
 
+void check_no_partial_overlap(XlaTensor& written, c10::ArrayRef<c10::IValue> read) {
+  for (const c10::IValue& argument : read) {
+    XlaTensor* x = argument.isTensor() ? maybe_xla(argument.toTensor()) : nullptr;
+    if (x != nullptr && x != &written) {
+      check_no_partial_overlap(written, *x);
+    }
+  }
+}
+
 }  // namespace torch_xla

@@ -32,6 +32,9 @@ bool shared_memory_holds(XlaTensor& x, at::IntArrayRef sizes);
 // Raises torch's error where some places of `written` are places of `read`, and not all, in their order.
 void check_no_partial_overlap(XlaTensor& written, XlaTensor& read);
 
+// The same for each tensor among what a call reads.
+void check_no_partial_overlap(XlaTensor& written, c10::ArrayRef<c10::IValue> read);
+
 // Whether the strides put two elements in one place, as far as can be told by looking at one dim at a time.
 bool strides_overlap(at::IntArrayRef sizes, at::IntArrayRef strides);
 

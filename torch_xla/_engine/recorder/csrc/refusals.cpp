@@ -133,6 +133,11 @@ void try_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
 // Whole numbers, bools and complex numbers that the CPU has no kernel for: most of these XLA does not have either,
 // which it would say when the graph is compiled. Whatever else the CPU has to say of zeros is of no interest.
 void check_dtype(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  // Other devices count whole numbers, too, and libraries hand them nothing else: the experts that tokens go to.
+  if ((op.functional ? op.functional->name : op.name) == "aten::histc" && arguments[0].isTensor() &&
+      at::isIntegralType(arguments[0].toTensor().scalar_type(), /*includeBool=*/false)) {
+    return;
+  }
   // XLA has most operators of the unsigned numbers that torch can do little with but keep.
   if (arguments.empty() || !arguments[0].isTensor() || is_floating(arguments) ||
       c10::isBarebonesUnsignedType(arguments[0].toTensor().scalar_type())) {
@@ -264,6 +269,20 @@ void check_masks(const at::Tensor& x, c10::ArrayRef<c10::IValue> indices) {
   }
 }
 
+// Whether a sum is asked for in a dtype that the CPU does not add up in: a dtype of an argument is not looked at
+// otherwise.
+bool adds_up_in_another_dtype(const Op& op, const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
+  if (name != "aten::cumsum" && name != "aten::cumprod" && name != "aten::nansum") {
+    return false;
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (op.kinds[i] == ArgKind::kDtype && !arguments[i].isNone()) {
+      return !at::isFloatingType(arguments[i].toScalarType());
+    }
+  }
+  return false;
+}
+
 bool is_empty(const c10::IValue& value) { return value.isTensor() && value.toTensor().numel() == 0; }
 
 // Whether values of another dtype, in another number, or of none of the places that there are, are put or looked up:
@@ -297,6 +316,7 @@ void check_for_reasons(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
     const at::ScalarType target = arguments[1].toTensor().scalar_type();
     TORCH_CHECK(target == at::kLong, "expected scalar type Long but found ", at::toString(target));
   } else if (lenient.count(name) != 0 || indexes_wrongly(name, arguments) ||
+             adds_up_in_another_dtype(op, name, arguments) ||
              (name == "aten::convolution" &&
               (any_below(arguments[3], 1) || any_below(arguments[4], 0) || any_below(arguments[5], 1)))) {
     raise_as_cpu_does(op, arguments);
@@ -308,6 +328,16 @@ void check_for_reasons(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
 bool is_mask(const c10::IValue& index) {
   return index.isTensor() && index.toTensor().defined() &&
          (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte);
+}
+
+void check_random_out(const Op& functional, at::ScalarType out) {
+  const std::string& name = functional.name;
+  TORCH_CHECK(name != "aten::multinomial" || out == at::kLong,
+              "multinomial expects Long tensor out, got: ", at::toString(out));
+  // torch draws the two parts of a complex number apart: that is no conversion of what is drawn here.
+  const bool refused = name.rfind("aten::normal", 0) == 0 ? !at::isFloatingType(out)
+                                                          : name == "aten::bernoulli" && at::isComplexType(out);
+  TORCH_CHECK_NOT_IMPLEMENTED(!refused, "\"", name, "\" not implemented for '", at::toString(out), "'");
 }
 
 void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {

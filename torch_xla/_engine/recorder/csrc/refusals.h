@@ -11,6 +11,9 @@ namespace torch_xla {
 // Raises what the CPU raises for these arguments, for all reasons that shapes, dtypes and numbers tell.
 void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
+// Raises what the CPU raises for draws that are written to a tensor of this dtype. Draws that the CPU converts pass.
+void check_random_out(const Op& functional, at::ScalarType out);
+
 // Whether an index chooses elements by their truth: how many it chooses is not known when it is recorded.
 bool is_mask(const c10::IValue& index);
 
