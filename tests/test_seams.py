@@ -71,6 +71,7 @@ FOUND: dict[str, seams.Program] = {
     "values that do not fit the places": [
         ("transpose", 0, 2, 7, 5), ("mask index", 2, 0, 1, 1), ("number first", 1, 2, 8, 7), ("index_put_", 0, 8, 4, 9),
     ],
+    "an index for a tensor without dims": [("sum", 5, 3, 1, 3), ("index_put_", 5, 11, 5, 6)],
     "an operand is not resized": [("mean", 8, 5, 11, 1), ("sqrt", 0, 10, 11, 8), ("eq out", 11, 9, 6, 6)],
     "a lazy conjugate of the target is read as a copy": [("H", 1, 1, 5, 6), ("add out", 5, 8, 4, 7)],
 }  # fmt: skip

@@ -88,11 +88,11 @@ def test_sites_are_told_apart(storm: None) -> None:
 
 def test_many_sites_with_one_graph_each(storm: None) -> None:
     """Six lines whose graphs ran once: what is new after that is interpreted, and compiled when it comes again."""
-    x = torch.zeros(3).to("xla")
+    names = {"x": torch.zeros(3).to("xla"), "torch_xla": torch_xla}
     with counts() as moved:
         for number in range(7):
             text = "\n" * number + f"y = x{'.sin()' * number} + 0.5; torch_xla.sync()"
-            exec(compile(text, "lines.py", "exec"))
+            exec(compile(text, "lines.py", "exec"), names)
     assert moved.only(*NAMES) == {"CompileTime": 6, "ExecuteTime": 6, "InterpretedGraphs": 1}
 
 

@@ -251,8 +251,8 @@ void check_random(const Op& op, const std::string& name, c10::ArrayRef<c10::IVal
   }
 }
 
-// A mask has the sizes of the dims that it chooses from.
-void check_masks(const at::Tensor& x, c10::ArrayRef<c10::IValue> indices) {
+// There are no more indices than dims, and a mask has the sizes of the dims that it chooses from.
+void check_indices(const at::Tensor& x, c10::ArrayRef<c10::IValue> indices) {
   int64_t dim = 0;
   for (const c10::IValue& index : indices) {
     if (!is_mask(index)) {
@@ -267,6 +267,7 @@ void check_masks(const at::Tensor& x, c10::ArrayRef<c10::IValue> indices) {
     }
     dim += mask.dim();
   }
+  TORCH_CHECK_INDEX(dim <= x.dim(), "too many indices for tensor of dimension ", x.dim(), " (got ", dim, ")");
 }
 
 // Whether a sum is asked for in a dtype that the CPU does not add up in: a dtype of an argument is not looked at
@@ -291,7 +292,7 @@ bool indexes_wrongly(const std::string& name, c10::ArrayRef<c10::IValue> argumen
   if (name == "aten::index_put" || name == "aten::_index_put_impl" || name == "aten::index_copy") {
     const size_t source = name == "aten::index_copy" ? 3 : 2;
     const auto indices = name == "aten::index_copy" ? c10::ArrayRef<c10::IValue>() : arguments[1].toListRef();
-    check_masks(arguments[0].toTensor(), indices);
+    check_indices(arguments[0].toTensor(), indices);
     return arguments[0].toTensor().scalar_type() != arguments[source].toTensor().scalar_type() ||
            std::any_of(indices.begin(), indices.end(), is_empty) ||
            (!indices.empty() && arguments[source].toTensor().numel() != 1 &&
