@@ -171,6 +171,8 @@ IN_TESTS_OF_THEIR_OWN = {
     "XLA_PERSISTENT_CACHE_PATH": "test_compile_cache.py::test_second_process_compiles_nothing",
     "TORCH_XLA_PERSISTENT_CACHE_GB": "test_compile_cache.py::test_the_users_own_folder_is_used_where_none_is_named",
     "XLA_PERSISTENT_CACHE_READ_ONLY": "test_compile_cache.py::test_second_process_compiles_nothing",
+    "TORCH_XLA_STORM": "test_storms.py::test_environment",
+    "TORCH_XLA_FIRST_RUN": "test_storms.py::test_environment",
     "TORCH_XLA_CPU_KERNELS": "test_cpu_kernels.py::test_off",
     "XLA_FALLBACK_WARN": "test_fallback.py::test_warnings_can_be_turned_off",
     "XLA_METRICS_SAMPLES": "test_metrics.py::test_settings",

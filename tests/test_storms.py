@@ -17,7 +17,7 @@ from hypothesis import settings as options
 
 import torch_xla
 from tests import test_random_programs
-from tests.helpers import Counts, counts
+from tests.helpers import Counts, counts, run_script
 from tests.ops import check, database, exceptions
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import observer
@@ -99,6 +99,28 @@ def test_many_sites_with_one_graph_each(storm: None) -> None:
 def test_compile_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     _set(monkeypatch, TORCH_XLA_STORM="compile")
     assert _grows([2, 3, 4, 5, 6])[0].only(*NAMES) == {"CompileTime": 5, "ExecuteTime": 5}
+
+
+@pytest.mark.parametrize(
+    ("variables", "interpreted"),
+    [
+        ({"TORCH_XLA_STORM": "interpret"}, "2"),
+        ({"TORCH_XLA_STORM": "compile"}, "None"),
+        ({"TORCH_XLA_STORM": "compile", "TORCH_XLA_FIRST_RUN": "eager"}, "4"),
+    ],
+)
+def test_environment(variables: dict[str, str], interpreted: str) -> None:
+    program = """
+        import torch, torch_xla
+        import torch_xla.debug.metrics as met
+
+        for n in range(4):
+            y = torch.ones(n + 1).to("xla") * 3
+            torch_xla.sync()
+        print(y.tolist(), met.counter_value("InterpretedGraphs"))
+    """
+    done = run_script(program, XLA_EXPLAIN_RECOMPILATIONS="0", **variables)
+    assert done.stdout == f"[3.0, 3.0, 3.0, 3.0] {interpreted}\n"
 
 
 def test_a_storm_is_told_once(storm: None, caplog: pytest.LogCaptureFixture) -> None:
