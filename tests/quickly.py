@@ -14,3 +14,4 @@ FLAGS = (
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 os.environ.setdefault("XLA_PERSISTENT_CACHE_PATH", "")  # tests count compilations, and leave nothing to the next run
 os.environ.setdefault("TORCH_XLA_STORM", "compile")  # tests are of programs, but for test_storms.py
+os.environ.setdefault("TORCH_XLA_FIRST_RUN", "compile")

@@ -54,7 +54,9 @@ def test_block_runs(mark: str, program: str, tmp_path: Path, monkeypatch: pytest
         # Its processes are forks here: an interpreter takes five seconds of a core (test_spawn.py starts some).
         program, calls = re.subn(r"(xmp\.spawn|torch_xla\.launch)\((\w+)", r'\1(\2, start_method="fork"', program)
         assert calls == 1
-    run_script(program, **{"TORCH_XLA_STORM": "interpret"} | variables)  # as users have it
+    run_script(
+        program, **{"TORCH_XLA_STORM": "interpret", "TORCH_XLA_FIRST_RUN": "auto"} | variables
+    )  # as users have it
 
 
 def test_marks_are_known() -> None:

@@ -86,8 +86,9 @@ def test_sites_are_told_apart(storm: None) -> None:
     assert moved["InterpretedGraphs"] == again["InterpretedGraphs"] == 0
 
 
-def test_many_sites_with_one_graph_each(storm: None) -> None:
+def test_many_sites_with_one_graph_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six lines whose graphs ran once: what is new after that is interpreted, and compiled when it comes again."""
+    _set(monkeypatch, TORCH_XLA_FIRST_RUN="auto")
     names = {"x": torch.zeros(3).to("xla"), "torch_xla": torch_xla}
     with counts() as moved:
         for number in range(7):
@@ -145,14 +146,31 @@ def test_first_run(first: None) -> None:
         torch.testing.assert_close(y.cpu(), (x.t() @ x).softmax(0))
 
 
-def test_a_large_graph_is_compiled_when_it_comes_again(storm: None) -> None:
-    for expected in ({"InterpretedGraphs": 1}, {"CompileTime": 1, "ExecuteTime": 1}):
+@pytest.mark.parametrize(
+    ("ops", "first"), [(300, {"CompileTime": 1, "ExecuteTime": 1}), (301, {"InterpretedGraphs": 1})]
+)
+def test_a_large_graph_is_compiled_when_it_comes_again(
+    monkeypatch: pytest.MonkeyPatch, ops: int, first: dict[str, int]
+) -> None:
+    _set(monkeypatch, TORCH_XLA_FIRST_RUN="auto")
+    for expected in (first, {"ExecuteTime": 1} | ({"CompileTime": 1} if "InterpretedGraphs" in first else {})):
         x = torch.zeros(3).to("xla")
         with counts() as moved:
-            for _ in range(5_001):
+            for _ in range(ops):
                 x = x + 1
             torch_xla.sync()
-        assert moved.only(*NAMES) == expected and x.tolist() == [5_001] * 3
+        assert moved.only(*NAMES) == expected and x.tolist() == [ops] * 3
+
+
+def test_what_would_need_much_more_memory_is_compiled(first: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storms, "_MOST_KEPT", 4000)
+    for size, expected in ((1000, {"InterpretedGraphs": 1}), (1001, {"CompileTime": 1, "ExecuteTime": 1})):
+        x = torch.zeros(size).to("xla")
+        torch_xla.sync()
+        x.add_(1)
+        with counts() as moved:
+            torch_xla.sync()
+        assert moved.only(*NAMES) == expected
 
 
 def test_a_region_that_is_compiled_is_compiled(first: None) -> None:

@@ -113,7 +113,7 @@ GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
 GRAPH_FORMAT = Kind(_one_of(GRAPH_FORMATS), "one of " + ", ".join(GRAPH_FORMATS))
 
 
-WHEN_NEW = Kind(_one_of(("compile", "eager")), "compile or eager")
+WHEN_NEW = Kind(_one_of(("auto", "eager", "compile")), "auto, eager or compile")
 IN_STORMS = Kind(_one_of(("interpret", "compile")), "interpret or compile")
 
 
@@ -250,8 +250,8 @@ class Settings:
     )
     TORCH_XLA_FIRST_RUN = Variable(
         WHEN_NEW,
-        "compile",
-        "what is done on CPU devices with a graph that is new: eager compiles it when it comes again",
+        "auto",
+        "which graphs CPU devices compile only when they come again: all (eager), none (compile), those that take long",
     )
     XLA_SYNC_TENSORS_OPBYOP = Variable(
         FLAG, "0", "compile and run each operation of a step on its own", "SYNC_TENSORS_OPBYOP"

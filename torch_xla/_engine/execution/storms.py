@@ -1,25 +1,25 @@
-"""Which graphs are not worth compiling: a compilation pays when its program runs again.
+"""Which graphs are not worth compiling, or not yet: a compilation pays when its program runs again.
 
 Where shapes grow (a text that is generated, lengths that depend on data) a line of the user's makes another graph each
 time: a storm. From the third such graph of a line on, one that is new is interpreted (interpreted.py), and compiled
-only if it comes again often. One that is very large (a text of which no word is looked at until its end) is compiled
-when it comes again. What decides is what was recorded, never time: two runs of a script compute the same bits.
+only if it comes again often. The first step of a training and a single evaluation never come again: what takes long to
+compile is compiled when it comes the second time. What decides is what was recorded, never time: two runs of a script
+compute the same bits.
 
-    graph                                                 TORCH_XLA_FIRST_RUN=compile      =eager
-    known program                                         launched                         launched
-    new; fewer than two graphs of its site ran only once  compiled                         interpreted
-    new; two or more: a storm                             interpreted *                    interpreted
-    new; six graphs, of whatever sites, ran only once     interpreted *                    interpreted
-    new; more than 5,000 operations                       interpreted *                    interpreted
-    was interpreted, in a storm, fewer than 16 times      interpreted *                    interpreted *
-    was interpreted otherwise                             compiled                         compiled
-    exchanges values between replicas, or several         compiled                         compiled
-      devices are one (SPMD); or is in a function of
-      torch_xla.compile; or the device is no CPU; or
-      somebody looks at every program (aot)
-    cannot be interpreted                                 compiled, which is counted       compiled, counted
+    graph on a CPU device                                  TORCH_XLA_FIRST_RUN=   auto          eager         compile
+    known program                                                                 launched      launched      launched
+    new, of at most 300 operations                                                compiled      interpreted   compiled
+    new, of more; or six, of whatever sites, ran only once                        interpreted   interpreted   compiled
+    was interpreted once                                                          compiled      compiled      compiled
 
-    * compiled with TORCH_XLA_STORM=compile
+    new, and two graphs of its site ran only once: a storm                        interpreted, in all three
+    was interpreted in a storm, fewer than 16 times                               interpreted, in all three
+    either, with TORCH_XLA_STORM=compile                                          as above
+
+    exchanges values between replicas; several devices are one (SPMD); in a function of torch_xla.compile; somebody
+    looks at every program (aot); a program would write over more than 1 GB of what it reads, which an interpretation
+    has to keep until its end; the device is no CPU                               compiled, in all three
+    cannot be interpreted                                                         compiled, which is counted
 
 A *site* is a line of the user's at which graphs run, and why, on a device: as in diagnostics/recompilation.py.
 """
@@ -27,6 +27,7 @@ A *site* is a line of the user's at which graphs run, and why, on a device: as i
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import abstract, devices
@@ -51,7 +53,8 @@ if TYPE_CHECKING:
 _UNREPEATED = 2  # graphs of one site that have run once, from which on a new one is another of their kind
 _ANYWHERE = 6  # graphs of all sites that have run once, from which on a new one will not come again, most often
 _WORTH = 16  # runs of a graph in a storm before it is compiled: a program of the CPU gains little over its kernels
-_LARGE = 5_000  # operations that take minutes to compile, and less than a second to interpret
+_LARGE = 300  # operations, that take seconds to compile, and a hundredth of that to interpret
+_MOST_KEPT = 2**30  # bytes
 _REMEMBERED = 4096  # graphs that ran once
 
 _log = logging.getLogger("torch_xla.execute")
@@ -154,15 +157,15 @@ def forget() -> None:
 
 def interpret(step: Step) -> Sequence[jax.Array] | None:
     """Computes a graph that no program is known of, if it is not worth one; None: it is to be compiled."""
-    storms, first = settings.TORCH_XLA_STORM != "compile", settings.TORCH_XLA_FIRST_RUN == "eager"
-    if not storms and not first:
+    storms, first = settings.TORCH_XLA_STORM != "compile", settings.TORCH_XLA_FIRST_RUN
+    if not storms and first == "compile":
         return None
     name, site = _name(step), observer.site(step.device)
     seen = _graphs.get(name)
     if seen is None:
         in_storm = storms and _graphs.once(site) >= _UNREPEATED
-        rare = _graphs.once_anywhere() >= _ANYWHERE or step.graph.node_count > _LARGE
-        wanted = in_storm or first or (storms and rare)
+        waits = first == "auto" and (step.graph.node_count > _LARGE or _graphs.once_anywhere() >= _ANYWHERE)
+        wanted = in_storm or waits or first == "eager"
     else:
         in_storm = wanted = storms and seen.in_storm and seen.runs < _WORTH
     results = _interpreted(step, site if in_storm else None) if wanted and _may_be_interpreted(step) else None
@@ -178,8 +181,15 @@ def _may_be_interpreted(step: Step) -> bool:
         and not replicas.is_spmd()
         and not modes.in_region()
         and not observer.listeners
+        and _kept_bytes(step) <= _MOST_KEPT
         and (replicas.world_size() == 1 or replicated.team_of(step.spec) is None)
     )
+
+
+def _kept_bytes(step: Step) -> int:
+    leaves = step.graph.leaf_shapes
+    found = [leaves[position] for position in step.graph.donated]
+    return sum(math.prod(shape) * dtypes.FROM_CODE[code].itemsize for shape, code in found)
 
 
 def _interpreted(step: Step, storm: observer.Site | None) -> Sequence[jax.Array] | None:
