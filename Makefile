@@ -111,6 +111,7 @@ fix: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.record $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.step $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.first
 	$(BIN)/python -m benchmarks.launching
 	$(BIN)/python -m benchmarks.layers $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.replicas $(if $(findstring quick,$(BENCH_ARGS)),--quick)

@@ -296,6 +296,36 @@ def test_draws_of_many_shapes_are_few_programs(first: None) -> None:
     assert moved["OpByOpCompileCacheMiss"] <= 3  # results of at most 64, 128 and 256 elements
 
 
+@pytest.mark.parametrize("variable", ["XLA_USE_32BIT_LONG", "XLA_USE_BF16", "XLA_DOWNCAST_BF16"])
+def test_where_the_device_stores_narrower_dtypes(variable: str) -> None:
+    """Numbers and draws are those of programs; so they are where each operation is a program."""
+    program = """
+        import torch, torch_xla
+        from torch_xla._engine.base.settings import settings
+        from torch_xla._engine.execution import programs, storms
+
+        def values():
+            torch.manual_seed(0)
+            x = torch.arange(6.0).to("xla")
+            y = torch.nn.functional.dropout(x.view(2, 3).t() + 1, 0.5)
+            n = torch.randint(100, (4,), device="xla") + torch.arange(4, device="xla") * 3
+            d = torch.rand(3, device="xla", dtype=torch.float64)
+            x[1:3] = 7
+            torch_xla.sync()
+            return [t.cpu().tolist() for t in (x, y, n, d, torch.randn(5, device="xla"))]
+
+        found = []
+        for name, value in (("TORCH_XLA_FIRST_RUN", "compile"), ("TORCH_XLA_FIRST_RUN", "eager"),
+                            ("XLA_SYNC_TENSORS_OPBYOP", True)):
+            settings.__dict__[name] = value
+            programs.cache.clear()
+            storms.forget()
+            found.append(values())
+        assert found[0] == found[1] == found[2], found
+    """
+    run_script(program, **{variable: "1"})
+
+
 def test_what_a_kernel_refuses_is_compiled(first: None, caplog: pytest.LogCaptureFixture) -> None:
     """An index beyond the end: the CPU's kernel raises where a program takes the last row."""
     x, index = torch.arange(6.0).reshape(3, 2).to("xla"), torch.tensor([0, 7]).to("xla")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
@@ -62,14 +61,13 @@ class _Apart:
         values: list[Any] = []
         for operand in alone.operands:
             memory = operands.get(operand)
-            # A seed has 64 bits also where int64 has 32.
-            promises.append(((), torch.uint64) if memory is None else (memory.shape, dtypes.FROM_CODE[memory.dtype]))
+            promises.append(op_by_op.SEED if memory is None else (memory.shape, dtypes.FROM_CODE[memory.dtype]))
             values.append(seed if memory is None else _array(memory, step.device))
         compiled = op_by_op.compiled(alone, promises, step.device, step.products)
         made = iter(compiled(floats[alone.floats], ints[alone.ints], *values))
         return [None if dtype is None else next(made) for _, dtype in node.outs]
 
-    def _as_first_draw(self, node: NodeSpec, ints: np.ndarray) -> tuple[NodeSpec, np.uint64 | None]:
+    def _as_first_draw(self, node: NodeSpec, ints: np.ndarray) -> tuple[NodeSpec, np.ndarray | None]:
         """A node that draws, as the first draw after a seed, and that seed: then draws of one kind are one program."""
         rule = RULES.get(node.op)
         if rule is None or not rule.random:
@@ -77,9 +75,8 @@ class _Apart:
         spec = self._step.spec
         *args, (_, seed), (_, draws) = node.args
         ((_, position),) = spec.nodes[seed - len(spec.leaves)].args
-        halves = np.asarray(ints[position], np.int64).reshape(1).view(np.uint32)
-        moved = halves + np.array([draws * stride % 2**32 for stride in STRIDE], np.uint32)
-        return replace(node, args=[*args, (1, seed), (0, 0)]), moved.view(np.uint64)[0]
+        moved = op_by_op.halves(ints[position]) + np.array([draws * s % 2**32 for s in STRIDE], np.uint32)
+        return replace(node, args=[*args, (1, seed), (0, 0)]), moved
 
 
 def _is_each(node: NodeSpec, operands: dict[int, Any]) -> bool:

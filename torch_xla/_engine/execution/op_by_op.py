@@ -51,6 +51,15 @@ _executables: LruCache[jax.stages.Compiled] = LruCache(lambda: metrics.count("De
 _chains: LruCache[Chain] = LruCache(lambda: metrics.count("OpByOpGraphForgotten"))
 
 
+#: A seed's 64 bits as the value of an operand: in two halves, as some devices store 64-bit integers as 32.
+SEED: Promise = ((2,), torch.uint32)
+
+
+def halves(seed: np.int64) -> np.ndarray:
+    """The bits of a seed as a value of SEED, the low half first."""
+    return np.asarray(seed, np.int64).reshape(1).view(np.uint32)
+
+
 class Alone:
     """One node as a graph of its own, its operands numbered anew in order of use."""
 
@@ -142,7 +151,7 @@ class Chain:
     @staticmethod
     def _step(node: NodeSpec, promises: list[Promise], device: int, products: Precision) -> tuple[_Step, Promise]:
         if node.op == "torch_xla::seed":
-            return _Step(None, (), (), (node.args[0][1],)), ((), torch.uint64)  # 64 bits also where int64 has 32
+            return _Step(None, (), (), (node.args[0][1],)), SEED
         if node.op == "torch_xla::getitem":
             producer, item = node.args[0][1], node.args[1][1]
             return _Step(None, (producer,), (), (), item=item), node.outs[item]
@@ -179,7 +188,7 @@ class Chain:
     @staticmethod
     def _value(step: _Step, values: list[Any], floats: Any, ints: Any) -> Any:
         if step.compiled is None:
-            return values[step.operands[0]][step.item] if step.operands else ints[step.ints[0]].astype(np.uint64)
+            return values[step.operands[0]][step.item] if step.operands else halves(ints[step.ints[0]])
         operands = [values[i] for i in step.operands]
         results = step.compiled(floats[list(step.floats)], ints[list(step.ints)], *operands)
         if step.single:

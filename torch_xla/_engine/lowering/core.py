@@ -28,6 +28,8 @@ STRIDE = (1, 0x9E3779B9)
 def key_data(seed: jax.Array, draws: int) -> jax.Array:
     """uint32[2], the raw data of a threefry key: the state ``draws`` draws after the 64-bit integer ``seed``.
 
+    That may come as its two halves, the low one first, in 32 bits each.
+
     One draw after seed + stride is two draws after seed: where a program is cut changes no number. The recorder starts
     with another seed before the low half would carry into the high one: a sum of 64 bits takes twice as long to compile
     as the rest of a draw (jax 0.10.2, CPU).
