@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from benchmarks import jax_models
+
 State = Any
 Step = Callable[[State, Array, Array], tuple[State, Array]]
 #: Lays out activations, whose first dimension is the batch's.
@@ -160,27 +162,10 @@ def gpt2(
     def loss(p: Any, tokens: Array, targets: Array) -> Array:
         x = p["tokens"][tokens] + p["positions"][: tokens.shape[1]]
         for one in p["blocks"]:
-            x = _block(one, spread(x), heads)
-        return cross_entropy(_norm(p["norm"], spread(x)) @ p["head"], targets)
+            x = jax_models.block(one, spread(x), heads)
+        return cross_entropy(jax_models.norm(p["norm"], spread(x)) @ p["head"], targets)
 
     return of_adamw(parameters), adamw(loss)
-
-
-def _norm(p: tuple[Array, Array], x: Array) -> Array:
-    x32 = x.astype(jnp.float32)
-    centred = x32 - x32.mean(-1, keepdims=True)
-    y = centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
-    return (y * p[0].astype(jnp.float32) + p[1].astype(jnp.float32)).astype(x.dtype)
-
-
-def _block(p: dict[str, tuple[Array, Array]], x: Array, heads: int) -> Array:
-    batch, length, width = x.shape
-    qkv = _norm(p["norm1"], x) @ p["qkv"][0] + p["qkv"][1]
-    q, k, v = (part.reshape(batch, length, heads, width // heads) for part in jnp.split(qkv, 3, axis=-1))
-    attended = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(batch, length, width)
-    x = x + attended @ p["out"][0] + p["out"][1]
-    hidden = jax.nn.gelu(_norm(p["norm2"], x) @ p["up"][0] + p["up"][1], approximate=False)
-    return x + hidden @ p["down"][0] + p["down"][1]
 
 
 # --- Llama, as in examples/train_llama.py

@@ -132,9 +132,9 @@ def vit(
         weight, bias = p["patches"]
         x = lax.conv_general_dilated(images, weight, (patch, patch), "VALID") + bias[:, None, None]
         x = x.reshape(*x.shape[:2], -1).swapaxes(1, 2) + p["positions"]
-        for block in p["blocks"]:
-            x = _block(block, x, heads, is_causal=False)
-        return _norm(p["norm"], x).mean(1) @ p["head"][0] + p["head"][1]
+        for layer in p["blocks"]:
+            x = block(layer, x, heads, is_causal=False)
+        return norm(p["norm"], x).mean(1) @ p["head"][0] + p["head"][1]
 
     return _with_adamw(parameters, model, lr)
 
@@ -164,23 +164,27 @@ def _adamw(state: State, grads: Any, lr: float) -> State:
     return jax.tree.map(update, parameters, first, second), first, second, count
 
 
-def _norm(p: tuple[Array, Array], x: Array) -> Array:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5) * p[0] + p[1]
+def norm(p: tuple[Array, Array], x: Array) -> Array:
+    """Over the last axis, in float32 whatever the dtype of ``x``."""
+    x32 = x.astype(jnp.float32)
+    centred = x32 - x32.mean(-1, keepdims=True)
+    y = centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
+    return (y * p[0].astype(jnp.float32) + p[1].astype(jnp.float32)).astype(x.dtype)
 
 
-def _block(p: dict[str, tuple[Array, Array]], x: Array, heads: int, is_causal: bool = True) -> Array:
+def block(p: dict[str, tuple[Array, Array]], x: Array, heads: int, is_causal: bool = True) -> Array:
+    """A layer of a transformer, norms first."""
     batch, length, width = x.shape
-    qkv = _norm(p["norm1"], x) @ p["qkv"][0] + p["qkv"][1]
+    qkv = norm(p["norm1"], x) @ p["qkv"][0] + p["qkv"][1]
     q, k, v = (part.reshape(batch, length, heads, width // heads) for part in jnp.split(qkv, 3, axis=-1))
     attended = jax.nn.dot_product_attention(q, k, v, is_causal=is_causal).reshape(batch, length, width)
     x = x + attended @ p["out"][0] + p["out"][1]
-    hidden = jax.nn.gelu(_norm(p["norm2"], x) @ p["up"][0] + p["up"][1], approximate=False)
+    hidden = jax.nn.gelu(norm(p["norm2"], x) @ p["up"][0] + p["up"][1], approximate=False)
     return x + hidden @ p["down"][0] + p["down"][1]
 
 
 def _gpt(p: dict[str, Any], tokens: Array, heads: int) -> Array:
     x = p["tokens"][tokens] + p["positions"][: tokens.shape[1]]
-    for block in p["blocks"]:
-        x = _block(block, x, heads)
-    return _norm(p["norm"], x) @ p["head"]
+    for layer in p["blocks"]:
+        x = block(layer, x, heads)
+    return norm(p["norm"], x) @ p["head"]

@@ -319,6 +319,7 @@ def _meet(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
     store: dist.Store = coordination.job_store() if count > 1 else dist.HashStore()
     if replicas.represents():
         yield store, 0, replicas.world_size()
+        return
     yield dist.PrefixStore("init_process_group", store), replicas.process_index(), count
 
 
