@@ -104,11 +104,20 @@ def _find() -> tuple[jax.Device, ...]:
     return _local_devices()
 
 
-def _local_devices() -> tuple[jax.Device, ...]:
+def prepare() -> None:
+    """Asks jax for the CPU devices that will be wanted, before its backend starts: for what uses jax alone.
+
+    Raises RuntimeError where the backend has started with another number of them.
+    """
     wanted, count = None if _described else hardware.requested(), hardware.cpu_count()
     alone = replicas.process_count() == 1 or replicas.is_spmd()
     if count > 1 and (wanted is None or wanted.kind == "CPU") and alone:
         _ask_for_cpu_devices(count)
+
+
+def _local_devices() -> tuple[jax.Device, ...]:
+    prepare()
+    wanted = None if _described else hardware.requested()
     if wanted is None:
         return tuple(jax.local_devices(backend="cpu" if _described else None))
     platform = _PLATFORMS.get(wanted.kind, wanted.kind.lower())
