@@ -20,6 +20,9 @@ COMMAND = [sys.executable, "-W", "error", "-c"]
 #: Before tests run: what they import sets variables for children (torch._inductor its folder) that no user has.
 _AT_FIRST = dict(os.environ)
 
+#: What is not looked at before the first device, or the first step.
+_READ_LATE = {"XLA_FLAGS", "TORCH_XLA_STORM", "TORCH_XLA_FIRST_RUN"}
+
 #: Stands for sys.executable in the command of a program that imports torch_xla: a launcher may start it, too. Needs
 #: ``server_variables`` in its environment.
 PYTHON = [sys.executable, "-IS", str(ROOT / "tests" / "forked_python.py")]
@@ -113,9 +116,8 @@ _starting = threading.Lock()
 def _server() -> Server:
     with _starting:  # scripts are run by several threads
         if not _servers:
-            # A copy of all variables, which importing takes, counts as looking at each that is set; XLA_FLAGS is not
-            # looked at before the backend starts.
-            _servers.append(Server({n: v for n, v in environment().items() if n != "XLA_FLAGS"}))
+            # A copy of all variables, which importing takes, counts as looking at each that is set.
+            _servers.append(Server({n: v for n, v in environment().items() if n not in _READ_LATE}))
     return _servers[0]
 
 
