@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import selectors
 import socket
 import subprocess
@@ -121,6 +122,18 @@ def _server() -> Server:
     return _servers[0]
 
 
+#: What importing jax writes where its CUDA plugin is installed and finds no driver.
+_JAX_IMPORT = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR\n"
+    r"|I\d{4} .*Could not find cuda drivers on your machine, GPU will not be used\.\n"
+)
+
+
+def own_words(stderr: str) -> str:
+    """What a process has written besides that."""
+    return _JAX_IMPORT.sub("", stderr)
+
+
 def environment() -> dict[str, str]:
     """This process's at first, without what says how torch_xla is. In scripts, too, XLA compiles quickly and anew."""
     not_theirs = ("XLA_", "PJRT_", "CPU_NUM", "PYTEST_")
@@ -135,7 +148,10 @@ def run(code: str, fresh: bool, env: dict[str, str]) -> subprocess.CompletedProc
     """
     variables = environment() | env
     done = None if fresh else _server().run(code, variables)
-    return done or subprocess.run([*COMMAND, code], env=variables, capture_output=True, text=True)
+    if done is None:
+        done = subprocess.run([*COMMAND, code], env=variables, capture_output=True, text=True)
+    done.stderr = own_words(done.stderr)
+    return done
 
 
 def server_variables() -> dict[str, str]:
