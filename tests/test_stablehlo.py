@@ -75,6 +75,9 @@ CASES: dict[str, tuple[nn.Module, tuple[Any, ...], Any, tuple[Any, ...] | None]]
         nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 4)), (torch.randn(3, 5, 4),),
         {"input": {0: Dim("a", max=64), 1: Dim("b", max=64)}}, (torch.randn(4, 6, 4),),
     ),
+    "an example that is a part of a larger tensor": (
+        nn.Linear(4, 3), (torch.randn(9, 4)[:2],), {"input": {0: Dim("batch")}}, (torch.randn(5, 4),),
+    ),
     "bfloat16": (nn.Linear(4, 3).bfloat16(), (torch.randn(2, 4).bfloat16(),), None, None),
     "float64": (nn.Linear(4, 3).double(), (torch.randn(2, 4).double(),), None, None),
     "complex": (nn.Linear(4, 3, dtype=torch.complex64), (torch.randn(2, 4, dtype=torch.complex64),), None, None),

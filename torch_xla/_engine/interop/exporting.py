@@ -216,7 +216,9 @@ class _Sizes:
     """From torch's sizes to jax's: numbers, and symbols with torch's bounds, all of one scope."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
-        symbols = {str(s): r for s, r in program.range_constraints.items() if s.is_symbol}
+        # Others are no argument's: the size of a tensor that an example argument was a view of, or a computed one.
+        given = _symbols_of(program)
+        symbols = {str(s): r for s, r in program.range_constraints.items() if s.is_symbol and str(s) in given}
         self._symbols: dict[str, Any] = {}
         if symbols:
             constraints = [c for name, bounds in symbols.items() for c in _bounds(name, bounds)]
@@ -238,6 +240,13 @@ class _Sizes:
         if known is None:
             raise NotImplementedError(f"a size of the program is {expression}, which jax.export has no expression for")
         return known(*args)
+
+
+def _symbols_of(program: torch.export.ExportedProgram) -> set[str]:
+    """The symbols in the shapes of the program's inputs."""
+    values = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
+    sizes: list[Any] = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    return {str(symbol) for size in sizes if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
 
 
 def _product(*factors: Any) -> Any:
