@@ -210,3 +210,35 @@ def test_models_are_moved_one_at_a_time() -> None:
     model = xmp.MpModelWrapper(torch.nn.Linear(2, 1))
     assert next(model.to("xla").parameters()).device.type == "xla"
     assert xmp.MpSerialExecutor().run(lambda: 5) == 5
+
+
+#: As in a notebook: nothing could import the function. The CPU's threads have been used, and are used again.
+SESSION = """
+import os, sys, torch, torch_xla, torch_xla.core.xla_model as xm
+
+torch.set_num_threads(2)
+torch.randn(1000, 1000).exp()
+
+def train(index):
+    torch.randn(1000, 1000).exp()
+    print(xm.all_reduce("sum", torch.ones(2, device="xla")).tolist(), flush=True)
+
+if "used" in sys.argv:
+    torch.ones(2, device="xla").tolist()
+torch_xla.launch(train)
+"""
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_function_of_a_session(used: bool) -> None:
+    """It runs in forks; where those cannot be, the error says what to do."""
+    environment = os.environ | {"CPU_NUM_DEVICES": "2", "PJRT_DEVICE": "CPU"}
+    words = [*scripts.PYTHON, "-c", SESSION, *(["used"] if used else [])]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment | scripts.server_variables())
+    if used:
+        assert done.returncode == 1
+        assert "spawn: train was defined in a notebook or at a prompt" in done.stderr
+        assert "%%writefile train.py" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert [line for line in done.stdout.splitlines() if line.startswith("[2")] == ["[2.0, 2.0]"] * 2

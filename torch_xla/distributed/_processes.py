@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import torch.multiprocessing as mp
 
 from torch_xla._engine.base.settings import settings
@@ -55,7 +56,9 @@ class SpawnContext:
                 receiver, sender = context.Pipe(duplex=False)
                 self._pipes.append(receiver)
                 process = context.Process(
-                    target=_run, args=(index, fn, args, meeting | environment, sender, os.getpid()), daemon=daemon
+                    target=_run,
+                    args=(index, fn, args, meeting | environment, sender, os.getpid(), start_method == "fork"),
+                    daemon=daemon,
                 )
                 process.start()
                 self.processes.append(process)
@@ -154,9 +157,14 @@ def _run(
     environment: dict[str, str],
     errors: Connection,
     parent: int,
+    forked: bool,
 ) -> None:
     """The life of one process."""
     _die_with(parent)
+    if forked:
+        # The threads of the parent's OpenMP, which large operations on the CPU start, are not in a fork, whose first
+        # such operation would wait for them for ever. DataLoader's workers do the same.
+        torch.set_num_threads(1)
     os.environ.update(environment)
     settings.reload()
     watchdog.report = lambda message: _tell(errors, message)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,15 +45,19 @@ def spawn(
         On CPU any number; elsewhere at most the machine's devices.
       join: wait for all to end. Otherwise a SpawnContext with ``processes`` and ``join()`` is returned.
       daemon: whether the processes are daemonic (a daemonic one may not start processes itself).
-      start_method: ``spawn``, ``fork`` or ``forkserver``.
+      start_method: ``spawn``, ``fork`` or ``forkserver``. For a function of a notebook, or of another session that is
+        no file, which new processes could not import, ``spawn`` is ``fork``.
 
     Raises ValueError for a number of processes that cannot be; RuntimeError where a device was used before in a way
-    that the processes cannot live with; torch.multiprocessing.ProcessRaisedException with the traceback of the process
-    that failed first, or ProcessExitedException; the others have been ended then.
+    that the processes cannot live with, which is any way for a function of a notebook;
+    torch.multiprocessing.ProcessRaisedException with the traceback of the process that failed first, or
+    ProcessExitedException; the others have been ended then.
     """
     if devices.is_described():
         return _represent(fn, args, nprocs, join)
     count = hardware.count() if nprocs is None else nprocs
+    if count > 1 and start_method == "spawn" and _is_of_this_session(fn):
+        start_method = _fork_of_session(fn)
     _check(count, start_method)
     first = replicas.process_index() * count if settings.TORCH_XLA_DIST else 0
     if count == 1:
@@ -81,6 +86,25 @@ def _represent(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int | None
 
 def _from(index: int, fn: Callable[..., Any], first: int, args: tuple[Any, ...]) -> None:
     fn(first + index, *args)
+
+
+def _is_of_this_session(fn: Callable[..., Any]) -> bool:
+    """Whether new processes could not import the function: it was typed into a notebook, a prompt or ``python -c``."""
+    main = sys.modules["__main__"]
+    is_file = hasattr(main, "__file__") or getattr(main, "__spec__", None) is not None
+    return not is_file and getattr(getattr(fn, "func", fn), "__module__", None) == "__main__"
+
+
+def _fork_of_session(fn: Callable[..., Any]) -> str:
+    """The start method with which processes have such a function. RuntimeError where there is none left."""
+    if devices.started():
+        name = getattr(fn, "__name__", repr(fn))
+        raise RuntimeError(
+            f"spawn: {name} was defined in a notebook or at a prompt, where new processes cannot import it, and an xla "
+            "device has been used in this process, which XLA does not survive a fork of. Restart the kernel and call "
+            f"spawn before any device is used; or write {name} into a file (%%writefile train.py) and import it"
+        )
+    return "fork"
 
 
 def _check(count: int, start_method: str) -> None:
