@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from torch_xla.distributed.launcher import cluster
 from torch_xla.distributed.launcher.launch import CANNOT_START, launch
 from torch_xla.distributed.launcher.options import get_args_parser, job_of
 from torch_xla.distributed.launcher.workers import LaunchError
@@ -16,11 +17,12 @@ __all__ = ["get_args_parser", "main", "resolve_and_execute"]
 def resolve_and_execute(options: argparse.Namespace) -> int:
     """Runs the job of parsed options and returns its exit code: the worst of its workers, 0 if all ended well.
 
-    Raises ValueError for options that fit no job. 126: the workers could not be found or used. 130: Ctrl-C.
+    With ``--cluster`` it does not return: this process becomes the command. Raises ValueError for options that fit no
+    job. 126: the workers could not be found or used. 130: Ctrl-C.
     """
     job = job_of(options)
     try:
-        return launch(job)
+        return cluster.execute(job) if job.cluster else launch(job)
     except LaunchError as error:
         print(f"xla_dist: {error}", file=sys.stderr)
         return CANNOT_START

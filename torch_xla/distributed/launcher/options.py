@@ -16,10 +16,12 @@ Runs a command on every machine of a TPU, on a list of hosts, or several times o
   python -m torch_xla.distributed.xla_dist --tpu=NAME -- python train.py
   python -m torch_xla.distributed.xla_dist --hosts=a,b,c --env=XLA_USE_BF16=1 -- python train.py
   python -m torch_xla.distributed.xla_dist --local=2 -- python train.py
+  srun python -m torch_xla.distributed.xla_dist --cluster -- python train.py
 
 Each worker's output comes with its ordinal in front. When one fails, the others are ended; the exit code is the worst.
 The command finds the job in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT: without more,
 each worker is one process of the job; one that calls xla_multiprocessing.spawn becomes a process for each device.
+With --cluster a scheduler has started the processes, and each becomes the command: nothing is watched or restarted.
 """
 
 #: What the launcher sets itself, and what it replaces.
@@ -40,12 +42,13 @@ _TPU_WITH_VM = (
 
 @dataclass(frozen=True)
 class Job:
-    """What to run, and where. Exactly one of ``tpus``, ``hosts`` and ``local`` says where."""
+    """What to run, and where. Exactly one of ``tpus``, ``hosts``, ``local`` and ``cluster`` says where."""
 
     command: tuple[str, ...]
     tpus: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     local: int = 0
+    cluster: bool = False
     env: tuple[tuple[str, str], ...] = ()
     zone: str = ""
     conda_env: str = ""
@@ -70,6 +73,9 @@ def get_args_parser() -> argparse.ArgumentParser:
     where.add_argument("--vm", metavar="NAME", action="append", help="on this single TPU VM; can be repeated")
     where.add_argument("--hosts", metavar="A,B,C", help="on these machines, through ssh")
     where.add_argument("--local", metavar="N", type=int, help="N workers on this machine")
+    where.add_argument(
+        "--cluster", action="store_true", help="here, as the process that Slurm, Open MPI, Kubernetes or GKE says it is"
+    )
     where.add_argument("--zone", help="the zone of the TPU; default: that of gcloud's configuration")
     how = parser.add_argument_group("how to run")
     how.add_argument("--env", metavar="K=V", action="append", help="set a variable for the command; can be repeated")
@@ -96,8 +102,8 @@ def job_of(options: argparse.Namespace) -> Job:
     tpus = tuple([options.tpu] if options.tpu else options.vm or ())
     hosts = tuple(host for host in (options.hosts or "").split(",") if host)
     local = options.local or 0
-    if local < 0 or (bool(tpus) + bool(hosts) + bool(local)) != 1:
-        raise ValueError("say where to run, by one of --tpu, --vm, --hosts and --local (N at least 1)")
+    if local < 0 or (bool(tpus) + bool(hosts) + bool(local) + options.cluster) != 1:
+        raise ValueError("say where to run, by one of --tpu, --vm, --hosts, --local (N at least 1) and --cluster")
     for name in (*tpus, *hosts):
         if not _HOST.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a machine")
@@ -105,11 +111,14 @@ def job_of(options: argparse.Namespace) -> Job:
         raise ValueError("Docker Setup arguments and Conda Setup arguments are mutually exclusive.")
     if (options.docker_container or options.docker_run_flag) and not options.docker_image:
         raise ValueError("--docker-container and --docker-run-flag need --docker-image")
+    if options.cluster and (options.conda_env or options.docker_image or options.restart_tpuvm_pod_server):
+        raise ValueError("--cluster: conda, docker and the end of earlier jobs are the scheduler's")
     return Job(
         command=tuple(options.positional),
         tpus=tpus,
         hosts=hosts,
         local=local,
+        cluster=options.cluster,
         env=tuple(_variable(text) for text in options.env or ()),
         zone=options.zone or "",
         conda_env=options.conda_env or "",
