@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: A link to a file that is no page of the site stays as text.
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((\.\./[^)]+)\)")
-_MARKS = re.compile(r"^<!-- (not run|as a file.*|with \w+=.*|one program) -->\n", re.MULTILINE)
+_MARKS = re.compile(r"^<!-- (not run|with clients|as a file.*|with \w+=.*|one program) -->\n", re.MULTILINE)
 _TABLE = "<!-- the table of settings -->"
 
 
