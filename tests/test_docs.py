@@ -2,7 +2,8 @@
 
 A block that is no program (a signature, a fragment) has the line ``<!-- not run -->`` right before it. The blocks of a
 page with ``<!-- one program -->`` are one, but for those with a mark of their own: ``<!-- with NAME=VALUE -->`` sets
-variables, ``<!-- as a file -->`` (``, with NAME=VALUE``) is for programs that start processes.
+variables, ``<!-- as a file -->`` (``, with NAME=VALUE``) is for programs that start processes, and
+``<!-- with clients -->`` for those that need other libraries, which `make test-clients` runs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from helpers import ROOT, run_script
 from tests import scripts, torch_versions
 from torch_xla._engine.base import versions
 
-_BLOCK = re.compile(r"(?:<!-- (not run|as a file.*|with \w+=.*) -->\n)?```python\n((?:.*\n)*?)```$", re.MULTILINE)
+_BLOCK = re.compile(
+    r"(?:<!-- (not run|with clients|as a file.*|with \w+=.*) -->\n)?```python\n((?:.*\n)*?)```$", re.MULTILINE
+)
 _ONE_PROGRAM = "\n<!-- one program -->\n"
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 DOCUMENTS = [
@@ -40,7 +43,7 @@ def _programs() -> list[object]:
             blocks = [block for block in blocks if block[1]]
             blocks.insert(0, (parts[0][0], "", "\n".join(program for _, program in parts)))
         for line, mark, program in blocks:
-            if mark != "not run":
+            if mark not in ("not run", "with clients"):
                 found.append(pytest.param(mark, program, id=f"{path.relative_to(ROOT)}:{line}"))
     return found
 
@@ -63,7 +66,7 @@ def test_marks_are_known() -> None:
     """A mark that is spelled wrong would leave its block to the others."""
     for path in DOCUMENTS:
         for mark in re.findall(r"<!-- (.*) -->\n```python", path.read_text()):
-            assert re.fullmatch(r"not run|as a file(, with .*)?|with \w+=.*", mark), (path, mark)
+            assert re.fullmatch(r"not run|with clients|as a file(, with .*)?|with \w+=.*", mark), (path, mark)
 
 
 def test_pictures_are_those_that_are_drawn() -> None:
@@ -77,6 +80,20 @@ def test_pictures_are_those_that_are_drawn() -> None:
     assert kept == {name: draw().text for name, draw in pictures.PICTURES.items()}
     shown = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     assert all(f"](pictures/{name}.svg)" in shown for name in kept)
+
+
+def _rows(path: Path, start: str) -> list[list[str]]:
+    """The cells of the table whose first line starts so."""
+    text = path.read_text()
+    lines = text[text.index(start) :].partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_readme_has_the_figures_of_the_benchmarks() -> None:
+    names, _, *measured = _rows(ROOT / "docs" / "benchmarks.md", "| training step")
+    columns = [0, *map(names.index, ("step, ms", "eager CPU", "inductor", "jax"))]
+    _, _, *shown = _rows(ROOT / "README.md", "| | torch_xla | eager torch | torch.compile | jax, by hand |")
+    assert shown == [[row[column] for column in columns] for row in measured]
 
 
 def test_readme_shows_a_program() -> None:

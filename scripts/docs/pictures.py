@@ -179,7 +179,34 @@ def fsdp() -> Picture:
     return p
 
 
-PICTURES = {f.__name__: f for f in (step, lazy, processes, threads, spmd, fsdp)}
+_CONTESTANTS = {"step, ms": "torch_xla", "eager CPU": "eager torch", "inductor": "torch.compile", "jax": "jax, by hand"}
+
+
+def _training_steps() -> dict[str, list[float]]:
+    """The table of docs/benchmarks.md: for each model the ms of the contestants."""
+    text = (FOLDER.parent / "benchmarks.md").read_text()
+    table = text[text.index("| training step") :].partition("\n\n")[0]
+    names, _, *rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines())
+    return {row[0]: [float(row[names.index(name)]) for name in _CONTESTANTS] for row in rows}
+
+
+def steps() -> Picture:
+    """Training steps, each as long as it is in times of eager torch's."""
+    table = _training_steps()
+    p = Picture("A training step, in times of eager torch's", 74, 3 + 9 * len(table))
+    unit = min(14.0, 40 / max(time / times[1] for times in table.values() for time in times))
+    for number, (model, times) in enumerate(table.items()):
+        y = 2 + 9 * number
+        p.box(1, y, 15, 7.2, model.replace(", ", "\n"), "")
+        for line, (who, time) in enumerate(zip(_CONTESTANTS.values(), times, strict=True)):
+            ratio, at = time / times[1], y + 1.8 * line
+            p.box(16, at, 12, 1.7, who, "")
+            p.box(28.5, at + 0.2, unit * ratio, 1.3, "", "program" if line == 0 else "device")
+            p.box(28.5 + unit * ratio, at, 5, 1.7, f"{ratio:.2f}", "")
+    return p
+
+
+PICTURES = {f.__name__: f for f in (step, lazy, processes, threads, spmd, fsdp, steps)}
 
 
 def main() -> None:
