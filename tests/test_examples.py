@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import random
 import re
 import shutil
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
+import sklearn.datasets
 from helpers import ROOT, run_script
 
 from tests import scripts
@@ -146,6 +150,40 @@ def test_llama_takes_a_part_of_the_memory_on_each_of_eight_devices() -> None:
     assert alone[1] > 3 * alone[0], "weights, gradients and the optimizer's state"
     assert spread[1] <= 0.3 * alone[1], f"{spread[1]:,.0f} of {alone[1]:,.0f} bytes"
     assert spread[2:] == pytest.approx(alone[2:], abs=2e-3)
+
+
+def test_a_jax_function_in_a_model() -> None:
+    out = run_example("jax_in_torch.py", "--steps=200", "--target_error=0.4")
+    losses = [float(loss) for loss in re.findall(r"step \d+: .* ([\d.]+)", out)]
+    assert len(losses) == 2 and losses[1] < 0.01
+    assert re.search(r"mean error of the spring [\d.]+ \(of 0.5 to 3.5\), of the friction [\d.]+", out)
+
+
+def test_saving_and_serving(tmp_path: Path) -> None:
+    """Saved by this package, served by a process that has imported neither it nor torch."""
+    folder = tmp_path / "digits.stablehlo"
+    out = run_example("serve_stablehlo.py", "save", str(folder))
+    accuracy = re.search(r"test accuracy ([\d.]+)", out)
+    assert accuracy is not None and float(accuracy[1]) > 0.85
+    images, labels = sklearn.datasets.load_digits(return_X_y=True)
+    script = str(ROOT / "examples" / "serve_stablehlo.py")
+    with subprocess.Popen(
+        [sys.executable, "-X", "importtime", script, "serve", str(folder), "--port=0"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    ) as serving:  # fmt: skip
+        assert serving.stdout is not None and serving.stderr is not None
+        address = serving.stdout.readline().strip()
+        for count in (5, 32):
+            with urllib.request.urlopen(address, json.dumps((images[:count] / 16).tolist()).encode()) as answer:
+                found = json.load(answer)
+            assert np.mean(np.array(found["digits"]) == labels[:count]) > 0.8 and len(found["chances"]) == count
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(address, b"[[1, 2]]")
+        assert "rows of 64 numbers, not an array of shape (1, 2)" in refused.value.read().decode()
+        refused.value.close()
+        serving.terminate()
+        imported = set(re.findall(r"\| +([\w.]+)$", serving.stderr.read(), re.MULTILINE))
+    assert "jax" in imported and not {"torch", "torch_xla"} & imported
 
 
 def test_files_of_mnist(tmp_path: Path) -> None:
