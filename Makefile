@@ -10,7 +10,7 @@ CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorde
 # Containers often set it, and each interpreter that a test starts would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-clients test-ops test-targets lint fix bench \
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-clients test-ops test-targets test-debian lint fix bench \
     docs docs-check notebooks clean
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test-sanitize  tests of threads and lifetimes with a recorder that checks itself (long)"
 	@echo "make test-ops  every operator of torch against the CPU (long)"
 	@echo "make test-targets  every rule, compiled for a TPU and a GPU that are not here (long)"
+	@echo "make test-debian  what README says, on a clean Debian 12 and 13, as an ordinary user (root; long)"
 	@echo "make lint      formatting, lint, types, layers"
 	@echo "make fix       mend what can be mended of formatting and lint"
 	@echo "make bench     the benchmark tables, as markdown"
@@ -96,6 +97,10 @@ test-targets: $(READY)
 	$(BIN)/python -m pip install --quiet ".[tpu,cuda]" --requirement requirements-dev.txt
 	$(BIN)/python -m tests.targets $(or $(TARGETS),v5e h100) --output docs/op_coverage.md $(PYTEST_ARGS)
 
+# In folders made by debootstrap, which it needs, as root. DEBIAN: bookworm or trixie alone; DEBIAN_ARGS: --quick
+test-debian:
+	$(PYTHON) -m tests.clean_debian $(DEBIAN) $(DEBIAN_ARGS)
+
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -132,9 +137,11 @@ docs: .venv-docs/.ready
 docs-check: docs
 	$(DOCS)/python scripts/docs/check.py
 
-# With what .venv has, and what notebooks need beside it.
-notebooks: $(READY) .venv-docs/.ready
-	$(DOCS)/python scripts/docs/notebooks.py --packages .venv $(NOTEBOOKS)
+# With what .venv has, and what notebooks need beside it; 04 with the libraries of make test-clients.
+notebooks: $(READY) $(CLIENTS)/.ready .venv-docs/.ready
+	$(DOCS)/python scripts/docs/notebooks.py --packages .venv $(or $(NOTEBOOKS),$(filter-out notebooks/04%,$(wildcard notebooks/*.ipynb)))
+	$(if $(NOTEBOOKS),,$(DOCS)/python scripts/docs/notebooks.py --packages $(CLIENTS) $(wildcard notebooks/04*.ipynb))
+	$(DOCS)/python scripts/docs/interrupted.py --packages .venv
 
 clean:
 	rm -rf .venv .venv-docs .venv-torch-* .venv-clients build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -35,8 +35,11 @@ def environment(packages: Path, home: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{ROOT}:{folder}", "JUPYTER_DATA_DIR": str(home), "IPYTHONDIR": str(home)}
 
 
-def run(path: Path) -> None:
-    """Runs one notebook in its folder, and writes it with its outputs. Raises CellExecutionError."""
+def run(path: Path, packages: str) -> None:
+    """Runs one notebook in a folder of its own, and writes it with its outputs. Raises CellExecutionError.
+
+    ``packages``: the folder of modules, which is not kept in what they print.
+    """
     notebook = nbformat.read(path, as_version=4)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:  # for the files that it writes
@@ -54,7 +57,9 @@ def run(path: Path) -> None:
                 output["text"] = _FILE.sub(
                     lambda found, cell=cell: files.setdefault(found[0], f"In[{cell['execution_count']}]"),
                     output["text"],
-                ).replace(str(Path.home()), "~")
+                )
+                for place, name in ((f"{packages}/", ""), (str(Path.home()), "~")):
+                    output["text"] = output["text"].replace(place, name)
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(notebook, path)
     print(f"{path.name}: {time.perf_counter() - start:.0f} s")
@@ -68,9 +73,10 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         os.environ.update(environment(options.packages, Path(home)))
+        packages = os.environ["PYTHONPATH"].rpartition(":")[2]
         for path in options.notebooks or sorted((ROOT / "notebooks").glob("*.ipynb")):
             try:
-                run(path)
+                run(path, packages)
             except CellExecutionError as error:
                 print(f"{path.name}: {error}", file=sys.stderr)
                 return 1
