@@ -18,6 +18,7 @@ import ast
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -206,7 +207,7 @@ def check(debian: Debian, steps: list[Step]) -> list[str]:
 
 
 def in_own_name_space() -> None:
-    """Starts this program again where its mounts and processes end with it."""
+    """Starts this program again where its mounts end with it."""
     if os.environ.get("CLEAN_DEBIAN") == "inside":
         return
     for program in ("debootstrap", "unshare", "chroot"):
@@ -214,7 +215,8 @@ def in_own_name_space() -> None:
             raise SystemExit(f"clean_debian: {program} was not found: apt-get install debootstrap util-linux coreutils")
     if os.getuid() != 0:
         raise SystemExit("clean_debian: chroot and mount need root")
-    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
+    # Not a name space of processes as well: nobody there would wait for those whose parents have ended.
+    command = ["unshare", "--mount", "--propagation", "private"]
     again = [sys.executable, "-m", "tests.clean_debian", *sys.argv[1:]]
     sys.exit(subprocess.run([*command, *again], env=os.environ | {"CLEAN_DEBIAN": "inside"}).returncode)
 
@@ -228,6 +230,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="without make test")
     options = parser.parse_args()
     in_own_name_space()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # children of a job in the background ignore it
     options.folder.mkdir(parents=True, exist_ok=True)
     address = options.mirror or mirror(output("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)"))
     failed = 0
