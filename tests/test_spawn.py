@@ -241,4 +241,4 @@ def test_a_function_of_a_session(used: bool) -> None:
         assert "%%writefile train.py" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
-        assert [line for line in done.stdout.splitlines() if line.startswith("[2")] == ["[2.0, 2.0]"] * 2
+        assert done.stdout.count("[2.0, 2.0]") == 2  # on one line, where both write at once
