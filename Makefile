@@ -116,6 +116,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.calls $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.layers $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.replicas $(if $(findstring quick,$(BENCH_ARGS)),--quick)
+	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.watching $(BENCH_ARGS)
 
 DOCS := .venv-docs/bin

@@ -1,0 +1,93 @@
+"""The memory of this machine that a training step on the CPU takes, here and in eager torch.
+
+    python -m benchmarks.memory [--only GPT]
+
+Each contestant runs in a process of its own: five steps, then the peak of resident memory over five more (VmHWM, which
+the kernel sets back for it). "step" is what of that was not there before the model was made: parameters, gradients,
+the optimizer's state, activations, compiled programs. The rest is libraries, jax's and XLA's among them here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks import jax_models, models, report
+from benchmarks.step import JOBS, Job, Torch
+
+STEPS = 5
+#: A model whose parameters and activations are more than what libraries and compilers take.
+LARGE = Job(
+    "GPT-8L of 46M, AdamW",
+    functools.partial(models.GPT, layers=8, width=640, heads=10, vocabulary=4096, length=256),
+    functools.partial(models.text, batch=8, length=256, vocabulary=4096),
+    torch.optim.AdamW,
+    jax_models.gpt,
+)
+
+
+def _megabytes(name: str) -> float:
+    """A figure of this process's memory, by the kernel's name."""
+    found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def measured(name: str, device: str) -> dict[str, float]:
+    """MB of the process, and of the step, in this process."""
+    job = next(job for job in (*JOBS, LARGE) if job.name == name)
+    if device != "cpu":
+        import torch_xla  # noqa: F401  # and what the first device takes is no step's
+
+        (torch.ones(1, device=device) + 1).cpu()
+    before = _megabytes("VmRSS")
+    contestant = Torch(job, torch.device(device))
+    for _ in range(STEPS):
+        contestant.step()
+        contestant.wait()
+    Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(STEPS):
+        contestant.step()
+        contestant.wait()
+    peak = _megabytes("VmHWM")
+    return {"process": peak, "step": peak - before}
+
+
+def _in_a_process(name: str, device: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.memory", "--of", name, "--device", device]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="", help="only the jobs whose name contains this")
+    parser.add_argument("--of", help="measure this job in this process, and print JSON")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    if options.of:
+        print(json.dumps(measured(options.of, options.device)))
+        return
+    rows = []
+    for job in (*JOBS, LARGE):
+        if options.only in job.name:
+            here, eager = _in_a_process(job.name, "xla:0"), _in_a_process(job.name, "cpu")
+            cells = [f"{here['step']:.0f}", f"{eager['step']:.0f}", f"{here['step'] / eager['step']:.2f}"]
+            cells += [f"{here['process']:.0f}", f"{eager['process']:.0f}", f"{here['process'] / eager['process']:.2f}"]
+            rows.append([job.name, *cells])
+    print(report.setting() + "\n")
+    head = ["peak memory, MB", "step here", "eager CPU", "ratio", "process here", "eager CPU", "ratio"]
+    print(report.table(head, rows))
+
+
+if __name__ == "__main__":
+    main()
