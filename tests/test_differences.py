@@ -423,6 +423,21 @@ def resized(device: str, view: Callable[[Tensor], Tensor], size: tuple[int, ...]
     return [x, shown.clone()]
 
 
+def test_views_that_outgrow_their_memory() -> None:
+    """They go on with what comes next in it, in a row; what follows is not defined."""
+
+    def grown(device: str) -> list[Tensor]:
+        across = torch.arange(6.0, device=device).reshape(2, 3).t()
+        expanded = torch.arange(3.0, device=device).expand(2, 3)
+        conjugate = complexes(device).mH
+        lengths = (6, 3, 4)
+        return [x.resize_(9)[:n].clone() for x, n in zip((across, expanded, conjugate), lengths, strict=True)]
+
+    assert_same(grown("xla"), grown("cpu"))
+    with pytest.raises(NotImplementedError, match=r"aten::resize_: of a view of Float\[2, 2\] .* resize its clone"):
+        complexes("xla").real.resize_(3)
+
+
 def cross_entropy_gradient(device: str) -> Tensor | None:
     x = torch.arange(6.0, device=device).view(2, 3).requires_grad_()
     F.cross_entropy(x, torch.tensor([1, 2], dtype=BYTES, device=device)).backward()

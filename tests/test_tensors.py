@@ -108,12 +108,11 @@ def test_round_trip_and_casts(dtype: torch.dtype) -> None:
 
 
 def test_many_dims() -> None:
-    """More than an array of numpy can have; the CPU's refusals are those of the op, not of the way there."""
+    """More than an array of numpy can have."""
     x = torch.arange(2.0).reshape([1] * 64 + [2])
     there = x.to("xla")
     assert torch.equal((there + 1).cpu(), x + 1)
-    with pytest.raises(RuntimeError, match="only tensors with up to 64 dims are supported"):
-        there.amax()
+    assert torch.equal(there.amax().cpu(), x.amax())  # which torch's meta function refuses
 
 
 def test_moving() -> None:

@@ -33,7 +33,7 @@ def test_transformers(found: Architecture, cold: None) -> None:
     got, expected = (zoo.train(make, found.batch, device, found.double) for device in ("xla", "cpu"))
     zoo.assert_same(got, expected)
     assert got.fallbacks == set(found.fallbacks)
-    zoo.assert_compiled_once(got, found.programs, found.why)
+    zoo.assert_compiled_once(got, found.programs, found.why, found.again)
 
 
 def _named(name: str) -> Any:

@@ -41,12 +41,14 @@ class Architecture(NamedTuple):
     programs: int = 1  # of a step: one more for each value that the model asks for in the middle of it
     fallbacks: tuple[str, ...] = ()  # what runs on the CPU
     why: str = ""  # it compiles in each step
+    again: str = ""  # the second step compiles one of its programs once more
     double: bool = False  # in float64: it magnifies what float32 rounds, by batch normalization of few elements
 
 
 A = Architecture
 EXPERTS_SPLIT = "how many tokens an expert gets is the size of its operand, and another in each step"
 EXPERTS_CHOSEN = "which tokens an expert gets is an index of as many elements, another number in each step"
+KEPT = "positions that the first step computes are kept for those that follow"
 DELAYS = "the delays that it rolls by are read, and part of the program"
 
 # fmt: off
@@ -272,7 +274,7 @@ AUDIO = [
     A("Data2VecAudioForCTC", WAVES | {"num_conv_pos_embeddings": 2}, wave, programs=5, fallbacks=("aten::index.Tensor",
       "aten::masked_select",)),
     A("Wav2Vec2ConformerForCTC", WAVES | {"position_embeddings_type": "rotary", "conv_depthwise_kernel_size": 3}, wave,
-      programs=5, fallbacks=("aten::index.Tensor", "aten::masked_select",)),
+      programs=5, fallbacks=("aten::index.Tensor", "aten::masked_select",), again=KEPT),
     A("SEWForCTC", WAVES | {"squeeze_factor": 2}, wave, programs=5, fallbacks=("aten::index.Tensor",
       "aten::masked_select",)),
     A("Wav2Vec2BertForCTC", SMALL | {"feature_projection_input_dim": 16, "conv_depthwise_kernel_size": 3,

@@ -30,7 +30,11 @@ def table() -> str:
 
 def _row(found: Architecture) -> str:
     fallbacks = ", ".join(f"`{name}`" for name in found.fallbacks)
-    why = f"compiled in each step: {found.why}" if found.why else ""
+    why = (
+        f"compiled in each step: {found.why}"
+        if found.why
+        else found.again and f"one compiled again in the second: {found.again}"
+    )
     return f"| {found.model} | {found.programs} | {fallbacks} | {why} |\n"
 
 

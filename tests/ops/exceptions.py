@@ -13,6 +13,29 @@ BY_OUT = "the CPU adds up in this dtype where dtype= asks for it, and not where 
 NAN_16 = "the CPU computes it in 16 bits and gives nan"
 COORDINATES_16 = "the CPU rounds the coordinates to 16 bits; here they are float32"
 
+SIZES = "how large the result is depends on values"
+OPEN = "jax could express it; open"
+NO_FUNCTION = "jax has no such function for all arguments"
+
+#: What runs on the CPU, by the names of torch's operators without their overloads, and why.
+ON_CPU: dict[str, str] = {
+    **dict.fromkeys(("nonzero", "masked_select", "index", "bincount", "repeat_interleave"), SIZES),
+    **dict.fromkeys(("_unique", "_unique2", "unique_consecutive"), SIZES),
+    **dict.fromkeys(("segment_reduce", "_segment_reduce_backward", "hash_tensor", "histogram"), OPEN),
+    **dict.fromkeys(("_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"), OPEN),
+    **dict.fromkeys(("fractional_max_pool2d", "fractional_max_pool2d_backward"), OPEN),
+    **dict.fromkeys(("fractional_max_pool3d", "fractional_max_pool3d_backward"), OPEN),
+    **dict.fromkeys(
+        ("linalg_eig", "_linalg_eigvals", "linalg_eigvals"), "XLA has eigenvalues of symmetric matrices alone"
+    ),
+    **dict.fromkeys(("linalg_ldl_factor_ex", "linalg_ldl_solve"), "jax has no such decomposition"),
+    **dict.fromkeys(("linalg_lstsq", "_native_batch_norm_legit"), "with out= alone; open"),
+    **dict.fromkeys(("special_airy_ai", "special_bessel_j0", "special_bessel_j1", "special_bessel_y0"), NO_FUNCTION),
+    **dict.fromkeys(("special_bessel_y1", "special_modified_bessel_k0", "special_modified_bessel_k1"), NO_FUNCTION),
+    **dict.fromkeys(("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"), NO_FUNCTION),
+    "_to_sparse": SPARSE,
+}
+
 #: (op, dtype or "*", kind or "*") -> reason.
 EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("sparse.sampled_addmm", "*", "*"): SPARSE,

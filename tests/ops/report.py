@@ -102,9 +102,17 @@ def _failures(outcomes: list[Outcome]) -> str:
         why = exceptions.reason(o) or f"{o.status}: {o.message}"
         lines.append(f"| {o.op} | {o.dtype} | {o.kind} | {_escape(why)} |\n")
     ran = [o for o in outcomes if o.cpu]
-    lines.append("\n## What runs on the CPU\n\n| operator | parts |\n| --- | --- |\n")
+    lines.append("\n## What runs on the CPU\n\n| operator | parts | why |\n| --- | --- | --- |\n")
     parts = {op: sorted({c for o in ran if o.op == op for c in o.cpu}) for op in sorted({o.op for o in ran})}
-    return "".join(lines) + "".join(f"| {op} | {', '.join(names)} |\n" for op, names in parts.items())
+    return "".join(lines) + "".join(
+        f"| {op} | {', '.join(names)} | {why_on_cpu(names)} |\n" for op, names in parts.items()
+    )
+
+
+def why_on_cpu(names: list[str]) -> str:
+    """The reasons of what runs on the CPU, each once."""
+    found = dict.fromkeys(exceptions.ON_CPU.get(name.split("::")[1].split(".")[0], "") for name in names)
+    return "; ".join(filter(None, found))
 
 
 def _escape(text: str) -> str:

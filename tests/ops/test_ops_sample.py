@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.ops import database, exceptions
+from tests.ops import database, exceptions, report
 from tests.ops.check import check
 
 OPS = """add sub mul div (floor_rounding) pow remainder maximum where clamp exp log1p sigmoid tanh erf special.i0e
@@ -32,3 +34,12 @@ def test_op_is_as_on_the_cpu(name: str, kind: str) -> None:
     dtype = next(d for d in database.DTYPES if d in database.ops()[name].supported_dtypes("cpu"))
     outcome = check(name, dtype, kind, limit=2)
     assert not outcome.failed or exceptions.reason(outcome), f"{outcome.message}\n{outcome.sample}"
+
+
+def test_reasons_for_the_cpu() -> None:
+    """Each operator that the document says runs on the CPU has its reason there."""
+    document = (Path(__file__).parents[2] / "docs" / "op_coverage.md").read_text()
+    rows = document.partition("## What runs on the CPU")[2].partition("\n## ")[0].splitlines()[4:]
+    for row in filter(None, rows):
+        _, parts, why = row.strip("| ").split(" | ")
+        assert why == report.why_on_cpu(parts.split(", ")), row

@@ -148,7 +148,25 @@ _POWERS: dict[Operand, Function] = {
 def _pow_number(context: Context, x: jax.Array, exponent: bool | int | float | complex) -> jax.Array:
     x = convert(x, opmath(context.dtype))
     short = _POWERS.get(exponent)
+    if (
+        short is None
+        and isinstance(exponent, int)
+        and exponent > 0
+        and not (dtypes.is_inexact(x.dtype) or x.dtype == bool)
+    ):
+        return lax.integer_pow(x, exponent)
     return convert(short(x) if short else _pow(x, convert(exponent, x.dtype)), context.dtype)
+
+
+def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
+    """By squaring, as often as the largest exponent has bits: it wraps around. Of these jnp.power looks at six."""
+
+    def with_next_bit(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        power, square, left = state
+        return jnp.where(left & 1, power * square, power), square * square, left >> 1
+
+    state = (jnp.ones_like(base), base, exponent)
+    return lax.while_loop(lambda state: jnp.any(state[2] > 0), with_next_bit, state)[0]
 
 
 def _pow(base: jax.Array, exponent: jax.Array) -> jax.Array:
@@ -157,7 +175,7 @@ def _pow(base: jax.Array, exponent: jax.Array) -> jax.Array:
     if base.dtype == np.bool_:
         return base | ~exponent
     # Of the whole numbers only 1 and -1 have whole reciprocals; torch gives 0 for the others.
-    power = jnp.power(base, jnp.maximum(exponent, 0))
+    power = _whole_power(*jnp.broadcast_arrays(base, jnp.maximum(exponent, 0)))
     reciprocal = jnp.where(base == 1, 1, jnp.where(base == -1, 1 - 2 * (exponent & 1), 0)).astype(base.dtype)
     return jnp.where(exponent < 0, reciprocal, power)
 

@@ -45,7 +45,8 @@ torch::jit::Stack call_elsewhere(const Op& op, c10::ArrayRef<c10::IValue> argume
   return stack;
 }
 
-void raise_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments, int64_t most_elements) {
+std::optional<torch::jit::Stack> raise_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments,
+                                                   int64_t most_elements) {
   int64_t elements = 0;
   const auto on_cpu = [&](const at::Tensor& t) {
     elements += t.numel();
@@ -57,10 +58,10 @@ void raise_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments, int64
       substituted(argument, Substitute{at::kCPU, on_cpu});
     }
   } catch (const c10::Error&) {
-    return;
+    return std::nullopt;
   }
   elements = 0;
-  call_elsewhere(op, arguments, Substitute{at::kCPU, on_cpu});
+  return call_elsewhere(op, arguments, Substitute{at::kCPU, on_cpu});
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <ATen/core/stack.h>
 
 #include <functional>
+#include <optional>
 
 #include "op.h"
 
@@ -25,8 +26,9 @@ torch::jit::Stack call_elsewhere(const Op& op, c10::ArrayRef<c10::IValue> argume
 
 // torch's meta functions are partly in Python and say some things in other words than the kernels. So the words of a
 // refusal are the CPU's, where the CPU refuses too; asking it costs something, but only once something went wrong.
-// Calls with more elements than that are not tried.
-void raise_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments, int64_t most_elements = 1 << 20);
+// Calls with more elements than that are not tried. Returns what the CPU gives for zeros, if it was tried.
+std::optional<torch::jit::Stack> raise_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments,
+                                                   int64_t most_elements = 1 << 20);
 
 // Raises what the CPU raises for writing to outs of these dtypes, and not for outs of those of the results.
 void raise_for_out(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);

@@ -327,7 +327,7 @@ const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optiona
     const Tensor shown = view_of_memory(target, sizes, c10::contiguous_strides(sizes), std::nullopt);
     target.adopt(expect_xla(*op, shown));
   } else {
-    target.replace(record_node(*op, {c10::IValue(make_tensor(target.value())), c10::IValue(sizes), c10::IValue()}));
+    target.replace(record_node(*op, {c10::IValue(rest_of_memory(target)), c10::IValue(sizes), c10::IValue()}));
   }
   return self;
 }

@@ -210,6 +210,17 @@ bool shared_memory_holds(XlaTensor& x, at::IntArrayRef sizes) {
   return start + c10::multiply_integers(sizes) <= x.memory().numel();
 }
 
+at::Tensor rest_of_memory(XlaTensor& x) {
+  const Steps steps = x.steps();
+  if (steps.ops.empty()) {
+    return make_tensor(x.value());
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(one_dtype(steps), "aten::resize_: of a view of ",
+                              at::toString(c10::typeMetaToScalarType(x.dtype())), x.sizes(), " of a memory of ",
+                              at::toString(memory_of(steps).dtype), " is not there on xla; resize its clone()");
+  return view_of_memory(x, {x.memory().numel() - layout_of(steps).offset}, {1}, std::nullopt);
+}
+
 void check_no_partial_overlap(XlaTensor& written, XlaTensor& read) {
   const bool none = &written == &read || written.numel() == 0 || read.numel() == 0;
   const uint64_t memory = none ? 0 : written.memory_id();

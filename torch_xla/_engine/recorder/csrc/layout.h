@@ -29,6 +29,10 @@ at::Tensor view_of_memory(XlaTensor& x, at::IntArrayRef sizes, at::IntArrayRef s
 // Whether `sizes` elements in a row from where `x` begins lie within the memory of `x`, which it shares.
 bool shared_memory_holds(XlaTensor& x, at::IntArrayRef sizes);
 
+// The elements of the memory of `x` from where that begins, in a row: what it shows once it is resized. Raises
+// NotImplementedError where the memory has elements of another dtype.
+at::Tensor rest_of_memory(XlaTensor& x);
+
 // Raises torch's error where some places of `written` are places of `read`, and not all, in their order.
 void check_no_partial_overlap(XlaTensor& written, XlaTensor& read);
 

@@ -52,7 +52,7 @@ bool becomes_elements(const std::string& name) {
                                                      "aten::full_like",     "aten::index_fill.int_Scalar",
                                                      "aten::new_full",      "aten::masked_fill.Scalar",
                                                      "aten::scatter.value", "aten::scalar_tensor",
-                                                     "aten::where.self"};
+                                                     "aten::threshold",     "aten::where.self"};
   std::string base = name;
   const size_t underscore = base.find("_.");
   if (underscore != std::string::npos) {
@@ -103,6 +103,7 @@ Op::Op(const c10::OperatorHandle& handle_, const std::unordered_set<std::string>
   key.mix(std::string_view(name));
   may_overlap = name == "aten::expand" || name == "aten::as_strided" || name == "aten::unfold";
   converts_numbers = becomes_elements(name);
+  pointwise = handle.hasTag(at::Tag::pointwise) && name.rfind("aten::", 0) == 0;
   const auto& returns = handle.schema().returns();
   returns_list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;
   const std::string& qualified = handle.operator_name().name;
@@ -160,6 +161,7 @@ const Op* add_form(const std::string& name, const Op* functional) {
   }
   Op* op = add_op(name, baked, functional->random);
   op->functional = functional;
+  op->pointwise = functional->pointwise;
   op->needs_cpu = functional->needs_cpu;
   op->cpu_indices = functional->cpu_indices;
   op->uniform = name == "aten::zero_" || name == "aten::fill_.Scalar";

@@ -8,12 +8,14 @@
 
 #include "compat.h"
 #include "elsewhere.h"
+#include "pointwise.h"
 
 namespace torch_xla {
 namespace {
 
-// Ops whose meta functions let pass what the kernels refuse, such as dims of a tensor that has none, or bits of floats.
-// They would fail when the graph is compiled, at another line than the user's. Small ones are tried on the CPU.
+// Ops whose meta functions let pass what the kernels refuse, such as dims of a tensor that has none, beside those that
+// are pointwise. They would fail when the graph is compiled, at another line than the user's. Small ones are tried on
+// the CPU.
 bool meta_says_too_little(const Op& op) {
   static const std::unordered_set<std::string> names{"aten::_fft_c2c",
                                                      "aten::_fft_c2r",
@@ -30,124 +32,85 @@ bool meta_says_too_little(const Op& op) {
                                                      "aten::argmax",
                                                      "aten::argmin",
                                                      "aten::binary_cross_entropy",
-                                                     "aten::bitwise_and.Scalar",
-                                                     "aten::bitwise_and.Scalar_Tensor",
-                                                     "aten::bitwise_and.Tensor",
-                                                     "aten::bitwise_left_shift.Tensor",
-                                                     "aten::bitwise_left_shift.Tensor_Scalar",
-                                                     "aten::bitwise_not",
-                                                     "aten::bitwise_or.Scalar",
-                                                     "aten::bitwise_or.Scalar_Tensor",
-                                                     "aten::bitwise_or.Tensor",
-                                                     "aten::bitwise_right_shift.Tensor",
-                                                     "aten::bitwise_right_shift.Tensor_Scalar",
-                                                     "aten::bitwise_xor.Scalar",
-                                                     "aten::bitwise_xor.Scalar_Tensor",
-                                                     "aten::bitwise_xor.Tensor",
+                                                     "aten::bucketize.Scalar",
                                                      "aten::bucketize.Tensor",
-                                                     "aten::celu",
                                                      "aten::convolution",
                                                      "aten::cummax",
                                                      "aten::cummin",
                                                      "aten::diagonal_scatter",
-                                                     "aten::elu",
-                                                     "aten::ge.Scalar",
-                                                     "aten::ge.Tensor",
-                                                     "aten::gelu",
-                                                     "aten::gelu_backward",
-                                                     "aten::gcd",
                                                      "aten::glu",
-                                                     "aten::gt.Scalar",
-                                                     "aten::gt.Tensor",
-                                                     "aten::hardshrink",
-                                                     "aten::hardsigmoid",
                                                      "aten::hardswish",
-                                                     "aten::hardtanh",
-                                                     "aten::heaviside",
+                                                     "aten::index_fill.int_Scalar",
+                                                     "aten::index_fill.int_Tensor",
                                                      "aten::index_select",
                                                      "aten::kthvalue",
-                                                     "aten::lcm",
-                                                     "aten::le.Scalar",
-                                                     "aten::le.Tensor",
-                                                     "aten::leaky_relu",
                                                      "aten::linalg_cross",
                                                      "aten::linalg_lu_factor_ex",
                                                      "aten::log_sigmoid_forward",
-                                                     "aten::lt.Scalar",
-                                                     "aten::lt.Tensor",
+                                                     "aten::masked_fill.Tensor",
                                                      "aten::max",
                                                      "aten::max.dim",
-                                                     "aten::maximum",
                                                      "aten::median.dim",
                                                      "aten::min",
                                                      "aten::min.dim",
-                                                     "aten::minimum",
-                                                     "aten::mish",
                                                      "aten::mode",
-                                                     "aten::mvlgamma",
                                                      "aten::nanmedian.dim",
                                                      "aten::nansum",
                                                      "aten::native_group_norm",
                                                      "aten::native_layer_norm",
-                                                     "aten::pow.Tensor_Scalar",
-                                                     "aten::put",
                                                      "aten::polar",
-                                                     "aten::relu",
-                                                     "aten::rsub.Scalar",
+                                                     "aten::put",
                                                      "aten::rsub.Tensor",
                                                      "aten::searchsorted.Scalar",
                                                      "aten::searchsorted.Tensor",
-                                                     "aten::sign",
-                                                     "aten::silu",
-                                                     "aten::silu_backward",
                                                      "aten::slice_scatter",
-                                                     "aten::softplus",
-                                                     "aten::softshrink",
                                                      "aten::sort",
                                                      "aten::sort.stable",
                                                      "aten::std.correction",
-                                                     "aten::sub.Tensor",
-                                                     "aten::threshold",
                                                      "aten::topk",
                                                      "aten::var.correction"};
   return names.count(op.functional ? op.functional->name : op.name) != 0;
 }
 
-bool is_floating(c10::ArrayRef<c10::IValue> arguments) {
-  return !arguments.empty() && arguments[0].isTensor() && arguments[0].toTensor().defined() &&
-         at::isFloatingType(arguments[0].toTensor().scalar_type());
+bool is_floating(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && at::isFloatingType(value.toTensor().scalar_type());
 }
 
 void try_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   try {
     raise_as_cpu_does(op, arguments, 1 << 12);
-  } catch (const c10::NotImplementedError&) {
-    // A float that the CPU has no kernel for, and XLA has; but nobody has bits of floats, or their divisors.
-    static const std::unordered_set<std::string> of_integers{"aten::gcd", "aten::lcm"};
-    if (!is_floating(arguments) || op.name.rfind("aten::bitwise", 0) == 0 || of_integers.count(op.name) != 0) {
+  } catch (const c10::NotImplementedError& error) {
+    if (!is_missing_kernel(op, error)) {
       throw;
     }
   }
+}
+
+// Whether an argument is, or has among its elements, a tensor of another dtype than floats.
+bool has_other_than_floats(const c10::IValue& argument) {
+  if (argument.isTensorList()) {
+    const auto list = argument.toTensorVector();
+    return std::any_of(list.begin(), list.end(), [](const at::Tensor& t) { return !is_floating(t); });
+  }
+  return argument.isTensor() && argument.toTensor().defined() && !is_floating(argument);
 }
 
 // Whole numbers, bools and complex numbers that the CPU has no kernel for: most of these XLA does not have either,
 // which it would say when the graph is compiled. Whatever else the CPU has to say of zeros is of no interest.
 void check_dtype(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   // Other devices count whole numbers, too, and libraries hand them nothing else: the experts that tokens go to.
-  if ((op.functional ? op.functional->name : op.name) == "aten::histc" && arguments[0].isTensor() &&
-      at::isIntegralType(arguments[0].toTensor().scalar_type(), /*includeBool=*/false)) {
-    return;
-  }
-  // XLA has most operators of the unsigned numbers that torch can do little with but keep.
-  if (arguments.empty() || !arguments[0].isTensor() || is_floating(arguments) ||
-      c10::isBarebonesUnsignedType(arguments[0].toTensor().scalar_type())) {
+  if (op.name.rfind("aten::", 0) != 0 ||
+      ((op.functional ? op.functional->name : op.name) == "aten::histc" && arguments[0].isTensor() &&
+       at::isIntegralType(arguments[0].toTensor().scalar_type(), /*includeBool=*/false)) ||
+      std::none_of(arguments.begin(), arguments.end(), has_other_than_floats)) {
     return;
   }
   try {
     raise_as_cpu_does(op, arguments, 1 << 12);
   } catch (const c10::NotImplementedError& error) {
     const std::string said = error.what_without_backtrace();
-    if (said.find("not implemented for") != std::string::npos || said.find("not supported for") != std::string::npos) {
+    if (!is_missing_kernel(op, error) && (said.find("not implemented for") != std::string::npos ||
+                                          said.find("not supported for") != std::string::npos)) {
       throw;
     }
   } catch (const c10::Error&) {
@@ -227,7 +190,7 @@ void check_random(const Op& op, const std::string& name, c10::ArrayRef<c10::IVal
   }
   const bool of_floats =
       name == "aten::uniform" || name.rfind("aten::rrelu_with_noise", 0) == 0 || name == "aten::bernoulli";
-  TORCH_CHECK_NOT_IMPLEMENTED(!of_floats || is_floating(arguments), "\"", name, "\" not implemented for '",
+  TORCH_CHECK_NOT_IMPLEMENTED(!of_floats || is_floating(arguments[0]), "\"", name, "\" not implemented for '",
                               at::toString(arguments[0].toTensor().scalar_type()), "'");
   if (name.rfind("aten::randint", 0) == 0) {
     check_randint(op, arguments);
@@ -345,7 +308,7 @@ void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (meta_says_too_little(op)) {
     try_on_cpu(op, arguments);
   }
-  if (!op.random) {
+  if (!op.random && !op.pointwise) {
     check_dtype(op, arguments);
   }
   check_dtypes_agree(op, arguments);

@@ -11,6 +11,7 @@
 #include "device.h"
 #include "elsewhere.h"
 #include "fork.h"
+#include "pointwise.h"
 #include "refusals.h"
 
 namespace torch_xla {
@@ -85,6 +86,12 @@ at::Tensor grouped_product_on_meta(c10::ArrayRef<c10::IValue> arguments) {
   return at::empty(sizes, at::TensorOptions().dtype(dtype).device(at::kMeta));
 }
 
+// Whether the sizes of results depend on values.
+bool by_values(const Op& op) {
+  return op.random || op.handle.hasTag(at::Tag::dynamic_output_shape) ||
+         op.handle.hasTag(at::Tag::data_dependent_output);
+}
+
 torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (op.name == "aten::_grouped_mm") {
     return {grouped_product_on_meta(arguments)};
@@ -98,9 +105,30 @@ torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> argum
   try {
     return call_elsewhere(op, arguments, Substitute{at::kMeta, on_meta});
   } catch (const std::exception&) {
-    raise_as_cpu_does(op, arguments);
+    // Some refuse what the kernels compute: bool << int, numbers that are complex by their dtype alone.
+    auto results = raise_as_cpu_does(op, arguments, op.pointwise ? 1 << 26 : 1 << 20);
+    if (results && !by_values(op)) {
+      return std::move(*results);
+    }
     throw;
   }
+}
+
+// The first operand of these is expanded to the product of the other two, and no further.
+void check_expands(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  const bool vectors = op.name == "aten::addr";
+  if (!vectors && op.name != "aten::addmm" && op.name != "aten::addmv" && op.name != "aten::addbmm" &&
+      op.name != "aten::baddbmm") {
+    return;
+  }
+  const at::IntArrayRef left = arguments[1].toTensor().sizes();
+  const at::IntArrayRef right = arguments[2].toTensor().sizes();
+  const bool sums_up = op.name == "aten::addbmm";
+  at::DimVector product(vectors ? left : left.slice(sums_up ? 1 : 0, left.size() - (sums_up ? 2 : 1)));
+  if (op.name != "aten::addmv") {
+    product.push_back(right.back());
+  }
+  at::empty(arguments[0].toTensor().sizes(), at::kMeta).expand(product);
 }
 
 // What an op would return must fit into the tensor that it writes to.
@@ -115,9 +143,17 @@ void check_fits(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
 }
 
 SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  const bool in_place = op.functional != nullptr && !op.random;
+  if (in_place && op.pointwise) {
+    check_broadcasts_to_self(arguments);
+  }
   const torch::jit::Stack stack = results_on_meta(op, arguments);
   check_as_cpu_does(op, arguments);
-  if (op.functional != nullptr && !op.random) {
+  check_expands(op, arguments);
+  std::optional<at::ScalarType> dtype;
+  if (op.pointwise && !op.random) {
+    dtype = dtype_on_cpu(op, arguments);
+  } else if (in_place) {
     check_fits(op, arguments);
   }
   auto signature = c10::make_intrusive<Signature>();
@@ -130,6 +166,12 @@ SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
     } else {
       add_result(op, *signature, result.isNone() ? at::Tensor() : result.toTensor());
     }
+  }
+  if (in_place && signature->outs.size() == 1) {
+    check_same_sizes(arguments[0].toTensor().sizes(), signature->outs[0].sizes);
+  }
+  if (dtype && signature->outs.size() == 1 && signature->outs[0].dtype != *dtype) {
+    signature->outs[0] = Shape(*dtype, signature->outs[0].sizes);
   }
   return signature;
 }
