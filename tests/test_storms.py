@@ -127,9 +127,10 @@ def test_environment(variables: dict[str, str], interpreted: str) -> None:
 def test_a_storm_is_told_once(storm: None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "torch_xla.recompilation"):
         _grows([21, 22, 23, 24, 25])
-    (record,) = caplog.records
-    text = record.getMessage()
-    assert "is another one each time: its input" in text and "float32[22, 3] and is float32[23, 3]" in text
+    told = [record.getMessage() for record in caplog.records]
+    # Where tests before have trained at this line, its second program is told of, too.
+    (text,) = [text for text in told if "is another one each time: its input" in text]
+    assert "float32[22, 3] and is float32[23, 3]" in text
     assert __file__ in text and "TORCH_XLA_STORM=compile" in text
 
 
