@@ -14,9 +14,13 @@ from torch_xla.core._collectives import REDUCE_SUM, Groups, all_reduce, collecti
 
 
 def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The gradients that an optimizer will use, in order."""
+    """The gradients that an optimizer will use and replicas reduce, in order.
+
+    Without those of FSDP's shares, which it has reduced: another replica's are of other elements. accelerate reduces
+    what it finds here, with FSDP as without.
+    """
     parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [p.grad for p in parameters if p.grad is not None and not getattr(p, "_is_sharded", False)]
 
 
 def all_reduce_bucketized_gradients(
