@@ -34,7 +34,7 @@ FAULTS = ROOT / "tests" / "sanitizer_faults"
 TESTS = [
     "test_donation.py", "test_views.py", "test_step.py", "test_threads.py", "test_data_parallel.py", "test_process.py",
     "test_fork.py", "test_parallel_loader.py", "test_smoke.py", "test_rng.py", "test_memory.py",
-    "test_random_programs.py",
+    "test_random_programs.py", "test_storms.py",
 ]  # fmt: skip
 
 #: Of these files, what says nothing under a sanitizer, and why.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import selectors
 import socket
 import subprocess
@@ -19,6 +20,9 @@ COMMAND = [sys.executable, "-W", "error", "-c"]
 
 #: Before tests run: what they import sets variables for children (torch._inductor its folder) that no user has.
 _AT_FIRST = dict(os.environ)
+
+#: What is not looked at before the first device, or the first step.
+_READ_LATE = {"XLA_FLAGS", "TORCH_XLA_STORM", "TORCH_XLA_FIRST_RUN"}
 
 #: Stands for sys.executable in the command of a program that imports torch_xla: a launcher may start it, too. Needs
 #: ``server_variables`` in its environment.
@@ -113,10 +117,21 @@ _starting = threading.Lock()
 def _server() -> Server:
     with _starting:  # scripts are run by several threads
         if not _servers:
-            # A copy of all variables, which importing takes, counts as looking at each that is set; XLA_FLAGS is not
-            # looked at before the backend starts.
-            _servers.append(Server({n: v for n, v in environment().items() if n != "XLA_FLAGS"}))
+            # A copy of all variables, which importing takes, counts as looking at each that is set.
+            _servers.append(Server({n: v for n, v in environment().items() if n not in _READ_LATE}))
     return _servers[0]
+
+
+#: What importing jax writes where its CUDA plugin is installed and finds no driver.
+_JAX_IMPORT = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR\n"
+    r"|I\d{4} .*Could not find cuda drivers on your machine, GPU will not be used\.\n"
+)
+
+
+def own_words(stderr: str) -> str:
+    """What a process has written besides that."""
+    return _JAX_IMPORT.sub("", stderr)
 
 
 def environment() -> dict[str, str]:
@@ -133,7 +148,10 @@ def run(code: str, fresh: bool, env: dict[str, str]) -> subprocess.CompletedProc
     """
     variables = environment() | env
     done = None if fresh else _server().run(code, variables)
-    return done or subprocess.run([*COMMAND, code], env=variables, capture_output=True, text=True)
+    if done is None:
+        done = subprocess.run([*COMMAND, code], env=variables, capture_output=True, text=True)
+    done.stderr = own_words(done.stderr)
+    return done
 
 
 def server_variables() -> dict[str, str]:

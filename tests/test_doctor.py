@@ -27,7 +27,7 @@ def run(module: str, *paths: Path, **environment: str) -> tuple[int, str]:
     env = scripts.environment() | environment
     env["PYTHONPATH"] = os.pathsep.join([*map(str, paths), env["PYTHONPATH"]])
     done = subprocess.run([sys.executable, "-m", module], env=env, capture_output=True, text=True, timeout=300)
-    return done.returncode, " ".join((done.stdout + done.stderr).split())
+    return done.returncode, " ".join((done.stdout + scripts.own_words(done.stderr)).split())
 
 
 def without_compiler(tmp_path: Path) -> dict[str, str]:

@@ -50,7 +50,7 @@ _OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_P
 _EVEN, _UNEVEN = (_TWO_WORKERS.format(step=_STEP, zero=zero) for zero in ("true", f"echo {_STEP} >&2"))
 _HERE, _CLOUD = "^(CPU|CUDA)$", "10.0.0.2:8470"
 
-_GPUS = "from torch_xla._engine.device import hardware; print(hardware._gpu_count() == 3)"
+_GPUS = "from torch_xla._engine.device import hardware; print(hardware.gpu_count() == 3)"
 
 ALONE = {
     "CUDA_VISIBLE_DEVICES": Effect("0,5,7", _GPUS, "^False$", "^True$"),

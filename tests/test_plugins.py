@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from helpers import run_script
 
 REGISTERED = """
@@ -105,3 +108,37 @@ def test_too_late() -> None:
         "register_plugin: devices of kind CPU are in use; register NAME before",
         "DevicePlugin: library_path() must give the path of the PJRT plugin",
     ]
+
+
+#: A package of jax's for GPUs, whose driver is missing.
+NO_DRIVER = """
+import sys
+from pathlib import Path
+folder = Path({folder!r})
+(folder / "xla_cuda99-1.0.dist-info").mkdir(parents=True)
+(folder / "xla_cuda99-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\\nName: xla-cuda99\\nVersion: 1.0\\n")
+(folder / "xla_cuda99-1.0.dist-info/entry_points.txt").write_text("[jax_plugins]\\nx = xla_cuda99\\n")
+(folder / "xla_cuda99.py").write_text("def initialize():\\n    print('tried')\\n    raise RuntimeError('no driver')\\n")
+sys.path.insert(0, str(folder))
+import jax
+import torch
+import torch_xla
+assert torch.ones(2, device="xla").sum().item() == 2
+print(jax.config.jax_platforms)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "platforms", "is_told"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": ""}, "None", False),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "None", True),  # there should be a GPU
+        ({"PJRT_DEVICE": "CPU"}, "cpu", True),  # jax tries plugins all the same; a real one looks at the platforms
+    ],
+    ids=["no GPU", "a GPU", "asked for the CPU"],
+)
+def test_a_missing_driver(variables: dict[str, str], platforms: str, is_told: bool, tmp_path: Path) -> None:
+    """It is no error on a machine without a GPU; and where the CPU is asked for, jax starts nothing else."""
+    done = run_script(NO_DRIVER.format(folder=str(tmp_path / "packages")), check=False, **variables)
+    assert (done.returncode, done.stdout) == (0, f"tried\n{platforms}\n"), done.stderr
+    assert ("no driver" in done.stderr) is is_told, done.stderr

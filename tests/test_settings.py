@@ -62,7 +62,7 @@ def test_an_empty_list_of_gpus_is_none_of_them(
     settings.reload()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
     monkeypatch.setattr(hardware, "settings", settings)
-    assert text == settings.CUDA_VISIBLE_DEVICES and hardware._gpu_count() == count
+    assert text == settings.CUDA_VISIBLE_DEVICES and hardware.gpu_count() == count
 
 
 def test_cache_folder(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def test_refused() -> None:
     b = xb.mkparam(builder, 1, xb.mkshape(xb.Type.S32, (2, 3)))
     refused: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: a + b, TypeError, r"operands are f32\[2,3\] and s32\[2,3\]; cast one"),
+        (lambda: a + 1, TypeError, r"add: expected an Op, got 1 \(int\)"),
         (lambda: a.dot(a), ValueError, r"lhs_shape=\(2, 3\) rhs_shape=\(2, 3\)"),
         (lambda: xb.mkparam(builder, 1, a.shape()), ValueError, "parameter 1 of wrong exists already"),
         (lambda: xb.mkop("Nothing", (a,)), AttributeError, "there is no operation Nothing"),

@@ -17,6 +17,7 @@ from jax import lax
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.device import devices
 from torch_xla._engine.interop import calls
 
 _TORCH = {
@@ -108,6 +109,7 @@ class Computation:
 
     def hlo(self) -> str:
         """The program as HLO text."""
+        devices.prepare()  # lowering starts jax's backend
         with recorder.wide_types(), dtypes.exactly():
             return str(jax.jit(self.function).lower(*self.structs).as_text("hlo"))
 
@@ -120,6 +122,7 @@ class Builder:
     """What Ops belong to that make one computation."""
 
     def __init__(self, name: str) -> None:
+        devices.prepare()  # jax starts its backend for the first operation
         self.name = name
         self.parameters: dict[int, Op] = {}
 
@@ -274,6 +277,11 @@ class Op:
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[..., Op]:
     def method(self: Op, other: Op, broadcast_dimensions: Sequence[int] = ()) -> Op:
+        if not isinstance(other, Op):
+            raise TypeError(
+                f"{function.__name__}: expected an Op, got {other!r} ({type(other).__name__}); a number becomes one by "
+                "Op.scalar(builder, value, dtype=Type.F32)"
+            )
         if self.shape().dtype != other.shape().dtype:
             raise TypeError(f"{function.__name__}: operands are {self.shape()} and {other.shape()}; cast one of them")
 

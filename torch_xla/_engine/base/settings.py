@@ -161,7 +161,11 @@ class Variable(Generic[T]):
 class Settings:
     """The table. Order: devices, dtypes, graph, execution, reports, debugging, files."""
 
-    PJRT_DEVICE = Variable(DEVICE_KIND, "", "kind of device to use: CPU, CUDA or TPU; unset: the best that jax finds")
+    PJRT_DEVICE = Variable(
+        DEVICE_KIND,
+        "",
+        "kind of device to use: CPU (jax starts nothing else), CUDA or TPU; unset: the best that jax finds",
+    )
     CPU_NUM_DEVICES = Variable(COUNT, "1", "number of xla devices made from this machine's CPU")
     CUDA_VISIBLE_DEVICES = Variable(NAMES_OR_NONE, None, "the GPUs that CUDA shows to this process; empty: none")
     XRT_TPU_CONFIG = Variable(TEXT, "", "the TPU as until 2023, as in localservice;0;localhost:51011")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import warnings
@@ -13,11 +14,14 @@ import torch
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import hardware, plugins
+from torch_xla._engine.device import hardware, plugins, xrt_config
 from torch_xla._engine.job import coordination, replicas
 
 #: PJRT_DEVICE values of torch_xla and the jax platform that each means.
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM": "rocm"}
+
+#: jax logs there what its plugins raise when they are loaded (jax 0.10.2).
+_PLUGINS_LOGGER = "jax._src.xla_bridge"
 
 _KINDS = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
 
@@ -104,11 +108,21 @@ def _find() -> tuple[jax.Device, ...]:
     return _local_devices()
 
 
-def _local_devices() -> tuple[jax.Device, ...]:
+def prepare() -> None:
+    """Asks jax for the CPU devices that will be wanted, before its backend starts: for what uses jax alone.
+
+    Raises RuntimeError where the backend has started with another number of them.
+    """
     wanted, count = None if _described else hardware.requested(), hardware.cpu_count()
     alone = replicas.process_count() == 1 or replicas.is_spmd()
     if count > 1 and (wanted is None or wanted.kind == "CPU") and alone:
         _ask_for_cpu_devices(count)
+
+
+def _local_devices() -> tuple[jax.Device, ...]:
+    prepare()
+    wanted = None if _described else hardware.requested()
+    _leave_others_out(wanted)
     if wanted is None:
         return tuple(jax.local_devices(backend="cpu" if _described else None))
     platform = _PLATFORMS.get(wanted.kind, wanted.kind.lower())
@@ -126,6 +140,26 @@ def _local_devices() -> tuple[jax.Device, ...]:
                 else f"Its plugin is {plugin.library_path()}, of {type(plugin).__name__}."
             )
         ) from error
+
+
+def _leave_others_out(wanted: xrt_config.Choice | None) -> None:
+    """Has jax start, of the platforms that it finds plugins for, what may be wanted.
+
+    JAX_PLATFORMS is set                             what it says
+    PJRT_DEVICE=CPU; the devices stand for others    the CPU alone: no memory of a GPU is taken, no TPU is locked
+    nothing is asked for, and there is no GPU        all; jax's CUDA plugin does not write that it finds no driver
+    else                                             all
+    """
+    if jax.config.values["jax_platforms"]:
+        return
+    if _described or (wanted is not None and wanted.kind == "CPU"):
+        jax.config.update("jax_platforms", "cpu")
+    elif wanted is None and not hardware.gpu_count():
+        logging.getLogger(_PLUGINS_LOGGER).addFilter(_is_no_missing_driver)
+
+
+def _is_no_missing_driver(record: logging.LogRecord) -> bool:
+    return not (record.levelno == logging.ERROR and "xla_cuda" in record.getMessage())
 
 
 def _ask_for_cpu_devices(count: int) -> None:

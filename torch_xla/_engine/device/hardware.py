@@ -34,7 +34,7 @@ def kind() -> str:
     if tpu_count() and importlib.util.find_spec("libtpu"):
         return "TPU"
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-    if _gpu_count() and any(importlib.util.find_spec(plugin) for plugin in plugins):
+    if gpu_count() and any(importlib.util.find_spec(plugin) for plugin in plugins):
         return "CUDA"
     return "CPU"
 
@@ -50,11 +50,12 @@ def count() -> int:
     plugin = plugins.known(kind())
     if plugin is not None:
         return max(1, plugin.physical_chip_count())
-    found = {"CPU": cpu_count, "CUDA": _gpu_count, "TPU": tpu_count}.get(kind(), lambda: 1)
+    found = {"CPU": cpu_count, "CUDA": gpu_count, "TPU": tpu_count}.get(kind(), lambda: 1)
     return max(1, found())
 
 
-def _gpu_count() -> int:
+def gpu_count() -> int:
+    """The number of NVIDIA GPUs that processes here can open: the machine's, or what CUDA_VISIBLE_DEVICES says."""
     visible = settings.CUDA_VISIBLE_DEVICES
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])

@@ -22,6 +22,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.compat import dispatcher
+from torch_xla._engine.device import devices
 from torch_xla._engine.interop import calls
 from torch_xla._engine.lowering import composites, custom_call, decompose, fx_graph
 from torch_xla._engine.lowering.registry import RULES, Context, Rule
@@ -63,6 +64,7 @@ def read(program: torch.export.ExportedProgram, custom: frozenset[str] = frozens
 
     Raises NotImplementedError for operators that neither have a rule nor a decomposition, and for random ones.
     """
+    devices.prepare()  # jax starts its backend to trace
     with warnings.catch_warnings():
         # torch's own, of how it copies its structures (2.13).
         warnings.filterwarnings("ignore", ".*treespec, LeafSpec", FutureWarning)

@@ -57,5 +57,6 @@ def _likenesses(lists: int) -> Callable[..., list[torch.Tensor]]:
 
 
 def install() -> None:
-    """Has torch.optim take ``fused=True`` for parameters on xla."""
+    """Has torch.optim take ``fused=True`` for parameters on xla, and ``foreach=True`` by default."""
     modules.extend_fused_devices("xla")
+    modules.extend_foreach_devices("xla")

@@ -28,6 +28,22 @@ _FUSED = Private(
     "torch.optim takes fused=True for parameters on xla",
     "optimizers on xla refuse fused=True, which is the default of transformers' Trainer: give it optim='adamw_torch'",
 )
+_FOREACH_IN_PYTHON = (
+    "torch.optim and clip_grad_norm_ call torch once for all parameters, as they do on GPUs, not once for each",
+    "steps of optimizers with many parameters cost the host twice: give them foreach=True",
+)
+_FOREACH = Private("torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", *_FOREACH_IN_PYTHON)
+_FOREACH_TOO = Private("torch.optim.optimizer", "_get_foreach_kernels_supported_devices", *_FOREACH_IN_PYTHON)
+#: The modules of torch.optim whose foreach form leaves xla out where ``capturable=True``.
+_CAPTURABLE = [
+    Private(
+        f"torch.optim.{module}",
+        "_get_capturable_supported_devices",
+        "optimizers with capturable=True call torch once for all parameters, too",
+        "optimizers with capturable=True raise AssertionError on xla: give them foreach=False",
+    )
+    for module in ("adadelta", "adam", "adamax", "asgd", "nadam", "radam")
+]
 _STEP = Private(
     "torch.amp",
     "GradScaler._maybe_opt_step",
@@ -103,6 +119,12 @@ def wrap_data_loader_next(ours: Callable[..., Any]) -> None:
 def extend_fused_devices(kind: str) -> None:
     """Adds a kind of device to those for which torch.optim takes ``fused=True``."""
     _FUSED.wrap(lambda original: [*original(), kind])
+
+
+def extend_foreach_devices(kind: str) -> None:
+    """Adds a kind of device to those for which torch.optim takes ``foreach=True`` where nothing is said."""
+    for entry in (_FOREACH, _FOREACH_TOO, *_CAPTURABLE):
+        entry.wrap(lambda original, *args, **kwargs: list(dict.fromkeys([*original(*args, **kwargs), kind])))
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:

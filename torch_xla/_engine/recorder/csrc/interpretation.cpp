@@ -83,11 +83,18 @@ class Interpretation {
     uses_.resize(graph_.nodes.size());
     for (const Node* node : graph_.nodes) {
       for (const auto& input : node->inputs) {
-        uses_[input->index] += input->pending();
+        count_use(*input);
       }
     }
     for (const auto& root : graph_.roots) {
-      uses_[root->index] += root->pending();
+      count_use(*root);
+    }
+  }
+
+  // What has a value already is a leaf: its index counts leaves.
+  void count_use(const Node& node) {
+    if (node.pending()) {
+      ++uses_[node.index];
     }
   }
 
