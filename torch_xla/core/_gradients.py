@@ -12,7 +12,6 @@ from torch_xla._engine.parallel import collectives
 from torch_xla.core._buckets import buckets
 from torch_xla.core._collectives import REDUCE_SUM, Groups, all_reduce, collective_broadcast
 
-
 #: The attribute by which libraries know a share that FSDP has made of a parameter.
 SHARE = "_is_sharded"
 
