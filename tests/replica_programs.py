@@ -323,6 +323,30 @@ def _distributed_mm(world: int, rank: int) -> None:
         torch.testing.assert_close(got.cpu(), w.flatten(0, 1) @ x[rank], rtol=1e-4, atol=1e-4)
 
 
+def reads_of_some() -> None:
+    """A rank that reads no result runs the collective all the same, before what it reads later; whatever is known."""
+    world, rank = xm.xrt_world_size(), xm.get_ordinal()
+    for turn in range(3):
+        mine = torch.tensor([rank + turn], device="xla")
+        most, least = xm.all_reduce("max", mine), xm.all_reduce("min", mine.float())
+        if rank != turn % world:
+            assert most.item() == world - 1 + turn
+        if rank == 0:
+            assert least.item() == turn
+        total = xm.all_reduce("sum", torch.full((300,), rank, device="xla"))
+        with counts() as moved:
+            assert total.tolist() == [world * (world - 1) // 2] * 300
+            assert (most.item(), least.item()) == (world - 1 + turn, turn)
+        assert world == 1 or moved.executions == 1 + (rank != 0) * (1 + (rank == turn % world)), (rank, turn)
+    chain = torch.ones(3, device="xla")
+    for _ in range(4):
+        chain = xm.all_reduce("sum", chain) / world
+    with counts() as moved:
+        assert chain.tolist() == [1.0] * 3
+    assert moved.executions == 1, "what is needed is one program"
+    torch_xla.sync()
+
+
 def odd_ends() -> None:
     """Ranks may differ in what is not a collective, and nobody need keep a result."""
     world, rank = xm.xrt_world_size(), xm.get_ordinal()
@@ -412,7 +436,17 @@ def everything(index: int) -> None:
     dist.init_process_group("xla", init_method="xla://")
     collective_cases.exact_broadcast()
     collective_cases.check_all()
-    parts = (host_side, odd_ends, training, differentiable, buckets, channels, process_group, distributed_data_parallel)
+    parts = (
+        host_side,
+        reads_of_some,
+        odd_ends,
+        training,
+        differentiable,
+        buckets,
+        channels,
+        process_group,
+        distributed_data_parallel,
+    )
     for part in parts:
         try:
             part()

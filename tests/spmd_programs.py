@@ -25,6 +25,7 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla.distributed.parallel_loader import MpDeviceLoader
 from torch_xla.distributed.spmd import api, debugging
+from torch_xla.distributed.spmd._mesh import MeshError
 from torch_xla.utils import dlpack
 
 STEPS = 4
@@ -223,16 +224,16 @@ def loading() -> None:
 
 #: What is refused: the call, the type of the error, and a part of its text.
 REFUSED: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
-    (lambda x: xs.mark_sharding(x, _mesh(4), ("data",)), ValueError, "1 entries for 2 dimensions"),
-    (lambda x: xs.mark_sharding(x, _mesh(2, 2), ("data", "data")), ValueError, "two dimensions over one axis"),
-    (lambda x: xs.mark_sharding(x, _mesh(4), ("rows", None)), ValueError, "'rows' is no axis"),
-    (lambda x: xs.mark_sharding(x, _mesh(4), (7, None)), ValueError, "7 is no axis"),
+    (lambda x: xs.mark_sharding(x, _mesh(4), ("data",)), MeshError, "1 entries for 2 dimensions"),
+    (lambda x: xs.mark_sharding(x, _mesh(2, 2), ("data", "data")), MeshError, "two dimensions over one axis"),
+    (lambda x: xs.mark_sharding(x, _mesh(4), ("rows", None)), MeshError, "'rows' is no axis"),
+    (lambda x: xs.mark_sharding(x, _mesh(4), (7, None)), MeshError, "7 is no axis"),
     (lambda x: xs.mark_sharding(x.cpu(), _mesh(4), ("data", None)), ValueError, "the tensor is on cpu"),
-    (lambda x: xs.mark_sharding(x, _mesh(2), ("data", None)), ValueError, "the job has 4 devices"),
+    (lambda x: xs.mark_sharding(x, _mesh(2), ("data", None)), MeshError, "the job has 4 devices"),
     (lambda x: xs.mark_sharding(x[:1].expand(8, 4), _mesh(4), ("data", None)), RuntimeError, "clone"),
-    (lambda x: xs.Mesh(range(4), (3,)), ValueError, "do not fill"),
-    (lambda x: xs.Mesh([0, 0], (2,)), ValueError, "each once"),
-    (lambda x: xs.Mesh(range(4), (2, 2), ("a", "a")), ValueError, "different names"),
+    (lambda x: xs.Mesh(range(4), (3,)), MeshError, "do not fill"),
+    (lambda x: xs.Mesh([0, 0], (2,)), MeshError, "each once"),
+    (lambda x: xs.Mesh(range(4), (2, 2), ("a", "a")), MeshError, "different names"),
     (lambda x: xr.use_spmd(auto=True), NotImplementedError, "auto"),
     (lambda x: debugging.visualize_tensor_sharding(x[None]), ValueError, "sync or mark it first"),
     (lambda x: dlpack.to_dlpack(x), BufferError, "over 4 devices"),

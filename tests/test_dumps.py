@@ -90,8 +90,8 @@ LINE = re.compile(
 
 def test_text(environment: Environment, tmp_path: Path) -> None:
     """Held against a grammar of the whole file; the graphs against what they must say."""
-    file = tmp_path / "graphs"
-    environment(XLA_SAVE_TENSORS_FILE=str(file))
+    file = tmp_path / "graphs.0"
+    environment(XLA_SAVE_TENSORS_FILE=str(tmp_path / "graphs"))
     step()
     first = file.read_text()
     step()
@@ -127,7 +127,7 @@ def test_read_back(environment: Environment, tmp_path: Path) -> None:
         for form in ("text", "dot"):
             environment(XLA_SAVE_TENSORS_FILE=str(tmp_path / form), XLA_SAVE_TENSORS_FMT=form)
             step()
-            (read[form],) = graph_file.read(tmp_path / form)
+            (read[form],) = graph_file.read(tmp_path / f"{form}.0")
     finally:
         origins.capture(False)
     assert read["text"].hash == read["dot"].hash != ""
@@ -140,8 +140,8 @@ def test_read_back(environment: Environment, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("form", "start"), [("hlo", r"HloModule IrToHlo\.\d+, entry"), ("stablehlo", "module @")])
 def test_hlo(environment: Environment, tmp_path: Path, form: str, start: str) -> None:
-    file = tmp_path / "graphs"
-    environment(XLA_SAVE_TENSORS_FILE=str(file), XLA_SAVE_TENSORS_FMT=form)
+    file = tmp_path / "graphs.0"
+    environment(XLA_SAVE_TENSORS_FILE=str(tmp_path / "graphs"), XLA_SAVE_TENSORS_FMT=form)
     step()
     with counts() as moved:
         step()
@@ -154,8 +154,8 @@ def test_hlo(environment: Environment, tmp_path: Path, form: str, start: str) ->
 
 
 def test_sections_of_op_by_op(environment: Environment, tmp_path: Path) -> None:
-    file = tmp_path / "graphs"
-    environment(XLA_SAVE_TENSORS_FILE=str(file), XLA_SYNC_TENSORS_OPBYOP="1", XLA_GET_TENSORS_OPBYOP="1")
+    file = tmp_path / "graphs.0"
+    environment(XLA_SAVE_TENSORS_FILE=str(tmp_path / "graphs"), XLA_SYNC_TENSORS_OPBYOP="1", XLA_GET_TENSORS_OPBYOP="1")
     x = torch.ones(3, device="xla") * 2.5
     torch_xla.sync()
     x.sum().item()
@@ -163,8 +163,7 @@ def test_sections_of_op_by_op(environment: Environment, tmp_path: Path) -> None:
 
 
 def test_several_processes_have_a_file_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert dump.path(tmp_path / "graphs.txt").name == "graphs.txt"
-    monkeypatch.setattr(replicas, "process_count", lambda: 4)
+    assert dump.path(tmp_path / "graphs.txt").name == "graphs.txt.0"
     monkeypatch.setattr(replicas, "process_index", lambda: 3)
     assert dump.path(tmp_path / "graphs.txt").name == "graphs.txt.3"
 
@@ -177,7 +176,7 @@ def test_environment(tmp_path: Path) -> None:
         print(x)
     """
     run_script(code, XLA_SAVE_TENSORS_FILE=str(tmp_path / "f"), XLA_SAVE_TENSORS_FMT="dot")
-    assert "digraph G {" in (tmp_path / "f").read_text()
+    assert "digraph G {" in (tmp_path / "f.0").read_text()
 
 
 def test_form_that_does_not_exist(environment: Environment, tmp_path: Path) -> None:
@@ -259,8 +258,8 @@ def graphviz() -> None:
 @pytest.fixture
 def training(environment: Environment, tmp_path: Path) -> Path:
     """A dump of two graphs, of which the second is a training step."""
-    file = tmp_path / "graphs.txt"
-    environment(XLA_SAVE_TENSORS_FILE=str(file))
+    file = tmp_path / "graphs.txt.0"
+    environment(XLA_SAVE_TENSORS_FILE=str(tmp_path / "graphs.txt"))
     origins.capture(True)
     try:
         net = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.LayerNorm(4), nn.ReLU())).to("xla")

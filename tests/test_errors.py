@@ -17,6 +17,7 @@ from torch import Tensor, int64, nn, ones, zeros
 from torch.nn import functional as F
 
 import torch_xla
+import torch_xla.core.xla_model as xm
 from torch_xla._engine.execution import programs
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.registry import Number
@@ -218,11 +219,12 @@ def test_device_that_does_not_exist(make: Call) -> None:
     assert "CPU_NUM_DEVICES" in str(error)
 
 
-def test_device_by_number() -> None:
-    with pytest.raises(RuntimeError, match="xla:9 does not exist"):
-        torch_xla.device(9)
-    with pytest.raises(RuntimeError, match=r"xla:-2 does not exist"):
-        torch_xla.device(-2)
+@pytest.mark.parametrize("call", [torch_xla.device, xm.xla_device])
+@pytest.mark.parametrize("error", [IndexError, RuntimeError])  # as upstream's functions, and as torch
+def test_device_by_number(call: Callable[[int], object], error: type[Exception]) -> None:
+    for number in (9, -2):
+        with pytest.raises(error, match=f"^xla:{number} does not exist"):
+            call(number)
 
 
 def _quantized() -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -294,3 +295,58 @@ def test_fallback_movements() -> None:
     assert moved.fallbacks == {"aten::nonzero"} and moved["aten::nonzero"] == 1
     assert moved.executions == 1
     assert moved["TransferFromServerTime"] == moved["TransferToServerTime"] == 1
+
+
+def _execute_time() -> tuple[int, float]:
+    """(how many programs, their time in s)"""
+    total, accumulated, samples = met.metric_data("ExecuteTime") or (0, 0.0, ())
+    assert total == len(samples) or total > 1024
+    return total, accumulated / 1e9
+
+
+def test_execute_time_is_that_of_the_program_and_not_of_its_launch() -> None:
+    """Programs count when they are launched, and for as long as they run; reading a metric waits for none."""
+    x = torch.rand(800, 800, device="xla") / 800
+    for _ in range(2):  # compiled in the first
+        torch_xla.sync(wait=True)
+        count, before = _execute_time()
+        y = x
+        for _ in range(30):
+            y = y @ x
+        start = time.perf_counter()
+        torch_xla.sync()
+        launched = time.perf_counter() - start
+        assert _execute_time()[0] == count + 1
+        y = (y @ x) @ x
+        torch_xla.sync(wait=True)
+        elapsed = time.perf_counter() - start
+        total, after = _execute_time()
+        assert total == count + 2
+    assert launched < 0.5 * elapsed < after - before < 1.1 * elapsed, (launched, elapsed, after - before)
+
+
+def test_what_lasts_counts_as_long_as_it_has_lasted() -> None:
+    metric = metrics.Metric("Some", metrics.format_time)
+    metric.add(1e9)
+    first, second = metric.begin(), metric.begin()
+    assert metric.data()[:2] == (3, 1e9), "neither has had its turn"
+    first.since = time.perf_counter_ns() - 10**9
+    total, accumulated, samples = metric.data()
+    assert (total, len(samples)) == (3, 3) and 2e9 <= accumulated < 3e9
+    assert "TotalSamples: 3" in metric.report()
+    metric.end(first, 5e9)
+    metric.end(second, 7e9)
+    assert (metric.data()[:2], [value for _, value in metric.data()[2]]) == ((3, 13e9), [1e9, 5e9, 7e9])
+
+
+def test_a_process_ends_in_the_middle_of_a_program() -> None:
+    """Without a word: the thread that waits for the program's end is not in XLA when the interpreter is gone."""
+    code = """
+        import torch, torch_xla
+        x = torch.rand(800, 800, device="xla") / 800
+        torch_xla.sync(wait=True)
+        for _ in range(30):
+            x = x @ x
+        torch_xla.sync()
+    """
+    run_script(code, fresh="its end is tested")

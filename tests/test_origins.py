@@ -252,7 +252,7 @@ class Net(torch.nn.Module):
 net = Net().to("xla")
 torch_xla.sync()
 net(torch.ones(1, 2, device="xla")).sum().item()
-dump = Path({file!r}).read_text()
+dump = Path({file!r} + ".0").read_text()
 """
 
 

@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 @dynamo.breaks_graph
 def device(index: int | None = None) -> torch.device:
-    """The xla device of that ordinal, or the current one. Raises RuntimeError for an ordinal that does not exist."""
+    """The xla device of that ordinal, or the current one. IndexError, and RuntimeError, for one that does not exist."""
     return torch.device("xla", recorder.ordinal(index))
 
 

@@ -1,4 +1,4 @@
-"""Lightning: its Trainer and Fabric on 1, 2 and 4 xla devices of the CPU, in the precisions that it has for them."""
+"""Lightning: its Trainer and Fabric on 1, 2, 4 and 8 xla devices of the CPU, in the precisions that it has for them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ TRAINERS = {
     ("32-true", 1): ("float32", 1e-5),
     ("32-true", 2): ("float32", 1e-5),
     ("32-true", 4): ("float32", 1e-5),
+    ("32-true", 8): ("float32", 1e-5),
     ("bf16-true", 1): ("bfloat16", 3e-2),
     ("bf16-true", 2): ("bfloat16", 3e-2),
     ("16-true", 1): ("bfloat16", 3e-2),  # as XLA_USE_F16 is documented

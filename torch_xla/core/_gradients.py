@@ -12,11 +12,18 @@ from torch_xla._engine.parallel import collectives
 from torch_xla.core._buckets import buckets
 from torch_xla.core._collectives import REDUCE_SUM, Groups, all_reduce, collective_broadcast
 
+#: The attribute by which libraries know a share that FSDP has made of a parameter.
+SHARE = "_is_sharded"
+
 
 def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The gradients that an optimizer will use, in order."""
+    """The gradients that an optimizer will use and replicas reduce, in order.
+
+    Without those of FSDP's shares, which it has reduced: another replica's are of other elements. accelerate reduces
+    what it finds here, with FSDP as without.
+    """
     parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [p.grad for p in parameters if p.grad is not None and not getattr(p, SHARE, False)]
 
 
 def all_reduce_bucketized_gradients(

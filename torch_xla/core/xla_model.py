@@ -63,7 +63,8 @@ from torch_xla.core.transfers import send_cpu_data_to_device as send_cpu_data_to
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
     """The xla device of ordinal ``n``, or the current one; ``devkind`` (CPU, TPU, CUDA) must be what it is.
 
-    Raises RuntimeError for an ordinal or a kind that does not exist. The device becomes the thread's current one.
+    Raises RuntimeError for a kind that does not exist; for an ordinal it is an IndexError, too. The device becomes
+    the thread's current one.
     """
     if devkind is not None and not get_xla_supported_devices(devkind):
         raise RuntimeError(f"xla_device: there is no {devkind} here, only {', '.join(_top.real_devices())}")

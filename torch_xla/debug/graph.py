@@ -1,8 +1,8 @@
 """Pictures of dumped graphs: operations in boxes, grouped by torch.nn module; details where the mouse rests.
 
     XLA_IR_DEBUG=1 XLA_SAVE_TENSORS_FILE=graphs.txt python train.py
-    python -m torch_xla.debug.graph graphs.txt                        # lists the graphs in the file
-    python -m torch_xla.debug.graph graphs.txt --graph 2 --svg step.svg
+    python -m torch_xla.debug.graph graphs.txt.0                      # lists the graphs in the file of rank 0
+    python -m torch_xla.debug.graph graphs.txt.0 --graph 2 --svg step.svg
 
 Drawing needs Graphviz (``apt-get install graphviz``). Modules are known only where XLA_IR_DEBUG was set.
 """

@@ -245,7 +245,7 @@ class Settings:
     XLA_IR_DEBUG = Variable(FLAG, "0", "note the user's Python stack and torch.nn module with each operation")
     XLA_HLO_DEBUG = Variable(FLAG, "0", "as XLA_IR_DEBUG, and carry both into the metadata of the compiled HLO")
     XLA_SAVE_TENSORS_FILE = Variable(
-        FILE_OR_NONE, None, "file that each graph is appended to when it is run; .RANK is added if there are several"
+        FILE_OR_NONE, None, "file that each graph is appended to when it is run; the process's rank is added: FILE.0"
     )
     XLA_SAVE_TENSORS_FMT = Variable(GRAPH_FORMAT, "text", "form of the graphs in XLA_SAVE_TENSORS_FILE")
     SAVE_GRAPH_FMT = Variable(GRAPH_FORMAT, "text", "form of the graphs that torch_xla.debug.graph_saver writes")

@@ -51,6 +51,19 @@ def format_time(nanoseconds: float) -> str:
     return f"{text}{rest / 1000:.3f}us"
 
 
+class Lasting:
+    """A sample of time that has not ended: ``since`` (ns of perf_counter) when, None while others come before it."""
+
+    __slots__ = ("since",)
+
+    def __init__(self) -> None:
+        self.since: int | None = None
+
+    def so_far(self) -> float:
+        """How long it has lasted."""
+        return 0 if self.since is None else time.perf_counter_ns() - self.since
+
+
 class Metric:
     """Samples of one quantity. Thread-safe; lives until clear()."""
 
@@ -60,7 +73,23 @@ class Metric:
         self.total = 0
         self.accumulated = 0.0
         self.samples: deque[tuple[float, float]] = deque(maxlen=settings.XLA_METRICS_SAMPLES)
+        self._lasting: list[Lasting] = []
         self._lock = process_lock()
+
+    def begin(self) -> Lasting:
+        """Counts a sample of time that ends later; until then it is as long as it has lasted."""
+        sample = Lasting()
+        with self._lock:
+            self.total += 1
+            self._lasting.append(sample)
+        return sample
+
+    def end(self, sample: Lasting, value: float) -> None:
+        """What has begun has ended, and took ``value``."""
+        with self._lock:
+            self._lasting.remove(sample)
+            self.accumulated += value
+            self.samples.append((time.time(), value))
 
     def add(self, value: float) -> None:
         """Adds one sample, stamped with the time of now."""
@@ -72,7 +101,8 @@ class Metric:
     def data(self) -> tuple[int, float, tuple[tuple[float, float], ...]]:
         """(number of samples, their sum, the kept (time in s, value) pairs)."""
         with self._lock:
-            return self.total, self.accumulated, tuple(self.samples)
+            lasting = [(time.time(), sample.so_far()) for sample in self._lasting]
+            return self.total, self.accumulated + sum(value for _, value in lasting), (*self.samples, *lasting)
 
     def report(self) -> str:
         """This metric's block of the report."""

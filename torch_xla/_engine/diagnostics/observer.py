@@ -19,7 +19,17 @@ import jax
 from torch_xla._engine import recorder
 from torch_xla._engine.base import frames, shardings
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.diagnostics import analysis, causes, journal, memory, metrics, metrics_file, progress, provenance
+from torch_xla._engine.diagnostics import (
+    analysis,
+    causes,
+    journal,
+    memory,
+    metrics,
+    metrics_file,
+    progress,
+    provenance,
+    under_way,
+)
 from torch_xla._engine.diagnostics.explain import Situation
 from torch_xla._engine.diagnostics.recompilation import Site, watcher
 from torch_xla._engine.graph import program, summary
@@ -131,20 +141,36 @@ def storm(graph: Any, spec: program.GraphSpec, site: Site) -> None:
 
 
 class Execution:
-    """One run of a program: made before it is launched, told when it is under way. ``kind``: of its time."""
+    """One run of a graph: made before it starts, told when it is under way, or has ended. ``kind``: of its time."""
 
-    __slots__ = ("_cause", "_kind", "_line", "_ops", "_start")
+    __slots__ = ("_cause", "_device", "_kind", "_line", "_ops", "_start")
 
-    def __init__(self, ops: int, line: str, cause: str, kind: str = "ExecuteTime") -> None:
-        self._ops, self._line, self._cause, self._kind = ops, line, cause, kind
+    def __init__(self, ops: int, device: int, line: str, cause: str, kind: str = "ExecuteTime") -> None:
+        self._ops, self._device, self._line, self._cause, self._kind = ops, device, line, cause, kind
         self._start = time.perf_counter_ns()
 
+    def under_way(self, results: Sequence[jax.Array], token: Any = None) -> None:
+        """The program has been launched, and ends when the token, or one of its results, is there.
+
+        What goes wrong here is logged: the nodes have their values, whoever hears of it.
+        """
+        awaited = token if token is not None else results[0] if results else None
+        # A CPU runs small programs where they are launched. To tell a thread of those would cost more than they do.
+        self._note(None if awaited is None or (results and results[0].is_ready()) else awaited)
+
     def ended(self) -> None:
-        """The program is under way. What goes wrong here is logged: the values are there, whoever hears of it."""
+        """The graph has been computed. The same holds."""
+        self._note(None)
+
+    def _note(self, awaited: Any) -> None:
         duration = time.perf_counter_ns() - self._start
         try:
             metrics.sample("TensorsGraphSize", self._ops)
-            metrics.sample(self._kind, duration, metrics.format_time)
+            time_of_it = metrics.metric(self._kind, metrics.format_time)
+            if awaited is None:
+                time_of_it.add(duration)
+            else:
+                under_way.watch(self._device, time_of_it, self._start, awaited)
             journal.add_own(self._kind, duration)
             journal.current().ops += self._ops
             if _execute_log.isEnabledFor(logging.INFO):
@@ -162,14 +188,14 @@ def execution(graph: Any, device: int) -> Execution:
         listener.ran(graph, device)
     if analysis.level() >= 2:
         analysis.graph("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
-    return Execution(graph.node_count, line, cause)
+    return Execution(graph.node_count, device, line, cause)
 
 
 def interpretation(graph: Any, device: int) -> Execution:
     """Before a graph is interpreted, which takes the place of a compilation and an execution."""
     line, cause = frames.user_line(), causes.reason()
     recorder.module().set_provenance(provenance.number("result", line))
-    return Execution(graph.node_count, line, cause, "InterpretTime")
+    return Execution(graph.node_count, device, line, cause, "InterpretTime")
 
 
 def chain_ended(start: int, eager: bool) -> None:

@@ -42,6 +42,7 @@ def executable(spec: GraphSpec, place: Sharding, laid_out: Sequence[int]) -> tup
         sizes=sizes.results,
         extra=0,
         shardings=list(laid_out),
+        tokens=False,
     )
     return found, sizes
 

@@ -1,4 +1,4 @@
-"""XLA_SAVE_TENSORS_FILE: every graph that is run, appended to a file.
+"""XLA_SAVE_TENSORS_FILE: every graph that is run, appended to a file of each process.
 
     [ScheduleSyncTensorsGraph]            what asked for it
     TensorsGraphInfo:                     the Python frames that were running, innermost first
@@ -82,8 +82,8 @@ def _rendered(form: str, graph: Any, spec: GraphSpec, arguments: Sequence[Any]) 
 
 
 def path(file: Path) -> Path:
-    """The file of this process: with several processes, each has its own, with its rank at the end."""
-    return file.with_name(f"{file.name}.{replicas.process_index()}") if replicas.process_count() > 1 else file
+    """The file of this process, with its rank at the end of the name: ``.0`` where it is alone."""
+    return file.with_name(f"{file.name}.{replicas.process_index()}")
 
 
 def append(step: Step) -> None:

@@ -78,10 +78,17 @@ def _materialize(nodes: Sequence[Any], device: int) -> None:
     pending = [node for node in nodes if node.pending]
     if not pending:
         return
+    for result in collectives.unread_before(device, pending):
+        _compute([result], device)
+    _compute(pending, device)
+
+
+def _compute(pending: Sequence[Any], device: int) -> None:
     one_by_one = settings.XLA_GET_TENSORS_OPBYOP
     section = dump.GET_OP_BY_OP if one_by_one else dump.SYNC
     graph = recorder.module().collect(device, pending)
-    Step(graph, one_by_one, section).run()
+    if graph.root_count:  # 0: computed with what was read before it
+        Step(graph, one_by_one, section).run()
 
 
 def wait(device: int) -> None:

@@ -60,6 +60,7 @@ def executable(
         sizes=sizes.results,
         extra=sizes.extra,
         shardings=list(result_shardings),
+        tokens=direct and launching.has_tokens(),
     )
 
 

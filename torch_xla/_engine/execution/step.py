@@ -91,13 +91,13 @@ class Step:
             found.handlers.take_threads()
         run = observer.execution(self.graph, self.device)
         try:
-            results: Sequence[jax.Array] = self.graph.launch(found.executable, leaves)
+            results, token = self.graph.launch(found.executable, leaves)
         except jax.errors.JaxRuntimeError as error:
             raise errors.explain(error, f"running {found.outline}", self.device, found.outline) from error
-        run.ended()
+        run.under_way(results, token)
         if found.team is not None:
             watchdog.launched(results, found.sizes.smallest)
-        return results
+        return results  # type: ignore[no-any-return]
 
     def _one_by_one(self) -> Sequence[jax.Array]:
         start = time.perf_counter_ns()

@@ -35,7 +35,7 @@ def run(group: ThreadGroup, step: Step) -> Sequence[jax.Array]:
     results: Sequence[jax.Array] = group.gather(
         replicas.global_ordinal(), what, step, lambda steps: _run_all(step, steps)
     )
-    running.ended()
+    running.under_way(results)
     return results
 
 

@@ -1,7 +1,9 @@
 """Records collectives: checks what they are given, and calls the operators of ``collective_ops``.
 
 A collective must be in the graph of every replica, also of one where nobody keeps its result: so one result of each is
-kept until the graph is cut (``release``).
+kept until the graph is cut (``release``). The same holds for a read in the middle of a step, of which each replica may
+do another: replicas that have read a result have run its program, so those that have not run that one by itself, before
+what they read later (``unread_before``).
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import torch
 from torch_xla._engine import recorder
 from torch_xla._engine.base import frames
 from torch_xla._engine.base.compat import dispatcher
+from torch_xla._engine.base.lru import LruCache
+from torch_xla._engine.graph import program
 from torch_xla._engine.job import replicas, thread_group
 
 _kept: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
@@ -25,6 +29,9 @@ R = TypeVar("R", torch.Tensor, list[torch.Tensor])
 
 #: Where values are read and nothing is ever cut, results that have been computed are let go at this number.
 _MOST_KEPT = 64
+
+#: How many collectives graphs have, by their keys.
+_counts: LruCache[int] = LruCache()
 
 REDUCTIONS = ("sum", "mul", "min", "max", "and", "or")
 
@@ -73,6 +80,30 @@ def _kept_until_cut(result: torch.Tensor) -> torch.Tensor:
 def kept(device: int) -> list[torch.Tensor]:
     """A result of each collective that has been recorded since the last cut."""
     return _kept[device]
+
+
+def unread_before(device: int, nodes: Sequence[Any]) -> Sequence[Any]:
+    """Results of collectives that must be computed, in order and each alone, before the pending ``nodes`` are.
+
+    They were recorded before one that the nodes need, and the nodes do not need them. The execution lock is held.
+    """
+    kept = (recorder.module().nodes_of([tensor])[0] for tensor in _kept.get(device, ()))
+    results = [node for node in kept if node.pending]
+    needed = _count(device, nodes) if results else 0
+    if needed == 0 or needed >= len(results):
+        return ()
+    apart = [_count(device, [*nodes, result]) > needed for result in results]
+    last = max((i for i, is_apart in enumerate(apart) if not is_apart), default=0)
+    return [result for result, is_apart in zip(results[:last], apart, strict=False) if is_apart]
+
+
+def _count(device: int, wanted: Sequence[Any]) -> int:
+    graph = recorder.module().collect(device, list(wanted))
+    found = _counts.get(graph.key)
+    if found is None:
+        found = sum(map(program.is_collective, program.describe(graph).nodes))
+        _counts.put(graph.key, found)
+    return found
 
 
 def release(device: int) -> None:

@@ -31,13 +31,27 @@ def wide_types() -> AbstractContextManager[Any]:
     return found
 
 
+class NoSuchDeviceError(IndexError, RuntimeError):
+    """An ordinal that this process has no xla device for; upstream's functions raise IndexError, torch RuntimeError."""
+
+
 def ordinal(which: torch.device | str | int | None = None) -> int:
     """The ordinal of a device of the user's; None, and a device without an index, is the thread's current one.
 
-    Raises RuntimeError for one that is no xla device, or does not exist. Only an ordinal above 0 starts the backend.
+    Raises RuntimeError for one that is no xla device or does not exist (a number: NoSuchDeviceError). Only an ordinal
+    above 0 starts the backend.
     """
     if which is None:
         return int(module().current_device())
     if isinstance(which, int):
-        return int(module().checked_ordinal(which))
+        return _checked(which)
     return int(module().checked_device(torch.device(which)))
+
+
+def _checked(which: int) -> int:
+    try:
+        return int(module().checked_ordinal(which))
+    except RuntimeError as error:  # of the backend, perhaps, which could not start
+        if not str(error).startswith(f"xla:{which} does not exist"):
+            raise
+        raise NoSuchDeviceError(*error.args) from None

@@ -12,10 +12,8 @@ from torch import nn
 
 from torch_xla._engine.patches.rematerialize import behind_barrier
 from torch_xla.core import xla_model as xm
+from torch_xla.core._gradients import SHARE
 from torch_xla.runtime import global_ordinal, world_size
-
-#: The attribute by which libraries know a share.
-_MARK = "_is_sharded"
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def make_shard(
     value = params[0].detach() if rows else torch.cat([p.detach().reshape(-1) for p in params])
     share = share_of(value, group, 1 if rows else multiple)
     parameter = nn.Parameter(share.to("xla"), params[0].requires_grad)
-    setattr(parameter, _MARK, True)
+    setattr(parameter, SHARE, True)
     found = [(layer, name, path, piece) for piece, p in enumerate(params) for layer, name, path in places[p]]
     key = f"_fsdp_shard_{number}_" + found[0][2].replace(".", "__")
     return Shard(

@@ -24,6 +24,10 @@ Axis = str | int
 PartitionSpec = tuple[Axis | tuple[Axis, ...] | None, ...]
 
 
+class MeshError(ValueError, AssertionError):
+    """A mesh, or a partition spec, that does not fit; scripts written for upstream's expect assertions of it."""
+
+
 class Mesh:
     """A grid of devices.
 
@@ -33,7 +37,7 @@ class Mesh:
       mesh_shape: the sizes of the grid's axes.
       axis_names: a name for each axis, none twice; without them axes are named by position.
 
-    Raises ValueError where these do not fit together, or the job has other devices (checked when it is used).
+    Raises MeshError where these do not fit together, or the job has other devices (checked when it is used).
 
     >>> mesh = Mesh(range(4), (2, 2), ("data", "model"))  # doctest: +SKIP
     """
@@ -49,12 +53,12 @@ class Mesh:
         self.axis_names = None if axis_names is None else tuple(axis_names)
         ids = self.device_ids.ravel().tolist()
         if len(ids) != math.prod(self.mesh_shape):
-            raise ValueError(f"Mesh: {len(ids)} devices do not fill a mesh of shape {list(self.mesh_shape)}")
+            raise MeshError(f"Mesh: {len(ids)} devices do not fill a mesh of shape {list(self.mesh_shape)}")
         if sorted(ids) != list(range(len(ids))):
-            raise ValueError(f"Mesh: device_ids must be 0 to {len(ids) - 1}, each once; got {ids}")
+            raise MeshError(f"Mesh: device_ids must be 0 to {len(ids) - 1}, each once; got {ids}")
         names = self.axis_names
         if names is not None and (len(names) != len(self.mesh_shape) or len(set(names)) < len(names)):
-            raise ValueError(f"Mesh: axis_names={names} must be {len(self.mesh_shape)} different names")
+            raise MeshError(f"Mesh: axis_names={names} must be {len(self.mesh_shape)} different names")
 
     @classmethod
     def from_str(cls, mesh_str: str) -> Mesh | None:
@@ -97,22 +101,22 @@ class Mesh:
         return self._names().index(name) if name in self._names() else None
 
     def get_jax_mesh(self) -> JaxMesh:
-        """The same as a jax.sharding.Mesh. Starts the backend. ValueError where the job has other devices."""
+        """The same as a jax.sharding.Mesh. Starts the backend. MeshError where the job has other devices."""
         return _jax_mesh(self)
 
     def sharding(self, partition_spec: Sequence[Any], rank: int) -> NamedSharding:
         """How a tensor with ``rank`` dimensions lies under a partition spec, a jax.sharding.NamedSharding.
 
-        ValueError for a spec of another length, an axis that does not exist, or one that is used twice.
+        MeshError for a spec of another length, an axis that does not exist, or one that is used twice.
         """
         if len(partition_spec) != rank:
-            raise ValueError(
+            raise MeshError(
                 f"partition_spec {tuple(partition_spec)} has {len(partition_spec)} entries for {rank} dimensions"
             )
         axes = [tuple(map(self._name, _several(entry))) for entry in partition_spec]
         used = [name for names in axes for name in names]
         if len(set(used)) < len(used):
-            raise ValueError(f"partition_spec {tuple(partition_spec)} splits two dimensions over one axis")
+            raise MeshError(f"partition_spec {tuple(partition_spec)} splits two dimensions over one axis")
         return sharded.over(self.get_jax_mesh(), JaxSpec(*(names or None for names in axes)))
 
     def get_op_sharding(self, partition_spec: Sequence[Any]) -> OpSharding:
@@ -127,7 +131,7 @@ class Mesh:
             return axis
         if isinstance(axis, int) and 0 <= axis < len(self.mesh_shape):
             return self._names()[axis]
-        raise ValueError(f"partition_spec: {axis!r} is no axis of {self!r}")
+        raise MeshError(f"partition_spec: {axis!r} is no axis of {self!r}")
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ def _jax_mesh(mesh: Mesh) -> JaxMesh:
         raise RuntimeError("a mesh needs SPMD: call torch_xla.runtime.use_spmd() before the first xla tensor")
     everyone = np.array(sharded.mesh_devices())
     if mesh.size() != len(everyone):
-        raise ValueError(f"{mesh!r}: the job has {len(everyone)} devices, and a mesh must use all of them")
+        raise MeshError(f"{mesh!r}: the job has {len(everyone)} devices, and a mesh must use all of them")
     return JaxMesh(everyone[mesh.get_logical_mesh()], mesh._names())
 
 

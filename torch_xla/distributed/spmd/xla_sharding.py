@@ -32,6 +32,7 @@ from torch_xla.distributed.spmd._manual import disable_manual_sharding, enable_m
 from torch_xla.distributed.spmd._mesh import (
     HybridMesh,
     Mesh,
+    MeshError,
     OpSharding,
     PartitionSpec,
     get_1d_mesh,
@@ -70,8 +71,8 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
 
     A dimension need not be a multiple of the number of its parts: the last devices then have less of it, or nothing.
 
-    Raises ValueError for a spec that does not fit the tensor or the mesh; RuntimeError without SPMD, or for an expanded
-    tensor.
+    Raises MeshError, a ValueError, for a spec that does not fit the tensor or the mesh; RuntimeError without SPMD, or
+    for an expanded tensor.
     """
     later = t.is_meta or (t.device.type == "cpu" and isinstance(t, torch.nn.Parameter))
     sharding = checked("mark_sharding", t, mesh, partition_spec, later)
@@ -92,8 +93,8 @@ def checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any],
         raise ValueError(f"{where}: the tensor is on {t.device}; move it to xla first")
     try:
         sharding = mesh.sharding(partition_spec, t.dim())
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+    except MeshError as error:
+        raise MeshError(f"{where}: {error}") from None
     return sharding
 
 

@@ -19,6 +19,12 @@ _CALL = Private(
 )
 _EXECUTE = Private("jaxlib._jax", "LoadedExecutable.execute_sharded", "as the one before", _APART)
 _RESULTS = Private("jaxlib._jax", "ExecuteResults.consume_with_handlers", "as the one before", _APART)
+_TOKEN = Private(
+    "jaxlib._jax",
+    "ExecuteResults.consume_token",
+    "ExecuteTime counts until a program has ended",
+    "ExecuteTime counts until the first result is there, or another program has taken it over",
+)
 _PUT = Private("jaxlib.xla_client", "batched_device_put", "the numbers of a step travel without Python", _APART)
 _SWITCH = Private(
     "jax",
@@ -44,6 +50,11 @@ def executable(compiled: jax.stages.Compiled) -> tuple[Callable[[list[jax.Array]
         return None, None
     program: Any = compiled.runtime_executable()
     return program.execute_sharded, list(handlers)
+
+
+def has_tokens() -> bool:
+    """Whether what ``executable`` gives can say when the program has ended."""
+    return _TOKEN.find() is not None
 
 
 def calls_python(compiled: jax.stages.Compiled) -> bool:

@@ -177,11 +177,14 @@ py::object call_apart(const py::object& function, const py::list& arguments) {
   return results;
 }
 
-py::object start(const Executable& executable, const py::list& arguments) {
-  if (executable.execute) {
-    return executable.execute(arguments).attr("consume_with_handlers")(executable.handlers);
+// (results, what tells when they are there or None)
+py::tuple start(const Executable& executable, const py::list& arguments) {
+  if (!executable.execute) {
+    return py::make_tuple(call_apart(executable.call, arguments), py::none());
   }
-  return call_apart(executable.call, arguments);
+  const py::object started = executable.execute(arguments, executable.tokens);
+  const py::object token = executable.tokens ? started.attr("consume_token")() : py::none();
+  return py::make_tuple(started.attr("consume_with_handlers")(executable.handlers), token);
 }
 
 BufferPtr result_buffer(const Graph& graph, const Executable& executable, size_t i, py::object array, uint32_t from) {
@@ -222,13 +225,13 @@ py::object exclusively(Ordinal device, const py::function& function, const py::a
   return function(*args);
 }
 
-py::object launch(Graph& graph, const Executable& executable, const py::object& leaves) {
+py::tuple launch(Graph& graph, const Executable& executable, const py::object& leaves) {
   check_results(graph, executable);
   const uint32_t provenance = take_provenance();
   const py::list arguments = arguments_of(graph, executable, leaves);
-  const py::object results = start(executable, arguments);
-  give_values(graph, executable, py::sequence(results), provenance);
-  return results;
+  py::tuple started = start(executable, arguments);
+  give_values(graph, executable, py::sequence(started[0]), provenance);
+  return started;
 }
 
 py::list launch_together(const std::vector<Graph*>& graphs, const Executable& executable, const py::list& arguments) {
@@ -280,19 +283,30 @@ void finish(Graph& graph, const py::sequence& results) {
 void bind_launch(py::module_& m, py::class_<Graph>& graph) {
   const auto optional = [](const py::object& value) { return value.is_none() ? py::object() : value; };
   py::class_<Executable>(m, "Executable")
-      .def(py::init([optional](const py::object& execute, const py::object& handlers, const py::object& call,
-                               const py::object& put, const py::object& swap_x64, const py::object& restore_x64,
-                               const py::object& number_avals, const py::object& number_arrays,
-                               const py::object& number_sharding, const py::object& number_devices,
-                               std::vector<int64_t> sizes, int64_t extra, std::vector<uint32_t> shardings) {
-             return Executable{optional(execute),   optional(handlers),    optional(call),   optional(put),
-                               optional(swap_x64),  optional(restore_x64), number_avals,     number_arrays,
-                               number_sharding,     number_devices,        std::move(sizes), extra,
-                               std::move(shardings)};
-           }),
-           py::kw_only(), py::arg("execute"), py::arg("handlers"), py::arg("call"), py::arg("put"), py::arg("swap_x64"),
-           py::arg("restore_x64"), py::arg("number_avals"), py::arg("number_arrays"), py::arg("number_sharding"),
-           py::arg("number_devices"), py::arg("sizes"), py::arg("extra"), py::arg("shardings"));
+      .def(
+          py::init([optional](const py::object& execute, const py::object& handlers, const py::object& call,
+                              const py::object& put, const py::object& swap_x64, const py::object& restore_x64,
+                              const py::object& number_avals, const py::object& number_arrays,
+                              const py::object& number_sharding, const py::object& number_devices,
+                              std::vector<int64_t> sizes, int64_t extra, std::vector<uint32_t> shardings, bool tokens) {
+            return Executable{optional(execute),
+                              optional(handlers),
+                              optional(call),
+                              tokens,
+                              optional(put),
+                              optional(swap_x64),
+                              optional(restore_x64),
+                              number_avals,
+                              number_arrays,
+                              number_sharding,
+                              number_devices,
+                              std::move(sizes),
+                              extra,
+                              std::move(shardings)};
+          }),
+          py::kw_only(), py::arg("execute"), py::arg("handlers"), py::arg("call"), py::arg("put"), py::arg("swap_x64"),
+          py::arg("restore_x64"), py::arg("number_avals"), py::arg("number_arrays"), py::arg("number_sharding"),
+          py::arg("number_devices"), py::arg("sizes"), py::arg("extra"), py::arg("shardings"), py::arg("tokens"));
   py::class_<WideTypes>(m, "WideTypes")
       .def(py::init<py::object, py::object>(), py::arg("swap"), py::arg("restore"))
       .def("__enter__", &WideTypes::enter)

@@ -26,6 +26,7 @@ struct Executable {
   pybind11::object execute;   // list of arrays -> results, none of it Python
   pybind11::object handlers;  // what makes an array of each result
   pybind11::object call;      // list of arguments -> sequence of arrays
+  bool tokens = false;        // `execute` can tell when the program has ended
 
   pybind11::object put;            // (aval, sharding, list of host arrays, devices) -> array
   pybind11::object swap_x64;       // of jax's switch for 64-bit types, in this thread: new value -> old one
@@ -50,8 +51,9 @@ struct Executable {
 pybind11::object exclusively(Ordinal device, const pybind11::function& function, const pybind11::args& args);
 
 // Starts the program of a graph with the leaves' arrays, or those in `leaves`, which are the same values placed as the
-// program takes them. Returns the results' arrays. The execution lock of the graph's device is held.
-pybind11::object launch(Graph& graph, const Executable& executable, const pybind11::object& leaves);
+// program takes them. Returns the results' arrays, and what can be waited for until the program has ended (a token that
+// holds no memory), or None. The execution lock of the graph's device is held.
+pybind11::tuple launch(Graph& graph, const Executable& executable, const pybind11::object& leaves);
 
 // The same for graphs of several devices that are one program: `arguments` are those of all, and result i of the
 // graph that is d-th in the order of the program's devices is the part of result i that is on that device. Returns

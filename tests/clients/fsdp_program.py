@@ -1,0 +1,105 @@
+"""Trains a small Llama with parameters in shards, by Fabric's strategy or transformers' Trainer, and tells its losses.
+
+python -m tests.clients.fsdp_program fabric | trainer | plain | spmd FOLDER DEVICES
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.utils.data import DataLoader
+
+from tests.clients import checks
+
+STEPS, BATCH, LENGTH, WORDS, RATE = 4, 8, 12, 64, 0.3  # a batch of all devices together
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
+    )
+    return transformers.LlamaForCausalLM(config)  # type: ignore[no-any-return]
+
+
+def rows() -> list[dict[str, torch.Tensor]]:
+    words = torch.randint(WORDS, (STEPS * BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+    return [{"input_ids": row, "labels": row.clone()} for row in words]
+
+
+def by_fabric(fabric: Any) -> None:
+    model = fabric.setup_module(network())
+    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=RATE))
+    loader = fabric.setup_dataloaders(DataLoader(rows(), batch_size=BATCH // fabric.world_size))  # type: ignore[arg-type]
+    losses = []
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = model(**batch).loss
+        fabric.backward(loss)
+        optimizer.step()
+        losses.append(fabric.all_reduce(loss.detach(), reduce_op="mean"))
+    _tell([float(loss) for loss in losses], sum(p.numel() for p in model.parameters()), model, fabric.global_rank)
+
+
+class Trainer(transformers.Trainer):
+    """transformers 5.23 makes no optimizer for a model that it has wrapped in FSDP of xla, and stops for want of it."""
+
+    def _wrap_model(self, model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        wrapped: nn.Module = super()._wrap_model(model, *args, **kwargs)
+        if self.optimizer is None:
+            self.create_optimizer(wrapped)
+        return wrapped
+
+
+def by_trainer(index: int, how: str, folder: str, devices: int) -> None:
+    arguments = transformers.TrainingArguments(
+        output_dir=folder, per_device_train_batch_size=BATCH // devices, max_steps=STEPS, logging_steps=1, optim="sgd",
+        learning_rate=RATE, lr_scheduler_type="constant", max_grad_norm=0, save_strategy="no", report_to=[],
+        disable_tqdm=True, use_cpu=how == "plain", **_sharded(how),
+    )  # fmt: skip
+    trainer = Trainer(network(), arguments, train_dataset=rows())
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    model = trainer.model_wrapped
+    _tell(losses, sum(p.numel() for p in model.parameters()), model, arguments.process_index)
+
+
+def _sharded(how: str) -> dict[str, Any]:
+    layers = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+    sharded = {"fsdp": True, "fsdp_config": {"xla": True, "xla_fsdp_v2": how == "spmd", **layers}}
+    return {} if how == "plain" else sharded
+
+
+def _tell(losses: list[float], elements: int, model: nn.Module, rank: int) -> None:
+    if rank == 0:
+        devices = sorted({p.device.type for p in model.parameters()})
+        print(checks.tell({"losses": losses, "elements": elements, "devices": devices}), flush=True)
+
+
+def main() -> None:
+    how, folder, devices = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    if how == "fabric":
+        import lightning
+        from lightning.fabric.strategies import XLAFSDPStrategy
+        from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+        strategy = XLAFSDPStrategy(auto_wrap_policy={LlamaDecoderLayer})
+        lightning.Fabric(accelerator="tpu", devices=devices, strategy=strategy).launch(by_fabric)
+    elif how == "trainer":
+        import torch_xla.distributed.xla_multiprocessing as xmp
+
+        xmp.spawn(by_trainer, args=(how, folder, devices))
+    else:
+        if how == "spmd":
+            import torch_xla.runtime as xr
+
+            xr.use_spmd()
+        by_trainer(0, how, folder, 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""When programs end: a step only launches its program, and ExecuteTime is how long that has run.
+
+A thread for each device waits for one program after the other, in the order in which they were launched. A program
+counts from its launch, or from the end of the one before it where that was later: devices run one at a time. Until a
+program has ended its time is that so far, so that nobody who reads a metric has to wait.
+
+    launched (watch) -> its turn (Lasting.since) -> ended (Metric.end)
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.diagnostics.metrics import Lasting, Metric
+
+#: Seconds that the end of the process waits for a program. A thread that is waiting inside XLA when the interpreter is
+#: gone ends the process badly.
+_PATIENCE = 5.0
+
+_Program = tuple[Metric, Lasting, int, Any]
+
+
+class _Watcher:
+    def __init__(self, device: int) -> None:
+        self.launched: SimpleQueue[_Program | None] = SimpleQueue()
+        self._last_end = 0
+        self._thread = threading.Thread(target=self._run, name=f"torch_xla: ends of xla:{device}", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
+
+    def _run(self) -> None:
+        while (program := self.launched.get()) is not None:
+            self._see_end(*program)
+            del program  # a result, perhaps
+
+    def _see_end(self, metric: Metric, sample: Lasting, start: int, awaited: Any) -> None:
+        sample.since = max(start, self._last_end)
+        with suppress(Exception):  # whoever reads what failed is told; a result that was taken over is there
+            awaited.block_until_ready()
+        self._last_end = time.perf_counter_ns()
+        metric.end(sample, self._last_end - sample.since)
+
+    def _stop(self) -> None:
+        self.launched.put(None)
+        self._thread.join(_PATIENCE)
+
+
+_watchers: dict[int, _Watcher] = {}
+_lock = process_lock()
+
+
+def watch(device: int, metric: Metric, start: int, awaited: Any) -> None:
+    """Adds to ``metric`` how long a program of the device runs.
+
+    Args:
+      start: when it was launched, in ns of perf_counter.
+      awaited: has ``block_until_ready``, which returns when the program has ended.
+    """
+    watcher = _watchers.get(device) or _started(device)
+    watcher.launched.put((metric, metric.begin(), start, awaited))
+
+
+def _started(device: int) -> _Watcher:
+    with _lock:
+        if device not in _watchers:
+            _watchers[device] = _Watcher(device)
+        return _watchers[device]
