@@ -68,6 +68,10 @@ class AbstractArray:
     def is_deleted(self) -> bool:
         return False
 
+    def is_ready(self) -> bool:
+        """Nothing is awaited."""
+        return True
+
     def block_until_ready(self) -> AbstractArray:
         return self
 
