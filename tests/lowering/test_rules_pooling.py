@@ -9,7 +9,8 @@ import pytest
 import torch
 from rule_check import check, each, to_array, to_tensor
 
-import torch_xla._engine.lowering.adaptive_pooling  # noqa: F401
+import torch_xla._engine.lowering.adaptive_pooling
+import torch_xla._engine.lowering.fractional_pooling  # noqa: F401
 from torch_xla._engine.lowering import pooling
 from torch_xla._engine.lowering.windows import Windows
 
@@ -159,3 +160,31 @@ def test_gradient_of_maxima_on_accelerators(case: tuple[object, ...], dtype: tor
     windows = Windows.over(to_array(x), n, kernel, stride, padding, dilation, ceil_mode)
     found = to_tensor(pooling._selected(windows, jnp.asarray(to_array(grad)), to_array(x)))
     torch.testing.assert_close(found, x.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
+
+
+# shape, kernel, outputs
+FRACTIONAL = [
+    ((2, 3, 9, 11), [2, 3], [4, 5]),
+    ((3, 9, 11), [2, 2], [5, 10]),
+    ((2, 3, 6, 7), [6, 2], [1, 3]),
+    ((2, 2, 6, 7, 8), [2, 3, 2], [3, 2, 4]),
+    ((2, 5, 6, 4), [2, 2, 2], [1, 4, 2]),
+    ((0, 3, 5, 5), [2, 2], [2, 2]),
+]
+
+
+@each("case", FRACTIONAL)
+@each("dtype", [torch.float32, torch.float64])
+@each("special", [None, math.nan, -math.inf])
+def test_fractional_max_pool(case: tuple, dtype: torch.dtype, special: float | None) -> None:
+    """Ties and several NaN in a window, and windows of nothing but -inf, too."""
+    shape, kernel, outputs = case
+    n, x = len(kernel), data(shape, dtype)
+    if special is not None:
+        x.flatten()[:: 3 if special != special else 1] = special
+    samples = torch.rand((*(shape[:-n] if len(shape) > n + 1 else (1, *shape[:-n])), n), dtype=dtype)
+    op = f"aten::fractional_max_pool{n}d"
+    check(op, x, kernel, outputs, samples)
+    y, indices = getattr(aten, f"fractional_max_pool{n}d")(x, kernel, outputs, samples)
+    if special is None:
+        check(f"{op}_backward", torch.randn_like(y), x, kernel, outputs, indices)

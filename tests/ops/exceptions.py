@@ -14,17 +14,15 @@ NAN_16 = "the CPU computes it in 16 bits and gives nan"
 COORDINATES_16 = "the CPU rounds the coordinates to 16 bits; here they are float32"
 
 SIZES = "how large the result is depends on values"
-OPEN = "jax could express it; open"
+CHECKED = "its lengths, its range, are checked before anything is computed, as on the CPU: a program cannot refuse"
 NO_FUNCTION = "jax has no such function for all arguments"
 
 #: What runs on the CPU, by the names of torch's operators without their overloads, and why.
 ON_CPU: dict[str, str] = {
     **dict.fromkeys(("nonzero", "masked_select", "index", "bincount", "repeat_interleave"), SIZES),
     **dict.fromkeys(("_unique", "_unique2", "unique_consecutive"), SIZES),
-    **dict.fromkeys(("segment_reduce", "_segment_reduce_backward", "hash_tensor", "histogram"), OPEN),
-    **dict.fromkeys(("_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"), OPEN),
-    **dict.fromkeys(("fractional_max_pool2d", "fractional_max_pool2d_backward"), OPEN),
-    **dict.fromkeys(("fractional_max_pool3d", "fractional_max_pool3d_backward"), OPEN),
+    **dict.fromkeys(("segment_reduce", "_segment_reduce_backward", "histogram"), CHECKED),
+    **dict.fromkeys(("_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"), CHECKED),
     **dict.fromkeys(
         ("linalg_eig", "_linalg_eigvals", "linalg_eigvals"), "XLA has eigenvalues of symmetric matrices alone"
     ),

@@ -154,9 +154,10 @@ class Execution:
 
         What goes wrong here is logged: the nodes have their values, whoever hears of it.
         """
-        awaited = token if token is not None else results[0] if results else None
+        first: Any = results[0] if results else None
         # A CPU runs small programs where they are launched. To tell a thread of those would cost more than they do.
-        self._note(None if awaited is None or (results and results[0].is_ready()) else awaited)
+        has_ended = first is None or first.is_ready()
+        self._note(None if has_ended else first if token is None else token)
 
     def ended(self) -> None:
         """The graph has been computed. The same holds."""

@@ -185,3 +185,12 @@ def norm(
 @lower("aten::norm.Scalar", "aten::norm.ScalarOpt_dtype", ctx=True, bake=("p",))
 def norm_of_all(ctx: Context, x: jax.Array, p: float | None = 2, dtype: Any = None) -> jax.Array:
     return norm(ctx, x, p)
+
+
+@lower("aten::hash_tensor")
+def hash_tensor(x: jax.Array, dim: Dims = None, keepdim: bool = False, mode: int = 0) -> jax.Array:
+    """The exclusive or of all elements, each as 64 bits: those of its float64, or of an integer with its sign."""
+    wide = lax.bitcast_convert_type(x.astype(np.float64), np.uint64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    over = axes(dim, x.ndim)
+    bits = lax.reduce(wide.astype(np.uint64), np.uint64(0), lax.bitwise_xor, over)
+    return jnp.expand_dims(bits, over) if keepdim else bits
