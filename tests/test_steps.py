@@ -164,7 +164,8 @@ def test_forked_random_numbers() -> None:
     assert draw() == second
 
 
-def test_set_replication() -> None:
+def test_set_replication(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")  # which it sets where nothing has: forks for other tests are not told of it
     xm.set_replication(torch.device("xla:0"), ["xla:0"])
     xm.set_replication("xla:0", None)
     assert torch.zeros(1, device="xla").device.index == 0
