@@ -8,6 +8,11 @@ import os
 # There is a worker for each core: a second thread of torch's waits for work by spinning, and takes time from the other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# As importing scikit-learn does, of which some tests take the digits: forks are refused to those whose variables of
+# OpenMP are others than those that their server was started with (fork_server.py), and interpreters take seconds.
+os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
+os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
+
 import pytest
 import torch
 
