@@ -2,6 +2,30 @@
 
 from __future__ import annotations
 
+#: Files of ignite's tests that cannot be imported without packages that are not installed.
+_NOT_THERE = {
+    "needs clearml": [
+        "ignite.handlers.test_clearml_logger",
+    ],
+    "needs fairlearn": [
+        "ignite.metrics.fairness.test_accuracy_difference",
+        "ignite.metrics.fairness.test_demographic_parity",
+    ],
+    "needs pytorch-fid": [
+        "ignite.metrics.gan.test_fid",
+    ],
+    "needs ranx": [
+        "ignite.metrics.rec_sys.test_ndcg",
+    ],
+    "needs scikit-image": [
+        "ignite.metrics.test_psnr",
+        "ignite.metrics.test_ssim",
+    ],
+    "needs pycocotools": [
+        "ignite.metrics.vision.test_object_detection_map",
+    ],
+}
+
 #: By suite and reason, the tests: module, class, name.
 FAILURES: dict[str, dict[str, list[str]]] = {
     "accelerate": {
@@ -109,26 +133,7 @@ FAILURES: dict[str, dict[str, list[str]]] = {
             "ignite.metrics.test_hsic.TestDistributed.test_integration[single_device_xla-1.0--1.0]",
             "ignite.metrics.test_hsic.TestDistributed.test_integration[single_device_xla-1.0-1.0]",
         ],
-        "needs clearml": [
-            "ignite.handlers.test_clearml_logger",
-        ],
-        "needs fairlearn": [
-            "ignite.metrics.fairness.test_accuracy_difference",
-            "ignite.metrics.fairness.test_demographic_parity",
-        ],
-        "needs pytorch-fid": [
-            "ignite.metrics.gan.test_fid",
-        ],
-        "needs ranx": [
-            "ignite.metrics.rec_sys.test_ndcg",
-        ],
-        "needs scikit-image": [
-            "ignite.metrics.test_psnr",
-            "ignite.metrics.test_ssim",
-        ],
-        "needs pycocotools": [
-            "ignite.metrics.vision.test_object_detection_map",
-        ],
+        **_NOT_THERE,
     },
     "ignite-spawned": {
         "auto_optim calls super() of a class that it has replaced: a TypeError with today's torch": [
@@ -157,25 +162,6 @@ FAILURES: dict[str, dict[str, list[str]]] = {
             "ignite.metrics.test_hsic.TestDistributed.test_integration[xla_nprocs-1.0--1.0]",
             "ignite.metrics.test_hsic.TestDistributed.test_integration[xla_nprocs-1.0-1.0]",
         ],
-        "needs clearml": [
-            "ignite.handlers.test_clearml_logger",
-        ],
-        "needs fairlearn": [
-            "ignite.metrics.fairness.test_accuracy_difference",
-            "ignite.metrics.fairness.test_demographic_parity",
-        ],
-        "needs pytorch-fid": [
-            "ignite.metrics.gan.test_fid",
-        ],
-        "needs ranx": [
-            "ignite.metrics.rec_sys.test_ndcg",
-        ],
-        "needs scikit-image": [
-            "ignite.metrics.test_psnr",
-            "ignite.metrics.test_ssim",
-        ],
-        "needs pycocotools": [
-            "ignite.metrics.vision.test_object_detection_map",
-        ],
+        **_NOT_THERE,
     },
 }
