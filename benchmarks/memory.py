@@ -29,7 +29,7 @@ LARGE = Job(
     functools.partial(models.GPT, layers=8, width=640, heads=10, vocabulary=4096, length=256),
     functools.partial(models.text, batch=8, length=256, vocabulary=4096),
     torch.optim.AdamW,
-    jax_models.gpt,
+    jax_models.gpt,  # of another size, and not made here: this is about torch
 )
 
 

@@ -384,8 +384,24 @@ def described(x: Tensor) -> tuple[Any, ...]:
 
 
 #: How far results may be apart: sums in another order.
-CLOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
-SINGLE = 1e-4
+CLOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.complex64: 1e-4}
+DOUBLE = 1e-9
+
+
+class Roundings:
+    """How far what is in each memory of the CPU may be from xla's: what was rounded once keeps that in a wide dtype."""
+
+    def __init__(self, cpu: Machine) -> None:
+        self._cpu, self._of = cpu, dict[int, float]()
+
+    def of(self, x: Tensor) -> float:
+        return max(self._of.get(x.untyped_storage().data_ptr(), DOUBLE), CLOSE.get(x.dtype, DOUBLE))
+
+    def step_done(self, operands: list[Tensor]) -> None:
+        """Any of them may have been written to, and what was made last may be of all of them."""
+        touched = [*operands, self._cpu.pool[-1]]
+        worst = max(map(self.of, touched))
+        self._of |= {x.untyped_storage().data_ptr(): worst for x in touched}
 
 
 def overlaps(x: Tensor) -> bool:
@@ -444,11 +460,12 @@ def allowed(name: str, said: str) -> bool:
 def run(program: Program) -> None:
     """Raises Difference where xla does otherwise. A step that may differ ends the program."""
     cpu, xla = Machine("cpu"), Machine("xla")
-    close = SINGLE  # what was rounded to a narrow dtype keeps that in a wide one
+    roundings = Roundings(cpu)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number, step in enumerate(program):
             written = [cpu.any(step[2]), cpu.one(step[4])]
+            operands = [*written, cpu.any(step[3])]
             shared = any(map(overlaps, written))
             shapes = [x.shape for x in cpu.pool]
             expected, refusal = _done(cpu, step)
@@ -462,7 +479,7 @@ def run(program: Program) -> None:
             if refusal is None and step[0] in (*WRITES, *OUTS) and (shared or any(map(overlaps, written))):
                 return  # what is written to one place twice is not defined, nor what a memory grows by
             _compare(number, step, (expected, refusal), (got, refused))
-            close = max(close, *(CLOSE.get(x.dtype, SINGLE) for x in cpu.pool))
+            roundings.step_done(operands)
             if step[0] in OUTS and any(x.shape != shape for x, shape in zip(cpu.pool, shapes, strict=False)):
                 return  # the memory of an `out` that was resized is no longer that of its views, or still is
             if any(a.shape != b.shape for a, b in zip(xla.pool, cpu.pool, strict=True)):
@@ -474,7 +491,7 @@ def run(program: Program) -> None:
                 raise Difference(len(program), (number,), f"{described(mine)} on xla, {described(theirs)} on the CPU")
             if not readable(theirs):
                 continue
-            if not equal(mine.cpu(), theirs, close):
+            if not equal(mine.cpu(), theirs, roundings.of(theirs)):
                 raise Difference(len(program), (number,), f"values: {mine.cpu()} on xla, {theirs} on the CPU")
 
 
@@ -497,7 +514,7 @@ def _compare(number: int, step: Any, cpu: tuple[Any, Exception | None], xla: tup
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, (float, complex)) and isinstance(b, (float, complex)):
-        return equal(torch.tensor(b), torch.tensor(a), SINGLE)
+        return equal(torch.tensor(b), torch.tensor(a), 1e-4)
     return bool(a == b)
 
 

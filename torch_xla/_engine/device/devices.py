@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import sys
 import warnings
@@ -13,15 +12,13 @@ import jax
 import torch
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.compat import distributed
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import hardware, plugins, xrt_config
 from torch_xla._engine.job import coordination, replicas
 
 #: PJRT_DEVICE values of torch_xla and the jax platform that each means.
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM": "rocm"}
-
-#: jax logs there what its plugins raise when they are loaded (jax 0.10.2).
-_PLUGINS_LOGGER = "jax._src.xla_bridge"
 
 _KINDS = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
 
@@ -155,11 +152,7 @@ def _leave_others_out(wanted: xrt_config.Choice | None) -> None:
     if _described or (wanted is not None and wanted.kind == "CPU"):
         jax.config.update("jax_platforms", "cpu")
     elif wanted is None and not hardware.gpu_count():
-        logging.getLogger(_PLUGINS_LOGGER).addFilter(_is_no_missing_driver)
-
-
-def _is_no_missing_driver(record: logging.LogRecord) -> bool:
-    return not (record.levelno == logging.ERROR and "xla_cuda" in record.getMessage())
+        distributed.expect_no_cuda_driver()
 
 
 def _ask_for_cpu_devices(count: int) -> None:

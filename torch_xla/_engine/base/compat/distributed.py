@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -239,3 +240,15 @@ def make_groups_of_meshes(wanted: Callable[[], bool]) -> None:
 def modules_with_fully_shard() -> list[str]:
     """The modules that have fully_shard, by name; the one that defines it first."""
     return [*(name.module for name in _FULLY_SHARD), "torch.distributed.fsdp"]
+
+
+def expect_no_cuda_driver() -> None:
+    """Has jax not log the traceback of its CUDA plugin, which finds no driver, when its backend starts (jax 0.10.2).
+
+    Where jax logs it by another name it is logged as ever.
+    """
+    logging.getLogger("jax._src.xla_bridge").addFilter(_is_no_missing_driver)
+
+
+def _is_no_missing_driver(record: logging.LogRecord) -> bool:
+    return not (record.levelno == logging.ERROR and "xla_cuda" in record.getMessage())
