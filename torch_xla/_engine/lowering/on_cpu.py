@@ -34,6 +34,8 @@ PREFIX = "torch_xla_"
 
 #: Fewer numbers than these are not worth a call that makes buffers of them.
 _LEAST_NUMBERS = 4
+#: So many a call makes: each element of a tuple costs the compiler what the tuple is long.
+_MOST_RESULTS = 256
 
 Default = Callable[..., Sequence[jax.Array]]
 
@@ -43,7 +45,8 @@ class _Call:
     op: str
     default: Default
     attributes: dict[str, Any]
-    counted: bool = True
+    counted: bool = True  # as a call of a kernel
+    in_place: bool = False  # the result is in the operand's buffer
 
 
 _called: ContextVar[Counter[str] | None] = ContextVar("called", default=None)
@@ -100,9 +103,27 @@ def one_by_one(numbers: Sequence[jax.Array] | jax.Array) -> Sequence[jax.Array] 
     """
     if not isinstance(numbers, Tracer) or not pays(len(numbers), _LEAST_NUMBERS):
         return numbers
-    outs = [jax.ShapeDtypeStruct((), numbers.dtype)] * len(numbers)
-    found: Sequence[jax.Array] = _bind(_Call("unpack", list, {}, counted=False), [numbers], outs)
+    found: list[jax.Array] = []
+    for first in range(0, len(numbers), _MOST_RESULTS):
+        last = min(first + _MOST_RESULTS, len(numbers))
+        outs = [jax.ShapeDtypeStruct((), numbers.dtype)] * (last - first)
+        call = _Call("unpack", lambda packed, first=first, last=last: [packed[i] for i in range(first, last)],
+                     {"first": first}, counted=False)  # fmt: skip
+        found += _bind(call, [numbers], outs)
     return found
+
+
+def written(x: jax.Array) -> jax.Array:
+    """``x``, as a value that the compiler writes to memory: it does not compute it again wherever it is needed.
+
+    A call that does nothing: its result is in the operand's buffer. (XLA's CPU compiler drops optimization barriers
+    before it fuses.)
+    """
+    return _bind(_Call("written", _same, {}, counted=False, in_place=True), [x], [x])[0] if allowed() else x
+
+
+def _same(x: jax.Array) -> list[jax.Array]:
+    return [x]
 
 
 def _bind(call: _Call, arrays: Sequence[jax.Array], outs: Sequence[Any]) -> Any:
@@ -148,7 +169,8 @@ def _lower_cpu(ctx: mlir.LoweringRuleContext, *args: Any, call: _Call, avals: An
         operands.append(operand)
         if order is not None:
             attributes[f"permuted{i}"] = np.array(order, np.int64)
-    return jax.ffi.ffi_lowering(PREFIX + call.op)(ctx, *operands, **attributes)
+    aliases = {0: 0} if call.in_place else None
+    return jax.ffi.ffi_lowering(PREFIX + call.op, operand_output_aliases=aliases)(ctx, *operands, **attributes)
 
 
 def _attribute(value: Any) -> Any:
