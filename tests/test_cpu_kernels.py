@@ -127,7 +127,7 @@ def test_every_handler_has_a_case() -> None:
     assert set().union(*(case.handlers for case in CASES.values())) == set(library.names()) - {"unpack", "written"}
 
 
-# --- what is written to memory so that it is compiled once: numbers, and the ends of chains -----------------------------------------------------------------------------------------------------
+# --- what is written to memory so that it is compiled once: numbers, and the ends of chains ----------------------
 
 
 def _kernels(parameters: int) -> set[str]:
