@@ -143,6 +143,8 @@ def test_optimizers_are_scripted_as_they_are() -> None:
     """torch.distributed.optim does that when it is imported, which ignite does. (torch says that it is deprecated.)"""
     done = run_script(
         """
+        import warnings
+        warnings.simplefilter("ignore")
         import torch, torch_xla
         from torch.distributed.optim import functional_adadelta
         x = torch.ones(3)
