@@ -10,7 +10,7 @@ CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorde
 # Containers often set it, and each interpreter that a test starts would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-clients test-client-suites test-ops test-targets \
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-clients test-clients-sample test-client-suites test-ops test-targets \
     test-debian lint fix bench docs docs-check notebooks clean
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make smoke     the tests of half a minute"
 	@echo "make test-torch TORCH=2.15.0 [PY=python3.13]  all tests with another torch or Python"
 	@echo "make test-clients  accelerate, transformers, Lightning and others, unmodified (installs them)"
+	@echo "make test-clients-sample  of those a few of each library, five minutes: what CI runs"
 	@echo "make test-client-suites  the tests that accelerate and ignite have for themselves, on xla (long)"
 	@echo "make test-isa  the tests that compare numbers, as on other CPUs (long)"
 	@echo "make test-long random programs, training, a zoo of models, as users compile them (long; before a release)"
@@ -60,6 +61,9 @@ test-torch:
 # In an environment of its own, so that no library decides which torch the other tests see.
 test-clients: $(CLIENTS)/.ready
 	$(CLIENTS)/bin/python -m pytest -q -n auto --dist worksteal tests/clients $(PYTEST_ARGS)
+
+test-clients-sample: $(CLIENTS)/.ready
+	$(CLIENTS)/bin/python -m pytest -q -n auto --dist worksteal -m sample tests/clients $(PYTEST_ARGS)
 
 test-client-suites: $(CLIENTS)/.ready
 	$(CLIENTS)/bin/python -m tests.clients.suites $(SUITE_ARGS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import counts
+from helpers import counts, run_script
 from test_fused_optimizers import trained
 from torch import nn, optim
 from torch.overrides import TorchFunctionMode
@@ -137,3 +137,20 @@ def test_clipping(norm: float) -> None:
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     assert _uses_lists(lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+
+
+def test_optimizers_are_scripted_as_they_are() -> None:
+    """torch.distributed.optim does that when it is imported, which ignite does. (torch says that it is deprecated.)"""
+    done = run_script(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        import torch, torch_xla
+        from torch.distributed.optim import functional_adadelta
+        x = torch.ones(3)
+        functional_adadelta._FunctionalAdadelta([x]).step([torch.ones(3)])
+        assert (x < 1).all()
+    """,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,9 +1,10 @@
-"""Profiles: annotations, steps and op names in jax's trace files; recording in torch.profiler's."""
+"""Profiles: annotations, steps and op names in jax's trace files; recording and programs in torch.profiler's."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import jax
 import pytest
 import torch
 from helpers import counts, run_script
+from torch.autograd import profiler_legacy
 
 import torch_xla
 from torch_xla._engine import recorder
+from torch_xla._engine.diagnostics import spans
 from torch_xla._engine.recorder import origins
 from torch_xla.debug import profiler as xp
 
@@ -97,6 +100,75 @@ def test_torch_profiler_shows_recording() -> None:
     assert {"my part", "aten::mm", "aten::relu"} <= shown.keys()
     assert shown["aten::mm"].count == 1
     assert 0 < shown["aten::mm"].cpu_time_total < shown["my part"].cpu_time_total
+
+
+def products(x: torch.Tensor, count: int) -> torch.Tensor:
+    for _ in range(count):
+        x = (x @ x).tanh()
+    return x
+
+
+def test_torch_profiler_shows_programs() -> None:
+    """By their lines: compiled once, launched and run as often as the loop says, on a thread of the device's own."""
+    x = torch.randn(300, 300, device="xla")
+    torch_xla.sync(wait=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(3):
+            with torch.profiler.record_function("step"):
+                y = products(x, 20)
+                torch_xla.sync()
+            found = y.cpu()
+        moved = found.to("xla")
+    line = products.__code__.co_firstlineno + 14
+    name = f"{Path(__file__).name}:{line} (40 ops)"
+    rows = {event.key: event.count for event in profile.key_averages() if event.key.startswith("xla::")}
+    assert rows.pop("xla::wait") >= 3 and moved.device.type == "xla"
+    assert rows == {
+        f"xla::compile {name}": 1, f"xla::launch {name}": 3, f"xla::execute {name}": 3, "xla::to_host": 3,
+        "xla::to_device": 1,
+    }  # fmt: skip
+    by_name = {
+        what: [e for e in profile.events() if e.name.startswith(f"xla::{what}")]
+        for what in ("launch", "execute", "to_host")
+    }
+    for launch, run, read in zip(*by_name.values(), strict=True):
+        assert run.thread != launch.thread == read.thread
+        assert run.time_range.start <= launch.time_range.end + 1 and run.time_range.start < run.time_range.end
+        assert run.time_range.end <= read.time_range.end + 1, "what was read had been computed"
+    steps = [event for event in profile.events() if event.name == "step"]
+    assert all({"aten::matmul", f"xla::launch {name}"} <= {child.name for child in step.cpu_children} for step in steps)
+
+
+def test_torch_profiler_shows_what_runs_one_by_one() -> None:
+    from torch_xla.experimental import eager_mode
+
+    eager_mode(True)
+    try:
+        with torch.profiler.profile() as profile:
+            (torch.ones(3, device="xla") + 1).cpu()
+    finally:
+        eager_mode(False)
+    assert any(re.fullmatch(r"xla::execute .*\(op by op\)", event.key) for event in profile.key_averages())
+
+
+@pytest.mark.filterwarnings("ignore:.*legacy|.*deprecated")
+def test_other_profilers_are_told_nothing() -> None:
+    x = torch.ones(64, 64, device="xla")
+    products(x, 2).cpu()
+    with profiler_legacy.profile() as profile:
+        products(x, 2).cpu()
+    names = {event.key for event in profile.key_averages()}
+    assert "aten::mm" in names and not any(name.startswith("xla::") for name in names)
+
+
+def test_nothing_is_noted_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(64, 64, device="xla")
+    with torch.profiler.profile():
+        y = products(x, 40)
+        torch_xla.sync()  # perhaps under way when the profile ends
+    monkeypatch.setattr(torch.profiler, "record_function", None)
+    products(y, 2).cpu()
+    assert not spans._running()
 
 
 def test_server(tmp_path: Path) -> None:

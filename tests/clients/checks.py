@@ -19,6 +19,8 @@ from torch import nn
 from tests.helpers import Counts, counts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+#: What processes start with: libraries set variables in this one as they go (accelerate LOCAL_RANK, for one).
+ENVIRONMENT = dict(os.environ)
 
 
 def library(name: str) -> Any:
@@ -88,7 +90,7 @@ def assert_same_state(model: nn.Module, other: nn.Module, rtol: float = 1e-4, at
 
 def run(command: Sequence[str], devices: int = 1, **variables: str) -> list[Any]:
     """What a command told with ``tell``. It sees so many xla devices of the CPU, and fails with the test."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+    environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
     environment |= {"OMP_NUM_THREADS": "1"} | variables
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]

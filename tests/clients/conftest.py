@@ -16,10 +16,40 @@ os.environ.update(
 import pytest
 
 HERE = Path(__file__).parent
+#: Of each library what stands for the rest, in less than five minutes of two cores: what CI runs.
+SAMPLE = {
+    "test_loop[no-2]",
+    "test_loop[bf16-1]",
+    "test_evaluation_counts_each_row_once",
+    "test_states_and_models_on_disk",
+    "test_launchers[launch, tpu]",
+    "test_training_and_evaluation[gpt2]",
+    "test_training_and_evaluation[bert]",
+    "test_bf16",
+    "test_resume",
+    "test_generate_with_a_static_cache[gpt2]",
+    "test_trainer[32-true-1]",
+    "test_trainer[bf16-true-2]",
+    "test_fabric[2]",
+    "test_losses[trainer]",
+    "test_peft",
+    "test_diffusers",
+    "test_torchmetrics[Accuracy]",
+    "test_ignite",
+    "test_ignite_among_several[2]",
+    "test_skorch",
+    "test_safetensors",
+    "test_tensorboard",
+    "test_sentence_transformers",
+    "test_trl",
+    "test_torch_geometric[SAGEConv]",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which warnings are errors."""
+    """Which warnings are errors, and which tests are the sample."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore", "error:torch_xla"), append=False)
+            if item.name in SAMPLE:
+                item.add_marker(pytest.mark.sample)

@@ -1,6 +1,8 @@
-"""Trains a small Llama with parameters in shards, by Fabric's strategy or transformers' Trainer, and tells its losses.
+"""Trains a small Llama on several devices, by Fabric, accelerate or transformers' Trainer, and tells its losses.
 
-python -m tests.clients.fsdp_program fabric | trainer | plain | spmd FOLDER DEVICES
+python -m tests.clients.fsdp_program fabric | accelerate | trainer | spmd | data | plain FOLDER DEVICES
+
+Parameters are in shards, but for ``data`` (each device has all of them) and ``plain`` (the CPU).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from tests.clients import checks
 
-STEPS, BATCH, LENGTH, WORDS, RATE = 4, 8, 12, 64, 0.3  # a batch of all devices together
+STEPS, BATCH, LENGTH, WORDS, RATE, CLIP = 4, 8, 12, 64, 0.3, 0.5  # a batch of all devices together
 
 
 def network() -> nn.Module:
@@ -45,6 +47,30 @@ def by_fabric(fabric: Any) -> None:
     _tell([float(loss) for loss in losses], sum(p.numel() for p in model.parameters()), model, fabric.global_rank)
 
 
+def by_accelerate() -> None:
+    """accelerate shards nothing on xla: scripts wrap the model, and it clips by what the wrapper has for that."""
+    import accelerate
+
+    from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+
+    accelerator = accelerate.Accelerator()
+    model: nn.Module = XlaFullyShardedDataParallel(network().to(accelerator.device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    loader = DataLoader(rows(), batch_size=BATCH // accelerator.num_processes)  # type: ignore[arg-type]
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses = []
+    for batch in loader:
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(accelerator.reduce(loss.detach(), "mean"))
+    _tell(
+        [float(loss) for loss in losses], sum(p.numel() for p in model.parameters()), model, accelerator.process_index
+    )
+
+
 class Trainer(transformers.Trainer):
     """transformers 5.23 makes no optimizer for a model that it has wrapped in FSDP of xla, and stops for want of it."""
 
@@ -71,7 +97,7 @@ def by_trainer(index: int, how: str, folder: str, devices: int) -> None:
 def _sharded(how: str) -> dict[str, Any]:
     layers = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
     sharded = {"fsdp": True, "fsdp_config": {"xla": True, "xla_fsdp_v2": how == "spmd", **layers}}
-    return {} if how == "plain" else sharded
+    return {} if how in ("plain", "data") else sharded
 
 
 def _tell(losses: list[float], elements: int, model: nn.Module, rank: int) -> None:
@@ -89,7 +115,9 @@ def main() -> None:
 
         strategy = XLAFSDPStrategy(auto_wrap_policy={LlamaDecoderLayer})
         lightning.Fabric(accelerator="tpu", devices=devices, strategy=strategy).launch(by_fabric)
-    elif how == "trainer":
+    elif how == "accelerate":
+        by_accelerate()
+    elif how in ("trainer", "data"):
         import torch_xla.distributed.xla_multiprocessing as xmp
 
         xmp.spawn(by_trainer, args=(how, folder, devices))

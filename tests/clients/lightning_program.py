@@ -1,10 +1,13 @@
 """Trains a small LightningModule on xla devices, in a precision, and tells what rank 0 saw.
 
-python -m tests.clients.lightning_program PRECISION DEVICES FOLDER [fabric]
+python -m tests.clients.lightning_program PRECISION DEVICES FOLDER [fabric | xla | pytorch]
+
+The last two are profilers of its Trainer.
 """
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import DeviceStatsMonitor, EarlyStopping, ModelCheckpoint, ThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.profilers import PyTorchProfiler, XLAProfiler
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -60,7 +64,18 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=RATE, momentum=0.9)
 
 
-def fit(precision: Any, devices: int, folder: Path) -> None:
+def profiler(name: str, folder: Path) -> Any:
+    """A profiler of Lightning's; None where the name is of none."""
+    if name == "pytorch":
+        return PyTorchProfiler(folder, "profile", group_by_input_shapes=False)
+    if name == "xla":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            return XLAProfiler(free.getsockname()[1])
+    return None
+
+
+def fit(precision: Any, devices: int, folder: Path, watch: str) -> None:
     loader = DataLoader(data(), batch_size=BATCH // devices)
     callbacks = [ModelCheckpoint(folder, filename="last"), EarlyStopping("evaluated", patience=5)]
     if devices == 1:
@@ -68,7 +83,7 @@ def fit(precision: Any, devices: int, folder: Path) -> None:
     trainer = lightning.Trainer(
         accelerator="tpu", devices=devices, precision=precision, max_epochs=EPOCHS, callbacks=callbacks,
         logger=[CSVLogger(folder), TensorBoardLogger(folder)], log_every_n_steps=4, enable_progress_bar=False,
-        enable_model_summary=False,
+        enable_model_summary=False, profiler=profiler(watch, folder),
         # Lightning clips what a rank has before ranks average: with several that is another training than with one.
         gradient_clip_val=1.0 if devices == 1 else None,
     )  # fmt: skip
@@ -101,7 +116,7 @@ def main() -> None:
         fabric = lightning.Fabric(accelerator="tpu", devices=devices, precision=precision)  # type: ignore[arg-type]
         fabric.launch(train_by_hand)
     else:
-        fit(precision, devices, folder)
+        fit(precision, devices, folder, watch=sys.argv[-1])
 
 
 if __name__ == "__main__":

@@ -139,6 +139,7 @@ def test_states_and_models_on_disk(tmp_path: Path) -> None:
 LAUNCHES = {
     "launch": (1, []),
     "launch, tpu": (2, ["--tpu", "--num_processes", "2", "--main_training_function", "main"]),
+    "launch, tpu, four": (4, ["--tpu", "--num_processes", "4", "--main_training_function", "main"]),
     "launch, torchrun's way": (2, ["--multi_gpu", "--num_processes", "2"]),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -30,7 +29,11 @@ def test_example(name: str) -> None:
     checks.library(library)
     path = str(checks.ROOT / "examples" / script)
     command = [checks.command_of(library), *launch, path] if launch else [sys.executable, path]
-    environment = os.environ | {"PYTHONPATH": str(checks.ROOT), "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+    environment = checks.ENVIRONMENT | {
+        "PYTHONPATH": str(checks.ROOT),
+        "PJRT_DEVICE": "CPU",
+        "CPU_NUM_DEVICES": str(devices),
+    }
     done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     found = re.findall(r"test accuracy ([\d.]+)", done.stdout)

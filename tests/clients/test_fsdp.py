@@ -1,4 +1,4 @@
-"""FSDP of xla through Lightning's Fabric and transformers' Trainer: each device has its share, losses are the CPU's."""
+"""Fabric, accelerate and transformers' Trainer on several devices, with FSDP of xla and without: the CPU's losses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ checks.library("transformers")
 checks.library("lightning")
 
 
-def by_hand() -> list[float]:
+def by_hand(clip: float | None = None) -> list[float]:
     """On the CPU, with the batches of all devices in one, in the order of the rows."""
     from tests.clients import fsdp_program as same
 
@@ -23,7 +23,7 @@ def by_hand() -> list[float]:
         for i in range(0, len(rows), same.BATCH)
     ]
     optimizer = torch.optim.SGD(model.parameters(), lr=same.RATE)
-    return checks.replay(model, batches, optimizer, lambda batch: model(**batch).loss)
+    return checks.replay(model, batches, optimizer, lambda batch: model(**batch).loss, clip=clip)
 
 
 def by_trainer(folder: Path) -> list[float]:
@@ -42,3 +42,24 @@ def test_losses(how: str, tmp_path: Path) -> None:
     whole = sum(p.numel() for p in same.network().parameters())
     assert told["devices"] == ["xla"]
     assert told["elements"] == whole if how == "spmd" else told["elements"] < 0.6 * whole, "a share of two"
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    """With its own launcher; norms of gradients are of all shares."""
+    from tests.clients import fsdp_program as same
+
+    launch = [checks.command_of("accelerate"), "launch", "--use_fsdp", "--num_processes", "2"]
+    launch += ["--fsdp_sync_module_states", "false", "--fsdp_cpu_ram_efficient_loading", "false"]  # not for xla
+    (told,) = checks.run([*launch, same.__file__, "accelerate", str(tmp_path), "2"], devices=2)
+    checks.assert_close(told["losses"], by_hand(same.CLIP), rtol=1e-5)
+    assert told["losses"][-1] < told["losses"][0] and told["devices"] == ["xla"]
+    assert told["elements"] < 0.6 * sum(p.numel() for p in same.network().parameters())
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_trainer_with_whole_parameters(devices: int, tmp_path: Path) -> None:
+    from tests.clients import fsdp_program as same
+
+    (told,) = checks.program("fsdp_program", "data", str(tmp_path), str(devices), devices=devices)
+    checks.assert_close(told["losses"], by_trainer(tmp_path), rtol=1e-5)
+    assert told["devices"] == ["xla"] and told["elements"] == sum(p.numel() for p in same.network().parameters())

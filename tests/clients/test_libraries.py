@@ -165,6 +165,27 @@ def test_ignite() -> None:
     )
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+def test_ignite_among_several(workers: int) -> None:
+    """Losses and metrics of all ranks together are those of one with all rows."""
+    checks.library("ignite")
+    from tests.clients import ignite_program as same
+
+    (told,) = checks.program("ignite_program", str(workers), devices=workers)
+    oracle, criterion = same.network(), nn.CrossEntropyLoss()
+    batches = list(DataLoader(same.data(), batch_size=same.BATCH)) * same.EPOCHS
+    optimizer = torch.optim.SGD(oracle.parameters(), lr=same.RATE)
+    losses = checks.replay(oracle, batches, optimizer, lambda b: criterion(oracle(b[0]), b[1]))
+    checks.assert_close(told["losses"], losses)
+    x, y = same.data().tensors
+    found = oracle(x)
+    checks.assert_close(
+        [told["metrics"]["accuracy"], told["metrics"]["loss"]],
+        [(found.argmax(-1) == y).float().mean(), criterion(found, y)],
+    )
+    assert told["ranks"] == list(range(workers)) and told["devices"] == ["xla"]
+
+
 @pytest.mark.filterwarnings("ignore:torch_xla. SGD.step.. at .* runs again")  # skorch knows of no barrier
 def test_skorch(tmp_path: Path) -> None:
     skorch = checks.library("skorch")
@@ -225,6 +246,20 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert found.Histograms("values")[0].histogram_value.num == 12
 
 
+def kept_batches(trainer: Any) -> list[Any]:
+    """What the trainer's collator is going to give, on the CPU."""
+    batches: list[Any] = []
+
+    class Keeping(type(trainer.data_collator)):  # type: ignore[misc]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            batch = super().__call__(*args, **kwargs)
+            batches.append({name: value.clone() for name, value in batch.items() if isinstance(value, torch.Tensor)})
+            return batch
+
+    trainer.data_collator.__class__ = Keeping
+    return batches
+
+
 def _words(folder: Path) -> Any:
     transformers = checks.library("transformers")
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -240,8 +275,9 @@ def test_sentence_transformers(tmp_path: Path) -> None:
     _words(tmp_path).save_pretrained(tmp_path)
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=55, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
+        vocab_size=55, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
     transformers.BertModel(config).save_pretrained(tmp_path)
 
     def sentences(device: str) -> Any:
@@ -257,14 +293,22 @@ def test_sentence_transformers(tmp_path: Path) -> None:
     )
     arguments = library.SentenceTransformerTrainingArguments(
         str(tmp_path / "run"), max_steps=6, per_device_train_batch_size=8, report_to=[], logging_steps=1,
-        save_strategy="no", disable_tqdm=True, learning_rate=1e-3,
+        save_strategy="no", disable_tqdm=True, learning_rate=1e-3, lr_scheduler_type="constant",
     )  # fmt: skip
     loss = losses_of.MultipleNegativesRankingLoss(here)
     trainer = library.SentenceTransformerTrainer(here, arguments, train_dataset=pairs, loss=loss)
+    batches = kept_batches(trainer)
     with checks.on_xla(here):
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0]
+
+    there = sentences("cpu").train()
+    criterion = losses_of.MultipleNegativesRankingLoss(there)
+    columns = lambda batch, side: {n.removeprefix(f"{side}_"): v for n, v in batch.items() if n.startswith(f"{side}_")}
+    optimizer = torch.optim.AdamW(there.parameters(), lr=1e-3, weight_decay=0.0)
+    loss_of = lambda batch: criterion([columns(batch, "a"), columns(batch, "b")], None)
+    checks.assert_close(losses, checks.replay(there, batches[:6], optimizer, loss_of, clip=1.0), rtol=1e-3)
 
 
 def test_trl(tmp_path: Path) -> None:
@@ -281,13 +325,18 @@ def test_trl(tmp_path: Path) -> None:
     texts = datasets.Dataset.from_dict({"text": [" ".join(f"w{(i + j) % 50}" for j in range(10)) for i in range(16)]})
     options = trl.SFTConfig(
         str(tmp_path / "run"), max_steps=5, per_device_train_batch_size=4, report_to=[], logging_steps=1, bf16=False,
-        save_strategy="no", disable_tqdm=True, learning_rate=5e-3, max_length=16,
+        save_strategy="no", disable_tqdm=True, learning_rate=5e-3, max_length=16, lr_scheduler_type="constant",
     )  # fmt: skip
+    oracle = copy.deepcopy(model).train()
     trainer = trl.SFTTrainer(model, args=options, train_dataset=texts, processing_class=tokenizer)
+    batches = kept_batches(trainer)
     with checks.on_xla(model):
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0] - 0.2
+    optimizer = torch.optim.AdamW(oracle.parameters(), lr=5e-3, weight_decay=0.0)
+    expected = checks.replay(oracle, batches[:5], optimizer, lambda batch: oracle(**batch).loss, clip=1.0)
+    checks.assert_close(losses, expected, rtol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:torch_xla. aten::")  # edges are chosen by masks: loops are found so

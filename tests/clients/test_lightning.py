@@ -63,3 +63,13 @@ def test_fabric(devices: int, tmp_path: Path) -> None:
     (told,) = checks.program("lightning_program", "32-true", str(devices), str(tmp_path), "fabric", devices=devices)
     checks.assert_close(told.pop("weight"), plain(clip=None).get_parameter("0.weight").flatten())
     assert told == {"device": "xla:0", "dtype": "torch.float32", "everyone": list(range(devices))}
+
+
+@pytest.mark.parametrize("name", ["xla", "pytorch"])
+def test_profilers(name: str, tmp_path: Path) -> None:
+    """The same training; torch's profiler shows the programs."""
+    inside, found = checks.program("lightning_program", "32-true", "1", str(tmp_path), name)
+    assert inside["device"] == "xla:0" and found["evaluated"] < 0.7
+    if name == "pytorch":
+        texts = "".join(path.read_text() for path in tmp_path.glob("fit-profile*.txt"))
+        assert "xla::execute" in texts or any("xla::execute" in p.read_text() for p in tmp_path.glob("*.json"))

@@ -42,13 +42,13 @@ def _bert() -> nn.Module:
 
 
 def _gpt2() -> nn.Module:
-    sizes = {"vocab_size": WORDS, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    sizes = {"vocab_size": WORDS, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
     config = transformers.GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **sizes)
     return transformers.GPT2LMHeadModel(config)  # type: ignore[no-any-return]
 
 
 def _llama() -> nn.Module:
-    config = transformers.LlamaConfig(vocab_size=WORDS, max_position_embeddings=32, num_key_value_heads=1, **_SMALL)
+    config = transformers.LlamaConfig(vocab_size=WORDS, max_position_embeddings=64, num_key_value_heads=1, **_SMALL)
     return transformers.LlamaForCausalLM(config)  # type: ignore[no-any-return]
 
 

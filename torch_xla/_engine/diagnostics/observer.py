@@ -28,6 +28,7 @@ from torch_xla._engine.diagnostics import (
     metrics_file,
     progress,
     provenance,
+    spans,
     under_way,
 )
 from torch_xla._engine.diagnostics.explain import Situation
@@ -101,7 +102,7 @@ def _compilation(graph: Any, spec: program.GraphSpec, device: int, cause: str, l
     for listener in listeners:
         listener.compiled(graph, spec, device, line, cause)
     start = time.perf_counter_ns()
-    with progress.compiling(ops):
+    with progress.compiling(ops), spans.span("compile", spans.program(line, ops)):
         yield
     duration = time.perf_counter_ns() - start
     journal.current().compilations += (journal.Compilation(start, duration, ops, cause, line),)
@@ -149,6 +150,10 @@ class Execution:
         self._ops, self._device, self._line, self._cause, self._kind = ops, device, line, cause, kind
         self._start = time.perf_counter_ns()
 
+    def launching(self) -> AbstractContextManager[Any]:
+        """Around the launch."""
+        return spans.span("launch", spans.program(self._line, self._ops)) if spans.profiled() else spans.NOTHING
+
     def under_way(self, results: Sequence[jax.Array], token: Any = None) -> None:
         """The program has been launched, and ends when the token, or one of its results, is there.
 
@@ -157,27 +162,32 @@ class Execution:
         first: Any = results[0] if results else None
         # A CPU runs small programs where they are launched. To tell a thread of those would cost more than they do.
         has_ended = first is None or first.is_ready()
-        self._note(None if has_ended else first if token is None else token)
+        self._note(None if has_ended else first if token is None else token, first)
 
     def ended(self) -> None:
         """The graph has been computed. The same holds."""
         self._note(None)
 
-    def _note(self, awaited: Any) -> None:
+    def _note(self, awaited: Any, result: Any = None) -> None:
         duration = time.perf_counter_ns() - self._start
         try:
             metrics.sample("TensorsGraphSize", self._ops)
             time_of_it = metrics.metric(self._kind, metrics.format_time)
+            run = self._shown(None if awaited is None else result) if spans.profiled() else None
             if awaited is None:
                 time_of_it.add(duration)
             else:
-                under_way.watch(self._device, time_of_it, self._start, awaited)
+                under_way.watch(self._device, time_of_it, self._start, awaited, run)
             journal.add_own(self._kind, duration)
             journal.current().ops += self._ops
             if _execute_log.isEnabledFor(logging.INFO):
                 _execute_log.info("%d ops, %s at %s", self._ops, self._cause, self._line)
         except Exception:
             _execute_log.exception("the journal of a run, %s at %s, is not complete", self._cause, self._line)
+
+    def _shown(self, result: Any) -> spans.Run | None:
+        what = "execute" if self._kind == "ExecuteTime" else "interpret"
+        return spans.ran(self._device, what, spans.program(self._line, self._ops), self._start, result)
 
 
 def execution(graph: Any, device: int) -> Execution:
@@ -199,10 +209,12 @@ def interpretation(graph: Any, device: int) -> Execution:
     return Execution(graph.node_count, device, line, cause, "InterpretTime")
 
 
-def chain_ended(start: int, eager: bool) -> None:
-    """A graph whose operations ran one by one, from ``start`` (ns of perf_counter), is under way."""
+def chain_ended(device: int, start: int, eager: bool) -> None:
+    """A graph of the device whose operations ran one by one, from ``start`` (ns of perf_counter), is under way."""
     name = "EagerOpExecuteTime" if eager else "ExecuteChainedTime"
     metrics.sample(name, time.perf_counter_ns() - start, metrics.format_time)
+    if spans.profiled():
+        spans.ran(device, "execute", f"{frames.user_line().rpartition('/')[2]} (op by op)", start)
 
 
 def fallback(op: str, line: str) -> None:
@@ -236,7 +248,7 @@ def wait(values: Sequence[jax.Array]) -> bool:
     Such an array cannot be waited for any more: what waits for the results of that program waits for it.
     """
     all_there = True
-    with journal.spent("wait"):
+    with journal.spent("wait"), spans.span("wait"):
         for value in values:
             try:
                 value.block_until_ready()
@@ -244,4 +256,5 @@ def wait(values: Sequence[jax.Array]) -> bool:
                 if not value.is_deleted():
                     raise
                 all_there = False
+    spans.tell_ended()
     return all_there

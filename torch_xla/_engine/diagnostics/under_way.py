@@ -18,12 +18,13 @@ from typing import Any
 
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.diagnostics.metrics import Lasting, Metric
+from torch_xla._engine.diagnostics.spans import Run
 
 #: Seconds that the end of the process waits for a program. A thread that is waiting inside XLA when the interpreter is
 #: gone ends the process badly.
 _PATIENCE = 5.0
 
-_Program = tuple[Metric, Lasting, int, Any]
+_Program = tuple[Metric, Lasting, int, Any, Run | None]
 
 
 class _Watcher:
@@ -39,12 +40,14 @@ class _Watcher:
             self._see_end(*program)
             del program  # a result, perhaps
 
-    def _see_end(self, metric: Metric, sample: Lasting, start: int, awaited: Any) -> None:
+    def _see_end(self, metric: Metric, sample: Lasting, start: int, awaited: Any, run: Run | None) -> None:
         sample.since = max(start, self._last_end)
         with suppress(Exception):  # whoever reads what failed is told; a result that was taken over is there
             awaited.block_until_ready()
         self._last_end = time.perf_counter_ns()
         metric.end(sample, self._last_end - sample.since)
+        if run is not None:
+            run.start, run.end = sample.since, run.end or self._last_end
 
     def _stop(self) -> None:
         self.launched.put(None)
@@ -55,15 +58,16 @@ _watchers: dict[int, _Watcher] = {}
 _lock = process_lock()
 
 
-def watch(device: int, metric: Metric, start: int, awaited: Any) -> None:
+def watch(device: int, metric: Metric, start: int, awaited: Any, run: Run | None = None) -> None:
     """Adds to ``metric`` how long a program of the device runs.
 
     Args:
       start: when it was launched, in ns of perf_counter.
       awaited: has ``block_until_ready``, which returns when the program has ended.
+      run: is told when it began and ended, for torch.profiler.
     """
     watcher = _watchers.get(device) or _started(device)
-    watcher.launched.put((metric, metric.begin(), start, awaited))
+    watcher.launched.put((metric, metric.begin(), start, awaited, run))
 
 
 def _started(device: int) -> _Watcher:

@@ -33,6 +33,7 @@ _MESSAGE = (
 
 _lock = process_lock()
 _stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_under_way: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _without_barrier: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _anyone_stepped = False
 _warned = False
@@ -57,8 +58,9 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     if not devices or not settings.XLA_AUTO_BARRIER or optimizer in _without_barrier:
         return
     with _lock:
-        again = optimizer in _stepped
+        again = optimizer in _stepped and optimizer not in _under_way  # one that raised was no step
         _stepped.add(optimizer)
+        _under_way.add(optimizer)
         _anyone_stepped = True
     if not again:
         return
@@ -73,6 +75,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 @dynamo.runs_as_it_is
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    _under_way.discard(optimizer)
     if optimizer in _without_barrier:
         for device in _devices(optimizer):
             cut(device, causes.NO_BARRIER)

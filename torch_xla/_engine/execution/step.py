@@ -91,7 +91,8 @@ class Step:
             found.handlers.take_threads()
         run = observer.execution(self.graph, self.device)
         try:
-            results, token = self.graph.launch(found.executable, leaves)
+            with run.launching():
+                results, token = self.graph.launch(found.executable, leaves)
         except jax.errors.JaxRuntimeError as error:
             raise errors.explain(error, f"running {found.outline}", self.device, found.outline) from error
         run.under_way(results, token)
@@ -103,7 +104,7 @@ class Step:
         start = time.perf_counter_ns()
         results = op_by_op.run(self, [replicated.local(leaf) for leaf in self.leaves()])
         self.graph.finish(results)
-        observer.chain_ended(start, modes.eager())
+        observer.chain_ended(self.device, start, modes.eager())
         return results
 
     def leaves(self) -> Sequence[jax.Array]:

@@ -20,7 +20,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes, frames, shardings
 from torch_xla._engine.device import abstract, devices
 from torch_xla._engine.device.abstract import AbstractArray
-from torch_xla._engine.diagnostics import errors, journal, metrics, provenance
+from torch_xla._engine.diagnostics import errors, journal, metrics, provenance, spans
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import replicated, sharded
 
@@ -49,7 +49,7 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     if abstract.is_on():
         return _upload_nothing(tensor, place)  # type: ignore[return-value]  # as much of an array as is used
     doing = lambda: f"moving a tensor to the device ({tensor.dtype}{list(tensor.shape)})"
-    with metrics.timed("TransferToServerTime"), errors.explained(doing, ordinal):
+    with spans.span("to_device"), metrics.timed("TransferToServerTime"), errors.explained(doing, ordinal):
         # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
         # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
         own = tensor.to(dtypes.stored(tensor.dtype), copy=place.platform == "cpu")
@@ -104,9 +104,14 @@ def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torc
         return torch.zeros(shape, dtype=dtype)
     start = time.perf_counter_ns()
     doing = lambda: f"reading a tensor ({dtype}{list(shape)})"
-    with metrics.timed("TransferFromServerTime"), errors.explained(doing, devices.ordinal(buffer)):
-        with journal.spent("wait"):
+    with (
+        spans.span("to_host"),
+        metrics.timed("TransferFromServerTime"),
+        errors.explained(doing, devices.ordinal(buffer)),
+    ):
+        with journal.spent("wait"), spans.span("wait"):
             buffer.block_until_ready()
+        spans.tell_ended()
         host = _flat(buffer) if buffer.ndim > _MOST_DIMS else sharded.visible(sharded.whole(buffer), shape)
         host = np.ascontiguousarray(host)
         # torch's own memory: a tensor over numpy's, or one that numpy has seen, could not be resized.
@@ -127,7 +132,12 @@ def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
         place = SingleDeviceSharding(devices.device(ordinal))
         return AbstractArray(buffer.shape, buffer.dtype, place)  # type: ignore[return-value]
     doing = lambda: f"moving a tensor from another device ({buffer.dtype}{list(buffer.shape)})"
-    with metrics.timed("TransferDeviceToDeviceTime"), recorder.wide_types(), errors.explained(doing, ordinal):
+    with (
+        spans.span("between_devices"),
+        metrics.timed("TransferDeviceToDeviceTime"),
+        recorder.wide_types(),
+        errors.explained(doing, ordinal),
+    ):
         moved: jax.Array = jax.device_put(replicated.local(buffer), devices.device(ordinal), may_alias=False)
     _made("transfer")
     return moved
@@ -147,7 +157,12 @@ def upload_parts(
     """
     doing = lambda: f"moving the parts of a tensor to the devices ({dtype}{list(shape)})"
     own = lies.shard_shape(shape)
-    with metrics.timed("TransferToServerTime"), errors.explained(doing, 0), recorder.wide_types():
+    with (
+        spans.span("to_device"),
+        metrics.timed("TransferToServerTime"),
+        errors.explained(doing, 0),
+        recorder.wide_types(),
+    ):
         placed = []
         for tensor, place in parts:
             kept = tensor.detach().to(dtypes.stored(dtype), copy=place.platform == "cpu").contiguous()

@@ -82,6 +82,8 @@ class Private:
             return ours(original, *args, **kwargs)
 
         wrapper._torch_xla = True  # type: ignore[attr-defined]
+        # torch.jit.script compiles the original: torch.distributed.optim scripts optimizers when it is imported.
+        wrapper.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
         *path, last = self.name.split(".")
         setattr(functools.reduce(getattr, path, importlib.import_module(self.module)), last, wrapper)
 

@@ -20,6 +20,7 @@
 #include "op.h"
 #include "ordinal.h"
 #include "origin.h"
+#include "profiler.h"
 #include "random.h"
 #include "reasons.h"
 #include "record.h"
@@ -272,6 +273,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_interpretation(m);
   bind_calls(m);
   bind_reasons(m);
+  bind_profiler(m);
   m.def("register_special_kernels", &register_special_kernels);
   m.def("register_recorded", &register_recorded);
   m.def("register_forms", &register_forms);
