@@ -128,8 +128,8 @@ def _class_weights(target: jax.Array, weight: Maybe, ignore_index: int, dtype: A
 def _picked(x: jax.Array, target: jax.Array, axis: int) -> jax.Array:
     """The value at each target along the axis. A class that does not exist gives NaN, where torch raises.
 
-    libtpu writes what a gather takes from to HBM: of a vocabulary the logarithms of all probabilities, in float32, which
-    then stay until backward. A sum of all but one zeros is computed with them, and they are nowhere.
+    libtpu writes what a gather takes from to HBM: of a vocabulary the logarithms of all probabilities, in float32,
+    which then stay until backward. A sum of all but one zeros is computed with them, and they are nowhere.
     """
 
     def taken(x: jax.Array, places: jax.Array) -> jax.Array:
