@@ -223,7 +223,9 @@ def attend_backward(
         found = []
         for i in range(n):
             seen = min((i + 1) * parts[0].shape[4], key.shape[2])
-            (dk, dv), (one, _) = block((_to(dk, seen), _to(dv, seen)), (*(x[i] for x in parts), None, np.uint32(i)))
+            # else XLA finds that forward has computed these scores, and keeps those of all layers until then
+            mine = lax.optimization_barrier([x[i] for x in parts])
+            (dk, dv), (one, _) = block((_to(dk, seen), _to(dv, seen)), (*mine, None, np.uint32(i)))
             found.append(one)
         dk, dv, dq, inner = _to(dk, key.shape[2]), _to(dv, key.shape[2]), jnp.stack(found), None
     else:
