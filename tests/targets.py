@@ -14,6 +14,7 @@ Arguments after -- are pytest's.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -124,14 +125,11 @@ def _compile(target: Any, cases: list[Any]) -> None:
     stored = dtypes.narrowing(target.platform)
 
     def struct(leaf: jax.Array, case: Any) -> jax.ShapeDtypeStruct:
-        exact = program._EXACT.match(case.name) is not None
-        dtype = leaf.dtype if exact else dtypes.to_numpy(dtypes.named(leaf.dtype))
-        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+        with program.exact(case.name) or contextlib.nullcontext():
+            return jax.ShapeDtypeStruct(leaf.shape, dtypes.to_numpy(dtypes.named(leaf.dtype)))
 
     def apply(case: Any, leaves: Any) -> Any:
-        if program._EXACT.match(case.name) is None:
-            return case.apply(leaves)
-        with dtypes.exactly():
+        with program.exact(case.name) or contextlib.nullcontext():
             return case.apply(leaves)
 
     place = SingleDeviceSharding(target.devices[0])

@@ -218,16 +218,17 @@ def attend_backward(
     heads, dtype = q.shape[:3], _wide(query.dtype)
     zeros = jnp.zeros((*heads, *key.shape[2:]), dtype), jnp.zeros((*heads, *value.shape[2:]), dtype)
     parts = [_split(x, n) for x in (q, do, o, lse)]
+    inner: Any = None
     if _apart(call, bias, n):
         dk, dv = zeros[0][:, :, :, :0], zeros[1][:, :, :, :0]
-        found = []
+        found: list[Any] = []
         for i in range(n):
             seen = min((i + 1) * parts[0].shape[4], key.shape[2])
             # else XLA finds that forward has computed these scores, and keeps those of all layers until then
             mine = lax.optimization_barrier([x[i] for x in parts])
             (dk, dv), (one, _) = block((_to(dk, seen), _to(dv, seen)), (*mine, None, np.uint32(i)))
             found.append(one)
-        dk, dv, dq, inner = _to(dk, key.shape[2]), _to(dv, key.shape[2]), jnp.stack(found), None
+        dk, dv, dq = _to(dk, key.shape[2]), _to(dv, key.shape[2]), jnp.stack(found)
     else:
         (dk, dv), (dq, inner) = lax.scan(block, zeros, (*parts, biases, jnp.arange(n, dtype=np.uint32)), unroll=n == 1)
     dbias = None
