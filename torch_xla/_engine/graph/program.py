@@ -15,13 +15,14 @@ from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.graph import hlo_metadata, manual
-from torch_xla._engine.lowering import RULES, decompose, matmul
+from torch_xla._engine.lowering import RULES, decompose, matmul, on_cpu
 from torch_xla._engine.lowering.apply import LoweringError, apply
 from torch_xla._engine.lowering.collectives import COLLECTIVES, isolated
 from torch_xla._engine.lowering.core import key_data
 from torch_xla._engine.lowering.matmul import EXACT, Precision
 from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule, recorded_with
 from torch_xla._engine.lowering.view_writes import write_view
+from torch_xla._engine.lowering.views import VIEWS
 from torch_xla._engine.recorder import origins
 from torch_xla._engine.recorder.origins import Origin
 
@@ -43,6 +44,14 @@ def exact(op: str) -> AbstractContextManager[None] | None:
     if _EXACT.match(op) is None:
         return None
     return dtypes.exactly() if op.startswith(_BITS_OR_CALLS) else dtypes.exactly(torch.complex128)
+
+#: After so many operations in a row, views apart, a value is written to memory in a program for the CPU. XLA's compiler
+#: there fuses a chain of any length, and into each of several fusions again: its time grows with the square.
+_DEEPEST = 16
+_VIEWS = frozenset(f"aten::{name}" for name in VIEWS) | {"aten::_unsafe_view"}
+
+#: What XLA does not fuse: their results lie in memory.
+_NOT_FUSED = re.compile(r"aten::(mm|bmm|addmm|baddbmm|convolution|convolution_backward|_scaled_dot_product_\w+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,18 @@ class GraphSpec:
         return node.outs[node.args[1][1] if node.op == "torch_xla::getitem" else 0]
 
 
+def operands(node: NodeSpec) -> list[int]:
+    """The numbers of the values that a node reads."""
+
+    def of(arg: tuple[int, Any]) -> list[int]:
+        tag, payload = arg
+        if tag == 1:
+            return [payload]
+        return [n for a in payload for n in of(a)] if tag in (2, 7) else []
+
+    return [n for arg in node.args for n in of(arg)]
+
+
 def is_collective(node: NodeSpec) -> bool:
     """Whether replicas exchange values in this node."""
     return node.op in COLLECTIVES
@@ -115,10 +136,11 @@ class _Evaluation:
     def __init__(
         self, spec: GraphSpec, floats: jax.Array, ints: Sequence[jax.Array], leaves: tuple[jax.Array, ...]
     ) -> None:
-        self.floats, self.ints = floats, ints
+        self.floats, self.ints = on_cpu.one_by_one(floats), on_cpu.one_by_one(ints)
         self.exchanged: jax.Array | None = None  # a result of the last collective
         self.values: list[Any] = list(leaves)
         self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves]  # a list where the value is one
+        self.depths = [0] * len(leaves)  # how many operations in a row made a value, since one that is in memory
 
     def argument(self, arg: tuple[int, Any], exact: bool = False) -> Any:
         """An argument for a rule; with ``exact`` a tensor has its torch dtype, not the one that the device stores."""
@@ -140,7 +162,7 @@ class _Evaluation:
     def run(self, node: NodeSpec) -> None:
         if node.op == "torch_xla::getitem":
             (_, group), (_, place) = node.args
-            self._add(self.values[group][place], self.dtypes[group][place])
+            self._add(self.values[group][place], self.dtypes[group][place], self.depths[group])
         elif node.op == "torch_xla::seed":
             # Not a tensor of the user's: 64 bits, also where the device stores int64 as 32.
             self._add(RULES[node.op].function(self.argument(node.args[0])), None)
@@ -148,11 +170,19 @@ class _Evaluation:
             results = hlo_metadata.located(node.op, node.origin, lambda: self._exchanged(node))
             promised = [dtype for _, dtype in node.outs]
             several = node.is_list or len(node.outs) > 1
-            self._add(results if several else results[0], promised if several else promised[0])
+            self._add(results if several else results[0], promised if several else promised[0], self._depth(node))
 
-    def _add(self, value: Any, dtype: Any) -> None:
+    def _add(self, value: Any, dtype: Any, depth: int = 0) -> None:
+        if depth >= _DEEPEST and isinstance(value, jax.Array):
+            value, depth = on_cpu.written(value), 0
         self.values.append(value)
         self.dtypes.append(dtype)
+        self.depths.append(depth)
+
+    def _depth(self, node: NodeSpec) -> int:
+        if _NOT_FUSED.match(node.op):
+            return 1
+        return max((self.depths[value] for value in operands(node)), default=0) + (node.op not in _VIEWS)
 
     def _exchanged(self, node: NodeSpec) -> list[Any]:
         if not is_collective(node):

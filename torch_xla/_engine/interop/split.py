@@ -26,7 +26,7 @@ from jax import lax
 
 from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.graph import program
-from torch_xla._engine.graph.program import GraphSpec, NodeSpec
+from torch_xla._engine.graph.program import GraphSpec, operands
 from torch_xla._engine.lowering import RULES
 
 GROUP = "torch_xla::getitem"
@@ -108,20 +108,6 @@ def _renumbered(arg: tuple[int, Any], number: dict[int, int]) -> tuple[int, Any]
     if tag in (2, 7):
         return tag, [_renumbered(a, number) for a in payload]
     return arg
-
-
-def operands(node: NodeSpec) -> list[int]:
-    """The numbers of the values that a node reads."""
-
-    def of(arg: tuple[int, Any]) -> list[int]:
-        tag, payload = arg
-        if tag == 1:
-            return [payload]
-        return [n for a in payload for n in of(a)] if tag in (2, 7) else []
-
-    if node.op == GROUP:
-        return [node.args[0][1]]
-    return [n for arg in node.args for n in of(arg)]
 
 
 class _Plan:

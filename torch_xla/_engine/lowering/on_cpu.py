@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -31,6 +31,11 @@ from torch_xla._engine.base import partitioning
 
 #: What the names of the handlers begin with in a program.
 PREFIX = "torch_xla_"
+
+#: Fewer numbers than these are not worth a call that makes buffers of them.
+_LEAST_NUMBERS = 4
+#: So many a call makes: each element of a tuple costs the compiler what the tuple is long.
+_MOST_RESULTS = 256
 
 Default = Callable[..., Sequence[jax.Array]]
 
@@ -40,6 +45,8 @@ class _Call:
     op: str
     default: Default
     attributes: dict[str, Any]
+    counted: bool = True  # as a call of a kernel
+    in_place: bool = False  # the result is in the operand's buffer
 
 
 _called: ContextVar[Counter[str] | None] = ContextVar("called", default=None)
@@ -84,8 +91,44 @@ def call(op: str, default: Default, arrays: Sequence[jax.Array], outs: Sequence[
 
     ``attributes`` are what the handler reads by name: bool, int, float, or a sequence of int.
     """
+    return _bind(_Call(op, default, attributes), arrays, outs)
+
+
+def one_by_one(numbers: Sequence[jax.Array] | jax.Array) -> Sequence[jax.Array] | jax.Array:
+    """The 64-bit numbers that a program takes packed in an array, for use as scalars, by their place.
+
+    Where there are many, each is a buffer of its own. XLA compiles kernels that do the same only once, as those for two
+    parameters of an optimizer do: but not where each has a slice of the array fused into it, at another place. Numbers
+    that are known while a program is traced stay known to the compiler.
+    """
+    if not isinstance(numbers, Tracer) or not pays(len(numbers), _LEAST_NUMBERS):
+        return numbers
+    found: list[jax.Array] = []
+    for first in range(0, len(numbers), _MOST_RESULTS):
+        last = min(first + _MOST_RESULTS, len(numbers))
+        outs = [jax.ShapeDtypeStruct((), numbers.dtype)] * (last - first)
+        call = _Call("unpack", lambda packed, first=first, last=last: [packed[i] for i in range(first, last)],
+                     {"first": first}, counted=False)  # fmt: skip
+        found += _bind(call, [numbers], outs)
+    return found
+
+
+def written(x: jax.Array) -> jax.Array:
+    """``x``, as a value that the compiler writes to memory: it does not compute it again wherever it is needed.
+
+    A call that does nothing: its result is in the operand's buffer. (XLA's CPU compiler drops optimization barriers
+    before it fuses.)
+    """
+    return _bind(_Call("written", _same, {}, counted=False, in_place=True), [x], [x])[0] if allowed() else x
+
+
+def _same(x: jax.Array) -> list[jax.Array]:
+    return [x]
+
+
+def _bind(call: _Call, arrays: Sequence[jax.Array], outs: Sequence[Any]) -> Any:
     avals = tuple((tuple(out.shape), np.dtype(out.dtype)) for out in outs)
-    return _call_p.bind(*arrays, call=_Call(op, default, attributes), avals=avals)
+    return _call_p.bind(*arrays, call=call, avals=avals)
 
 
 _call_p = Primitive("torch_xla_on_cpu")
@@ -118,7 +161,7 @@ def _lower_cpu(ctx: mlir.LoweringRuleContext, *args: Any, call: _Call, avals: An
     called = _called.get()
     if called is None or partitioning.is_by_compiler(ctx):
         return _lower_default(ctx, *args, call=call, avals=avals)
-    called[call.op] += 1
+    called[call.op] += call.counted
     attributes = {name: _attribute(value) for name, value in call.attributes.items()}
     operands = []
     for i, arg in enumerate(args):
@@ -126,7 +169,8 @@ def _lower_cpu(ctx: mlir.LoweringRuleContext, *args: Any, call: _Call, avals: An
         operands.append(operand)
         if order is not None:
             attributes[f"permuted{i}"] = np.array(order, np.int64)
-    return jax.ffi.ffi_lowering(PREFIX + call.op)(ctx, *operands, **attributes)
+    aliases = {0: 0} if call.in_place else None
+    return jax.ffi.ffi_lowering(PREFIX + call.op, operand_output_aliases=aliases)(ctx, *operands, **attributes)
 
 
 def _attribute(value: Any) -> Any:
