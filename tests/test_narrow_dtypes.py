@@ -276,7 +276,7 @@ def test_digits_demo_with_bf16() -> None:
 
 @pytest.mark.parametrize("op", ["aten::_linalg_eigh", "aten::view.dtype", "torch_xla::jax_call"])
 def test_linear_algebra_on_a_tpu_knows_float64_and_no_complex128(op: str) -> None:
-    """libtpu ends the process at a conversion to complex128; bits, and functions of jax, are of the dtype torch says."""
+    """libtpu ends the process at conversions to complex128. Bits, and functions of jax, are of the dtype torch says."""
     with dtypes.stored_as(dtypes.narrowing("tpu")):
         block = program.exact(op)
         assert block is not None and program.exact("aten::add.Tensor") is None
