@@ -97,10 +97,10 @@ def steps_of(job: Job, chips: int) -> Callable[[], object]:
     mark(targets, 0)
     torch_xla.sync()
 
-    def step() -> None:
-        optimizer.zero_grad()
+    def step() -> None:  # gradients that are still there at its end would be results, which jax's step does not have
         models.loss(model(inputs).float(), targets).backward()
         optimizer.step()
+        optimizer.zero_grad()
         torch_xla.sync()
 
     return step

@@ -5,12 +5,16 @@ many in one program as the tests have them. Where a target's compiler refuses a 
 smaller ones, until it is known which it refuses. What it refuses is printed, and with ``--output`` written to the table
 in docs/op_coverage.md; the exit code is 1 if one of them is not in EXPECTED.
 
-Arguments after -- are pytest's. Each target takes some ten minutes.
+A compiler may end its process. So each file of tests has a pytest of its own, which says what it is about to compile;
+it is run again without what it died of, in ever smaller programs until that is known.
+
+Arguments after -- are pytest's.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -43,15 +47,59 @@ def install() -> None:
     found = [targets.target(name) for name in names.split(",")]
     folder = Path(os.environ[_FOLDER])
 
+    deadly = [tuple(row) for row in json.loads(_DEADLY.of(folder).read_text())] if _DEADLY.of(folder).exists() else []
+
     def also(cases: list[Any]) -> None:
         for target in found:
-            compile_for(target, cases, functools.partial(_note, folder, target.platform))
+            note = functools.partial(_note, folder, target.platform)
+            for some in without(deadly, target.platform, cases, note):
+                compile_for(target, some, note, functools.partial(_begin, folder, target.platform))
 
     rule_check.also = also
 
 
-def compile_for(target: Any, cases: list[Any], note: Callable[[Any, str], None]) -> None:
-    """Compiles the rules of the cases in one program, or in several; ``note(case, error)`` is called for each case."""
+class _File(str):
+    """A file of the folder by which main and its pytests speak."""
+
+    def of(self, folder: Path) -> Path:
+        return folder / self
+
+
+#: What a pytest is about to compile; what compilers have died of: (platform, [cases]).
+_BEGUN, _DEADLY = _File("begun"), _File("deadly")
+
+
+def _begin(folder: Path, platform: str, cases: list[Any]) -> None:
+    _BEGUN.of(folder).write_text(json.dumps([platform, [f"{case.name} {case.where}" for case in cases]]))
+
+
+def without(deadly: list[Any], platform: str, cases: list[Any], note: Callable[[Any, str], None]) -> list[list[Any]]:
+    """The cases in programs that are not known to end the process. A case that does so alone is noted."""
+    known = [set(names) for place, names in deadly if place == platform]
+    waiting, safe = [cases], []
+    while waiting:
+        some = waiting.pop()
+        names = {f"{case.name} {case.where}" for case in some}
+        if names not in known:
+            safe.append(some)
+        elif len(some) == 1:
+            note(some[0], "the compiler ends its process")
+        else:
+            waiting += [some[: len(some) // 2], some[len(some) // 2 :]]
+    return safe
+
+
+def compile_for(
+    target: Any,
+    cases: list[Any],
+    note: Callable[[Any, str], None],
+    begin: Callable[[list[Any]], None] = lambda cases: None,
+) -> None:
+    """Compiles the rules of the cases in one program, or in several.
+
+    ``begin(cases)`` is called before each, and ``note(case, error)`` for each case afterwards.
+    """
+    begin(cases)
     try:
         _compile(target, cases)
     except Exception as error:  # jax, XLA and the rules each have their own
@@ -59,8 +107,8 @@ def compile_for(target: Any, cases: list[Any], note: Callable[[Any, str], None])
             note(cases[0], str(error).strip().split("\n")[0][:300] or type(error).__name__)
             return
         middle = len(cases) // 2
-        compile_for(target, cases[:middle], note)
-        compile_for(target, cases[middle:], note)
+        compile_for(target, cases[:middle], note, begin)
+        compile_for(target, cases[middle:], note, begin)
     else:
         for case in cases:
             note(case, "")
@@ -77,14 +125,11 @@ def _compile(target: Any, cases: list[Any]) -> None:
     stored = dtypes.narrowing(target.platform)
 
     def struct(leaf: jax.Array, case: Any) -> jax.ShapeDtypeStruct:
-        exact = program._EXACT.match(case.name) is not None
-        dtype = leaf.dtype if exact else dtypes.to_numpy(dtypes.named(leaf.dtype))
-        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+        with program.exact(case.name) or contextlib.nullcontext():
+            return jax.ShapeDtypeStruct(leaf.shape, dtypes.to_numpy(dtypes.named(leaf.dtype)))
 
     def apply(case: Any, leaves: Any) -> Any:
-        if program._EXACT.match(case.name) is None:
-            return case.apply(leaves)
-        with dtypes.exactly():
+        with program.exact(case.name) or contextlib.nullcontext():
             return case.apply(leaves)
 
     place = SingleDeviceSharding(target.devices[0])
@@ -137,6 +182,35 @@ def section(document: Path) -> str:
     return f"\n{_TITLE}\n\n{text[text.index(_START) : text.index(_END) + len(_END)]}\n" if _START in text else ""
 
 
+_NOTHING_TO_RUN = 5  # pytest's exit code
+
+
+def files(tests: list[str]) -> list[str]:
+    """The files of tests, of folders too."""
+    found = ([ROOT / name] if (ROOT / name).is_file() else sorted((ROOT / name).glob("test_*.py")) for name in tests)
+    return [str(path) for some in found for path in some]
+
+
+def run(file: str, names: list[str], arguments: list[str]) -> tuple[list[dict[str, str]], int]:
+    """What was noted of a file of tests, and pytest's exit code."""
+    deadly: list[Any] = []
+    while True:
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            _DEADLY.of(place).write_text(json.dumps(deadly))
+            variables = {_TARGETS: ",".join(names), _FOLDER: folder, "JAX_PLATFORMS": "cpu"}
+            command = [sys.executable, "-m", "pytest", "-q", file, *arguments]
+            code = subprocess.call(command, env=os.environ | variables, cwd=ROOT)
+            begun = json.loads(_BEGUN.of(place).read_text()) if _BEGUN.of(place).exists() else None
+            if code >= 0 or begun is None or begun in deadly:
+                return rows(place), code
+            deadly.append(begun)
+            print(
+                f"{begun[0]}: the compiler has ended its process with {-code}, at {len(begun[1])} cases: {begun[1][0]}",
+                flush=True,
+            )
+
+
 def main() -> int:
     """Runs the rule tests, and says what was refused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -146,11 +220,11 @@ def main() -> int:
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, rest = parser.parse_known_args(sys.argv[1:cut])
     rest += sys.argv[cut + 1 :]
-    with tempfile.TemporaryDirectory() as folder:
-        variables = {_TARGETS: ",".join(options.targets), _FOLDER: folder, "JAX_PLATFORMS": "cpu"}
-        command = [sys.executable, "-m", "pytest", "-q", *options.tests, *rest]
-        code = subprocess.call(command, env=os.environ | variables, cwd=ROOT)
-        found = rows(Path(folder))
+    found, code = [], 0
+    for file in files(options.tests):
+        some, status = run(file, options.targets, rest)
+        found += some
+        code = code or (0 if status == _NOTHING_TO_RUN else status)
     text = table(found, options.targets)
     print(text)
     if options.output is not None:

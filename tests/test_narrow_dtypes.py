@@ -18,6 +18,7 @@ import torch_xla
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.execution import executor, programs
+from torch_xla._engine.graph import program
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 MODES: dict[str, dict[str, Any]] = {
@@ -271,3 +272,20 @@ def test_digits_demo_with_bf16() -> None:
     )
     # 4 layers, forward and backward, without the gradient of the images
     assert out.stdout == "True []\n11 True set()\n"
+
+
+@pytest.mark.parametrize("op", ["aten::_linalg_eigh", "aten::view.dtype", "torch_xla::jax_call"])
+def test_linear_algebra_on_a_tpu_knows_float64_and_no_complex128(op: str) -> None:
+    """libtpu ends the process at conversions to complex128. Bits, and functions of jax, are of the dtype torch says."""
+    with dtypes.stored_as(dtypes.narrowing("tpu")):
+        block = program.exact(op)
+        assert block is not None and program.exact("aten::add.Tensor") is None
+        with block:
+            assert dtypes.stored(torch.float64) == torch.float64
+            assert dtypes.stored(torch.complex128) == (torch.complex64 if "linalg" in op else torch.complex128)
+        assert dtypes.stored(torch.float64) == torch.float32
+    with dtypes.stored_as({}):
+        block = program.exact(op)
+        assert block is not None
+        with block:
+            assert dtypes.stored(torch.complex128) == torch.complex128

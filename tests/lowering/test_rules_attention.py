@@ -94,6 +94,23 @@ def test_causal(rows: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     _assert_as_on_cpu(_inputs(4, 4, rows, 7), is_causal=True)
 
 
+def test_causal_blocks_have_the_keys_that_they_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of two rows: scores of two keys, and of four. Backward computes them itself."""
+    monkeypatch.setattr(attention, "BLOCK_ELEMENTS", 8)
+    call, x = attention.Attention(1.0, True), jax.ShapeDtypeStruct((1, 1, 4, 3), np.float32)
+    forward = str(jax.make_jaxpr(lambda q, k, v: attention.attend(call, q, k, v, None))(x, x, x))
+    assert "f32[1,1,1,2,2] = dot_general" in forward and "f32[1,1,1,2,4] = dot_general" in forward, forward
+    assert "scan" not in forward
+    lse = jax.ShapeDtypeStruct((1, 1, 4), np.float32)
+    backward = str(
+        jax.make_jaxpr(lambda do, q, k, v, o, lse: attention.attend_backward(call, do, q, k, v, None, o, lse, False))(
+            x, x, x, x, x, lse
+        )
+    )
+    assert backward.count("f32[1,1,1,2,2] = dot_general") == 2 == backward.count("f32[1,1,1,2,4] = dot_general")
+    assert backward.count("optimization_barrier") == 2, "else XLA keeps the scores of forward"
+
+
 def test_grouped_heads_and_scale() -> None:
     _assert_as_on_cpu(_inputs(6, 2, 5, 7), enable_gqa=True, scale=0.3)
     _assert_as_on_cpu(_inputs(6, 2, 5, 7), MASKS["float with a gradient"], enable_gqa=True)

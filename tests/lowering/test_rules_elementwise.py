@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import pytest
 import torch
+from jax import lax
 from rule_check import check, each
 
 import torch_xla._engine.lowering.binary
@@ -17,6 +21,8 @@ import torch_xla._engine.lowering.foreach
 import torch_xla._engine.lowering.special
 import torch_xla._engine.lowering.ternary
 import torch_xla._engine.lowering.unary  # noqa: F401
+from torch_xla._engine.lowering import RULES
+from torch_xla._engine.lowering.registry import Context
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 U8, I8, I32, I64, BOOL, C64 = torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool, torch.complex64
@@ -457,3 +463,32 @@ C = [floats(seed=2), floats(BF16, 1, low=1)]
 )
 def test_foreach(name: str, args: tuple[Any, ...]) -> None:
     check(f"aten::_foreach_{name}", *args, rtol=1.6e-2, atol=1e-5)
+
+
+#: Operators that round once at most, with how many operands.
+ONCE = {"add.Tensor": 2, "sub.Tensor": 2, "mul.Tensor": 2, "maximum": 2, "minimum": 2, "relu": 1}
+
+
+@each("dtype", [BF16, F16])
+def test_16_bits_as_on_accelerators(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form that TPUs and GPUs compile, which gives the same numbers here."""
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **others: default(*args))
+    for name, count in ONCE.items():
+        close(f"aten::{name}", *(floats(dtype, seed=seed) for seed in range(count)))
+        close(f"aten::{name}", *(edges.to(dtype) for edges in (EDGES, EDGES.flip(0))[:count]))
+    for threshold in (0, 0.7):
+        close("aten::threshold_backward", floats(dtype), floats(dtype, seed=1), threshold)
+    for other in (1, 0.3, torch.tensor(0.3), torch.tensor(0.3, dtype=dtype)):
+        close("aten::mul.Tensor", floats(dtype), other)
+        close("aten::add.Tensor", floats(dtype), other, alpha=3)
+
+
+@each("place", ["tpu", "cuda", "cpu"])
+@each("name", ONCE)
+def test_accelerators_keep_16_bits(place: str, name: str) -> None:
+    """Else XLA leaves out the conversions between two operators, and float32 is what it keeps in memory."""
+    context = Context(f"aten::{name}", [((8,), BF16)])
+    program = jax.jit(lambda *xs: RULES[context.op].function(context, *xs))
+    traced = program.trace(*[jax.ShapeDtypeStruct((8,), jnp.bfloat16)] * ONCE[name])
+    text = traced.lower(lowering_platforms=(place,)).as_text()
+    assert ("f32" in text) == (place == "cpu"), text

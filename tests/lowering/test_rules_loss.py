@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
+from jax import lax
 from rule_check import check, each
 
-import torch_xla._engine.lowering.loss  # noqa: F401
+from torch_xla._engine.lowering import loss
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
@@ -81,6 +84,11 @@ NLL = [("nll_loss", (6, 5)), ("nll_loss", (5,)), ("nll_loss2d", (2, 5, 3, 4))]
 @each("weighted", [False, True])
 @each("dtype", [torch.float32, torch.bfloat16])
 def test_nll(name: str, shape: tuple[int, ...], reduction: int, weighted: bool, dtype: torch.dtype) -> None:
+    check_nll(name, shape, reduction, weighted, dtype)
+
+
+def check_nll(name: str, shape: tuple[int, ...], reduction: int, weighted: bool, dtype: torch.dtype) -> None:
+    """With targets that are ignored, and without; forward and backward."""
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=dtype)
     target = torch.randint(0, 5, shape[:1] + shape[2:] if len(shape) > 1 else ())
@@ -98,6 +106,35 @@ def test_nll_ignores_negative_targets_and_empty_batches() -> None:
     check("aten::nll_loss_forward", x, target, torch.rand(3), MEAN, -100)
     check("aten::nll_loss_forward", x, torch.full((4,), -100), None, MEAN, -100)
     check("aten::nll_loss_forward", x[:0], target[:0], None, SUM, -100)
+
+
+@each(("name", "shape"), NLL)
+def test_nll_as_on_a_tpu(name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form that TPUs compile, which gives the same numbers here."""
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **others: others.get("tpu", default)(*args))
+    check_nll(name, shape, MEAN, True, torch.float32)
+    check_nll(name, shape, NONE, False, torch.bfloat16)
+    x = torch.randn(shape)
+    x[..., 0] = -torch.inf  # a probability of 0 at places that are not picked, or are
+    target = torch.randint(0, 5, shape[:1] + shape[2:] if len(shape) > 1 else ())
+    check(f"aten::{name}_forward", x, target, None, SUM, -100)
+
+
+@each("place", ["tpu", "cpu", "cuda"])
+def test_what_nll_picks_from_is_not_kept_on_a_tpu(place: str) -> None:
+    """What a gather takes from is written to HBM there: all log-probabilities of a vocabulary, until backward."""
+    x, target = jax.ShapeDtypeStruct((64, 1000), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)
+    traced = jax.jit(lambda x, target: loss._picked(x, target, 1)).trace(x, target)
+    text = traced.lower(lowering_platforms=(place,)).as_text()
+    assert ("stablehlo.gather" in text) == (place != "tpu"), text
+
+
+@each("place", ["tpu", "cpu"])
+@each("target", [-1, 3, 7])
+def test_a_class_that_does_not_exist_gives_nan(place: str, target: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a program that checks no indices."""
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **others: others.get(place, default)(*args))
+    assert jnp.isnan(loss._picked(jnp.ones((1, 3)), jnp.array([target]), 1)).all()
 
 
 @each("reduction", REDUCTIONS)

@@ -142,9 +142,13 @@ def stored_as(table: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
         _here.reset(token)
 
 
-def exactly() -> AbstractContextManager[None]:
-    """In this block, on this thread, every dtype is what torch says: for what cannot be computed on what is stored."""
-    return stored_as({})
+def exactly(*but: torch.dtype) -> AbstractContextManager[None]:
+    """In this block, on this thread, every dtype is what torch says: for what cannot be computed on what is stored.
+
+    ``but``: dtypes that are stored as they are outside of the block.
+    """
+    table = _table()
+    return stored_as({dtype: table[dtype] for dtype in but if dtype in table})
 
 
 def stored(dtype: torch.dtype) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,18 @@ IN_PLACE, SCATTER = 1, 2
 #: XLA's libraries for linear algebra do not know 16-bit floats (which it says only after the rule has run), or the
 #: function that they call was traced with these dtypes.
 _EXACT = re.compile(r"aten::(view\.dtype|_?linalg_|cholesky|triangular_solve|geqrf|orgqr|ormqr)|torch_xla::jax_call")
+_BITS_OR_CALLS = ("aten::view.dtype", "torch_xla::jax_call")
+
+
+def exact(op: str) -> AbstractContextManager[None] | None:
+    """In what block of dtypes such an op is computed; None for one that is no such op.
+
+    Linear algebra is not done in complex128 where that is stored as complex64, on TPUs: libtpu (of jax 0.10.2) ends the
+    process at a conversion to it.
+    """
+    if _EXACT.match(op) is None:
+        return None
+    return dtypes.exactly() if op.startswith(_BITS_OR_CALLS) else dtypes.exactly(torch.complex128)
 
 #: After so many operations in a row, views apart, a value is written to memory in a program for the CPU. XLA's compiler
 #: there fuses a chain of any length, and into each of several fusions again: its time grows with the square.
@@ -186,12 +199,13 @@ class _Evaluation:
             return [change(value, sharding, transposed)]
         if not dtypes.narrows():
             return call(node, [self.argument(a) for a in node.args])
-        if not _EXACT.match(node.op):
+        wide = exact(node.op)
+        if wide is None:
             try:
                 return call(node, [self.argument(a) for a in node.args])
             except LoweringError:
                 pass  # not all functions of XLA and jax exist in 16 bits (an FFT does not): then as in torch's dtypes
-        with dtypes.exactly():
+        with wide or dtypes.exactly():
             results = call(node, [self.argument(a, exact=True) for a in node.args])
         return [_cast(value, dtype) for value, (_, dtype) in zip(results, node.outs, strict=True)]
 

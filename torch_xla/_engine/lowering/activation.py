@@ -10,7 +10,7 @@ from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert, opmath
-from torch_xla._engine.lowering.elementwise import Function, arithmetic, table
+from torch_xla._engine.lowering.elementwise import Function, arithmetic, rounded_once, table
 from torch_xla._engine.lowering.registry import Context, lower
 
 
@@ -60,16 +60,15 @@ _ACTIVATIONS: dict[str, Function] = {
     "hardtanh": _hardtanh,
     "leaky_relu": _leaky_relu,
     "mish": lambda x: x * lax.tanh(jax.nn.softplus(x)),
-    "relu": lambda x: jnp.maximum(x, 0),
     "relu6": lambda x: jnp.clip(x, 0, 6),
     "selu": jax.nn.selu,
     "silu": lambda x: x * lax.logistic(x),
     "softplus": _softplus,
     "softshrink": _softshrink,
-    "threshold": _threshold,
 }
 
 table(arithmetic, _ACTIVATIONS)
+table(rounded_once, {"relu": lambda x: jnp.maximum(x, 0), "threshold": _threshold})
 
 
 @lower("aten::gelu")

@@ -10,7 +10,7 @@ from jax import lax
 
 from torch_xla._engine.lowering.activation import gelu_cdf, gelu_tanh_argument
 from torch_xla._engine.lowering.cast import convert, opmath
-from torch_xla._engine.lowering.elementwise import Function, arithmetic, table
+from torch_xla._engine.lowering.elementwise import Function, arithmetic, rounded_once, table
 from torch_xla._engine.lowering.registry import Context, Operand, lower
 
 
@@ -71,10 +71,10 @@ _GRADIENTS: dict[str, Function] = {
     "softplus_backward": _softplus_backward,
     "softshrink_backward": _shrink_backward,
     "tanh_backward": _tanh_backward,
-    "threshold_backward": _threshold_backward,
 }
 
 table(arithmetic, _GRADIENTS)
+table(rounded_once, {"threshold_backward": _threshold_backward})
 
 
 @lower("aten::log_sigmoid_backward", ctx=True)

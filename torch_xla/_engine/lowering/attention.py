@@ -27,6 +27,9 @@ BLOCK_ELEMENTS = 1 << 26
 #: Rows of a block from which on more of them save nothing: each block reads all keys and values.
 _ROWS = 512
 
+#: So many blocks at most are no loop where rows see only what is before them: each then has those keys alone.
+_APART = 4
+
 #: Products in scores from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
 _LEAST_PRODUCTS = 1 << 23
 
@@ -123,6 +126,19 @@ def _join(x: jax.Array, rows: int) -> jax.Array:
     return together.reshape(*x.shape[1:4], -1, *x.shape[5:])[:, :, :, :rows]
 
 
+def _apart(call: Attention, bias: Maybe, n: int) -> bool:
+    """Whether each block is to be computed with the keys that its rows can see; half of all have no weight.
+
+    Not with dropout: its mask would be another one, for no good reason.
+    """
+    return call.is_causal and bias is None and call.dropout == 0 and 1 < n <= _APART
+
+
+def _to(x: jax.Array, count: int) -> jax.Array:
+    """The first ``count`` of axis 3, or with zeros as many."""
+    return jnp.pad(x[:, :, :, :count], [(0, max(count - x.shape[3], 0) if axis == 3 else 0) for axis in range(x.ndim)])
+
+
 def _split_bias(bias: Maybe, n: int) -> jax.Array | None:
     """The bias of each block, where rows have one of their own; else None: it is the same for all."""
     return None if bias is None or bias.shape[3] == 1 else _split(bias, n)
@@ -144,15 +160,21 @@ def attend(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, 
     n = _blocks(q, key)
     biases = _split_bias(bias, n)
 
-    def block(_: None, x: tuple[jax.Array, Maybe, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+    def block(x: tuple[jax.Array, Maybe, Any], seen: int) -> tuple[jax.Array, jax.Array]:
         q, own_bias, number = x
-        weights, logsumexp = _softmax(call.scores(q, key, bias if biases is None else own_bias, number)[0])
-        weights = call.dropped(weights, number).astype(value.dtype)
-        return None, (_product("bghls,bgsd->bghld", weights, value).astype(value.dtype), logsumexp)
+        k, v = key[:, :, :seen], value[:, :, :seen]
+        weights, logsumexp = _softmax(call.scores(q, k, bias if biases is None else own_bias, number)[0])
+        weights = call.dropped(weights, number).astype(v.dtype)
+        return _product("bghls,bgsd->bghld", weights, v).astype(v.dtype), logsumexp
 
-    blocks = _split(q, n), biases, jnp.arange(n, dtype=np.uint32)
-    _, (out, logsumexp) = lax.scan(block, None, blocks, unroll=n == 1)
-    rows = query.shape[2]
+    rows, keys = query.shape[2], key.shape[2]
+    if _apart(call, bias, n):
+        queries = _split(q, n)
+        each = [block((queries[i], None, np.uint32(i)), (i + 1) * queries.shape[4]) for i in range(n)]
+        out, logsumexp = (jnp.stack(parts) for parts in zip(*each, strict=True))
+    else:
+        blocks = _split(q, n), biases, jnp.arange(n, dtype=np.uint32)
+        _, (out, logsumexp) = lax.scan(lambda _, x: (None, block(x, keys)), None, blocks, unroll=n == 1)
     out = _join(out, rows).reshape(*query.shape[:3], value.shape[3])
     return out, _join(logsumexp, rows).reshape(query.shape[:3])
 
@@ -176,9 +198,11 @@ def attend_backward(
 
     def block(sums: tuple[jax.Array, jax.Array], x: Any) -> Any:
         q, do, o, lse, own_bias, number = x
-        scores, slope = call.scores(q, key, grouped if biases is None else own_bias, number)
+        seen = sums[0].shape[3]
+        k, v = key[:, :, :seen], value[:, :, :seen]
+        scores, slope = call.scores(q, k, grouped if biases is None else own_bias, number)
         weights = jnp.exp(scores - lse[..., None]) if known else _softmax(scores)[0]
-        pulled = call.dropped(_product("bghld,bgsd->bghls", do, value), number)
+        pulled = call.dropped(_product("bghld,bgsd->bghls", do, v), number)
         delta = jnp.sum(do.astype(pulled.dtype) * o.astype(pulled.dtype), -1, keepdims=True)
         inner = weights * (pulled - delta)
         narrow = (inner if slope is None else inner * slope).astype(q.dtype)
@@ -187,14 +211,26 @@ def attend_backward(
             sums[0] + _product("bghls,bghld->bghsd", narrow, q) * call.scale,
             sums[1] + _product("bghls,bghld->bghsd", dropped, do),
         )
-        dq = (_product("bghls,bgsd->bghld", narrow, key) * call.scale).astype(query.dtype)
+        dq = (_product("bghls,bgsd->bghld", narrow, k) * call.scale).astype(query.dtype)
         return sums, (dq, inner if wants_bias else None)
 
     lse = _grouped(logsumexp, groups)
     heads, dtype = q.shape[:3], _wide(query.dtype)
     zeros = jnp.zeros((*heads, *key.shape[2:]), dtype), jnp.zeros((*heads, *value.shape[2:]), dtype)
-    blocks = (*(_split(x, n) for x in (q, do, o, lse)), biases, jnp.arange(n, dtype=np.uint32))
-    (dk, dv), (dq, inner) = lax.scan(block, zeros, blocks, unroll=n == 1)
+    parts = [_split(x, n) for x in (q, do, o, lse)]
+    inner: Any = None
+    if _apart(call, bias, n):
+        dk, dv = zeros[0][:, :, :, :0], zeros[1][:, :, :, :0]
+        found: list[Any] = []
+        for i in range(n):
+            seen = min((i + 1) * parts[0].shape[4], key.shape[2])
+            # else XLA finds that forward has computed these scores, and keeps those of all layers until then
+            mine = lax.optimization_barrier([x[i] for x in parts])
+            (dk, dv), (one, _) = block((_to(dk, seen), _to(dv, seen)), (*mine, None, np.uint32(i)))
+            found.append(one)
+        dk, dv, dq = _to(dk, key.shape[2]), _to(dv, key.shape[2]), jnp.stack(found)
+    else:
+        (dk, dv), (dq, inner) = lax.scan(block, zeros, (*parts, biases, jnp.arange(n, dtype=np.uint32)), unroll=n == 1)
     dbias = None
     if bias is not None and wants_bias:
         dbias = _sum_to(_join(inner, rows).reshape(*query.shape[:3], -1), bias.shape).astype(bias.dtype)

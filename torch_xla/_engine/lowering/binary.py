@@ -12,13 +12,13 @@ from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert, opmath
-from torch_xla._engine.lowering.elementwise import Function, arithmetic, discontinuous, table, widen
+from torch_xla._engine.lowering.elementwise import Function, arithmetic, discontinuous, rounded_once, table, widen
 from torch_xla._engine.lowering.registry import Context, Operand, lower
 
 
 def _scaled(function: Function) -> Callable[..., jax.Array]:
     """The family of add and sub: ``function(a, alpha * b)``."""
-    plain, scaled = arithmetic(function), arithmetic(lambda a, b, alpha: function(a, jnp.multiply(alpha, b)))
+    plain, scaled = rounded_once(function), arithmetic(lambda a, b, alpha: function(a, jnp.multiply(alpha, b)))
 
     def rule(context: Context, a: Operand, b: Operand, alpha: Operand = 1) -> jax.Array:
         return plain(context, a, b) if alpha == 1 else scaled(context, a, b, alpha)
@@ -100,12 +100,12 @@ _CONTINUOUS: dict[str, Function] = {
     "lcm": jnp.lcm,
     "logaddexp": logaddexp,
     "logaddexp2": jnp.logaddexp2,
-    "maximum": jnp.maximum,
-    "minimum": jnp.minimum,
 }
 
 table(arithmetic, _CONTINUOUS)
-table(arithmetic, {"copysign": jnp.copysign, "div": jnp.true_divide, "mul": jnp.multiply}, "Scalar", "Tensor")
+table(rounded_once, {"maximum": jnp.maximum, "minimum": jnp.minimum})
+table(arithmetic, {"copysign": jnp.copysign, "div": jnp.true_divide}, "Scalar", "Tensor")
+table(rounded_once, {"mul": jnp.multiply}, "Scalar", "Tensor")
 table(_scaled, {"add": jnp.add, "sub": jnp.subtract}, "Scalar", "Tensor")
 table(arithmetic, {"rsub": _rsub}, "Scalar", "Tensor")
 table(arithmetic, {"ldexp": _ldexp}, "Tensor")

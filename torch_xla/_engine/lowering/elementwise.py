@@ -1,6 +1,7 @@
 """What the files of elementwise operators share: rule families made of a jax function, and tables of them.
 
-A family converts the operands to one dtype, calls the function and rounds once: 16-bit floats are computed in float32.
+A family converts the operands to one dtype, calls the function and rounds once: 16-bit floats are computed in float32
+(``rounded_once`` has an exception).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert, opmath
-from torch_xla._engine.lowering.registry import Context, Operand, register, result_type
+from torch_xla._engine.lowering.registry import Context, Number, Operand, register, result_type
 
 Function = Callable[..., jax.Array]
 
@@ -31,6 +33,38 @@ def arithmetic(function: Function) -> Callable[..., jax.Array]:
         return convert(function(*(convert(x, compute) for x in operands)), context.dtype)
 
     return rule
+
+
+def rounded_once(function: Function) -> Callable[..., jax.Array]:
+    """``arithmetic`` for functions that round once at most: sums, products, choices.
+
+    Of 16-bit floats TPUs and GPUs get them as they are. Between two operators in float32 XLA leaves the conversions
+    out, and what both need is then in memory in float32, of twice the size.
+    """
+    wide = arithmetic(function)
+
+    def rule(context: Context, *operands: Operand) -> jax.Array:
+        dtype = context.dtype
+        if dtype.itemsize != 2 or not dtypes.is_reduced_float(dtype) or not all(_is(x, dtype) for x in operands):
+            return wide(context, *operands)
+
+        def filled_in(arrays: tuple[jax.Array, ...]) -> list[Operand]:
+            left = iter(arrays)
+            return [next(left) if isinstance(x, jax.Array) else x for x in operands]
+
+        result: jax.Array = lax.platform_dependent(
+            *(x for x in operands if isinstance(x, jax.Array)),
+            cpu=lambda *arrays: wide(context, *filled_in(arrays)),
+            default=lambda *arrays: convert(function(*(convert(x, dtype) for x in filled_in(arrays))), dtype),
+        )
+        return result
+
+    return rule
+
+
+def _is(x: Operand, dtype: np.dtype) -> bool:
+    """Whether it has the dtype, or every one has it."""
+    return x.dtype == dtype if isinstance(x, jax.Array) else not isinstance(x, Number) and x in (0, 1, -1)
 
 
 def discontinuous(function: Function) -> Callable[..., jax.Array]:

@@ -125,15 +125,31 @@ def _class_weights(target: jax.Array, weight: Maybe, ignore_index: int, dtype: A
     return jnp.where(kept, weight.astype(dtype).at[jnp.where(kept, target, 0)].get(mode="fill"), 0)
 
 
+def _picked(x: jax.Array, target: jax.Array, axis: int) -> jax.Array:
+    """The value at each target along the axis. A class that does not exist gives NaN, where torch raises.
+
+    libtpu writes what a gather takes from to HBM: of a vocabulary the logarithms of all probabilities, in float32,
+    which then stay until backward. A sum of all but one zeros is computed with them, and they are nowhere.
+    """
+
+    def taken(x: jax.Array, places: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, places, axis, mode="clip").squeeze(axis)
+
+    def summed(x: jax.Array, places: jax.Array) -> jax.Array:
+        hit = lax.broadcasted_iota(places.dtype, x.shape, axis) == places
+        return jnp.sum(jnp.where(hit, x, 0), axis)
+
+    found = lax.platform_dependent(x, jnp.expand_dims(target, axis), tpu=summed, default=taken)
+    return jnp.where((target >= 0) & (target < x.shape[axis]), found, jnp.nan)
+
+
 @lower("aten::nll_loss_forward", "aten::nll_loss2d_forward", ctx=True)
 def _nll_loss(
     ctx: Context, x: jax.Array, target: jax.Array, weight: Maybe, reduction: int, ignore_index: int
 ) -> tuple[jax.Array, jax.Array]:
     axis, wide = _class_axis(x), widen(x)
     weights = _class_weights(target, weight, ignore_index, wide.dtype)
-    places = jnp.expand_dims(jnp.where(target == ignore_index, 0, target), axis)
-    # a class that does not exist gives NaN, where torch raises
-    picked = jnp.take_along_axis(wide, places, axis, mode="fill").squeeze(axis)
+    picked = _picked(wide, jnp.where(target == ignore_index, 0, target), axis)
     losses = jnp.where(target == ignore_index, 0, -weights * picked)
     total = jnp.sum(weights)
     out = losses if reduction == 0 else jnp.sum(losses) / (total if reduction == 1 else 1)
