@@ -222,7 +222,7 @@ MAKES: dict[str, Step] = {
     "jvp": lambda m, x, y, k: torch.func.jvp(lambda v: v * 3, (x,), (x,))[1],
     "unsigned": lambda m, x, y, k: m.finite(x).to(UNSIGNED[k % 3]),
     "type as": lambda m, x, y, k: m.finite(x).type_as(y),
-    "by the CPU": lambda m, x, y, k: x.cpu().to(m.device),
+    "by the CPU": lambda m, x, y, k: x.clone().cpu().to(m.device),
     "add a number on the CPU": lambda m, x, y, k: x + torch.tensor(k * 0.5),
     "by a device": lambda m, x, y, k: m.made(lambda: torch.arange(k % 4) + torch.full((), k % 3)),
     "select scatter": lambda m, x, y, k: x.select_scatter(y, 0, k % 3),
