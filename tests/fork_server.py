@@ -19,6 +19,7 @@ import gc
 import importlib
 import importlib.machinery
 import json
+import linecache
 import os
 import runpy
 import selectors
@@ -218,7 +219,10 @@ def _run(words: list[str]) -> None:
             _warn_as_usual()
         if words[0] == "-c":
             sys.argv = ["-c", *words[2:]]
-            exec(compile(words[1], "<string>", "exec", dont_inherit=True), main.__dict__)
+            code = compile(words[1], "<string>", "exec", dont_inherit=True)
+            if sys.version_info >= (3, 13):  # tracebacks show the lines of -c, which the interpreter notes by this
+                linecache._register_code(code, words[1], "<string>")
+            exec(code, main.__dict__)
         elif words[0] == "-m":
             sys.argv = words[1:]
             sys.path[0] = os.getcwd()

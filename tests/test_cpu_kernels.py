@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from helpers import counts, run_script, same
 from torch.utils.checkpoint import checkpoint
 
+import torch_xla
 from torch_xla._engine.diagnostics import errors
 from torch_xla._engine.execution import programs
 from torch_xla._engine.handlers import library
@@ -123,7 +124,56 @@ def test_values_and_calls(name: str) -> None:
 
 
 def test_every_handler_has_a_case() -> None:
-    assert set().union(*(case.handlers for case in CASES.values())) == set(library.names())
+    assert set().union(*(case.handlers for case in CASES.values())) == set(library.names()) - {"unpack"}
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------
+
+
+def _kernels(parameters: int) -> set[str]:
+    """The kernels that XLA made of a step of AdamW, by what they do."""
+    programs.cache.clear()
+    held = [torch.ones(32, 16, device="xla").requires_grad_() for _ in range(parameters)]
+    optimizer = torch.optim.AdamW(held, lr=0.1, foreach=False)
+    with counts() as moved:
+        for _ in range(2):
+            sum((p * p).sum() for p in held).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch_xla.sync()
+    assert moved[CALLS] == 0  # no kernel of ATen's
+    assert _called() == {"unpack"}
+    text = list(programs.cache.values())[-1].compiled.as_text()
+    kernels = re.findall(r"^%fused_computation.*?^}", text, re.MULTILINE | re.DOTALL)
+    assert kernels
+    return {_without_names(kernel) for kernel in kernels}
+
+
+def _without_names(kernel: str) -> str:
+    names: dict[str, str] = {}
+    text = re.sub(r", metadata={[^}]*}", "", re.sub(r"[(,] ?[\w.]+: ", "(", kernel))
+    return re.sub(r"%[\w.-]+", lambda name: names.setdefault(name[0], f"%{len(names)}"), text)
+
+
+def test_equal_parameters_share_kernels() -> None:
+    assert len(_kernels(3)) == len(_kernels(9))
+
+
+@pytest.mark.parametrize("numbers", [[0.5, 1.5, -2.5, 3.25, 7.0], [3, 5, -7, 2**40, 11], [1j, 2 + 1j, -1j, 0.5, 3]])
+def test_numbers_one_by_one(numbers: list[Any]) -> None:
+    def function(x: torch.Tensor, *several: Any) -> torch.Tensor:
+        for number in several:
+            x = (x + number) * number
+        return x
+
+    x = torch.arange(6).to(torch.result_type(torch.zeros((), dtype=torch.int64), numbers[0]))
+    x = x.double() if x.dtype == torch.float32 else x
+    programs.cache.clear()
+    with counts() as moved:
+        for change in (0, 1, 2):
+            several = [number + change * 2 for number in numbers]
+            torch.testing.assert_close(function(x.to("xla"), *several).cpu(), function(x, *several))
+    assert moved.compilations == 1 and _called() == {"unpack"}
 
 
 def test_off() -> None:

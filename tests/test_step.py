@@ -34,6 +34,7 @@ def test_interrupts_elsewhere_lose_nothing() -> None:
     assert interrupts.at_every_event(stride=11) > 10
     assert interrupts.at_random_moments(3) > 50
     assert interrupts.in_eager_mode(stride=5) > 3
+    assert interrupts.in_new_signatures(stride=97) > 10
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def main() -> int:
         folder = Path(name)
         environment = os.environ | {
             "TORCH_XLA_CACHE_DIR": str(folder / "cache"), "XLA_PERSISTENT_CACHE_PATH": str(folder / "programs"),
-            "CCACHE_DISABLE": "1",
+            "CCACHE_DISABLE": "1", "PIP_QUIET": "1",  # on top of --quiet: what pip says of its settings here is no news
         }  # fmt: skip
         for variable in ("PYTHONPATH", "VIRTUAL_ENV"):
             environment.pop(variable, None)

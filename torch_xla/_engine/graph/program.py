@@ -14,7 +14,7 @@ from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.graph import hlo_metadata, manual
-from torch_xla._engine.lowering import RULES, decompose, matmul
+from torch_xla._engine.lowering import RULES, decompose, matmul, on_cpu
 from torch_xla._engine.lowering.apply import LoweringError, apply
 from torch_xla._engine.lowering.collectives import COLLECTIVES, isolated
 from torch_xla._engine.lowering.core import key_data
@@ -102,7 +102,7 @@ class _Evaluation:
     def __init__(
         self, spec: GraphSpec, floats: jax.Array, ints: Sequence[jax.Array], leaves: tuple[jax.Array, ...]
     ) -> None:
-        self.floats, self.ints = floats, ints
+        self.floats, self.ints = on_cpu.one_by_one(floats), on_cpu.one_by_one(ints)
         self.exchanged: jax.Array | None = None  # a result of the last collective
         self.values: list[Any] = list(leaves)
         self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves]  # a list where the value is one

@@ -26,7 +26,7 @@ from torch_xla._engine.recorder.build import Extension, built
 from torch_xla._engine.recorder.toolchain import RecorderBuildError
 
 _SOURCES = Path(__file__).parent / "csrc"
-_HANDLER = re.compile(r"^TORCH_XLA_HANDLER\((\w+),", re.MULTILINE)
+_HANDLER = re.compile(r"^TORCH_XLA_HANDLER(?:_OF)?\((\w+),", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

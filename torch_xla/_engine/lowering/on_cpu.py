@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -31,6 +31,9 @@ from torch_xla._engine.base import partitioning
 
 #: What the names of the handlers begin with in a program.
 PREFIX = "torch_xla_"
+
+#: Fewer numbers than these are not worth a call that makes buffers of them.
+_LEAST_NUMBERS = 4
 
 Default = Callable[..., Sequence[jax.Array]]
 
@@ -40,6 +43,7 @@ class _Call:
     op: str
     default: Default
     attributes: dict[str, Any]
+    counted: bool = True
 
 
 _called: ContextVar[Counter[str] | None] = ContextVar("called", default=None)
@@ -84,8 +88,26 @@ def call(op: str, default: Default, arrays: Sequence[jax.Array], outs: Sequence[
 
     ``attributes`` are what the handler reads by name: bool, int, float, or a sequence of int.
     """
+    return _bind(_Call(op, default, attributes), arrays, outs)
+
+
+def one_by_one(numbers: Sequence[jax.Array] | jax.Array) -> Sequence[jax.Array] | jax.Array:
+    """The 64-bit numbers that a program takes packed in an array, for use as scalars, by their place.
+
+    Where there are many, each is a buffer of its own. XLA compiles kernels that do the same only once, as those for two
+    parameters of an optimizer do: but not where each has a slice of the array fused into it, at another place. Numbers
+    that are known while a program is traced stay known to the compiler.
+    """
+    if not isinstance(numbers, Tracer) or not pays(len(numbers), _LEAST_NUMBERS):
+        return numbers
+    outs = [jax.ShapeDtypeStruct((), numbers.dtype)] * len(numbers)
+    found: Sequence[jax.Array] = _bind(_Call("unpack", list, {}, counted=False), [numbers], outs)
+    return found
+
+
+def _bind(call: _Call, arrays: Sequence[jax.Array], outs: Sequence[Any]) -> Any:
     avals = tuple((tuple(out.shape), np.dtype(out.dtype)) for out in outs)
-    return _call_p.bind(*arrays, call=_Call(op, default, attributes), avals=avals)
+    return _call_p.bind(*arrays, call=call, avals=avals)
 
 
 _call_p = Primitive("torch_xla_on_cpu")
@@ -118,7 +140,7 @@ def _lower_cpu(ctx: mlir.LoweringRuleContext, *args: Any, call: _Call, avals: An
     called = _called.get()
     if called is None or partitioning.is_by_compiler(ctx):
         return _lower_default(ctx, *args, call=call, avals=avals)
-    called[call.op] += 1
+    called[call.op] += call.counted
     attributes = {name: _attribute(value) for name, value in call.attributes.items()}
     operands = []
     for i, arg in enumerate(args):

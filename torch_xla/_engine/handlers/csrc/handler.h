@@ -44,14 +44,13 @@ std::array<bool, 3> flags(at::IntArrayRef mask);
 
 }  // namespace torch_xla::handlers
 
-// The handler `torch_xla_NAME`, found in the library by that name.
-#define TORCH_XLA_HANDLER(NAME, KERNEL)                                                                         \
-  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* torch_xla_##NAME(XLA_FFI_CallFrame* frame) { \
-    static const auto* handler = xla::ffi::Ffi::Bind()                                                          \
-                                     .RemainingArgs()                                                           \
-                                     .RemainingRets()                                                           \
-                                     .Attrs()                                                                   \
-                                     .To(torch_xla::handlers::Handler{#NAME, KERNEL})                           \
-                                     .release();                                                                \
-    return handler->Call(frame);                                                                                \
+// The handler `torch_xla_NAME`, found in the library by that name: what HANDLER does with operands, results,
+// attributes.
+#define TORCH_XLA_HANDLER_OF(NAME, HANDLER)                                                                           \
+  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* torch_xla_##NAME(XLA_FFI_CallFrame* frame) {       \
+    static const auto* handler = xla::ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs().To(HANDLER).release(); \
+    return handler->Call(frame);                                                                                      \
   }
+
+// The same, of a kernel of ATen.
+#define TORCH_XLA_HANDLER(NAME, KERNEL) TORCH_XLA_HANDLER_OF(NAME, (torch_xla::handlers::Handler{#NAME, KERNEL}))

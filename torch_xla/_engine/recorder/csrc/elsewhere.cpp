@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <string>
 
+#include "compat_python.h"
+
 namespace torch_xla {
 namespace {
 
@@ -84,6 +86,7 @@ void raise_for_structured_out(const Op& op, c10::ArrayRef<c10::IValue> arguments
       throw;
     }
   } catch (const std::exception&) {
+    compat::raise_interrupts();
   }
 }
 
@@ -96,6 +99,7 @@ void raise_for_out(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::Arra
   try {
     call_elsewhere(op, matching, few);
   } catch (const std::exception&) {
+    compat::raise_interrupts();
     raise_for_structured_out(op, arguments);
     return;
   }

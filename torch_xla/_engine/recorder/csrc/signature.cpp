@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "compat.h"
+#include "compat_python.h"
 #include "counters.h"
 #include "device.h"
 #include "elsewhere.h"
@@ -105,6 +106,7 @@ torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> argum
   try {
     return call_elsewhere(op, arguments, Substitute{at::kMeta, on_meta});
   } catch (const std::exception&) {
+    compat::raise_interrupts();
     // Some refuse what the kernels compute: bool << int, numbers that are complex by their dtype alone.
     auto results = raise_as_cpu_does(op, arguments, op.pointwise ? 1 << 26 : 1 << 20);
     if (results && !by_values(op)) {
