@@ -14,6 +14,7 @@ COORDINATES_16 = "the CPU rounds the coordinates to 16 bits; here they are float
 
 SIZES = "how large the result is depends on values"
 CHECKED = "its lengths, its range, are checked before anything is computed, as on the CPU: a program cannot refuse"
+BY_VALUE = "refused by its value: a complex number for a real tensor, a float for an integer"
 NO_FUNCTION = "jax has no such function for all arguments"
 
 #: What runs on the CPU, by the names of torch's operators without their overloads, and why.
@@ -30,6 +31,7 @@ ON_CPU: dict[str, str] = {
     **dict.fromkeys(("special_airy_ai", "special_bessel_j0", "special_bessel_j1", "special_bessel_y0"), NO_FUNCTION),
     **dict.fromkeys(("special_bessel_y1", "special_modified_bessel_k0", "special_modified_bessel_k1"), NO_FUNCTION),
     **dict.fromkeys(("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"), NO_FUNCTION),
+    **dict.fromkeys(("masked_fill", "masked_fill_", "index_fill", "index_fill_", "index_put", "index_put_"), BY_VALUE),
     "_to_sparse": SPARSE,
 }
 

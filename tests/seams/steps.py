@@ -269,7 +269,6 @@ ASKS: dict[str, Step] = {
     "backward": lambda m, x, y, k: x.abs().sum().backward(),
     "hook": lambda m, x, y, k: m.hook(x),
     "retain grad": lambda m, x, y, k: x.retain_grad(),
-    "version": lambda m, x, y, k: x._version,
     "digits": lambda m, x, y, k: m.digits(x),
 }
 

@@ -224,7 +224,7 @@ at::Tensor rest_of_memory(XlaTensor& x) {
   return view_of_memory(x, {x.memory().numel() - layout_of(steps).offset}, {1}, std::nullopt);
 }
 
-void check_no_partial_overlap(XlaTensor& written, XlaTensor& read) {
+void check_no_partial_overlap(XlaTensor& written, XlaTensor& read, bool copies_lazy) {
   const bool none = &written == &read || written.numel() == 0 || read.numel() == 0;
   const uint64_t memory = none ? 0 : written.memory_id();
   if (memory == 0 || memory != read.memory_id()) {
@@ -239,8 +239,8 @@ void check_no_partial_overlap(XlaTensor& written, XlaTensor& read) {
   const auto dense = [](const XlaTensor& x, const Layout& layout) {
     return extent(x.sizes(), layout.strides) == x.numel() && !strides_overlap(x.sizes(), layout.strides);
   };
-  // torch, too, looks no further where one of them has gaps; and it works on copies of what is lazily conjugated.
-  if (is_lazy(steps[0]) || is_lazy(steps[1]) || !dense(written, a) || !dense(read, b)) {
+  // torch, too, looks no further where one of them has gaps.
+  if ((copies_lazy && (is_lazy(steps[0]) || is_lazy(steps[1]))) || !dense(written, a) || !dense(read, b)) {
     return;
   }
   // In bytes: one of them may be a view as another dtype.
