@@ -284,7 +284,7 @@ MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "unscale": lambda a, b: torch._amp_foreach_non_finite_check_and_unscale_(
         [a], torch.zeros(1, device=b.device), b[0, 0]
     ),
-    "lstsq, on the CPU": lambda a, b: torch.linalg.lstsq(a, b),
+    "lstsq": lambda a, b: torch.linalg.lstsq(a, b),
     "set slice": lambda a, b: torch.slice_scatter(a, b[:1], 0, 0, 1),
     "batch_norm": lambda a, b: torch.nn.functional.batch_norm(a, b[0], b[1], training=True),
     "linear": lambda a, b: torch.nn.functional.linear(a, b),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -145,6 +146,36 @@ def _statistics(device: str, training: bool) -> list[torch.Tensor]:
 def test_batch_norms_write_their_statistics(training: bool) -> None:
     for g, e in zip(_statistics("xla", training), _statistics("cpu", training), strict=True):
         torch.testing.assert_close(g, e)
+
+
+def _written_statistics(device: str, name: str, training: bool, sizes: list[int]) -> list[Any]:
+    """What batch norm writes: out and what it saves, and the running statistics; whether it returns its outs."""
+    x = torch.linspace(-1, 2, 12).reshape(4, 3).to(device)
+    running = torch.zeros(3, device=device), torch.ones(3, device=device)
+    outs = [torch.full((size,), 9.0, device=device) for size in sizes]
+    results = getattr(torch.ops.aten, name).out(
+        x, None, None, *running, training, 0.1, 1e-5, out=outs[0], save_mean=outs[1], save_invstd=outs[2]
+    )
+    return [*(t.cpu() for t in (*outs, *running)), [a is b for a, b in zip(results, outs, strict=True)]]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("sizes", [[12, 3, 3], [0, 0, 0]])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", ["native_batch_norm", "_native_batch_norm_legit"])
+def test_batch_norms_write_to_out(name: str, training: bool, sizes: list[int]) -> None:
+    with counts() as moved:
+        got = _written_statistics("xla", name, training, sizes)
+    assert not moved.fallbacks
+    torch.testing.assert_close(got, _written_statistics("cpu", name, training, sizes))
+
+
+def test_batch_norm_refuses_an_out_of_another_dtype() -> None:
+    x, mean, var = torch.ones(4, 3, device="xla"), torch.zeros(3, device="xla"), torch.ones(3, device="xla")
+    outs = {name: torch.zeros(3, device="xla", dtype=torch.float64) for name in ("out", "save_mean", "save_invstd")}
+    with pytest.raises(RuntimeError, match="expected scalar type Float but found Double"):
+        torch.ops.aten.native_batch_norm.out(x, None, None, mean, var, True, 0.1, 1e-5, **outs)
+    assert mean.eq(0).all()
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,19 @@ def test_writes_through_negatives_of_real_numbers() -> None:
 INF, NAN = float("inf"), float("nan")
 BYTES = torch.uint8
 
+#: Kernels of the CPU go through an iterator of 64 dims, or keep a set of dims in 64 bits; views do not.
+OF_MANY_DIMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "flip": lambda x: x.flip(0), "roll": lambda x: x.roll(1, 0), "add": lambda x: x + x, "exp": lambda x: x.exp(),
+    "clone": lambda x: x.clone(), "sum": lambda x: x.sum(), "sum 0": lambda x: x.sum(0), "amax": lambda x: x.amax(0),
+    "argmax": lambda x: x.argmax(0), "cumsum": lambda x: x.cumsum(0), "softmax": lambda x: x.softmax(0),
+    "sort": lambda x: x.sort(0).values, "cat": lambda x: torch.cat([x, x]), "where": lambda x: x.where(x > 0, x),
+    "permute": lambda x: x.permute(*reversed(range(x.dim()))).reshape(-1), "tril": lambda x: x.tril(), "gelu": F.gelu,
+    "index_select": lambda x: x.index_select(0, torch.tensor([0], device=x.device)), "add_": lambda x: x.add_(1),
+    "gather": lambda x: x.gather(0, torch.zeros_like(x, dtype=torch.int64)), "fill_": lambda x: x.fill_(2),
+    "to": lambda x: x.to(torch.int32), "repeat": lambda x: x.repeat(x.shape), "matmul": lambda x: x @ x,
+    "stack": lambda x: torch.stack([x, x]), "ones_like": torch.ones_like, "unsqueeze": lambda x: x[None] + 1,
+    "copy_": lambda x: x.copy_(x[:1] * 2), "var": lambda x: x.var(0, correction=0), "pad": lambda x: F.pad(x, (0, 1)),
+}  # fmt: skip
 #: what the CPU has no kernel for, and xla still computes, or fails at when it is compiled
 NOT_REFUSED = {("logcumsumexp", torch.int64)}
 
@@ -198,6 +211,14 @@ PROGRAMS: dict[str, dict[str, Case]] = {
         "int ** tensor": lambda d: torch.tensor([2, 1, -1, 0], device=d) ** torch.tensor([-1] * 4, device=d),
         "int ** -1.0": lambda d: torch.tensor([2, 4], device=d) ** -1.0,
         "2 ** int": lambda d: 2 ** torch.tensor([2, -3], device=d),
+    },
+    "more than 64 dims": {
+        **{
+            f"{name} of {dims}": lambda d, f=function, n=dims: f(torch.ones((1,) * n, device=d)).view(-1)
+            for name, function in OF_MANY_DIMS.items()
+            for dims in (64, 65)
+        },
+        "full": lambda d: torch.full((1,) * 65, 2.0, device=d).view(-1),
     },
     "reductions of nothing": {
         f"{name} along {dim} of {dtype}": lambda d, n=name, k=dim, t=dtype: getattr(
@@ -383,6 +404,14 @@ PROGRAMS: dict[str, dict[str, Case]] = {
         ),
         "as_strided": lambda d: inference(d, lambda x: x.as_strided((2,), (2,)).fill_(3)),
         "detached": lambda d: inference(d, lambda x: x.detach()[1:].fill_(3)),
+        **{
+            f"{name}, written outside": lambda d, view=view: written_outside(d, view)
+            for name, view in {
+                "itself": lambda x: x, "detached": lambda x: x.detach(), "data": lambda x: x.data,
+                "detached twice": lambda x: x.detach().detach(), "view of detached": lambda x: x.detach()[1:],
+                "alias": torch.ops.aten.alias, "row": lambda x: x[0], "view": lambda x: x.view(2, 2),
+            }.items()
+        },
     },
 }  # fmt: skip
 
@@ -444,6 +473,14 @@ def cross_entropy_gradient(device: str) -> Tensor | None:
     return x.grad
 
 
+def written_outside(device: str, view: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a tensor of inference mode is, once a view of it is written to outside."""
+    with torch.inference_mode():
+        made = torch.ones(4, device=device)
+    view(made).mul_(2)
+    return made.clone()
+
+
 def inference(device: str, write: Callable[[Tensor], Any]) -> list[Tensor]:
     x = torch.zeros(4, device=device)
     with torch.inference_mode():
@@ -458,6 +495,28 @@ def inference(device: str, write: Callable[[Tensor], Any]) -> list[Tensor]:
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_programs(kind: str) -> None:
     check(PROGRAMS[kind])
+
+
+#: What the CPU looks at before it converts: complex numbers for real tensors, floats for integers.
+BY_VALUE: dict[str, Case] = {
+    f"{name} of {value} into {dtype}": lambda d, f=function, v=value, t=dtype: f(
+        torch.ones(3, dtype=t, device=d), torch.tensor(v, device=d), torch.tensor([True, False, True], device=d)
+    )
+    for name, function in {
+        "masked_fill": lambda x, v, mask: x.masked_fill(mask, v),
+        "masked_fill_": lambda x, v, mask: x.masked_fill_(mask, v),
+        "x[mask] =": lambda x, v, mask: x.__setitem__(mask, v),
+        "index_fill": lambda x, v, mask: x.index_fill(0, mask.nonzero()[:, 0], v),
+    }.items()
+    for value in (1j, 1 + 0j, 1.5, NAN, 1e30)
+    for dtype in (torch.int64, torch.int8, torch.float32, torch.bool)
+    if isinstance(value, complex) or dtype != torch.float32
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch_xla. aten.*runs on the CPU")
+def test_values_that_only_the_device_has() -> None:
+    check(BY_VALUE)
 
 
 def test_weights_that_are_no_distribution_give_a_category() -> None:

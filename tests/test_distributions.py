@@ -59,6 +59,14 @@ CONTINUOUS: list[tuple[str, Draw, Any]] = [
     ("rand", lambda: torch.rand(N, device="xla", dtype=torch.float64), stats.uniform()),
     ("rand_like", lambda: torch.rand_like(_empty()), stats.uniform()),
     ("uniform", lambda: _empty().uniform_(-3, 5), stats.uniform(-3, 8)),
+    *[
+        (
+            "uniform",
+            lambda i=i: torch.view_as_real(_empty().to(torch.complex64).uniform_(-3, 5))[:, i],
+            stats.uniform(-3, 8),
+        )
+        for i in range(2)
+    ],
     ("randn", lambda: torch.randn(N, device="xla"), stats.norm()),
     ("randn", lambda: torch.randn(N, device="xla", dtype=torch.float64), stats.norm()),
     ("randn", lambda: torch.randn(N, device="xla", dtype=torch.complex64).imag, stats.norm(0, 0.5**0.5)),

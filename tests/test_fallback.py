@@ -38,7 +38,7 @@ OPS: dict[str, tuple[Callable[[Tensor], Any], set[str]]] = {
     "unique": (lambda x: x.unique(return_inverse=True, return_counts=True), {"aten::_unique2"}),
     "bincount": (lambda x: x.long().flatten().bincount(), {"aten::bincount"}),
     "bessel_j0": (lambda x: torch.special.bessel_j0(x), {"aten::special_bessel_j0"}),
-    "lstsq": (lambda x: torch.linalg.lstsq(x.t() * 2, x.t()[:, :1])[0], {"aten::linalg_lstsq.out"}),
+    "lstsq": (lambda x: torch.linalg.lstsq(x.t() * 2, x.t()[:, :1], driver="gelsd")[0], {"aten::linalg_lstsq"}),
     "repeat_interleave": (lambda x: x.repeat_interleave(x[0].long(), dim=1), {"aten::repeat_interleave.Tensor"}),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What the CPU computes, refuses or allows, xla does too: random programs that cross the seams (seams.py)."""
+"""What the CPU computes, refuses or allows, xla does too: random programs that cross the seams (seams/)."""
 
 from __future__ import annotations
 
@@ -74,6 +74,16 @@ FOUND: dict[str, seams.Program] = {
     "an index for a tensor without dims": [("sum", 5, 3, 1, 3), ("index_put_", 5, 11, 5, 6)],
     "an operand is not resized": [("mean", 8, 5, 11, 1), ("sqrt", 0, 10, 11, 8), ("eq out", 11, 9, 6, 6)],
     "a lazy conjugate of the target is read as a copy": [("H", 1, 1, 5, 6), ("add out", 5, 8, 4, 7)],
+    "a place that is out of range": [("select scatter", 12, 17, 14, 41)],
+    "values of another shape than the place": [("select scatter", 3, 16, 7, 43)],
+    "an overlap of two dtypes": [("mT", 1, 7, 12, 32), ("view unsigned", 3, 15, 10, 5), ("add out", 9, 17, 17, 21)],
+    "detached from inference mode": [("exp", 9, 3, 4, 36), ("write detached", 13, 19, 13, 13)],
+    "parts of a conjugate overlap": [("fill_ imag of conj", 4, 9, 15, 3), ("add out of itself", 0, 4, 17, 7)],
+    "roundings shown as bits are not defined": [
+        ("gradient", 1, 19, 11, 18), ("view dtype", 2, 12, 5, 18), ("item index", 12, 3, 5, 45),
+        ("logical_not_", 9, 17, 3, 46),
+    ],
+    "how results lie is not said": [("nonzero", 11, 7, 8, 40), ("resize_", 0, 2, 15, 47)],
 }  # fmt: skip
 
 

@@ -237,6 +237,31 @@ def test_pinv(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         check("aten::linalg_pinv.atol_rtol_tensor", a + a.mH, cut, None, True, **LOOSE)
 
 
+#: A matrix, and what stands right of it.
+SYSTEMS = [
+    ((3, 2), (3,)), ((2, 3), (2,)), ((2, 3, 2), (2, 3)), ((2, 3, 2), (2, 3, 4)), ((2, 2, 3), (2, 2)), ((3, 3), (3, 1)),
+    ((3, 0), (3, 2)), ((0, 2), (0, 2)), ((3, 2), (3, 0)), ((0, 3, 2), (0, 3, 1)),
+]  # fmt: skip
+
+
+@each("dtype", DTYPES)
+@each("driver", [None, "gelsy", "gels", "gelsd", "gelss"])
+@each("shapes", SYSTEMS)
+def test_lstsq(shapes: tuple[tuple[int, ...], tuple[int, ...]], driver: str | None, dtype: torch.dtype) -> None:
+    a, b = (rand(*shape, dtype=dtype) for shape in shapes)
+    if driver in ("gelsd", "gelss") and (a.shape[-2] > a.shape[-1] or 0 in b.shape):
+        return  # how large the residuals are depends on values; the CPU's kernel refuses what is empty
+    if driver != "gels" and 0 in b.shape and 0 not in a.shape:
+        return  # the CPU's kernel writes no rank then
+    check("aten::linalg_lstsq", a, b, None, driver=driver, **LOOSE)
+
+
+@each("driver", ["gelsd", "gelss"])  # gelsy reads memory that nobody has written
+def test_lstsq_of_a_lower_rank(driver: str) -> None:
+    a = rand(3, 1) @ rand(1, 4)
+    check("aten::linalg_lstsq", a, rand(3, 2), 1e-3, driver=driver, **LOOSE)
+
+
 @each("dtype", DTYPES)
 @each("left", [True, False])
 @each("transpose", [True, False])

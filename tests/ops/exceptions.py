@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.ops.outcome import Outcome
 
 SPARSE = "sparse tensors do not exist on xla; .to_dense() first"
-UNSAVED = "with out= in evaluation the CPU saves no mean and variance, torch's meta function promises them"
 SAVED_16 = "the CPU saves mean and rstd in 16 bits, other devices in float32"
 VALUES = "an index out of range, or a weight below zero, is known only when the program runs; the CPU looks first"
 CROSSES = "torch takes it apart into a product, and a copy to out, which may lie on another device"
@@ -15,6 +14,7 @@ COORDINATES_16 = "the CPU rounds the coordinates to 16 bits; here they are float
 
 SIZES = "how large the result is depends on values"
 CHECKED = "its lengths, its range, are checked before anything is computed, as on the CPU: a program cannot refuse"
+BY_VALUE = "refused by its value: a complex number for a real tensor, a float for an integer"
 NO_FUNCTION = "jax has no such function for all arguments"
 
 #: What runs on the CPU, by the names of torch's operators without their overloads, and why.
@@ -27,10 +27,11 @@ ON_CPU: dict[str, str] = {
         ("linalg_eig", "_linalg_eigvals", "linalg_eigvals"), "XLA has eigenvalues of symmetric matrices alone"
     ),
     **dict.fromkeys(("linalg_ldl_factor_ex", "linalg_ldl_solve"), "jax has no such decomposition"),
-    **dict.fromkeys(("linalg_lstsq", "_native_batch_norm_legit"), "with out= alone; open"),
+    "linalg_lstsq": "how large the residuals of the drivers gelsd and gelss are depends on the rank, a value",
     **dict.fromkeys(("special_airy_ai", "special_bessel_j0", "special_bessel_j1", "special_bessel_y0"), NO_FUNCTION),
     **dict.fromkeys(("special_bessel_y1", "special_modified_bessel_k0", "special_modified_bessel_k1"), NO_FUNCTION),
     **dict.fromkeys(("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"), NO_FUNCTION),
+    **dict.fromkeys(("masked_fill", "masked_fill_", "index_fill", "index_fill_", "index_put", "index_put_"), BY_VALUE),
     "_to_sparse": SPARSE,
 }
 
@@ -40,7 +41,6 @@ EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("sparse.mm (reduce)", "*", "*"): SPARSE,
     ("to_sparse", "*", "*"): SPARSE,
     ("chalf", "*", "*"): "complex numbers of two 16-bit floats do not exist in XLA",
-    ("native_batch_norm", "*", "out"): UNSAVED,
     ("native_batch_norm", "bfloat16", "forward"): SAVED_16,
     ("_native_batch_norm_legit", "bfloat16", "forward"): SAVED_16,
     ("_batch_norm_with_update", "bfloat16", "forward"): SAVED_16,

@@ -35,6 +35,26 @@ def _ctc_loss(
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[1] + 1)
 
 
+def _lstsq(
+    a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Of drivers that say without values how large their results are: the others run on the CPU."""
+    if a.dim() < 2 or not 0 <= a.dim() - b.dim() <= 1 or driver not in (None, "gels", "gelsd", "gelss", "gelsy"):
+        raise RuntimeError("torch.linalg.lstsq: shapes or driver, as the CPU says in its words")
+    batch, (rows, columns), dtype = a.shape[:-2], a.shape[-2:], a.dtype.to_real()
+    vectors = b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
+    right = () if vectors else b.shape[-1:]
+    if b.shape != (*batch, rows, *right) or b.dtype != a.dtype or not (a.is_floating_point() or a.is_complex()):
+        raise RuntimeError("torch.linalg.lstsq: operands that do not fit, as the CPU says in its words")
+    has_residuals = driver == "gels" and rows > columns
+    return (
+        a.new_empty((*batch, columns, *right)),
+        a.new_empty((*batch, *(right or (1,))) if has_residuals else 0, dtype=dtype),
+        a.new_empty(0 if driver == "gels" else batch, dtype=torch.int64),
+        a.new_empty((*batch, min(rows, columns)) if driver in ("gelsd", "gelss") else 0, dtype=dtype),
+    )
+
+
 def _window(length: int, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> torch.Tensor:
     if length < 0:
         raise RuntimeError(f"kaiser_window requires non-negative window_length, got window_length={length}")
@@ -49,6 +69,7 @@ _RESULTS: dict[str, Callable[..., Any]] = {
     "_standard_gamma_grad": _like(0),
     "binomial": _like(0),
     "geqrf": _geqrf,
+    "linalg_lstsq": _lstsq,
     "kaiser_window": _window,
     "kaiser_window.beta": _window,
     "kaiser_window.periodic": _window,

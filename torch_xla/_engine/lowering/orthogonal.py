@@ -1,4 +1,4 @@
-"""Householder reflectors and their products with a matrix, and the pseudo-inverse."""
+"""Householder reflectors and their products with a matrix, the pseudo-inverse and least squares."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.matmul import precision_for
-from torch_xla._engine.lowering.registry import lower
+from torch_xla._engine.lowering.registry import Context, lower
 
 Maybe = jax.Array | None
 
@@ -58,3 +59,32 @@ def _pinv(a: jax.Array, atol: Maybe = None, rtol: Maybe = None, hermitian: bool 
 def _geqrf(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     reflectors, tau = jnp.linalg.qr(a, mode="raw")
     return reflectors.mT, tau
+
+
+@lower("aten::linalg_lstsq", ctx=True)
+def _lstsq(
+    ctx: Context, a: jax.Array, b: jax.Array, rcond: float | None = None, driver: str | None = None
+) -> tuple[jax.Array, ...]:
+    """The shortest of the solutions, for all drivers: singular values up to ``rcond`` times the largest count as 0."""
+    shapes = [shape for shape, _ in ctx.outs]
+    empty = [jnp.zeros(shape, dtypes.to_numpy(ctx.dtype_of(i))) for i, shape in enumerate(shapes)]
+    if not a.size:
+        return tuple(empty)
+    right = b if b.ndim == a.ndim else b[..., None]
+    u, values, v = lax.linalg.svd(a, full_matrices=False)
+    share = float(np.finfo(a.dtype).eps) * max(a.shape[-2:]) if rcond is None else rcond
+    kept = (values > share * jnp.max(values, -1, keepdims=True)) & (values > 0)
+    inverse = jnp.where(kept, 1 / values, 0).astype(a.dtype)[..., None]
+    precision = precision_for(a.dtype)
+    solution = jnp.matmul(
+        _adjoint(v), inverse * jnp.matmul(_adjoint(u), right, precision=precision), precision=precision
+    )
+    found = [solution.reshape(shapes[0]), *empty[1:]]
+    if empty[1].size:
+        rest = right - jnp.matmul(a, solution, precision=precision)
+        found[1] = jnp.sum(jnp.square(jnp.abs(rest)), -2).reshape(shapes[1])
+    if driver != "gels":
+        found[2] = jnp.sum(kept, -1).astype(empty[2].dtype)
+    if empty[3].size:
+        found[3] = values
+    return tuple(found)

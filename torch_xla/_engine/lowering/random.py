@@ -48,7 +48,8 @@ def _randn(context: Context, *_: Any) -> jax.Array:
 @lower("aten::uniform", random=True, each=True)
 def _uniform(context: Context, x: jax.Array, low: float = 0.0, high: float = 1.0, generator: Any = None) -> jax.Array:
     compute = opmath(context.dtype)
-    scaled = low + (high - low) * convert(_unit(context, context.shape, context.dtype), compute)
+    first = complex(low, low) if context.torch_dtype.is_complex else low  # of either part
+    scaled = first + (high - low) * convert(_unit(context, context.shape, context.dtype), compute)
     return convert(scaled, context.dtype)
 
 

@@ -114,7 +114,7 @@ Tensor copy(const Tensor& self, const Tensor& source, bool) {
 Tensor& copy_(Tensor& self, const Tensor& source, bool) {
   if (XlaTensor* x = maybe_xla(self)) {
     if (XlaTensor* from = maybe_xla(source)) {
-      check_no_partial_overlap(*x, *from);
+      check_no_partial_overlap(*x, *from, /*copies_lazy=*/false);
     }
     x->write(copied(*x, source));
   } else {

@@ -41,7 +41,7 @@ Tensor view_kernel(const Tensor& self, Args... args) {
 }
 
 // The same elements in the same order: no step, no node.
-Tensor twin(const Tensor& self) {
+Tensor detached(const Tensor& self) {
   static const Op* op = find_op("aten::alias");
   XlaTensor* x = maybe_xla(self);
   if (x == nullptr) {
@@ -51,6 +51,14 @@ Tensor twin(const Tensor& self) {
     raise_not_xla(*op, 0, self, -1);
   }
   return x->twin();
+}
+
+Tensor twin(const Tensor& self) {
+  Tensor same = detached(self);
+  if (C10_UNLIKELY(same.is_inference())) {
+    same.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(c10::VariableVersion::DISABLED));
+  }
+  return same;
 }
 
 template <int Slot, typename... Args>
@@ -73,7 +81,7 @@ void register_hot_views() {
   use<5, int64_t>(library, "unsqueeze");
   use<6, c10::SymIntArrayRef, bool>(library, "expand");
   use<7, at::IntArrayRef>(library, "permute");
-  library.impl("detach", twin);
+  library.impl("detach", detached);
   library.impl("alias", twin);
   library.impl("lift_fresh", twin);
 }

@@ -37,6 +37,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tenso
                                                                  const std::optional<at::Tensor>& running_mean,
                                                                  const std::optional<at::Tensor>& running_var,
                                                                  bool training, double momentum, double eps);
+std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> native_batch_norm_out(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training,
+    double momentum, double eps, at::Tensor& out, at::Tensor& save_mean, at::Tensor& save_invstd);
 // Gradient scaling: the gradients divided by the scale in place, and found_inf set where one is not finite.
 void amp_unscale_(at::TensorList gradients, at::Tensor& found_inf, const at::Tensor& inv_scale);
 at::Tensor& amp_update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, const at::Tensor& found_inf,
@@ -44,6 +48,10 @@ at::Tensor& amp_update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, con
 std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm_legit(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     at::Tensor& running_mean, at::Tensor& running_var, bool training, double momentum, double eps);
+std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> native_batch_norm_legit_out(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    at::Tensor& running_mean, at::Tensor& running_var, bool training, double momentum, double eps, at::Tensor& out,
+    at::Tensor& save_mean, at::Tensor& save_invstd);
 void propagate_xla_data(const at::Tensor& input, const at::Tensor& output);
 
 }  // namespace torch_xla

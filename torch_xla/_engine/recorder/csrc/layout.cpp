@@ -48,12 +48,17 @@ c10::DispatchKeySet below_modes() {
                               c10::DispatchKey::FuncTorchDynamicLayerBackMode});
 }
 
+bool is_lazy(const ViewPtr& step) { return step->op->name == "aten::_conj" || step->op->name == "aten::_neg_view"; }
+
 Layout ask_torch(const Steps& steps) {
   const MayRunPython here;
   const c10::impl::ExcludeDispatchKeyGuard below(below_modes());
   const Shape& memory = memory_of(steps);
   at::Tensor shown = at::empty(memory.sizes, at::TensorOptions().dtype(memory.dtype).device(at::kMeta));
   for (const ViewPtr& step : steps.ops) {
+    if (is_lazy(step)) {
+      continue;  // nothing lies otherwise; and a tensor of torch's that is lazy is not viewed as one of real numbers
+    }
     torch::jit::Stack stack(step->attrs.begin(), step->attrs.end());
     stack[0] = shown;
     step->op->handle.callBoxed(&stack);
@@ -69,8 +74,6 @@ bool one_dtype(const Steps& steps) {
     return step->from->outs[step->from_out].dtype == dtype && step->signature->outs[step->out].dtype == dtype;
   });
 }
-
-bool is_lazy(const ViewPtr& step) { return step->op->name == "aten::_conj" || step->op->name == "aten::_neg_view"; }
 
 bool is_lazy(const Steps& steps) {
   return std::any_of(steps.ops.begin(), steps.ops.end(), [](const ViewPtr& step) { return is_lazy(step); });
@@ -221,7 +224,7 @@ at::Tensor rest_of_memory(XlaTensor& x) {
   return view_of_memory(x, {x.memory().numel() - layout_of(steps).offset}, {1}, std::nullopt);
 }
 
-void check_no_partial_overlap(XlaTensor& written, XlaTensor& read) {
+void check_no_partial_overlap(XlaTensor& written, XlaTensor& read, bool copies_lazy) {
   const bool none = &written == &read || written.numel() == 0 || read.numel() == 0;
   const uint64_t memory = none ? 0 : written.memory_id();
   if (memory == 0 || memory != read.memory_id()) {
@@ -233,17 +236,23 @@ void check_no_partial_overlap(XlaTensor& written, XlaTensor& read) {
   const Steps steps[2] = {written.steps(), read.steps()};
   const Layout a = place(written, steps[0]);
   const Layout b = place(read, steps[1]);
-  const bool in_elements =
-      (steps[0].ops.empty() || one_dtype(steps[0])) && (steps[1].ops.empty() || one_dtype(steps[1]));
   const auto dense = [](const XlaTensor& x, const Layout& layout) {
     return extent(x.sizes(), layout.strides) == x.numel() && !strides_overlap(x.sizes(), layout.strides);
   };
-  // torch, too, looks no further where one of them has gaps; and it works on copies of what is lazily conjugated.
-  if (!in_elements || is_lazy(steps[0]) || is_lazy(steps[1]) || !dense(written, a) || !dense(read, b)) {
+  // torch, too, looks no further where one of them has gaps.
+  if ((copies_lazy && (is_lazy(steps[0]) || is_lazy(steps[1]))) || !dense(written, a) || !dense(read, b)) {
     return;
   }
-  const bool apart = a.offset + written.numel() <= b.offset || b.offset + read.numel() <= a.offset;
-  const bool same = a.offset == b.offset && written.numel() == read.numel() && a.strides == b.strides;
+  // In bytes: one of them may be a view as another dtype.
+  const auto bytes = [](const XlaTensor& x, int64_t elements) {
+    return elements * static_cast<int64_t>(x.dtype().itemsize());
+  };
+  const int64_t first_a = bytes(written, a.offset);
+  const int64_t first_b = bytes(read, b.offset);
+  const int64_t end_a = first_a + bytes(written, written.numel());
+  const int64_t end_b = first_b + bytes(read, read.numel());
+  const bool apart = end_a <= first_b || end_b <= first_a;
+  const bool same = first_a == first_b && end_a == end_b && a.strides == b.strides;
   TORCH_CHECK(apart || same,
               "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
               "memory location. Please clone() the tensor before performing the operation.");

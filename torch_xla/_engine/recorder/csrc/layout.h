@@ -33,8 +33,9 @@ bool shared_memory_holds(XlaTensor& x, at::IntArrayRef sizes);
 // NotImplementedError where the memory has elements of another dtype.
 at::Tensor rest_of_memory(XlaTensor& x);
 
-// Raises torch's error where some places of `written` are places of `read`, and not all, in their order.
-void check_no_partial_overlap(XlaTensor& written, XlaTensor& read);
+// Raises torch's error where some places of `written` are places of `read`, and not all, in their order. `copies_lazy`:
+// torch's kernel would work on a copy of what is lazily conjugated or negated, which has places of its own.
+void check_no_partial_overlap(XlaTensor& written, XlaTensor& read, bool copies_lazy = true);
 
 // The same for each tensor among what a call reads.
 void check_no_partial_overlap(XlaTensor& written, c10::ArrayRef<c10::IValue> read);

@@ -13,6 +13,8 @@
 namespace torch_xla {
 namespace {
 
+constexpr int64_t kMostDims = 64;
+
 // Ops whose meta functions let pass what the kernels refuse, such as dims of a tensor that has none, beside those that
 // are pointwise. They would fail when the graph is compiled, at another line than the user's. Small ones are tried on
 // the CPU.
@@ -63,6 +65,7 @@ bool meta_says_too_little(const Op& op) {
                                                      "aten::rsub.Tensor",
                                                      "aten::searchsorted.Scalar",
                                                      "aten::searchsorted.Tensor",
+                                                     "aten::select_scatter",
                                                      "aten::slice_scatter",
                                                      "aten::sort",
                                                      "aten::sort.stable",
@@ -115,6 +118,15 @@ void check_dtype(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
     }
   } catch (const c10::Error&) {
   }
+}
+
+bool is_of_many_dims(const c10::IValue& value) {
+  if (value.isTensorList()) {
+    const auto list = value.toTensorVector();
+    return std::any_of(list.begin(), list.end(),
+                       [](const at::Tensor& t) { return t.defined() && t.dim() > kMostDims; });
+  }
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() > kMostDims;
 }
 
 // What the kernels refuse and the meta functions let pass: products of different dtypes.
@@ -190,8 +202,13 @@ void check_random(const Op& op, const std::string& name, c10::ArrayRef<c10::IVal
   }
   const bool of_floats =
       name == "aten::uniform" || name.rfind("aten::rrelu_with_noise", 0) == 0 || name == "aten::bernoulli";
-  TORCH_CHECK_NOT_IMPLEMENTED(!of_floats || is_floating(arguments[0]), "\"", name, "\" not implemented for '",
-                              at::toString(arguments[0].toTensor().scalar_type()), "'");
+  // The two parts of a complex number are drawn as numbers of their own.
+  const bool of_pairs = name == "aten::uniform" && at::isComplexType(arguments[0].toTensor().scalar_type());
+  TORCH_CHECK_NOT_IMPLEMENTED(!of_floats || of_pairs || is_floating(arguments[0]), "\"", name,
+                              "\" not implemented for '", at::toString(arguments[0].toTensor().scalar_type()), "'");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      name.rfind("aten::bernoulli", 0) != 0 || !at::isComplexType(arguments[0].toTensor().scalar_type()), "\"", name,
+      "\" not implemented for '", at::toString(arguments[0].toTensor().scalar_type()), "'");
   if (name.rfind("aten::randint", 0) == 0) {
     check_randint(op, arguments);
     return;
@@ -304,7 +321,13 @@ void check_random_out(const Op& functional, at::ScalarType out) {
   TORCH_CHECK_NOT_IMPLEMENTED(!refused, "\"", name, "\" not implemented for '", at::toString(out), "'");
 }
 
-void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
+  // The CPU's kernels keep sets of dims in 64 bits, and iterate over no more: most refuse such tensors, meta functions
+  // and XLA do not. Draws are not tried: the CPU's generator must not move on.
+  if (!op.random && (std::any_of(arguments.begin(), arguments.end(), is_of_many_dims) ||
+                     std::any_of(results.begin(), results.end(), is_of_many_dims))) {
+    try_on_cpu(op, arguments);
+  }
   if (meta_says_too_little(op)) {
     try_on_cpu(op, arguments);
   }

@@ -8,8 +8,9 @@
 
 namespace torch_xla {
 
-// Raises what the CPU raises for these arguments, for all reasons that shapes, dtypes and numbers tell.
-void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+// Raises what the CPU raises for these arguments, for all reasons that shapes, dtypes and numbers tell; `results` are
+// those of the meta function.
+void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
 
 // Raises what the CPU raises for draws that are written to a tensor of this dtype. Draws that the CPU converts pass.
 void check_random_out(const Op& functional, at::ScalarType out);

@@ -133,6 +133,31 @@ bool writes_by_mask_and_index(c10::ArrayRef<c10::IValue> arguments) {
   return given > 1 && reads_by_mask(arguments);
 }
 
+// Residuals are there where the rank, a value, is full.
+bool has_residuals_by_values(c10::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor a = arguments[0].toTensor();
+  return !arguments[3].isNone() && (arguments[3].toStringRef() == "gelss" || arguments[3].toStringRef() == "gelsd") &&
+         a.dim() >= 2 && a.size(-2) > a.size(-1);
+}
+
+// A complex number is refused for a real tensor unless its imaginary part is 0, and a float for an integer unless it
+// fits: only its value tells.
+bool converts_by_value(const c10::IValue& self, const c10::IValue& value) {
+  const at::Tensor x = value.toTensor();
+  return x.dim() == 0 && x.device().is_xla() && !c10::canCast(x.scalar_type(), self.toTensor().scalar_type());
+}
+
+bool fills_mask_by_value(c10::ArrayRef<c10::IValue> arguments) { return converts_by_value(arguments[0], arguments[2]); }
+
+bool fills_index_by_value(c10::ArrayRef<c10::IValue> arguments) {
+  return converts_by_value(arguments[0], arguments[3]);
+}
+
+bool puts_by_value(c10::ArrayRef<c10::IValue> arguments) {
+  return writes_by_mask_and_index(arguments) ||
+         (reads_by_mask(arguments) && converts_by_value(arguments[0], arguments[2]));
+}
+
 bool takes_indices(const std::string& name) {
   static const std::unordered_set<std::string> names{"aten::index.Tensor", "aten::_unsafe_index.Tensor",
                                                      "aten::index_put", "aten::_index_put_impl",
@@ -142,9 +167,14 @@ bool takes_indices(const std::string& name) {
 
 const std::unordered_map<std::string, bool (*)(c10::ArrayRef<c10::IValue>)>& needs_cpu() {
   static const std::unordered_map<std::string, bool (*)(c10::ArrayRef<c10::IValue>)> table{
-      {"aten::_index_put_impl", writes_by_mask_and_index},   {"aten::_unsafe_index.Tensor", reads_by_mask},
-      {"aten::_unsafe_index_put", writes_by_mask_and_index}, {"aten::index.Tensor", reads_by_mask},
-      {"aten::index_put", writes_by_mask_and_index},
+      {"aten::_index_put_impl", puts_by_value},
+      {"aten::_unsafe_index.Tensor", reads_by_mask},
+      {"aten::_unsafe_index_put", writes_by_mask_and_index},
+      {"aten::index.Tensor", reads_by_mask},
+      {"aten::index_fill.int_Tensor", fills_index_by_value},
+      {"aten::index_put", puts_by_value},
+      {"aten::linalg_lstsq", has_residuals_by_values},
+      {"aten::masked_fill.Tensor", fills_mask_by_value},
   };
   return table;
 }
@@ -285,11 +315,13 @@ void register_special_kernels() {
   special("_copy_from_and_resize", copy_from_and_resize);
   special("_local_scalar_dense", local_scalar_dense);
   special("native_batch_norm", native_batch_norm);
+  special("native_batch_norm.out", native_batch_norm_out);
   special("_amp_foreach_non_finite_check_and_unscale_", amp_unscale_);
   special("_amp_update_scale_", amp_update_scale_);
   // Returns a list and a tensor, which no boxed kernel here does; torch makes it of the one above.
   taken().insert("aten::_amp_foreach_non_finite_check_and_unscale");
   special("_native_batch_norm_legit", native_batch_norm_legit);
+  special("_native_batch_norm_legit.out", native_batch_norm_legit_out);
   special("_propagate_xla_data", propagate_xla_data);
   special("resize_", resize_);
   special("full", full);

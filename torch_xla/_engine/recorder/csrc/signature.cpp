@@ -150,7 +150,7 @@ SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
     check_broadcasts_to_self(arguments);
   }
   const torch::jit::Stack stack = results_on_meta(op, arguments);
-  check_as_cpu_does(op, arguments);
+  check_as_cpu_does(op, arguments, stack);
   check_expands(op, arguments);
   std::optional<at::ScalarType> dtype;
   if (op.pointwise && !op.random) {

@@ -235,11 +235,12 @@ void XlaTensor::share() {
   }
 }
 
-void XlaTensor::share_mode_with(XlaTensor& view) {
+void XlaTensor::share_mode_with(XlaTensor& view, bool detached) {
   if (C10_UNLIKELY(view.is_inference() != is_inference())) {
     view.key_set_ = key_set_;
+    // What is detached outside of inference mode from a tensor of that mode counts its writes, and may be written to.
     view.version_counter_ =
-        is_inference() ? c10::VariableVersion(c10::VariableVersion::DISABLED) : c10::VariableVersion(0);
+        is_inference() && !detached ? c10::VariableVersion(c10::VariableVersion::DISABLED) : c10::VariableVersion(0);
   }
 }
 
@@ -390,7 +391,7 @@ c10::intrusive_ptr<XlaTensor> XlaTensor::sibling() const {
     version = version_;
   }
   auto twin = c10::make_intrusive<XlaTensor>(std::move(alias), std::move(view), std::move(value), version);
-  self->share_mode_with(*twin);
+  self->share_mode_with(*twin, /*detached=*/true);
   return twin;
 }
 

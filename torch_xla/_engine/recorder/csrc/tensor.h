@@ -158,7 +158,7 @@ class XlaTensor final : public c10::TensorImpl {
   c10::intrusive_ptr<XlaTensor> sibling() const;
   // A view is an inference tensor if what it views is one, wherever it is made: as views of other devices, which take
   // over the key set.
-  void share_mode_with(XlaTensor& view);
+  void share_mode_with(XlaTensor& view, bool detached = false);
   bool stale() const { return !node_ || version_ != alias_->version; }  // device mutex held, alias_ set
   NodePtr replay() const;
   // What value() returns, device mutex held; what it replaces goes to `before`.
