@@ -45,6 +45,7 @@ def exact(op: str) -> AbstractContextManager[None] | None:
         return None
     return dtypes.exactly() if op.startswith(_BITS_OR_CALLS) else dtypes.exactly(torch.complex128)
 
+
 #: After so many operations in a row, views apart, a value is written to memory in a program for the CPU. XLA's compiler
 #: there fuses a chain of any length, and into each of several fusions again: its time grows with the square.
 _DEEPEST = 16
