@@ -200,7 +200,7 @@ def in_new_signatures(stride: int = 1) -> int:
     for name, call in calls.items():
         number = 0
         while True:
-            size = 3 + done  # another one each time
+            size = 1009 + done  # another one each time, that no test has
             x = torch.ones(size, device="xla")
             if not interrupted_at(number, ("c_return",), functools.partial(_refused, call, x)):
                 break
