@@ -38,19 +38,20 @@ def run(command: str, folder: Path, environment: dict[str, str]) -> tuple[float,
     """Seconds, and what it printed. Raises CalledProcessError, after printing what it said."""
     start = time.perf_counter()
     done = subprocess.run(
-        command, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    took = time.perf_counter() - start
+    took, said = time.perf_counter() - start, done.stdout.decode()  # as text, each \r would be the end of a line
     if done.returncode:
-        print(done.stdout, file=sys.stderr)
+        print(said, file=sys.stderr)
         raise subprocess.CalledProcessError(done.returncode, command)
-    return took, done.stdout
+    return took, said
 
 
 def readable(output: str, folder: Path) -> str:
     """The lines of an output as they stay on a screen: of a line that is written again and again, the last."""
-    lines = [line.split("\r")[-1].rstrip() for line in output.splitlines()]
-    return "\n".join(line.replace(str(folder), "~") for line in lines if line)
+    lines = [line.rstrip().split("\r")[-1] for line in output.split("\n")]
+    shown = "\n".join(line.replace(str(folder), "~") for line in lines if line)
+    return re.sub(r"(?m)^/\S+/(python\S*) ", r"\1 ", shown)  # wherever it is installed here
 
 
 def machine() -> str:
