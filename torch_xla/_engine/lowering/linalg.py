@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from torch_xla._engine.lowering.cast import convert, opmath
@@ -29,12 +30,29 @@ def _qr(ctx: Context, a: jax.Array, mode: str = "reduced") -> Arrays:
     return jnp.zeros(ctx.shape, a.dtype), r
 
 
+def svd(a: jax.Array, full_matrices: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Singular vectors, values, and the adjoint of the other vectors.
+
+    On TPUs those of float32 are computed in float64: libtpu (of jax 0.10.2) ends the process at them, with 64-bit types
+    on ("Check failed: buffer != nullptr").
+    """
+
+    def usual(a: jax.Array) -> list[jax.Array]:
+        return list(lax.linalg.svd(a, full_matrices=full_matrices))
+
+    def wide(a: jax.Array) -> list[jax.Array]:
+        return [x.astype(a.dtype) for x in usual(a.astype(np.float64))]
+
+    u, values, v = lax.platform_dependent(a, tpu=wide, default=usual) if a.dtype == np.float32 else usual(a)
+    return u, values, v
+
+
 @lower("aten::_linalg_svd", ctx=True)
 def _svd(
     ctx: Context, a: jax.Array, full_matrices: bool = False, compute_uv: bool = True, driver: str | None = None
 ) -> Arrays:
     if compute_uv:
-        return tuple(lax.linalg.svd(a, full_matrices=full_matrices))
+        return svd(a, full_matrices)
     s = lax.linalg.svd(a, compute_uv=False)
     return jnp.zeros(ctx.outs[0][0], a.dtype), s, jnp.zeros(ctx.outs[2][0], a.dtype)
 

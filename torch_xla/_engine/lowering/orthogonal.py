@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.lowering.linalg import svd
 from torch_xla._engine.lowering.matmul import precision_for
 from torch_xla._engine.lowering.registry import Context, lower
 
@@ -44,7 +45,7 @@ def _pinv(a: jax.Array, atol: Maybe = None, rtol: Maybe = None, hermitian: bool 
         u, values = lax.linalg.eigh(a, symmetrize_input=False)
         right = _adjoint(u)
     else:
-        u, values, right = lax.linalg.svd(a, full_matrices=False)
+        u, values, right = svd(a, full_matrices=False)
     least = jnp.zeros((), values.dtype) if atol is None else atol.astype(values.dtype)
     if rtol is None:
         share = float(np.finfo(a.dtype).eps) * max(a.shape[-2:])
@@ -71,7 +72,7 @@ def _lstsq(
     if not a.size:
         return tuple(empty)
     right = b if b.ndim == a.ndim else b[..., None]
-    u, values, v = lax.linalg.svd(a, full_matrices=False)
+    u, values, v = svd(a, full_matrices=False)
     share = float(np.finfo(a.dtype).eps) * max(a.shape[-2:]) if rcond is None else rcond
     kept = (values > share * jnp.max(values, -1, keepdims=True)) & (values > 0)
     inverse = jnp.where(kept, 1 / values, 0).astype(a.dtype)[..., None]
