@@ -19,7 +19,7 @@ help:
 	@echo "make smoke     the tests of half a minute"
 	@echo "make test-torch TORCH=2.15.0 [PY=python3.13]  all tests with another torch or Python"
 	@echo "make test-clients  accelerate, transformers, Lightning and others, unmodified (installs them)"
-	@echo "make test-clients-sample  of those a few of each library, five minutes: what CI runs"
+	@echo "make test-clients-sample  of those a few of each library"
 	@echo "make test-client-suites  the tests that accelerate and ignite have for themselves, on xla (long)"
 	@echo "make test-isa  the tests that compare numbers, as on other CPUs (long)"
 	@echo "make test-long random programs, training, a zoo of models, as users compile them (long; before a release)"

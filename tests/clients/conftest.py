@@ -16,7 +16,7 @@ os.environ.update(
 import pytest
 
 HERE = Path(__file__).parent
-#: Of each library what stands for the rest, in less than five minutes of two cores: what CI runs.
+#: Of each library what stands for the rest: make test-clients-sample.
 SAMPLE = {
     "test_loop[no-2]",
     "test_loop[bf16-1]",
