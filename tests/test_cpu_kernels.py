@@ -193,6 +193,18 @@ def test_long_chains_compile_in_proportion(name: str) -> None:
     assert sizes[1] < 5 * sizes[0]
 
 
+@pytest.mark.parametrize("length", [14, 15, 16])
+def test_a_transposed_value_is_written_as_it_is(length: int) -> None:
+    """Not as what was transposed, which kernels of ATen know how to read: it is the value written at one length."""
+    x = torch.linspace(-1, 1, 24).reshape(4, 6)
+    y, z = x, x.to("xla")
+    programs.cache.clear()
+    for _ in range(length):
+        y, z = y.tanh(), z.tanh()
+    torch.testing.assert_close(torch.transpose_copy(z, 0, 1).exp().cpu(), torch.transpose_copy(y, 0, 1).exp())
+    assert _called() == {"written"}
+
+
 @pytest.mark.parametrize("numbers", [[0.5, 1.5, -2.5, 3.25, 7.0], [3, 5, -7, 2**40, 11], [1j, 2 + 1j, -1j, 0.5, 3]])
 def test_numbers_one_by_one(numbers: list[Any]) -> None:
     def function(x: torch.Tensor, *several: Any) -> torch.Tensor:

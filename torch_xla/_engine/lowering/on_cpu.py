@@ -45,7 +45,7 @@ class _Call:
     op: str
     default: Default
     attributes: dict[str, Any]
-    counted: bool = True  # as a call of a kernel
+    kernel: bool = True  # of ATen's: counted, and given operands from before their last transpose
     in_place: bool = False  # the result is in the operand's buffer
 
 
@@ -108,7 +108,7 @@ def one_by_one(numbers: Sequence[jax.Array] | jax.Array) -> Sequence[jax.Array] 
         last = min(first + _MOST_RESULTS, len(numbers))
         outs = [jax.ShapeDtypeStruct((), numbers.dtype)] * (last - first)
         call = _Call("unpack", lambda packed, first=first, last=last: [packed[i] for i in range(first, last)],
-                     {"first": first}, counted=False)  # fmt: skip
+                     {"first": first}, kernel=False)  # fmt: skip
         found += _bind(call, [numbers], outs)
     return found
 
@@ -119,7 +119,7 @@ def written(x: jax.Array) -> jax.Array:
     A call that does nothing: its result is in the operand's buffer. (XLA's CPU compiler drops optimization barriers
     before it fuses.)
     """
-    return _bind(_Call("written", _same, {}, counted=False, in_place=True), [x], [x])[0] if allowed() else x
+    return _bind(_Call("written", _same, {}, kernel=False, in_place=True), [x], [x])[0] if allowed() else x
 
 
 def _same(x: jax.Array) -> list[jax.Array]:
@@ -161,16 +161,19 @@ def _lower_cpu(ctx: mlir.LoweringRuleContext, *args: Any, call: _Call, avals: An
     called = _called.get()
     if called is None or partitioning.is_by_compiler(ctx):
         return _lower_default(ctx, *args, call=call, avals=avals)
-    called[call.op] += call.counted
     attributes = {name: _attribute(value) for name, value in call.attributes.items()}
+    aliases = {0: 0} if call.in_place else None
+    lower = jax.ffi.ffi_lowering(PREFIX + call.op, operand_output_aliases=aliases)
+    if not call.kernel:
+        return lower(ctx, *args, **attributes)
+    called[call.op] += 1
     operands = []
     for i, arg in enumerate(args):
         operand, order = _before_transpose(arg)
         operands.append(operand)
         if order is not None:
             attributes[f"permuted{i}"] = np.array(order, np.int64)
-    aliases = {0: 0} if call.in_place else None
-    return jax.ffi.ffi_lowering(PREFIX + call.op, operand_output_aliases=aliases)(ctx, *operands, **attributes)
+    return lower(ctx, *operands, **attributes)
 
 
 def _attribute(value: Any) -> Any:
