@@ -3,7 +3,8 @@
     python -m benchmarks.first [--only NAME]
 
 Each cell is from a process of its own, with nothing on disk: milliseconds of the first, the second, the third and the
-fourth step. From the fourth on nothing is compiled.
+fourth step. From the fourth on nothing is compiled. A second table has a second process, which finds on disk what the
+first one compiled: the time to its first result with TORCH_XLA_FIRST_RUN=compile, and of all four steps by default.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -35,13 +37,26 @@ def measure(name: str, device: str) -> list[float]:
     return found
 
 
-def _apart(name: str, device: str, way: str) -> str:
-    """The same in a process of its own, as a cell."""
+def _apart(name: str, device: str, way: str, folder: str = "") -> list[int]:
+    """The same in a process of its own, which keeps its programs in a folder, or nowhere."""
     command = [sys.executable, "-m", "benchmarks.first", "--only", name, "--here", device]
-    done = subprocess.run(
-        command, env=os.environ | {"TORCH_XLA_FIRST_RUN": way}, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip().splitlines()[-1]
+    environment = os.environ | {"TORCH_XLA_FIRST_RUN": way, "XLA_PERSISTENT_CACHE_PATH": folder}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return [int(ms) for ms in done.stdout.strip().splitlines()[-1].split(" + ")]
+
+
+def _cell(found: list[int]) -> str:
+    return " + ".join(map(str, found))
+
+
+def _twice(name: str) -> list[str]:
+    """A row of the second table."""
+    row = [name]
+    for way, part in (("compile", slice(1)), ("auto", slice(STEPS))):
+        with tempfile.TemporaryDirectory() as folder:
+            first, second = (sum(_apart(name, "xla", way, folder)[part]) for _ in range(2))
+        row += [str(first), str(second), f"{second / first:.2f}"]
+    return row
 
 
 def main() -> None:
@@ -55,8 +70,20 @@ def main() -> None:
             import torch_xla  # noqa: F401
         print(" + ".join(f"{ms:.0f}" for ms in measure(options.only, options.here)))
         return
-    rows = [[name, _apart(name, "cpu", "auto"), *(_apart(name, "xla", way) for way in WAYS)] for name in names]
+    rows = [
+        [name, _cell(_apart(name, "cpu", "auto")), *(_cell(_apart(name, "xla", way)) for way in WAYS)] for name in names
+    ]
     print(f"{setting()}\n\n{table(['first steps, ms', 'eager CPU', *WAYS], rows)}")
+    head = [
+        "ms",
+        "first result, compiled",
+        "second process",
+        "ratio",
+        f"{STEPS} steps by default",
+        "second process",
+        "ratio",
+    ]
+    print(f"\n{table(head, [_twice(name) for name in names])}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from torch_xla._engine.execution.program_files import ProgramFiles, Room
 
 CACHE = (
     "PersistentCacheHit",
+    "PersistentCacheHitUntraced",
     "PersistentCacheMiss",
     "PersistentCacheDeserializeFailure",
     "PersistentCacheWriteFailure",
@@ -33,6 +34,14 @@ CACHE = (
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_cache, "_files", False)
     monkeypatch.setattr(precision, "_chosen", None)
+
+
+UNTRACED = {"PersistentCacheHit": 1, "PersistentCacheHitUntraced": 1}
+
+
+def programs_in(folder: Path) -> list[Path]:
+    """The programs there, without what is noted of graphs."""
+    return sorted(folder.glob("*.xla"))
 
 
 def run_sized(size: int) -> Counts:
@@ -70,7 +79,7 @@ SCRIPT = """
     print(loss.item().hex(), model[0].weight.sum().item().hex())
     assert jax.config.values == before and jax.config.jax_compilation_cache_dir is None
     samples = lambda name: (met.metric_data(name) or [0])[0]
-    counters = [met.counter_value(f"PersistentCache{name}") or 0 for name in ("Hit", "Miss")]
+    counters = [met.counter_value(f"PersistentCache{name}") or 0 for name in ("Hit", "HitUntraced", "Miss")]
     print(samples("CompileTime"), samples("PersistentCacheLoad"), *counters)
     """
 
@@ -78,11 +87,11 @@ SCRIPT = """
 def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     folder = str(tmp_path / "made" / "here")
     values, first = run_script(SCRIPT, XLA_PERSISTENT_CACHE_PATH=folder).stdout.splitlines()
-    compiled, loaded, hits, misses = map(int, first.split())
-    assert compiled == misses > 2 and loaded == hits == 0
-    assert len(list(Path(folder).iterdir())) == compiled
+    compiled, loaded, hits, untraced, misses = map(int, first.split())
+    assert compiled == misses > 2 and loaded == hits == untraced == 0
+    assert len(programs_in(Path(folder))) == len(list(Path(folder).glob("*.graph"))) == compiled
     again = run_script(SCRIPT, XLA_PERSISTENT_CACHE_PATH=folder, XLA_PERSISTENT_CACHE_READ_ONLY="1").stdout.splitlines()
-    assert again == [values, f"0 {compiled} {compiled} 0"], "the same values, to the bit"
+    assert again == [values, f"0 {compiled} {compiled} {compiled} 0"], "nothing traced; the same values, to the bit"
     _, other = run_script(SCRIPT, XLA_PERSISTENT_CACHE_PATH=folder, XLA_USE_BF16="1").stdout.splitlines()
     assert int(other.split()[0]) > 0, "its programs are others"
 
@@ -193,7 +202,7 @@ def test_hit_and_miss(tmp_path: Path) -> None:
     first = run()
     assert (first.only(*CACHE), first.compilations) == ({"PersistentCacheMiss": 1}, 1)
     second = run(2.0)
-    assert (second.only(*CACHE), second.compilations) == ({"PersistentCacheHit": 1}, 0)
+    assert (second.only(*CACHE), second.compilations) == (UNTRACED, 0)
     assert second["PersistentCacheLoad"] == 1
     backends.set_mat_mul_precision("high")
     assert run().only(*CACHE) == {"PersistentCacheMiss": 1}, "another program"
@@ -202,10 +211,10 @@ def test_hit_and_miss(tmp_path: Path) -> None:
 def test_what_was_not_used_for_longest_goes(tmp_path: Path) -> None:
     compile_cache.initialize(tmp_path)
     run_sized(2)
-    size = next(tmp_path.iterdir()).stat().st_size
+    size = programs_in(tmp_path)[0].stat().st_size
     for n in (3, 4, 5):
         run_sized(n)
-    files = sorted(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    files = sorted(programs_in(tmp_path), key=lambda file: file.stat().st_mtime_ns)
     for age, file in enumerate(reversed(files)):
         os.utime(file, (time.time() - 60 * (age + 1),) * 2)
     run_sized(2)  # used just now
@@ -245,20 +254,55 @@ def test_read_only(tmp_path: Path) -> None:
     compile_cache.initialize(tmp_path)
     run()
     compile_cache.initialize(tmp_path, readonly=True)
-    assert run().only(*CACHE) == {"PersistentCacheHit": 1}
+    assert run().only(*CACHE) == UNTRACED
 
 
 @pytest.mark.parametrize("cut", [0, 10, 60, -1], ids=["empty", "in the header", "in the program", "at the end"])
 def test_damaged_file_is_compiled_again(tmp_path: Path, cut: int) -> None:
     compile_cache.initialize(tmp_path)
     run()
-    (file,) = tmp_path.iterdir()
+    (file,) = programs_in(tmp_path)
     whole = file.read_bytes()
     file.write_bytes(whole[:cut])
     with pytest.warns(RuntimeWarning, match=f"cannot be loaded, and is compiled again: {file} is damaged"):
         moved = run()
     assert moved.only(*CACHE) == {"PersistentCacheMiss": 1, "PersistentCacheDeserializeFailure": 1}
-    assert run().only(*CACHE) == {"PersistentCacheHit": 1}, "mended"
+    assert run().only(*CACHE) == UNTRACED, "mended"
+
+
+GARBAGE = {
+    "empty": b"", "cut": b'{"program": "', "no text": b"\xff\xfe", "a number": b"7", "a list": b"[]",
+    "no calls": b'{"program": "%s"}', "calls of no number": b'{"program": "%s", "calls": {"mm": "x"}}',
+    "calls in a list": b'{"program": "%s", "calls": [1]}', "a name of another kind": b'{"program": 1, "calls": {}}',
+    "another folder": b'{"program": "../%s", "calls": {}}',
+    "a lost program": b'{"program": "' + b"0" * 64 + b'.xla", "calls": {}}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE.keys())
+def test_what_is_noted_of_a_graph_may_be_damaged(tmp_path: Path, content: bytes) -> None:
+    """Then the program is found by its StableHLO, and it is noted again."""
+    compile_cache.initialize(tmp_path)
+    run()
+    (note,), (program,) = tmp_path.glob("*.graph"), programs_in(tmp_path)
+    note.write_bytes(content.replace(b"%s", program.name.encode()))
+    assert run().only(*CACHE) == {"PersistentCacheHit": 1}
+    assert run().only(*CACHE) == UNTRACED, "noted again"
+
+
+def test_handlers_that_a_program_calls_are_known_without_tracing(tmp_path: Path) -> None:
+    compile_cache.initialize(tmp_path)
+
+    def convolve() -> Counts:
+        programs.cache.clear()
+        with counts() as moved:
+            x, weight = torch.ones(8, 16, 32, 32).to("xla"), torch.ones(32, 16, 3, 3).to("xla")
+            assert torch.conv2d(x, weight)[0, 0, 0, 0].item() == 144
+        return moved
+
+    first, second = convolve(), convolve()
+    assert second.only(*CACHE) == UNTRACED
+    assert first["CpuKernelCalls"] == second["CpuKernelCalls"] == 1
 
 
 def test_program_runs_where_the_folder_cannot_be_written(tmp_path: Path) -> None:

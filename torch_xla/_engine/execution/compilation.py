@@ -18,7 +18,7 @@ from torch_xla._engine.base.compat import launching, sharding
 from torch_xla._engine.device import abstract, devices
 from torch_xla._engine.diagnostics import errors, metrics, observer
 from torch_xla._engine.diagnostics.errors import Outline
-from torch_xla._engine.execution import abstractly, compile_cache, edges, launch
+from torch_xla._engine.execution import abstractly, compile_cache, edges, graph_names, launch
 from torch_xla._engine.graph import program
 from torch_xla._engine.handlers import library
 from torch_xla._engine.job import replicas
@@ -96,7 +96,8 @@ def compile_graph(
         def build(donates: bool, chosen: bool = True) -> jax.stages.Compiled:
             jitted = _jitted(spec, numbers, team, arguments, donates, chosen)
             try:
-                return compile_cache.build(lambda: jitted.lower(*arguments), _kept_for(device, team))
+                name = _graph_name(spec, device, leaves, team, donates)
+                return compile_cache.build(lambda: jitted.lower(*arguments), _kept_for(device, team), name, called)
             except sharding.indivisible():
                 if not chosen:
                     raise
@@ -182,6 +183,15 @@ def _kept_for(device: int, team: replicated.Team | None) -> list[jax.Device]:
     if replicas.is_spmd():
         return replicated.kept_for(sharded.mesh_devices())
     return [devices.device(device)] if team is None else replicated.kept_for(team.sharding.mesh.devices.flat)
+
+
+def _graph_name(
+    spec: program.GraphSpec, device: int, leaves: Sequence[jax.Array], team: replicated.Team | None, donates: bool
+) -> str | None:
+    """What the graph is called on disk before it is traced; None where more than one device or process decides that."""
+    if team is not None or replicas.is_spmd() or replicas.represents() or replicas.process_count() > 1:
+        return None
+    return graph_names.name(spec, leaves, devices.device(device), donates)
 
 
 def _jitted(

@@ -16,6 +16,7 @@ import os
 import stat
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ import jax
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import journal, metrics
-from torch_xla._engine.execution.program_files import ProgramFiles, UnreadableError
+from torch_xla._engine.execution.program_files import KnownGraph, ProgramFiles, UnreadableError
 
 _USUAL_LIMIT = 4  # GB, of the user's own folder
 
@@ -97,41 +98,94 @@ def _in_use() -> ProgramFiles | None:
         return _files if isinstance(_files, ProgramFiles) else None
 
 
-def build(lower: Callable[[], jax.stages.Lowered], places: Sequence[jax.Device]) -> jax.stages.Compiled:
+def build(
+    lower: Callable[[], jax.stages.Lowered],
+    places: Sequence[jax.Device],
+    graph: str | None = None,
+    calls: Counter[str] | None = None,
+) -> jax.stages.Compiled:
     """The executable of ``lower()`` for the devices ``places``: from the cache, if there is one that has it.
 
-    Without ``places`` it is always compiled.
+    Without ``places`` it is always compiled. With the name of a graph (graph_names.py) ``lower`` is called only where
+    the program of that graph is not in the cache; ``calls``, which ``lower`` fills with the handlers that the program
+    calls, is filled then, too.
 
     The time, that of ``lower`` included, is a sample of PersistentCacheLoad if it has, and of CompileTime otherwise.
     """
     start = time.perf_counter_ns()
     with journal.spent("CompileTime"):
-        files, lowered = _in_use(), lower()
-        file = files.file(lowered, places) if files and places else None
-        found = _read(files, file, places) if files and file else None
-        compiled = found or lowered.compile()
-    name = "PersistentCacheLoad" if found else "CompileTime"
+        files = _in_use() if places else None
+        if files is None:
+            compiled, loaded, write = lower().compile(), False, None
+        else:
+            compiled, loaded, write = _found_or_compiled(
+                files, lower, places, graph, Counter() if calls is None else calls
+            )
+    name = "PersistentCacheLoad" if loaded else "CompileTime"
     metrics.metric(name, metrics.format_time).add(time.perf_counter_ns() - start)
-    if files and file and not found and not files.readonly:
-        _write(files, file, compiled)
+    if write is not None:
+        write()
     return compiled
 
 
+_Found = tuple[jax.stages.Compiled, bool, Callable[[], None] | None]
+
+
+def _found_or_compiled(
+    files: ProgramFiles,
+    lower: Callable[[], jax.stages.Lowered],
+    places: Sequence[jax.Device],
+    graph: str | None,
+    calls: Counter[str] | None,
+) -> _Found:
+    """A program, whether it was in the files, and what adds to them what was not.
+
+    the graph is noted, its program there   loaded, not traced
+    the program is there                    traced, loaded; the graph is noted
+    neither                                 traced, compiled; the program is added, the graph is noted
+    """
+    note = files.graph(graph, places) if graph else None
+    known = files.known(note) if note else None
+    if known is not None:
+        found = _read(files, known.program, places)
+        if found is not None:
+            if calls is not None:
+                calls.update(known.calls)
+            metrics.count("PersistentCacheHit")
+            metrics.count("PersistentCacheHitUntraced")
+            return found, True, None
+    lowered = lower()
+    file = files.file(lowered, places)
+    if file is None:
+        return lowered.compile(), False, None
+    found = _read(files, file, places) if known is None or known.program != file else None
+    metrics.count("PersistentCacheHit" if found else "PersistentCacheMiss")
+    compiled = found or lowered.compile()
+    now = KnownGraph(file, dict(calls or {}))
+
+    def write() -> None:
+        if not found:
+            _write(files, lambda: files.write(file, compiled), "PersistentCacheWrite")
+        if note is not None and file.exists():
+            _write(files, lambda: files.note(note, now))
+
+    return compiled, found is not None, None if files.readonly else write
+
+
 def _read(files: ProgramFiles, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
-    found = None
     try:
-        found = files.read(file, places)
+        return files.read(file, places)
     except (UnreadableError, OSError) as error:
         metrics.count("PersistentCacheDeserializeFailure")
         _warn(f"a program of the persistent compilation cache cannot be loaded, and is compiled again: {error}")
-    metrics.count("PersistentCacheHit" if found else "PersistentCacheMiss")
-    return found
+        return None
 
 
-def _write(files: ProgramFiles, file: Path, compiled: jax.stages.Compiled) -> None:
+def _write(files: ProgramFiles, add: Callable[[], int], counted: str | None = None) -> None:
     try:
-        evicted = files.write(file, compiled)
-        metrics.count("PersistentCacheWrite")
+        evicted = add()
+        if counted:
+            metrics.count(counted)
         if evicted:
             metrics.count("PersistentCacheEvicted", evicted)
     except Exception as error:  # the program itself is fine, whatever the disk or the backend says

@@ -6,6 +6,9 @@ whatever changes a program (a dtype that is stored as another one, a precision, 
 name, and one folder serves all kinds of processes. Files appear whole or not at all, and never change. With a limit
 those go that were not used for the longest time; any number of processes may add, read and remove at once.
 
+    <hash>.xla      an executable, by its StableHLO
+    <hash>.graph    which of these a recorded graph becomes, by its name (graph_names.py): so that it need not be traced
+
 Loading an executable runs what it says: only trusted users may be able to write to the folder.
 
 Built on ``jax.experimental.serialize_executable`` (checked on jax 0.10.2). jax's own cache would not do: its folder is
@@ -15,6 +18,7 @@ process-wide jax configuration, which belongs to the user.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pickle
 import re
@@ -51,6 +55,7 @@ _PART_LIVES = 3600.0  # seconds: a file that has not been completed by then neve
 
 # What is ours in a folder that the user may have named: programs, and those that a process is writing.
 _PROGRAM = re.compile(r"[0-9a-f]{64}\.xla")
+_KEPT = re.compile(r"[0-9a-f]{64}\.(xla|graph)")
 _PART = re.compile(r"[0-9a-f]{64}\.\d+\.\d+")
 
 _CALLBACK = re.compile(r"custom_call @\w*callback")
@@ -73,7 +78,7 @@ class Room:
         self._files_left = 0
 
     def added(self, folder: Path, size: int) -> int:
-        """Makes room after a file was added. Returns how many were removed."""
+        """Makes room after a file was added. Returns how many programs were removed."""
         with self._lock:
             self._left -= size
             self._files_left -= 1
@@ -86,7 +91,7 @@ class Room:
         now = time.time()
         kept: list[tuple[float, int, str]] = []
         for entry, info in _entries(folder):
-            if _PROGRAM.fullmatch(entry.name):
+            if _KEPT.fullmatch(entry.name):
                 kept.append((info.st_mtime, info.st_size, entry.path))
             elif _PART.fullmatch(entry.name) and now - info.st_mtime > _PART_LIVES:
                 _remove(entry.path)
@@ -94,12 +99,13 @@ class Room:
         if size <= self.limit and len(kept) <= MOST_FILES:
             return 0
         kept.sort(reverse=True)
-        before = len(kept)
+        programs = 0
         while kept and (size > 0.9 * self.limit or len(kept) > 0.9 * MOST_FILES):
             _, freed, path = kept.pop()
             size -= freed
+            programs += path.endswith(".xla")
             _remove(path)
-        return before - len(kept)
+        return programs
 
 
 def _entries(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
@@ -114,6 +120,14 @@ def _entries(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
 def _remove(path: str) -> None:
     with suppress(OSError):  # another process was faster, or will try again
         os.unlink(path)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGraph:
+    """What is known of a graph that was compiled before: the file of its program, and the handlers that it calls."""
+
+    program: Path
+    calls: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +181,34 @@ class ProgramFiles:
         Raises OSError, and what jax raises where a backend cannot give its executables away.
         """
         data = pickle.dumps(serialize_executable.serialize(compiled))
+        return self._add(file, _header(data) + data)
+
+    def graph(self, name: str, places: Sequence[jax.Device]) -> Path:
+        """Where it is noted, or would be, which program a graph of that name becomes on these devices."""
+        return self.folder / f"{_hash([name, *_circumstances(places)])}.graph"
+
+    def known(self, graph: Path) -> KnownGraph | None:
+        """What is noted there. None for nothing, or for what nobody can read."""
+        try:
+            found = json.loads(graph.read_text())
+            if not _PROGRAM.fullmatch(found["program"]):
+                return None
+            calls = {str(name): int(count) for name, count in found["calls"].items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+        if not self.readonly:
+            with suppress(OSError):
+                os.utime(graph)
+        return KnownGraph(self.folder / found["program"], calls)
+
+    def note(self, graph: Path, known: KnownGraph) -> int:
+        """Notes what a graph becomes; returns how many programs went to make room for it. Raises OSError."""
+        return self._add(graph, json.dumps({"program": known.program.name, "calls": known.calls}).encode())
+
+    def _add(self, file: Path, data: bytes) -> int:
         part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         try:
-            part.write_bytes(_header(data) + data)
+            part.write_bytes(data)
             part.replace(file)  # at once, for processes that are reading
         finally:
             part.unlink(missing_ok=True)
@@ -181,17 +220,25 @@ def _header(data: bytes) -> bytes:
 
 
 def _key(text: str, places: Sequence[jax.Device]) -> str:
+    return _hash([*_circumstances(places, on_cpu.PREFIX in text), text])
+
+
+def _circumstances(places: Sequence[jax.Device], with_handlers: bool = True) -> list[str]:
+    """All that decides what XLA makes of a StableHLO on these devices; with which handlers, if it may call some."""
     backend = places[0].client
     parts = [jax.__version__, jaxlib.__version__, backend.platform, backend.platform_version]
     parts += [f"{place.id} {place.device_kind}" for place in places]
     parts += [f"process {backend.process_index()}"]  # of several that run it together, each keeps its own
     parts += [_processor() if backend.platform == "cpu" else ""]
-    handlers = library.load() if on_cpu.PREFIX in text else None
+    handlers = library.load() if with_handlers and backend.platform == "cpu" else None
     parts += [handlers.version if handlers else ""]
     parts += [f"{name}={os.environ.get(name, '')}" for name in _FLAGS]
-    parts += [f"{name}={getattr(jax.config, name, '')}" for name in _OPTIONS]
+    return parts + [f"{name}={getattr(jax.config, name, '')}" for name in _OPTIONS]
+
+
+def _hash(parts: Sequence[str]) -> str:
     digest = hashlib.sha256(_FORMAT)
-    for part in (*parts, text):
+    for part in parts:
         digest.update(f"{len(part)}:{part}".encode())
     return digest.hexdigest()
 
