@@ -31,8 +31,10 @@ _TARGETS, _FOLDER = "TORCH_XLA_TEST_TARGETS", "TORCH_XLA_TEST_TARGETS_FOLDER"
 _TITLE = "## Compiled for accelerators"
 _START, _END = "<!-- targets -->", "<!-- end of targets -->"
 
-#: (platform, op): why its compiler refuses it. Everything else compiles.
-EXPECTED: dict[tuple[str, str], str] = {}
+#: (platform, op): why its compiler refuses it. Everything else compiles, and one that is not refused any more fails.
+EXPECTED: dict[tuple[str, str], str] = {
+    ("tpu", "aten::view_copy.dtype"): "bits of anything as complex128: libtpu (of jax 0.10.2) fails in such bitcasts",
+}
 
 
 def install() -> None:
@@ -231,10 +233,13 @@ def main() -> int:
         document = options.output.read_text()
         start, end = document.index(_START) + len(_START), document.index(_END)
         options.output.write_text(f"{document[:start]}\n{text}\n{document[end:]}")
-    unexpected = {(r["platform"], r["op"]) for r in found if r["error"]} - set(EXPECTED)
-    for platform, op in sorted(unexpected):
+    refused = {(row["platform"], row["op"]) for row in found if row["error"]}
+    mended = {(row["platform"], row["op"]) for row in found} & set(EXPECTED) - refused
+    for platform, op in sorted(refused - set(EXPECTED)):
         print(f"refused for {platform}, and not known to be: {op}", file=sys.stderr)
-    return code or int(bool(unexpected))
+    for platform, op in sorted(mended):
+        print(f"known to be refused for {platform}, and no longer: {op}; take it out of EXPECTED", file=sys.stderr)
+    return code or int(bool(mended or refused - set(EXPECTED)))
 
 
 if __name__ == "__main__":

@@ -289,3 +289,17 @@ def test_linear_algebra_on_a_tpu_knows_float64_and_no_complex128(op: str) -> Non
         assert block is not None
         with block:
             assert dtypes.stored(torch.complex128) == torch.complex128
+
+
+def test_a_tpu_is_never_given_complex128() -> None:
+    """Not even to convert from: its compiler ends the process at that (`python -m torch_xla.aot` saw it)."""
+    with storing("tpu"):
+        for dtype in (torch.complex64, torch.complex128):
+            x = torch.ones(3, dtype=dtype).to("xla")
+            results = [x * (2.5 + 1.5j), x + 1j * x.real, torch.full((2,), 2.5j, dtype=dtype, device="xla")]
+            results += [torch.logaddexp(x, 2 * x), x.logcumsumexp(0), torch.where(x.real > 0, x, 2.5j), x**2.5j]
+            torch_xla.sync()
+            del results
+            (text,) = stablehlo()
+            assert "complex<f32>" in text and "complex<f64>" not in text
+            programs.cache.clear()

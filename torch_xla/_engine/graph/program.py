@@ -31,8 +31,10 @@ IN_PLACE, SCATTER = 1, 2
 #: Ops that need their operands in torch's dtype also where the device stores a narrower one: their bits are asked for,
 #: XLA's libraries for linear algebra do not know 16-bit floats (which it says only after the rule has run), or the
 #: function that they call was traced with these dtypes.
-_EXACT = re.compile(r"aten::(view\.dtype|_?linalg_|cholesky|triangular_solve|geqrf|orgqr|ormqr)|torch_xla::jax_call")
-_BITS_OR_CALLS = ("aten::view.dtype", "torch_xla::jax_call")
+_EXACT = re.compile(
+    r"aten::(view(_copy)?\.dtype|_?linalg_|cholesky|triangular_solve|geqrf|orgqr|ormqr)|torch_xla::jax_call"
+)
+_BITS_OR_CALLS = ("aten::view.dtype", "aten::view_copy.dtype", "torch_xla::jax_call")
 
 
 def exact(op: str) -> AbstractContextManager[None] | None:
@@ -157,7 +159,10 @@ class _Evaluation:
         if tag == 4:
             return Number(self.ints[payload], int)
         if tag == 5:
-            return Number(lax.complex(self.floats[payload], self.floats[payload + 1]), complex)
+            # In parts as the device stores them: TPUs have no complex128, not even to convert from.
+            part = np.float64 if dtypes.stored(torch.complex128) == torch.complex128 else np.float32
+            real, imaginary = (self.floats[payload + i].astype(part) for i in (0, 1))
+            return Number(lax.complex(real, imaginary), complex)
         return dtypes.FROM_CODE[payload]
 
     def run(self, node: NodeSpec) -> None:

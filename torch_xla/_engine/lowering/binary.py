@@ -69,7 +69,9 @@ def logaddexp(a: jax.Array, b: jax.Array) -> jax.Array:
     a, b = jnp.broadcast_arrays(a, b)
     large, small = jnp.where(a.real >= b.real, a, b), jnp.where(a.real >= b.real, b, a)
     plain = jnp.where(jnp.isinf(large.real), jnp.logaddexp(a, b), large + jnp.log1p(jnp.exp(small - large)))
-    return jnp.where(jnp.isnan(a) | jnp.isnan(b), complex(np.nan, np.nan), plain).astype(a.dtype)
+    # jnp.where would make a Python number complex128 first, at which libtpu (of jax 0.10.2) ends the process.
+    nan = jnp.asarray(complex(np.nan, np.nan), a.dtype)
+    return jnp.where(jnp.isnan(a) | jnp.isnan(b), nan, plain).astype(a.dtype)
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:

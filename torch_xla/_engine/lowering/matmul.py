@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -69,7 +69,7 @@ def product(dimensions: lax.DotDimensionNumbers) -> Product:
 
     def multiply(a: jax.Array, b: jax.Array, dtype: np.dtype | None = None) -> jax.Array:
         def by_xla(a: jax.Array, b: jax.Array) -> list[jax.Array]:
-            return [lax.dot_general(a, b, dimensions, precision=precision_for(a.dtype), preferred_element_type=dtype)]
+            return [_dot(a, b, dimensions, dtype)]
 
         handler = _HANDLERS.get((a.ndim, b.ndim, dimensions)) if dtype in (None, a.dtype) else None
         if handler is None or not on_cpu.pays(math.prod(a.shape) * b.shape[-1], _LEAST_PRODUCTS):
@@ -80,6 +80,31 @@ def product(dimensions: lax.DotDimensionNumbers) -> Product:
         return on_cpu.call(handler, by_xla, [a, b], [out])[0]
 
     return multiply
+
+
+def _dot(a: jax.Array, b: jax.Array, dimensions: lax.DotDimensionNumbers, dtype: np.dtype | None) -> jax.Array:
+    """lax.dot_general; on TPUs, whose compiler has no products of 64-bit integers, those as a sum of products."""
+
+    def usual(a: jax.Array, b: jax.Array) -> jax.Array:
+        return lax.dot_general(a, b, dimensions, precision=precision_for(a.dtype), preferred_element_type=dtype)
+
+    def summed(a: jax.Array, b: jax.Array) -> jax.Array:
+        (of_a, of_b), (batch_a, batch_b) = dimensions
+        rows, columns = _others(a, of_a, batch_a), _others(b, of_b, batch_b)
+        lead, common = [a.shape[i] for i in batch_a], [a.shape[i] for i in of_a]
+        left, right = [a.shape[i] for i in rows], [b.shape[i] for i in columns]
+        first = a.transpose(*batch_a, *rows, *of_a).reshape(*lead, math.prod(left), math.prod(common), 1)
+        second = b.transpose(*batch_b, *of_b, *columns).reshape(*lead, 1, math.prod(common), math.prod(right))
+        return (first * second).sum(-2, dtype=a.dtype).reshape(*lead, *left, *right)
+
+    if a.dtype not in (np.int64, np.uint64):
+        return usual(a, b)
+    return lax.platform_dependent(a, b, tpu=summed, default=usual)
+
+
+def _others(x: jax.Array, *dimensions: Sequence[int]) -> list[int]:
+    """The dimensions that are in none of these."""
+    return [i for i in range(x.ndim) if all(i not in some for some in dimensions)]
 
 
 def add_product(multiply: Product) -> Callable[..., jax.Array]:

@@ -135,9 +135,10 @@ def _selected(windows: Windows, grad: jax.Array, x: jax.Array) -> jax.Array:
     A scatter to indices anywhere is slow on accelerators, and over a mesh XLA gathers all of it: it cannot see that
     each image has its own. What a window with several NaN gives to which of them is not the CPU's.
     """
-    _, vjp = jax.vjp(lambda x: windows.reduce(x, lowest(x.dtype), lax.max), x)
-    (found,) = vjp(grad)
-    return found.astype(grad.dtype)
+    lead = (1,) * (windows.n + 2 - x.ndim)  # libtpu wants two dimensions before those of the windows
+    _, vjp = jax.vjp(lambda x: windows.reduce(x, lowest(x.dtype), lax.max), x.reshape(*lead, *x.shape))
+    (found,) = vjp(grad.reshape(*lead, *grad.shape))
+    return found.astype(grad.dtype).reshape(x.shape)
 
 
 def _pays(n: int, windows: Windows, grad: jax.Array) -> bool:
