@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_xla
-from tests.clients import checks
+from tests.clients import checks, small
 
 
 def steps(model: nn.Module, loss_of: Callable[[], torch.Tensor], count: int = 4) -> list[float]:
@@ -44,25 +44,16 @@ def rows(count: int = 32) -> TensorDataset:
 
 def test_peft(tmp_path: Path) -> None:
     """LoRA: only the adapters learn; they are saved, loaded, and merged."""
-    peft, transformers = checks.library("peft"), checks.library("transformers")
-
-    def adapted() -> nn.Module:
-        torch.manual_seed(0)
-        config = transformers.LlamaConfig(
-            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
-        )
-        lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
-        return peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)  # type: ignore[no-any-return]
-
-    words = torch.arange(24).reshape(2, 12) % 64
-    there, here = adapted(), adapted().to("xla")
+    peft = checks.library("peft")
+    words = torch.arange(24).reshape(2, 12)
+    there, here = small.adapted(), small.adapted().to("xla")
     with checks.on_xla(here) as moved:
         losses = steps(here, lambda: here(input_ids=words.to("xla"), labels=words.to("xla")).loss)
     checks.assert_close(losses, steps(there, lambda: there(input_ids=words, labels=words).loss))
     assert losses[-1] < losses[0] and moved.compilations <= 4
     here.save_pretrained(tmp_path)  # type: ignore[operator]
     assert (tmp_path / "adapter_model.safetensors").exists()
-    loaded = peft.PeftModel.from_pretrained(adapted().get_base_model(), tmp_path)  # type: ignore[operator]
+    loaded = peft.PeftModel.from_pretrained(small.llama(), tmp_path)  # type: ignore[operator]
     expected = there(words).logits
     checks.assert_close([loaded.to("xla")(words.to("xla")).logits], [expected], rtol=1e-3, atol=1e-4)
     checks.assert_close([here.merge_and_unload()(words.to("xla")).logits], [expected], rtol=1e-3, atol=1e-4)  # type: ignore[operator]
@@ -101,30 +92,11 @@ def test_diffusers() -> None:
     checks.assert_close([torch.from_numpy(made)], [torch.from_numpy(picture(there))], atol=1e-3)
 
 
-_SELECTS = "aten::index.Tensor"  # by a mask
-#: Metrics of classes, of numbers; and operations that one runs on the CPU, as sizes of results depend on values.
-METRICS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "Accuracy": ({"task": "multiclass", "num_classes": 5}, set()),
-    "F1Score": ({"task": "multiclass", "num_classes": 5, "average": "macro"}, set()),
-    "ConfusionMatrix": ({"task": "multiclass", "num_classes": 5}, set()),
-    "AveragePrecision": (
-        {"task": "multiclass", "num_classes": 5, "thresholds": 10, "validate_args": False},
-        {_SELECTS},
-    ),
-    "AUROC": ({"task": "multiclass", "num_classes": 5, "thresholds": 10, "validate_args": False}, {_SELECTS}),
-    "MeanSquaredError": ({}, set()),
-    "R2Score": ({}, set()),
-    "PearsonCorrCoef": ({}, {_SELECTS}),
-    "MeanAbsoluteError": ({}, set()),
-    "SpearmanCorrCoef": ({}, {"aten::_unique2", _SELECTS, "aten::nonzero"}),
-}
-
-
 @pytest.mark.filterwarnings("ignore:torch_xla. aten::")  # the table says which
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", small.METRICS)
 def test_torchmetrics(name: str) -> None:
     metrics = checks.library("torchmetrics")
-    options, on_the_cpu = METRICS[name]
+    options, on_the_cpu = small.METRICS[name]
     torch.manual_seed(0)
     if options:
         batches = [(torch.randn(16, 5).softmax(-1), torch.arange(16) % 5) for _ in range(2)]
@@ -260,51 +232,22 @@ def kept_batches(trainer: Any) -> list[Any]:
     return batches
 
 
-def _words(folder: Path) -> Any:
-    transformers = checks.library("transformers")
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    (folder / "vocab.txt").write_text("\n".join([*special, *(f"w{i}" for i in range(50))]))
-    return transformers.BertTokenizerFast(str(folder / "vocab.txt"))
-
-
 def test_sentence_transformers(tmp_path: Path) -> None:
     """Sentences as vectors, and the library's own Trainer."""
-    library, transformers = checks.library("sentence_transformers"), checks.library("transformers")
-    datasets, models = checks.library("datasets"), checks.library("sentence_transformers.models")
     losses_of = checks.library("sentence_transformers.losses")
-    _words(tmp_path).save_pretrained(tmp_path)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=55, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    transformers.BertModel(config).save_pretrained(tmp_path)
-
-    def sentences(device: str) -> Any:
-        parts = [models.Transformer(str(tmp_path)), models.Pooling(32)]
-        return library.SentenceTransformer(modules=parts, device=device)
-
-    here = sentences("xla")
+    small.save_bert(tmp_path)
+    here, there = (small.sentence_transformer(tmp_path, device) for device in ("xla", "cpu"))
     with checks.on_xla(here):
         found = here.encode(["w1 w2 w3", "w4 w5"], convert_to_tensor=True)
-    checks.assert_close([found], [sentences("cpu").encode(["w1 w2 w3", "w4 w5"], convert_to_tensor=True)])
-    pairs = datasets.Dataset.from_dict(
-        {"a": [f"w{i} w{i + 1}" for i in range(8)], "b": [f"w{i + 1} w{i + 2}" for i in range(8)]}
-    )
-    arguments = library.SentenceTransformerTrainingArguments(
-        str(tmp_path / "run"), max_steps=6, per_device_train_batch_size=8, report_to=[], logging_steps=1,
-        save_strategy="no", disable_tqdm=True, learning_rate=1e-3, lr_scheduler_type="constant",
-    )  # fmt: skip
-    loss = losses_of.MultipleNegativesRankingLoss(here)
-    trainer = library.SentenceTransformerTrainer(here, arguments, train_dataset=pairs, loss=loss)
+    checks.assert_close([found], [there.encode(["w1 w2 w3", "w4 w5"], convert_to_tensor=True)])
+    trainer = small.sentences(tmp_path, here, max_steps=6)
     batches = kept_batches(trainer)
     with checks.on_xla(here):
         trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    losses = small.losses_of(trainer)
     assert losses[-1] < losses[0]
 
-    there = sentences("cpu").train()
-    criterion = losses_of.MultipleNegativesRankingLoss(there)
+    criterion = losses_of.MultipleNegativesRankingLoss(there.train())
     columns = lambda batch, side: {n.removeprefix(f"{side}_"): v for n, v in batch.items() if n.startswith(f"{side}_")}
     optimizer = torch.optim.AdamW(there.parameters(), lr=1e-3, weight_decay=0.0)
     loss_of = lambda batch: criterion([columns(batch, "a"), columns(batch, "b")], None)
@@ -313,26 +256,11 @@ def test_sentence_transformers(tmp_path: Path) -> None:
 
 def test_trl(tmp_path: Path) -> None:
     """SFT of a tiny Llama."""
-    trl, transformers, datasets = checks.library("trl"), checks.library("transformers"), checks.library("datasets")
-    tokenizer = _words(tmp_path)
-    tokenizer.eos_token = "[SEP]"
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=55, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=32, pad_token_id=0, eos_token_id=3, bos_token_id=2,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    texts = datasets.Dataset.from_dict({"text": [" ".join(f"w{(i + j) % 50}" for j in range(10)) for i in range(16)]})
-    options = trl.SFTConfig(
-        str(tmp_path / "run"), max_steps=5, per_device_train_batch_size=4, report_to=[], logging_steps=1, bf16=False,
-        save_strategy="no", disable_tqdm=True, learning_rate=5e-3, max_length=16, lr_scheduler_type="constant",
-    )  # fmt: skip
-    oracle = copy.deepcopy(model).train()
-    trainer = trl.SFTTrainer(model, args=options, train_dataset=texts, processing_class=tokenizer)
+    trainer, oracle = small.sft(tmp_path, max_steps=5, per_device_train_batch_size=4), small.llama().train()
     batches = kept_batches(trainer)
-    with checks.on_xla(model):
+    with checks.on_xla(trainer.model):
         trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    losses = small.losses_of(trainer)
     assert losses[-1] < losses[0] - 0.2
     optimizer = torch.optim.AdamW(oracle.parameters(), lr=5e-3, weight_decay=0.0)
     expected = checks.replay(oracle, batches[:5], optimizer, lambda batch: oracle(**batch).loss, clip=1.0)
@@ -354,7 +282,7 @@ def test_torch_geometric(name: str) -> None:
 
     with checks.counts() as moved:
         losses = steps(here, lambda: loss_on(here, "xla"))
-    assert moved.fallbacks == ({_SELECTS} if name in ("GCNConv", "GATConv") else set())
+    assert moved.fallbacks == ({"aten::index.Tensor"} if name in ("GCNConv", "GATConv") else set())
     checks.assert_close(losses, steps(there, lambda: loss_on(there, "cpu")))
     checks.assert_lives_on_xla(here)
     pooled = geometric.global_mean_pool(x.to("xla"), torch.tensor([0, 0, 1, 1], device="xla"))
