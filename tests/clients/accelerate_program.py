@@ -38,6 +38,8 @@ def main() -> None:
     everyone = accelerator.gather(torch.tensor([accelerator.process_index], device=accelerator.device)).tolist()
     weight = accelerator.unwrap_model(model).weight.detach().cpu().flatten().tolist()
     told = {"processes": accelerator.num_processes, "device": str(accelerator.device), "everyone": everyone}
+    checks.assert_lives_on_xla(model)
+    checks.assert_nothing_on_the_cpu()
     accelerator.print(checks.tell(told | {"weight": weight, "evaluated": evaluated}), flush=True)
 
 

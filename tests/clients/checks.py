@@ -16,7 +16,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers import Counts, counts
+import torch_xla.debug.metrics as met
+import torch_xla.runtime as xr
+from tests.helpers import READING, Counts, counts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: What processes start with: libraries set variables in this one as they go (accelerate LOCAL_RANK, for one).
@@ -43,6 +45,13 @@ def assert_lives_on_xla(model: nn.Module, dtypes: Iterable[torch.dtype] = (torch
     """All parameters and buffers are on xla; the parameters have these dtypes."""
     assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"xla"}
     assert {p.dtype for p in model.parameters()} == set(dtypes)
+
+
+def assert_nothing_on_the_cpu(known: Iterable[str] = ()) -> None:
+    """Of a process of a program: from its start on, only the operations that are known ran on the CPU instead."""
+    moved = set(met.executed_fallback_ops()) - {READING, *known}
+    assert not moved, f"rank {xr.global_ordinal()}: {sorted(moved)}"
+    assert "ExecuteTime" in met.metric_names(), "nothing ran on xla"
 
 
 def replay(

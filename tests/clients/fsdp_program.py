@@ -1,12 +1,14 @@
 """Trains a small Llama on several devices, by Fabric, accelerate or transformers' Trainer, and tells its losses.
 
-python -m tests.clients.fsdp_program fabric | accelerate | trainer | spmd | data | plain FOLDER DEVICES
+python -m tests.clients.fsdp_program HOW FOLDER DEVICES
 
-Parameters are in shards, but for ``data`` (each device has all of them) and ``plain`` (the CPU).
+HOW is fabric, accelerate, accelerate-spmd, trainer, trainer-spmd, trainer-spmd-checkpointing, data or plain. Parameters
+are in shards, but for ``data`` (each device has all of them) and ``plain`` (the CPU).
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -15,7 +17,12 @@ import transformers
 from torch import nn
 from torch.utils.data import DataLoader
 
+import torch_xla.distributed.spmd as xs
+import torch_xla.distributed.xla_multiprocessing as xmp
+import torch_xla.runtime as xr
 from tests.clients import checks
+from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel
 
 STEPS, BATCH, LENGTH, WORDS, RATE, CLIP = 4, 8, 12, 64, 0.3, 0.5  # a batch of all devices together
 
@@ -44,20 +51,20 @@ def by_fabric(fabric: Any) -> None:
         fabric.backward(loss)
         optimizer.step()
         losses.append(fabric.all_reduce(loss.detach(), reduce_op="mean"))
-    _tell([float(loss) for loss in losses], sum(p.numel() for p in model.parameters()), model, fabric.global_rank)
+    _tell([float(loss) for loss in losses], model, fabric.global_rank)
 
 
-def by_accelerate() -> None:
+def by_accelerate(spmd: bool) -> None:
     """accelerate shards nothing on xla: scripts wrap the model, and it clips by what the wrapper has for that."""
     import accelerate
 
-    from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
-
     accelerator = accelerate.Accelerator()
-    model: nn.Module = XlaFullyShardedDataParallel(network().to(accelerator.device))
+    model = _wrapped(network().to(accelerator.device), spmd)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     loader = DataLoader(rows(), batch_size=BATCH // accelerator.num_processes)  # type: ignore[arg-type]
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if spmd:
+        loader._parallel_loader_kwargs["input_sharding"] = xs.ShardingSpec(xs.get_global_mesh(), ("fsdp", None))  # type: ignore[attr-defined]
     losses = []
     for batch in loader:
         loss = model(**batch).loss
@@ -66,9 +73,15 @@ def by_accelerate() -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(accelerator.reduce(loss.detach(), "mean"))
-    _tell(
-        [float(loss) for loss in losses], sum(p.numel() for p in model.parameters()), model, accelerator.process_index
-    )
+    _tell([float(loss) for loss in losses], model, accelerator.process_index)
+
+
+def _wrapped(model: nn.Module, spmd: bool) -> nn.Module:
+    if not spmd:
+        return XlaFullyShardedDataParallel(model)
+    devices = xr.global_runtime_device_count()
+    xs.set_global_mesh(xs.Mesh(range(devices), (devices,), axis_names=("fsdp",)))
+    return SpmdFullyShardedDataParallel(model)
 
 
 class Trainer(transformers.Trainer):
@@ -91,23 +104,35 @@ def by_trainer(index: int, how: str, folder: str, devices: int) -> None:
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     model = trainer.model_wrapped
-    _tell(losses, sum(p.numel() for p in model.parameters()), model, arguments.process_index)
+    _tell(losses, model, arguments.process_index)
 
 
 def _sharded(how: str) -> dict[str, Any]:
     layers = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
-    sharded = {"fsdp": True, "fsdp_config": {"xla": True, "xla_fsdp_v2": how == "spmd", **layers}}
-    return {} if how in ("plain", "data") else sharded
+    chosen = {"xla": True, "xla_fsdp_v2": "spmd" in how, "xla_fsdp_grad_ckpt": "checkpointing" in how}
+    return {} if how in ("plain", "data") else {"fsdp": True, "fsdp_config": chosen | layers}
 
 
-def _tell(losses: list[float], elements: int, model: nn.Module, rank: int) -> None:
+def _tell(losses: list[float], model: nn.Module, rank: int) -> None:
+    """Rank 0 tells; every rank checks where it has computed, ``plain`` the CPU being what was asked for."""
+    devices = sorted({p.device.type for p in model.parameters()})
+    if devices != ["cpu"]:
+        checks.assert_nothing_on_the_cpu()
     if rank == 0:
-        devices = sorted({p.device.type for p in model.parameters()})
+        elements = sum(_held(p) for p in model.parameters())
         print(checks.tell({"losses": losses, "elements": elements, "devices": devices}), flush=True)
+
+
+def _held(p: torch.Tensor) -> int:
+    """How many elements of a parameter one device has."""
+    sharding = xs.get_sharding(p) if p.device.type == "xla" else None
+    return p.numel() if sharding is None else math.prod(sharding.shard_shape(tuple(p.shape)))
 
 
 def main() -> None:
     how, folder, devices = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    if "spmd" in how:
+        xr.use_spmd()
     if how == "fabric":
         import lightning
         from lightning.fabric.strategies import XLAFSDPStrategy
@@ -115,17 +140,11 @@ def main() -> None:
 
         strategy = XLAFSDPStrategy(auto_wrap_policy={LlamaDecoderLayer})
         lightning.Fabric(accelerator="tpu", devices=devices, strategy=strategy).launch(by_fabric)
-    elif how == "accelerate":
-        by_accelerate()
+    elif "accelerate" in how:
+        by_accelerate("spmd" in how)
     elif how in ("trainer", "data"):
-        import torch_xla.distributed.xla_multiprocessing as xmp
-
         xmp.spawn(by_trainer, args=(how, folder, devices))
     else:
-        if how == "spmd":
-            import torch_xla.runtime as xr
-
-            xr.use_spmd()
         by_trainer(0, how, folder, 1)
 
 

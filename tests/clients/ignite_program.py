@@ -45,6 +45,8 @@ def train(index: int) -> None:
     evaluator = create_supervised_evaluator(model, metrics=wanted, device=idist.device())
     evaluator.run(loader)
     ranks = idist.all_gather(torch.tensor([float(idist.get_rank())], device=idist.device())).tolist()
+    checks.assert_lives_on_xla(model)
+    checks.assert_nothing_on_the_cpu()
     if idist.get_rank() == 0:
         devices = sorted({p.device.type for p in model.parameters()})
         told = {"losses": losses, "ranks": ranks, "devices": devices, "metrics": dict(evaluator.state.metrics)}

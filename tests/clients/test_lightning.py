@@ -44,7 +44,6 @@ def plain(clip: float | None, shuffle: bool = False) -> nn.Module:
 def test_trainer(precision: str, devices: int, tmp_path: Path) -> None:
     stored, close = TRAINERS[precision, devices]
     inside, found = checks.program("lightning_program", precision, str(devices), str(tmp_path), devices=devices)
-    assert set(inside.pop("fallen")) <= {"aten::_local_scalar_dense"}
     assert inside == {"device": "xla:0", "dtype": "torch.float32", "stored": stored}
     assert {"loss", "evaluated"} <= found.keys() and found["evaluated"] < 0.7
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
