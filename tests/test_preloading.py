@@ -109,7 +109,8 @@ def test_who_loads_what(tmp_path: Path, ahead: Preloading) -> None:
     ahead._thread.join()
     assert take(1) is None and take(3) is None, "that was left to the caller; that cannot be loaded"
     assert [take(number) for number in (2, 4)] == [NAMES[2], NAMES[4]]
-    ahead.drop()
+    assert len(ahead._ready) == len(NAMES) - 5
+    assert ahead.take(tmp_path / f"{'a' * 64}.xla", places) is None and not ahead._ready, "it does something else now"
     assert take(5) is None
 
 

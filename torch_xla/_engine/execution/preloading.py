@@ -5,8 +5,8 @@ nothing else to do while Python builds a model and records a step. Which program
 the folder of programs: ``<hash>.script``. A process that runs the same one loads these, in their order, from when it
 first uses a device.
 
-Only for a script with a file, in one process, on its first device; what is loaded and not asked for is dropped when
-something else has to be compiled, and when the script has used as many programs as there may be in such a note.
+Only for a script with a file, in one process, on its first device; what is loaded and not asked for is dropped when the
+script asks for something else, or has used as many programs as there may be in such a note.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ class Preloading:
     def take(self, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
         """The program of a file for these devices; None for one that has not been loaded."""
         if not self._is_for(file, places):
+            return None
+        if file.name not in self._before:
+            self.drop()
             return None
         with self._lock:
             if file.name in self._waiting:
