@@ -126,6 +126,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.record $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.step $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.first
+	$(BIN)/python -m benchmarks.chains
 	$(BIN)/python -m benchmarks.launching
 	$(BIN)/python -m benchmarks.calls $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.layers $(if $(findstring quick,$(BENCH_ARGS)),--quick)

@@ -301,6 +301,7 @@ def main(alive: int, door: int, libraries_door: int) -> None:
         importlib.import_module("torch._dynamo")  # as torch does when the first op is recorded, which takes a second
     # What importing has made is not looked at by the children's garbage collections, which would also copy its pages.
     # Nor is it freed at their end; where the end is the point: gc.unfreeze().
+    gc.set_threshold(20_000, 10, 10)
     gc.freeze()
     server = _Server(owner, doors.pop(), before, seen - _READ_AGAIN)
     request = server.serve()

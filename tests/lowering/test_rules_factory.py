@@ -71,11 +71,13 @@ CASES: list[tuple[Any, ...]] = [
     ("zeros_like", N),
     *(("linspace", a, b, n, {"dtype": d}) for a, b in ((0, 10), (3.5, 0.25)) for n in (0, 1, 2, 7) for d in DTYPES[:4]),
     ("linspace", -1.7, 5, 9, {"dtype": torch.int64}),
+    ("linspace", 50, 1, 50, {"dtype": torch.int64}),
     ("linspace.Tensor_Scalar", SCALAR, 7, 4),
     ("linspace.Tensor_Tensor", SCALAR, torch.tensor(9), 4),
     ("logspace", 0, 2, 5),
     ("logspace", -1.5, 2, 5, 2.0),
     ("logspace", 0, 3, 4, 10.0, {"dtype": torch.int64}),
+    *(("logspace", 4.3, -3, n, 5.0, {"dtype": d}) for n in (1, 2, 4) for d in (torch.int64, torch.bfloat16)),
 ]
 
 

@@ -59,8 +59,10 @@ def reads_bits(cpu: Machine, xla: Machine, operand: Tensor | None = None) -> boo
             x for x in shown if x.untyped_storage().data_ptr() == memory and x.dtype.to_real() != theirs.dtype.to_real()
         ]
         if (others or operand is theirs) and readable(theirs):
-            a, b = (t.detach().cpu().resolve_conj().resolve_neg().contiguous() for t in (mine, theirs))
-            if not torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8)):
+            a, b = (t.detach().cpu().resolve_conj().resolve_neg() for t in (mine, theirs))
+            # What is contiguous may have any stride where it has one element, and then no bits are seen of it: a clone.
+            bits = [t.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) for t in (a, b)]
+            if not torch.equal(*bits):
                 return equal(a, b, CLOSE.get(b.dtype, 1e-4))
     return False
 

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -65,7 +66,17 @@ def devices() -> tuple[jax.Device, ...]:
     """
     found = _find()
     dtypes.narrow_by(lambda: _narrowing(found[0].platform))
+    for tell in _told_of_start:
+        tell(found[0])
     return found
+
+
+_told_of_start: list[Callable[[jax.Device], None]] = []
+
+
+def when_started(tell: Callable[[jax.Device], None]) -> None:
+    """Has ``tell`` called with the first device when the backend has started; it must not raise."""
+    _told_of_start.append(tell)
 
 
 def _narrowing(platform: str) -> dict[torch.dtype, torch.dtype]:

@@ -247,14 +247,23 @@ def wait(values: Sequence[jax.Array]) -> bool:
 
     Such an array cannot be waited for any more: what waits for the results of that program waits for it.
     """
-    all_there = True
     with journal.spent("wait"), spans.span("wait"):
-        for value in values:
-            try:
-                value.block_until_ready()
-            except RuntimeError:
-                if not value.is_deleted():
-                    raise
-                all_there = False
+        try:
+            jax.block_until_ready(values)  # of hundreds, in half the time that it takes one by one
+            all_there = True
+        except RuntimeError:
+            all_there = _wait_for_each(values)
     spans.tell_ended()
+    return all_there
+
+
+def _wait_for_each(values: Sequence[jax.Array]) -> bool:
+    all_there = True
+    for value in values:
+        try:
+            value.block_until_ready()
+        except RuntimeError:
+            if not value.is_deleted():
+                raise
+            all_there = False
     return all_there

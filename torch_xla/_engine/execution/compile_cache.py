@@ -25,6 +25,8 @@ import jax
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import journal, metrics
+from torch_xla._engine.execution import preloading
+from torch_xla._engine.execution.preloading import Preloading
 from torch_xla._engine.execution.program_files import KnownGraph, ProgramFiles, UnreadableError
 
 _USUAL_LIMIT = 4  # GB, of the user's own folder
@@ -32,6 +34,7 @@ _USUAL_LIMIT = 4  # GB, of the user's own folder
 # The folder in use: None until the first build or initialize(), then False (there is none) or the folder. initialize()
 # may replace it at any time, for the programs built from then on.
 _files: ProgramFiles | bool | None = None
+_ahead: Preloading | None = None  # from the first use of a device on, where its programs are kept
 _lock = process_lock()
 
 
@@ -98,11 +101,23 @@ def _in_use() -> ProgramFiles | None:
         return _files if isinstance(_files, ProgramFiles) else None
 
 
+def preload(device: jax.Device) -> None:
+    """The first device is about to be used: begins to load the programs that this script used the last time."""
+    global _ahead
+    try:
+        files = _in_use()
+        _ahead = preloading.of_script(files, device) if files is not None else None
+    except OSError:  # the first compilation tells
+        return
+    if _ahead is not None:
+        _ahead.start()
+
+
 def build(
     lower: Callable[[], jax.stages.Lowered],
     places: Sequence[jax.Device],
-    graph: str | None = None,
-    calls: Counter[str] | None = None,
+    graph: str | None,
+    calls: Counter[str],
 ) -> jax.stages.Compiled:
     """The executable of ``lower()`` for the devices ``places``: from the cache, if there is one that has it.
 
@@ -118,9 +133,7 @@ def build(
         if files is None:
             compiled, loaded, write = lower().compile(), False, None
         else:
-            compiled, loaded, write = _found_or_compiled(
-                files, lower, places, graph, Counter() if calls is None else calls
-            )
+            compiled, loaded, write = _found_or_compiled(files, lower, places, graph, calls)
     name = "PersistentCacheLoad" if loaded else "CompileTime"
     metrics.metric(name, metrics.format_time).add(time.perf_counter_ns() - start)
     if write is not None:
@@ -136,7 +149,7 @@ def _found_or_compiled(
     lower: Callable[[], jax.stages.Lowered],
     places: Sequence[jax.Device],
     graph: str | None,
-    calls: Counter[str] | None,
+    calls: Counter[str],
 ) -> _Found:
     """A program, whether it was in the files, and what adds to them what was not.
 
@@ -149,32 +162,43 @@ def _found_or_compiled(
     if known is not None:
         found = _read(files, known.program, places)
         if found is not None:
-            if calls is not None:
-                calls.update(known.calls)
+            calls.update(known.calls)
             metrics.count("PersistentCacheHit")
             metrics.count("PersistentCacheHitUntraced")
-            return found, True, None
+            return found, True, lambda: _used(files, known.program, places)
     lowered = lower()
     file = files.file(lowered, places)
     if file is None:
         return lowered.compile(), False, None
     found = _read(files, file, places) if known is None or known.program != file else None
     metrics.count("PersistentCacheHit" if found else "PersistentCacheMiss")
+    if not found and _ahead is not None:
+        _ahead.drop()
     compiled = found or lowered.compile()
-    now = KnownGraph(file, dict(calls or {}))
+    now = KnownGraph(file, dict(calls))
 
     def write() -> None:
         if not found:
             _write(files, lambda: files.write(file, compiled), "PersistentCacheWrite")
         if note is not None and file.exists():
             _write(files, lambda: files.note(note, now))
+        _used(files, file, places)
 
     return compiled, found is not None, None if files.readonly else write
 
 
+def _used(files: ProgramFiles, file: Path, places: Sequence[jax.Device]) -> None:
+    if _ahead is not None:
+        try:
+            _ahead.used(file, places)
+        except OSError as error:
+            metrics.count("PersistentCacheWriteFailure")
+            _warn(f"what this script uses cannot be noted in {files.folder}: {error}")
+
+
 def _read(files: ProgramFiles, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
     try:
-        return files.read(file, places)
+        return (_ahead.take(file, places) if _ahead is not None else None) or files.read(file, places)
     except (UnreadableError, OSError) as error:
         metrics.count("PersistentCacheDeserializeFailure")
         _warn(f"a program of the persistent compilation cache cannot be loaded, and is compiled again: {error}")

@@ -8,6 +8,7 @@ those go that were not used for the longest time; any number of processes may ad
 
     <hash>.xla      an executable, by its StableHLO
     <hash>.graph    which of these a recorded graph becomes, by its name (graph_names.py): so that it need not be traced
+    <hash>.script   which of these a command line uses first (preloading.py)
 
 Loading an executable runs what it says: only trusted users may be able to write to the folder.
 
@@ -55,7 +56,7 @@ _PART_LIVES = 3600.0  # seconds: a file that has not been completed by then neve
 
 # What is ours in a folder that the user may have named: programs, and those that a process is writing.
 _PROGRAM = re.compile(r"[0-9a-f]{64}\.xla")
-_KEPT = re.compile(r"[0-9a-f]{64}\.(xla|graph)")
+_KEPT = re.compile(r"[0-9a-f]{64}\.(xla|graph|script)")
 _PART = re.compile(r"[0-9a-f]{64}\.\d+\.\d+")
 
 _CALLBACK = re.compile(r"custom_call @\w*callback")
@@ -204,6 +205,27 @@ class ProgramFiles:
     def note(self, graph: Path, known: KnownGraph) -> int:
         """Notes what a graph becomes; returns how many programs went to make room for it. Raises OSError."""
         return self._add(graph, json.dumps({"program": known.program.name, "calls": known.calls}).encode())
+
+    def of_script(self, command: Sequence[str], places: Sequence[jax.Device]) -> Path:
+        """Where it is noted, or would be, which programs a command line uses first on these devices."""
+        return self.folder / f"{_hash([*command, *_circumstances(places, with_handlers=False)])}.script"
+
+    def script(self, note: Path) -> list[str]:
+        """The names of the files noted there, in the order of their use; none where there is nothing to read."""
+        try:
+            names = json.loads(note.read_text())
+        except (OSError, ValueError):
+            return []
+        if not isinstance(names, list) or not all(isinstance(n, str) and _PROGRAM.fullmatch(n) for n in names):
+            return []
+        if not self.readonly:
+            with suppress(OSError):
+                os.utime(note)
+        return names
+
+    def note_script(self, note: Path, names: Sequence[str]) -> int:
+        """Notes what a command line uses; returns how many programs went to make room for it. Raises OSError."""
+        return self._add(note, json.dumps(list(names)).encode())
 
     def _add(self, file: Path, data: bytes) -> int:
         part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")

@@ -83,7 +83,8 @@ def _line(start: Operand, end: Operand, steps: int, dtype: np.dtype) -> jax.Arra
     first, last = (convert(convert(v, dtype), work) for v in (start, end))
     if steps == 1:
         return first.astype(dtype).reshape(1)
-    step = (last - first) / (steps - 1)
+    # XLA multiplies by the reciprocal of a constant, and a whole number that is missed by a bit is another one cut off.
+    step = (last - first) / lax.optimization_barrier(jnp.asarray(steps - 1, work))
     i = lax.iota(np.int32, steps)
     forth, back = first + step * i.astype(work), last - step * (steps - 1 - i).astype(work)
     return jnp.where(i < steps // 2, forth, back).astype(dtype)
@@ -109,7 +110,9 @@ def linspace(ctx: Context, start: Operand, end: Operand, steps: int, *_: Any) ->
 )
 def logspace(ctx: Context, start: Operand, end: Operand, steps: int, base: float = 10.0, *_: Any) -> jax.Array:
     wide = jnp.result_type(ctx.dtype, np.float64)
-    return jnp.power(jnp.asarray(base, wide), _line(start, end, steps, wide)).astype(ctx.dtype)
+    # As in linspace; but not of one step, as torch has it.
+    ends = [convert(convert(value, ctx.dtype) if steps > 1 else value, wide) for value in (start, end)]
+    return jnp.power(jnp.asarray(base, wide), _line(*ends, steps, wide)).astype(ctx.dtype)
 
 
 @lower("aten::kaiser_window.beta", ctx=True)
