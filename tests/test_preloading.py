@@ -51,6 +51,11 @@ def test_the_same_command_loads_ahead(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.script"))) == 2
 
 
+def test_a_command_line_of_any_bytes(tmp_path: Path) -> None:
+    values = run(tmp_path, ARGUMENTS="--name=\udcff")[:2]
+    assert run(tmp_path, ARGUMENTS="--name=\udcff", HOW="wait") == [*values, "2", "2", "0"]
+
+
 def test_a_script_that_leaves_does_not_wait_for_all(tmp_path: Path) -> None:
     run(tmp_path)
     assert run(tmp_path, HOW="leave") == []

@@ -261,7 +261,7 @@ def _circumstances(places: Sequence[jax.Device], with_handlers: bool = True) -> 
 def _hash(parts: Sequence[str]) -> str:
     digest = hashlib.sha256(_FORMAT)
     for part in parts:
-        digest.update(f"{len(part)}:{part}".encode())
+        digest.update(f"{len(part)}:{part}".encode(errors="surrogateescape"))  # a command line may hold any bytes
     return digest.hexdigest()
 
 
