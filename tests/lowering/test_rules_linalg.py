@@ -269,3 +269,10 @@ def test_ormqr(left: bool, transpose: bool, dtype: torch.dtype) -> None:
     reflectors, tau = torch.geqrf(rand(2, 5, 3, dtype=dtype))
     other = rand(2, 5, 4, dtype=dtype) if left else rand(2, 4, 5, dtype=dtype)
     check("aten::ormqr", reflectors, tau, other, left, transpose, **LOOSE)
+
+
+@each("shape", [(5, 3), (3, 5), (2, 4, 4), (0, 3)])
+def test_pinv_as_on_a_tpu(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From singular vectors of complex numbers without imaginary parts; here by LAPACK."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, tpu, default: tpu(*args))
+    check("aten::linalg_pinv.atol_rtol_tensor", torch.randn(*shape), **LOOSE)

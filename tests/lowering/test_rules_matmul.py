@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import jax
+import pytest
 import torch
 from rule_check import check, each, run
 
@@ -103,3 +104,16 @@ def test_int_mm() -> None:
 def test_long_sums_keep_float32() -> None:
     check("aten::mm", rand(8, 4096), rand(4096, 8), rtol=1e-5, atol=2e-4)
     check("aten::mm", rand(8, 4096, dtype=torch.bfloat16), rand(4096, 8, dtype=torch.bfloat16))
+
+
+def test_products_of_64_bit_integers_as_on_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of products, which its compiler has: here by XLA's CPU compiler, whose products are others."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, tpu, default: tpu(*args))
+    ints = lambda *shape: torch.randint(-(2**40), 2**40, shape)
+    check("aten::mm", ints(3, 4), ints(4, 5))
+    check("aten::mm", ints(3, 0), ints(0, 5))
+    check("aten::bmm", ints(2, 3, 4), ints(2, 4, 5))
+    check("aten::bmm", ints(0, 3, 4), ints(0, 4, 5))
+    check("aten::mv", ints(3, 4), ints(4))
+    check("aten::dot", ints(7), ints(7))
+    check("aten::addbmm", ints(3, 5), ints(2, 3, 4), ints(2, 4, 5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
@@ -188,3 +189,12 @@ def test_fractional_max_pool(case: tuple, dtype: torch.dtype, special: float | N
     y, indices = getattr(aten, f"fractional_max_pool{n}d")(x, kernel, outputs, samples)
     if special is None:
         check(f"{op}_backward", torch.randn_like(y), x, kernel, outputs, indices)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 3, 8, 8)])
+def test_max_pool_backward_as_on_accelerators(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By looking for the maxima once more, of images with and without a batch."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
+    x, geometry = torch.randn(shape), ([3, 3], [2, 2], [1, 1], [1, 1], False)
+    y, indices = aten.max_pool2d_with_indices(x, *geometry)
+    check("aten::max_pool2d_with_indices_backward", torch.randn_like(y), x, *geometry, indices)

@@ -172,8 +172,6 @@ def _found_or_compiled(
         return lowered.compile(), False, None
     found = _read(files, file, places) if known is None or known.program != file else None
     metrics.count("PersistentCacheHit" if found else "PersistentCacheMiss")
-    if not found and _ahead is not None:
-        _ahead.drop()
     compiled = found or lowered.compile()
     now = KnownGraph(file, dict(calls))
 

@@ -113,12 +113,12 @@ class Preloading:
         return mine and os.getpid() == self._process
 
     def _load(self) -> None:
-        if self._device.platform == "cpu":
-            library.load()  # programs call its handlers by name
         left = _BYTES
         while (name := self._next()) is not None:
             found = None
             try:
+                if self._device.platform == "cpu":
+                    library.load()  # programs call its handlers by name
                 file = self._files.folder / name
                 left -= file.stat().st_size
                 if left < 0:
