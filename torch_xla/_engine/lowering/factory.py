@@ -111,8 +111,8 @@ def linspace(ctx: Context, start: Operand, end: Operand, steps: int, *_: Any) ->
 def logspace(ctx: Context, start: Operand, end: Operand, steps: int, base: float = 10.0, *_: Any) -> jax.Array:
     wide = jnp.result_type(ctx.dtype, np.float64)
     # As in linspace; but not of one step, as torch has it.
-    ends = [convert(convert(value, ctx.dtype) if steps > 1 else value, wide) for value in (start, end)]
-    return jnp.power(jnp.asarray(base, wide), _line(*ends, steps, wide)).astype(ctx.dtype)
+    first, last = (convert(convert(value, ctx.dtype) if steps > 1 else value, wide) for value in (start, end))
+    return jnp.power(jnp.asarray(base, wide), _line(first, last, steps, wide)).astype(ctx.dtype)
 
 
 @lower("aten::kaiser_window.beta", ctx=True)
