@@ -67,7 +67,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
     parser.add_argument("--samples", type=int, default=6, help="of each op, dtype and kind; 0: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="worker processes")
-    parser.add_argument("--seconds", type=float, default=120, help="time limit of one check")
+    parser.add_argument("--seconds", type=float, help="time limit of one check; default: 120, or 1200 of all samples")
     parser.add_argument("--output", type=Path, help="write the coverage as markdown")
     parser.add_argument("--refusals", type=Path, help="write what is refused into this document")
     parser.add_argument("--json", type=Path, help="write each outcome as a line of JSON, as it comes")
@@ -80,7 +80,8 @@ def main() -> int:
     todo = jobs(args.ops or list(database.ops()), dtypes, args.kinds, args.samples)
     if args.json:
         args.json.write_text("")
-    outcomes = run(todo, args.jobs, args.seconds, args.json)
+    seconds = args.seconds or (120 if args.samples else 1200)
+    outcomes = run(todo, args.jobs, seconds, args.json)
     if args.output:
         kept = targets.section(args.output)  # of another command
         args.output.write_text(report.markdown(outcomes) + kept)
