@@ -141,6 +141,12 @@ NORMS: list[tuple[Any, ...]] = [
         for p in (0.0, 1.0, 1.5, 2.0, 3.0, INF)
     ),
     ("_cdist_backward", torch.randn(2, 3, 3), X, X, 2.0, torch.ops.aten._cdist_forward(X, X, 2.0, 2)),
+    *(
+        ("_cdist_backward", torch.zeros(0, 3, 5), torch.randn(1, 3, 4), torch.randn(0, 5, 4), p, torch.zeros(0, 3, 5))
+        for p in (0.0, 2.0)
+    ),
+    ("_cdist_backward", torch.zeros(2, 0, 5), torch.randn(1, 0, 4), torch.randn(2, 5, 4), 2.0, torch.zeros(2, 0, 5)),
+    ("_cdist_backward", torch.ones(2, 3, 5), torch.randn(1, 3, 0), torch.randn(2, 5, 0), 0.0, torch.zeros(2, 3, 5)),
 ]
 
 SCANS: list[tuple[Any, ...]] = [

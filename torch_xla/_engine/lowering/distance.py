@@ -41,7 +41,10 @@ def cdist(x: jax.Array, y: jax.Array, p: float, compute_mode: int | None) -> jax
 
 @lower("aten::_cdist_backward")
 def cdist_backward(grad: jax.Array, x: jax.Array, y: jax.Array, p: float, distance: jax.Array) -> jax.Array:
-    """The gradient of the first operand; a distance of zero has none."""
+    """The gradient of the first operand, of all batches; where nothing is far from anything, of its own shape. A
+    distance of zero has none."""
+    if 0 in (grad.size, x.size):
+        return jnp.zeros_like(x)
     if p == 0:
         return jnp.zeros(jnp.broadcast_shapes(x.shape[:-2], y.shape[:-2]) + x.shape[-2:], x.dtype)
     grad, distance = grad[..., None], distance[..., None]
