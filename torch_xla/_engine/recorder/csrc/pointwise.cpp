@@ -54,15 +54,18 @@ std::optional<at::ScalarType> dtype_on_cpu(const Op& op, c10::ArrayRef<c10::IVal
   return results[0].toTensor().scalar_type();
 }
 
-void check_broadcasts_to_self(c10::ArrayRef<c10::IValue> arguments) {
-  const at::Tensor self = arguments[0].toTensor();
-  at::DimVector shape(self.sizes());
-  for (const c10::IValue& argument : arguments.slice(1)) {
+at::DimVector broadcast_shape(c10::ArrayRef<c10::IValue> arguments) {
+  at::DimVector shape;
+  for (const c10::IValue& argument : arguments) {
     if (argument.isTensor() && argument.toTensor().defined()) {
       shape = at::infer_size_dimvector(shape, argument.toTensor().sizes());
     }
   }
-  check_same_sizes(self.sizes(), shape);
+  return shape;
+}
+
+void check_broadcasts_to_self(c10::ArrayRef<c10::IValue> arguments) {
+  check_same_sizes(arguments[0].toTensor().sizes(), broadcast_shape(arguments));
 }
 
 void check_same_sizes(at::IntArrayRef self, at::IntArrayRef result) {

@@ -2,6 +2,7 @@
 // decide there is decided alike for all sizes. torch's meta functions say otherwise now and then.
 #pragma once
 
+#include <ATen/core/DimVector.h>
 #include <ATen/core/ivalue.h>
 
 #include <optional>
@@ -13,6 +14,9 @@ namespace torch_xla {
 // The dtype of the one result that the CPU gives; none where it has more, or no kernel for a dtype that XLA has.
 // Raises what the CPU raises for operands of these dtypes, and for these numbers.
 std::optional<at::ScalarType> dtype_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+
+// The shape of the result. Raises what the CPU raises where the operands' do not go together.
+at::DimVector broadcast_shape(c10::ArrayRef<c10::IValue> arguments);
 
 // Raises what the CPU raises where an op in place would give more elements than it can write to. torch's meta functions
 // resize what they write to.

@@ -144,36 +144,69 @@ void check_fits(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   }
 }
 
+void add_results(const Op& op, Signature& signature, const torch::jit::Stack& stack) {
+  for (const auto& result : stack) {
+    if (result.isTensorList()) {
+      signature.is_list = true;
+      for (const at::Tensor& t : result.toTensorVector()) {
+        add_result(op, signature, t);
+      }
+    } else {
+      add_result(op, signature, result.isNone() ? at::Tensor() : result.toTensor());
+    }
+  }
+}
+
+// What one element and the operands' shapes say, without torch's meta functions: most of those are Python's, and the
+// first imports torch._dynamo, for a second. Null where the CPU gives no single dtype, or where shapes do not go
+// together, which each kernel says in words of its own.
+SignaturePtr infer_pointwise(const Op& op, c10::ArrayRef<c10::IValue> arguments, bool in_place) {
+  at::DimVector shape;
+  try {
+    shape = in_place ? at::DimVector(arguments[0].toTensor().sizes()) : broadcast_shape(arguments);
+  } catch (const c10::Error&) {
+    return SignaturePtr();
+  }
+  check_as_cpu_does(op, arguments, {});
+  const std::optional<at::ScalarType> dtype = dtype_on_cpu(op, arguments);
+  if (!dtype) {
+    return SignaturePtr();
+  }
+  auto signature = c10::make_intrusive<Signature>();
+  add_result(op, *signature, at::empty(shape, at::TensorOptions().dtype(*dtype).device(at::kMeta)));
+  return signature;
+}
+
+SignaturePtr signature_of_cast(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  auto signature = c10::make_intrusive<Signature>();
+  const auto options = at::TensorOptions().dtype(arguments[1].toScalarType()).device(at::kMeta);
+  add_result(op, *signature, at::empty(arguments[0].toTensor().sizes(), options));
+  return signature;
+}
+
 SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.name == "prims::convert_element_type") {
+    return signature_of_cast(op, arguments);
+  }
   const bool in_place = op.functional != nullptr && !op.random;
-  if (in_place && op.pointwise) {
+  if (op.pointwise && in_place) {
     check_broadcasts_to_self(arguments);
+  }
+  if (op.pointwise && !op.random) {
+    if (SignaturePtr found = infer_pointwise(op, arguments, in_place)) {
+      return found;
+    }
   }
   const torch::jit::Stack stack = results_on_meta(op, arguments);
   check_as_cpu_does(op, arguments, stack);
   check_expands(op, arguments);
-  std::optional<at::ScalarType> dtype;
-  if (op.pointwise && !op.random) {
-    dtype = dtype_on_cpu(op, arguments);
-  } else if (in_place) {
+  if (in_place && !op.pointwise) {
     check_fits(op, arguments);
   }
   auto signature = c10::make_intrusive<Signature>();
-  for (const auto& result : stack) {
-    if (result.isTensorList()) {
-      signature->is_list = true;
-      for (const at::Tensor& t : result.toTensorVector()) {
-        add_result(op, *signature, t);
-      }
-    } else {
-      add_result(op, *signature, result.isNone() ? at::Tensor() : result.toTensor());
-    }
-  }
+  add_results(op, *signature, stack);
   if (in_place && signature->outs.size() == 1) {
     check_same_sizes(arguments[0].toTensor().sizes(), signature->outs[0].sizes);
-  }
-  if (dtype && signature->outs.size() == 1 && signature->outs[0].dtype != *dtype) {
-    signature->outs[0] = Shape(*dtype, signature->outs[0].sizes);
   }
   return signature;
 }
