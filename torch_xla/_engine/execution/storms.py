@@ -8,13 +8,14 @@ compute the same bits.
 
     graph on a CPU device                                  TORCH_XLA_FIRST_RUN=   auto          eager         compile
     known program                                                                 launched      launched      launched
-    new, of at most 300 operations                                                compiled      interpreted   compiled
+    new, of at most 64 operations                                                 compiled      interpreted   compiled
     new, of more; or six, of whatever sites, ran only once                        interpreted   interpreted   compiled
     was interpreted once                                                          compiled      compiled      compiled
 
     new, and two graphs of its site ran only once: a storm                        interpreted, in all three
+    was interpreted once, and two others of its site ran only once: a storm       interpreted, in all three
     was interpreted in a storm, fewer than 16 times                               interpreted, in all three
-    either, with TORCH_XLA_STORM=compile                                          as above
+    any of these, with TORCH_XLA_STORM=compile                                          as above
 
     exchanges values between replicas; several devices are one (SPMD); in a function of torch_xla.compile; somebody
     looks at every program (aot); a program would write over more than 1 GB of what it reads, which an interpretation
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 _UNREPEATED = 2  # graphs of one site that have run once, from which on a new one is another of their kind
 _ANYWHERE = 6  # graphs of all sites that have run once, from which on a new one will not come again, most often
 _WORTH = 16  # runs of a graph in a storm before it is compiled: a program of the CPU gains little over its kernels
-_LARGE = 300  # operations, that take seconds to compile, and a hundredth of that to interpret
+_LARGE = 64  # operations, that take a fifth of a second to compile, and a hundredth of that to interpret
 _MOST_KEPT = 2**30  # bytes
 _REMEMBERED = 4096  # graphs that ran once
 
@@ -102,6 +103,7 @@ class _Table:
             if found.runs == 1:
                 self._repeated(found.site)
             found.runs += 1
+            found.in_storm |= in_storm
             self._seen.move_to_end(graph)
 
     def remove(self, graph: Hashable) -> None:
@@ -167,7 +169,8 @@ def interpret(step: Step) -> Sequence[jax.Array] | None:
         waits = first == "auto" and (step.graph.node_count > _LARGE or _graphs.once_anywhere() >= _ANYWHERE)
         wanted = in_storm or waits or first == "eager"
     else:
-        in_storm = wanted = storms and seen.in_storm and seen.runs < _WORTH
+        others = _graphs.once(site) - (seen.runs == 1 and seen.site == site)
+        in_storm = wanted = storms and seen.runs < _WORTH and (seen.in_storm or others >= _UNREPEATED)
     results = _interpreted(step, site if in_storm else None) if wanted and _may_be_interpreted(step) else None
     if results is not None:
         _graphs.ran(name, site, in_storm)
