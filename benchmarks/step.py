@@ -2,10 +2,13 @@
 
     python -m benchmarks.step [--quick] [--only GPT] [--device xla:0] [--without inductor,jax]
 
+Two tables: steps one by one, and steps in a loop that waits at its end only, as a script trains that reads its loss now
+and then.
+
 First step: seconds until the first step is done, compiling included. Host: milliseconds until torch_xla.sync() has
 returned without waiting, that is until Python is free to prepare the next step. Step: milliseconds until the device is
-done. The contestants take turns, step by step, each from an idle device; medians. With inductor, the model with its
-loss is compiled, as users do; the optimizer is torch's.
+done. The contestants take turns, step by step, each from an idle device, or loop by loop; medians. With inductor, the
+model with its loss is compiled, as users do; the optimizer is torch's.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from benchmarks import jax_models, jax_resnet, models
 from benchmarks.report import no_garbage_collection, setting, table
 
 WARM_UP = 4  # steps after the first until nothing compiles any more
+LOOP = 10  # steps of a loop, of which Python may be ahead
 PAUSE = 0.02  # seconds before each measured step, in which the threads of the contestant before go to sleep
 
 
@@ -120,6 +124,7 @@ class Times:
     first: float = 0.0
     host: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
+    loop: list[float] = field(default_factory=list)  # of each step
 
     def add(self, contestant: Contestant) -> None:
         """Measures one more step."""
@@ -129,6 +134,14 @@ class Times:
         contestant.wait()
         self.host.append(host - start)
         self.step.append(time.perf_counter() - start)
+
+    def add_loop(self, contestant: Contestant) -> None:
+        """Measures some steps in a row, without waiting in between."""
+        start = time.perf_counter()
+        for _ in range(LOOP):
+            contestant.step()
+        contestant.wait()
+        self.loop.append((time.perf_counter() - start) / LOOP)
 
     def warm_up(self, contestant: Contestant) -> None:
         """Measures the first step, and makes some more that do not count."""
@@ -140,8 +153,8 @@ class Times:
         self.host, self.step = [], []
 
 
-def measure(job: Job, device: torch.device, rounds: int, without: Collection[str] = ()) -> list[str]:
-    """The row of one job."""
+def measure(job: Job, device: torch.device, rounds: int, without: Collection[str] = ()) -> dict[str, Times]:
+    """What each contestant took for one job."""
     ours, eager = Torch(job, device), Torch(job, torch.device("cpu"))
     others: dict[str, Callable[[], Contestant]] = {
         "inductor": lambda: Torch(job, torch.device("cpu"), inductor=True),
@@ -158,7 +171,11 @@ def measure(job: Job, device: torch.device, rounds: int, without: Collection[str
             for name, contestant in contestants.items():
                 time.sleep(PAUSE)
                 times[name].add(contestant)
-    return row(job.name, times)
+        for _ in range(max(3, rounds // 4)):
+            for name, contestant in contestants.items():
+                time.sleep(PAUSE)
+                times[name].add_loop(contestant)
+    return times
 
 
 def check_same_training(job: Job, ours: Torch, eager: Torch) -> None:
@@ -178,16 +195,30 @@ def row(name: str, times: dict[str, Times]) -> list[str]:
     """The cells of one job, in the order of HEAD."""
     here, step = times["here"], {contestant: median(found.step) * 1e3 for contestant, found in times.items()}
     host = median(here.host) * 1e3
-    cells = [name, f"{here.first:.1f}", f"{host:.2f}", f"{step['here']:.2f}"]
-    for other in ("eager", "inductor", "jax"):
-        cells += [f"{step[other]:.2f}", f"{step['here'] / step[other]:.2f}"] if other in step else ["", ""]
+    cells = [name, f"{here.first:.1f}", f"{host:.2f}", f"{step['here']:.2f}", *compared(step)]
     return [*cells, f"{host / step['eager']:.2f}", f"{times['jax'].first:.1f}" if "jax" in times else ""]
+
+
+def loop_row(name: str, times: dict[str, Times]) -> list[str]:
+    """The cells of one job, in the order of LOOP_HEAD."""
+    loop = {contestant: median(found.loop) * 1e3 for contestant, found in times.items()}
+    return [name, f"{loop['here']:.2f}", *compared(loop)]
+
+
+def compared(found: dict[str, float]) -> list[str]:
+    """The time of each other contestant, and ours in times of it; empty where it does not take part."""
+    others = ("eager", "inductor", "jax")
+    cells = [
+        (f"{found[name]:.2f}", f"{found['here'] / found[name]:.2f}") if name in found else ("", "") for name in others
+    ]
+    return [text for pair in cells for text in pair]
 
 
 HEAD = [
     "training step", "first step, s", "host, ms", "step, ms", "eager CPU", "ratio", "inductor", "ratio", "jax", "ratio",
     "host / eager", "jax first step, s",
 ]  # fmt: skip
+LOOP_HEAD = ["a step in a loop", "here, ms", "eager CPU", "ratio", "inductor", "ratio", "jax", "ratio"]
 
 
 def main() -> None:
@@ -202,7 +233,9 @@ def main() -> None:
         import torch_xla  # noqa: F401
     jobs = [job for job in JOBS if options.only in job.name]
     rounds, without = 5 if options.quick else 40, options.without.split(",")
-    print(f"{setting()}\n\n{table(HEAD, [measure(job, device, rounds, without) for job in jobs])}")
+    found = {job.name: measure(job, device, rounds, without) for job in jobs}
+    print(f"{setting()}\n\n{table(HEAD, [row(name, times) for name, times in found.items()])}\n")
+    print(table(LOOP_HEAD, [loop_row(name, times) for name, times in found.items()]))
 
 
 if __name__ == "__main__":
