@@ -271,6 +271,12 @@ def test_ormqr(left: bool, transpose: bool, dtype: torch.dtype) -> None:
     check("aten::ormqr", reflectors, tau, other, left, transpose, **LOOSE)
 
 
+@each("left", [True, False])
+def test_ormqr_of_more_columns_than_rows(left: bool) -> None:
+    reflectors, tau = torch.geqrf(rand(2, 3, 5))
+    check("aten::ormqr", reflectors, tau, rand(2, 3, 4) if left else rand(2, 4, 3), left, True, **LOOSE)
+
+
 @each("shape", [(5, 3), (3, 5), (2, 4, 4), (0, 3)])
 def test_pinv_as_on_a_tpu(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """From singular vectors of complex numbers without imaginary parts; here by LAPACK."""

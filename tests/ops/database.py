@@ -34,7 +34,13 @@ AMBIGUOUS = _words("linalg.eig linalg.eigh linalg.svd linalg.qr qr svd geqrf")
 
 #: Which of equal elements is found is up to the kernel: what their places point at is compared. Op -> (position of
 #: its argument dim, the result that holds places: None if it is the only one).
-TIES: dict[str, tuple[int, int | None]] = {"topk": (1, 1), "kthvalue": (1, 1), "sort": (0, 1), "argsort": (0, None)}
+TIES: dict[str, tuple[int, int | None]] = {
+    "topk": (1, 1),
+    "kthvalue": (1, 1),
+    "sort": (0, 1),
+    "argsort": (0, None),
+    "mode": (0, 1),
+}
 
 
 def _unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

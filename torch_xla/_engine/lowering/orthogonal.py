@@ -28,7 +28,8 @@ def _householder_product(a: jax.Array, tau: jax.Array) -> jax.Array:
 def _ormqr(a: jax.Array, tau: jax.Array, c: jax.Array, left: bool = True, transpose: bool = False) -> jax.Array:
     """``Q c``, ``Q^H c``, ``c Q`` or ``c Q^H``, with the whole square Q of the reflectors."""
     n = a.shape[-2]
-    square = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, n - a.shape[-1])])
+    reflectors = a[..., : tau.shape[-1]]  # further columns belong to R
+    square = jnp.pad(reflectors, [(0, 0)] * (a.ndim - 1) + [(0, n - reflectors.shape[-1])])
     taus = jnp.pad(tau, [(0, 0)] * (tau.ndim - 1) + [(0, n - tau.shape[-1])])
     q = lax.linalg.householder_product(square, taus)
     q = _adjoint(q) if transpose else q
