@@ -57,6 +57,7 @@ INDEX: list[tuple[Any, ...]] = [
     ("gather", X, 1, torch.zeros(0, 5, 6, dtype=torch.int64)),
     ("nonzero_static", B[0], {"size": 20}),
     ("nonzero_static", B[0], {"size": 3, "fill_value": 7}),
+    ("nonzero_static", torch.zeros(5, 0, 2), {"size": 3}),
     ("_unsafe_masked_index", X[0, 0], ROW[:3] > 0, [TWO], 1.5),
     ("_unsafe_masked_index_put_accumulate", X[0, 0], MASK, [ix(1, 9, 1, 5)], ROW[:4]),
 ]

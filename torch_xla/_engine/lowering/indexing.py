@@ -148,4 +148,6 @@ def masked_scatter_backward(grad: jax.Array, mask: jax.Array, sizes: Sequence[in
 def nonzero_static(x: jax.Array, size: int, fill_value: int = -1) -> jax.Array:
     if x.ndim == 0:
         return jnp.zeros((size, 0), np.int64)
+    if not x.size:  # jnp.nonzero fills with 0 there
+        return jnp.full((size, x.ndim), fill_value, np.int64)
     return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), -1).astype(np.int64)
