@@ -96,6 +96,12 @@ def test_readme_has_the_figures_of_the_benchmarks() -> None:
     assert shown == [[row[column] for column in columns] for row in measured]
 
 
+def test_each_file_of_the_recorder_is_in_its_readme() -> None:
+    folder = ROOT / "torch_xla" / "_engine" / "recorder" / "csrc"
+    named = {name.partition(".")[0] for name in re.findall(r"`([\w.]+)`", (folder / "README.md").read_text())}
+    assert {path.stem for path in folder.iterdir() if path.suffix in (".cpp", ".h")} <= named
+
+
 def test_readme_shows_a_program() -> None:
     """Guards the pattern above: a README without a block would pass."""
     assert any("README.md" in str(p) for p in _programs())

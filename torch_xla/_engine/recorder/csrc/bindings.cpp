@@ -16,6 +16,7 @@
 #include "interpretation.h"
 #include "interpreter.h"
 #include "launch.h"
+#include "live.h"
 #include "memory.h"
 #include "op.h"
 #include "ordinal.h"
@@ -27,6 +28,7 @@
 #include "registration.h"
 #include "sharding.h"
 #include "signature.h"
+#include "size_limit.h"
 #include "tensor.h"
 
 namespace py = pybind11;

@@ -11,6 +11,7 @@
 #include "interpreter.h"
 #include "origin.h"
 #include "record.h"
+#include "size_limit.h"
 #include "tensor.h"
 
 namespace py = pybind11;

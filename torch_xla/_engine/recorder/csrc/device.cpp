@@ -87,11 +87,6 @@ Hooks& hooks() {
   return *h;
 }
 
-std::atomic<int64_t>& pending_limit() {
-  static std::atomic<int64_t> limit{10000};
-  return limit;
-}
-
 std::atomic<int>& advertised_devices() {
   static std::atomic<int> count{8};
   return count;

@@ -82,9 +82,6 @@ inline void hold_when_closing() {
   }
 }
 
-// The most ops that may be pending before the graph is cut.
-std::atomic<int64_t>& pending_limit();
-
 // How many devices torch is told of. Autograd makes its threads for them at the first backward of the process, which
 // may be before a backend has started, so this is an upper bound; a device that does not exist is refused on use.
 std::atomic<int>& advertised_devices();

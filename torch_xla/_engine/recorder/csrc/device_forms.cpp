@@ -2,7 +2,13 @@
 
 #include <ATen/Functions.h>
 
+#include "record.h"
+#include "size_limit.h"
+#include "tensor.h"
+
 namespace torch_xla {
+
+using at::Tensor;
 
 at::Tensor efficient_zeros(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
                            std::optional<at::Layout> layout, std::optional<at::Device> device,
@@ -14,5 +20,37 @@ std::tuple<at::Tensor, at::Tensor> weight_norm_backward(const at::Tensor& gradie
                                                         const at::Tensor& g, const at::Tensor& norms, int64_t dim) {
   return at::_weight_norm_differentiable_backward(gradient, v, g, norms, dim);
 }
+
+void amp_unscale_(at::TensorList gradients, Tensor& found_inf, const Tensor& inv_scale) {
+  static const Op* op = find_op("aten::_amp_foreach_non_finite_check_and_unscale");
+  if (gradients.empty()) {
+    return;
+  }
+  for (const Tensor& gradient : gradients) {
+    expect_xla(*op, gradient);
+  }
+  XlaTensor& found = expect_xla(*op, found_inf);
+  const NodePtr node = record_node(*op, {c10::IValue(gradients), c10::IValue(found_inf), c10::IValue(inv_scale)});
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    expect_xla(*op, gradients[i]).write(getitem(node, static_cast<uint32_t>(i)));
+  }
+  found.write(getitem(node, static_cast<uint32_t>(gradients.size())));
+  count_pending(node->device);
+}
+
+Tensor& amp_update_scale_(Tensor& scale, Tensor& growth_tracker, const Tensor& found_inf, double growth_factor,
+                          double backoff_factor, int64_t growth_interval) {
+  static const Op* op = find_op("aten::_amp_update_scale");
+  XlaTensor& target = expect_xla(*op, scale);
+  XlaTensor& tracker = expect_xla(*op, growth_tracker);
+  const NodePtr node = record_node(*op, {c10::IValue(scale), c10::IValue(growth_tracker), c10::IValue(found_inf),
+                                         growth_factor, backoff_factor, growth_interval});
+  target.write(getitem(node, 0));
+  tracker.write(getitem(node, 1));
+  count_pending(node->device);
+  return scale;
+}
+
+void propagate_xla_data(const Tensor&, const Tensor&) {}
 
 }  // namespace torch_xla

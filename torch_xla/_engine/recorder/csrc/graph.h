@@ -1,6 +1,6 @@
 // A Graph: what one execution computes. Collected from live tensors, run by the executor, then materialized.
 //
-// The device's execution lock (launch.h) is held from collect() until materialize() or the Graph's end; without
+// The device's execution lock (execution_lock.h) is held from collect() until materialize() or the Graph's end; without
 // materialize() nothing has changed, so a failed compilation or execution loses no value.
 //
 //   live value                                              collect_all      collect_values, if it is wanted
@@ -47,8 +47,5 @@ Graph collect_values(int8_t device, const std::vector<NodePtr>& wanted);
 
 // The graph that `wanted` need and nothing else, to be looked at: its roots are `wanted` in order, leaves included.
 Graph collect_only(int8_t device, const std::vector<NodePtr>& wanted);
-
-// The values of the live tensors of a device, oldest first.
-std::vector<NodePtr> live_values(int8_t device);
 
 }  // namespace torch_xla

@@ -16,7 +16,6 @@
 #include <array>
 
 #include "graph.h"
-#include "ordinal.h"
 
 namespace torch_xla {
 
@@ -45,10 +44,6 @@ struct Executable {
   mutable std::vector<int64_t> last_ints = {};
   mutable std::array<pybind11::object, 2> last_arrays = {};
 };
-
-// Calls `function(*args)` as the only thread that collects or launches graphs of this device. RuntimeError where this
-// thread does so already: a __del__ method or a signal handler in the middle of a step.
-pybind11::object exclusively(Ordinal device, const pybind11::function& function, const pybind11::args& args);
 
 // Starts the program of a graph with the leaves' arrays, or those in `leaves`, which are the same values placed as the
 // program takes them. Returns the results' arrays, and what can be waited for until the program has ended (a token that

@@ -13,6 +13,7 @@
 
 #include "op.h"
 #include "record.h"
+#include "size_limit.h"
 
 namespace torch_xla {
 namespace {

@@ -145,6 +145,11 @@ Node::~Node() {
   }
 }
 
+uint64_t new_epoch() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
 NodePtr getitem(const NodePtr& node, uint32_t out) {
   auto item = c10::make_intrusive<Node>();
   item->op = getitem_op();

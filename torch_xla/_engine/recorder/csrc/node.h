@@ -7,7 +7,7 @@
 // operands, so a value keeps alive only what is still needed to compute it. A pending Node whose program could not be
 // compiled or run has a Failure; it stays pending, and may be tried again. What a recorder reads of a Node without a
 // lock (signature, device, key) never changes; op, inputs, attrs, buffer and failure are touched under the device's
-// execution lock only (launch.h; held from collect() to launch()).
+// execution lock only (execution_lock.h; held from collect() to launch()).
 //
 // An op with several results is a Node that is no value, with one "getitem" Node per result on top of it.
 #pragma once
@@ -112,6 +112,9 @@ struct Node final : c10::intrusive_ptr_target {
   void fail(FailurePtr why);  // null: it is to be tried again
   ~Node() override;
 };
+
+// The number of a new traversal, which no node has.
+uint64_t new_epoch();
 
 // Result number `out` of a node with several.
 NodePtr getitem(const NodePtr& node, uint32_t out);

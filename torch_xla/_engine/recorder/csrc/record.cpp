@@ -3,16 +3,14 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/DefaultDtype.h>
 
-#include <atomic>
-
 #include "attributes.h"
 #include "copies.h"
 #include "cpu_fallback.h"
 #include "generator.h"
 #include "origin.h"
 #include "random.h"
-#include "sharding.h"
 #include "signature.h"
+#include "size_limit.h"
 #include "tensor.h"
 
 namespace torch_xla {
@@ -249,32 +247,6 @@ void raise_not_xla(const Op& op, size_t argument, const at::Tensor& t, int8_t de
               ", the other tensors are on ", where, "; move it with .to('", where, "')");
 }
 
-// The device whose graph this thread has to cut before it records another op; -1 for none. Threads look only once any
-// was told to: a variable of a thread costs a call.
-static thread_local int8_t cut_due = -1;
-static std::atomic<bool> any_cut_due{false};
-
-void count_pending(int8_t device) {
-  auto& pending = device_state(device).pending;
-  if (pending.fetch_add(1, std::memory_order_relaxed) + 1 >= pending_limit().load(std::memory_order_relaxed)) {
-    if (runs_at_once()) {
-      hooks().cut(device);
-    } else {
-      cut_due = device;
-      any_cut_due.store(true, std::memory_order_relaxed);
-    }
-  }
-  hold_when_closing();
-}
-
-void begin_op() {
-  if (C10_UNLIKELY(any_cut_due.load(std::memory_order_relaxed) && cut_due >= 0)) {
-    hooks().cut(std::exchange(cut_due, -1));
-  }
-}
-
-bool runs_at_once() { return pending_limit().load(std::memory_order_relaxed) == 1; }
-
 void record(const Op& op, torch::jit::Stack* stack) {
   begin_op();
   const size_t n = op.kinds.size();
@@ -288,74 +260,6 @@ void record(const Op& op, torch::jit::Stack* stack) {
   torch::jit::drop(*stack, n);
   push_results(node, stack);
   count_pending(node->device);
-}
-
-namespace {
-
-// Whether a factory's device argument asks for another device than that of its tensors.
-bool made_elsewhere(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  int8_t tensors = -1;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (op.kinds[i] == ArgKind::kTensor && arguments[i].isTensor()) {
-      XlaTensor* x = maybe_xla(arguments[i].toTensor());
-      tensors = tensors < 0 && x != nullptr ? x->device_index() : tensors;
-    } else if (op.kinds[i] == ArgKind::kDevice && arguments[i].isDevice()) {
-      const c10::Device wanted = arguments[i].toDevice();
-      return wanted.type() != c10::DeviceType::XLA || (tensors >= 0 && checked_index(wanted) != tensors);
-    }
-  }
-  return false;
-}
-
-// What zeros_like and its kind take shape and dtype from.
-NodePtr pattern_of(c10::ArrayRef<c10::IValue> arguments) {
-  XlaTensor* x = arguments[0].isTensor() ? maybe_xla(arguments[0].toTensor()) : nullptr;
-  return x != nullptr ? x->value() : NodePtr();
-}
-
-// A new tensor of the pattern's shape lies as that does: so do optimizer states as their parameters.
-void lay_out_as(const Node& pattern, c10::IValue& made) {
-  XlaTensor* x = made.isTensor() ? maybe_xla(made.toTensor()) : nullptr;
-  if (x == nullptr || x->sizes() != at::IntArrayRef(pattern.shape().sizes)) {
-    return;
-  }
-  NodePtr value = x->value();
-  if (NodePtr laid_out = laid_out_as(pattern, value); laid_out != value) {
-    made = make_tensor(std::move(laid_out));
-  }
-}
-
-}  // namespace
-
-void record_factory(const Op& op, torch::jit::Stack* stack) {
-  if (C10_LIKELY(!made_elsewhere(op, torch::jit::last(*stack, op.kinds.size())))) {
-    const NodePtr pattern = shards_anything() ? pattern_of(torch::jit::last(*stack, op.kinds.size())) : NodePtr();
-    record(op, stack);
-    if (pattern) {
-      lay_out_as(*pattern, torch::jit::peek(*stack, 0, 1));
-    }
-    return;
-  }
-  // torch's kernel for all devices makes an empty tensor there, of which it needs to know only sizes and dtype.
-  TORCH_CHECK(!op.handle.hasKernelForDispatchKey(c10::DispatchKey::CPU), op.name,
-              ": a result on another device than the argument's cannot be made; move the result with .to()");
-  op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-}
-
-void record_foreach(const Op& op, torch::jit::Stack* stack) {
-  int8_t first = -1;
-  for (const c10::IValue& argument : torch::jit::last(*stack, op.kinds.size())) {
-    for (const c10::IValue& element : argument.isTensorList() ? argument.toListRef() : c10::ArrayRef<c10::IValue>()) {
-      XlaTensor* x = maybe_xla(element.toTensor());
-      if (C10_UNLIKELY(x != nullptr && first >= 0 && x->device_index() != first)) {
-        // torch's kernel for all devices is a loop of ops that are not foreach.
-        op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-        return;
-      }
-      first = x != nullptr ? x->device_index() : first;
-    }
-  }
-  record(op, stack);
 }
 
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments) {

@@ -4,34 +4,27 @@
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/stack.h>
 
-#include "device.h"
 #include "op.h"
+#include "tensor.h"
 
 namespace torch_xla {
 
 // Pops the op's arguments, pushes its results. Raises, in torch's own words, what the op's meta function raises.
 void record(const Op& op, torch::jit::Stack* stack);
 
-// The same for an op one of whose arguments says where the result is made, which may be elsewhere than its tensors.
-void record_factory(const Op& op, torch::jit::Stack* stack);
-
-// The same for an op on lists, whose elements may be on several devices.
-void record_foreach(const Op& op, torch::jit::Stack* stack);
-
 // The same without results: the op's Node.
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Counts a recorded op; cuts the graph where too many are pending.
-void count_pending(int8_t device);
-
-// To be called before anything of an op is recorded: cuts the graph if the op before has made it too long. An error of
-// that cut is raised while this op has changed nothing, so that it can be tried again; an in-place op too.
-void begin_op();
-
-// Whether each op runs when it has been recorded (eager mode): the graph may have one op.
-bool runs_at_once();
-
 [[noreturn]] void raise_not_xla(const Op& op, size_t argument, const at::Tensor& t, int8_t device);
+
+// The tensor of ours that is that argument of a call; raises for any other tensor.
+inline XlaTensor& expect_xla(const Op& op, const at::Tensor& t, size_t argument = 0) {
+  XlaTensor* x = maybe_xla(t);
+  if (x == nullptr) {
+    raise_not_xla(op, argument, t, -1);
+  }
+  return *x;
+}
 
 // A node that converts `value` to `dtype`; `value` itself where it has that dtype.
 NodePtr cast(NodePtr value, at::ScalarType dtype);

@@ -6,9 +6,10 @@
 #include <string>
 #include <unordered_set>
 
-#include "compat.h"
 #include "elsewhere.h"
+#include "index_refusals.h"
 #include "pointwise.h"
+#include "random_refusals.h"
 
 namespace torch_xla {
 namespace {
@@ -157,99 +158,6 @@ bool any_below(const c10::IValue& numbers, int64_t least) {
   return std::any_of(list.begin(), list.end(), [&](int64_t n) { return n < least; });
 }
 
-// Whole numbers of [from, to) as `dtype`, which torch's kernel refuses where there are none, or some do not fit.
-void check_range(at::ScalarType dtype, int64_t from, std::optional<int64_t> to) {
-  at::empty({1}, at::TensorOptions().dtype(dtype).device(at::kCPU)).random_(from, to, compat::createCPUGenerator());
-}
-
-// The bounds of randint and its like come first, or after a tensor whose dtype is the result's unless one is given.
-void check_randint(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  at::ScalarType dtype = at::kLong;
-  std::vector<int64_t> bounds;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (i == 0 && arguments[i].isTensor()) {
-      dtype = arguments[i].toTensor().scalar_type();
-    } else if (op.kinds[i] == ArgKind::kDtype && !arguments[i].isNone()) {
-      dtype = arguments[i].toScalarType();
-    } else if (op.arg_names[i] == "low" || op.arg_names[i] == "high") {
-      if (!arguments[i].isInt()) {
-        return;
-      }
-      bounds.push_back(arguments[i].toInt());
-    }
-  }
-  check_range(dtype, bounds.size() == 2 ? bounds[0] : 0, bounds.back());
-}
-
-// Calls the kernel of the CPU for one element, with a generator of its own: torch's does not move on.
-void draw_one_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  const auto one = [](const at::Tensor& t) {
-    return at::zeros({1}, at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
-  };
-  std::vector<c10::IValue> with_generator(arguments.begin(), arguments.end());
-  with_generator.back() = compat::createCPUGenerator();
-  call_elsewhere(op, with_generator, Substitute{at::kCPU, one});
-}
-
-// What random kernels refuse; the CPU's own generator must not move on.
-void check_random(const Op& op, const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
-  static const std::unordered_set<std::string> of_numbers{
-      "aten::cauchy",      "aten::exponential", "aten::geometric",        "aten::log_normal",
-      "aten::random.from", "aten::random.to",   "aten::normal_functional"};
-  if (of_numbers.count(name) != 0) {
-    draw_one_on_cpu(op.functional ? *op.functional : op, arguments);
-    return;
-  }
-  const bool of_floats =
-      name == "aten::uniform" || name.rfind("aten::rrelu_with_noise", 0) == 0 || name == "aten::bernoulli";
-  // The two parts of a complex number are drawn as numbers of their own.
-  const bool of_pairs = name == "aten::uniform" && at::isComplexType(arguments[0].toTensor().scalar_type());
-  TORCH_CHECK_NOT_IMPLEMENTED(!of_floats || of_pairs || is_floating(arguments[0]), "\"", name,
-                              "\" not implemented for '", at::toString(arguments[0].toTensor().scalar_type()), "'");
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      name.rfind("aten::bernoulli", 0) != 0 || !at::isComplexType(arguments[0].toTensor().scalar_type()), "\"", name,
-      "\" not implemented for '", at::toString(arguments[0].toTensor().scalar_type()), "'");
-  if (name.rfind("aten::randint", 0) == 0) {
-    check_randint(op, arguments);
-    return;
-  }
-  if (name == "aten::uniform") {
-    const double from = arguments[1].toDouble();
-    const double to = arguments[2].toDouble();
-    TORCH_CHECK(from <= to, "uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to);
-  } else if (name == "aten::multinomial") {
-    const at::Tensor weights = arguments[0].toTensor();
-    TORCH_CHECK(at::isFloatingType(weights.scalar_type()),
-                "multinomial only supports floating-point dtypes for input, got: ", weights.scalar_type());
-    const int64_t samples = arguments[1].toInt();
-    TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
-    TORCH_CHECK(weights.dim() == 0 || arguments[2].toBool() || samples <= weights.size(-1),
-                "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
-  } else if (name.rfind("aten::bernoulli", 0) == 0 && arguments.size() > 1 && arguments[1].isDouble()) {
-    const double p = arguments[1].toDouble();
-    TORCH_CHECK(0 <= p && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
-  }
-}
-
-// There are no more indices than dims, and a mask has the sizes of the dims that it chooses from.
-void check_indices(const at::Tensor& x, c10::ArrayRef<c10::IValue> indices) {
-  int64_t dim = 0;
-  for (const c10::IValue& index : indices) {
-    if (!is_mask(index)) {
-      ++dim;
-      continue;
-    }
-    const at::Tensor mask = index.toTensor();
-    for (int64_t i = 0; i < mask.dim(); ++i) {
-      TORCH_CHECK_INDEX(dim + i < x.dim() && mask.size(i) == x.size(dim + i), "The shape of the mask ", mask.sizes(),
-                        " at index ", i, " does not match the shape of the indexed tensor ", x.sizes(), " at index ",
-                        dim + i);
-    }
-    dim += mask.dim();
-  }
-  TORCH_CHECK_INDEX(dim <= x.dim(), "too many indices for tensor of dimension ", x.dim(), " (got ", dim, ")");
-}
-
 // Whether a sum is asked for in a dtype that the CPU does not add up in: a dtype of an argument is not looked at
 // otherwise.
 bool adds_up_in_another_dtype(const Op& op, const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
@@ -264,23 +172,6 @@ bool adds_up_in_another_dtype(const Op& op, const std::string& name, c10::ArrayR
   return false;
 }
 
-bool is_empty(const c10::IValue& value) { return value.isTensor() && value.toTensor().numel() == 0; }
-
-// Whether values of another dtype, in another number, or of none of the places that there are, are put or looked up:
-// the CPU refuses some. How many places a mask has is not known.
-bool indexes_wrongly(const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
-  if (name == "aten::index_put" || name == "aten::_index_put_impl" || name == "aten::index_copy") {
-    const size_t source = name == "aten::index_copy" ? 3 : 2;
-    const auto indices = name == "aten::index_copy" ? c10::ArrayRef<c10::IValue>() : arguments[1].toListRef();
-    check_indices(arguments[0].toTensor(), indices);
-    return arguments[0].toTensor().scalar_type() != arguments[source].toTensor().scalar_type() ||
-           std::any_of(indices.begin(), indices.end(), is_empty) ||
-           (!indices.empty() && arguments[source].toTensor().numel() != 1 &&
-            std::none_of(indices.begin(), indices.end(), is_mask));
-  }
-  return (name == "aten::index.Tensor" || name == "aten::gather" || name == "aten::take") && is_empty(arguments[0]);
-}
-
 // Where the meta functions let pass what the kernels refuse, for reasons that shapes, dtypes and numbers tell.
 void check_for_reasons(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   static const std::unordered_set<std::string> lenient{"aten::as_strided_copy",  "aten::as_strided_scatter",
@@ -288,7 +179,7 @@ void check_for_reasons(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
                                                        "aten::index_add",        "aten::masked_scatter"};
   const std::string& name = op.functional ? op.functional->name : op.name;
   if (op.random) {
-    check_random(op, name, arguments);
+    check_random(op, arguments);
   } else if (name == "aten::nll_loss_forward") {
     const at::ScalarType target = arguments[1].toTensor().scalar_type();
     TORCH_CHECK(target == at::kLong || target == at::kByte, "expected target dtype to be Long or Byte, but got ",
@@ -305,21 +196,6 @@ void check_for_reasons(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
 }
 
 }  // namespace
-
-bool is_mask(const c10::IValue& index) {
-  return index.isTensor() && index.toTensor().defined() &&
-         (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte);
-}
-
-void check_random_out(const Op& functional, at::ScalarType out) {
-  const std::string& name = functional.name;
-  TORCH_CHECK(name != "aten::multinomial" || out == at::kLong,
-              "multinomial expects Long tensor out, got: ", at::toString(out));
-  // torch draws the two parts of a complex number apart: that is no conversion of what is drawn here.
-  const bool refused = name.rfind("aten::normal", 0) == 0 ? !at::isFloatingType(out)
-                                                          : name == "aten::bernoulli" && at::isComplexType(out);
-  TORCH_CHECK_NOT_IMPLEMENTED(!refused, "\"", name, "\" not implemented for '", at::toString(out), "'");
-}
 
 void check_as_cpu_does(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
   // The CPU's kernels keep sets of dims in 64 bits, and iterate over no more: most refuse such tensors, meta functions

@@ -1,3 +1,6 @@
+// Steps from a memory to a view of it, and back.
+#include <algorithm>
+
 #include "op.h"
 #include "tensor.h"
 
@@ -63,6 +66,17 @@ void XlaTensor::keep_step() {
   view->overlaps = overlaps_;
   view_ = std::move(view);
   unkept_ = false;
+}
+
+Steps XlaTensor::steps() {
+  Steps steps;
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  keep_step();
+  for (ViewPtr view = view_; view; view = view->parent) {
+    steps.ops.push_back(view);
+  }
+  std::reverse(steps.ops.begin(), steps.ops.end());
+  return steps;
 }
 
 at::Tensor replay(const Steps& steps, at::Tensor memory) {

@@ -1,0 +1,15 @@
+// Which buffers a program may overwrite with its results.
+#pragma once
+
+#include <vector>
+
+#include "graph.h"
+#include "walk.h"
+
+namespace torch_xla {
+
+// Notes in `graph` the leaves that nothing can read afterwards. `live`: what live_values() gave; `walk`: that of all
+// the graph's roots. Changes the nodes' `uses`.
+void find_donated(Graph& graph, const std::vector<NodePtr>& live, const Walk& walk);
+
+}  // namespace torch_xla

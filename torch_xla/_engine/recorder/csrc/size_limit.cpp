@@ -1,0 +1,43 @@
+#include "size_limit.h"
+
+#include <utility>
+
+#include "device.h"
+
+namespace torch_xla {
+namespace {
+
+// The device whose graph this thread has to cut before it records another op; -1 for none. Threads look only once any
+// was told to: a variable of a thread costs a call.
+thread_local int8_t cut_due = -1;
+std::atomic<bool> any_cut_due{false};
+
+}  // namespace
+
+std::atomic<int64_t>& pending_limit() {
+  static std::atomic<int64_t> limit{10000};
+  return limit;
+}
+
+void count_pending(int8_t device) {
+  auto& pending = device_state(device).pending;
+  if (pending.fetch_add(1, std::memory_order_relaxed) + 1 >= pending_limit().load(std::memory_order_relaxed)) {
+    if (runs_at_once()) {
+      hooks().cut(device);
+    } else {
+      cut_due = device;
+      any_cut_due.store(true, std::memory_order_relaxed);
+    }
+  }
+  hold_when_closing();
+}
+
+void begin_op() {
+  if (C10_UNLIKELY(any_cut_due.load(std::memory_order_relaxed) && cut_due >= 0)) {
+    hooks().cut(std::exchange(cut_due, -1));
+  }
+}
+
+bool runs_at_once() { return pending_limit().load(std::memory_order_relaxed) == 1; }
+
+}  // namespace torch_xla

@@ -1,0 +1,82 @@
+#include "walk.h"
+
+#include "op.h"
+#include "shortcuts.h"
+
+namespace torch_xla {
+
+inline void Walk::enter(Node* node) {
+  node->epoch = epoch_;
+  node->uses = 0;
+  if (node->pending()) {
+    take_shortcuts(*node);
+    stack_.emplace_back(node, 0);
+    return;
+  }
+  node->index = static_cast<uint32_t>(graph_.leaves.size());
+  graph_.leaves.push_back(node);
+  graph_.key.mix(placed(*node));
+}
+
+inline void Walk::number(const c10::IValue& value) {
+  if (is_constant_number(value)) {
+    return;
+  }
+  if (value.isInt()) {
+    graph_.ints.push_back(value.toInt());
+  } else if (value.isDouble()) {
+    graph_.floats.push_back(value.toDouble());
+  } else {
+    graph_.floats.push_back(value.toComplexDouble().real());
+    graph_.floats.push_back(value.toComplexDouble().imag());
+  }
+}
+
+inline void Walk::numbers(const Node& node) {
+  if (node.op == seed_op()) {
+    graph_.ints.push_back(node.attrs[0].toInt());
+    return;
+  }
+  for (size_t i = 0; i < node.op->kinds.size() && node.op != getitem_op(); ++i) {
+    const ArgKind kind = node.op->kinds[i];
+    if (kind == ArgKind::kScalar || (node.numbers >> i & 1)) {
+      number(node.attrs[i]);
+    } else if (kind == ArgKind::kScalars) {
+      for (const auto& element : node.attrs[i].toListRef()) {
+        number(element);
+      }
+    }
+  }
+}
+
+inline void Walk::leave(Node* node) {
+  node->index = static_cast<uint32_t>(graph_.nodes.size());
+  graph_.nodes.push_back(node);
+  graph_.key.mix(node->key);
+  for (const auto& input : node->inputs) {
+    graph_.key.mix((static_cast<uint64_t>(input->pending()) << 32) | input->index);
+  }
+  numbers(*node);
+}
+
+void Walk::visit(Node* root) {
+  if (seen(root)) {
+    return;
+  }
+  enter(root);
+  while (!stack_.empty()) {
+    auto& [node, next] = stack_.back();
+    if (next < node->inputs.size()) {
+      Node* input = node->inputs[next++].get();
+      if (!seen(input)) {
+        enter(input);
+      }
+      ++input->uses;
+    } else {
+      leave(node);
+      stack_.pop_back();
+    }
+  }
+}
+
+}  // namespace torch_xla
