@@ -148,6 +148,7 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "sort out, long": lambda d: torch.sort(o(d, 100, 99), out=(o(d, 100, 99).double(), z(d, 100, 99))),
     "svdvals out": lambda d: torch.linalg.svdvals(o(d, 3, 3), out=o(d, 3, dtype=torch.float64)),
     "lu_unpack out": lambda d: torch.lu_unpack(o(d, 2, 2), z(d, 2).int(), out=(o(d, 2, 2, dtype=torch.float64),) * 3),
+    "multinomial of many": lambda d: torch.multinomial(o(d, 1).expand(2**24 + 1), 1),
     "multinomial out": lambda d: torch.multinomial(o(d, 3), 1, out=o(d, 1, dtype=torch.int32)),
 }
 

@@ -82,6 +82,8 @@ void check_random(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
     TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
     TORCH_CHECK(weights.dim() == 0 || arguments[2].toBool() || samples <= weights.size(-1),
                 "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
+    // A draw finds its place by a float32.
+    TORCH_CHECK(weights.dim() == 0 || weights.size(-1) <= 1 << 24, "number of categories cannot exceed 2^24");
   } else if (name.rfind("aten::bernoulli", 0) == 0 && arguments.size() > 1 && arguments[1].isDouble()) {
     const double p = arguments[1].toDouble();
     TORCH_CHECK(0 <= p && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
