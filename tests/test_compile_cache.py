@@ -131,6 +131,45 @@ def test_the_users_own_folder_is_used_where_none_is_named(tmp_path: Path) -> Non
     assert f"not kept for the next process: others than this user may write to {folder}" in done.stderr
 
 
+LATE = """
+    import os, warnings
+    import torch, torch_xla
+    import torch_xla.runtime as xr
+
+    x = torch.ones(3).to("xla")  # the first use of a device
+    os.environ["XLA_PERSISTENT_CACHE_PATH"] = os.environ["TO"]
+    if os.environ["NAMED"]:
+        xr.initialize_cache(os.environ["TO"])
+
+    def compile(shape):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert x.expand(*shape).cos().sum().item() > 0
+        print(len(os.listdir(os.environ["TO"])) > 0, *sorted(str(w.message) for w in said), sep="\\n")
+
+    compile((2, 3))
+    os.environ.update(TORCH_XLA_PERSISTENT_CACHE_GB="1", XLA_PERSISTENT_CACHE_READ_ONLY="neither")
+    compile((4, 3))
+    compile((5, 3))
+    """
+
+
+@pytest.mark.parametrize("named", ["", "by initialize_cache()"])
+def test_a_folder_that_is_named_too_late_is_told(named: str, tmp_path: Path) -> None:
+    """Once for each variable, by the first compilation after that; not where the folder is in use all the same."""
+    first, to = tmp_path / "first", tmp_path / "to"
+    to.mkdir()
+    found = run_script(LATE, TO=str(to), NAMED=named, XLA_PERSISTENT_CACHE_PATH=str(first)).stdout.splitlines()
+    late = "torch_xla: {} was set after the first use of a device, and changes nothing: compiled programs are kept in "
+    late += f"{to if named else first}, as was decided then. Set it before, or call "
+    late += "torch_xla.runtime.initialize_cache(path)."
+    others = [late.format(name) for name in ("TORCH_XLA_PERSISTENT_CACHE_GB", "XLA_PERSISTENT_CACHE_READ_ONLY")]
+    if named:
+        assert found == ["True", "True", *others, "True"]
+    else:
+        assert found == ["False", late.format("XLA_PERSISTENT_CACHE_PATH"), "False", *others, "False"]
+
+
 #: What a replica prints, or writes: the loss, and how many of its programs were compiled and loaded.
 TRAIN = """
     import os, torch, torch_xla

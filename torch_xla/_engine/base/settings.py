@@ -309,6 +309,16 @@ class Settings:
         known = self.__dict__
         return [name for name in names if known.get(name) is False and Settings.__dict__[name].read()]
 
+    def changed_late(self, names: Sequence[str]) -> list[str]:
+        """Those of these variables that have been read, and that the environment gives another value now."""
+        return [name for name in names if name in self.__dict__ and self._is_another(name)]
+
+    def _is_another(self, name: str) -> bool:
+        try:
+            return bool(Settings.__dict__[name].read() != self.__dict__[name])
+        except ValueError:  # what it says now has never been a value
+            return True
+
     def export(self, name: str, text: str) -> None:
         """Sets a variable for this process and those that it starts. Raises ValueError for a text it cannot read."""
         variable = next(variable for variable in variables() if variable.name == name)

@@ -7,7 +7,8 @@
     a path                      unset                           that                 any number: it may be shipped
     a path                      a number                        that                 that; 0: any number
 
-initialize() names one as a path does. The user's own folder is used where only the user may write to it.
+initialize() names one as a path does. The user's own folder is used where only the user may write to it. What these
+variables say is read when the first device is used (preloading.py); a compilation warns of one that is set later.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from torch_xla._engine.execution.preloading import Preloading
 from torch_xla._engine.execution.program_files import KnownGraph, ProgramFiles, UnreadableError
 
 _USUAL_LIMIT = 4  # GB, of the user's own folder
+
+#: What says where programs are kept.
+_WHERE = ("XLA_PERSISTENT_CACHE_PATH", "XLA_PERSISTENT_CACHE_READ_ONLY", "TORCH_XLA_PERSISTENT_CACHE_GB")
+_warned: set[str] = set()  # of these, once for each
 
 # The folder in use: None until the first build or initialize(), then False (there is none) or the folder. initialize()
 # may replace it at any time, for the programs built from then on.
@@ -130,6 +135,7 @@ def build(
     start = time.perf_counter_ns()
     with journal.spent("CompileTime"):
         files = _in_use() if places else None
+        _warn_of_late_settings()
         if files is None:
             compiled, loaded, write = lower().compile(), False, None
         else:
@@ -139,6 +145,23 @@ def build(
     if write is not None:
         write()
     return compiled
+
+
+def _warn_of_late_settings() -> None:
+    files = in_use()
+    late = [name for name in settings.changed_late(_WHERE) if name not in _warned]
+    named = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
+    if files is not None and named and Path(named).expanduser().absolute() == files.folder:  # by initialize(), too
+        late = [name for name in late if name != "XLA_PERSISTENT_CACHE_PATH"]
+    _warned.update(late)
+    for name in late:
+        kept = "are not kept" if files is None else f"are kept in {files.folder}"
+        warnings.warn(
+            f"torch_xla: {name} was set after the first use of a device, and changes nothing: compiled programs "
+            f"{kept}, as was decided then. Set it before, or call torch_xla.runtime.initialize_cache(path).",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 _Found = tuple[jax.stages.Compiled, bool, Callable[[], None] | None]
