@@ -14,6 +14,7 @@ from torch_xla._engine.diagnostics import advice
 from torch_xla._engine.diagnostics.provenance import Provenance
 from torch_xla._engine.graph import summary
 from torch_xla._engine.graph.difference import Difference, LayoutChange, LeafChange
+from torch_xla._engine.lowering.matmul import Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +208,8 @@ def _setting(difference: Difference, situation: Situation) -> _Parts:
     return "setting", what, line, (change.name,), advice.ONCE[change.name], details
 
 
-def _precision(value: Any) -> str:
-    return ", ".join(f"{part.name} ({of})" for of, part in value._asdict().items())
+def _precision(value: Precision) -> str:
+    return f"{value.products.name} (products), {value.convolutions.name} (convolutions)"
 
 
 def _layout(difference: Difference, situation: Situation) -> _Parts:
