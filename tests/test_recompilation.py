@@ -218,6 +218,17 @@ def test_one_site_has_at_most_three_messages() -> None:
     assert {e.kind for e in told} == {"ops"}, "the values that were read here decided nothing"
 
 
+@pytest.mark.usefixtures("quiet")
+def test_tensors_of_several_ranks() -> None:
+    """A loop that reads what was computed of the entries of a state: each is a program, none has left the cache."""
+    with recompilation.watch(lambda e: None) as told:
+        for shape in ((2,), (2, 2), (2, 2, 2), ()):
+            x = torch.ones(shape).to("xla")
+            x.exp().mul_(3).cpu()
+    found = _only(told)
+    assert found.kind == "inputs" and "float32[2, 2]" in found.text and "torch_xla.sync()" in found.advice
+
+
 # --- the parts, on graphs written by hand ---------------------------------------------------------------------------
 
 
@@ -344,6 +355,21 @@ def test_long_graphs_are_compared_by_counts(monkeypatch: pytest.MonkeyPatch) -> 
     for found in (exact, rough):
         added = Counter(o.op for o in found.added) - Counter(o.op for o in found.removed)
         assert added == Counter({"aten::sin": 1, "aten::relu": 2, "aten::exp": 1})
+
+
+def test_what_was_interpreted_in_a_storm_has_not_left_the_cache() -> None:
+    """It is compiled when it has come again and again; the storm's explanation was told when that began."""
+    fresh = Watcher()
+    told: list[explain.Explanation] = []
+    site = (0, "read", "train.py:9")
+    with fresh.watching(told.append):
+        for size in (3, 4):
+            fresh.compiled(site, graph(EXP, leaves=((size, 3),)), situation())
+            fresh.ran(site)
+        fresh.storm(site, graph(EXP, leaves=((5, 3),)), situation())
+        found = fresh.compiled(site, graph(EXP, leaves=((5, 3),)), situation())
+    assert found is not None and found.kind == "derived", found
+    assert ["another one each time" in e.text for e in told] == [False, True]
 
 
 def test_consequences_in_the_same_step_are_not_told() -> None:

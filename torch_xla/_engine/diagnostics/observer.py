@@ -89,15 +89,15 @@ def _analysis(compiled: jax.stages.Compiled) -> Any:
         return None
 
 
-def compilation(graph: Any, spec: program.GraphSpec, device: int) -> AbstractContextManager[None]:
-    """Around the lowering and compilation of a graph that was not known."""
+def compilation(graph: Any, spec: program.GraphSpec, device: int, place: str) -> AbstractContextManager[None]:
+    """Around the lowering and compilation of a graph that was not known; ``place``: for whom, as reports name it."""
     if analysis.level() >= 1:
         analysis.graph("Compilation", causes.reason(), graph.key, len(spec.leaves), len(spec.roots))
-    return _compilation(graph, spec, device, causes.reason(), frames.user_line())
+    return _compilation(graph, spec, device, place, causes.reason(), frames.user_line())
 
 
 @contextmanager
-def _compilation(graph: Any, spec: program.GraphSpec, device: int, cause: str, line: str) -> Iterator[None]:
+def _compilation(graph: Any, spec: program.GraphSpec, device: int, place: str, cause: str, line: str) -> Iterator[None]:
     ops = len(spec.nodes)
     for listener in listeners:
         listener.compiled(graph, spec, device, line, cause)
@@ -108,7 +108,7 @@ def _compilation(graph: Any, spec: program.GraphSpec, device: int, cause: str, l
     journal.current().compilations += (journal.Compilation(start, duration, ops, cause, line),)
     _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
     situation = Situation(line, cause, tuple(journal.current().reads), _provenances(graph, device), ops)
-    watcher.compiled((device, cause, line), summary.summarize(spec), situation)
+    watcher.compiled((device, cause, line), summary.summarize(spec, graph.key, place), situation)
 
 
 def _provenances(graph: Any, device: int) -> tuple[provenance.Provenance, ...]:
@@ -134,11 +134,12 @@ def site(device: int) -> Site:
     return device, causes.reason(), frames.user_line()
 
 
-def storm(graph: Any, spec: program.GraphSpec, site: Site) -> None:
+def storm(graph: Any, spec: program.GraphSpec, site: Site, place: str) -> None:
     """From now on new graphs of the site are interpreted, as it makes another one each time; this is the first."""
     device, cause, line = site
     reads, provenances = tuple(journal.current().reads), _provenances(graph, device)
-    watcher.storm(site, summary.summarize(spec), Situation(line, cause, reads, provenances, graph.node_count))
+    new = summary.summarize(spec, graph.key, place)
+    watcher.storm(site, new, Situation(line, cause, reads, provenances, graph.node_count))
 
 
 class Execution:

@@ -28,8 +28,8 @@ log = logging.getLogger("torch_xla.recompilation")
 _CALM = 100  # steps without an unexpected compilation after which the lines of ops are no longer captured
 _KNOWN = 64  # graphs of a device that a new one may be compared with; those of its own site come first
 _PER_SITE = 3  # messages
-_CONSEQUENCES = frozenset({"derived", "results", "wiring"})  # of what was explained in the same step
-_AT_WARM_UP = frozenset({"ops", "results", "wiring", "branch", "nothing"})
+_CONSEQUENCES = frozenset({"derived", "layout", "results", "wiring"})  # of what was explained in the same step
+_AT_WARM_UP = frozenset({"ops", "layout", "results", "wiring", "branch", "nothing"})
 
 _STORM = (
     "From now on a new graph of this line is not compiled, but computed by torch's kernels on the CPU; one that comes "
@@ -99,11 +99,12 @@ class Watcher:
         """The site makes another graph each time, now ``new``: these are interpreted from now on. Says so, and why."""
         with self._lock:
             here = [graph for place, graph in self._known.get(site[0], ()) if place == site]
-            self._known.setdefault(site[0], deque(maxlen=_KNOWN)).append((site, new))
         old = difference.nearest(new, here)
         if old is None or not settings.XLA_EXPLAIN_RECOMPILATIONS:
             return
         found = explain(difference.compare(old, new), situation, "is another one each time")
+        with self._lock:
+            self._spoken.add(found.subject)
         self.speak(replace(found, text=f"{found.text}\n{_STORM}"))
 
     def step_ended(self) -> None:

@@ -37,6 +37,11 @@ def _own(step: Step) -> Hashable:
     return _key(step, _MESH if replicas.is_spmd() else step.device)
 
 
+def _place(step: Step) -> str:
+    """For whom a program is compiled, in words."""
+    return "the devices of a mesh (SPMD)" if replicas.is_spmd() else f"xla:{step.device}"
+
+
 def known(step: Step) -> Program | None:
     """The program of a step's graph, if there is one."""
     found = cache.get(_own(step))
@@ -51,7 +56,7 @@ def compiled(step: Step) -> Program:
     team = _team_of(step)
     if team is not None:
         agreement.check(step.spec, team)
-    with observer.compilation(step.graph, step.spec, step.device):
+    with observer.compilation(step.graph, step.spec, step.device, _place(step)):
         leaves = compilation.placed(step.graph, team)
         found = compilation.compile_graph(step.spec, step.device, leaves or step.graph.inputs(), team)
     cache.put(_own(step), found)
@@ -88,7 +93,7 @@ def compile_together(step: Step, leaves: Sequence[jax.Array]) -> Program:
     """Compiles the program that the threads of all replicas run as one, on their ``leaves`` joined."""
     team = replicated.team_of(step.spec)
     assert team is not None
-    with observer.compilation(step.graph, step.spec, step.device):
+    with observer.compilation(step.graph, step.spec, step.device, "the threads of all replicas"):
         found = compilation.compile_graph(step.spec, step.device, leaves, team, together=True)
     cache.put(_together(step), found)
     return found

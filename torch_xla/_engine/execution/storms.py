@@ -203,7 +203,7 @@ def _interpreted(step: Step, storm: observer.Site | None) -> Sequence[jax.Array]
         return None
     if storm is not None and storm not in _told:
         _told.add(storm)
-        observer.storm(step.graph, step.spec, storm)
+        observer.storm(step.graph, step.spec, storm, f"xla:{step.device}")
     step.graph.finish(results)
     metrics.count("InterpretedGraphs")
     run.ended()

@@ -1,19 +1,24 @@
 """How a new graph differs from one that is known, as data: the first thing in the order below that explains it.
 
-dtype or shape of inputs > ops added or removed > a constant argument > how the ops are connected > what is kept
+settings around it > dtype or shape of inputs > ops added or removed > rank of inputs > how inputs lie on the devices >
+a constant argument > how the ops are connected > what is kept
 """
 
 from __future__ import annotations
 
 import difflib
+import struct
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch_xla._engine.base.compat import dispatcher
-from torch_xla._engine.graph.summary import GraphSummary, Leaf, OpSummary
+from torch_xla._engine.graph.summary import GraphSummary, Leaf, Operand, OpSummary
 from torch_xla._engine.lowering import RULES, decompose
+
+#: Stands for an argument that is a tensor.
+TENSOR = Operand("tensor")
 
 #: Sequences of ops with more pairs of equal ones than this are compared by how often each op occurs in them: a diff
 #: takes 2 µs and more a pair, while a step waits.
@@ -32,7 +37,7 @@ class LeafChange:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChange:
-    """Argument ``name`` of ``op``, a constant of the program, has another value; None where it is not given.
+    """Argument ``name`` of ``op`` has another value: a constant of the program, TENSOR, or None where it is not given.
 
     ``special``: only 0, 1 and -1 are constants in this place, other numbers are inputs. ``may_be_tensor``: the op has
     an overload that takes a tensor there.
@@ -48,11 +53,36 @@ class ArgumentChange:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingChange:
+    """What holds for all of the graph, or for ``op``, and has another value."""
+
+    name: str
+    old: Any
+    new: Any
+    op: OpSummary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChange:
+    """Input ``index`` of the program lies on the devices in another way; numbers of base/shardings.py."""
+
+    index: int
+    old: int
+    new: int
+    user: OpSummary | None
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
-    """``kind``: inputs, ops, argument, wiring, results or nothing; the fields that say more belong to it."""
+    """``kind``: setting, inputs, ops, layout, argument, wiring, results; nothing; or unknown, if none of these.
+
+    The fields that say more belong to it. Nothing differs where one program would serve both.
+    """
 
     kind: str
+    setting: SettingChange | None = None
     inputs: tuple[LeafChange, ...] = ()
+    layouts: tuple[LayoutChange, ...] = ()
     argument: ArgumentChange | None = None
     added: tuple[OpSummary, ...] = ()
     removed: tuple[OpSummary, ...] = ()
@@ -64,38 +94,65 @@ def nearest(new: GraphSummary, known: Iterable[GraphSummary]) -> GraphSummary | 
     return min(reversed(list(known)), key=lambda old: _distance(old, new), default=None)
 
 
-def _distance(old: GraphSummary, new: GraphSummary) -> tuple[int, int, int]:
+def _distance(old: GraphSummary, new: GraphSummary) -> tuple[int, int, int, bool]:
     ops = sum(((old.histogram - new.histogram) + (new.histogram - old.histogram)).values())
     leaves = abs(len(old.leaves) - len(new.leaves))
     leaves += sum(a != b for a, b in zip(old.leaves, new.leaves, strict=False))
     baked = sum(a.baked != b.baked for a, b in zip(old.ops, new.ops, strict=False)) if ops == leaves == 0 else 0
-    return ops, leaves, baked
+    return ops, leaves, baked, not old.is_same_program(new)
 
 
 def compare(old: GraphSummary, new: GraphSummary) -> Difference:
     """What makes ``new`` another program than ``old``."""
-    inputs = _input_changes(old, new)
-    if inputs:
+    if (setting := _setting_change(old, new)) is not None:
+        return Difference("setting", setting=setting)
+    if _ranks(old) == _ranks(new) and (inputs := _input_changes(old, new)):
         return Difference("inputs", inputs=inputs)
-    if [op.op for op in old.ops] != [op.op for op in new.ops]:
+    if [op.name for op in old.ops] != [op.name for op in new.ops]:
         added, removed = _changed_ops(old.ops, new.ops)
         return Difference("ops", added=added, removed=removed)
-    argument = next((c for a, b in zip(old.ops, new.ops, strict=True) if (c := _argument_change(a, b))), None)
-    if argument is not None:
+    if len(old.leaves) == len(new.leaves) and (inputs := _input_changes(old, new)):
+        return Difference("inputs", inputs=inputs)
+    if layouts := _layout_changes(old, new):
+        return Difference("layout", layouts=layouts)
+    pairs = list(zip(old.ops, new.ops, strict=True))
+    if (argument := next((c for a, b in pairs if (c := _argument_change(a, b))), None)) is not None:
         return Difference("argument", argument=argument)
-    if [op.inputs for op in old.ops] != [op.inputs for op in new.ops]:
+    if len(old.leaves) != len(new.leaves) or any((a.inputs, a.taken) != (b.inputs, b.taken) for a, b in pairs):
         return Difference("wiring")
-    counts = Counter(results=len(new.roots) - len(old.roots), donated=len(new.donated) - len(old.donated))
-    same = (old.roots, old.donated) == (new.roots, new.donated)
-    return Difference("nothing" if same else "results", counts=counts)
+    if (old.roots, old.donated) != (new.roots, new.donated):
+        counts = Counter(results=len(new.roots) - len(old.roots), donated=len(new.donated) - len(old.donated))
+        return Difference("results", counts=counts)
+    return Difference("nothing" if old.is_same_program(new) else "unknown")
+
+
+def _setting_change(old: GraphSummary, new: GraphSummary) -> SettingChange | None:
+    if old.place != new.place:
+        return SettingChange("place", old.place, new.place)
+    if old.precision != new.precision:
+        return SettingChange("precision", old.precision, new.precision)
+    if len(old.ops) == len(new.ops):
+        for a, b in zip(old.ops, new.ops, strict=True):
+            if a.default_dtype != b.default_dtype:
+                return SettingChange("default dtype", a.default_dtype, b.default_dtype, b)
+    return None
+
+
+def _ranks(graph: GraphSummary) -> list[int]:
+    return [len(shape) for shape, _ in graph.leaves]
 
 
 def _input_changes(old: GraphSummary, new: GraphSummary) -> tuple[LeafChange, ...]:
-    """The inputs of another shape or dtype, if the graphs have inputs of the same number and ranks."""
-    if [len(shape) for shape, _ in old.leaves] != [len(shape) for shape, _ in new.leaves]:
-        return ()
+    """The inputs of another shape or dtype, of graphs with inputs of the same number."""
     pairs = enumerate(zip(old.leaves, new.leaves, strict=True))
     return tuple(LeafChange(i, a, b, new.first_user(i)) for i, (a, b) in pairs if a != b)
+
+
+def _layout_changes(old: GraphSummary, new: GraphSummary) -> tuple[LayoutChange, ...]:
+    if len(old.layouts) != len(new.layouts):  # which is another number of inputs
+        return ()
+    pairs = enumerate(zip(old.layouts, new.layouts, strict=True))
+    return tuple(LayoutChange(i, a, b, new.first_user(i)) for i, (a, b) in pairs if a != b)
 
 
 def _changed_ops(
@@ -103,18 +160,18 @@ def _changed_ops(
 ) -> tuple[tuple[OpSummary, ...], tuple[OpSummary, ...]]:
     """(ops that only the new graph has, ops that only the old one has), in the order of the graphs."""
     start = 0
-    while start < min(len(old), len(new)) and old[start].op == new[start].op:
+    while start < min(len(old), len(new)) and old[start].name == new[start].name:
         start += 1
     end = 0
-    while end < min(len(old), len(new)) - start and old[-1 - end].op == new[-1 - end].op:
+    while end < min(len(old), len(new)) - start and old[-1 - end].name == new[-1 - end].name:
         end += 1
     old, new = old[start : len(old) - end], new[start : len(new) - end]
-    before, now = Counter(op.op for op in old), Counter(op.op for op in new)
+    before, now = Counter(op.name for op in old), Counter(op.name for op in new)
     if sum(before[op] * now[op] for op in before) > _DIFF_LIMIT:
         return _surplus(new, old), _surplus(old, new)
     added: list[OpSummary] = []
     removed: list[OpSummary] = []
-    matcher = difflib.SequenceMatcher(None, [op.op for op in old], [op.op for op in new], autojunk=False)
+    matcher = difflib.SequenceMatcher(None, [op.name for op in old], [op.name for op in new], autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag != "equal":
             removed += old[i1:i2]
@@ -124,22 +181,33 @@ def _changed_ops(
 
 def _surplus(of: tuple[OpSummary, ...], over: tuple[OpSummary, ...]) -> tuple[OpSummary, ...]:
     """Of each op as many as ``of`` has more than ``over``, the last ones."""
-    more = Counter(op.op for op in of) - Counter(op.op for op in over)
+    more = Counter(op.name for op in of) - Counter(op.name for op in over)
     out = []
     for op in reversed(of):
-        if more[op.op] > 0:
-            more[op.op] -= 1
+        if more[op.name] > 0:
+            more[op.name] -= 1
             out.append(op)
     return tuple(reversed(out))
 
 
+def _exact(value: Any) -> Any:
+    """Equal for values that the recorder takes for equal: 1, 1.0 and True are three, and 0.0 and -0.0 are two."""
+    if isinstance(value, (tuple, list)):
+        return [_exact(part) for part in value]
+    if isinstance(value, complex):
+        return "complex", struct.pack("dd", value.real, value.imag)
+    return type(value).__name__, struct.pack("d", value) if isinstance(value, float) else value
+
+
+def _arguments(op: OpSummary) -> dict[int, Any]:
+    return dict.fromkeys((position for position, _ in op.taken), TENSOR) | dict(op.baked)
+
+
 def _argument_change(old: OpSummary, new: OpSummary) -> ArgumentChange | None:
-    if old.baked == new.baked:
+    before, after = _arguments(old), _arguments(new)
+    position = next((i for i in sorted({*before, *after}) if _exact(before.get(i)) != _exact(after.get(i))), None)
+    if position is None:
         return None
-    before, after = dict(old.baked), dict(new.baked)
-    position = next((i for i in sorted({*before, *after}) if before.get(i) != after.get(i)), None)
-    if position is None:  # differs in a way that == does not see, such as 1 and True
-        position = next(i for i in after if repr(before[i]) != repr(after[i]))
     name, kind = _describe_argument(new.op, position)
     rule = RULES.get(new.op)
     special = kind in ("number", "Scalar", "Tensor") and rule is not None and name not in rule.bake

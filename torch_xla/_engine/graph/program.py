@@ -83,6 +83,7 @@ class GraphSpec:
     root_shardings: list[int] = field(default_factory=list)  # see shardings.py; 0: as the compiler likes
     floats: int = 0  # how many numbers are operands, packed in two arrays
     ints: int = 0
+    leaf_shardings: list[int] = field(default_factory=list)  # how each leaf lies; 0: on one device
 
     def promise(self, value: int) -> Promise:
         """What the value of that number is promised to be."""
@@ -127,7 +128,8 @@ def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
     leaf_origins = [origins.origin(number) for number in graph.leaf_origins]
     roots, donated = list(graph.roots()), list(graph.donated)
     shardings, (floats, ints) = list(graph.root_shardings), graph.number_counts
-    return GraphSpec(leaves, nodes, roots, donated, precision, leaf_origins, shardings, floats, ints)
+    layouts = list(graph.leaf_shardings)
+    return GraphSpec(leaves, nodes, roots, donated, precision, leaf_origins, shardings, floats, ints, layouts)
 
 
 class _Evaluation:

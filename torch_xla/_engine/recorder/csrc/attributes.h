@@ -6,6 +6,7 @@
 #include <c10/core/Scalar.h>
 
 #include "hash.h"
+#include "node.h"
 #include "op.h"
 
 namespace torch_xla {
@@ -35,6 +36,14 @@ inline void mix_scalar(Key& key, const c10::IValue& value) {
     mix_attribute(key, value);
   } else {
     key.mix(kOperand + (value.isInt() ? 1ull << 32 : value.isDouble() ? 2ull << 32 : 3ull << 32));
+  }
+}
+
+// torch's default dtype, when the node was recorded: in the key where it is not float32. After the arguments.
+inline void mix_default_dtype(Node& node, at::ScalarType dtype) {
+  if (C10_UNLIKELY(dtype != at::kFloat)) {
+    node.default_dtype = dtype;
+    node.key.mix(kDefaultDtype + (static_cast<uint64_t>(dtype) << 32));
   }
 }
 

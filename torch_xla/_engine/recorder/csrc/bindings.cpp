@@ -144,6 +144,14 @@ void bind_graph(py::module_& m) {
                                }
                                return out;
                              })
+      .def_property_readonly("leaf_shardings",
+                             [](const Graph& g) {
+                               std::vector<uint32_t> out;
+                               for (const Node* leaf : g.leaves) {
+                                 out.push_back(leaf->sharding.load(std::memory_order_relaxed));
+                               }
+                               return out;
+                             })
       .def("inputs", &leaf_buffers)
       .def_property_readonly("number_counts",
                              [](const Graph& g) { return py::make_tuple(g.floats.size(), g.ints.size()); })

@@ -49,13 +49,7 @@ class Recording {
  private:
   // Whatever of the process decides what an op returns, besides its arguments. That is the default dtype: neither
   // deterministic algorithms nor inference mode nor the default device change a shape or a dtype below autograd.
-  void mix_globals() {
-    const at::ScalarType dtype = c10::get_default_dtype_as_scalartype();
-    if (C10_UNLIKELY(dtype != at::kFloat)) {
-      node_->default_dtype = dtype;
-      node_->key.mix(kDefaultDtype + (static_cast<uint64_t>(dtype) << 32));
-    }
-  }
+  void mix_globals() { mix_default_dtype(*node_, c10::get_default_dtype_as_scalartype()); }
 
   // Raises torch's error for a number that does not fit the dtype it is converted to.
   void check_numbers() const {

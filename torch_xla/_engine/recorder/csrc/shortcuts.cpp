@@ -43,7 +43,6 @@ NodePtr rebased(const Node& part, const NodePtr& operand, Range range) {
   auto node = c10::make_intrusive<Node>();
   node->op = part.op;
   node->device = part.device;
-  node->default_dtype = part.default_dtype;
   node->signature = part.signature;
   node->inputs.push_back(operand);
   node->attrs = part.attrs;
@@ -57,7 +56,7 @@ NodePtr rebased(const Node& part, const NodePtr& operand, Range range) {
   for (size_t i = 1; i < node->attrs.size(); ++i) {
     mix_attribute(node->key, node->attrs[i]);
   }
-  node->key.mix(kDefaultDtype + (static_cast<uint64_t>(node->default_dtype) << 32));
+  mix_default_dtype(*node, part.default_dtype);
   return node;
 }
 

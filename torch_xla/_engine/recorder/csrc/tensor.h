@@ -31,8 +31,9 @@ struct View final : c10::intrusive_ptr_target {
   SignaturePtr signature;
   uint32_t out = 0;
   uint32_t origin = 0;
-  bool overlaps = false;  // several elements of the view are one element of what it views
-  uint64_t id = 0;        // of the tensors that show this view, once asked for; device mutex
+  at::ScalarType default_dtype = at::kFloat;  // torch's, when the step was recorded: it is in the key
+  bool overlaps = false;                      // several elements of the view are one element of what it views
+  uint64_t id = 0;                            // of the tensors that show this view, once asked for; device mutex
 
   // The view's value, given that of what it views.
   NodePtr apply(const NodePtr& base) const;

@@ -15,6 +15,7 @@ NodePtr copy_of_step(const View& view, const NodePtr& base) {
   node->signature = view.signature;
   node->attrs = view.attrs;
   node->origin = view.origin;
+  node->default_dtype = view.default_dtype;
   node->inputs.push_back(base);
   return node;
 }
@@ -59,6 +60,7 @@ void XlaTensor::keep_step() {
   view->key = step->key;
   view->attrs = step->attrs;
   view->origin = step->origin;
+  view->default_dtype = step->default_dtype;
   view->from = base->signature;
   view->from_out = base->out;
   view->signature = step->signature;
