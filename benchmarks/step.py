@@ -155,6 +155,7 @@ class Times:
 
 def measure(job: Job, device: torch.device, rounds: int, without: Collection[str] = ()) -> dict[str, Times]:
     """What each contestant took for one job."""
+    torch.compiler.reset()  # or the fifth job would run over its limit of variants of one function
     ours, eager = Torch(job, device), Torch(job, torch.device("cpu"))
     others: dict[str, Callable[[], Contestant]] = {
         "inductor": lambda: Torch(job, torch.device("cpu"), inductor=True),
