@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -14,6 +15,19 @@
 
 namespace torch_xla::handlers {
 namespace {
+
+// How long a thread looks again and again before it sleeps, giving way to whoever wants its core: a program's handlers
+// follow each other closely, and waking a thread takes as long as a small kernel. LeNet's step takes 0.75 of eager
+// torch's with it and 0.9 without.
+constexpr std::chrono::microseconds kAwake(500);
+
+template <typename Done>
+void look_for(const Done& done) {
+  const auto end = std::chrono::steady_clock::now() + kAwake;
+  while (!done() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::yield();
+  }
+}
 
 struct Task {
   const std::function<void()>* work;
@@ -31,8 +45,10 @@ class Team {
         started_ = true;
       }
       tasks_.push_back(&task);
+      waiting_.store(true, std::memory_order_relaxed);
     }
     wake_.notify_one();
+    look_for([&] { return task.done.load(std::memory_order_acquire); });
     task.done.wait(false, std::memory_order_acquire);
   }
 
@@ -58,16 +74,19 @@ class Team {
   }
 
   Task* next() {
+    look_for([this] { return waiting_.load(std::memory_order_relaxed); });
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [this] { return !tasks_.empty(); });
     Task* task = tasks_.front();
     tasks_.pop_front();
+    waiting_.store(!tasks_.empty(), std::memory_order_relaxed);
     return task;
   }
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Task*> tasks_;
+  std::atomic<bool> waiting_{false};  // whether there are tasks, for who does not hold the lock
   bool started_ = false;
 };
 
