@@ -192,9 +192,9 @@ def in_new_signatures(stride: int = 1) -> int:
     Called again they give what they give on the CPU, and refuse what that refuses.
     """
     calls: dict[str, Callable[[torch.Tensor], Any]] = {
-        "in place": lambda x: x.add_(1),
-        "refused by the meta function only": lambda x: (x > 0) << 1,
-        "refused for its out": lambda x: torch.add(x, 1, out=torch.empty(0, dtype=torch.int64, device=x.device)),
+        "in place": lambda x: x.cumsum_(0),
+        "refused for its shapes": lambda x: x.masked_fill(torch.ones(3, dtype=torch.bool, device=x.device), 1),
+        "refused for its out": lambda x: torch.softmax(x, 0, out=torch.empty(0, dtype=torch.int64, device=x.device)),
     }
     done = 0
     for name, call in calls.items():
