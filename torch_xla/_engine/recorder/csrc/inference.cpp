@@ -121,6 +121,12 @@ void add_results(const Op& op, Signature& signature, const torch::jit::Stack& st
   }
 }
 
+SignaturePtr signature_of(const Op& op, at::IntArrayRef sizes, at::ScalarType dtype) {
+  auto signature = c10::make_intrusive<Signature>();
+  add_result(op, *signature, at::empty(sizes, at::TensorOptions().dtype(dtype).device(at::kMeta)));
+  return signature;
+}
+
 // What one element and the operands' shapes say, without torch's meta functions: most of those are Python's, and the
 // first imports torch._dynamo, for a second. Null where the CPU gives no single dtype, or where shapes do not go
 // together, which each kernel says in words of its own.
@@ -136,23 +142,29 @@ SignaturePtr infer_pointwise(const Op& op, c10::ArrayRef<c10::IValue> arguments,
   if (!dtype) {
     return SignaturePtr();
   }
-  auto signature = c10::make_intrusive<Signature>();
-  add_result(op, *signature, at::empty(shape, at::TensorOptions().dtype(*dtype).device(at::kMeta)));
-  return signature;
+  return signature_of(op, shape, *dtype);
 }
 
-SignaturePtr signature_of_cast(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  auto signature = c10::make_intrusive<Signature>();
-  const auto options = at::TensorOptions().dtype(arguments[1].toScalarType()).device(at::kMeta);
-  add_result(op, *signature, at::empty(arguments[0].toTensor().sizes(), options));
-  return signature;
+// Casts, and memory like another tensor's: null where there is anything special about it.
+SignaturePtr infer_like(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.name == "prims::convert_element_type") {
+    return signature_of(op, arguments[0].toTensor().sizes(), arguments[1].toScalarType());
+  }
+  if (op.name != "aten::empty_like") {
+    return SignaturePtr();
+  }
+  const at::Tensor self = arguments[0].toTensor();
+  const at::ScalarType dtype = arguments[1].isNone() ? self.scalar_type() : arguments[1].toScalarType();
+  const bool dense = arguments[2].isNone() || arguments[2].toLayout() == at::kStrided;
+  const bool formatted = !arguments[5].isNone() && arguments[5].toMemoryFormat() != at::MemoryFormat::Preserve;
+  return dense && !formatted && !at::isQIntType(dtype) ? signature_of(op, self.sizes(), dtype) : SignaturePtr();
 }
 
 }  // namespace
 
 SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  if (op.name == "prims::convert_element_type") {
-    return signature_of_cast(op, arguments);
+  if (SignaturePtr found = infer_like(op, arguments)) {
+    return found;
   }
   const bool in_place = op.functional != nullptr && !op.random;
   if (op.pointwise && in_place) {

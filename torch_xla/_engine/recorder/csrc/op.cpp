@@ -103,8 +103,7 @@ Op::Op(const c10::OperatorHandle& handle_, const std::unordered_set<std::string>
   key.mix(std::string_view(name));
   may_overlap = name == "aten::expand" || name == "aten::as_strided" || name == "aten::unfold";
   converts_numbers = becomes_elements(name);
-  pointwise = (handle.hasTag(at::Tag::pointwise) && name.rfind("aten::", 0) == 0) || name == "aten::_to_copy" ||
-              name == "aten::empty_like";
+  pointwise = handle.hasTag(at::Tag::pointwise) && name.rfind("aten::", 0) == 0;
   const auto& returns = handle.schema().returns();
   returns_list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;
   const std::string& qualified = handle.operator_name().name;

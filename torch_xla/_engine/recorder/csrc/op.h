@@ -40,7 +40,7 @@ struct Op {
   bool takes_device = false;      // an argument says where the result is made
   bool uniform = false;           // in place: all elements that it writes are equal
   bool converts_numbers = false;  // its numbers become elements of the result, and must fit its dtype
-  bool pointwise = false;         // of torch's, element by element, casts and empty_like; and their forms
+  bool pointwise = false;         // of torch's, element by element; and its forms
   bool cpu_indices = false;       // the second argument, a list of indices, may be on the CPU, as on other devices
   // Calls that only the CPU can answer, because the result's shape depends on values; null: none.
   bool (*needs_cpu)(c10::ArrayRef<c10::IValue> arguments) = nullptr;
