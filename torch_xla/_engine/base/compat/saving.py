@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch_xla._engine.base import versions
 from torch_xla._engine.base.compat.private import Private
 
 _REDUCE = Private(
@@ -88,15 +89,17 @@ def set_map_location(where: Any) -> None:
     _STATE.get().map_location = where
 
 
+# Public since 2.15, where the old name warns.
+_FSSPEC = "torch.distributed.checkpoint." + ("_" if versions.is_before("2.15") else "") + "fsspec_filesystem"
 _FSSPEC_WRITER = Private(
-    "torch.distributed.checkpoint._fsspec_filesystem",
+    _FSSPEC,
     "FsspecWriter",
     "checkpoints under paths such as gs://",
     "a CheckpointManager for such a path raises, and says why",
     optional=True,
 )
 _FSSPEC_READER = Private(
-    "torch.distributed.checkpoint._fsspec_filesystem",
+    _FSSPEC,
     "FsspecReader",
     "as the one before",
     "as the one before",
