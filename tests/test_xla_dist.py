@@ -93,7 +93,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def describe(folder: Path, name: str, *addresses: str, **fields: str) -> None:
     endpoints = [{"ipAddress": address} for address in addresses]
-    (folder / f"{name}.json").write_text(json.dumps({"state": "READY", "networkEndpoints": endpoints, **fields}))
+    part = folder / f"{name}.part"  # in one step: the fake gcloud may be reading it
+    part.write_text(json.dumps({"state": "READY", "networkEndpoints": endpoints, **fields}))
+    part.replace(folder / f"{name}.json")
 
 
 PRINT_JOB = (
