@@ -6,10 +6,9 @@ are: a table from the recorder's lines that mix something into a key to cases he
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -20,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import Tensor
 
 import torch_xla
+from tests.seams import default_dtype
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes, shardings
 from torch_xla._engine.diagnostics.explain import Situation, explain
@@ -76,16 +76,6 @@ def pending(make: Recording) -> GraphSummary:
 
 def _summary(graph: object, precision: Precision = EXACT, place: str = "xla:0") -> GraphSummary:
     return summarize(program.describe(graph, precision), graph.key, place)  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def in_float64(make: Callable[[], Tensor]) -> Callable[[], Tensor]:

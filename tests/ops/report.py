@@ -22,7 +22,7 @@ START, END = "<!-- refusals -->", "<!-- end of refusals -->"
 HEADER = """# Operator coverage
 
 Every operator of torch's own test database (`op_db`) on xla, held against eager torch on the CPU: structure, shapes,
-dtypes and values. Written by `make test-ops`; do not edit.
+dtypes and values. Written by `make test-ops`; do not edit. It is of {samples}.
 
 """
 
@@ -34,12 +34,13 @@ else right/all. *forward* for every dtype; the other kinds for the first one tha
 """
 
 
-def markdown(outcomes: list[Outcome]) -> str:
-    """The whole document."""
+def markdown(outcomes: list[Outcome], samples: int) -> str:
+    """The whole document. ``samples``: of each check; 0: all."""
     by_op: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         by_op[outcome.op].append(outcome)
-    lines = [HEADER, *_totals(outcomes, by_op), EXPLANATION, *_table(by_op)]
+    which = f"the first {samples} samples of each check" if samples else 'all samples (`SWEEP_ARGS="--samples 0"`)'
+    lines = [HEADER.format(samples=which), *_totals(outcomes, by_op), EXPLANATION, *_table(by_op)]
     return "".join(lines) + _failures(outcomes)
 
 

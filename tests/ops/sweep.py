@@ -84,7 +84,7 @@ def main() -> int:
     outcomes = run(todo, args.jobs, seconds, args.json)
     if args.output:
         kept = targets.section(args.output)  # of another command
-        args.output.write_text(report.markdown(outcomes) + kept)
+        args.output.write_text(report.markdown(outcomes, args.samples) + kept)
     if args.refusals:
         args.refusals.write_text(report.replaced(args.refusals.read_text(), report.refusals(outcomes)))
     lines = verdict(outcomes, whole=not args.samples)

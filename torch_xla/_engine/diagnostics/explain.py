@@ -85,10 +85,15 @@ def _inputs(difference: Difference, situation: Situation) -> _Parts:
 
 def _input(change: LeafChange, maker: Provenance) -> str:
     text = f"its input {change.index} was {show(change.old)} and is {show(change.new)}"
+    return text + _origin(change, maker)
+
+
+def _origin(change: LeafChange | LayoutChange, maker: Provenance) -> str:
+    """Where an input comes from and goes to, in parentheses."""
     where = [f"{_MADE[maker.kind]} at {maker.line}"] if maker.line else []
     if change.user is not None:
         where.append(f"first used by {change.user.op}{_at(change.user)}")
-    return f"{text} ({', '.join(where)})" if where else text
+    return f" ({', '.join(where)})" if where else ""
 
 
 _ROOTS = ("upload", "fallback")
@@ -223,10 +228,7 @@ def _layout(difference: Difference, situation: Situation) -> _Parts:
 
 def _laid_out(change: LayoutChange, maker: Provenance) -> str:
     text = f"its input {change.index} lay {_lies(change.old)} and lies {_lies(change.new)}"
-    where = [f"{_MADE[maker.kind]} at {maker.line}"] if maker.line else []
-    if change.user is not None:
-        where.append(f"first used by {change.user.op}{_at(change.user)}")
-    return f"{text} ({', '.join(where)})" if where else text
+    return text + _origin(change, maker)
 
 
 def _lies(number: int) -> str:

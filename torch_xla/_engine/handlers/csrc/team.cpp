@@ -17,8 +17,7 @@ namespace torch_xla::handlers {
 namespace {
 
 // How long a thread looks again and again before it sleeps, giving way to whoever wants its core: a program's handlers
-// follow each other closely, and waking a thread takes as long as a small kernel. LeNet's step takes 0.75 of eager
-// torch's with it and 0.9 without.
+// follow each other closely, and waking a thread takes as long as a small kernel.
 constexpr std::chrono::microseconds kAwake(500);
 
 template <typename Done>
