@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn, optim
 
@@ -74,3 +76,37 @@ def test_a_value_is_not_donated_to_a_read() -> None:
     assert y.tolist() == [4, 4, 4]
     w.add_(1)
     assert w.tolist() == [3, 3, 3] and (y + w).tolist() == [7, 7, 7]
+
+
+def _addresses(tensors: list[torch.Tensor]) -> list[int]:
+    return [node.buffer.unsafe_buffer_pointer() for node in recorder.module().nodes_of(tensors)]
+
+
+OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "sgd": lambda p: optim.SGD(p, lr=0.01, momentum=0.9),
+    "adamw": lambda p: optim.AdamW(p, lr=0.01),
+    "adamw, one by one": lambda p: optim.AdamW(p, lr=0.01, foreach=False),
+    "adam, fused": lambda p: optim.Adam(p, lr=0.01, fused=True),
+    "adagrad": lambda p: optim.Adagrad(p, lr=0.01),
+    "rmsprop, centered": lambda p: optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_value_is_written_over_itself(name: str) -> None:
+    """Where equal layers exchange their memory, each program copies both values."""
+    layers = [layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.BatchNorm1d(16))]
+    model = nn.Sequential(*layers).to("xla")
+    optimizer = OPTIMIZERS[name](model.parameters())
+    x = torch.randn(8, 16).to("xla")
+    seen: list[list[int]] = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+        torch_xla.sync(wait=True)
+        state = [v for s in optimizer.state.values() for v in s.values() if getattr(v, "device", x.device) == x.device]
+        running = [b for b in model.buffers() if b.is_floating_point()]
+        seen.append(_addresses([*model.parameters(), *state, *running]))
+    assert seen[-1] == seen[-2]
+    assert len(set(seen[-1])) == len(seen[-1]) >= 16 + 8, "parameters, and what BatchNorm has seen"

@@ -8,8 +8,9 @@
 
 namespace torch_xla {
 
-// Notes in `graph` the leaves that nothing can read afterwards. `live`: what live_values() gave; `walk`: that of all
-// the graph's roots. Changes the nodes' `uses`.
+// Notes in `graph` the leaves that nothing can read afterwards, and orders its roots so that each is written over the
+// leaf that it is made of. `live`: what live_values() gave; `walk`: that of all the graph's roots. Changes the nodes'
+// `uses`.
 void find_donated(Graph& graph, const std::vector<NodePtr>& live, const Walk& walk);
 
 }  // namespace torch_xla
