@@ -6,6 +6,7 @@ That they compute what XLA's do: every test of lowering/ checks rules that may c
 from __future__ import annotations
 
 import copy
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -469,6 +470,51 @@ def test_number_of_threads() -> None:
     assert torch.get_num_threads() == 4
     """
     )
+
+
+_BOUND = """
+    import os, subprocess, sys
+    from pathlib import Path
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+
+    def bound():
+        found = 0
+        for thread in Path("/proc/self/task").iterdir():
+            found += len(os.sched_getaffinity(int(thread.name))) < cores
+        return found
+
+    def becomes(wanted):
+        for seed in range(300):
+            step(seed)
+            if (bound() > 0) == wanted:
+                return True
+        return False
+    """
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
+def test_threads_have_cores_of_their_own() -> None:
+    """As long as the cores are theirs: beside programs that never sleep they go where they can."""
+    run_script(
+        _TRAIN
+        + _BOUND
+        + """
+    assert becomes(True)
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores)]
+    try:
+        assert becomes(False)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    """
+    )
+
+
+def test_the_user_says_where_threads_run() -> None:
+    run_script(_TRAIN + _BOUND + "assert not becomes(True)", OMP_PROC_BIND="false")
 
 
 def test_several_threads_at_once() -> None:

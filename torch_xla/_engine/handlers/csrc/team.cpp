@@ -13,12 +13,16 @@
 #include <new>
 #include <thread>
 
+#include "cores.h"
+
 namespace torch_xla::handlers {
 namespace {
 
 // How long a thread looks again and again before it sleeps, giving way to whoever wants its core: a program's handlers
 // follow each other closely, and waking a thread takes as long as a small kernel.
 constexpr std::chrono::microseconds kAwake(500);
+
+constexpr uint32_t kOften = 64;  // kernels, after which the cores are looked at again
 
 template <typename Done>
 void look_for(const Done& done) {
@@ -56,13 +60,14 @@ class Team {
  private:
   [[noreturn]] void serve() {
     const c10::InferenceMode no_autograd;
-    for (;;) {
-      Task* task = next();
-      const int wanted = threads.load(std::memory_order_relaxed);
+    for (uint32_t served = 0;; ++served) {
+      bool slept = false;
+      Task* task = next(slept);
       try {
-        if (wanted > 0 && wanted != at::get_num_threads()) {
-          at::set_num_threads(wanted);
+        if (take_threads() || slept || served % kOften == 0) {
+          cores_.spread();
         }
+        cores_.return_owner();
         (*task->work)();
       } catch (...) {
         task->error = std::current_exception();
@@ -72,9 +77,20 @@ class Team {
     }
   }
 
-  Task* next() {
+  // Whether the team has another number of threads than it had.
+  bool take_threads() const {
+    const int wanted = threads.load(std::memory_order_relaxed);
+    if (wanted <= 0 || wanted == at::get_num_threads()) {
+      return false;
+    }
+    at::set_num_threads(wanted);
+    return true;
+  }
+
+  Task* next(bool& slept) {
     look_for([this] { return waiting_.load(std::memory_order_relaxed); });
     std::unique_lock lock(mutex_);
+    slept = tasks_.empty();
     wake_.wait(lock, [this] { return !tasks_.empty(); });
     Task* task = tasks_.front();
     tasks_.pop_front();
@@ -82,6 +98,7 @@ class Team {
     return task;
   }
 
+  Cores cores_;  // of `serve`
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Task*> tasks_;
