@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import jax_models, models, report
-from benchmarks.step import JOBS, Job, Torch
+from benchmarks.contestants import JOBS, Job, Torch
 
 STEPS = 5
 #: A model whose parameters and activations are more than what libraries and compilers take.

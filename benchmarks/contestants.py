@@ -1,0 +1,201 @@
+"""Who trains what: the jobs of the benchmarks, in torch and in jax, and contestants in processes of their own."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from benchmarks import jax_models, jax_resnet, models
+
+WARM_UP = 4  # steps after the first until nothing compiles any more
+LOOP = 10  # steps of a loop, of which Python may be ahead
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model with its data and optimizer; the same in jax."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    batch: Callable[[], tuple[Tensor, Tensor]]
+    optimizer: Callable[..., Optimizer]
+    in_jax: Callable[[], tuple[jax_models.State, jax_models.Step]]
+
+
+MOMENTUM = partial(SGD, lr=0.05, momentum=0.9)
+JOBS = [
+    Job("MLP-50, AdamW", models.MLP, models.vectors, AdamW, jax_models.mlp),
+    Job("LeNet, SGD", models.LeNet, partial(models.images, 64, 1, 28), MOMENTUM, jax_models.lenet),
+    Job("ResNet-18, SGD", models.ResNet, partial(models.images, 16, 3, 32), MOMENTUM, jax_resnet.resnet),
+    Job("ViT-6L, AdamW", models.ViT, partial(models.images, 8, 3, 32), AdamW, jax_models.vit),
+    Job("GPT-6L, AdamW", models.GPT, models.text, AdamW, jax_models.gpt),
+]
+
+
+class Contestant(Protocol):
+    """Something that trains one step at a time."""
+
+    def step(self) -> None:
+        """Issues one step; the device may still be at work when it returns."""
+
+    def wait(self) -> None:
+        """Waits until the device is done."""
+
+
+class Torch:
+    """A job in torch, on any device."""
+
+    def __init__(self, job: Job, device: torch.device, inductor: bool = False) -> None:
+        torch.manual_seed(0)
+        self.lazy = device.type == "xla"
+        self.model = job.model()
+        self.loss = lambda inputs, targets: models.loss(self.model(inputs), targets)
+        if inductor:
+            self.loss = torch.compile(self.loss)
+        self.initial = self.parameters()
+        self.model.to(device)
+        self.inputs, self.targets = (tensor.to(device) for tensor in job.batch())
+        self.optimizer = job.optimizer(self.model.parameters())
+        self.wait()
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.loss(self.inputs, self.targets).backward()
+        self.optimizer.step()
+        if self.lazy:
+            import torch_xla
+
+            torch_xla.sync()
+
+    def parameters(self) -> Tensor:
+        """All parameters as they are now, in one vector on the CPU."""
+        return torch.cat([parameter.detach().cpu().flatten() for parameter in self.model.parameters()])
+
+    def wait(self) -> None:
+        if self.lazy:
+            import torch_xla.core.xla_model as xm
+
+            xm.wait_device_ops()
+
+
+class Jax:
+    """A job in hand-written jax, on jax's default device."""
+
+    def __init__(self, job: Job) -> None:
+        self.state, self.compiled = job.in_jax()
+        # Token ids and labels are 64-bit in torch and 32-bit here, as anyone would write it.
+        self.inputs, self.targets = (jnp.asarray(tensor.numpy()) for tensor in job.batch())
+
+    def step(self) -> None:
+        self.state, self.loss = self.compiled(self.state, self.inputs, self.targets)
+
+    def wait(self) -> None:
+        jax.block_until_ready(self.state)
+
+
+class Apart:
+    """A contestant in a process of its own, as its users have it: threads of others would take its cores, and OpenMP
+    lets threads sleep sooner in a process that has several teams of them."""
+
+    def __init__(self, job: Job, kind: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there, job.name, kind))
+        self._process.start()
+        there.close()
+
+    def ask(self, what: str) -> Any:
+        """What that method of _Server returns. Raises RuntimeError with the other process's traceback."""
+        self._connection.send(what)
+        try:
+            fine, answer = self._connection.recv()
+        except EOFError:
+            raise RuntimeError(f"a contestant's process ended with exit code {self._process.exitcode}") from None
+        if not fine:
+            raise RuntimeError(f"in a contestant's process:\n{answer}")
+        return answer
+
+    def end(self) -> None:
+        """Ends the process."""
+        self._connection.close()
+        self._process.join(timeout=10)
+        self._process.kill()
+
+
+class _Server:
+    """What a contestant's process does. Times are in seconds."""
+
+    def __init__(self, job: Job, kind: str) -> None:
+        self.job, self.kind = job, kind
+        if kind.startswith("xla"):
+            import torch_xla  # noqa: F401
+        self.contestant = self._made()
+
+    def _made(self) -> Torch | Jax:
+        if self.kind == "jax":
+            return Jax(self.job)
+        if self.kind == "inductor":
+            return Torch(self.job, torch.device("cpu"), inductor=True)
+        return Torch(self.job, torch.device(self.kind))
+
+    def first(self) -> float:
+        """The first step; some more are made that do not count."""
+        _, found = self.step()
+        for _ in range(WARM_UP):
+            self.contestant.step()
+            self.contestant.wait()
+        return found
+
+    def step(self) -> tuple[float, float]:
+        """One step: until it returns, and until the device is done."""
+        start = time.perf_counter()
+        self.contestant.step()
+        host = time.perf_counter()
+        self.contestant.wait()
+        return host - start, time.perf_counter() - start
+
+    def loop(self) -> float:
+        """A step of some in a row, without waiting in between."""
+        start = time.perf_counter()
+        for _ in range(LOOP):
+            self.contestant.step()
+        self.contestant.wait()
+        return (time.perf_counter() - start) / LOOP
+
+    def parameters(self) -> tuple[list[float], list[float]]:
+        """All parameters as they were at first, and as they are now."""
+        assert isinstance(self.contestant, Torch)
+        return self.contestant.initial.tolist(), self.contestant.parameters().tolist()
+
+    def begin(self) -> None:
+        """From now on no garbage is collected."""
+        gc.collect()
+        gc.disable()
+
+
+def _serve(connection: Connection, job: str, kind: str) -> None:
+    """Answers what Apart asks until it hangs up."""
+    server = None
+    while True:
+        try:
+            what = connection.recv()
+        except EOFError:
+            return
+        try:
+            server = server or _Server(next(known for known in JOBS if known.name == job), kind)
+            connection.send((True, getattr(server, what)()))
+        except Exception:
+            connection.send((False, traceback.format_exc()))
