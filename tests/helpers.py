@@ -18,7 +18,7 @@ from tests import scripts
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import errors, metrics
 from torch_xla._engine.execution import programs
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import program, specs
 
 ROOT = scripts.ROOT
 
@@ -86,11 +86,11 @@ def run_script(code: str, check: bool = True, fresh: str | None = None, **env: s
 
 
 #: What programs were compiled from, which they do not keep: by the outline that they do keep.
-_specs: dict[int, tuple[errors.Outline, program.GraphSpec]] = {}
+_specs: dict[int, tuple[errors.Outline, specs.GraphSpec]] = {}
 _outline = errors.outline
 
 
-def _noted(spec: program.GraphSpec) -> errors.Outline:
+def _noted(spec: specs.GraphSpec) -> errors.Outline:
     found = _outline(spec)
     _specs[id(found)] = found, spec
     return found

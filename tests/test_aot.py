@@ -34,7 +34,7 @@ from torch_xla._engine.aot import analysis, chips, compiler, moving, targets, wa
 from torch_xla._engine.aot.compiler import Layout, TargetError, TooLargeError
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla.aot import command, report_data, report_page, report_text
 
 TPU = pytest.mark.skipif(
@@ -53,11 +53,11 @@ def here() -> Target:
     return Target("here", "cpu", chips.GPUS["h100"], tuple(jax.local_devices(backend="cpu")))
 
 
-def recorded(make: Callable[[], Any]) -> program.GraphSpec:
+def recorded(make: Callable[[], Any]) -> specs.GraphSpec:
     """The graph of what ``make`` records, which is not run."""
     torch_xla.sync()
     kept = make()
-    spec = program.describe(recorder.module().collect(0))
+    spec = specs.describe(recorder.module().collect(0))
     del kept
     return spec
 
@@ -71,7 +71,7 @@ class Net(nn.Module):
         return self.fc(F.relu(self.conv(x)).flatten(1))
 
 
-def training() -> program.GraphSpec:
+def training() -> specs.GraphSpec:
     """A training step of Net, whose products are counted in ``test_a_training_step``."""
     net = Net().to("xla")
     optimizer = torch.optim.SGD(net.parameters(), 0.1)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_xla
 from torch_xla._engine import recorder
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla.experimental.assume_pure import PureModule, assume_pure, assume_pure_torch, j2t_autograd
 
 
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 def _ops(*tensors: Tensor) -> list[str]:
     graph = recorder.module().collect_only(0, recorder.module().nodes_of(list(tensors)))
-    return [node.op for node in program.describe(graph).nodes]
+    return [node.op for node in specs.describe(graph).nodes]
 
 
 def trained(layers: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:

@@ -14,14 +14,14 @@ from helpers import assert_same, counts, run_script
 
 import torch_xla
 from torch_xla._engine import recorder
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla.core.xla_builder import call_jax
 from torch_xla.interop import jax_function
 
 
 def _op_names(*tensors: torch.Tensor) -> list[str]:
     graph = recorder.module().collect_only(0, recorder.module().nodes_of(list(tensors)))
-    return [node.op for node in program.describe(graph).nodes]
+    return [node.op for node in specs.describe(graph).nodes]
 
 
 def test_a_call_is_one_node_of_the_one_program_of_a_step() -> None:
@@ -130,7 +130,7 @@ def test_mistakes_are_named() -> None:
 def test_the_name_is_in_the_graph() -> None:
     y = call_jax(jnp.sin, (torch.ones(3).to("xla"),), name="my sine")
     graph = recorder.module().collect_only(0, recorder.module().nodes_of([y]))
-    assert (0, "my_sine") in program.describe(graph).nodes[0].args
+    assert (0, "my_sine") in specs.describe(graph).nodes[0].args
 
 
 def test_call_jax_has_no_gradient() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla._engine import recorder
 from torch_xla._engine.diagnostics import metrics
+from torch_xla._engine.execution import programs
 
 
 def test_training_keeps_one_copy() -> None:
@@ -110,3 +112,20 @@ def test_each_value_is_written_over_itself(name: str) -> None:
         seen.append(_addresses([*model.parameters(), *state, *running]))
     assert seen[-1] == seen[-2]
     assert len(set(seen[-1])) == len(seen[-1]) >= 16 + 8, "parameters, and what BatchNorm has seen"
+
+
+def test_a_weight_is_not_copied_before_its_update() -> None:
+    """On a CPU: the gradient of a layer's input and the update both read the weight, and neither needs the other."""
+    model = nn.Sequential(*(nn.Linear(24, 24) for _ in range(4))).to("xla")
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    x = torch.randn(8, 24).to("xla")
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+        torch_xla.sync()
+    *_, last = programs.cache.values()
+    assert last.compiled is not None
+    text = last.compiled.as_text()
+    assert "dot(" in text
+    assert not re.findall(r"= f32\[24,24\]\S* copy\(", text)

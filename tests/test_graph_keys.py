@@ -25,7 +25,7 @@ from torch_xla._engine.base import dtypes, shardings
 from torch_xla._engine.diagnostics.explain import Situation, explain
 from torch_xla._engine.diagnostics.provenance import UNKNOWN
 from torch_xla._engine.execution import programs
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla._engine.graph.difference import compare, nearest
 from torch_xla._engine.graph.summary import GraphSummary, summarize
 from torch_xla._engine.lowering.matmul import EXACT, Precision
@@ -75,7 +75,7 @@ def pending(make: Recording) -> GraphSummary:
 
 
 def _summary(graph: object, precision: Precision = EXACT, place: str = "xla:0") -> GraphSummary:
-    return summarize(program.describe(graph, precision), graph.key, place)  # type: ignore[attr-defined]
+    return summarize(specs.describe(graph, precision), graph.key, place)  # type: ignore[attr-defined]
 
 
 def in_float64(make: Callable[[], Tensor]) -> Callable[[], Tensor]:

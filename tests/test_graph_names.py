@@ -18,7 +18,7 @@ from torch import nn
 import torch_xla
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.execution import compilation, compile_cache, graph_names, programs
-from torch_xla._engine.graph.program import GraphSpec, NodeSpec
+from torch_xla._engine.graph.specs import GraphSpec, NodeSpec
 from torch_xla._engine.lowering import RULES, decompose
 from torch_xla._engine.lowering.matmul import Precision
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import torch_xla
 from torch_xla._engine import recorder
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.apply import LoweringError
 from torch_xla._engine.lowering.registry import Rule
@@ -38,8 +38,8 @@ def here() -> int:
     return frame.f_back.f_lineno
 
 
-def graph_of(*tensors: torch.Tensor) -> program.GraphSpec:
-    return program.describe(recorder.module().collect_only(0, recorder.module().nodes_of(list(tensors))))
+def graph_of(*tensors: torch.Tensor) -> specs.GraphSpec:
+    return specs.describe(recorder.module().collect_only(0, recorder.module().nodes_of(list(tensors))))
 
 
 def nodes(*tensors: torch.Tensor) -> dict[str, Origin | None]:
@@ -109,7 +109,7 @@ def test_views_and_writes(captured: None) -> None:
     view, at_view = x[0], here()
     view.copy_(torch.ones(3, device="xla")), (at_write := here())
     spec = graph_of(x)
-    assert [line(n.origin) for n in spec.nodes if n.form == program.SCATTER] == [at_write]
+    assert [line(n.origin) for n in spec.nodes if n.form == specs.SCATTER] == [at_write]
     x.add_(1)
     assert line(nodes(view + 1)["aten::select.int"]) == at_view  # computed again, from what was written
 

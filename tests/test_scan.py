@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_xla
 from torch_xla._engine import recorder
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla.experimental import scan as scan_module
 from torch_xla.experimental.assume_pure import PureModule
 from torch_xla.experimental.scan import scan
@@ -194,7 +194,7 @@ def test_a_scan_over_little(length: int) -> None:
 
 def _ops(*tensors: Tensor) -> list[str]:
     graph = recorder.module().collect_only(0, recorder.module().nodes_of(list(tensors)))
-    return [node.op for node in program.describe(graph).nodes]
+    return [node.op for node in specs.describe(graph).nodes]
 
 
 def test_forward_and_backward_are_one_operation_each_of_one_program() -> None:

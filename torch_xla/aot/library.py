@@ -18,7 +18,7 @@ from torch_xla._engine.aot.exchanges import Collective
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.base import frames
 from torch_xla._engine.execution import executor
-from torch_xla._engine.graph import hlo_metadata, program
+from torch_xla._engine.graph import hlo_metadata, specs
 from torch_xla._engine.recorder import origins
 
 
@@ -106,11 +106,11 @@ def _on_cpu(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
 
 
-def _lowered(device: int, target: Target) -> tuple[compiler.Lowered, program.GraphSpec]:
+def _lowered(device: int, target: Target) -> tuple[compiler.Lowered, specs.GraphSpec]:
     graph = recorder.module().collect(device)
     if not graph.root_count:
         raise ValueError(f"aot.compile, target {target.name}: the function records nothing on xla:{device}")
-    spec = program.describe(graph)
+    spec = specs.describe(graph)
     return compiler.lower(spec, target, watching.layout(graph, spec)), spec
 
 

@@ -30,7 +30,7 @@ from torch_xla._engine.device import precision
 from torch_xla._engine.diagnostics.errors import outline
 from torch_xla._engine.execution import edges
 from torch_xla._engine.graph import program
-from torch_xla._engine.graph.program import GraphSpec
+from torch_xla._engine.graph.specs import GraphSpec
 from torch_xla._engine.parallel import replicated
 
 

@@ -24,7 +24,7 @@ from torch_xla._engine.aot.compiler import Layout, Lowered, TargetError
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.diagnostics import memory, observer, provenance
 from torch_xla._engine.graph import hlo_metadata
-from torch_xla._engine.graph.program import GraphSpec
+from torch_xla._engine.graph.specs import GraphSpec
 from torch_xla._engine.job import replicas
 from torch_xla._engine.lowering.apply import LoweringError
 from torch_xla._engine.parallel import replicated, sharded

@@ -21,7 +21,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes, frames
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import metrics
-from torch_xla._engine.graph.program import GraphSpec
+from torch_xla._engine.graph.specs import GraphSpec
 
 _SHOWN = 8  # buffers, or results, in a message
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -33,13 +33,13 @@ from torch_xla._engine.diagnostics import (
 )
 from torch_xla._engine.diagnostics.explain import Situation
 from torch_xla._engine.diagnostics.recompilation import Site, watcher
-from torch_xla._engine.graph import program, summary
+from torch_xla._engine.graph import specs, summary
 
 
 class Listener(Protocol):
     """Wants to know of every graph, and may look at it: not on the path of a step unless somebody asked for that."""
 
-    def compiled(self, graph: Any, spec: program.GraphSpec, device: int, line: str, cause: str) -> None:
+    def compiled(self, graph: Any, spec: specs.GraphSpec, device: int, line: str, cause: str) -> None:
         """A graph that was not known is about to be compiled; nothing has changed yet."""
 
     def ran(self, graph: Any, device: int) -> None:
@@ -89,7 +89,7 @@ def _analysis(compiled: jax.stages.Compiled) -> Any:
         return None
 
 
-def compilation(graph: Any, spec: program.GraphSpec, device: int, place: str) -> AbstractContextManager[None]:
+def compilation(graph: Any, spec: specs.GraphSpec, device: int, place: str) -> AbstractContextManager[None]:
     """Around the lowering and compilation of a graph that was not known; ``place``: for whom, as reports name it."""
     if analysis.level() >= 1:
         analysis.graph("Compilation", causes.reason(), graph.key, len(spec.leaves), len(spec.roots))
@@ -97,7 +97,7 @@ def compilation(graph: Any, spec: program.GraphSpec, device: int, place: str) ->
 
 
 @contextmanager
-def _compilation(graph: Any, spec: program.GraphSpec, device: int, place: str, cause: str, line: str) -> Iterator[None]:
+def _compilation(graph: Any, spec: specs.GraphSpec, device: int, place: str, cause: str, line: str) -> Iterator[None]:
     ops = len(spec.nodes)
     for listener in listeners:
         listener.compiled(graph, spec, device, line, cause)
@@ -134,7 +134,7 @@ def site(device: int) -> Site:
     return device, causes.reason(), frames.user_line()
 
 
-def storm(graph: Any, spec: program.GraphSpec, site: Site, place: str) -> None:
+def storm(graph: Any, spec: specs.GraphSpec, site: Site, place: str) -> None:
     """From now on new graphs of the site are interpreted, as it makes another one each time; this is the first."""
     device, cause, line = site
     reads, provenances = tuple(journal.current().reads), _provenances(graph, device)

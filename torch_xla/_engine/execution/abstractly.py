@@ -13,7 +13,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes, shardings
 from torch_xla._engine.device.abstract import AbstractArray
 from torch_xla._engine.diagnostics.observer import Sizes
-from torch_xla._engine.graph.program import GraphSpec
+from torch_xla._engine.graph.specs import GraphSpec
 
 _Result = tuple[tuple[int, ...], np.dtype[Any], Sharding]
 

@@ -19,7 +19,7 @@ from torch_xla._engine.device import abstract, devices
 from torch_xla._engine.diagnostics import errors, metrics, observer
 from torch_xla._engine.diagnostics.errors import Outline
 from torch_xla._engine.execution import abstractly, compile_cache, edges, graph_names, launch
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import program, specs
 from torch_xla._engine.handlers import library
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import agreement, replicated, sharded
@@ -70,7 +70,7 @@ def placed(graph: Any, team: replicated.Team | None) -> list[jax.Array] | None:
 
 
 def compile_graph(
-    spec: program.GraphSpec,
+    spec: specs.GraphSpec,
     device: int,
     leaves: Sequence[jax.Array],
     team: replicated.Team | None = None,
@@ -134,7 +134,7 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def _without_values(
-    spec: program.GraphSpec,
+    spec: specs.GraphSpec,
     outline: Outline,
     place: Sharding,
     team: replicated.Team | None,
@@ -152,7 +152,7 @@ def _without_values(
     return Program(executable, None, outline, sizes)
 
 
-def _chosen(spec: program.GraphSpec, place: Sharding, leaves: Sequence[Any]) -> list[int]:
+def _chosen(spec: specs.GraphSpec, place: Sharding, leaves: Sequence[Any]) -> list[int]:
     """How the results lie that nobody has laid out: as the compiler chooses, which has to be asked."""
     known = abstract.chosen(spec)
     if known is not None:
@@ -165,7 +165,7 @@ def _chosen(spec: program.GraphSpec, place: Sharding, leaves: Sequence[Any]) -> 
         return _result_shardings(lowered.compile({"xla_backend_optimization_level": 0}))  # it never runs
 
 
-def _numbers(spec: program.GraphSpec) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def _numbers(spec: specs.GraphSpec) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     return (
         jax.ShapeDtypeStruct((spec.floats,), np.float64),
         jax.ShapeDtypeStruct((spec.ints,), np.int64),
@@ -186,7 +186,7 @@ def _kept_for(device: int, team: replicated.Team | None) -> list[jax.Device]:
 
 
 def _graph_name(
-    spec: program.GraphSpec, device: int, leaves: Sequence[jax.Array], team: replicated.Team | None, donates: bool
+    spec: specs.GraphSpec, device: int, leaves: Sequence[jax.Array], team: replicated.Team | None, donates: bool
 ) -> str | None:
     """What the graph is called on disk before it is traced; None where more than one device or process decides that."""
     if team is not None or replicas.is_spmd() or replicas.represents() or replicas.process_count() > 1:
@@ -195,7 +195,7 @@ def _graph_name(
 
 
 def _jitted(
-    spec: program.GraphSpec,
+    spec: specs.GraphSpec,
     place: Sharding,
     team: replicated.Team | None,
     arguments: Sequence[Any],

@@ -25,7 +25,7 @@ from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.graph import hlo_metadata, listing, program
-from torch_xla._engine.graph.program import GraphSpec
+from torch_xla._engine.graph.specs import GraphSpec
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import replicated
 

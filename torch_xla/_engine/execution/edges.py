@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Sharding
 
 from torch_xla._engine.base import shardings
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla._engine.parallel import sharded
 
 
@@ -24,7 +24,7 @@ def coming(arguments: Sequence[Any], place: Sharding) -> tuple[Sharding, ...]:
 
 
 def leaving(
-    spec: program.GraphSpec, leaves: Sequence[Any], place: Sharding, chosen: bool = True
+    spec: specs.GraphSpec, leaves: Sequence[Any], place: Sharding, chosen: bool = True
 ) -> list[Sharding | None]:
     """How each root is to lie; None: as XLA likes, with ``chosen=False`` as ``place``.
 
@@ -45,7 +45,7 @@ def leaving(
 
 
 def between(
-    function: Callable[..., list[jax.Array]], spec: program.GraphSpec, ways: Sequence[Sharding | None]
+    function: Callable[..., list[jax.Array]], spec: specs.GraphSpec, ways: Sequence[Sharding | None]
 ) -> Callable[..., list[jax.Array]]:
     """The function of tensors as one of arrays on the devices."""
     shapes = [shape for shape, _ in spec.leaves]

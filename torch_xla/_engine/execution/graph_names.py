@@ -32,7 +32,7 @@ import torch
 from jax.sharding import SingleDeviceSharding
 
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.graph.program import SCATTER, GraphSpec, NodeSpec
+from torch_xla._engine.graph.specs import SCATTER, GraphSpec, NodeSpec
 from torch_xla._engine.lowering import RULES, decompose
 
 _ENGINE = Path(__file__).parent.parent

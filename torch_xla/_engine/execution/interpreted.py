@@ -19,7 +19,7 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.execution import op_by_op
-from torch_xla._engine.graph.program import NodeSpec
+from torch_xla._engine.graph.specs import NodeSpec
 from torch_xla._engine.lowering.core import STRIDE
 from torch_xla._engine.lowering.registry import RULES, Promise
 

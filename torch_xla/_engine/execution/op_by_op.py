@@ -24,7 +24,7 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import journal, metrics
 from torch_xla._engine.execution import modes
 from torch_xla._engine.graph import program
-from torch_xla._engine.graph.program import GraphSpec, NodeSpec
+from torch_xla._engine.graph.specs import GraphSpec, NodeSpec
 from torch_xla._engine.handlers import library
 from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.lowering.registry import Promise

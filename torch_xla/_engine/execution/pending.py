@@ -10,7 +10,7 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.execution import dump
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 
 Tensors = Sequence[torch.Tensor] | torch.Tensor
 
@@ -44,7 +44,7 @@ class _Pending:
 
     def _take(self, nodes: list[Any] | None) -> None:
         graph = recorder.module().collect_only(self.device, _all_pending(self.device) if nodes is None else nodes)
-        self.spec = program.describe(graph)
+        self.spec = specs.describe(graph)
         self.arguments = (graph.floats(), graph.ints(), *graph.inputs())
 
 
@@ -57,7 +57,7 @@ def render(name: str, tensors: Tensors | None, form: str) -> str:
     return dump.render(form, found.spec, found.device, found.arguments)
 
 
-def taken(name: str, tensors: Tensors) -> tuple[program.GraphSpec, int, tuple[Any, ...]]:
+def taken(name: str, tensors: Tensors) -> tuple[specs.GraphSpec, int, tuple[Any, ...]]:
     """The graph of some tensors, its device, and what its program takes: its numbers (floats, ints), then arrays."""
     found = _Pending(name, tensors)
     return found.spec, found.device, found.arguments

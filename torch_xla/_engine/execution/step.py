@@ -23,7 +23,7 @@ from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices, precision
 from torch_xla._engine.diagnostics import errors, observer
 from torch_xla._engine.execution import dump, modes, op_by_op, programs, storms, together
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla._engine.job import replicas, thread_group
 from torch_xla._engine.lowering.apply import LoweringError
 from torch_xla._engine.parallel import replicated, watchdog
@@ -45,9 +45,9 @@ class Step:
         self.products = precision.current()
 
     @functools.cached_property
-    def spec(self) -> program.GraphSpec:
+    def spec(self) -> specs.GraphSpec:
         """The graph, spelled out; for what does not know it yet, and for what shows it."""
-        return program.describe(self.graph, self.products)
+        return specs.describe(self.graph, self.products)
 
     def run(self) -> Sequence[jax.Array]:
         """Computes the graph, and gives its nodes their values. Returns these; they may still be computing.

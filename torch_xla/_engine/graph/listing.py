@@ -19,7 +19,7 @@ import torch
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.compat import dispatcher
-from torch_xla._engine.graph.program import SCATTER, GraphSpec, NodeSpec
+from torch_xla._engine.graph.specs import SCATTER, GraphSpec, NodeSpec
 from torch_xla._engine.lowering import decompose
 from torch_xla._engine.lowering.registry import Promise
 

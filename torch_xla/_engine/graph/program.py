@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -14,19 +13,15 @@ import torch
 from jax import lax
 
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.graph import hlo_metadata, manual
+from torch_xla._engine.graph import hlo_metadata, in_memory, manual
+from torch_xla._engine.graph.specs import IN_PLACE, SCATTER, GraphSpec, NodeSpec, is_collective, operands
 from torch_xla._engine.lowering import RULES, decompose, matmul, on_cpu
 from torch_xla._engine.lowering.apply import LoweringError, apply
-from torch_xla._engine.lowering.collectives import COLLECTIVES, isolated
+from torch_xla._engine.lowering.collectives import isolated
 from torch_xla._engine.lowering.core import key_data
-from torch_xla._engine.lowering.matmul import EXACT, Precision
-from torch_xla._engine.lowering.registry import Context, Number, Promise, Rule, recorded_with
+from torch_xla._engine.lowering.registry import Context, Number, Rule, recorded_with
 from torch_xla._engine.lowering.view_writes import write_view
-from torch_xla._engine.lowering.views import VIEWS
 from torch_xla._engine.recorder import origins
-from torch_xla._engine.recorder.origins import Origin
-
-IN_PLACE, SCATTER = 1, 2
 
 #: Ops that need their operands in torch's dtype also where the device stores a narrower one: their bits are asked for,
 #: XLA's libraries for linear algebra do not know 16-bit floats (which it says only after the rule has run), or the
@@ -46,90 +41,6 @@ def exact(op: str) -> AbstractContextManager[None] | None:
     if _EXACT.match(op) is None:
         return None
     return dtypes.exactly() if op.startswith(_BITS_OR_CALLS) else dtypes.exactly(torch.complex128)
-
-
-#: After so many operations in a row, views apart, a value is written to memory in a program for the CPU. XLA's compiler
-#: there fuses a chain of any length, and into each of several fusions again: its time grows with the square.
-_DEEPEST = 16
-_VIEWS = frozenset(f"aten::{name}" for name in VIEWS) | {"aten::_unsafe_view"}
-
-#: What XLA does not fuse: their results lie in memory.
-_NOT_FUSED = re.compile(r"aten::(mm|bmm|addmm|baddbmm|convolution|convolution_backward|_scaled_dot_product_\w+)$")
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSpec:
-    """One node as the recorder describes it. ``args`` are (tag, payload) pairs; see Args in bindings.cpp."""
-
-    op: str
-    form: int  # 0: as the op says; 1: in place, the result has the first argument's dtype; 2: a write through a view op
-    args: list[tuple[int, Any]]
-    outs: list[Promise]
-    is_list: bool
-    origin: Origin | None = None  # where it was recorded; None unless that is captured (origins.py)
-    default_dtype: torch.dtype = torch.float32  # torch's, when it was recorded
-
-
-@dataclass(frozen=True, slots=True)
-class GraphSpec:
-    """A graph, spelled out. Values are numbered leaves first, then nodes in order; roots are value numbers."""
-
-    leaves: list[tuple[tuple[int, ...], torch.dtype]]
-    nodes: list[NodeSpec]
-    roots: list[int]
-    donated: list[int]
-    precision: Precision = EXACT
-    leaf_origins: list[Origin | None] = field(default_factory=list)  # where each leaf was made, as far as known
-    root_shardings: list[int] = field(default_factory=list)  # see shardings.py; 0: as the compiler likes
-    floats: int = 0  # how many numbers are operands, packed in two arrays
-    ints: int = 0
-    leaf_shardings: list[int] = field(default_factory=list)  # how each leaf lies; 0: on one device
-
-    def promise(self, value: int) -> Promise:
-        """What the value of that number is promised to be."""
-        if value < len(self.leaves):
-            return self.leaves[value]
-        node = self.nodes[value - len(self.leaves)]
-        return node.outs[node.args[1][1] if node.op == "torch_xla::getitem" else 0]
-
-
-def operands(node: NodeSpec) -> list[int]:
-    """The numbers of the values that a node reads."""
-
-    def of(arg: tuple[int, Any]) -> list[int]:
-        tag, payload = arg
-        if tag == 1:
-            return [payload]
-        return [n for a in payload for n in of(a)] if tag in (2, 7) else []
-
-    return [n for arg in node.args for n in of(arg)]
-
-
-def is_collective(node: NodeSpec) -> bool:
-    """Whether replicas exchange values in this node."""
-    return node.op in COLLECTIVES
-
-
-def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
-    """The GraphSpec of a recorder Graph, whose products are to be as precise as given."""
-    nodes = [
-        NodeSpec(
-            op,
-            form,
-            args,
-            [(shape, dtypes.FROM_CODE.get(code)) for shape, code in outs],
-            is_list,
-            origins.origin(origin),
-            dtypes.FROM_CODE[default],
-        )
-        for op, form, args, outs, is_list, origin, default in graph.describe()
-    ]
-    leaves = [(tuple(shape), dtypes.FROM_CODE[code]) for shape, code in graph.leaf_shapes]
-    leaf_origins = [origins.origin(number) for number in graph.leaf_origins]
-    roots, donated = list(graph.roots()), list(graph.donated)
-    shardings, (floats, ints) = list(graph.root_shardings), graph.number_counts
-    layouts = list(graph.leaf_shardings)
-    return GraphSpec(leaves, nodes, roots, donated, precision, leaf_origins, shardings, floats, ints, layouts)
 
 
 class _Evaluation:
@@ -167,6 +78,12 @@ class _Evaluation:
             return Number(lax.complex(real, imaginary), complex)
         return dtypes.FROM_CODE[payload]
 
+    def wait(self, value: int, others: Sequence[int]) -> None:
+        """From here on the value is one that is there only after the others."""
+        results = jax.tree.leaves([self.values[other] for other in others])
+        after = [result for result in results if isinstance(result, jax.Array)]
+        self.values[value] = on_cpu.written(self.values[value], after)
+
     def run(self, node: NodeSpec) -> None:
         if node.op == "torch_xla::getitem":
             (_, group), (_, place) = node.args
@@ -181,16 +98,18 @@ class _Evaluation:
             self._add(results if several else results[0], promised if several else promised[0], self._depth(node))
 
     def _add(self, value: Any, dtype: Any, depth: int = 0) -> None:
-        if depth >= _DEEPEST and isinstance(value, jax.Array):
+        if depth >= in_memory.DEEPEST and isinstance(value, jax.Array):
             value, depth = on_cpu.written(value), 0
         self.values.append(value)
         self.dtypes.append(dtype)
         self.depths.append(depth)
 
     def _depth(self, node: NodeSpec) -> int:
-        if _NOT_FUSED.match(node.op):
+        if in_memory.NOT_FUSED.match(node.op):
             return 1
-        return max((self.depths[value] for value in operands(node)), default=0) + (node.op not in _VIEWS)
+        return max((self.depths[value] for value in operands(node)), default=0) + (
+            node.op not in in_memory.VIEWS_OF_ONE
+        )
 
     def _exchanged(self, node: NodeSpec) -> list[Any]:
         if not is_collective(node):
@@ -276,9 +195,12 @@ def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
 
     def graph(floats: jax.Array, ints: Sequence[jax.Array], *leaves: jax.Array) -> list[jax.Array]:
         evaluation = _Evaluation(spec, floats, ints, leaves)
+        waits = in_memory.waits(spec) if on_cpu.allowed() else {}
         with matmul.precision(spec.precision):
             for number, node in enumerate(spec.nodes):
                 try:
+                    for leaf, others in waits.get(number, ()):
+                        evaluation.wait(leaf, others)
                     evaluation.run(node)
                 except LoweringError as error:
                     error.node = number

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla._engine.lowering.matmul import EXACT, Precision
 from torch_xla._engine.lowering.registry import Promise
 
@@ -38,7 +38,7 @@ class OpSummary:
       inputs: value numbers, leaves first.
       baked: (argument position, value) of what is part of the program.
       line: of the user's, if known.
-      form: 0; program.IN_PLACE or program.SCATTER.
+      form: 0; specs.IN_PLACE or specs.SCATTER.
       taken: (argument position, how many of the inputs it takes) of arguments that are tensors.
       default_dtype: torch's, when the op was recorded.
     """
@@ -58,7 +58,7 @@ class OpSummary:
         return self.op + _FORMS[self.form]
 
 
-_FORMS = {0: "", program.IN_PLACE: " in place", program.SCATTER: " written through"}
+_FORMS = {0: "", specs.IN_PLACE: " in place", specs.SCATTER: " written through"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class GraphSummary:
         return next((op for op in self.ops if leaf in op.inputs), None)
 
 
-def summarize(spec: program.GraphSpec, key: bytes = b"", place: str = "") -> GraphSummary:
+def summarize(spec: specs.GraphSpec, key: bytes = b"", place: str = "") -> GraphSummary:
     """The graph of ``spec`` in brief; its key, and for whom it is compiled."""
     shared: dict[Any, Any] = {}
     ops = tuple(_op(node, shared) for node in spec.nodes)
@@ -102,7 +102,7 @@ def summarize(spec: program.GraphSpec, key: bytes = b"", place: str = "") -> Gra
     return GraphSummary(tuple(spec.leaves), ops, *results, histogram, key, layouts, spec.precision, place)
 
 
-def _op(node: program.NodeSpec, shared: dict[Any, Any]) -> OpSummary:
+def _op(node: specs.NodeSpec, shared: dict[Any, Any]) -> OpSummary:
     inputs: list[int] = []
     baked, taken = [], []
     for position, arg in enumerate(node.args):

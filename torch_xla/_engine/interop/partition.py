@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.graph.program import NodeSpec
+from torch_xla._engine.graph.specs import NodeSpec
 from torch_xla._engine.interop.split import GROUP, SEED, Graph, Keep, keep_all
 
 #: ``partition(joint graph, its inputs, num_fwd_outputs=) -> (forward graph, backward graph)``.

@@ -28,8 +28,8 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.device import precision
 from torch_xla._engine.execution import modes
-from torch_xla._engine.graph import program
-from torch_xla._engine.graph.program import GraphSpec
+from torch_xla._engine.graph import specs
+from torch_xla._engine.graph.specs import GraphSpec
 from torch_xla._engine.interop import outside
 from torch_xla._engine.interop.split import SEED, Graph, Keep, Split, keep_random, split
 
@@ -219,7 +219,7 @@ class _Run:
                precision.current())  # fmt: skip
         known = _recorded.get(key)
         if known is None:
-            spec = program.describe(graph, precision.current())
+            spec = specs.describe(graph, precision.current())
             _check_alone(spec)
             roots = spec.roots[len(leaf_nodes) :]
             results, gradients = roots[: len(self.leaves)], roots[len(self.leaves) :]
@@ -235,5 +235,5 @@ class _Run:
 
 def _check_alone(spec: GraphSpec) -> None:
     for node in spec.nodes:
-        if program.is_collective(node):
+        if specs.is_collective(node):
             raise RuntimeError(f"{node.op}: replicas cannot exchange values inside a function that is recorded once")

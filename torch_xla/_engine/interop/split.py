@@ -26,7 +26,7 @@ from jax import lax
 
 from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.graph import program
-from torch_xla._engine.graph.program import GraphSpec, operands
+from torch_xla._engine.graph.specs import GraphSpec, operands
 from torch_xla._engine.lowering import RULES
 
 GROUP = "torch_xla::getitem"

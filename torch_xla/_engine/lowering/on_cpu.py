@@ -113,16 +113,18 @@ def one_by_one(numbers: Sequence[jax.Array] | jax.Array) -> Sequence[jax.Array] 
     return found
 
 
-def written(x: jax.Array) -> jax.Array:
+def written(x: jax.Array, after: Sequence[jax.Array] = ()) -> jax.Array:
     """``x``, as a value that the compiler writes to memory: it does not compute it again wherever it is needed.
+
+    What reads it runs later than what computes ``after``.
 
     A call that does nothing: its result is in the operand's buffer. (XLA's CPU compiler drops optimization barriers
     before it fuses.)
     """
-    return _bind(_Call("written", _same, {}, kernel=False, in_place=True), [x], [x])[0] if allowed() else x
+    return _bind(_Call("written", _same, {}, kernel=False, in_place=True), [x, *after], [x])[0] if allowed() else x
 
 
-def _same(x: jax.Array) -> list[jax.Array]:
+def _same(x: jax.Array, *_: jax.Array) -> list[jax.Array]:
     return [x]
 
 

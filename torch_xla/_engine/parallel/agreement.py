@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from torch_xla._engine.base import frames
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla._engine.job import coordination, replicas
 from torch_xla._engine.parallel.replicated import Team
 
@@ -25,13 +25,13 @@ _ENDED = "nothing: it has ended"
 _launches: Counter[tuple[int, ...]] = Counter()
 
 
-def exchanges(spec: program.GraphSpec) -> list[str]:
+def exchanges(spec: specs.GraphSpec) -> list[str]:
     """The collectives of a graph, a line each: what, of which shapes, among whom; with SPMD all its ops."""
-    nodes = [node for node in spec.nodes if replicas.is_spmd() or program.is_collective(node)]
+    nodes = [node for node in spec.nodes if replicas.is_spmd() or specs.is_collective(node)]
     return [f"{node.op}({_settings(node)}) -> {_shapes(node)}" for node in nodes]
 
 
-def _settings(node: program.NodeSpec) -> str:
+def _settings(node: specs.NodeSpec) -> str:
     return ", ".join(repr(value) for tag, value in node.args if tag == 0)
 
 
@@ -40,7 +40,7 @@ def summary(lines: Sequence[str], key: bytes) -> str:
     return f"{'; '.join(lines)} (graph {key.hex()[:8]})"
 
 
-def _shapes(node: program.NodeSpec) -> str:
+def _shapes(node: specs.NodeSpec) -> str:
     return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in node.outs)
 
 
@@ -59,7 +59,7 @@ def launched(members: Team) -> str:
     return place
 
 
-def check(spec: program.GraphSpec, members: Team) -> None:
+def check(spec: specs.GraphSpec, members: Team) -> None:
     """Before a graph is compiled: compares it with those that others compile for the same launch.
 
     Raises DisagreementError, which names the ranks and the first collective that differs.

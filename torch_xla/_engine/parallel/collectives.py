@@ -19,7 +19,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import frames
 from torch_xla._engine.base.compat import dispatcher
 from torch_xla._engine.base.lru import LruCache
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla._engine.job import replicas, thread_group
 
 _kept: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
@@ -101,7 +101,7 @@ def _count(device: int, wanted: Sequence[Any]) -> int:
     graph = recorder.module().collect(device, list(wanted))
     found = _counts.get(graph.key)
     if found is None:
-        found = sum(map(program.is_collective, program.describe(graph).nodes))
+        found = sum(map(specs.is_collective, specs.describe(graph).nodes))
         _counts.put(graph.key, found)
     return found
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from torch_xla._engine.device import devices
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import specs
 from torch_xla._engine.job import replicas
 from torch_xla._engine.lowering.collectives import AXIS, split_groups
 
@@ -32,12 +32,12 @@ class Team:
     sharding: NamedSharding
 
 
-def team_of(spec: program.GraphSpec) -> Team | None:
+def team_of(spec: specs.GraphSpec) -> Team | None:
     """The team that a graph needs, None for a graph without collectives.
 
     Raises RuntimeError where its collectives need different ones, or this replica takes no part in them.
     """
-    found = {_participants(node): node.op for node in spec.nodes if program.is_collective(node)}
+    found = {_participants(node): node.op for node in spec.nodes if specs.is_collective(node)}
     if not found:
         return None
     if len(found) > 1:
@@ -54,7 +54,7 @@ def team_of(spec: program.GraphSpec) -> Team | None:
     return team(ordinals)
 
 
-def _participants(node: program.NodeSpec) -> tuple[int, ...]:
+def _participants(node: specs.NodeSpec) -> tuple[int, ...]:
     groups = split_groups(node.args[-1][1])
     named = tuple(sorted(ordinal for group in groups for ordinal in group))
     return named or tuple(range(replicas.world_size()))

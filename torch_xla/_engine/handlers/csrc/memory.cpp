@@ -28,7 +28,7 @@ ffi::Error unpack(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::
   return ffi::Error::Success();
 }
 
-// The operand, as it is: its buffer is the result's.
+// The first operand, as it is: its buffer is the result's. Others are only waited for.
 ffi::Error written(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary) {
   const auto from = operands.get<ffi::AnyBuffer>(0);
   auto to = results.get<ffi::AnyBuffer>(0);
