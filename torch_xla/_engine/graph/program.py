@@ -107,9 +107,8 @@ class _Evaluation:
     def _depth(self, node: NodeSpec) -> int:
         if in_memory.NOT_FUSED.match(node.op):
             return 1
-        return max((self.depths[value] for value in operands(node)), default=0) + (
-            node.op not in in_memory.VIEWS_OF_ONE
-        )
+        deepest = max((self.depths[value] for value in operands(node)), default=0)
+        return deepest + (node.op not in in_memory.VIEWS_OF_ONE)
 
     def _exchanged(self, node: NodeSpec) -> list[Any]:
         if not is_collective(node):

@@ -128,7 +128,7 @@ class Worker {
 
 }  // namespace
 
-void Cores::place_workers() {
+bool Cores::place_workers() const {
   std::atomic<bool> crowded{false};
   const auto place = [&](char**, const int64_t*, int64_t) {
     static thread_local Worker worker;
@@ -140,7 +140,7 @@ void Cores::place_workers() {
   // ATen's own loop with an element for each thread: its threads are meant, not those of another OpenMP.
   const at::Tensor x = at::empty({at::get_num_threads()}, at::kByte);
   at::TensorIteratorConfig().add_output(x).add_const_input(x).build().for_each(place, 1);
-  crowded_ = crowded;
+  return crowded;
 }
 
 void Cores::spread() {
@@ -152,8 +152,7 @@ void Cores::spread() {
   if (!bound_ && !was_bound) {
     return;
   }
-  place_workers();
-  if (bound_ && crowded_) {
+  if (place_workers() && bound_) {
     next_rest_ = std::clamp(next_rest_ * 2, kFirstRest, kLongestRest);
     rest_ = next_rest_;
     calm_ = 0;

@@ -1,9 +1,9 @@
 // Cores for the threads of an OpenMP team, one each.
 //
 // Linux often has a thread run on the core of the one that woke it while another is idle, until it balances its queues:
-// for up to 30 ms, in which kernels of two threads take twice as long. (Above all in virtual machines, to which a core
-// that sleeps looks taken.) So the team's threads are bound to cores. But where others use the cores as well, a thread
-// that may not go elsewhere keeps the whole team waiting.
+// longer than many a program takes, in which kernels of two threads take twice as long. (Above all in virtual machines,
+// to which a core that sleeps looks taken.) So the team's threads are bound to cores. But where others use the cores as
+// well, a thread that may not go elsewhere keeps the whole team waiting.
 //
 //   OMP_PROC_BIND, GOMP_CPU_AFFINITY or KMP_AFFINITY is set    the user decides: nothing is done
 //   the team has fewer threads than the process has cores      all anywhere: there are others to share the cores with
@@ -26,15 +26,14 @@ class Cores {
   void return_owner() const;
 
  private:
-  void place_workers();
+  bool place_workers() const;  // whether one found its core crowded
   void bind_owner(bool bound);
 
   bool bound_ = false;
   bool owner_bound_ = false;
-  bool crowded_ = false;  // what the workers found
-  int rest_ = 0;          // calls of spread() until the workers are bound again
-  int next_rest_ = 0;     // what it will be after the next time; 0 when nobody was in the way for twice as long
-  int calm_ = 0;          // calls of spread() since somebody was
+  int rest_ = 0;       // calls of spread() until the workers are bound again
+  int next_rest_ = 0;  // what it will be after the next time; 0 when nobody was in the way for twice as long
+  int calm_ = 0;       // calls of spread() since somebody was
 };
 
 }  // namespace torch_xla::handlers
