@@ -152,3 +152,35 @@ print(before - resident())
 def test_what_compiling_has_freed_is_the_systems() -> None:
     """12 MB without, for a program that is not optimized."""
     assert float(run_script(COMPILED).stdout) < 4
+
+
+#: Prints how many thousand pages the system has to find for most steps that make 48 MB, once the heap has grown.
+_PAGES = """
+import resource, statistics, torch, torch_xla
+x = torch.randn(12 * 1024 * 1024).to("xla")
+def pages():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def step():
+    y = x * 2
+    torch_xla.sync(wait=True)
+found = []
+for _ in range(40):
+    before = pages()
+    step()
+    found.append(pages() - before)
+print("pages", round(statistics.median(found[20:]) / 1000))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+@pytest.mark.parametrize(
+    ("environment", "kept"),
+    [
+        ({}, True),
+        ({"MALLOC_MMAP_THRESHOLD_": "33554432"}, False),  # malloc's own choice, but now the user's
+        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1048576"}, False),
+    ],
+)
+def test_a_program_finds_its_memory_again(environment: dict[str, str], kept: bool) -> None:
+    output = run_script(_PAGES, TORCH_XLA_FIRST_RUN="compile", **environment).stdout
+    assert int(output.split("pages")[1]) == (0 if kept else 12), output

@@ -32,7 +32,7 @@ def info(device: int) -> dict[str, int]:
     """bytes_used, bytes_limit and peak_bytes_used, and kb_free and kb_total, as older releases say it."""
     stats = devices.device(device).memory_stats() or {}
     bytes_used = stats.get("bytes_in_use", used(device))
-    limit = stats.get("bytes_limit", _physical_memory())
+    limit = stats.get("bytes_limit", physical())
     own_peak = int(recorder.module().memory_use(device)[3])
     return {
         "bytes_used": bytes_used,
@@ -43,8 +43,8 @@ def info(device: int) -> dict[str, int]:
     }
 
 
-def _physical_memory() -> int:
-    """Of this machine, or of the control group that the process is held in."""
+def physical() -> int:
+    """Bytes of this machine, or of the control group that the process is held in."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))

@@ -60,10 +60,14 @@ _memory_log = logging.getLogger("torch_xla.memory")
 
 @dataclass(slots=True)
 class Sizes:
-    """Bytes on each device of a program: of each result, and what it needs on top of its inputs while it runs."""
+    """Bytes on each device of a program: of each result, and what it needs on top of its inputs while it runs.
+
+    ``temporary``: the part of that which is free again when it has run.
+    """
 
     results: list[int]
     extra: int = 0
+    temporary: int = 0
     smallest: int = field(init=False)  # which result
 
     def __post_init__(self) -> None:
@@ -79,7 +83,8 @@ def sizes(compiled: jax.stages.Compiled) -> Sizes:
     stats = _analysis(compiled)
     if stats is None:
         return Sizes(results)
-    return Sizes(results, stats.output_size_in_bytes + stats.temp_size_in_bytes - stats.alias_size_in_bytes)
+    temporary = stats.temp_size_in_bytes
+    return Sizes(results, stats.output_size_in_bytes + temporary - stats.alias_size_in_bytes, temporary)
 
 
 def _analysis(compiled: jax.stages.Compiled) -> Any:

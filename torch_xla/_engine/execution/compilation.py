@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +16,7 @@ from torch_xla._engine.base.compat import launching, sharding
 from torch_xla._engine.device import abstract, devices
 from torch_xla._engine.diagnostics import errors, metrics, observer
 from torch_xla._engine.diagnostics.errors import Outline
-from torch_xla._engine.execution import abstractly, compile_cache, edges, graph_names, launch
+from torch_xla._engine.execution import abstractly, compile_cache, edges, graph_names, heap, launch
 from torch_xla._engine.graph import program, specs
 from torch_xla._engine.handlers import library
 from torch_xla._engine.job import replicas
@@ -111,7 +109,9 @@ def compile_graph(
         results = _result_shardings(compiled) if replicas.is_spmd() else ()
         executable = launch.executable(compiled, numbers, sizes, results, together)
     if len(spec.nodes) >= _LEAVES_MUCH:
-        _return_free_memory()
+        heap.return_free()
+    if devices.device(device).platform == "cpu":
+        heap.keep(sizes)
     metrics.count("CreateCompileHandles")
     if called:
         metrics.count("CpuKernelCalls", called.total())
@@ -119,18 +119,6 @@ def compile_graph(
     observer.compiled(compiled)
     exchanges = agreement.exchanges(spec) if team is not None else ()
     return Program(executable, compiled, outline, sizes, team, exchanges, handlers if called else None)
-
-
-def _return_free_memory() -> None:
-    """Has malloc give to the system what nobody uses."""
-    if (trim := _malloc_trim()) is not None:
-        trim(0)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's; None where the C library is another."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def _without_values(
