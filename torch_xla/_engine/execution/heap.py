@@ -1,7 +1,7 @@
 """The heap of this process, as glibc's malloc keeps it: XLA takes from it what a program for the CPU writes to.
 
 malloc maps a large block by itself and unmaps it when it is freed, so the system has to find and zero each of its pages
-again at the next run: half of the processor time in a step of a small transformer. malloc sees this: it raises the size
+again at the next run: much of the processor time in a step of a small transformer. malloc sees this: it raises the size
 from which a block is large to that of any such block that is freed, and the free memory that the heap keeps to twice
 that; but only up to 32 MB. Here the same rule goes on for what programs need.
 
@@ -27,7 +27,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_..., in glibc's malloc.h
 _BY_ITSELF = 32 << 20  # bytes of a block, up to which malloc does this: DEFAULT_MMAP_THRESHOLD_MAX on 64 bits
 _MOST = 1 << 30  # bytes of a block: twice as many must be a C int
 _PART = 16  # of the machine's memory that one block may have
-_AT_ONCE = 4  # runs of a program, whose memory may be free together: two are under way while a script records the next
+_AT_ONCE = 4  # runs, whose memory may be free together; with twice what one takes it still came and went
 _HEAD = 4096  # bytes that malloc adds to a block, at most
 
 _large, _free = _BY_ITSELF, 2 * _BY_ITSELF
