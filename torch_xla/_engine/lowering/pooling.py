@@ -40,6 +40,8 @@ def _max_pool(n: int) -> Callable[..., Any]:
         ceil_mode: bool = False,
     ) -> tuple[jax.Array, jax.Array]:
         windows = Windows.over(x, n, kernel, stride, padding, dilation, ceil_mode)
+        if not windows.disjoint:
+            x = on_cpu.written(x)  # else XLA pads what it computes, on one thread
         return windows.reduce(x, lowest(x.dtype), lax.max), max_indices(x, windows).astype(jnp.int64)
 
     return rule
