@@ -10,6 +10,10 @@ that; but only up to 32 MB. Here the same rule goes on for what programs need.
     larger ones                     the size of its largest block        four times what it takes
     one larger than `_most()`       as if it did not have that one       at most twice `_most()`
 
+That is of the heap of Python's main thread. Others, as those of XLA and of ATen's kernels, take from areas of 64 MB,
+which malloc gives back as soon as nothing in them is used, whatever was said of free memory. It does not where it is to
+have as much at hand for the next block (M_TOP_PAD): address space, of which the system finds what is used.
+
 Where the user told malloc what to do (GLIBC_TUNABLES, MALLOC_..._), or malloc is another, nothing is changed.
 """
 
@@ -23,14 +27,15 @@ from collections.abc import Callable
 from torch_xla._engine.diagnostics import memory
 from torch_xla._engine.diagnostics.observer import Sizes
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_..., in glibc's malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # M_..., in glibc's malloc.h
 _BY_ITSELF = 32 << 20  # bytes of a block, up to which malloc does this: DEFAULT_MMAP_THRESHOLD_MAX on 64 bits
+_AREA = 64 << 20  # bytes of a thread's heap: HEAP_MAX_SIZE on 64 bits
 _MOST = 1 << 30  # bytes of a block: twice as many must be a C int
 _PART = 16  # of the machine's memory that one block may have
 _AT_ONCE = 4  # runs, whose memory may be free together; with twice what one takes it still came and went
 _HEAD = 4096  # bytes that malloc adds to a block, at most
 
-_large, _free = _BY_ITSELF, 2 * _BY_ITSELF
+_large, _free = 0, 0  # what malloc was told; nothing yet
 
 
 def keep(sizes: Sizes) -> None:
@@ -40,11 +45,13 @@ def keep(sizes: Sizes) -> None:
     if mallopt is None or _user_decides():
         return
     blocks = [size for size in (*sizes.results, sizes.temporary) if size <= _most()]
-    large, free = max([_large, *blocks]), max(_free, min(_AT_ONCE * sizes.extra, 2 * _most()))
+    large = max([_large, _BY_ITSELF, *blocks])
+    free = max(_free, 2 * _BY_ITSELF, min(_AT_ONCE * sizes.extra, 2 * _most()))
     if (large, free) != (_large, _free):
         _large, _free = large, free
         mallopt(_MMAP_THRESHOLD, large + _HEAD)
         mallopt(_TRIM_THRESHOLD, free - 1)
+        mallopt(_TOP_PAD, _AREA)
 
 
 def return_free() -> None:
