@@ -77,7 +77,7 @@ CASES = {
         {"attention", "attention_backward"},
     ),
     "max pooling": Case(
-        lambda x: F.max_pool2d(x, 3, 2, 1), ((4, 16, 64, 64),), {"max_pool2d_with_indices_backward"}
+        lambda x: F.max_pool2d(x, 3, 2, 1), ((4, 16, 64, 64),), {"max_pool2d_with_indices_backward", "written"}
     ),
     "average pooling": Case(
         lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), ((4, 16, 64, 64),), {"avg_pool2d_backward"}
@@ -125,7 +125,7 @@ def test_values_and_calls(name: str) -> None:
 
 
 def test_every_handler_has_a_case() -> None:
-    assert set().union(*(case.handlers for case in CASES.values())) == set(library.names()) - {"unpack", "written"}
+    assert set().union(*(case.handlers for case in CASES.values())) == set(library.names()) - {"unpack"}
 
 
 # --- what is written to memory so that it is compiled once: numbers, and the ends of chains ----------------------
@@ -468,6 +468,70 @@ def test_number_of_threads() -> None:
     torch.set_num_threads(4)
     assert abs(step()[1] - one[1]) < 1e-2 * abs(one[1]) + 1e-3
     assert torch.get_num_threads() == 4
+    """
+    )
+
+
+_TWO_TEAMS = """
+    import os, re, torch, torch_xla
+    from pathlib import Path
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    w = [torch.randn(64, 64, 3, 3) for _ in range(3)]
+    x = torch.randn(16, 64, 16, 16)
+    on_xla = x.to("xla"), [each.to("xla").requires_grad_() for each in w]
+
+    def forward(x, w):
+        for each in w:
+            x = torch.conv2d(x, each, padding=1)
+        return x.square().mean()
+
+    def step():
+        forward(*on_xla).backward()
+        torch_xla.sync(wait=True)
+        for each in on_xla[1]:
+            each.grad = None
+
+    def threads():
+        return {thread.name: thread for thread in Path("/proc/self/task").iterdir()}
+    """
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
+def test_who_starts_a_program_ends_its_own_team() -> None:
+    run_script(
+        _TWO_TEAMS
+        + """
+    for _ in range(5):
+        step()
+    before = set(threads())
+    forward(x, w)
+    assert len(set(threads()) - before) == cores - 1
+    step()
+    assert not set(threads()) - before
+    """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
+def test_a_team_sleeps_between_kernels_only() -> None:
+    """Seven times in each kernel where OpenMP has more threads than cores. Those of the main thread's team count."""
+    run_script(
+        _TWO_TEAMS
+        + """
+    def sleeps():
+        found = {name: (thread / "status").read_text() for name, thread in threads().items()}
+        return {name: int(re.search(r"\\nvoluntary_ctxt_switches:\\s+(\\d+)", text)[1]) for name, text in found.items()}
+
+    forward(x, w)
+    for _ in range(5):
+        step()
+    before = sleeps()
+    for _ in range(40):
+        step()
+    of_each_kernel = max(after - before.get(name, 0) for name, after in sleeps().items()) / 40 / 6
+    assert 0.1 < of_each_kernel < 3, of_each_kernel
     """
     )
 

@@ -12,8 +12,6 @@ void Cores::return_owner() const {}
 #else
 
 #include <ATen/Parallel.h>
-#include <ATen/TensorIterator.h>
-#include <ATen/ops/empty.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
@@ -23,6 +21,8 @@ void Cores::return_owner() const {}
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
+
+#include "openmp.h"
 
 namespace torch_xla::handlers {
 namespace {
@@ -130,16 +130,13 @@ class Worker {
 
 bool Cores::place_workers() const {
   std::atomic<bool> crowded{false};
-  const auto place = [&](char**, const int64_t*, int64_t) {
+  on_each_thread([&] {
     static thread_local Worker worker;
     if (worker.crowded()) {
       crowded = true;
     }
     worker.place(at::get_thread_num(), bound_);
-  };
-  // ATen's own loop with an element for each thread: its threads are meant, not those of another OpenMP.
-  const at::Tensor x = at::empty({at::get_num_threads()}, at::kByte);
-  at::TensorIteratorConfig().add_output(x).add_const_input(x).build().for_each(place, 1);
+  });
   return crowded;
 }
 

@@ -20,7 +20,7 @@ namespace torch_xla::handlers {
 // Belongs to the thread whose team it is, which alone calls it. Off Linux it does nothing.
 class Cores {
  public:
-  // To be called when the team may have slept, when it has another number of threads, and now and then.
+  // To be called when the team has another number of threads, and now and then.
   void spread();
   // Before each kernel: costs a look at where the owner runs.
   void return_owner() const;

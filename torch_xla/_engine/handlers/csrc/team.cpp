@@ -5,8 +5,6 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -14,28 +12,17 @@
 #include <thread>
 
 #include "cores.h"
+#include "openmp.h"
 
 namespace torch_xla::handlers {
 namespace {
 
-// How long a thread looks again and again before it sleeps, giving way to whoever wants its core: a program's handlers
-// follow each other closely, and waking a thread takes as long as a small kernel.
-constexpr std::chrono::microseconds kAwake(500);
-
 constexpr uint32_t kOften = 64;  // kernels, after which the cores are looked at again
-
-template <typename Done>
-void look_for(const Done& done) {
-  const auto end = std::chrono::steady_clock::now() + kAwake;
-  while (!done() && std::chrono::steady_clock::now() < end) {
-    std::this_thread::yield();
-  }
-}
 
 struct Task {
   const std::function<void()>* work;
   std::exception_ptr error;
-  std::atomic<bool> done{false};
+  std::atomic<int> done{0};  // a number, as a thread can sleep on it without help
 };
 
 class Team {
@@ -48,11 +35,10 @@ class Team {
         started_ = true;
       }
       tasks_.push_back(&task);
-      waiting_.store(true, std::memory_order_relaxed);
+      pushed_.fetch_add(1, std::memory_order_release);
     }
-    wake_.notify_one();
-    look_for([&] { return task.done.load(std::memory_order_acquire); });
-    task.done.wait(false, std::memory_order_acquire);
+    pushed_.notify_all();
+    task.done.wait(0, std::memory_order_acquire);
   }
 
   std::atomic<int> threads{0};  // 0: as torch has it
@@ -61,10 +47,9 @@ class Team {
   [[noreturn]] void serve() {
     const c10::InferenceMode no_autograd;
     for (uint32_t served = 0;; ++served) {
-      bool slept = false;
-      Task* task = next(slept);
+      Task* task = next();
       try {
-        if (take_threads() || slept || served % kOften == 0) {
+        if (take_threads() || served % kOften == 0) {
           cores_.spread();
         }
         cores_.return_owner();
@@ -72,7 +57,7 @@ class Team {
       } catch (...) {
         task->error = std::current_exception();
       }
-      task->done.store(true, std::memory_order_release);
+      task->done.store(1, std::memory_order_release);
       task->done.notify_one();
     }
   }
@@ -87,22 +72,31 @@ class Team {
     return true;
   }
 
-  Task* next(bool& slept) {
-    look_for([this] { return waiting_.load(std::memory_order_relaxed); });
-    std::unique_lock lock(mutex_);
-    slept = tasks_.empty();
-    wake_.wait(lock, [this] { return !tasks_.empty(); });
+  // The whole team sleeps until there is one.
+  Task* next() {
+    for (;;) {
+      const uint32_t seen = pushed_.load(std::memory_order_acquire);
+      if (Task* task = first()) {
+        return task;
+      }
+      on_each_thread([&] { pushed_.wait(seen, std::memory_order_acquire); });
+    }
+  }
+
+  Task* first() {
+    const std::lock_guard lock(mutex_);
+    if (tasks_.empty()) {
+      return nullptr;
+    }
     Task* task = tasks_.front();
     tasks_.pop_front();
-    waiting_.store(!tasks_.empty(), std::memory_order_relaxed);
     return task;
   }
 
   Cores cores_;  // of `serve`
   std::mutex mutex_;
-  std::condition_variable wake_;
   std::deque<Task*> tasks_;
-  std::atomic<bool> waiting_{false};  // whether there are tasks, for who does not hold the lock
+  std::atomic<uint32_t> pushed_{0};  // tasks, ever
   bool started_ = false;
 };
 
@@ -129,4 +123,7 @@ void on_team(const std::function<void()>& work) {
 
 }  // namespace torch_xla::handlers
 
-void torch_xla_set_threads(int count) { torch_xla::handlers::team().threads.store(count, std::memory_order_relaxed); }
+void torch_xla_set_threads(int count) {
+  torch_xla::handlers::end_team();
+  torch_xla::handlers::team().threads.store(count, std::memory_order_relaxed);
+}

@@ -1,8 +1,18 @@
-// The one thread on which handlers run.
+// The one thread on which handlers run, and its team.
 //
-// OpenMP keeps a team of threads for each thread that asks for one. XLA calls handlers on any thread of its pools: as
+// OpenMP keeps a team of threads for each thread that shares a loop. XLA calls handlers on any thread of its pools: as
 // many teams as XLA has threads, each as large as the machine. So all handlers of the process run on one thread, which
-// owns one team, one after the other; XLA's thread waits meanwhile.
+// owns one team, one after the other; XLA's thread sleeps meanwhile.
+//
+// Between two loops a team's threads look for the next one at their cores, for milliseconds. That is fast within a
+// kernel, which has several loops, and in the way of everybody else between two: XLA's threads, and Python. So
+//
+//   a kernel runs            its team looks, as OpenMP has it
+//   no kernel is to run      the whole team sleeps, in a loop that ends when the next kernel comes
+//
+// But GNU's OpenMP has all teams sleep between any two loops where a process has more threads in teams than cores:
+// waking them took longer than many a loop, and kernels with several twice as long. So whoever starts a program ends
+// its own team first (that of Python's main thread, mostly), which is made again when it next shares a loop.
 #pragma once
 
 #include <functional>
@@ -14,5 +24,6 @@ void on_team(const std::function<void()>& work);
 
 }  // namespace torch_xla::handlers
 
-// How many threads the team has from now on: what torch.get_num_threads() says to the thread that starts a program.
+// Called by the thread that starts a program, before it does, with what torch.get_num_threads() says to it: so many
+// threads has the team from now on. The caller's own team ends.
 extern "C" __attribute__((visibility("default"))) void torch_xla_set_threads(int count);

@@ -1,0 +1,46 @@
+#include "openmp.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/empty.h>
+#include <dlfcn.h>
+
+namespace torch_xla::handlers {
+namespace {
+
+constexpr int kSoft = 1;  // omp_pause_soft: what the user has set stays
+
+// The functions of OpenMP 5.0 that end_team() needs. A process may have several OpenMPs: torch's is meant.
+struct Functions {
+  Functions() {
+    Dl_info torch;
+    void* library = dladdr(reinterpret_cast<void*>(&at::get_num_threads), &torch) == 0
+                        ? nullptr
+                        : dlopen(torch.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
+    if (library != nullptr) {  // finds what torch's library depends on, too
+      pause = reinterpret_cast<int (*)(int, int)>(dlsym(library, "omp_pause_resource"));
+      host = reinterpret_cast<int (*)()>(dlsym(library, "omp_get_initial_device"));
+    }
+  }
+
+  int (*pause)(int kind, int device) = nullptr;
+  int (*host)() = nullptr;
+};
+
+}  // namespace
+
+void on_each_thread(const std::function<void()>& work) {
+  const auto loop = [&](char**, const int64_t*, int64_t) { work(); };
+  // ATen's own loop with an element for each thread: its threads are meant, not those of another OpenMP.
+  const at::Tensor x = at::empty({at::get_num_threads()}, at::kByte);
+  at::TensorIteratorConfig().add_output(x).add_const_input(x).build().for_each(loop, 1);
+}
+
+void end_team() {
+  static const Functions openmp;
+  if (openmp.pause != nullptr && openmp.host != nullptr) {
+    openmp.pause(kSoft, openmp.host());
+  }
+}
+
+}  // namespace torch_xla::handlers

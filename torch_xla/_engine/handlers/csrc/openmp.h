@@ -1,0 +1,15 @@
+// The OpenMP that torch was linked with, as this library sees it: the team of threads of whoever calls.
+#pragma once
+
+#include <functional>
+
+namespace torch_xla::handlers {
+
+// Runs `work` on each thread of the calling thread's team, itself included, and returns when all are done.
+void on_each_thread(const std::function<void()>& work);
+
+// The calling thread's team ends, and is made again when it next shares a loop. Does nothing within a loop, or where
+// OpenMP is older than 5.0. (LLVM's has its threads sleep instead.)
+void end_team();
+
+}  // namespace torch_xla::handlers
