@@ -124,6 +124,35 @@ def test_values_and_calls(name: str) -> None:
     assert _called() == expected and (moved[CALLS] > 0) == bool(expected)
 
 
+#: (image, kernel, stride, padding, dilation) of convolutions in which some taps touch padding only, or seem to.
+GEOMETRIES = [
+    (1, 3, 1, 1, 1), (2, 3, 2, 1, 1), (1, 5, 1, 2, 1), (3, 5, 3, 2, 1), (1, 3, 1, 2, 1), (1, 3, 2, 4, 2),
+    (2, 3, 1, 2, 2), (2, 3, 3, 3, 3), (1, 4, 1, 2, 1), (2, 5, 2, 2, 1), (1, 1, 2, 1, 1), (1, 2, 3, 3, 2),
+    (3, 2, 4, 1, 3), (2, 7, 1, 3, 1), (2, 3, 1, 3, 3), (3, 3, 1, 3, 4), (1, 7, 4, 3, 1),
+]  # fmt: skip
+
+
+def test_taps_that_touch_padding_only() -> None:
+    """They are left out, and their gradients are zero; where an output touches nothing else, too."""
+
+    def function(x: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+        found = []
+        for image, taps, stride, padding, dilation in GEOMETRIES:
+            square = x[:, :, :image, :image], weights[:, :, :taps, :taps]
+            found.append(F.conv2d(*square, None, stride, padding, dilation))
+            high = x[:, :, :, :image], weights[:, :, :3, :taps]
+            found.append(F.conv2d(*high, None, (1, stride), (1, padding), (1, dilation)))
+        total = sum((out * torch.linspace(-1, 1, out.numel(), device=x.device).view_as(out)).sum() for out in found)
+        return [*(out.detach() for out in found), *torch.autograd.grad(total, (x, weights))]
+
+    torch.manual_seed(0)
+    programs.cache.clear()
+    x, weights = torch.randn(64, 64, 4, 4).requires_grad_(), torch.randn(128, 64, 7, 7).requires_grad_()
+    with counts() as moved:
+        same(function, x, weights, rtol=2e-3, atol=2e-3)
+    assert moved[CALLS] >= 2 * len(GEOMETRIES)
+
+
 def test_every_handler_has_a_case() -> None:
     assert set().union(*(case.handlers for case in CASES.values())) == set(library.names()) - {"unpack"}
 
