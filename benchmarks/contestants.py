@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from statistics import median
 from typing import Any, Protocol
 
 import jax
@@ -166,6 +167,10 @@ class _Server:
         host = time.perf_counter()
         self.contestant.wait()
         return host - start, time.perf_counter() - start
+
+    def row(self) -> float:
+        """A step of some in a row, each waited for."""
+        return median(self.step()[1] for _ in range(LOOP))
 
     def loop(self) -> float:
         """A step of some in a row, without waiting in between."""

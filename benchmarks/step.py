@@ -2,13 +2,13 @@
 
     python -m benchmarks.step [--quick] [--only GPT] [--device xla:0] [--without inductor,jax]
 
-Two tables: steps one by one, and steps in a loop that waits at its end only, as a script trains that reads its loss now
-and then.
+Three tables: steps one by one, each after a pause; steps in a row, each waited for, as a script trains that reads every
+loss; and steps in a loop that waits at its end only, as one that reads its loss now and then.
 
 First step: seconds until the first step is done, compiling included. Host: milliseconds until torch_xla.sync() has
 returned without waiting, that is until Python is free to prepare the next step. Step: milliseconds until the device is
-done. The contestants, each in a process of its own, take turns: step by step, each from an idle device, or loop by
-loop; medians. With inductor, the model with its loss is compiled, as users do; the optimizer is torch's.
+done. The contestants, each in a process of its own, take turns: step by step, each from an idle device, or row by row,
+or loop by loop; medians. With inductor, the model with its loss is compiled, as users do; the optimizer is torch's.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Times:
     first: float = 0.0
     host: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
+    row: list[float] = field(default_factory=list)  # of each step
     loop: list[float] = field(default_factory=list)  # of each step
 
     def add(self, contestant: Apart) -> None:
@@ -42,6 +43,10 @@ class Times:
         host, step = contestant.ask("step")
         self.host.append(host)
         self.step.append(step)
+
+    def add_row(self, contestant: Apart) -> None:
+        """Measures some steps in a row, each waited for."""
+        self.row.append(contestant.ask("row"))
 
     def add_loop(self, contestant: Apart) -> None:
         """Measures some steps in a row, without waiting in between."""
@@ -77,6 +82,7 @@ def measure(job: Job, device: str, rounds: int, without: Collection[str] = ()) -
                     add(times[name], contestant)
 
         in_turns(Times.add, rounds)
+        in_turns(Times.add_row, max(3, rounds // 4))
         in_turns(Times.add_loop, max(3, rounds // 4))
     return times
 
@@ -104,10 +110,10 @@ def row(name: str, times: dict[str, Times]) -> list[str]:
     return [*cells, f"{host / step['eager']:.2f}", f"{times['jax'].first:.1f}" if "jax" in times else ""]
 
 
-def loop_row(name: str, times: dict[str, Times]) -> list[str]:
-    """The cells of one job, in the order of LOOP_HEAD."""
-    loop = {contestant: median(found.loop) * 1e3 for contestant, found in times.items()}
-    return [name, f"{loop['here']:.2f}", *compared(loop)]
+def short_row(name: str, times: dict[str, list[float]]) -> list[str]:
+    """The cells of one job, in the order of SHORT_HEAD after its name."""
+    found = {contestant: median(measured) * 1e3 for contestant, measured in times.items()}
+    return [name, f"{found['here']:.2f}", *compared(found)]
 
 
 def compared(found: dict[str, float]) -> list[str]:
@@ -123,7 +129,7 @@ HEAD = [
     "training step", "first step, s", "host, ms", "step, ms", "eager CPU", "ratio", "inductor", "ratio", "jax", "ratio",
     "host / eager", "jax first step, s",
 ]  # fmt: skip
-LOOP_HEAD = ["a step in a loop", "here, ms", "eager CPU", "ratio", "inductor", "ratio", "jax", "ratio"]
+SHORT_HEAD = ["here, ms", "eager CPU", "ratio", "inductor", "ratio", "jax", "ratio"]
 
 
 def main() -> None:
@@ -137,7 +143,10 @@ def main() -> None:
     rounds, without = 5 if options.quick else 40, options.without.split(",")
     found = {job.name: measure(job, options.device, rounds, without) for job in jobs}
     print(f"{setting()}\n\n{table(HEAD, [row(name, times) for name, times in found.items()])}\n")
-    print(table(LOOP_HEAD, [loop_row(name, times) for name, times in found.items()]))
+    rows = [short_row(name, {who: times.row for who, times in job.items()}) for name, job in found.items()]
+    loops = [short_row(name, {who: times.loop for who, times in job.items()}) for name, job in found.items()]
+    print(f"{table(['a step in a row', *SHORT_HEAD], rows)}\n")
+    print(table(["a step in a loop", *SHORT_HEAD], loops))
 
 
 if __name__ == "__main__":
