@@ -574,8 +574,8 @@ _BOUND = """
 
     def bound():
         found = 0
-        for thread in Path("/proc/self/task").iterdir():
-            found += len(os.sched_getaffinity(int(thread.name))) < cores
+        for thread in (int(path.name) for path in Path("/proc/self/task").iterdir()):
+            found += len(os.sched_getaffinity(thread)) < cores and os.sched_getscheduler(thread) != os.SCHED_IDLE
         return found
 
     def becomes(wanted):
@@ -603,6 +603,40 @@ def test_threads_have_cores_of_their_own() -> None:
             hog.kill()
             hog.wait()
     """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
+@pytest.mark.parametrize("environment", [{}, {"OMP_WAIT_POLICY": "passive"}], ids=["awake", "passive"])
+def test_cores_stay_awake_between_kernels_only(environment: dict[str, str]) -> None:
+    run_script(
+        _TRAIN
+        + f"""
+    import os, time
+    from pathlib import Path
+
+    def ran():
+        found = {{}}
+        for path in Path("/proc/self/task").iterdir():
+            if os.sched_getscheduler(int(path.name)) == os.SCHED_IDLE:
+                found[path.name] = int((path / "schedstat").read_text().split()[0])
+        return found
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    for seed in range(5):
+        step(seed)
+    time.sleep(0.2)
+    before = ran()
+    assert len(before) == {0 if environment else "cores"}
+    time.sleep(0.2)
+    assert ran() == before, "they run while there are no kernels"
+    for seed in range(5):
+        step(seed)
+    time.sleep(0.2)
+    assert all(after > before[name] for name, after in ran().items()), "they do not run while there are"
+    """,
+        **environment,
     )
 
 

@@ -59,19 +59,6 @@ const Allowed& allowed() {
   return found;
 }
 
-bool one_each() {
-  const size_t cores = allowed().cores.size();
-  return cores > 1 && static_cast<size_t>(at::get_num_threads()) == cores;
-}
-
-// Where the kernel refuses, a thread stays where it may be.
-void go_to(int core) {
-  cpu_set_t one;
-  CPU_ZERO(&one);
-  CPU_SET(core, &one);
-  sched_setaffinity(0, sizeof one, &one);
-}
-
 void go_anywhere() { sched_setaffinity(0, sizeof(cpu_set_t), &allowed().all); }
 
 // A thread of the team, as it sees itself.
@@ -90,7 +77,7 @@ class Worker {
     }
     bound_ = bound;
     if (bound) {
-      go_to(allowed().cores[number]);
+      go_to(allowed_cores()[number]);
     } else {
       go_anywhere();
     }
@@ -128,6 +115,20 @@ class Worker {
 
 }  // namespace
 
+const std::vector<int>& allowed_cores() { return allowed().cores; }
+
+bool one_each() {
+  const size_t cores = allowed_cores().size();
+  return cores > 1 && static_cast<size_t>(at::get_num_threads()) == cores;
+}
+
+void go_to(int core) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(core, &one);
+  sched_setaffinity(0, sizeof one, &one);
+}
+
 bool Cores::place_workers() const {
   std::atomic<bool> crowded{false};
   on_each_thread([&] {
@@ -158,12 +159,12 @@ void Cores::spread() {
   } else if (++calm_ > 2 * next_rest_) {
     next_rest_ = 0;
   }
-  bind_owner(bound_ && allowed().cores.size() == 2);
+  bind_owner(bound_ && allowed_cores().size() == 2);
 }
 
 void Cores::bind_owner(bool bound) {
   if (bound && !owner_bound_) {
-    go_to(allowed().cores[0]);
+    go_to(allowed_cores()[0]);
   } else if (!bound && owner_bound_) {
     go_anywhere();
   }
@@ -171,8 +172,8 @@ void Cores::bind_owner(bool bound) {
 }
 
 void Cores::return_owner() const {
-  if (bound_ && !owner_bound_ && sched_getcpu() != allowed().cores[0]) {
-    go_to(allowed().cores[0]);
+  if (bound_ && !owner_bound_ && sched_getcpu() != allowed_cores()[0]) {
+    go_to(allowed_cores()[0]);
     go_anywhere();
   }
 }

@@ -15,7 +15,18 @@
 // and none is started later; else it is moved back to its core before each kernel.
 #pragma once
 
+#include <vector>
+
 namespace torch_xla::handlers {
+
+// The numbers of the cores that the process may use; none where the user decides.
+const std::vector<int>& allowed_cores();
+
+// Whether the calling thread's team has a thread for each of them, and there are several.
+bool one_each();
+
+// From now on the calling thread runs on that core alone, unless the kernel refuses.
+void go_to(int core);
 
 // Belongs to the thread whose team it is, which alone calls it. Off Linux it does nothing.
 class Cores {

@@ -11,6 +11,7 @@
 #include <new>
 #include <thread>
 
+#include "awake.h"
 #include "cores.h"
 #include "openmp.h"
 
@@ -51,12 +52,14 @@ class Team {
       try {
         if (take_threads() || served % kOften == 0) {
           cores_.spread();
+          awake_.start();
         }
         cores_.return_owner();
         (*task->work)();
       } catch (...) {
         task->error = std::current_exception();
       }
+      awake_.stay();
       task->done.store(1, std::memory_order_release);
       task->done.notify_one();
     }
@@ -94,6 +97,7 @@ class Team {
   }
 
   Cores cores_;  // of `serve`
+  Awake awake_;  // of `serve`
   std::mutex mutex_;
   std::deque<Task*> tasks_;
   std::atomic<uint32_t> pushed_{0};  // tasks, ever
