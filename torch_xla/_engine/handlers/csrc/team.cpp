@@ -59,9 +59,9 @@ class Team {
       } catch (...) {
         task->error = std::current_exception();
       }
-      awake_.stay();
       task->done.store(1, std::memory_order_release);
       task->done.notify_one();
+      awake_.stay();
     }
   }
 
