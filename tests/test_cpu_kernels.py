@@ -622,19 +622,30 @@ def test_cores_stay_awake_between_kernels_only(environment: dict[str, str]) -> N
                 found[path.name] = int((path / "schedstat").read_text().split()[0])
         return found
 
+    def becomes(condition):
+        for _ in range(50):
+            if condition():
+                return True
+            time.sleep(0.2)
+        return False
+
+    def asleep():
+        before = ran()
+        time.sleep(0.2)
+        return ran() == before
+
+    def steps():
+        for seed in range(5):
+            step(seed)
+
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
-    for seed in range(5):
-        step(seed)
-    time.sleep(0.2)
+    steps()
+    assert becomes(asleep), "they run while there are no kernels"
     before = ran()
     assert len(before) == {0 if environment else "cores"}
-    time.sleep(0.2)
-    assert ran() == before, "they run while there are no kernels"
-    for seed in range(5):
-        step(seed)
-    time.sleep(0.2)
-    assert all(after > before[name] for name, after in ran().items()), "they do not run while there are"
+    steps()
+    assert becomes(lambda: all(after > before[name] for name, after in ran().items())), "nor while there are"
     """,
         **environment,
     )

@@ -16,6 +16,7 @@ void Awake::stay() {}
 #include <chrono>
 #include <cstdlib>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "cores.h"
@@ -54,13 +55,16 @@ void Awake::start() {
     return;
   }
   started_ = true;
-  for (const int core : allowed_cores()) {
-    std::thread([this, core] {
-      if (lowest_priority()) {
-        go_to(core);
-        keep();
-      }
-    }).detach();
+  try {
+    for (const int core : allowed_cores()) {
+      std::thread([this, core] {
+        if (lowest_priority()) {
+          go_to(core);
+          keep();
+        }
+      }).detach();
+    }
+  } catch (const std::system_error&) {  // no more threads for this user: the other cores may halt
   }
 }
 

@@ -55,9 +55,12 @@ class Part {
  public:
   Part(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef outputs, const Attributes& a)
       : padding_(a.integers("padding").vec()) {
+    if (a.flag("transposed")) {
+      return;
+    }
     const auto stride = a.integers("stride"), dilation = a.integers("dilation");
     std::vector<int64_t> taps, padding;
-    for (size_t i = 0; i < padding_.size() && !a.flag("transposed"); ++i) {
+    for (size_t i = 0; i < padding_.size(); ++i) {
       const size_t at = i + 2;
       const auto found =
           Dimension{image.size(at), outputs[at], weight.size(at), stride[i], padding_[i], dilation[i]}.only();
@@ -67,10 +70,8 @@ class Part {
       taps.push_back(found->first);
       padding.push_back(found->second);
     }
-    if (!taps.empty()) {
-      taps_ = taps;
-      padding_ = padding;
-    }
+    taps_ = taps;
+    padding_ = padding;
   }
 
   // It, of a tensor of the kernel's shape.
