@@ -19,7 +19,7 @@ DEEPEST = 16
 VIEWS_OF_ONE = frozenset(f"aten::{name}" for name in VIEWS) | {"aten::_unsafe_view"}
 
 #: What XLA does not fuse: their results lie in memory.
-NOT_FUSED = re.compile(r"aten::(mm|bmm|addmm|baddbmm|convolution|convolution_backward|_scaled_dot_product_\w+)$")
+NOT_FUSED = re.compile(r"aten::(mm|bmm|addmm|baddbmm|linear|convolution|convolution_backward|_scaled_dot_product_\w+)$")
 
 
 def _needed(spec: GraphSpec, node: NodeSpec) -> list[int]:

@@ -169,6 +169,16 @@ register("aten::_int_mm", lambda a, b: product(_MATRIX)(a, b, np.dtype(np.int32)
 register("aten::vdot", lambda a, b: product(_VECTOR)(jnp.conj(a), b))
 
 
+@lower("aten::linear")
+def _linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """``input`` (..., k) by the transpose of ``weight`` (n, k) or (k,), plus ``bias`` (n,) or (): (..., n) or (...)."""
+    rows = input.reshape(math.prod(input.shape[:-1]), input.shape[-1])
+    columns = weight.reshape(-1, input.shape[-1]).T if weight.size else weight.T
+    multiply = product(_MATRIX)
+    result = multiply(rows, columns) if bias is None else add_product(multiply)(bias, rows, columns)
+    return result.reshape(*input.shape[:-1], *weight.shape[:-1])
+
+
 @lower("aten::_addmm_activation")
 def _addmm_activation(
     self: jax.Array, a: jax.Array, b: jax.Array, beta: Operand = 1, alpha: Operand = 1, use_gelu: bool = False

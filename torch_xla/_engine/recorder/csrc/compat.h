@@ -13,12 +13,14 @@
 #include <ATen/ops/alias_native.h>
 #include <ATen/ops/ctc_loss_native.h>
 #include <ATen/ops/flatten_native.h>
+#include <ATen/ops/linear_native.h>
 #include <ATen/ops/reshape_native.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/generated/Functions.h>
 
 namespace torch_xla::compat {
 
@@ -27,6 +29,7 @@ using at::native::_to_copy;
 using at::native::alias;
 using at::native::ctc_loss;
 using at::native::flatten;
+using at::native::linear;
 using at::native::reshape_symint;
 using at::native::scaled_dot_product_attention;
 
@@ -54,6 +57,24 @@ using torch::autograd::get_current_node;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
+
+// The gradient of a linear that is one operation, and how a kernel tells autograd of it.
+using LinearBackward = torch::autograd::generated::LinearBackward0;
+using torch::autograd::collect_next_edges;
+using torch::autograd::compute_requires_grad;
+using torch::autograd::SavedVariable;
+using torch::autograd::set_history;
+
+// Functions of the backward pass are counted by themselves since torch 2.13, and by std::shared_ptr before.
+template <typename T>
+auto make_grad_fn() {
+  using Pointer = decltype(torch::autograd::Edge::function);
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::shared_ptr<T>(new T(), [](auto* made) { deleteNode(made); });
+  } else {
+    return c10::make_intrusive<T>();
+  }
+}
 
 // How torch makes generators of the device.
 using XLAHooks = at::XLAHooksInterface;

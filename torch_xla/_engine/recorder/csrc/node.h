@@ -84,7 +84,7 @@ using FailurePtr = c10::intrusive_ptr<Failure>;
 struct Node;
 using NodePtr = c10::intrusive_ptr<Node>;
 
-struct Node final : c10::intrusive_ptr_target {
+struct Node final : torch::CustomClassHolder {
   const Op* op = nullptr;  // null: materialized
   uint32_t out = 0;        // which of the signature's results this value is
   int8_t device = 0;

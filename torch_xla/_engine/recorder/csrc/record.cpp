@@ -66,7 +66,9 @@ class Recording {
     const c10::IValue& value = arguments_[i];
     switch (op_.kinds[i]) {
       case ArgKind::kTensor:
-        node_->attrs.push_back(value.isNone() ? none() : tensor(i, value.toTensor()));
+        node_->attrs.push_back(value.isTensor() ? tensor(i, value.toTensor())
+                               : value.isNone() ? none()
+                                                : given(i, value));
         break;
       case ArgKind::kTensorList:
         tensor_list(i, value);
@@ -101,6 +103,10 @@ class Recording {
   c10::IValue none() {
     node_->key.mix(kNone);
     return {};
+  }
+
+  c10::IValue given(size_t i, const c10::IValue& value) {
+    return input(i, c10::static_intrusive_pointer_cast<Node>(value.toCapsule()));
   }
 
   // An input's position, or the number itself for a Python number that met a tensor.

@@ -12,8 +12,10 @@ namespace torch_xla {
 // Pops the op's arguments, pushes its results. Raises, in torch's own words, what the op's meta function raises.
 void record(const Op& op, torch::jit::Stack* stack);
 
-// The same without results: the op's Node.
+// The same without results: the op's Node. A tensor among the arguments may be given by its value.
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+
+inline c10::IValue as_argument(const NodePtr& value) { return c10::IValue::make_capsule(value); }
 
 [[noreturn]] void raise_not_xla(const Op& op, size_t argument, const at::Tensor& t, int8_t device);
 

@@ -14,6 +14,7 @@
 #include "factories.h"
 #include "forms.h"
 #include "hot_views.h"
+#include "linear.h"
 #include "reshapes.h"
 #include "storage_ops.h"
 
@@ -116,6 +117,7 @@ void register_special_kernels() {
   special("_weight_norm_interface_backward", weight_norm_backward);
   special("set_.source_Tensor", set_source_tensor);
   register_attention();
+  register_linear();
   register_composites();
   special("set_.source_Storage", set_whole_storage);
   special("set_.source_Storage_storage_offset", set_source_storage);

@@ -13,6 +13,7 @@
 #include "elsewhere.h"
 #include "fork.h"
 #include "inference.h"
+#include "tensor.h"
 
 namespace torch_xla {
 namespace {
@@ -68,17 +69,28 @@ void check(const Op& op, const Signature& cached, c10::ArrayRef<c10::IValue> arg
               "; what decides between them is not in the key");
 }
 
+// What is given by its value (record.h), as a tensor.
+std::vector<c10::IValue> as_tensors(c10::ArrayRef<c10::IValue> arguments) {
+  std::vector<c10::IValue> found(arguments.begin(), arguments.end());
+  for (c10::IValue& argument : found) {
+    if (argument.isCapsule()) {
+      argument = make_tensor(c10::static_intrusive_pointer_cast<Node>(argument.toCapsule()));
+    }
+  }
+  return found;
+}
+
 SignaturePtr find_or_infer(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments) {
   if (SignaturePtr found = find(key)) {
     if (checking) {
-      check(op, *found, arguments);
+      check(op, *found, as_tensors(arguments));
     }
     return found;
   }
   static Counter* inferred = counter("ShapeInference");
   inferred->add();
   const MayRunPython here;
-  SignaturePtr signature = infer(op, arguments);
+  SignaturePtr signature = infer(op, as_tensors(arguments));
   std::lock_guard<std::mutex> lock(cache().mutex);
   if (cache().signatures.size() >= kMaxSignatures) {
     cache().signatures.clear();
