@@ -114,10 +114,11 @@ def test_each_value_is_written_over_itself(name: str) -> None:
     assert len(set(seen[-1])) == len(seen[-1]) >= 16 + 8, "parameters, and what BatchNorm has seen"
 
 
-def test_a_weight_is_not_copied_before_its_update() -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_weight_is_not_copied_before_its_update(name: str) -> None:
     """On a CPU: the gradient of a layer's input and the update both read the weight, and neither needs the other."""
     model = nn.Sequential(*(nn.Linear(24, 24) for _ in range(4))).to("xla")
-    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = OPTIMIZERS[name](model.parameters())
     x = torch.randn(8, 24).to("xla")
     for _ in range(3):
         optimizer.zero_grad()

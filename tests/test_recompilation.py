@@ -182,7 +182,7 @@ def test_state_of_an_optimizer_that_begins_late() -> None:
                 trainer.optimizer.step()
                 trainer.optimizer.zero_grad()
             torch_xla.sync()
-    assert "aten::lerp.Scalar" in _only(told).details["added"]
+    assert "aten::_foreach_lerp.Scalar" in _only(told).details["added"]
     assert recompilation.count() == 1
 
 

@@ -123,6 +123,12 @@ class Machine:
     def foreach(self, x: Tensor, k: int) -> None:
         torch._foreach_add_([x, x], k)
 
+    def foreach_pair(self, x: Tensor, y: Tensor) -> None:
+        torch._foreach_add_([x, y], [y, x])
+
+    def foreach_numbers(self, x: Tensor, y: Tensor, k: int) -> None:
+        torch._foreach_mul_([x, y], [k, 2])
+
     def hook(self, x: Tensor) -> None:
         x.register_hook(lambda grad: grad * 2)
 

@@ -114,6 +114,8 @@ WRITES: dict[str, Step] = {
     "fill_ tensor": lambda m, x, y, k: x.fill_(y.clone()),
     "put_": lambda m, x, y, k: x.put_(m.index([0, k % 2]), y.clone()),
     "foreach add_": lambda m, x, y, k: m.foreach(x, k),
+    "foreach add_ crosswise": lambda m, x, y, k: m.foreach_pair(x, m.one(k)),
+    "foreach mul_ numbers": lambda m, x, y, k: m.foreach_numbers(x, m.one(k), k),
     "relu_": lambda m, x, y, k: x.relu_(),
     "unsqueeze_": lambda m, x, y, k: x.unsqueeze_(0),
     "clamp_ by tensor": lambda m, x, y, k: x.clamp_(y.clone()),

@@ -130,13 +130,14 @@ def _value(value: Any) -> str:
 
 def _ops(difference: Difference, situation: Situation) -> _Parts:
     parts = []
-    if difference.added:
-        parts.append(f"it has {_names(difference.added)} that the nearest known graph has not")
-    if difference.removed:
-        parts.append(f"it lacks {_names(difference.removed)} that the nearest known graph has")
+    added, removed = _recorded(difference.added), _recorded(difference.removed)
+    if added:
+        parts.append(f"it has {_names(added)} that the nearest known graph has not")
+    if removed:
+        parts.append(f"it lacks {_names(removed)} that the nearest known graph has")
     what = "; ".join(parts)
-    names = tuple(sorted({op.op for op in (*difference.added, *difference.removed)}))
-    details = {"added": [op.op for op in difference.added], "removed": [op.op for op in difference.removed]}
+    names = tuple(sorted({op.op for op in (*added, *removed)}))
+    details = {"added": [op.op for op in added], "removed": [op.op for op in removed]}
     if situation.cause.startswith("the graph reached"):
         return "limit", f"{what} ({situation.cause}).", situation.line, (situation.line,), advice.CUT, details
     # A read that runs the graph itself came after its ops.
@@ -146,6 +147,11 @@ def _ops(difference: Difference, situation: Situation) -> _Parts:
         return "branch", what, deciding[0], (*deciding,), advice.WHERE, details | {"reads": deciding}
     line = next((op.line for op in (*difference.added, *difference.removed) if op.line), situation.line)
     return "ops", f"{what}.", line, (line, *names), advice.BRANCH, details
+
+
+def _recorded(ops: Sequence[summary.OpSummary]) -> Sequence[summary.OpSummary]:
+    """Without the results of operations with several, where there is anything else."""
+    return [op for op in ops if op.op != "torch_xla::getitem"] or ops
 
 
 def _names(ops: Sequence[summary.OpSummary]) -> str:

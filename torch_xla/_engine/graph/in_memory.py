@@ -9,29 +9,48 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from torch_xla._engine.graph.specs import IN_PLACE, GraphSpec, NodeSpec, operands
+from torch_xla._engine.graph.specs import IN_PLACE, GraphSpec, NodeSpec, is_collective, operands
 from torch_xla._engine.lowering.views import VIEWS
 
 #: After so many operations in a row, views apart, a value is written to memory in a program for the CPU. XLA's compiler
 #: there fuses a chain of any length, and into each of several fusions again: its time grows with the square.
 DEEPEST = 16
+FUSED = "torch_xla::fused_"
 VIEWS_OF_ONE = frozenset(f"aten::{name}" for name in VIEWS) | {"aten::_unsafe_view"}
 
 #: What XLA does not fuse: their results lie in memory.
 NOT_FUSED = re.compile(r"aten::(mm|bmm|addmm|baddbmm|linear|convolution|convolution_backward|_scaled_dot_product_\w+)$")
 
 
-def _needed(spec: GraphSpec, node: NodeSpec) -> list[int]:
-    """The values that a node needs: of an operation on lists, one of its results needs what is in that place only."""
+def of_place(spec: GraphSpec, node: NodeSpec) -> list[int] | None:
+    """Of one result of an operation on lists the values that it needs, which are in its place. None for other nodes."""
     if node.op != "torch_xla::getitem":
-        return operands(node)
-    (_, group), (_, place) = node.args
+        return None
+    (_, group), (_, result) = node.args
     maker = spec.nodes[group - len(spec.leaves)]
-    if not maker.op.startswith("aten::_foreach_"):
-        return [group]
-    parts = [arg[place] for tag, arg in maker.args if tag in (2, 7) and place < len(arg)]
+    if not maker.op.startswith(("aten::_foreach_", FUSED)):
+        return None
+    # A fused optimizer's results are one list after the other.
+    place = result % len(maker.args[0][1]) if maker.op.startswith(FUSED) else result
+    parts = [arg[place] if tag in (2, 7) and place < len(arg) else (tag, arg) for tag, arg in maker.args]
     return [payload for tag, payload in parts if tag == 1]
+
+
+def _update(spec: GraphSpec, value: int, leaf: int, parts: list[int] | None) -> int | None:
+    """The value that begins to be written over a leaf, if the node of this value reads it for that.
+
+    In place: what it changes. Of lists: what it has from the first one, or from any where an optimizer is fused; it may
+    do no more than read that.
+    """
+    node = spec.nodes[value - len(spec.leaves)]
+    if parts is None:
+        return value if node.form == IN_PLACE else None
+    group = int(node.args[0][1])
+    fused = spec.nodes[group - len(spec.leaves)].op.startswith(FUSED)
+    return group if fused or parts[:1] == [leaf] else None
 
 
 class _Reads:
@@ -46,7 +65,8 @@ class _Reads:
         for number, node in enumerate(spec.nodes):
             value = len(spec.leaves) + number
             come_from = 0
-            for operand in _needed(spec, node):
+            parts = of_place(spec, node)
+            for operand in operands(node) if parts is None else parts:
                 come_from |= self.come_from[operand]
                 if (leaf := leaf_of.get(operand)) is None:
                     continue
@@ -55,8 +75,8 @@ class _Reads:
                 elif NOT_FUSED.match(node.op):
                     self.products[leaf].append(value)
                     self.bits.setdefault(value, 1 << len(self.bits))
-                elif operand == leaf and node.form == IN_PLACE:
-                    self.update[leaf] = number
+                elif operand == leaf and (update := _update(spec, value, leaf, parts)) is not None:
+                    self.update[leaf] = update - len(spec.leaves)
             self.come_from.append(come_from | self.bits.get(value, 0))
 
     def need(self, value: int, product: int) -> bool:
@@ -72,17 +92,46 @@ def _results(spec: GraphSpec) -> dict[int, int]:
     return {leaf: left[spec.leaves[leaf]].pop() for leaf in spec.donated if left[spec.leaves[leaf]]}
 
 
-def waits(spec: GraphSpec) -> dict[int, list[tuple[int, list[int]]]]:
-    """Node -> (a leaf that it begins to write over, products to wait for), ..."""
+class Schedule(NamedTuple):
+    """In which order the nodes of a program for the CPU are lowered, and what waits for what."""
+
+    order: Sequence[int]
+    #: Node -> (a leaf that it begins to write over, products to wait for), ...
+    waits: Mapping[int, Sequence[tuple[int, Sequence[int]]]]
+
+
+def schedule(spec: GraphSpec) -> Schedule:
+    """Updates come last: one of all weights at once needs none of what it has to wait for."""
     if not spec.donated:
-        return {}
-    reads, results = _Reads(spec), _results(spec)
+        return Schedule(range(len(spec.nodes)), {})
+    reads = _Reads(spec)
+    order = _updates_last(spec, set(reads.update.values()))
+    return Schedule(order, _waits(spec, reads, order))
+
+
+def _updates_last(spec: GraphSpec, updates: set[int]) -> list[int]:
+    """The nodes in another order: updates, and what comes from them, after all else. Collectives keep their order."""
+    first: list[int] = []
+    last: list[int] = []
+    late: set[int] = set()  # values
+    for number, node in enumerate(spec.nodes):
+        if number in updates or (last and is_collective(node)) or not late.isdisjoint(operands(node)):
+            last.append(number)
+            late.add(len(spec.leaves) + number)
+        else:
+            first.append(number)
+    return first + last
+
+
+def _waits(spec: GraphSpec, reads: _Reads, order: Sequence[int]) -> Mapping[int, Sequence[tuple[int, Sequence[int]]]]:
+    results = _results(spec)
+    place = {len(spec.leaves) + number: place for place, number in enumerate(order)}
     found: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
     for leaf, number in reads.update.items():
         if leaf not in results:
             continue
         others = [product for product in reads.products[leaf] if not reads.need(results[leaf], product)]
         others = [p for p in others if not any(q != p and reads.need(q, p) for q in others)]
-        if others and max(others) < len(spec.leaves) + number:
+        if others and max(place[other] for other in others) < place[len(spec.leaves) + number]:
             found[number].append((leaf, others))
     return found

@@ -52,11 +52,13 @@ class _Evaluation:
     def __init__(
         self, spec: GraphSpec, floats: jax.Array, ints: Sequence[jax.Array], leaves: tuple[jax.Array, ...]
     ) -> None:
+        self.spec = spec
         self.floats, self.ints = on_cpu.one_by_one(floats), on_cpu.one_by_one(ints)
         self.exchanged: jax.Array | None = None  # a result of the last collective
-        self.values: list[Any] = list(leaves)
-        self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves]  # a list where the value is one
-        self.depths = [0] * len(leaves)  # how many operations in a row made a value, since one that is in memory
+        # By the number of the value. Leaves come first, then the nodes, which may be lowered in another order.
+        self.values: list[Any] = [*leaves, *[None] * len(spec.nodes)]
+        self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves] + [None] * len(spec.nodes)  # a list for several
+        self.depths = [0] * len(self.values)  # how many operations in a row made a value, since one that is in memory
 
     def argument(self, arg: tuple[int, Any], exact: bool = False) -> Any:
         """An argument for a rule; with ``exact`` a tensor has its torch dtype, not the one that the device stores."""
@@ -84,31 +86,35 @@ class _Evaluation:
         after = [result for result in results if isinstance(result, jax.Array)]
         self.values[value] = on_cpu.written(self.values[value], after)
 
-    def run(self, node: NodeSpec) -> None:
+    def run(self, number: int) -> None:
+        node, value = self.spec.nodes[number], len(self.spec.leaves) + number
         if node.op == "torch_xla::getitem":
             (_, group), (_, place) = node.args
-            self._add(self.values[group][place], self.dtypes[group][place], self.depths[group])
+            parts = in_memory.of_place(self.spec, node)
+            depth = self.depths[group] if parts is None else self._deepest(parts) + 1
+            self._set(value, self.values[group][place], self.dtypes[group][place], depth)
         elif node.op == "torch_xla::seed":
             # Not a tensor of the user's: 64 bits, also where the device stores int64 as 32.
-            self._add(RULES[node.op].function(self.argument(node.args[0])), None)
+            self._set(value, RULES[node.op].function(self.argument(node.args[0])), None)
         else:
             results = hlo_metadata.located(node.op, node.origin, lambda: self._exchanged(node))
             promised = [dtype for _, dtype in node.outs]
             several = node.is_list or len(node.outs) > 1
-            self._add(results if several else results[0], promised if several else promised[0], self._depth(node))
+            result, dtype = (results, promised) if several else (results[0], promised[0])
+            self._set(value, result, dtype, self._depth(node))
 
-    def _add(self, value: Any, dtype: Any, depth: int = 0) -> None:
-        if depth >= in_memory.DEEPEST and isinstance(value, jax.Array):
-            value, depth = on_cpu.written(value), 0
-        self.values.append(value)
-        self.dtypes.append(dtype)
-        self.depths.append(depth)
+    def _set(self, value: int, result: Any, dtype: Any, depth: int = 0) -> None:
+        if depth >= in_memory.DEEPEST and isinstance(result, jax.Array):
+            result, depth = on_cpu.written(result), 0
+        self.values[value], self.dtypes[value], self.depths[value] = result, dtype, depth
 
     def _depth(self, node: NodeSpec) -> int:
         if in_memory.NOT_FUSED.match(node.op):
             return 1
-        deepest = max((self.depths[value] for value in operands(node)), default=0)
-        return deepest + (node.op not in in_memory.VIEWS_OF_ONE)
+        return self._deepest(operands(node)) + (node.op not in in_memory.VIEWS_OF_ONE)
+
+    def _deepest(self, values: Sequence[int]) -> int:
+        return max((self.depths[value] for value in values), default=0)
 
     def _exchanged(self, node: NodeSpec) -> list[Any]:
         if not is_collective(node):
@@ -194,13 +200,13 @@ def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
 
     def graph(floats: jax.Array, ints: Sequence[jax.Array], *leaves: jax.Array) -> list[jax.Array]:
         evaluation = _Evaluation(spec, floats, ints, leaves)
-        waits = in_memory.waits(spec) if on_cpu.allowed() else {}
+        order, waits = in_memory.schedule(spec) if on_cpu.allowed() else (range(len(spec.nodes)), {})
         with matmul.precision(spec.precision):
-            for number, node in enumerate(spec.nodes):
+            for number in order:
                 try:
                     for leaf, others in waits.get(number, ()):
                         evaluation.wait(leaf, others)
-                    evaluation.run(node)
+                    evaluation.run(number)
                 except LoweringError as error:
                     error.node = number
                     raise

@@ -26,6 +26,7 @@ class Operand(str):
 
 
 _OPERANDS = {3: Operand("float"), 4: Operand("int"), 5: Operand("complex")}
+_ONE_FOR_ALL = {3: Operand("the same float"), 4: Operand("the same int")}  # elements of a list that are one operand
 
 Leaf = tuple[tuple[int, ...], torch.dtype]
 
@@ -133,5 +134,6 @@ def _constant(arg: tuple[int, Any], inputs: list[int]) -> Any:
         there = tuple(reference[0] == 1 for reference in payload)  # of Tensor?[], which are given
         return None if all(there) else there
     if tag == 7:
-        return tuple(_constant(a, inputs) for a in payload)
+        is_one = len(payload) > 1 and payload[0][0] in _ONE_FOR_ALL and all(a == payload[0] for a in payload)
+        return tuple(_ONE_FOR_ALL[a[0]] if is_one else _constant(a, inputs) for a in payload)
     return dtypes.FROM_CODE[payload] if tag == 6 else _OPERANDS[tag]

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "op.h"
@@ -49,6 +50,17 @@ void mix_attribute(Key& key, const c10::IValue& value) {
   } else {
     TORCH_CHECK(false, "torch_xla cannot record an argument of type ", value.tagKind());
   }
+}
+
+bool is_uniform(c10::ArrayRef<c10::IValue> numbers) {
+  if (numbers.size() < 2 || is_constant_number(numbers[0])) {
+    return false;
+  }
+  const auto is_first = [&](const c10::IValue& number) {
+    return numbers[0].isDouble() ? number.isDouble() && bits(number.toDouble()) == bits(numbers[0].toDouble())
+                                 : numbers[0].isInt() && number.isInt() && number.toInt() == numbers[0].toInt();
+  };
+  return std::all_of(numbers.begin() + 1, numbers.end(), is_first);
 }
 
 c10::IValue read_wrapped_number(const at::Tensor& t) {

@@ -24,7 +24,8 @@ enum Tag : uint64_t {
   kComplex,
   kString,
   kOther,
-  kDefaultDtype
+  kDefaultDtype,
+  kUniform
 };
 
 void mix_attribute(Key& key, const c10::IValue& value);
@@ -38,6 +39,9 @@ inline void mix_scalar(Key& key, const c10::IValue& value) {
     key.mix(kOperand + (value.isInt() ? 1ull << 32 : value.isDouble() ? 2ull << 32 : 3ull << 32));
   }
 }
+
+// Whether all numbers of a list are one operand: an optimizer gives a list of as many equal numbers as it has tensors.
+bool is_uniform(c10::ArrayRef<c10::IValue> numbers);
 
 // torch's default dtype, when the node was recorded: in the key where it is not float32. After the arguments.
 inline void mix_default_dtype(Node& node, at::ScalarType dtype) {

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include "attributes.h"
 #include "compat_python.h"
 #include "op.h"
 
@@ -114,9 +115,11 @@ class Description {
       case ArgKind::kScalar:
         return number(value);
       case ArgKind::kScalars: {
+        const auto numbers = value.toListRef();
+        const bool uniform = is_uniform(numbers);
         py::list list;
-        for (const c10::IValue& element : value.toListRef()) {
-          list.append(number(element));
+        for (size_t i = 0; i < numbers.size(); ++i) {
+          list.append(uniform && i > 0 ? py::object(list[0]) : number(numbers[i]));
         }
         return py::make_tuple(static_cast<int>(kList), list);
       }

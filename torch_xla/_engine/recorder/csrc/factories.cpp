@@ -61,22 +61,6 @@ void record_factory(const Op& op, torch::jit::Stack* stack) {
   op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
 }
 
-void record_foreach(const Op& op, torch::jit::Stack* stack) {
-  int8_t first = -1;
-  for (const c10::IValue& argument : torch::jit::last(*stack, op.kinds.size())) {
-    for (const c10::IValue& element : argument.isTensorList() ? argument.toListRef() : c10::ArrayRef<c10::IValue>()) {
-      XlaTensor* x = maybe_xla(element.toTensor());
-      if (C10_UNLIKELY(x != nullptr && first >= 0 && x->device_index() != first)) {
-        // torch's kernel for all devices is a loop of ops that are not foreach.
-        op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-        return;
-      }
-      first = x != nullptr ? x->device_index() : first;
-    }
-  }
-  record(op, stack);
-}
-
 Tensor full(c10::SymIntArrayRef size, const c10::Scalar& value, std::optional<at::ScalarType> dtype,
             std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory) {
   static const Op* op = find_op("aten::full");

@@ -1,4 +1,4 @@
-// What a dispatcher call of an op does that says on which device its result is made, or that takes lists over several.
+// What a dispatcher call of an op does that says on which device its result is made.
 // The result is of the device that is asked for; where that is not the tensors' own, torch's kernels for all devices
 // make it.
 #pragma once
@@ -14,9 +14,6 @@ namespace torch_xla {
 
 // As record(), for an op one of whose arguments says where the result is made, which may be elsewhere than its tensors.
 void record_factory(const Op& op, torch::jit::Stack* stack);
-
-// As record(), for an op on lists, whose elements may be on several devices.
-void record_foreach(const Op& op, torch::jit::Stack* stack);
 
 // A truth value of the program (whether a loop is at its end) is an operand: it would be a constant of the graph else.
 at::Tensor full(c10::SymIntArrayRef size, const c10::Scalar& value, std::optional<at::ScalarType> dtype,

@@ -3,6 +3,7 @@
 #include <unordered_set>
 
 #include "factories.h"
+#include "foreach.h"
 #include "kernels.h"
 #include "out_forms.h"
 #include "record.h"
@@ -102,6 +103,18 @@ Form fused_form(const std::string& name) {
   return functional == nullptr ? Form() : Form{functional, &record_fused};
 }
 
+// Of an op on lists in place, where torch's kernel for all devices takes the lists apart.
+Form foreach_form(const OpsByName& recorded, const c10::OperatorHandle& handle) {
+  const std::string& name = handle.operator_name().name;
+  if (name.rfind("aten::_foreach_", 0) != 0 || name.back() != '_' || !writes(handle.schema().arguments()[0]) ||
+      !handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
+    return {};
+  }
+  const Op* functional =
+      find_functional(recorded, name.substr(0, name.size() - 1), handle.schema(), handle.schema().arguments().size());
+  return functional == nullptr ? Form() : Form{functional, &record_foreach_inplace};
+}
+
 // Of an op in place, or out=.
 Form written_form(const OpsByName& recorded, const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
@@ -163,7 +176,8 @@ OpsByName recorded_ops() {
 }
 
 Form form_of(const OpsByName& recorded, const std::string& name, const c10::OperatorHandle& handle) {
-  for (const Form& form : {fused_form(name), side_writes_form(recorded, handle.schema())}) {
+  for (const Form& form :
+       {fused_form(name), side_writes_form(recorded, handle.schema()), foreach_form(recorded, handle)}) {
     if (form.functional != nullptr) {
       return form;
     }

@@ -189,7 +189,11 @@ class Recording {
   void scalar_list(const c10::IValue& value) {
     const auto list = value.toListRef();
     node_->key.mix(kList + (static_cast<uint64_t>(list.size()) << 32));
-    for (const auto& element : list) {
+    const bool uniform = is_uniform(list);
+    if (uniform) {
+      node_->key.mix(kUniform);
+    }
+    for (const auto& element : uniform ? list.slice(0, 1) : list) {
       mix_scalar(node_->key, element);
     }
     node_->attrs.push_back(value);

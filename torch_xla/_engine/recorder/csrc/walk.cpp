@@ -1,5 +1,6 @@
 #include "walk.h"
 
+#include "attributes.h"
 #include "op.h"
 #include "shortcuts.h"
 
@@ -42,7 +43,8 @@ inline void Walk::numbers(const Node& node) {
     if (kind == ArgKind::kScalar || (node.numbers >> i & 1)) {
       number(node.attrs[i]);
     } else if (kind == ArgKind::kScalars) {
-      for (const auto& element : node.attrs[i].toListRef()) {
+      const auto list = node.attrs[i].toListRef();
+      for (const auto& element : is_uniform(list) ? list.slice(0, 1) : list) {
         number(element);
       }
     }
