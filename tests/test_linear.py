@@ -276,3 +276,18 @@ def test_autocast_and_checkpoints() -> None:
         return [y.detach().float(), x.grad, w.grad, b.grad]
 
     same(run, *parts(2, 3), rtol=5e-2, atol=5e-2)
+
+
+def test_the_gradient_called_by_its_name() -> None:
+    """As torch has it: any sizes, none of them checked before."""
+    call = lambda x, g, w: torch.ops.aten.linear_backward(x.to("xla"), g.to("xla"), w.to("xla"), [True, True, True])
+    x, g, w = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(5, 4)
+    expected = (g @ w, g.reshape(-1, 5).T @ x.reshape(-1, 4), g.sum((0, 1)))
+    for got, want in zip(call(x, g, w), expected, strict=True):
+        torch.testing.assert_close(got.cpu(), want)
+    for sizes in [((), (), ()), ((0, 4), (0, 5), (5, 4)), ((3, 4), (3, 6), (5, 4)), ((3, 0), (3, 5), (5, 0))]:
+        try:
+            found = call(*(torch.ones(size) for size in sizes))
+        except (RuntimeError, IndexError):
+            continue
+        assert sizes[0] != () and [tuple(t.shape) for t in found] == [sizes[0], sizes[2], (5,)]

@@ -125,9 +125,9 @@ void record_foreach_inplace(const Op& op, torch::jit::Stack* stack) {
     const at::Tensor& target = targets[i].toTensor();
     target.unsafeGetTensorImpl()->bump_version();  // else done by the ops of the loop
     expect_xla(op, target).write(getitem(node, i));
-    count_pending(node->device);
   }
   torch::jit::drop(*stack, op.kinds.size());
+  count_pending(node->device, op_count(*node));
 }
 
 }  // namespace torch_xla

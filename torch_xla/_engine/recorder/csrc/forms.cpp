@@ -162,8 +162,7 @@ Kernel kernel_of(const Op& op) {
     return &record_view;
   }
   // Where torch has a kernel for all devices that takes the lists apart.
-  const bool foreach = op.name.rfind("aten::_foreach_", 0) == 0 &&
-                       op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+  const bool foreach = op.foreach && op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
   return foreach ? &record_foreach : op.takes_device ? &record_factory : &record;
 }
 

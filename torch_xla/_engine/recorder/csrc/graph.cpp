@@ -58,7 +58,7 @@ void add_small_needed_elsewhere(const Graph& graph, std::vector<NodePtr>& candid
 void no_longer_pending(const Graph& graph) {
   int64_t ops = 0;
   for (const Node* node : graph.nodes) {
-    ops += node->op != getitem_op() && node->op != seed_op();
+    ops += op_count(*node);
   }
   auto& pending = device_state(graph.device).pending;
   int64_t now = pending.load(std::memory_order_relaxed);

@@ -107,70 +107,86 @@ LinearGradients gradients_apart(const Tensor& input, const Tensor& grad, const T
   return {of_input, of_weight, of_bias};
 }
 
-// A value of `width` columns, as a matrix.
-NodePtr as_rows(const NodePtr& value) {
-  static const Op* view = find_op("aten::view");
-  const auto& sizes = value->shape().sizes;
-  if (sizes.size() == 2) {
-    return value;
+// One call: its gradients are recorded below autograd, without the dispatcher.
+class BackwardOfLinear {
+ public:
+  explicit BackwardOfLinear(XlaTensor& grad) : sizes_(grad.sizes().vec()), rows_(as_rows(grad.value())) {}
+  // Once all are made: where each op runs at once, this runs them.
+  void done() const { count_pending(rows_->device, ops_); }
+
+  Tensor of_input(const NodePtr& weight) {
+    static const Op* view = find_op("aten::view");
+    NodePtr value = product(rows_, weight);
+    if (sizes_.size() != 2) {
+      std::vector<int64_t> sizes = sizes_;
+      sizes.back() = weight->shape().sizes[1];
+      value = note(*view, {as_argument(value), std::move(sizes)});
+    }
+    return make_tensor(std::move(value));
   }
-  const int64_t width = sizes.back();
-  return record_node(*view, {as_argument(value), std::vector<int64_t>{value->shape().elements() / width, width}});
-}
 
-NodePtr product(const NodePtr& a, const NodePtr& b) {
-  static const Op* op = find_op("aten::mm");
-  return record_node(*op, {as_argument(a), as_argument(b)});
-}
-
-Tensor gradient_of_input(const XlaTensor& grad, const NodePtr& rows, const NodePtr& weight) {
-  static const Op* view = find_op("aten::view");
-  NodePtr value = product(rows, weight);
-  if (grad.dim() != 2) {
-    std::vector<int64_t> sizes = grad.sizes().vec();
-    sizes.back() = weight->shape().sizes[1];
-    value = record_node(*view, {as_argument(value), std::move(sizes)});
+  Tensor of_weight(const NodePtr& input) {
+    static const Op* transpose = find_op("aten::t");
+    return make_tensor(product(note(*transpose, {as_argument(rows_)}), as_rows(input)));
   }
-  return make_tensor(std::move(value));
-}
 
-Tensor gradient_of_weight(const NodePtr& rows, const NodePtr& input) {
-  static const Op* transpose = find_op("aten::t");
-  return make_tensor(product(record_node(*transpose, {as_argument(rows)}), as_rows(input)));
-}
+  Tensor of_bias() {
+    static const Op* sum = find_op("aten::sum.dim_IntList");
+    return make_tensor(note(*sum, {as_argument(rows_), std::vector<int64_t>{0}, false, c10::IValue()}));
+  }
 
-Tensor gradient_of_bias(const NodePtr& rows) {
-  static const Op* sum = find_op("aten::sum.dim_IntList");
-  return make_tensor(record_node(*sum, {as_argument(rows), std::vector<int64_t>{0}, false, c10::IValue()}));
-}
+ private:
+  NodePtr note(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+    ++ops_;
+    return record_node(op, arguments);
+  }
+
+  NodePtr product(const NodePtr& a, const NodePtr& b) {
+    static const Op* op = find_op("aten::mm");
+    return note(*op, {as_argument(a), as_argument(b)});
+  }
+
+  // As a matrix, whose last dimension is the value's.
+  NodePtr as_rows(const NodePtr& value) {
+    static const Op* view = find_op("aten::view");
+    const auto& sizes = value->shape().sizes;
+    if (sizes.size() == 2) {
+      return value;
+    }
+    const int64_t width = sizes.back();
+    return note(*view, {as_argument(value), std::vector<int64_t>{value->shape().elements() / width, width}});
+  }
+
+  int64_t ops_ = 0;  // recorded so far; initialized before rows_, which counts
+  std::vector<int64_t> sizes_;
+  NodePtr rows_;
+};
 
 LinearGradients linear_backward(const Tensor& input, const Tensor& grad, const Tensor& weight,
                                 std::array<bool, 3> wanted) {
   XlaTensor* g = plain(grad);
   XlaTensor* x = wanted[1] ? plain(input) : nullptr;
   XlaTensor* w = wanted[0] ? plain(weight) : nullptr;
-  const auto refused = [&](bool want, const XlaTensor* t) { return want && (t == nullptr || !is_like(*t, *g)); };
-  if (g == nullptr || refused(wanted[1], x) || refused(wanted[0], w) ||
+  const auto refused = [&](bool want, const XlaTensor* t) {
+    return want && (t == nullptr || t->dim() < 2 || t->numel() == 0 || !is_like(*t, *g));
+  };
+  if (g == nullptr || refused(true, g) || refused(wanted[1], x) || refused(wanted[0], w) ||
       c10::impl::TorchDispatchModeTLS::any_modes_set() || compat::compute_requires_grad(input, grad, weight)) {
     return gradients_apart(input, grad, weight, wanted);
   }
   begin_op();
-  const NodePtr rows = as_rows(g->value());
+  BackwardOfLinear backward(*g);
   LinearGradients found;
   if (wanted[0]) {
-    std::get<0>(found) = gradient_of_input(*g, rows, w->value());
+    std::get<0>(found) = backward.of_input(w->value());
   }
   if (wanted[1]) {
-    std::get<1>(found) = gradient_of_weight(rows, x->value());
+    std::get<1>(found) = backward.of_weight(x->value());
   }
   if (wanted[2]) {
-    std::get<2>(found) = gradient_of_bias(rows);
+    std::get<2>(found) = backward.of_bias();
   }
-  for (const bool want : wanted) {
-    if (want) {
-      count_pending(rows->device);
-    }
-  }
+  backward.done();
   return found;
 }
 

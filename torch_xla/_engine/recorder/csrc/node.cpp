@@ -145,6 +145,13 @@ Node::~Node() {
   }
 }
 
+int64_t op_count(const Node& node) {
+  if (node.op == getitem_op() || node.op == seed_op()) {
+    return 0;
+  }
+  return node.op->foreach ? static_cast<int64_t>(node.signature->outs.size()) : 1;
+}
+
 uint64_t new_epoch() {
   static std::atomic<uint64_t> last{0};
   return ++last;

@@ -113,6 +113,9 @@ struct Node final : torch::CustomClassHolder {
   ~Node() override;
 };
 
+// How many ops a Node counts as, towards the size limit: of lists, each element is one.
+int64_t op_count(const Node& node);
+
 // The number of a new traversal, which no node has.
 uint64_t new_epoch();
 

@@ -103,6 +103,8 @@ Op::Op(const c10::OperatorHandle& handle_, const std::unordered_set<std::string>
   key.mix(std::string_view(name));
   may_overlap = name == "aten::expand" || name == "aten::as_strided" || name == "aten::unfold";
   converts_numbers = becomes_elements(name);
+  foreach
+    = name.rfind("aten::_foreach_", 0) == 0;
   pointwise = handle.hasTag(at::Tag::pointwise) && name.rfind("aten::", 0) == 0;
   const auto& returns = handle.schema().returns();
   returns_list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;

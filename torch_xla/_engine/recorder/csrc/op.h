@@ -37,6 +37,7 @@ struct Op {
   bool is_view = false;
   bool may_overlap = false;  // a view op whose result can have several elements in one place
   bool returns_list = false;
+  bool foreach = false;           // of lists of tensors, element by element
   bool takes_device = false;      // an argument says where the result is made
   bool uniform = false;           // in place: all elements that it writes are equal
   bool converts_numbers = false;  // its numbers become elements of the result, and must fit its dtype

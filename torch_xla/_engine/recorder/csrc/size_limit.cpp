@@ -19,9 +19,9 @@ std::atomic<int64_t>& pending_limit() {
   return limit;
 }
 
-void count_pending(int8_t device) {
+void count_pending(int8_t device, int64_t ops) {
   auto& pending = device_state(device).pending;
-  if (pending.fetch_add(1, std::memory_order_relaxed) + 1 >= pending_limit().load(std::memory_order_relaxed)) {
+  if (pending.fetch_add(ops, std::memory_order_relaxed) + ops >= pending_limit().load(std::memory_order_relaxed)) {
     if (runs_at_once()) {
       hooks().cut(device);
     } else {

@@ -10,8 +10,8 @@ namespace torch_xla {
 // The most ops that may be pending before the graph is cut.
 std::atomic<int64_t>& pending_limit();
 
-// Counts a recorded op; cuts the graph where each op runs at once.
-void count_pending(int8_t device);
+// Counts recorded ops; cuts the graph where each op runs at once.
+void count_pending(int8_t device, int64_t ops = 1);
 
 // To be called before anything of an op is recorded: cuts the graph if the op before has made it too long. An error of
 // that cut is raised while this op has changed nothing, so that it can be tried again; an in-place op too.
