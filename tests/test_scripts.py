@@ -77,7 +77,8 @@ def test_same_as_in_an_interpreter_of_its_own(name: str, tmp_path: Path, monkeyp
 
 def test_interrupt() -> None:
     # The handler is Python's own, which it does not install where the tests run in the background.
-    code = "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler); os.kill(os.getpid(), signal.SIGINT)"
+    handled = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"import os, signal; {handled}; os.kill(os.getpid(), signal.SIGINT)"
     done = scripts.run(code, False, {})
     assert done.returncode == -signal.SIGINT and done.stderr.endswith("\nKeyboardInterrupt\n")
 
