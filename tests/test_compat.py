@@ -186,3 +186,14 @@ def test_the_table_of_runs_keeps_the_last_one(tmp_path: Path, monkeypatch: pytes
         "| 2.15.0 | 3.11.7 | 0.10.2 | all | 10 passed, 0 failed | 2026-01-02 |\n"
         "\nafter\n"
     )
+
+
+def test_what_an_earlier_release_does_not_need_is_not_missed() -> None:
+    """Importing torch_xla beside it says nothing; a name that should be there is told of."""
+    known = len(ENTRIES)
+    try:
+        Private("torch", "no_such_name", "tests", "nothing", since="99.0").wrap(lambda original: None)
+        with pytest.warns(RuntimeWarning, match=r"has no torch\.no_such_name: nothing"):
+            Private("torch", "no_such_name", "tests", "nothing").wrap(lambda original: None)
+    finally:
+        del ENTRIES[known:]

@@ -74,8 +74,7 @@ def _with(kernel: Callable[..., Any], original: Any) -> Callable[..., Any]:
 
 def wrap_run(ours: Callable[..., Any]) -> None:
     """What has dynamo trace a call of control flow, and runs it, becomes ``ours(original, fn, args, kwargs=None)``."""
-    if not _RUN.is_missing:
-        _RUN.wrap(ours)
+    _RUN.wrap(ours)
 
 
 def called_by(function: Callable[..., Any]) -> str | None:

@@ -68,10 +68,14 @@ class Private:
         return found
 
     def wrap(self, ours: Callable[..., Any]) -> None:
-        """From now on a call of it is ``ours(original, *args, **kwargs)``; once. Warns where it is missing."""
+        """From now on a call of it is ``ours(original, *args, **kwargs)``; once.
+
+        Warns where it is missing; does nothing in releases before ``since``.
+        """
         original = self.find()
         if original is None:
-            self.warn()
+            if self.is_missing:
+                self.warn()
             return
         if getattr(original, "_torch_xla", False):
             return
