@@ -156,7 +156,7 @@ def test_mistakes_are_torchs(mistake: str) -> None:
         MISTAKES[mistake]("cpu")
     with pytest.raises(RuntimeError) as found:
         MISTAKES[mistake]("xla")
-    assert str(found.value).partition("\n")[0][:20] == str(expected.value)[:20]
+    assert str(found.value).partition("\n")[0] == str(expected.value).partition("\n")[0]
 
 
 def test_another_device() -> None:

@@ -65,7 +65,7 @@ using torch::autograd::compute_requires_grad;
 using torch::autograd::SavedVariable;
 using torch::autograd::set_history;
 
-// Functions of the backward pass are counted by themselves since torch 2.13, and by std::shared_ptr before.
+// What holds a function of the backward pass: c10::intrusive_ptr, in torch 2.11 std::shared_ptr.
 template <typename T>
 auto make_grad_fn() {
   using Pointer = decltype(torch::autograd::Edge::function);

@@ -1,7 +1,7 @@
 // torch's own linear is a transpose, a product and a sum, with views around them where the input has more than two
-// dimensions, and autograd differentiates each: a layer was some seventeen nodes of a step. The kernel here records
-// aten::linear, and autograd gets LinearBackward0, which torch has for devices that compute linear as one operation.
-// Its gradients are recorded as the products and the sum that they are.
+// dimensions, and autograd differentiates each. The kernel here records aten::linear, and autograd gets
+// LinearBackward0, which torch has for devices that compute linear as one operation. Its gradients are recorded as the
+// products and the sum that they are.
 //
 //   taken apart by torch, as before: calls that a mode or a subclass is to see op by op (torch.compile, vmap of a
 //   subclass, selective checkpoints), that have tangents, whose gradient has a gradient, or that torch refuses
