@@ -93,8 +93,8 @@ class Alone:
         if self.single:
             return GraphSpec(leaves, [self.node], [first], [], products)  # type: ignore[arg-type]
         items = [
-            NodeSpec("torch_xla::getitem", 0, [(1, first), (0, i)], [], False)
-            for i, exists in enumerate(self.results)
+            NodeSpec("torch_xla::getitem", 0, [(1, first), (0, i)], [out], False)
+            for i, (out, exists) in enumerate(zip(self.node.outs, self.results, strict=True))
             if exists
         ]
         roots = list(range(first + 1, first + 1 + len(items)))
@@ -154,7 +154,7 @@ class Chain:
             return _Step(None, (), (), (node.args[0][1],)), SEED
         if node.op == "torch_xla::getitem":
             producer, item = node.args[0][1], node.args[1][1]
-            return _Step(None, (producer,), (), (), item=item), node.outs[item]
+            return _Step(None, (producer,), (), (), item=item), node.outs[0]
         alone = Alone(node)
         executable = compiled(alone, [promises[i] for i in alone.operands], device, products)
         step = _Step(

@@ -49,8 +49,7 @@ class GraphSpec:
         """What the value of that number is promised to be."""
         if value < len(self.leaves):
             return self.leaves[value]
-        node = self.nodes[value - len(self.leaves)]
-        return node.outs[node.args[1][1] if node.op == "torch_xla::getitem" else 0]
+        return self.nodes[value - len(self.leaves)].outs[0]
 
 
 def operands(node: NodeSpec) -> list[int]:

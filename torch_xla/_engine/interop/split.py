@@ -95,9 +95,6 @@ def _promise(spec: GraphSpec, value: int) -> Any:
     if value < first:
         return spec.leaves[value]
     node = spec.nodes[value - first]
-    if node.op == GROUP:
-        (_, group), (_, place) = node.args
-        return spec.nodes[group - first].outs[place]
     return node.outs[0] if node.outs else ((), None)
 
 

@@ -33,8 +33,9 @@ class Description {
     for (const Node* node : graph_.nodes) {
       const Op* op = node->op->functional ? node->op->functional : node->op;
       const int form = node->is_scatter ? kScatter : node->op->functional ? kInPlace : kFunctional;
-      out.append(py::make_tuple(op->name, form, arguments(*node), results(*node->signature), node->signature->is_list,
-                                node->origin, static_cast<int>(node->default_dtype)));
+      const bool is_list = node->signature->is_list && node->op != getitem_op();
+      out.append(py::make_tuple(op->name, form, arguments(*node), results(*node), is_list, node->origin,
+                                static_cast<int>(node->default_dtype)));
     }
     return out;
   }
@@ -45,13 +46,22 @@ class Description {
     return py::make_tuple(static_cast<int>(kReference), position);
   }
 
-  static py::list results(const Signature& signature) {
+  // A getitem shares the signature of the op that it takes one result of.
+  static py::list results(const Node& node) {
     py::list out;
-    for (const auto& shape : signature.outs) {
-      out.append(py::make_tuple(py::tuple(py::cast(std::vector<int64_t>(shape.sizes.begin(), shape.sizes.end()))),
-                                static_cast<int>(shape.dtype)));
+    if (node.op == getitem_op()) {
+      out.append(promise(node.signature->outs[node.out]));
+      return out;
+    }
+    for (const auto& shape : node.signature->outs) {
+      out.append(promise(shape));
     }
     return out;
+  }
+
+  static py::tuple promise(const Shape& shape) {
+    const py::tuple sizes(py::cast(std::vector<int64_t>(shape.sizes.begin(), shape.sizes.end())));
+    return py::make_tuple(sizes, static_cast<int>(shape.dtype));
   }
 
   py::object number(const c10::IValue& value) {
