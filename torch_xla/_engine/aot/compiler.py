@@ -111,17 +111,20 @@ def _narrowing(target: Target) -> dict[Any, Any]:
 def _lower(spec: GraphSpec, target: Target, layout: Layout) -> tuple[jax.stages.Lowered, int]:
     moved = _Moved(target)
     function: Callable[..., Any] = program.function(spec)
+    # As in execution/compilation.py, so that a program has the same name on disk: one device is that of the arguments.
+    place = SingleDeviceSharding(target.devices[0]) if layout.team is None and layout.spread is None else None
     numbers: list[Any] = [
-        jax.ShapeDtypeStruct((spec.floats,), np.float64),
-        jax.ShapeDtypeStruct((spec.ints,), np.int64),
+        jax.ShapeDtypeStruct((spec.floats,), np.float64, sharding=place),
+        jax.ShapeDtypeStruct((spec.ints,), np.int64, sharding=place),
     ]
-    leaves = [jax.ShapeDtypeStruct(shape, dtypes.to_numpy(dtype)) for shape, dtype in spec.leaves]
-    coming: Any
-    leaving: Any
+    leaves = [jax.ShapeDtypeStruct(shape, dtypes.to_numpy(dtype), sharding=place) for shape, dtype in spec.leaves]
+    options: dict[str, Any] = {"donate_argnums": tuple(position + 2 for position in spec.donated)}
+    count = 1
     if layout.team is not None:
-        coming = leaving = moved(layout.team.sharding)
-        function = replicated.over(function, replicated.Team(layout.team.ordinals, coming))
-        count = len(coming.device_set)
+        over = moved(layout.team.sharding)
+        function = replicated.over(function, replicated.Team(layout.team.ordinals, over))
+        options |= {"in_shardings": over, "out_shardings": over}
+        count = len(over.device_set)
     elif layout.spread is not None:
         everywhere = moved(layout.spread)
         leaves = [
@@ -129,15 +132,10 @@ def _lower(spec: GraphSpec, target: Target, layout: Layout) -> tuple[jax.stages.
             for leaf, way in zip(leaves, map(moved, layout.leaves), strict=True)
         ]
         given = dataclasses.replace(spec, root_shardings=list(layout.results))
-        coming = edges.coming([*numbers, *leaves], everywhere)
         leaving = edges.leaving(given, leaves, everywhere)
         function = edges.between(function, given, leaving)
+        options |= {"in_shardings": edges.coming([*numbers, *leaves], everywhere), "out_shardings": leaving}
         count = len(everywhere.device_set)
-    else:
-        coming = leaving = SingleDeviceSharding(target.devices[0])
-        count = 1
-    donated = tuple(position + 2 for position in spec.donated)
-    options: dict[str, Any] = {"in_shardings": coming, "out_shardings": leaving, "donate_argnums": donated}
     traced = jax.jit(function, keep_unused=True, **options).trace(*numbers, *leaves)
     closed = moving.moved(traced, moved)
     if closed is not None:

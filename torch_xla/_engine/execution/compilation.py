@@ -89,7 +89,7 @@ def compile_graph(
         errors.explained(lambda: f"compiling {outline}", device, outline),
         library.offered(devices.device(device).platform) as (handlers, called),
     ):
-        arguments = [*_numbers(spec), *leaves]
+        arguments = [*_numbers(spec, numbers), *leaves]
 
         def build(donates: bool, chosen: bool = True) -> jax.stages.Compiled:
             jitted = _jitted(spec, numbers, team, arguments, donates, chosen)
@@ -148,15 +148,15 @@ def _chosen(spec: specs.GraphSpec, place: Sharding, leaves: Sequence[Any]) -> li
         return [shardings.number(sharded.named(lies), rank) for lies, rank in zip(known, ranks, strict=True)]
     with recorder.wide_types():
         structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for leaf in leaves]
-        arguments = [*_numbers(spec), *structs]
+        arguments = [*_numbers(spec, place), *structs]
         lowered = _jitted(spec, place, None, arguments, False).lower(*arguments)
         return _result_shardings(lowered.compile({"xla_backend_optimization_level": 0}))  # it never runs
 
 
-def _numbers(spec: specs.GraphSpec) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def _numbers(spec: specs.GraphSpec, place: Sharding) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     return (
-        jax.ShapeDtypeStruct((spec.floats,), np.float64),
-        jax.ShapeDtypeStruct((spec.ints,), np.int64),
+        jax.ShapeDtypeStruct((spec.floats,), np.float64, sharding=place),
+        jax.ShapeDtypeStruct((spec.ints,), np.int64, sharding=place),
     )
 
 
@@ -193,17 +193,17 @@ def _jitted(
     """The graph as a function of jax that knows where it runs; ``chosen``: XLA lays out what nobody else has."""
     function = program.function(spec)
     represented = replicated.team_of(spec) if replicas.represents() else None
-    coming: Any = place
-    leaving: Any = place
+    layout: dict[str, Any] = {}  # one device is that of the arguments; told of it, jax would annotate each value
     if replicas.is_spmd():
         coming, leaving = edges.coming(arguments, place), edges.leaving(spec, arguments[2:], place, chosen)
         function = edges.between(function, spec, leaving)
+        layout = {"in_shardings": coming, "out_shardings": leaving}
     elif team is not None:
-        function = replicated.over(function, team)
+        function, layout = replicated.over(function, team), {"in_shardings": place, "out_shardings": place}
     elif represented is not None:
         function = replicated.represented(function, represented)
     donated = tuple(position + 2 for position in spec.donated) if donates else ()
-    return jax.jit(function, in_shardings=coming, out_shardings=leaving, donate_argnums=donated, keep_unused=True)
+    return jax.jit(function, donate_argnums=donated, keep_unused=True, **layout)
 
 
 def _result_shardings(compiled: jax.stages.Compiled) -> list[int]:
