@@ -12,13 +12,24 @@ from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert, opmath
-from torch_xla._engine.lowering.elementwise import Function, arithmetic, discontinuous, rounded_once, table, widen
+from torch_xla._engine.lowering.elementwise import (
+    Function,
+    add,
+    arithmetic,
+    discontinuous,
+    divide,
+    multiply,
+    rounded_once,
+    subtract,
+    table,
+    widen,
+)
 from torch_xla._engine.lowering.registry import Context, Operand, lower
 
 
 def _scaled(function: Function) -> Callable[..., jax.Array]:
     """The family of add and sub: ``function(a, alpha * b)``."""
-    plain, scaled = rounded_once(function), arithmetic(lambda a, b, alpha: function(a, jnp.multiply(alpha, b)))
+    plain, scaled = rounded_once(function), arithmetic(lambda a, b, alpha: function(a, multiply(alpha, b)))
 
     def rule(context: Context, a: Operand, b: Operand, alpha: Operand = 1) -> jax.Array:
         return plain(context, a, b) if alpha == 1 else scaled(context, a, b, alpha)
@@ -106,9 +117,9 @@ _CONTINUOUS: dict[str, Function] = {
 
 table(arithmetic, _CONTINUOUS)
 table(rounded_once, {"maximum": jnp.maximum, "minimum": jnp.minimum})
-table(arithmetic, {"copysign": jnp.copysign, "div": jnp.true_divide}, "Scalar", "Tensor")
-table(rounded_once, {"mul": jnp.multiply}, "Scalar", "Tensor")
-table(_scaled, {"add": jnp.add, "sub": jnp.subtract}, "Scalar", "Tensor")
+table(arithmetic, {"copysign": jnp.copysign, "div": divide}, "Scalar", "Tensor")
+table(rounded_once, {"mul": multiply}, "Scalar", "Tensor")
+table(_scaled, {"add": add, "sub": subtract}, "Scalar", "Tensor")
 table(arithmetic, {"rsub": _rsub}, "Scalar", "Tensor")
 table(arithmetic, {"ldexp": _ldexp}, "Tensor")
 table(discontinuous, {"fmod": jnp.fmod}, "Scalar", "Tensor")
@@ -117,7 +128,7 @@ table(discontinuous, {"floor_divide": _floor_divide}, "", "Scalar")
 table(discontinuous, {"heaviside": _heaviside})
 
 _DIVISIONS = {
-    None: arithmetic(jnp.true_divide),
+    None: arithmetic(divide),
     "floor": discontinuous(_floor_divide),
     "trunc": _trunc_divide,
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -18,6 +19,43 @@ from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.registry import Context, Number, Operand, register, result_type
 
 Function = Callable[..., jax.Array]
+
+
+def filled(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """``x``, or an array of that shape which is the number ``x`` everywhere."""
+    return x if x.shape == shape else lax.broadcast(x, shape)
+
+
+def _directly(primitive: Function, function: Function, has: Callable[[np.dtype], bool]) -> Function:
+    """``function`` of jax.numpy, of two arrays of one dtype; by its primitive where that is all it comes to.
+
+    jax traces each call of jax.numpy as a function of its own: half the time of tracing an optimizer's step.
+    """
+
+    def call(a: jax.Array, b: jax.Array) -> jax.Array:
+        if not has(a.dtype) or not (a.shape == b.shape or a.shape == () or b.shape == ()):
+            return function(a, b)
+        shape = a.shape or b.shape
+        return primitive(filled(a, shape), filled(b, shape))
+
+    return call
+
+
+def _is_number(dtype: np.dtype) -> bool:
+    return dtype != np.bool_
+
+
+add = _directly(lax.add, jnp.add, _is_number)
+subtract = _directly(lax.sub, jnp.subtract, _is_number)
+multiply = _directly(lax.mul, jnp.multiply, _is_number)
+divide = _directly(lax.div, jnp.true_divide, dtypes.is_inexact)
+
+
+def select(condition: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    """jnp.where of two arrays of one dtype, in the same way."""
+    if x.shape != y.shape or condition.shape not in ((), x.shape):
+        return jnp.where(condition, x, y)
+    return lax.select(condition, x, y)
 
 
 def widen(x: Operand, dtype: np.dtype) -> jax.Array:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from torch_xla._engine.lowering import binary, factory, shape, special, ternary, unary
-from torch_xla._engine.lowering.registry import RULES, Context, register
+from torch_xla._engine.lowering.cast import convert, opmath
+from torch_xla._engine.lowering.registry import RULES, Context, Number, Operand, register
+from torch_xla._engine.lowering.ternary import between, nearer
 
 _SOURCES = (binary, factory, shape, special, ternary, unary)  # imported so that RULES has what is looked up below
 
@@ -43,8 +46,6 @@ _OTHERS = {
     "div.ScalarList": "div.Scalar",
     "div.Tensor": "div.Tensor",
     "lerp.List": "lerp.Tensor",
-    "lerp.Scalar": "lerp.Scalar",
-    "lerp.ScalarList": "lerp.Scalar",
     "maximum.List": "maximum",
     "maximum.Scalar": "clamp_min",
     "maximum.ScalarList": "clamp_min",
@@ -73,20 +74,51 @@ def _each(name: str, unpack: bool) -> Callable[..., list[jax.Array]]:
     single = RULES[f"aten::{name}"]
 
     def rule(context: Context, *arguments: Any) -> list[jax.Array]:
-        count = len(context.outs)
+        count, converted = len(context.outs), _once(_converted)
         columns = [_column(a, count) for a in arguments]
         if unpack:
             columns[-1] = [arguments[-1][i] for i in range(count)]
-        return [
-            single.function(*([Context(single.name, [out])] if single.ctx else []), *row)
-            for out, *row in zip(context.outs, *columns, strict=True)
-        ]
+        results = []
+        for out, *row in zip(context.outs, *columns, strict=True):
+            element = Context(single.name, [out])
+            row = [converted(a, opmath(element.dtype)) if isinstance(a, Number) else a for a in row]
+            results.append(single.function(*([element] if single.ctx else []), *row))
+        return results
 
     return rule
 
 
 def _column(argument: Any, count: int) -> Sequence[Any]:
     return argument if isinstance(argument, (list, tuple)) else [argument] * count
+
+
+def _converted(number: Number, dtype: np.dtype) -> Number:
+    return Number(convert(number, dtype), number.kind)
+
+
+def _once(function: Callable[[Any, np.dtype], Any]) -> Callable[[Any, np.dtype], Any]:
+    """The function, called once for a number that all elements share and the dtype in which they are computed."""
+    known: dict[tuple[int, np.dtype], Any] = {}
+
+    def call(number: Operand, dtype: np.dtype) -> Any:
+        key = (id(number.value if isinstance(number, Number) else number), dtype)
+        if key not in known:
+            known[key] = function(number, dtype)
+        return known[key]
+
+    return call
+
+
+def _lerp(
+    context: Context, starts: Sequence[jax.Array], ends: Sequence[jax.Array], weights: Operand | Sequence[Operand]
+) -> list[jax.Array]:
+    factors, results = _once(lambda weight, dtype: nearer(convert(weight, dtype))), []
+    for out, start, end, weight in zip(context.outs, starts, ends, _column(weights, len(starts)), strict=True):
+        dtype = Context(context.op, [out]).dtype
+        compute = opmath(dtype)
+        near, part = factors(weight, compute)
+        results.append(convert(between(convert(start, compute), convert(end, compute), near, part), dtype))
+    return results
 
 
 for _name in _UNARY:
@@ -98,3 +130,5 @@ for _name, _single in _OTHERS.items():
         ctx=True,
         bake=("exponent",) if _single == "pow.Tensor_Scalar" else (),
     )
+for _name in ("lerp.Scalar", "lerp.ScalarList"):
+    register(f"aten::_foreach_{_name}", _lerp, ctx=True)

@@ -7,26 +7,36 @@ import jax.numpy as jnp
 import numpy as np
 
 from torch_xla._engine.lowering.cast import convert, opmath
-from torch_xla._engine.lowering.elementwise import arithmetic, table
+from torch_xla._engine.lowering.elementwise import add, arithmetic, divide, multiply, select, subtract, table
 from torch_xla._engine.lowering.registry import Context, Operand, lower
 
 
 def _addcdiv(x: jax.Array, numerator: jax.Array, denominator: jax.Array, value: jax.Array) -> jax.Array:
-    return x + value * (numerator / denominator)
+    return add(x, multiply(value, divide(numerator, denominator)))
 
 
 def _addcmul(x: jax.Array, a: jax.Array, b: jax.Array, value: jax.Array) -> jax.Array:
-    return x + value * a * b
+    return add(x, multiply(multiply(value, a), b))
 
 
-def _lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
-    """Two forms, so that both ends are met exactly."""
-    span = end - start
-    return jnp.where(jnp.abs(weight) < 0.5, start + weight * span, end - span * (1 - weight))
+def lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
+    """What is between two values, reckoned from the nearer one, so that both are met exactly."""
+    return between(start, end, *nearer(weight))
+
+
+def nearer(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether the start is nearer than the end, and how much of the span is to be added to the nearer one."""
+    near = jnp.abs(weight) < 0.5
+    return near, select(near, weight, weight - 1)
+
+
+def between(start: jax.Array, end: jax.Array, near: jax.Array, part: jax.Array) -> jax.Array:
+    """``lerp`` by what ``nearer`` gives."""
+    return add(select(near, start, end), multiply(part, subtract(end, start)))
 
 
 table(arithmetic, {"addcdiv": _addcdiv, "addcmul": _addcmul})
-table(arithmetic, {"lerp": _lerp}, "Scalar", "Tensor")
+table(arithmetic, {"lerp": lerp}, "Scalar", "Tensor")
 table(arithmetic, {"clamp_max": jnp.minimum, "clamp_min": jnp.maximum}, "", "Tensor")
 
 
