@@ -6,6 +6,7 @@ The heads of the query come in groups that share a key and a value: arrays are [
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +116,8 @@ def _blocks(q: jax.Array, k: jax.Array) -> int:
 
 def _split(x: jax.Array, n: int) -> jax.Array:
     """Axis 3 in ``n`` blocks, which become the first axis; padded with zeros."""
+    if n == 1:
+        return lax.expand_dims(x, (0,))
     rows = -(-x.shape[3] // n)
     padded = jnp.pad(x, [(0, n * rows - x.shape[3] if axis == 3 else 0) for axis in range(x.ndim)])
     return jnp.moveaxis(padded.reshape(*x.shape[:3], n, rows, *x.shape[4:]), 3, 0)
@@ -122,8 +125,18 @@ def _split(x: jax.Array, n: int) -> jax.Array:
 
 def _join(x: jax.Array, rows: int) -> jax.Array:
     """What _split took apart: its first ``rows`` rows."""
+    if x.shape[0] == 1:
+        return lax.squeeze(x, (0,))
     together = jnp.moveaxis(x, 0, 3)
     return together.reshape(*x.shape[1:4], -1, *x.shape[5:])[:, :, :, :rows]
+
+
+def _over_blocks(block: Callable[[Any, Any], tuple[Any, Any]], carry: Any, blocks: Any, n: int) -> tuple[Any, Any]:
+    """``lax.scan``; without a loop around a single block, which jax would trace, and XLA take apart again."""
+    if n > 1:
+        return lax.scan(block, carry, blocks)
+    carry, found = block(carry, jax.tree.map(lambda x: lax.squeeze(x, (0,)), blocks))
+    return carry, jax.tree.map(lambda x: lax.expand_dims(x, (0,)), found)
 
 
 def _apart(call: Attention, bias: Maybe, n: int) -> bool:
@@ -174,7 +187,7 @@ def attend(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, 
         out, logsumexp = (jnp.stack(parts) for parts in zip(*each, strict=True))
     else:
         blocks = _split(q, n), biases, jnp.arange(n, dtype=np.uint32)
-        _, (out, logsumexp) = lax.scan(lambda _, x: (None, block(x, keys)), None, blocks, unroll=n == 1)
+        _, (out, logsumexp) = _over_blocks(lambda _, x: (None, block(x, keys)), None, blocks, n)
     out = _join(out, rows).reshape(*query.shape[:3], value.shape[3])
     return out, _join(logsumexp, rows).reshape(query.shape[:3])
 
@@ -230,7 +243,8 @@ def attend_backward(
             found.append(one)
         dk, dv, dq = _to(dk, key.shape[2]), _to(dv, key.shape[2]), jnp.stack(found)
     else:
-        (dk, dv), (dq, inner) = lax.scan(block, zeros, (*parts, biases, jnp.arange(n, dtype=np.uint32)), unroll=n == 1)
+        blocks = (*parts, biases, jnp.arange(n, dtype=np.uint32))
+        (dk, dv), (dq, inner) = _over_blocks(block, zeros, blocks, n)
     dbias = None
     if bias is not None and wants_bias:
         dbias = _sum_to(_join(inner, rows).reshape(*query.shape[:3], -1), bias.shape).astype(bias.dtype)
