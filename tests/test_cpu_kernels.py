@@ -46,6 +46,7 @@ class Case:
 
 
 CASES = {
+    "lists": Case(lambda x, y: torch.cat(torch._foreach_mul([x, y], 2.5)), ((4, 8), (3, 8)), {"lists"}),
     "convolution": Case(
         lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1),
         ((8, 16, 32, 32), (32, 16, 3, 3), (32,)),

@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from torch_xla._engine.base import dtypes, partitioning
+from torch_xla._engine.graph.list_chains import Member, members, parts_of
 from torch_xla._engine.graph.specs import IN_PLACE, GraphSpec, NodeSpec, is_collective, operands
 from torch_xla._engine.lowering.views import VIEWS
 
@@ -19,6 +21,7 @@ from torch_xla._engine.lowering.views import VIEWS
 #: there fuses a chain of any length, and into each of several fusions again: its time grows with the square.
 DEEPEST = 16
 FUSED = "torch_xla::fused_"
+GETITEM = "torch_xla::getitem"
 VIEWS_OF_ONE = frozenset(f"aten::{name}" for name in VIEWS) | {"aten::_unsafe_view"}
 
 #: What XLA does not fuse: their results lie in memory.
@@ -27,7 +30,7 @@ NOT_FUSED = re.compile(r"aten::(mm|bmm|addmm|baddbmm|linear|convolution|convolut
 
 def of_place(spec: GraphSpec, node: NodeSpec) -> list[int] | None:
     """Of one result of an operation on lists the values that it needs, which are in its place. None for other nodes."""
-    if node.op != "torch_xla::getitem":
+    if node.op != GETITEM:
         return None
     (_, group), (_, result) = node.args
     maker = spec.nodes[group - len(spec.leaves)]
@@ -56,14 +59,24 @@ def _update(spec: GraphSpec, value: int, leaf: int, parts: list[int] | None) -> 
 class _Reads:
     """Who reads donated leaves, and which of these reads each value comes from. Found when it is made."""
 
-    def __init__(self, spec: GraphSpec) -> None:
+    def __init__(self, spec: GraphSpec, chained: Mapping[int, Member]) -> None:
         self.products: dict[int, list[int]] = defaultdict(list)  # leaf -> values of the products that read it
         self.update: dict[int, int] = {}  # leaf -> the node that begins to write over it
         self.come_from = [0] * len(spec.leaves)  # of each value: a bit for each product that it needs
         self.bits: dict[int, int] = {}
         leaf_of = {leaf: leaf for leaf in spec.donated}  # of leaves, and of views of them
+        together: dict[tuple[int, int], int] = {}  # (node of a chain, place in its lists) -> come_from
         for number, node in enumerate(spec.nodes):
             value = len(spec.leaves) + number
+            if (member := chained.get(number)) is not None:
+                self.update |= {leaf: number for leaf in member.lists[0] if leaf_of.get(leaf) == leaf}
+                for part in parts_of(node.outs):
+                    together |= dict.fromkeys(((value, place) for place in part), self._together(member, part))
+                self.come_from.append(0)
+                continue
+            if node.op == GETITEM and (key := (node.args[0][1], node.args[1][1])) in together:
+                self.come_from.append(together[key])
+                continue
             come_from = 0
             parts = of_place(spec, node)
             for operand in operands(node) if parts is None else parts:
@@ -78,6 +91,13 @@ class _Reads:
                 elif operand == leaf and (update := _update(spec, value, leaf, parts)) is not None:
                     self.update[leaf] = update - len(spec.leaves)
             self.come_from.append(come_from | self.bits.get(value, 0))
+
+    def _together(self, member: Member, part: range) -> int:
+        come_from = 0
+        for values in member.lists:
+            for place in part:
+                come_from |= self.come_from[values[place]]
+        return come_from
 
     def need(self, value: int, product: int) -> bool:
         """Whether a value cannot be computed before that product."""
@@ -96,17 +116,20 @@ class Schedule(NamedTuple):
     """In which order the nodes of a program for the CPU are lowered, and what waits for what."""
 
     order: Sequence[int]
+    #: Operations on lists that may be computed together, by the number of the node.
+    chained: Mapping[int, Member]
     #: Node -> (a leaf that it begins to write over, products to wait for), ...
     waits: Mapping[int, Sequence[tuple[int, Sequence[int]]]]
 
 
 def schedule(spec: GraphSpec) -> Schedule:
     """Updates come last: one of all weights at once needs none of what it has to wait for."""
+    chained = {} if dtypes.narrows() or partitioning.parts() > 1 else members(spec)
     if not spec.donated:
-        return Schedule(range(len(spec.nodes)), {})
-    reads = _Reads(spec)
+        return Schedule(range(len(spec.nodes)), chained, {})
+    reads = _Reads(spec, chained)
     order = _updates_last(spec, set(reads.update.values()))
-    return Schedule(order, _waits(spec, reads, order))
+    return Schedule(order, chained, _waits(spec, reads, order))
 
 
 def _updates_last(spec: GraphSpec, updates: set[int]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from jax import lax
 
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.graph import hlo_metadata, in_memory, manual
+from torch_xla._engine.graph import hlo_metadata, in_memory, list_chains, manual
 from torch_xla._engine.graph.specs import IN_PLACE, SCATTER, GraphSpec, NodeSpec, is_collective, operands
 from torch_xla._engine.lowering import RULES, decompose, matmul, on_cpu
 from torch_xla._engine.lowering.apply import LoweringError, apply
@@ -59,6 +59,17 @@ class _Evaluation:
         self.values: list[Any] = [*leaves, *[None] * len(spec.nodes)]
         self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves] + [None] * len(spec.nodes)  # a list for several
         self.depths = [0] * len(self.values)  # how many operations in a row made a value, since one that is in memory
+        self.chained: Mapping[int, list_chains.Member] = {}
+        self.chain = list_chains.Chain(spec, self.values, self.argument, self._from_chain)
+
+    def value(self, number: int) -> Any:
+        """The value of that number."""
+        if self.chain.pending(number):
+            self.chain.evaluate()
+        return self.values[number]
+
+    def _from_chain(self, value: int, result: jax.Array) -> None:
+        self._set(value, result, torch.float32, depth=1)
 
     def argument(self, arg: tuple[int, Any], exact: bool = False) -> Any:
         """An argument for a rule; with ``exact`` a tensor has its torch dtype, not the one that the device stores."""
@@ -66,7 +77,7 @@ class _Evaluation:
         if tag == 0:
             return payload
         if tag == 1:
-            return _cast(self.values[payload], self.dtypes[payload]) if exact else self.values[payload]
+            return _cast(self.value(payload), self.dtypes[payload]) if exact else self.value(payload)
         if tag in (2, 7):
             return [self.argument(a, exact) for a in payload]
         if tag == 3:
@@ -82,14 +93,18 @@ class _Evaluation:
 
     def wait(self, value: int, others: Sequence[int]) -> None:
         """From here on the value is one that is there only after the others."""
-        results = jax.tree.leaves([self.values[other] for other in others])
+        results = jax.tree.leaves([self.value(other) for other in others])
         after = [result for result in results if isinstance(result, jax.Array)]
-        self.values[value] = on_cpu.written(self.values[value], after)
+        self.values[value] = on_cpu.written(self.value(value), after)
 
     def run(self, number: int) -> None:
         node, value = self.spec.nodes[number], len(self.spec.leaves) + number
+        if (member := self.chained.get(number)) is not None and self.chain.add(value, node, member):
+            return
         if node.op == "torch_xla::getitem":
             (_, group), (_, place) = node.args
+            if self.chain.took(group):
+                return
             parts = in_memory.of_place(self.spec, node)
             depth = self.depths[group] if parts is None else self._deepest(parts) + 1
             self._set(value, self.values[group][place], self.dtypes[group][place], depth)
@@ -200,7 +215,10 @@ def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
 
     def graph(floats: jax.Array, ints: Sequence[jax.Array], *leaves: jax.Array) -> list[jax.Array]:
         evaluation = _Evaluation(spec, floats, ints, leaves)
-        order, waits = in_memory.schedule(spec) if on_cpu.allowed() else (range(len(spec.nodes)), {})
+        order: Sequence[int] = range(len(spec.nodes))
+        waits: Mapping[int, Any] = {}
+        if on_cpu.allowed():
+            order, evaluation.chained, waits = in_memory.schedule(spec)
         with matmul.precision(spec.precision):
             for number in order:
                 try:
@@ -210,7 +228,8 @@ def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
                 except LoweringError as error:
                     error.node = number
                     raise
-        return [_outside(evaluation.values[root], root - len(spec.leaves)) for root in spec.roots]
+            results = [evaluation.value(root) for root in spec.roots]
+        return [_outside(result, root - len(spec.leaves)) for result, root in zip(results, spec.roots, strict=True)]
 
     return graph
 

@@ -45,8 +45,9 @@ class _Call:
     op: str
     default: Default
     attributes: dict[str, Any]
-    kernel: bool = True  # of ATen's: counted, and given operands from before their last transpose
-    in_place: bool = False  # the result is in the operand's buffer
+    kernel: bool = True  # counted
+    strided: bool = False  # given operands from before their last transpose
+    in_place: tuple[tuple[int, int], ...] = ()  # (operand, result): the result is in the operand's buffer
 
 
 _called: ContextVar[Counter[str] | None] = ContextVar("called", default=None)
@@ -91,7 +92,18 @@ def call(op: str, default: Default, arrays: Sequence[jax.Array], outs: Sequence[
 
     ``attributes`` are what the handler reads by name: bool, int, float, or a sequence of int.
     """
-    return _bind(_Call(op, default, attributes), arrays, outs)
+    return _bind(_Call(op, default, attributes, strided=True), arrays, outs)
+
+
+def call_in_place(
+    op: str, default: Default, arrays: Sequence[jax.Array], outs: Sequence[Any], in_place: dict[int, int],
+    **attributes: Any,
+) -> Any:  # fmt: skip
+    """The same of a handler that reads dense arrays; ``in_place``: operands that it writes results over, by place.
+
+    The compiler copies such an operand where it is needed later.
+    """
+    return _bind(_Call(op, default, attributes, in_place=tuple(in_place.items())), arrays, outs)
 
 
 def one_by_one(numbers: Sequence[jax.Array] | jax.Array) -> Sequence[jax.Array] | jax.Array:
@@ -121,7 +133,7 @@ def written(x: jax.Array, after: Sequence[jax.Array] = ()) -> jax.Array:
     A call that does nothing: its result is in the operand's buffer. (XLA's CPU compiler drops optimization barriers
     before it fuses.)
     """
-    return _bind(_Call("written", _same, {}, kernel=False, in_place=True), [x, *after], [x])[0] if allowed() else x
+    return _bind(_Call("written", _same, {}, kernel=False, in_place=((0, 0),)), [x, *after], [x])[0] if allowed() else x
 
 
 def _same(x: jax.Array, *_: jax.Array) -> list[jax.Array]:
@@ -164,11 +176,10 @@ def _lower_cpu(ctx: mlir.LoweringRuleContext, *args: Any, call: _Call, avals: An
     if called is None or partitioning.is_by_compiler(ctx):
         return _lower_default(ctx, *args, call=call, avals=avals)
     attributes = {name: _attribute(value) for name, value in call.attributes.items()}
-    aliases = {0: 0} if call.in_place else None
-    lower = jax.ffi.ffi_lowering(PREFIX + call.op, operand_output_aliases=aliases)
-    if not call.kernel:
+    lower = jax.ffi.ffi_lowering(PREFIX + call.op, operand_output_aliases=dict(call.in_place) or None)
+    called[call.op] += call.kernel
+    if not call.strided:
         return lower(ctx, *args, **attributes)
-    called[call.op] += 1
     operands = []
     for i, arg in enumerate(args):
         operand, order = _before_transpose(arg)

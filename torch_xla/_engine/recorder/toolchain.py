@@ -23,7 +23,7 @@ from pathlib import Path
 from torch_xla._engine.base import versions
 from torch_xla._engine.base.status_line import StatusLine
 
-FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden")
+FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden", "-fno-math-errno")
 _POLL = 0.1  # seconds between looks at the child
 _SECONDS = {"recorder": 30, "CPU kernels": 10}  # that a build takes on two cores
 _ERROR_LINES = 12  # lines of compiler output worth showing: the first error and what explains it
