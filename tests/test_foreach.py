@@ -146,3 +146,53 @@ def test_inference_tensors() -> None:
         torch._foreach_mul_(tensors, 2.0)
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
         torch._foreach_mul_(tensors, 2.0)
+
+
+def mixed(device: str) -> list[Tensor]:
+    """Tensors of several dtypes and numbers of dimensions."""
+    made = [torch.ones(2, 3), torch.ones((), dtype=torch.int32), torch.ones(4, dtype=torch.complex64)]
+    return [t.to(device) for t in [*made, torch.ones(0, 2), torch.ones(2, dtype=torch.bool), torch.ones(3).bfloat16()]]
+
+
+#: Whose results have other dtypes or shapes than what they are computed from, or are none.
+RESULTS: dict[str, Call] = {
+    "products with a fraction": lambda t: torch._foreach_mul(t, 0.5),
+    "quotients of numbers": lambda t: torch._foreach_div(t, [2, 2, 2.0, 1, True, 3]),
+    "sums with a tensor": lambda t: torch._foreach_add(t[:2], t[1]),
+    "sums with a tensor of the CPU": lambda t: torch._foreach_add(t[:1], torch.tensor(2.0, dtype=torch.float64)),
+    "sums of other dtypes": lambda t: torch._foreach_add(t[:1], [t[0].double()]),
+    "sums of other shapes": lambda t: torch._foreach_add(t[:2], [t[0][0], t[0]]),
+    "magnitudes": lambda t: torch._foreach_abs(t[:4]),
+    "norms": lambda t: torch._foreach_norm([t[0], t[2], t[3]]),
+    "extremes": lambda t: torch._foreach_max([t[0], t[1], t[5]]),
+    "powers of a number": lambda t: torch._foreach_pow(2.5, t),
+    "powers": lambda t: torch._foreach_pow(t[:4], [2.0, 1.5, 2.0, 3.0]),
+    "negative powers": lambda t: torch._foreach_pow(t[1:2], -1),
+    "quotients with a list in numbers": lambda t: torch._foreach_addcdiv(
+        t[:1], t[:1], t[:1], torch.tensor([0.5], device=t[0].device)
+    ),
+    "differences of bools": lambda t: torch._foreach_sub(t[4:5], t[4:5]),
+    "signs of complex numbers": lambda t: torch._foreach_sign(t[2:3]),
+    "places in whole numbers": lambda t: torch._foreach_floor(t[:2]),
+    "no list": lambda t: torch._foreach_exp([]),
+    "lists of two lengths": lambda t: torch._foreach_add(t[:1], t[:2]),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results(name: str) -> None:
+    """As the CPU's: dtypes, shapes, values, and what is raised."""
+
+    def outcome(device: str) -> object:
+        try:
+            found = RESULTS[name](mixed(device))
+        except Exception as error:
+            return type(error), str(error)
+        assert isinstance(found, (list, tuple))
+        return [t.cpu() for t in found]
+
+    expected, found = outcome("cpu"), outcome("xla")
+    if isinstance(expected, tuple):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected)

@@ -197,6 +197,9 @@ POINTWISE: dict[str, Callable[[Tensor], object]] = {
     "int / int": lambda x: x.long() / 3,
     "in place": lambda x: x.clone().mul_(x).add_(1),
     "out": lambda x: torch.add(x, 1, out=torch.empty_like(x)),
+    "lists": lambda x: torch._foreach_addcdiv([x, x.double()], [x, x.double()], [x, x.double()], 0.5),
+    "a list in place": lambda x: torch._foreach_mul_([x.clone(), x * 2], 3),
+    "a list and numbers": lambda x: torch._foreach_div([x, x.int()], [2, 2.5]),
 }
 
 

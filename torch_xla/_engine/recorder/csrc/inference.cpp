@@ -10,11 +10,15 @@
 namespace torch_xla {
 namespace {
 
+void add_result(const Op& op, Signature& signature, at::ScalarType dtype, at::IntArrayRef sizes) {
+  TORCH_CHECK(dtype != at::kComplexHalf, op.name, ": XLA has no complex numbers of two 16-bit floats (", sizes,
+              " of torch.complex32); use torch.complex64");
+  signature.outs.emplace_back(dtype, sizes);
+}
+
 void add_result(const Op& op, Signature& signature, const at::Tensor& t) {
   if (t.defined()) {
-    TORCH_CHECK(t.scalar_type() != at::kComplexHalf, op.name, ": XLA has no complex numbers of two 16-bit floats (",
-                t.sizes(), " of torch.complex32); use torch.complex64");
-    signature.outs.emplace_back(t.scalar_type(), t.sizes());
+    add_result(op, signature, t.scalar_type(), t.sizes());
   } else {
     signature.outs.emplace_back();
   }
@@ -123,7 +127,7 @@ void add_results(const Op& op, Signature& signature, const torch::jit::Stack& st
 
 SignaturePtr signature_of(const Op& op, at::IntArrayRef sizes, at::ScalarType dtype) {
   auto signature = c10::make_intrusive<Signature>();
-  add_result(op, *signature, at::empty(sizes, at::TensorOptions().dtype(dtype).device(at::kMeta)));
+  add_result(op, *signature, dtype, sizes);
   return signature;
 }
 
@@ -143,6 +147,21 @@ SignaturePtr infer_pointwise(const Op& op, c10::ArrayRef<c10::IValue> arguments,
     return SignaturePtr();
   }
   return signature_of(op, shape, *dtype);
+}
+
+// The same of an op on lists whose elements have equal shapes, as an optimizer's do.
+SignaturePtr infer_lists(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  const auto dtypes = dtypes_of_lists_on_cpu(op, arguments);
+  if (!dtypes) {
+    return SignaturePtr();
+  }
+  auto signature = c10::make_intrusive<Signature>();
+  signature->is_list = true;
+  const auto list = first_list(arguments);
+  for (size_t i = 0; i < dtypes->size(); ++i) {
+    add_result(op, *signature, (*dtypes)[i], list[i].toTensor().sizes());
+  }
+  return signature;
 }
 
 // Casts, and memory like another tensor's: null where there is anything special about it.
@@ -172,6 +191,11 @@ SignaturePtr infer(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   }
   if (op.pointwise && !op.random) {
     if (SignaturePtr found = infer_pointwise(op, arguments, in_place)) {
+      return found;
+    }
+  }
+  if (op.foreach && !op.random) {
+    if (SignaturePtr found = infer_lists(op, arguments)) {
       return found;
     }
   }

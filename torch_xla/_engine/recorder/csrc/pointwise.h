@@ -6,6 +6,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <optional>
+#include <vector>
 
 #include "op.h"
 
@@ -14,6 +15,13 @@ namespace torch_xla {
 // The dtype of the one result that the CPU gives; none where it has more, or no kernel for a dtype that XLA has.
 // Raises what the CPU raises for operands of these dtypes, and for these numbers.
 std::optional<at::ScalarType> dtype_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+
+// The first list of tensors; none where there is none.
+c10::ArrayRef<c10::IValue> first_list(c10::ArrayRef<c10::IValue> arguments);
+
+// The dtypes of the one list that an op on lists (torch._foreach_*) gives on the CPU, each element of the shape that
+// those of its place have; none where these have several, or the op reduces them. Raises as above.
+std::optional<std::vector<at::ScalarType>> dtypes_of_lists_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
 // The shape of the result. Raises what the CPU raises where the operands' do not go together.
 at::DimVector broadcast_shape(c10::ArrayRef<c10::IValue> arguments);
