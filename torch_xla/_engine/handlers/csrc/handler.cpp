@@ -84,14 +84,12 @@ at::IntArrayRef Attributes::integers(const char* name) const {
   return at::IntArrayRef(found.begin(), found.size());
 }
 
-ffi::Error Handler::operator()(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                               ffi::Dictionary dictionary) const {
-  const auto failed = [this](ffi::ErrorCode code, const std::string& why) {
-    return ffi::Error(code, "aten::" + std::string(op) + " on the CPU: " + why);
+ffi::Error guarded(const std::string& what, const std::function<void()>& work) {
+  const auto failed = [&](ffi::ErrorCode code, const std::string& why) {
+    return ffi::Error(code, what + " on the CPU: " + why);
   };
   try {
-    const Attributes attributes(dictionary);
-    on_team([&] { call(kernel, operands, results, attributes); });
+    work();
     return ffi::Error::Success();
   } catch (const c10::NotImplementedError& error) {
     return failed(ffi::ErrorCode::kUnimplemented, error.what_without_backtrace());
@@ -104,6 +102,14 @@ ffi::Error Handler::operator()(ffi::RemainingArgs operands, ffi::RemainingRets r
   } catch (const std::exception& error) {
     return failed(ffi::ErrorCode::kInternal, error.what());
   }
+}
+
+ffi::Error Handler::operator()(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                               ffi::Dictionary dictionary) const {
+  return guarded("aten::" + std::string(op), [&] {
+    const Attributes attributes(dictionary);
+    on_team([&] { call(kernel, operands, results, attributes); });
+  });
 }
 
 std::array<bool, 3> flags(at::IntArrayRef mask) { return {mask[0] != 0, mask[1] != 0, mask[2] != 0}; }

@@ -4,7 +4,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
@@ -29,6 +31,9 @@ using Tensors = std::vector<at::Tensor>;
 
 // Computes the results, whose memory is XLA's and holds anything before, from the operands.
 using Kernel = void (*)(const Tensors& operands, Tensors& results, const Attributes& attributes);
+
+// What XLA is told of `work`: nothing, or the error that it throws, which begins with what was computed.
+xla::ffi::Error guarded(const std::string& what, const std::function<void()>& work);
 
 // What XLA calls: the same type for all kernels, so that the FFI's templates are compiled once.
 struct Handler {

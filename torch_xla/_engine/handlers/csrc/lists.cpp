@@ -7,8 +7,6 @@
 // `results`. Registers are numbered: the operands' lists first, then what instructions make. A result may have the
 // memory of an operand of the same place.
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,18 +14,9 @@
 #include <vector>
 
 #include "handler.h"
+#include "openmp.h"
+#include "processor.h"
 #include "team.h"
-
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3")
-#endif
-
-// For the instruction sets that machines have, chosen when the library is loaded.
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
-#define EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define EACH_PROCESSOR
-#endif
 
 namespace torch_xla::handlers {
 namespace {
@@ -159,7 +148,7 @@ class Lists {
     if (elements * steps() < kFewForATeam) {
       some(0, count);
     } else {
-      on_team([&] { at::parallel_for(0, count, 1, some); });
+      on_team([&] { in_parallel(count, some); });
     }
   }
 
@@ -217,14 +206,7 @@ class Lists {
 };
 
 ffi::Error lists(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary dictionary) {
-  try {
-    Lists(operands, results, Attributes(dictionary)).run_all();
-    return ffi::Error::Success();
-  } catch (const std::bad_alloc&) {
-    return {ffi::ErrorCode::kResourceExhausted, "operations on lists on the CPU: out of memory"};
-  } catch (const std::exception& error) {
-    return {ffi::ErrorCode::kInternal, std::string("operations on lists on the CPU: ") + error.what()};
-  }
+  return guarded("operations on lists", [&] { Lists(operands, results, Attributes(dictionary)).run_all(); });
 }
 
 }  // namespace

@@ -29,11 +29,19 @@ struct Functions {
 
 }  // namespace
 
-void on_each_thread(const std::function<void()>& work) {
-  const auto loop = [&](char**, const int64_t*, int64_t) { work(); };
-  // ATen's own loop with an element for each thread: its threads are meant, not those of another OpenMP.
-  const at::Tensor x = at::empty({at::get_num_threads()}, at::kByte);
+void in_parallel(int64_t count, const std::function<void(int64_t begin, int64_t end)>& work) {
+  // ATen's own loop with an element for each: its threads are meant, not those of another OpenMP.
+  const at::Tensor x = at::empty({count}, at::kByte);
+  const auto* first = static_cast<const char*>(x.const_data_ptr());
+  const auto loop = [&](char** data, const int64_t*, int64_t size) {
+    const int64_t begin = data[0] - first;
+    work(begin, begin + size);
+  };
   at::TensorIteratorConfig().add_output(x).add_const_input(x).build().for_each(loop, 1);
+}
+
+void on_each_thread(const std::function<void()>& work) {
+  in_parallel(at::get_num_threads(), [&](int64_t, int64_t) { work(); });
 }
 
 void end_team() {

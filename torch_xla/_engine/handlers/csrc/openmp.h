@@ -1,9 +1,14 @@
 // The OpenMP that torch was linked with, as this library sees it: the team of threads of whoever calls.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 namespace torch_xla::handlers {
+
+// Runs `work(begin, end)` for parts of 0 to `count`, on the threads of the calling thread's team, itself included.
+// (at::parallel_for is a plain loop in a library that is not compiled for OpenMP.)
+void in_parallel(int64_t count, const std::function<void(int64_t begin, int64_t end)>& work);
 
 // Runs `work` on each thread of the calling thread's team, itself included, and returns when all are done.
 void on_each_thread(const std::function<void()>& work);
