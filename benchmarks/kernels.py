@@ -178,7 +178,11 @@ def rows() -> list[Row]:
           for n, m in ((16, 1000), (8, 50_257))),
         *(_products(*size, dtype) for dtype in (torch.float32, bf16)
           for size in ((64, 64, 64), (512, 128, 384), (512, 512, 512), (1024, 1024, 1024))),
-        *_norms((16, 64, 8, 8)), *_norms((8, 64, 56, 56)), *_norms((8, 64, 128)), *_norms((8, 512, 768)),
+        *_norms((16, 64, 8, 8)), *_norms((16, 512, 2, 2)), *_norms((8, 64, 56, 56)), *_norms((4, 8, 8, 8)),
+        *_norms((8, 64, 128)), *_norms((8, 512, 768)), *_norms((2, 8, 64)),
+        *(Row(f"sum of rows {n}x{m}", "aten::sum.dim_IntList", lambda n=n, m=m: (R(n, m), [0]),
+              lambda x, dims: x.sum(dims))
+          for n, m in ((16, 64), (64, 64), (512, 384), (4096, 3072))),
         *_rows(256, 512, 128), *_rows(30_000, 2048, 256),
     ]  # fmt: skip
 

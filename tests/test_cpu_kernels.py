@@ -84,6 +84,33 @@ CASES = {
         lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), ((4, 16, 64, 64),), {"avg_pool2d_backward"}
     ),
     "sorting": Case(lambda x: x.sort(0, descending=True)[0], ((200, 50),), {"sort"}),
+    "sums of rows": Case(lambda x, y: torch.cat([x.sum(0), y.sum((0, 1))]), ((70, 50), (9, 8, 60)), {"sum"}),
+    "sums of rows, on a team": Case(lambda x: x.sum(0, keepdim=True), ((1100, 1300),), {"sum"}),
+    **{
+        f"layer norm, {name}": Case(
+            lambda x, w, b: F.layer_norm(x, x.shape[-2:], w, b) if w.ndim == 2 else F.layer_norm(x, x.shape[-1:], w, b),
+            (shape, *(shape[-dims:],) * 2),
+            {"layer_norm", "layer_norm_backward"},
+        )
+        for name, shape, dims in (
+            ("small", (5, 20, 77), 1), ("of matrices", (40, 8, 9), 2), ("on a team", (800, 700), 1)
+        )
+    },
+    "layer norm, without weights": Case(
+        lambda x: F.layer_norm(x, (64,)), ((50, 64),), {"layer_norm", "layer_norm_backward"}
+    ),
+    **{
+        f"batch norm, {name}": Case(
+            lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+            (shape, *(shape[1:2],) * 2),
+            {"batch_statistics", "batch_gradients"},
+        )
+        for name, shape in (
+            ("images", (8, 16, 8, 8)), ("of few places", (6, 200, 3, 3)), ("vectors", (140, 50)),
+            ("of many channels", (3, 2100)), ("of one place", (70, 40, 1, 1)),
+            ("on a team", (6, 40, 48, 48)), ("vectors, on a team", (260, 2100)),
+        )
+    },
     "products in 16 bits": Case(
         lambda a, b: (a @ b).relu() + b.t() @ a.t(), ((256, 128), (128, 256)), {"mm"}, torch.bfloat16, 0.1
     ),
@@ -152,6 +179,14 @@ def test_taps_that_touch_padding_only() -> None:
     with counts() as moved:
         same(function, x, weights, rtol=2e-3, atol=2e-3)
     assert moved[CALLS] >= 2 * len(GEOMETRIES)
+
+
+def test_long_sums_lose_few_digits() -> None:
+    """Those of a million numbers, all of one sign."""
+    torch.manual_seed(0)
+    x = torch.rand(1 << 20, 2)
+    found = torch.stack([x.to("xla").sum(0).cpu(), F.layer_norm(x.T.to("xla"), (1 << 20,), eps=0).std(1).cpu()])
+    torch.testing.assert_close(found, torch.stack([x.double().sum(0).float(), torch.ones(2)]), rtol=2e-6, atol=0)
 
 
 def test_every_handler_has_a_case() -> None:

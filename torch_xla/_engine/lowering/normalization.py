@@ -16,12 +16,16 @@ import torch
 from jax import lax
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.lowering import on_cpu
 from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.nn_common import widen
 from torch_xla._engine.lowering.registry import Context, Operand, lower
 
 Maybe = jax.Array | None
 Ints = Sequence[int]
+
+#: Numbers from which on a handler on the CPU is worth a call (docs/cpu_kernels.md).
+_LEAST_NUMBERS = 1 << 11
 
 
 def _statistics(x: jax.Array, axes: Ints) -> tuple[jax.Array, jax.Array]:
@@ -59,6 +63,12 @@ def _gradients(ctx: Context, mask: Sequence[bool], *values: jax.Array) -> tuple[
     return _promised(ctx, *(value if wanted else None for value, wanted in zip(values, mask, strict=True)))
 
 
+def _pays(x: jax.Array, *others: Maybe) -> bool:
+    """Whether a handler is to compute it on a CPU."""
+    arrays = [x, *(other for other in others if other is not None)]
+    return x.size > 0 and on_cpu.pays(x.size, _LEAST_NUMBERS) and on_cpu.all_float32(*arrays)
+
+
 def _per_channel(value: jax.Array, x: jax.Array) -> jax.Array:
     return value.reshape(1, -1, *(1,) * (x.ndim - 2))
 
@@ -76,7 +86,7 @@ def _batch_norm(
     """The output, the mean and 1 / deviation that made it, and the new running statistics."""
     wide = widen(x)
     if training or running_mean is None or running_var is None:
-        mean, var = _statistics(wide, (0, *range(2, x.ndim)))
+        mean, var = _batch_statistics(wide)
     else:
         mean, var = _per_channel(widen(running_mean), x), _per_channel(widen(running_var), x)
     rstd = lax.rsqrt(var + eps)
@@ -87,6 +97,38 @@ def _batch_norm(
         unbiased = var * (count / (count - 1) if count > 1 else math.nan)
         running_mean, running_var = _moved(running_mean, mean, momentum), _moved(running_var, unbiased, momentum)
     return out, mean.reshape(-1), rstd.reshape(-1), running_mean, running_var
+
+
+def _batch_statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance of each channel, dimensions kept."""
+    if not _pays(x):
+        return _statistics(x, (0, *range(2, x.ndim)))
+    by_xla = lambda x: [found.reshape(-1) for found in _statistics(x, (0, 2))]
+    each = jax.ShapeDtypeStruct((x.shape[1],), x.dtype)
+    found = on_cpu.call_in_place("batch_statistics", by_xla, [_channels(x)], [each, each], {})
+    mean, var = (_per_channel(value, x) for value in found)
+    return mean, var
+
+
+def _batch_sums(grad: jax.Array, x: jax.Array, mean: jax.Array) -> Sequence[jax.Array]:
+    """For each channel the sums of ``grad``, and of its products with what ``x`` is beyond the mean."""
+
+    def by_xla(grad: jax.Array, x: jax.Array, mean: jax.Array) -> list[jax.Array]:
+        axes = (0, *range(2, x.ndim))
+        return [jnp.sum(grad, axes), jnp.sum(grad * (x - _per_channel(mean, x)), axes)]
+
+    if not _pays(x, grad, mean):
+        return by_xla(grad, x, mean)
+    each = jax.ShapeDtypeStruct(mean.shape, x.dtype)
+    found: Sequence[jax.Array] = on_cpu.call_in_place(
+        "batch_gradients", by_xla, [_channels(grad), _channels(x), mean], [each, each], {}
+    )
+    return found
+
+
+def _channels(x: jax.Array) -> jax.Array:
+    """[images, channels, places]."""
+    return x.reshape(*x.shape[:2], -1)
 
 
 def _moved(running: Maybe, new: jax.Array, momentum: float) -> Maybe:
@@ -156,20 +198,30 @@ def _batch_norm_backward(
     else:
         assert running_mean is not None and running_var is not None
         mean, rstd = widen(running_mean), lax.rsqrt(widen(running_var) + eps)
-    axes = (0, *range(2, x.ndim))
-    wide, rstd = widen(grad), _per_channel(rstd, x)
-    normal = (widen(x) - _per_channel(mean, x)) * rstd
-    inner = _scale(wide, None if weight is None else _per_channel(weight, x), None)
-    grad_x = _normalized_gradient(inner, normal, rstd, axes) if train else inner * rstd
-    return _gradients(ctx, mask, grad_x, jnp.sum(wide * normal, axes), jnp.sum(wide, axes))
+    wide, count = widen(grad), x.size // max(x.shape[1], 1)
+    of_bias, along = _batch_sums(wide, widen(x), mean)
+    scale = rstd if weight is None else rstd * widen(weight)
+    grad_x = wide
+    if train:
+        normal = (widen(x) - _per_channel(mean, x)) * _per_channel(rstd, x)
+        grad_x = wide - _per_channel(of_bias / count, x) - normal * _per_channel(along * rstd / count, x)
+    return _gradients(ctx, mask, grad_x * _per_channel(scale, x), along * rstd, of_bias)
 
 
 @lower("aten::native_layer_norm", ctx=True)
 def _layer_norm(ctx: Context, x: jax.Array, shape: Ints, weight: Maybe, bias: Maybe, eps: float) -> tuple[Maybe, ...]:
-    wide = widen(x)
-    mean, var = _statistics(wide, range(x.ndim - len(shape), x.ndim))
-    rstd = lax.rsqrt(var + eps)
-    return _promised(ctx, _scale((wide - mean) * rstd, weight, bias), mean, rstd)
+    def by_xla(x: jax.Array, weight: Maybe, bias: Maybe) -> list[jax.Array]:
+        wide = widen(x)
+        mean, var = _statistics(wide, range(x.ndim - len(shape), x.ndim))
+        rstd = lax.rsqrt(var + eps)
+        return [_scale((wide - mean) * rstd, weight, bias), mean, rstd]
+
+    if not _pays(x, weight, bias):
+        return _promised(ctx, *by_xla(x, weight, bias))
+    weight = jnp.ones(shape, x.dtype) if weight is None else weight
+    bias = jnp.zeros(shape, x.dtype) if bias is None else bias
+    each = jax.ShapeDtypeStruct((*x.shape[: x.ndim - len(shape)], *(1,) * len(shape)), x.dtype)
+    return _promised(ctx, *on_cpu.call_in_place("layer_norm", by_xla, [x, weight, bias], [x, each, each], {}, eps=eps))
 
 
 @lower("aten::native_layer_norm_backward", ctx=True)
@@ -184,11 +236,20 @@ def _layer_norm_backward(
     bias: Maybe,
     mask: Sequence[bool],
 ) -> tuple[Maybe, ...]:
-    outer, inner = range(x.ndim - len(shape)), range(x.ndim - len(shape), x.ndim)
-    wide, rstd = widen(grad), widen(rstd)
-    normal = (widen(x) - widen(mean)) * rstd
-    grad_x = _normalized_gradient(_scale(wide, weight, None), normal, rstd, inner)
-    return _gradients(ctx, mask, grad_x, jnp.sum(wide * normal, outer), jnp.sum(wide, outer))
+    def by_xla(grad: jax.Array, x: jax.Array, mean: jax.Array, rstd: jax.Array, weight: Maybe) -> list[jax.Array]:
+        outer, inner = range(x.ndim - len(shape)), range(x.ndim - len(shape), x.ndim)
+        wide, rstd = widen(grad), widen(rstd)
+        normal = (widen(x) - widen(mean)) * rstd
+        grad_x = _normalized_gradient(_scale(wide, weight, None), normal, rstd, inner)
+        return [grad_x, jnp.sum(wide * normal, outer), jnp.sum(wide, outer)]
+
+    if not _pays(x, grad, mean, rstd, weight) or not any(mask):
+        return _gradients(ctx, mask, *by_xla(grad, x, mean, rstd, weight))
+    weight = jnp.ones(shape, x.dtype) if weight is None else weight
+    outs = [out for out, wanted in zip((x, weight, weight), mask, strict=True) if wanted]
+    some = lambda *arrays: [found for found, wanted in zip(by_xla(*arrays), mask, strict=True) if wanted]
+    found = iter(on_cpu.call_in_place("layer_norm_backward", some, [grad, x, mean, rstd, weight], outs, {}, mask=mask))
+    return _promised(ctx, *(next(found) if wanted else None for wanted in mask))
 
 
 @lower("aten::native_group_norm", ctx=True)

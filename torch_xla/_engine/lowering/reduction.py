@@ -14,12 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from torch_xla._engine.lowering import on_cpu
 from torch_xla._engine.lowering.axes import at_least_1d, axes, axis
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.registry import Context, lower, register
 from torch_xla._engine.lowering.views import diagonal
 
 Dims = int | Sequence[int] | None
+
+#: Numbers from which on a handler on the CPU is worth a call (docs/cpu_kernels.md).
+_LEAST_NUMBERS = 1 << 11
 
 
 def _total(function: Callable[..., jax.Array], on_bool: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -52,7 +56,18 @@ def _average(ctx: Context, x: jax.Array, dim: Dims = None, keepdim: bool = False
     return convert(_mean(convert(x, opmath(ctx.dtype)), axes(dim, x.ndim), keepdim), ctx.dtype)
 
 
-_sum, _prod = _total(jnp.sum, jnp.any), _total(jnp.prod, jnp.all)
+def _added(x: jax.Array, over: tuple[int, ...], keepdims: bool) -> jax.Array:
+    """``jnp.sum``; of rows, as for the gradient of a bias, by a handler on the CPU."""
+    shape = tuple(1 if axis in over else size for axis, size in enumerate(x.shape) if keepdims or axis not in over)
+    rows = over == tuple(range(len(over))) and len(over) < x.ndim and x.dtype == np.float32
+    if not rows or x.size == 0 or not on_cpu.pays(x.size, _LEAST_NUMBERS):
+        return jnp.sum(x, over, keepdims=keepdims)
+    together = x.reshape(-1, *x.shape[len(over) :])
+    out = jax.ShapeDtypeStruct(together.shape[1:], x.dtype)
+    return on_cpu.call_in_place("sum", lambda x: [jnp.sum(x, 0)], [together], [out], {})[0].reshape(shape)
+
+
+_sum, _prod = _total(_added, jnp.any), _total(jnp.prod, jnp.all)
 
 register("aten::mean", _whole(_average), ctx=True)
 register("aten::mean.dim", _average, ctx=True)
