@@ -20,7 +20,7 @@ def fill(folder: Path, compiled: Compiled) -> Path | None:
     folder.mkdir(parents=True, exist_ok=True)
     files = ProgramFiles(folder, readonly=False)
     places = compiled.lowered.target.devices[: compiled.lowered.chips]
-    file = files.file(compiled.lowered.stage, places)
+    file = files.file(compiled.lowered.stage.as_text(), places)
     if file is not None and not file.exists():
         files.write(file, compiled.stage)
     return file

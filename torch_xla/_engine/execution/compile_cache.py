@@ -26,7 +26,7 @@ import jax
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import journal, metrics
-from torch_xla._engine.execution import preloading
+from torch_xla._engine.execution import preloading, small_products
 from torch_xla._engine.execution.preloading import Preloading
 from torch_xla._engine.execution.program_files import KnownGraph, ProgramFiles, UnreadableError
 
@@ -137,7 +137,9 @@ def build(
         files = _in_use() if places else None
         _warn_of_late_settings()
         if files is None:
-            compiled, loaded, write = lower().compile(), False, None
+            lowered = lower()
+            text = lowered.as_text() if places else ""
+            compiled, loaded, write = small_products.compiled(lowered, text, places), False, None
         else:
             compiled, loaded, write = _found_or_compiled(files, lower, places, graph, calls)
     name = "PersistentCacheLoad" if loaded else "CompileTime"
@@ -190,12 +192,13 @@ def _found_or_compiled(
             metrics.count("PersistentCacheHitUntraced")
             return found, True, lambda: _used(files, known.program, places)
     lowered = lower()
-    file = files.file(lowered, places)
+    text = lowered.as_text()
+    file = files.file(text, places)
     if file is None:
-        return lowered.compile(), False, None
+        return small_products.compiled(lowered, text, places), False, None
     found = _read(files, file, places) if known is None or known.program != file else None
     metrics.count("PersistentCacheHit" if found else "PersistentCacheMiss")
-    compiled = found or lowered.compile()
+    compiled = found or small_products.compiled(lowered, text, places)
     now = KnownGraph(file, dict(calls))
 
     def write() -> None:

@@ -147,12 +147,11 @@ class ProgramFiles:
         """Bytes of all programs in the folder."""
         return sum(info.st_size for entry, info in _entries(self.folder) if _PROGRAM.fullmatch(entry.name))
 
-    def file(self, lowered: jax.stages.Lowered, places: Sequence[jax.Device]) -> Path | None:
-        """Where the executable of a program for these devices is kept, or would be.
+    def file(self, text: str, places: Sequence[jax.Device]) -> Path | None:
+        """Where the executable of a program, by its StableHLO, for these devices is kept, or would be.
 
         None for a program that calls back into Python: it holds addresses of this process.
         """
-        text = lowered.as_text()
         return None if _CALLBACK.search(text) else self.folder / f"{_key(text, places)}.xla"
 
     def read(self, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
