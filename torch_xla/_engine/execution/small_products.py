@@ -1,8 +1,8 @@
 """Programs whose matrix products are all small: XLA's CPU compiler makes something else of them when it is told.
 
-By default each product is a graph of YNNPACK, XLA's library of kernels. The first run of a program builds them, for 0.4
-to 1.7 ms each: fifty small layers wait longer for that than for their step. Up to a size XLA's own kernels are as fast
-(measured from 8x64 by 64x64 to 256x128 by 128x128: 0.9 to 1.1 of the time). Products in batches stay as they are.
+By default each product is a graph of YNNPACK, XLA's library of kernels, which the first run of a program builds: fifty
+small layers wait longer for that than for their step (``python -m benchmarks.first``, a second process). Up to a size
+XLA's own kernels are as fast. Products in batches stay as they are.
 
 A debug option of XLA (checked on jaxlib 0.10.2); where there is none of that name, nothing is told.
 """
