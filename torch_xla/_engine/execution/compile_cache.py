@@ -137,9 +137,7 @@ def build(
         files = _in_use() if places else None
         _warn_of_late_settings()
         if files is None:
-            lowered = lower()
-            text = lowered.as_text() if places else ""
-            compiled, loaded, write = small_products.compiled(lowered, text, places), False, None
+            compiled, loaded, write = small_products.compiled(lower(), places), False, None
         else:
             compiled, loaded, write = _found_or_compiled(files, lower, places, graph, calls)
     name = "PersistentCacheLoad" if loaded else "CompileTime"
@@ -195,10 +193,10 @@ def _found_or_compiled(
     text = lowered.as_text()
     file = files.file(text, places)
     if file is None:
-        return small_products.compiled(lowered, text, places), False, None
+        return small_products.compiled(lowered, places, text), False, None
     found = _read(files, file, places) if known is None or known.program != file else None
     metrics.count("PersistentCacheHit" if found else "PersistentCacheMiss")
-    compiled = found or small_products.compiled(lowered, text, places)
+    compiled = found or small_products.compiled(lowered, places, text)
     now = KnownGraph(file, dict(calls))
 
     def write() -> None:

@@ -28,10 +28,11 @@ _PRODUCT = re.compile(
 )
 
 
-def compiled(lowered: jax.stages.Lowered, text: str, places: Sequence[jax.Device]) -> jax.stages.Compiled:
-    """The program, for these devices; ``text`` is its StableHLO."""
-    is_cpu = bool(places) and places[0].platform == "cpu"
-    if not is_cpu or _OPTION in os.environ.get("XLA_FLAGS", "") or not _has_small_products_only(text):
+def compiled(lowered: jax.stages.Lowered, places: Sequence[jax.Device], text: str | None = None) -> jax.stages.Compiled:
+    """The program, for these devices; ``text`` is its StableHLO, where it is known."""
+    if not places or places[0].platform != "cpu" or _OPTION in os.environ.get("XLA_FLAGS", ""):
+        return lowered.compile()
+    if not _has_small_products_only(text or lowered.as_text()):
         return lowered.compile()
     try:
         return lowered.compile(compiler_options=_REDUCTIONS_ONLY)
