@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import threading
+import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from torch.autograd import profiler_legacy
 
 import torch_xla
 from torch_xla._engine import recorder
-from torch_xla._engine.diagnostics import spans
+from torch_xla._engine.diagnostics import metrics, spans, under_way
 from torch_xla._engine.recorder import origins
 from torch_xla.debug import profiler as xp
 
@@ -137,6 +140,28 @@ def test_torch_profiler_shows_programs() -> None:
         assert run.time_range.end <= read.time_range.end + 1, "what was read had been computed"
     steps = [event for event in profile.events() if event.name == "step"]
     assert all({"aten::matmul", f"xla::launch {name}"} <= {child.name for child in step.cpu_children} for step in steps)
+
+
+def test_a_run_ends_when_somebody_sees_it() -> None:
+    """The thread that waits for programs may be woken late: what was launched meanwhile begins when it was launched."""
+    device, woken = 7, threading.Event()  # of this device's programs, no other test waits for the ends
+    value = jax.numpy.ones(3).block_until_ready()
+
+    class Late:
+        def block_until_ready(self) -> None:
+            woken.wait()
+
+    metric = metrics.Metric("ExecuteTime", metrics.format_time)
+    runs = [spans.Run(device, "read", time.perf_counter_ns(), result=weakref.ref(value))]
+    under_way.watch(device, metric, runs[0].start, Late(), runs[0])
+    assert runs[0].has_ended()
+    runs.append(spans.Run(device, "the next", time.perf_counter_ns(), result=weakref.ref(value)))
+    under_way.watch(device, metric, runs[1].start, value, runs[1])
+    launched, seen = runs[1].start, runs[0].end
+    woken.set()
+    while not runs[1].end:
+        time.sleep(0.001)
+    assert runs[0].end == seen <= launched == runs[1].start < runs[1].end
 
 
 def test_torch_profiler_shows_what_runs_one_by_one() -> None:

@@ -44,10 +44,14 @@ class _Watcher:
         sample.since = max(start, self._last_end)
         with suppress(Exception):  # whoever reads what failed is told; a result that was taken over is there
             awaited.block_until_ready()
-        self._last_end = time.perf_counter_ns()
-        metric.end(sample, self._last_end - sample.since)
+        now = time.perf_counter_ns()
+        # Where a profiler watches, the thread that reads may have seen the end before this one was woken: what it
+        # launched since then does not begin later than that.
+        self._last_end = now if run is None else min(run.end or now, now)
+        since = min(sample.since, self._last_end)
+        metric.end(sample, self._last_end - since)
         if run is not None:
-            run.start, run.end = sample.since, run.end or self._last_end
+            run.start, run.end = since, self._last_end
 
     def _stop(self) -> None:
         self.launched.put(None)
