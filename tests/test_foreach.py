@@ -171,6 +171,11 @@ RESULTS: dict[str, Call] = {
     "quotients with a list in numbers": lambda t: torch._foreach_addcdiv(
         t[:1], t[:1], t[:1], torch.tensor([0.5], device=t[0].device)
     ),
+    "quotients with a list in numbers on the CPU": lambda t: torch._foreach_addcdiv(
+        [t[0], t[2]], [t[0], t[2]], [t[0], t[2]], torch.tensor([0.5, 2.0])
+    ),
+    "too few numbers on the CPU": lambda t: torch._foreach_addcmul(t[:2], t[:2], t[:2], torch.ones(1)),
+    "products with many numbers": lambda t: torch._foreach_mul(t[:2], torch.ones(2)),
     "differences of bools": lambda t: torch._foreach_sub(t[4:5], t[4:5]),
     "signs of complex numbers": lambda t: torch._foreach_sign(t[2:3]),
     "places in whole numbers": lambda t: torch._foreach_floor(t[:2]),

@@ -90,11 +90,20 @@ bool gives_what_is_written(const Signature& signature, c10::ArrayRef<c10::IValue
   return true;
 }
 
+// One number for each element of the lists, where torch reads it: on the CPU.
+bool holds_numbers(const c10::IValue& argument) {
+  return argument.isTensor() && argument.toTensor().is_cpu() && argument.toTensor().dim() > 0;
+}
+
 }  // namespace
 
 void record_foreach(const Op& op, torch::jit::Stack* stack) {
   int8_t first = -1;
   for (const c10::IValue& argument : torch::jit::last(*stack, op.kinds.size())) {
+    if (C10_UNLIKELY(holds_numbers(argument))) {
+      run_loop(op, stack);
+      return;
+    }
     for (const c10::IValue& element : argument.isTensorList() ? argument.toListRef() : c10::ArrayRef<c10::IValue>()) {
       XlaTensor* x = maybe_xla(element.toTensor());
       if (C10_UNLIKELY(x != nullptr && first >= 0 && x->device_index() != first)) {
