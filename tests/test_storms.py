@@ -165,18 +165,38 @@ def test_first_run(first: None) -> None:
         torch.testing.assert_close(y.cpu(), (x.t() @ x).softmax(0))
 
 
-@pytest.mark.parametrize(("ops", "first"), [(64, {"CompileTime": 1, "ExecuteTime": 1}), (65, {"InterpretedGraphs": 1})])
+def _sums(x: torch.Tensor, ops: int) -> torch.Tensor:
+    for _ in range(ops):
+        x = x + 1
+    return x
+
+
+def _kinds(x: torch.Tensor, ops: int) -> torch.Tensor:
+    for places in range(ops):
+        x = x.roll(places + 1)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("record", "ops", "waits"),
+    [
+        pytest.param(_sums, 64, False, id="64 of one kind"),
+        pytest.param(_sums, 65, True, id="65 of one kind"),
+        pytest.param(_kinds, 24, False, id="24 kinds"),
+        pytest.param(_kinds, 25, True, id="25 kinds"),
+    ],
+)
 def test_a_large_graph_is_compiled_when_it_comes_again(
-    monkeypatch: pytest.MonkeyPatch, ops: int, first: dict[str, int]
+    monkeypatch: pytest.MonkeyPatch, record: Callable[[torch.Tensor, int], torch.Tensor], ops: int, waits: bool
 ) -> None:
     _set(monkeypatch, TORCH_XLA_FIRST_RUN="auto")
-    for expected in (first, {"ExecuteTime": 1} | ({"CompileTime": 1} if "InterpretedGraphs" in first else {})):
-        x = torch.zeros(3).to("xla")
+    compiled, launched = {"CompileTime": 1, "ExecuteTime": 1}, {"ExecuteTime": 1}
+    for expected in ({"InterpretedGraphs": 1}, compiled) if waits else (compiled, launched):
+        x = torch.arange(5.0).to("xla")
         with counts() as moved:
-            for _ in range(ops):
-                x = x + 1
+            y = record(x, ops)
             torch_xla.sync()
-        assert moved.only(*NAMES) == expected and x.tolist() == [ops] * 3
+        assert moved.only(*NAMES) == expected and torch.equal(y.cpu(), record(torch.arange(5.0), ops))
 
 
 def test_what_would_need_much_more_memory_is_compiled(first: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ compute the same bits.
 
     graph on a CPU device                                  TORCH_XLA_FIRST_RUN=   auto          eager         compile
     known program                                                                 launched      launched      launched
-    new, of at most 64 operations                                                 compiled      interpreted   compiled
+    new, of at most 64 operations, of at most 24 kinds                            compiled      interpreted   compiled
     new, of more; or six, of whatever sites, ran only once                        interpreted   interpreted   compiled
     was interpreted once                                                          compiled      compiled      compiled
 
@@ -22,7 +22,8 @@ compute the same bits.
     has to keep until its end; the device is no CPU                               compiled, in all three
     cannot be interpreted                                                         compiled, which is counted
 
-A *site* is a line of the user's at which graphs run, and why, on a device: as in diagnostics/recompilation.py.
+Operations are of one kind if they differ in nothing but their operands' values: a program of many equal ones compiles
+fast. A *site* is a line of the user's at which graphs run, and why, on a device: as in diagnostics/recompilation.py.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -54,7 +55,8 @@ if TYPE_CHECKING:
 _UNREPEATED = 2  # graphs of one site that have run once, from which on a new one is another of their kind
 _ANYWHERE = 6  # graphs of all sites that have run once, from which on a new one will not come again, most often
 _WORTH = 16  # runs of a graph in a storm before it is compiled: a program of the CPU gains little over its kernels
-_LARGE = 64  # operations, that take a fifth of a second to compile, and a hundredth of that to interpret
+_LARGE = 64  # operations, and
+_VARIED = 24  # kinds of them, that take a fifth of a second to compile, and a hundredth of that to interpret
 _MOST_KEPT = 2**30  # bytes
 _REMEMBERED = 4096  # graphs that ran once
 
@@ -166,7 +168,7 @@ def interpret(step: Step) -> Sequence[jax.Array] | None:
     seen = _graphs.get(name)
     if seen is None:
         in_storm = storms and _graphs.once(site) >= _UNREPEATED
-        waits = first == "auto" and (step.graph.node_count > _LARGE or _graphs.once_anywhere() >= _ANYWHERE)
+        waits = first == "auto" and (_is_large(step.graph) or _graphs.once_anywhere() >= _ANYWHERE)
         wanted = in_storm or waits or first == "eager"
     else:
         others = _graphs.once(site) - (seen.runs == 1 and seen.site == site)
@@ -175,6 +177,10 @@ def interpret(step: Step) -> Sequence[jax.Array] | None:
     if results is not None:
         _graphs.ran(name, site, in_storm)
     return results
+
+
+def _is_large(graph: Any) -> bool:
+    return graph.node_count > _LARGE or graph.distinct_ops > _VARIED
 
 
 def _may_be_interpreted(step: Step) -> bool:

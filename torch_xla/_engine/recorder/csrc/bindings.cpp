@@ -133,6 +133,7 @@ void bind_graph(py::module_& m) {
   graph.def_property_readonly("key", [](const Graph& g) { return key_bytes(g.key); })
       .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
       .def_property_readonly("node_count", [](const Graph& g) { return g.nodes.size(); })
+      .def_property_readonly("distinct_ops", &distinct_ops)
       .def_property_readonly("root_count", [](const Graph& g) { return g.roots.size(); })
       .def_property_readonly("donated", [](const Graph& g) { return g.donated; })
       .def_property_readonly("leaf_shapes", &leaf_shapes)

@@ -1,6 +1,7 @@
 #include "graph.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "device.h"
 #include "donation.h"
@@ -123,6 +124,16 @@ Graph collect_only(int8_t device, const std::vector<NodePtr>& wanted) {
   }
   finish_key(graph);
   return graph;
+}
+
+size_t distinct_ops(const Graph& graph) {
+  std::unordered_set<Key, KeyHash> found;
+  for (const Node* node : graph.nodes) {
+    if (node->op != getitem_op()) {
+      found.insert(node->key);
+    }
+  }
+  return found.size();
 }
 
 void Graph::materialize(std::vector<BufferPtr> values) {

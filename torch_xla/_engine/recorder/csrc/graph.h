@@ -38,6 +38,10 @@ struct Graph {
   void fail_blocked();
 };
 
+// How many operations of a graph differ in the operator, its attributes or the shapes of its operands: the time of a
+// compilation goes with them.
+size_t distinct_ops(const Graph& graph);
+
 // The graph of all pending live tensors of a device; the leaves it is the last to read are donated.
 Graph collect_all(int8_t device);
 
