@@ -13,7 +13,7 @@ from helpers import run_script
 
 from torch_xla._engine.execution import preloading
 from torch_xla._engine.execution.preloading import Preloading
-from torch_xla._engine.execution.program_files import ProgramFiles, UnreadableError
+from torch_xla._engine.execution.program_files import Kept, ProgramFiles, UnreadableError
 
 SCRIPT = """
     import os, sys
@@ -30,6 +30,8 @@ SCRIPT = """
     values = [(x * 2).sum().item(), (x.reshape(2, 3) @ x.reshape(3, 2)).sum().item()]
     counted = [met.counter_value(f"PersistentCache{name}") or 0 for name in ("Hit", "Preloaded", "Miss")]
     print(*values, *counted)
+    if "count" in os.environ.get("HOW", ""):
+        print(met.counter_value("PersistentCacheWarmedUp") or 0)
     """
 
 
@@ -49,6 +51,11 @@ def test_the_same_command_loads_ahead(tmp_path: Path) -> None:
     assert run(tmp_path, ARGUMENTS="--other") == [*values, "2", "0", "0"], "another command loads what it asks for"
     assert run(tmp_path, ARGUMENTS="--other", HOW="wait") == [*values, "2", "2", "0"], "and ahead the next time"
     assert len(list(tmp_path.glob("*.script"))) == 2
+
+
+def test_what_is_loaded_ahead_has_run_once(tmp_path: Path) -> None:
+    values = run(tmp_path)[:2]
+    assert run(tmp_path, HOW="wait count") == [*values, "2", "2", "0", "2"]
 
 
 def test_a_command_line_of_any_bytes(tmp_path: Path) -> None:
@@ -79,11 +86,11 @@ class Slow(ProgramFiles):
     __slots__ = ()
     go = threading.Event()
 
-    def read(self, file: Path, places: object) -> str:  # type: ignore[override]
+    def read(self, file: Path, places: object) -> Kept:
         assert self.go.wait(30)
         if file.name.startswith("0"):
             raise UnreadableError("damaged")
-        return file.name
+        return Kept(file.name, is_harmless=False)  # type: ignore[arg-type]
 
 
 NAMES = [f"{digit * 64}.xla" for digit in "123045678"]
@@ -101,7 +108,11 @@ def ahead(tmp_path: Path) -> Preloading:
 
 def test_who_loads_what(tmp_path: Path, ahead: Preloading) -> None:
     places = [jax.devices()[0]]
-    take = lambda number, where=places: ahead.take(tmp_path / NAMES[number], where)
+
+    def take(number: int, where: list[jax.Device] = places) -> object:
+        found = ahead.take(tmp_path / NAMES[number], where)
+        return found.compiled if found else None
+
     ahead.start()
     while ahead._loading is None:
         time.sleep(0.001)

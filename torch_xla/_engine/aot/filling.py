@@ -22,5 +22,5 @@ def fill(folder: Path, compiled: Compiled) -> Path | None:
     places = compiled.lowered.target.devices[: compiled.lowered.chips]
     file = files.file(compiled.lowered.stage.as_text(), places)
     if file is not None and not file.exists():
-        files.write(file, compiled.stage)
+        files.write(file, compiled.stage, places)
     return file

@@ -201,7 +201,7 @@ def _found_or_compiled(
 
     def write() -> None:
         if not found:
-            _write(files, lambda: files.write(file, compiled), "PersistentCacheWrite")
+            _write(files, lambda: files.write(file, compiled, places), "PersistentCacheWrite")
         if note is not None and file.exists():
             _write(files, lambda: files.note(note, now))
         _used(files, file, places)
@@ -220,7 +220,9 @@ def _used(files: ProgramFiles, file: Path, places: Sequence[jax.Device]) -> None
 
 def _read(files: ProgramFiles, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
     try:
-        return (_ahead.take(file, places) if _ahead is not None else None) or files.read(file, places)
+        ahead = _ahead.take(file, places) if _ahead is not None else None
+        found = ahead or files.read(file, places)
+        return found.compiled if found else None
     except (UnreadableError, OSError) as error:
         metrics.count("PersistentCacheDeserializeFailure")
         _warn(f"a program of the persistent compilation cache cannot be loaded, and is compiled again: {error}")

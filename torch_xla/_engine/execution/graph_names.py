@@ -46,9 +46,9 @@ _WITHOUT_REFERENCES = 2
 
 def name(spec: GraphSpec, leaves: Sequence[jax.Array], device: jax.Device, donates: bool) -> str | None:
     """The name of a graph compiled for a device; of 64 hexadecimal digits. None for a graph that has none."""
-    sources = _sources()
+    hashed = sources()
     place = SingleDeviceSharding(device)
-    if sources is None or not all(_is_known(node) for node in spec.nodes):
+    if hashed is None or not all(_is_known(node) for node in spec.nodes):
         return None
     if not jax.sharding.get_abstract_mesh().empty:  # the user's, around this step
         return None
@@ -56,7 +56,7 @@ def name(spec: GraphSpec, leaves: Sequence[jax.Array], device: jax.Device, donat
         described = marshal.dumps(_described(spec, leaves, place), _WITHOUT_REFERENCES)
     except ValueError:  # an argument that is no plain value
         return None
-    digest = hashlib.sha256(sources)
+    digest = hashlib.sha256(hashed)
     digest.update(repr((donates, _around())).encode())
     digest.update(described)
     return digest.hexdigest()
@@ -112,7 +112,7 @@ def _around() -> tuple[Any, ...]:
 
 
 @functools.cache
-def _sources() -> bytes | None:
+def sources() -> bytes | None:
     """A hash of the engine's sources and of the releases that its rules use; None where there are no files to read."""
     digest = hashlib.sha256()
     for module in (torch, jax, jaxlib, np):

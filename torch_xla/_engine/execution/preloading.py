@@ -3,7 +3,7 @@
 Loading an executable takes XLA a good part of the time to a first result (0.3 s for a small GPT), on a core that has
 nothing else to do while Python builds a model and records a step. Which programs a command line uses first is noted in
 the folder of programs: ``<hash>.script``. A process that runs the same one loads these, in their order, from when it
-first uses a device.
+first uses a device, and runs those once that may be (warm_up.py).
 
 Only for a script with a file, in one process, on its first device; what is loaded and not asked for is dropped when the
 script asks for something else, or has used as many programs as there may be in such a note.
@@ -24,7 +24,8 @@ import jax
 from torch_xla._engine import recorder
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.diagnostics import metrics
-from torch_xla._engine.execution.program_files import ProgramFiles
+from torch_xla._engine.execution import graph_names, warm_up
+from torch_xla._engine.execution.program_files import Kept, ProgramFiles
 from torch_xla._engine.handlers import library
 from torch_xla._engine.job import replicas
 
@@ -39,13 +40,13 @@ _log = logging.getLogger("torch_xla.compile")
 class Preloading:
     """The programs of one process's script. Its files are loaded one after the other by one thread:
 
-        waiting -> being loaded -> ready -> taken
-           |            |            |
-           |            +-- dropped -+
-         taken
+        waiting -> being loaded -> ready -> run once, if it is still there -> taken
+           |            |            |                                  |
+         taken          +-- dropped -+----------------------------------+
 
     ``take`` of a file that waits leaves loading it to the caller, who has the other core; that of one that is being
-    loaded waits. Nothing is raised: what cannot be loaded is the caller's to report.
+    loaded waits, that of one that is being run does not. Nothing is raised: what cannot be loaded is the caller's to
+    report.
     """
 
     def __init__(self, files: ProgramFiles, device: jax.Device, note: Path) -> None:
@@ -55,7 +56,7 @@ class Preloading:
         self._used: list[str] = []
         self._waiting = list(self._before)
         self._loading: tuple[str, threading.Event] | None = None
-        self._ready: dict[str, jax.stages.Compiled] = {}
+        self._ready: dict[str, Kept] = {}
         self._is_over = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._load, name="torch_xla_preloading", daemon=True)
@@ -66,7 +67,7 @@ class Preloading:
             atexit.register(self.end)
             self._thread.start()
 
-    def take(self, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
+    def take(self, file: Path, places: Sequence[jax.Device]) -> Kept | None:
         """The program of a file for these devices; None for one that has not been loaded."""
         if not self._is_for(file, places):
             return None
@@ -117,20 +118,34 @@ class Preloading:
         while (name := self._next()) is not None:
             found = None
             try:
-                if self._device.platform == "cpu":
-                    library.load()  # programs call its handlers by name
                 file = self._files.folder / name
                 left -= file.stat().st_size
                 if left < 0:
                     with self._lock:
                         self._waiting.clear()
                 else:
-                    with recorder.wide_types():
-                        found = self._files.read(file, [self._device])
+                    found = self._read(file)
             except Exception:
                 _log.debug("%s: not loaded ahead", name, exc_info=True)
             finally:
                 self._loaded(name, found)
+            self._warm_up(name)
+
+    def _read(self, file: Path) -> Kept | None:
+        graph_names.sources()  # takes a while to hash, and each new graph needs it
+        if self._device.platform == "cpu":
+            library.load()  # programs call its handlers by name
+        with recorder.wide_types():
+            return self._files.read(file, [self._device])
+
+    def _warm_up(self, name: str) -> None:
+        with self._lock:
+            found = self._ready.get(name)
+        if found is not None and found.is_harmless:
+            try:
+                warm_up.run(found.compiled, self._device)
+            except Exception:
+                _log.debug("%s: not run ahead", name, exc_info=True)
 
     def _next(self) -> str | None:
         with self._lock:
@@ -140,7 +155,7 @@ class Preloading:
             self._loading = name, threading.Event()
             return name
 
-    def _loaded(self, name: str, found: jax.stages.Compiled | None) -> None:
+    def _loaded(self, name: str, found: Kept | None) -> None:
         with self._lock:
             loading, self._loading = self._loading, None
             if found is not None and not self._is_over:

@@ -35,10 +35,11 @@ import jaxlib
 from jax.experimental import serialize_executable
 
 from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.execution import warm_up
 from torch_xla._engine.handlers import library
 from torch_xla._engine.lowering import on_cpu
 
-_FORMAT = b"torch_xla program 1\n"
+_FORMAT = b"torch_xla program 2\n"
 
 #: jax settings that change what XLA makes of a program, but not its StableHLO.
 _OPTIONS = (
@@ -132,6 +133,14 @@ class KnownGraph:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A program from a file, and whether it is harmless (warm_up.py)."""
+
+    compiled: jax.stages.Compiled
+    is_harmless: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramFiles:
     """The files of one folder, which exists. With ``readonly`` none is added. ``limit``: bytes that it may hold."""
 
@@ -154,8 +163,8 @@ class ProgramFiles:
         """
         return None if _CALLBACK.search(text) else self.folder / f"{_key(text, places)}.xla"
 
-    def read(self, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
-        """The executable, loaded onto its devices; None if there is no such file. Raises UnreadableError."""
+    def read(self, file: Path, places: Sequence[jax.Device]) -> Kept | None:
+        """The program, loaded onto its devices; None if there is no such file. Raises UnreadableError."""
         try:
             data = file.read_bytes()
         except FileNotFoundError:
@@ -167,20 +176,21 @@ class ProgramFiles:
         if data[:start] != _header(data[start:]):
             raise UnreadableError(f"{file} is damaged")
         try:
-            payload, in_tree, out_tree = pickle.loads(data[start:])
+            payload, in_tree, out_tree, is_harmless = pickle.loads(data[start:])
             loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
                 payload, in_tree, out_tree, backend=places[0].client, execution_devices=places
             )
         except Exception as error:  # XLA, pickle and jax each have their own
             raise UnreadableError(f"{file}: {error}") from error
-        return loaded
+        return Kept(loaded, is_harmless)
 
-    def write(self, file: Path, compiled: jax.stages.Compiled) -> int:
+    def write(self, file: Path, compiled: jax.stages.Compiled, places: Sequence[jax.Device]) -> int:
         """Adds a file; returns how many went to make room for it.
 
         Raises OSError, and what jax raises where a backend cannot give its executables away.
         """
-        data = pickle.dumps(serialize_executable.serialize(compiled))
+        is_harmless = warm_up.is_harmless(compiled, places[0].platform)
+        data = pickle.dumps((*serialize_executable.serialize(compiled), is_harmless))
         return self._add(file, _header(data) + data)
 
     def graph(self, name: str, places: Sequence[jax.Device]) -> Path:

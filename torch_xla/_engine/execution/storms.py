@@ -180,7 +180,7 @@ def interpret(step: Step) -> Sequence[jax.Array] | None:
 
 
 def _is_large(graph: Any) -> bool:
-    return graph.node_count > _LARGE or graph.distinct_ops > _VARIED
+    return bool(graph.node_count > _LARGE or graph.distinct_ops > _VARIED)
 
 
 def _may_be_interpreted(step: Step) -> bool:
