@@ -602,22 +602,25 @@ def test_a_team_sleeps_between_kernels_only() -> None:
 
 
 _BOUND = """
-    import os, subprocess, sys
+    import os, subprocess, sys, time
     from pathlib import Path
 
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
 
-    def bound():
-        found = 0
-        for thread in (int(path.name) for path in Path("/proc/self/task").iterdir()):
-            found += len(os.sched_getaffinity(thread)) < cores and os.sched_getscheduler(thread) != os.SCHED_IDLE
-        return found
+    def bound():  # how many of XLA's threads, and of the others
+        found = {True: 0, False: 0}
+        for path in Path("/proc/self/task").iterdir():
+            thread, of_xla = int(path.name), (path / "comm").read_text().startswith("tf_XLAEigen")
+            if os.sched_getscheduler(thread) != os.SCHED_IDLE:
+                found[of_xla] += len(os.sched_getaffinity(thread)) < cores
+        return found[True], found[False]
 
-    def becomes(wanted):
-        for seed in range(300):
-            step(seed)
-            if (bound() > 0) == wanted:
+    def becomes(condition):  # true of them within 30 seconds of steps
+        end, seed = time.monotonic() + 30, 0
+        while time.monotonic() < end:
+            step(seed := seed + 1)
+            if condition(*bound()):
                 return True
         return False
     """
@@ -630,10 +633,10 @@ def test_threads_have_cores_of_their_own() -> None:
         _TRAIN
         + _BOUND
         + """
-    assert becomes(True)
+    assert becomes(lambda pool, team: pool == cores and team > 0)
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores)]
     try:
-        assert becomes(False)
+        assert becomes(lambda pool, team: pool == team == 0)
     finally:
         for hog in hogs:
             hog.kill()
@@ -688,7 +691,38 @@ def test_cores_stay_awake_between_kernels_only(environment: dict[str, str]) -> N
 
 
 def test_the_user_says_where_threads_run() -> None:
-    run_script(_TRAIN + _BOUND + "assert not becomes(True)", OMP_PROC_BIND="false")
+    run_script(
+        _TRAIN + _BOUND + "for seed in range(300): step(seed)\n    assert bound() == (0, 0)", OMP_PROC_BIND="false"
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
+@pytest.mark.parametrize("run", range(3))  # it is XLA's thread in every second run, and Python's in the others
+def test_a_team_is_not_bound_to_the_core_of_who_starts_it(run: int) -> None:
+    """XLA's threads are bound by then, after programs of sums; the first convolution starts the team's."""
+    run_script(
+        _TRAIN
+        + _BOUND
+        + """
+    x = torch.randn(64, 64, device="xla", requires_grad=True)
+
+    def step(seed):
+        torch.nn.functional.layer_norm(x, (64,)).square().sum(0).mean().backward()
+        torch_xla.sync(wait=True)
+        x.grad = None
+
+    assert becomes(lambda pool, team: pool == cores)
+    a, b = (torch.randn(512, 1024).to("xla") for _ in range(2))
+    w = torch.randn(64, 64, 3, 3).to("xla")
+    torch_xla.sync(wait=True)
+    before = set(os.listdir("/proc/self/task"))
+    torch.set_num_threads(1)  # of which the team is bound to none
+    y = torch.nn.functional.layer_norm((a @ a.t() @ a).tanh() @ a.t() @ b, (1024,)).reshape(8, 64, 32, 32)
+    torch.conv2d(y.exp(), w, padding=1).cpu()
+    made = set(os.listdir("/proc/self/task")) - before
+    assert made and all(len(os.sched_getaffinity(int(thread))) == cores for thread in made), made
+    """
+    )
 
 
 def test_several_threads_at_once() -> None:

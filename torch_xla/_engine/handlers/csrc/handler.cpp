@@ -6,6 +6,7 @@
 #include <new>
 #include <string>
 
+#include "pool.h"
 #include "team.h"
 
 namespace torch_xla::handlers {
@@ -104,12 +105,20 @@ ffi::Error guarded(const std::string& what, const std::function<void()>& work) {
   }
 }
 
-ffi::Error Handler::operator()(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                               ffi::Dictionary dictionary) const {
-  return guarded("aten::" + std::string(op), [&] {
-    const Attributes attributes(dictionary);
-    on_team([&] { call(kernel, operands, results, attributes); });
-  });
+Handler of_aten(const char* op, Kernel kernel) {
+  return
+      [op, kernel](const ffi::RemainingArgs& operands, const ffi::RemainingRets& results, ffi::Dictionary dictionary) {
+        return guarded("aten::" + std::string(op), [&] {
+          const Attributes attributes(dictionary);
+          on_team([&] { call(kernel, operands, results, attributes); });
+        });
+      };
+}
+
+ffi::Error Entry::operator()(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                             ffi::Dictionary attributes) const {
+  Pool::of_process().find(threads);
+  return handler(operands, results, attributes);
 }
 
 std::array<bool, 3> flags(at::IntArrayRef mask) { return {mask[0] != 0, mask[1] != 0, mask[2] != 0}; }

@@ -35,12 +35,17 @@ using Kernel = void (*)(const Tensors& operands, Tensors& results, const Attribu
 // What XLA is told of `work`: nothing, or the error that it throws, which begins with what was computed.
 xla::ffi::Error guarded(const std::string& what, const std::function<void()>& work);
 
-// What XLA calls: the same type for all kernels, so that the FFI's templates are compiled once.
-struct Handler {
-  const char* op;
-  Kernel kernel;
-  xla::ffi::Error operator()(xla::ffi::RemainingArgs operands, xla::ffi::RemainingRets results,
-                             xla::ffi::Dictionary attributes) const;
+using Handler =
+    std::function<xla::ffi::Error(xla::ffi::RemainingArgs, xla::ffi::RemainingRets, xla::ffi::Dictionary attributes)>;
+
+// That of a kernel of ATen.
+Handler of_aten(const char* op, Kernel kernel);
+
+// What XLA calls: the same type for all handlers, so that the FFI's templates are compiled once.
+struct Entry {
+  Handler handler;
+  xla::ffi::Error operator()(xla::ffi::ThreadPool threads, xla::ffi::RemainingArgs operands,
+                             xla::ffi::RemainingRets results, xla::ffi::Dictionary attributes) const;
 };
 
 // Where the mask has a flag, the next result; nothing elsewhere.
@@ -51,11 +56,17 @@ std::array<bool, 3> flags(at::IntArrayRef mask);
 
 // The handler `torch_xla_NAME`, found in the library by that name: what HANDLER does with operands, results,
 // attributes.
-#define TORCH_XLA_HANDLER_OF(NAME, HANDLER)                                                                           \
-  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* torch_xla_##NAME(XLA_FFI_CallFrame* frame) {       \
-    static const auto* handler = xla::ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs().To(HANDLER).release(); \
-    return handler->Call(frame);                                                                                      \
+#define TORCH_XLA_HANDLER_OF(NAME, HANDLER)                                                                     \
+  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* torch_xla_##NAME(XLA_FFI_CallFrame* frame) { \
+    static const auto* handler = xla::ffi::Ffi::Bind()                                                          \
+                                     .Ctx<xla::ffi::ThreadPool>()                                               \
+                                     .RemainingArgs()                                                           \
+                                     .RemainingRets()                                                           \
+                                     .Attrs()                                                                   \
+                                     .To(torch_xla::handlers::Entry{HANDLER})                                   \
+                                     .release();                                                                \
+    return handler->Call(frame);                                                                                \
   }
 
 // The same, of a kernel of ATen.
-#define TORCH_XLA_HANDLER(NAME, KERNEL) TORCH_XLA_HANDLER_OF(NAME, (torch_xla::handlers::Handler{#NAME, KERNEL}))
+#define TORCH_XLA_HANDLER(NAME, KERNEL) TORCH_XLA_HANDLER_OF(NAME, torch_xla::handlers::of_aten(#NAME, KERNEL))

@@ -14,6 +14,7 @@
 #include "awake.h"
 #include "cores.h"
 #include "openmp.h"
+#include "pool.h"
 
 namespace torch_xla::handlers {
 namespace {
@@ -47,6 +48,7 @@ class Team {
  private:
   [[noreturn]] void serve() {
     const c10::InferenceMode no_autograd;
+    go_anywhere();  // the thread of XLA's that started this one may be bound
     for (uint32_t served = 0;; ++served) {
       Task* task = next();
       try {
@@ -128,6 +130,7 @@ void on_team(const std::function<void()>& work) {
 }  // namespace torch_xla::handlers
 
 void torch_xla_set_threads(int count) {
+  torch_xla::handlers::Pool::of_process().spread(count);
   torch_xla::handlers::end_team();
   torch_xla::handlers::team().threads.store(count, std::memory_order_relaxed);
 }

@@ -1,0 +1,107 @@
+#include "pool.h"
+
+#ifndef __linux__
+
+namespace torch_xla::handlers {
+
+Pool& Pool::of_process() {
+  static Pool pool;
+  return pool;
+}
+
+void Pool::find(xla::ffi::ThreadPool&) {}
+void Pool::spread(int) {}
+
+}  // namespace torch_xla::handlers
+
+#else
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <new>
+
+namespace torch_xla::handlers {
+namespace {
+
+constexpr std::chrono::nanoseconds kBetweenLooks = std::chrono::milliseconds(250);
+
+int64_t clock_now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
+thread_local bool scheduling = false;  // a task that runs meanwhile is run by the thread that schedules it
+
+}  // namespace
+
+Pool& Pool::of_process() {
+  static auto* const pool = [] {
+    auto* made = new Pool;
+    pthread_atfork(nullptr, nullptr, [] { new (&of_process()) Pool; });
+    return made;
+  }();
+  return *pool;
+}
+
+void Pool::find(xla::ffi::ThreadPool& threads) {
+  if (complete_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  const int64_t count = threads.num_threads();
+  if (static_cast<size_t>(count) != allowed_cores().size()) {
+    complete_ = true;  // none is ever bound
+    return;
+  }
+  scheduling = true;
+  for (int64_t i = 0; i < count; ++i) {
+    threads.Schedule([] { of_process().join(); });
+  }
+  scheduling = false;
+}
+
+void Pool::join() {
+  static thread_local bool known = false;
+  if (known || scheduling) {
+    return;
+  }
+  known = true;
+  const std::lock_guard lock(mutex_);
+  threads_.emplace_back(gettid());
+  if (threads_.size() == allowed_cores().size()) {
+    complete_ = true;
+    next_look_ = 0;
+  }
+}
+
+void Pool::spread(int wanted) {
+  const int64_t time = clock_now();
+  if (time < next_look_) {
+    return;
+  }
+  next_look_ = time + kBetweenLooks.count();
+  const std::lock_guard lock(mutex_);
+  const size_t cores = allowed_cores().size();
+  const bool bind = cores > 1 && threads_.size() == cores && static_cast<size_t>(wanted) == cores;
+  if ((!bind && !bound_) || !rest_.over()) {
+    return;
+  }
+  if (place(bind) && bind) {
+    rest_.begin();
+    place(false);
+  } else {
+    rest_.not_needed();
+  }
+}
+
+bool Pool::place(bool bound) {
+  bool crowded = false;
+  for (size_t i = 0; i < threads_.size(); ++i) {
+    crowded |= threads_[i].crowded();
+    threads_[i].place(i, bound);
+  }
+  bound_ = bound;
+  return crowded;
+}
+
+}  // namespace torch_xla::handlers
+
+#endif
