@@ -157,7 +157,7 @@ def test_what_is_around_a_graph_is_in_its_name(monkeypatch: pytest.MonkeyPatch) 
         patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
         names.add(graph_names.name(spec, leaves, DEVICE, True))
     with monkeypatch.context() as patch:  # another release
-        patch.setattr(graph_names, "_sources", lambda: b"other sources")
+        patch.setattr(graph_names, "sources", lambda: b"other sources")
         names.add(graph_names.name(spec, leaves, DEVICE, True))
     assert len(names) == len(AROUND) + 2
     with jax.set_mesh(jax.make_mesh((1,), ("x",))):
