@@ -48,7 +48,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     def build(lower: Callable[[], Any], places: Any, graph: str | None, calls: Any) -> Any:
         lowered = lower()
         found.add(graph, lowered.as_text())
-        return lowered.compile()
+        return lowered.compile(), False
 
     with monkeypatch.context() as patch:
         patch.setattr(compile_cache, "build", build)

@@ -22,9 +22,9 @@ from torch_xla._engine.handlers import library
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import agreement, replicated, sharded
 
-#: Operations of a program from which on its compiler leaves hundreds of MB free in malloc's hands. Returning them takes
-#: 0.1 s, where compiling has taken seconds.
-_LEAVES_MUCH = 200
+#: Operations of a program from which on its compiler leaves tens of MB free in malloc's hands, or hundreds. Returning them
+#: takes 5 to 20 ms, where compiling has taken 300 or more.
+_LEAVES_MUCH = 40
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ def compile_graph(
     ):
         arguments = [*_numbers(spec, numbers), *leaves]
 
-        def build(donates: bool, chosen: bool = True) -> jax.stages.Compiled:
+        def build(donates: bool, chosen: bool = True) -> tuple[jax.stages.Compiled, bool]:
             jitted = _jitted(spec, numbers, team, arguments, donates, chosen)
             try:
                 name = _graph_name(spec, device, leaves, team, donates)
@@ -101,14 +101,14 @@ def compile_graph(
                     raise
                 return build(donates, chosen=False)  # no axes of the mesh say how XLA would lay out a result
 
-        compiled = build(True)
+        compiled, loaded = build(True)
         if spec.donated and launching.calls_python(compiled):
             # The user's Python may raise when the program has begun to write over what it was given.
-            compiled = build(False)
+            compiled, loaded = build(False)
         sizes = observer.sizes(compiled)
         results = _result_shardings(compiled) if replicas.is_spmd() else ()
         executable = launch.executable(compiled, numbers, sizes, results, together)
-    if len(spec.nodes) >= _LEAVES_MUCH:
+    if not loaded and len(spec.nodes) >= _LEAVES_MUCH:
         heap.return_free()
     if devices.device(device).platform == "cpu":
         heap.keep(sizes)

@@ -123,8 +123,8 @@ def build(
     places: Sequence[jax.Device],
     graph: str | None,
     calls: Counter[str],
-) -> jax.stages.Compiled:
-    """The executable of ``lower()`` for the devices ``places``: from the cache, if there is one that has it.
+) -> tuple[jax.stages.Compiled, bool]:
+    """The executable of ``lower()`` for the devices ``places``, and whether it is from the cache.
 
     Without ``places`` it is always compiled. With the name of a graph (graph_names.py) ``lower`` is called only where
     the program of that graph is not in the cache; ``calls``, which ``lower`` fills with the handlers that the program
@@ -144,7 +144,7 @@ def build(
     metrics.metric(name, metrics.format_time).add(time.perf_counter_ns() - start)
     if write is not None:
         write()
-    return compiled
+    return compiled, loaded
 
 
 def _warn_of_late_settings() -> None:
