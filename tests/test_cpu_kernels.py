@@ -697,6 +697,34 @@ def test_the_user_says_where_threads_run() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
+def test_what_a_program_calls_may_use_all_cores() -> None:
+    """A function of the user's may start threads and processes, which inherit where they may run."""
+    run_script(
+        _TRAIN
+        + _BOUND
+        + """
+    import jax
+    from torch_xla.core.xla_builder import call_jax
+
+    found = []
+
+    def seen(x):
+        found.append(os.sched_getaffinity(0))
+        return x
+
+    def call(x):
+        return jax.pure_callback(seen, jax.ShapeDtypeStruct(x.shape, x.dtype), (x @ x).T)
+
+    x = torch.randn(256, 256).to("xla")
+    for _ in range(3):
+        assert becomes(lambda pool, team: pool == cores)
+        call_jax(call, (x,)).cpu()
+    assert len(found) == 3 and all(len(allowed) == cores for allowed in found), found
+    """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
 @pytest.mark.parametrize("run", range(3))  # it is XLA's thread in every second run, and Python's in the others
 def test_a_team_is_not_bound_to_the_core_of_who_starts_it(run: int) -> None:
     """XLA's threads are bound by then, after programs of sums; the first convolution starts the team's."""

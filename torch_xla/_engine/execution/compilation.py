@@ -33,8 +33,9 @@ class Program:
 
     ``executable`` is the recorder's; ``compiled`` is None on devices without values; ``outline`` is what messages say
     of the graph. With a ``team`` it has collectives
-    (``exchanges``, a line each), and all replicas of the team launch it together. ``handlers`` are those that it calls
-    some of, if any. ``launched`` and ``repeated``, whether it has run once and twice, are for storms.py.
+    (``exchanges``, a line each), and all replicas of the team launch it together. ``handlers`` are to be told of its
+    launches: it calls some of them, or Python. ``launched`` and ``repeated``, whether it has run once and twice, are
+    for storms.py.
     """
 
     executable: Any
@@ -44,6 +45,7 @@ class Program:
     team: replicated.Team | None = None
     exchanges: Sequence[str] = ()
     handlers: library.Library | None = None
+    calls_python: bool = False
     launched: bool = False
     repeated: bool = False
 
@@ -102,7 +104,8 @@ def compile_graph(
                 return build(donates, chosen=False)  # no axes of the mesh say how XLA would lay out a result
 
         compiled, loaded = build(True)
-        if spec.donated and launching.calls_python(compiled):
+        calls_python = launching.calls_python(compiled)
+        if spec.donated and calls_python:
             # The user's Python may raise when the program has begun to write over what it was given.
             compiled, loaded = build(False)
         sizes = observer.sizes(compiled)
@@ -118,7 +121,8 @@ def compile_graph(
     metrics.metric("InputOutputAliasCount").add(len(spec.donated))
     observer.compiled(compiled)
     exchanges = agreement.exchanges(spec) if team is not None else ()
-    return Program(executable, compiled, outline, sizes, team, exchanges, handlers if called else None)
+    told = handlers if called or calls_python else None
+    return Program(executable, compiled, outline, sizes, team, exchanges, told, calls_python)
 
 
 def _without_values(

@@ -24,6 +24,7 @@ import functools
 import os
 from collections.abc import Callable
 
+from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.diagnostics import memory
 from torch_xla._engine.diagnostics.observer import Sizes
 
@@ -36,6 +37,7 @@ _AT_ONCE = 4  # runs, whose memory may be free together; with twice what one tak
 _HEAD = 4096  # bytes that malloc adds to a block, at most
 
 _large, _free = 0, 0  # what malloc was told; nothing yet
+_lock = process_lock()  # of these: a thread that loads programs ahead tells it, too
 
 
 def keep(sizes: Sizes) -> None:
@@ -45,13 +47,14 @@ def keep(sizes: Sizes) -> None:
     if mallopt is None or _user_decides():
         return
     blocks = [size for size in (*sizes.results, sizes.temporary) if size <= _most()]
-    large = max([_large, _BY_ITSELF, *blocks])
-    free = max(_free, 2 * _BY_ITSELF, min(_AT_ONCE * sizes.extra, 2 * _most()))
-    if (large, free) != (_large, _free):
-        _large, _free = large, free
-        mallopt(_MMAP_THRESHOLD, large + _HEAD)
-        mallopt(_TRIM_THRESHOLD, free - 1)
-        mallopt(_TOP_PAD, _AREA)
+    with _lock:
+        large = max([_large, _BY_ITSELF, *blocks])
+        free = max(_free, 2 * _BY_ITSELF, min(_AT_ONCE * sizes.extra, 2 * _most()))
+        if (large, free) != (_large, _free):
+            _large, _free = large, free
+            mallopt(_MMAP_THRESHOLD, large + _HEAD)
+            mallopt(_TRIM_THRESHOLD, free - 1)
+            mallopt(_TOP_PAD, _AREA)
 
 
 def return_free() -> None:

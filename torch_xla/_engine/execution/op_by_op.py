@@ -19,6 +19,7 @@ from jax.sharding import SingleDeviceSharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.compat import launching
 from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import journal, metrics
@@ -130,7 +131,7 @@ def compiled(alone: Alone, leaves: list[Promise], device: int, products: Precisi
     metrics.count("CreateCompileHandles")
     if handlers is not None and called:
         metrics.count("CpuKernelCalls", called.total())
-        handlers.take_threads()
+        handlers.take_threads(launching.calls_python(found))
     _executables.put(key, found)
     return found
 

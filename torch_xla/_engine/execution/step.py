@@ -88,7 +88,7 @@ class Step:
         if found.team is not None:
             watchdog.launching(found.exchanges, found.team)
         if found.handlers is not None:
-            found.handlers.take_threads()
+            found.handlers.take_threads(found.calls_python)
         run = observer.execution(self.graph, self.device)
         try:
             with run.launching():

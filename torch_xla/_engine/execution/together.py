@@ -45,7 +45,7 @@ def _run_all(own: Step, steps: Sequence[Step]) -> Sequence[Sequence[jax.Array]]:
     assert team is not None
     found = programs.known_together(own) or programs.compile_together(own, _joined([s.leaves() for s in steps], team))
     if found.handlers is not None:
-        found.handlers.take_threads()
+        found.handlers.take_threads(found.calls_python)
     arguments = _joined([[*step.numbers(), *step.leaves()] for step in steps], team)
     try:
         results: Sequence[Sequence[jax.Array]] = recorder.module().launch_together(

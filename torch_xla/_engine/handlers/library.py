@@ -36,9 +36,9 @@ class Library:
     version: str
     functions: ctypes.CDLL
 
-    def take_threads(self) -> None:
-        """From now on the handlers use as many threads as torch does for this one."""
-        self.functions.torch_xla_set_threads(torch.get_num_threads())
+    def take_threads(self, calls_python: bool) -> None:
+        """From now on the handlers use as many threads as torch does for this one; for a program about to start."""
+        self.functions.torch_xla_set_threads(torch.get_num_threads(), calls_python)
 
 
 _library: Library | bool | None = None  # None until it is first asked for, then False (there is none) or the library

@@ -74,14 +74,14 @@ void Pool::join() {
 
 void Pool::spread(int wanted) {
   const int64_t time = clock_now();
-  if (time < next_look_) {
+  if (time < next_look_ && wanted > 0) {
     return;
   }
   next_look_ = time + kBetweenLooks.count();
   const std::lock_guard lock(mutex_);
   const size_t cores = allowed_cores().size();
   const bool bind = cores > 1 && threads_.size() == cores && static_cast<size_t>(wanted) == cores;
-  if ((!bind && !bound_) || !rest_.over()) {
+  if ((!bind && !bound_) || (bind && !rest_.over())) {
     return;
   }
   if (place(bind) && bind) {

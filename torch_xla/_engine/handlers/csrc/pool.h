@@ -4,7 +4,8 @@
 // script Linux has often started two of them on one core, where they stayed for the whole of a step.
 //
 // Who they are they say themselves, in tasks that a handler gives to the pool. As long as not all have, and where the
-// pool is larger than the machine or the user wants fewer threads than cores, all go where they can.
+// pool is larger than the machine or the user wants fewer threads than cores, all go where they can; and for a program
+// that calls Python, as what it calls may start threads and processes, which inherit where they may run.
 #pragma once
 
 #include <atomic>
@@ -24,7 +25,8 @@ class Pool {
 
   // By each handler, before it computes: asks the pool's threads who they are, until all have said so.
   void find(xla::ffi::ThreadPool& threads);
-  // By whoever starts a program, with the number of threads that it wants: looks at the threads, now and then.
+  // By whoever starts a program, with the number of threads that it wants: looks at the threads, now and then. 0: lets
+  // them go at once.
   void spread(int wanted);
 
  private:

@@ -129,8 +129,8 @@ void on_team(const std::function<void()>& work) {
 
 }  // namespace torch_xla::handlers
 
-void torch_xla_set_threads(int count) {
-  torch_xla::handlers::Pool::of_process().spread(count);
+void torch_xla_set_threads(int count, bool calls_python) {
+  torch_xla::handlers::Pool::of_process().spread(calls_python ? 0 : count);
   torch_xla::handlers::end_team();
   torch_xla::handlers::team().threads.store(count, std::memory_order_relaxed);
 }

@@ -25,5 +25,6 @@ void on_team(const std::function<void()>& work);
 }  // namespace torch_xla::handlers
 
 // Called by the thread that starts a program, before it does, with what torch.get_num_threads() says to it: so many
-// threads has the team from now on. The caller's own team ends.
-extern "C" __attribute__((visibility("default"))) void torch_xla_set_threads(int count);
+// threads has the team from now on. The caller's own team ends. If the program calls Python, XLA's threads go where
+// they can (pool.h).
+extern "C" __attribute__((visibility("default"))) void torch_xla_set_threads(int count, bool calls_python);
