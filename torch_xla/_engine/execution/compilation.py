@@ -23,7 +23,7 @@ from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import agreement, replicated, sharded
 
 #: Operations of a program from which on its compiler leaves tens of MB free in malloc's hands, or hundreds. Returning
-#: them takes 5 to 20 ms, where compiling has taken 300 or more.
+#: them takes little next to compiling.
 _LEAVES_MUCH = 40
 
 

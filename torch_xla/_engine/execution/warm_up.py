@@ -1,7 +1,7 @@
 """The first run of a program, made ahead of the script's, with zeros.
 
 On a CPU the first run takes several times as long as a later one: it builds what XLA's libraries keep for each matrix
-product (about 1 ms), and finds its memory. A thread that has loaded a program before the script asks for it
+product, and finds its memory. A thread that has loaded a program before the script asks for it
 (preloading.py) runs it once, while Python builds the model.
 
     what the compiled program has                    run ahead, as
