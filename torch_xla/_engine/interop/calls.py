@@ -1,7 +1,7 @@
 """Calls of jax functions on xla tensors: traced once for each signature, then recorded as one node each.
 
 signature: function, structure, constants, shapes and dtypes ──known──► Call ──► torch_xla::jax_call
-                              └──new──► trace ──► lower ──► digest ──► number (lowering/jax_call.py)
+                       └──new──► trace ──► lower ──► digest, callbacks ──► number (lowering/jax_call.py)
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
+from torch_xla._engine.interop.callbacks import SameObject, callback_key, is_ordered
 from torch_xla._engine.lowering import jax_call, on_cpu
 from torch_xla._engine.lowering.jax_call import Function
 
@@ -168,10 +169,16 @@ def finish(
     called.__name__ = called.__qualname__ = name
     jitted = jax.jit(called)
     with recorder.wide_types(), dtypes.exactly():
-        text = jitted.trace(*structs).lower(lowering_platforms=(_platform(),)).as_text()
+        traced = jitted.trace(*structs)
+        text = traced.lower(lowering_platforms=(_platform(),)).as_text()
+    if is_ordered(text):
+        raise NotImplementedError(
+            f"{what}: {name} calls Python in a fixed order (ordered=True), which programs on xla do not keep; pass "
+            "ordered=False"
+        )
     digest = hashlib.sha256(f"{name}\n{outs}\n{text}".encode()).digest()
     made = Function(name, len(structs), jitted, outs)
-    return Call(made, jax_call.add(digest, made), tree)
+    return Call(made, jax_call.add((digest, callback_key(traced.jaxpr, text)), made), tree)
 
 
 def _may_call() -> bool:
@@ -214,21 +221,8 @@ def identity(function: Any) -> Hashable:
     try:
         hash(function)
     except TypeError:
-        return _Unhashable(function)
+        return SameObject(function)
     return function  # type: ignore[no-any-return]
-
-
-class _Unhashable:
-    """A function object without a hash, compared by identity; keeps it alive, so that the id stays its own."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unhashable) and other._function is self._function
-
-    def __hash__(self) -> int:
-        return id(self._function)
 
 
 def jax_settings() -> Hashable:

@@ -1,13 +1,14 @@
 """Calls of jax functions as an operator of torch: ``torch_xla::jax_call``, one node of a graph for each call.
 
 A node names its function by number. Numbers are given out for good, one for each different program: two functions that
-lower to the same StableHLO have one number, so that a graph that calls a function made anew at each step keeps its key.
+lower to the same StableHLO and call the same Python functions have one number, so that a graph that calls a function
+made anew at each step keeps its key.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -42,19 +43,19 @@ def _count_forgotten() -> None:
 
 
 _functions: LruCache[Function] = LruCache(_count_forgotten, limit=lambda: LIMIT)
-_numbers: LruCache[int] = LruCache(limit=lambda: LIMIT)  # by digest
+_numbers: LruCache[int] = LruCache(limit=lambda: LIMIT)  # by what identifies a function
 _lock = process_lock()
 _next = itertools.count(1)
 
 
-def add(digest: bytes, function: Function) -> int:
-    """The number of a function, whose program, name and results ``digest`` stands for."""
+def add(key: Hashable, function: Function) -> int:
+    """The number of a function; ``key`` stands for its program, name, results and callbacks."""
     with _lock:
-        number = _numbers.get(digest)
+        number = _numbers.get(key)
         if number is None or _functions.get(number) is None:
             number = next(_next)
             _functions.put(number, function)
-            _numbers.put(digest, number)
+            _numbers.put(key, number)
         return number
 
 

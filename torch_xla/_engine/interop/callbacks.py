@@ -1,0 +1,75 @@
+"""Callbacks into Python as a part of a jax function's identity: StableHLO has an index in place of each.
+
+pure_callback(f), pure_callback(g)    the same text, other keys: f and g
+debug.print("a {}")                   its format, by value
+debug.callback(f)                     jax wraps f anew in each trace, so that each trace has a key of its own
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import jax.extend.core as jax_core
+
+#: A call into Python in StableHLO: of the CPU and of GPUs, and of TPUs.
+_CALL = re.compile(r"custom_call @\w*callback|is_host_transfer = true")
+
+
+class SameObject:
+    """An object compared by identity; keeps it alive, so that its id stays its own."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameObject) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def callback_key(closed: jax_core.ClosedJaxpr, text: str) -> Hashable:
+    """Return what a function's StableHLO ``text`` does not say of it; None where the text says all."""
+    calls = len(_CALL.findall(text))
+    if not calls:
+        return None
+    found = tuple(_opaque_equations(closed))
+    # Some primitive calls Python and its parameters do not say what: then the function equals itself only.
+    return found if len(found) >= calls else SameObject(closed)
+
+
+def is_ordered(text: str) -> bool:
+    """Whether a function's StableHLO takes tokens, by which jax keeps the order of callbacks across programs."""
+    return "jax.token = true" in text
+
+
+def _opaque_equations(jaxpr: Any) -> Iterator[Hashable]:
+    for equation in jaxpr.eqns:
+        nested = list(nested_jaxprs(equation.params))
+        for inner in nested:
+            yield from _opaque_equations(inner)
+        if not nested and (equation.effects or any(map(_is_callable, equation.params.values()))):
+            params = tuple((name, _hashable(value)) for name, value in sorted(equation.params.items()))
+            yield equation.primitive.name, params
+
+
+def nested_jaxprs(params: dict[str, Any]) -> Iterator[jax_core.Jaxpr | jax_core.ClosedJaxpr]:
+    """Yield the jaxprs in the parameters of an equation, also those in tuples and lists."""
+    for value in params.values():
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(part, (jax_core.Jaxpr, jax_core.ClosedJaxpr)):
+                yield part
+
+
+def _is_callable(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _hashable(value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return SameObject(value)
+    return value  # type: ignore[no-any-return]
