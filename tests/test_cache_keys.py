@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,8 @@ from helpers import counts
 from jax.experimental import io_callback
 
 import torch_xla
-from torch_xla.core.xla_builder import call_jax
+from torch_xla.core.xla_builder import Op, call_jax, create_builder, jax_func_to_xla_computation, mkparam, mkshape
+from torch_xla.experimental.assume_pure import assume_pure
 from torch_xla.interop import jax_function
 
 _STRUCT = jax.ShapeDtypeStruct((3,), np.float32)
@@ -101,3 +104,120 @@ def test_gradients_call_the_callbacks_of_their_own_function() -> None:
         assert x.grad is not None
         gradients.append(float(x.grad[0]))
     assert gradients == [2.0, 3.0]
+
+
+# --- arrays of numpy that change after the call
+
+
+_CLOSURES: dict[str, Callable[[np.ndarray], JaxFunction]] = {
+    "array": lambda table: lambda v: v * table,
+    "jax array that may share its memory": lambda table: _times(jnp.asarray(table)),
+    "in a jitted function": lambda table: _jitted_times(table),
+    "in a loop": lambda table: lambda v: jax.lax.scan(lambda c, _: (c * table, None), v, None, length=1)[0],
+    "in a branch": lambda table: lambda v: jax.lax.cond(v[0] > 0, lambda: v * table, lambda: v),
+    "in a custom gradient": lambda table: _with_own_gradient(table),
+}
+
+
+def _times(table: Any) -> JaxFunction:
+    return lambda v: v * table
+
+
+def _jitted_times(table: np.ndarray) -> JaxFunction:
+    inner = jax.jit(_times(table))
+    return lambda v: inner(v) + 0
+
+
+def _with_own_gradient(table: np.ndarray) -> JaxFunction:
+    function = jax.custom_vjp(_times(table))
+    function.defvjp(lambda v: (v * table, None), lambda _, g: (g * table,))
+    return function
+
+
+@pytest.mark.parametrize("shape", [(3,), ()], ids=["vector", "scalar"])
+@pytest.mark.parametrize("kind", _CLOSURES)
+def test_arrays_of_closures_are_copied_at_the_call(kind: str, shape: tuple[int, ...]) -> None:
+    table, other = np.full(shape, 2, np.float32), np.full(shape, 2, np.float32)
+    x, graded = _ones(), _ones().requires_grad_()
+    function = _CLOSURES[kind](table)
+    first = call_jax(function, (x,), name="same")
+    second = jax_function(function)(graded)
+    table += 5
+    assert float(first[0]) == 2.0
+    # A function that is equal to the first one and closes over an array of its own.
+    assert float(call_jax(_CLOSURES[kind](other), (x,), name="same")[0]) == 2.0
+    second.sum().backward()
+    assert graded.grad is not None
+    assert float(graded.grad[0]) == 2.0
+    assert float(call_jax(function, (x,), name="same")[0]) == 2.0  # as in jax.jit: captured when it was traced
+    assert float(call_jax(_CLOSURES[kind](table), (x,), name="same")[0]) == 7.0
+
+
+def test_arrays_of_computations_are_copied() -> None:
+    table, value = np.full(3, 2, np.float32), torch.full((3,), 2.0)
+    x = _ones()
+    made = jax_func_to_xla_computation(lambda v, t: v * t, (x, table))
+    builder = create_builder("times")
+    times = mkparam(builder, 0, mkshape("f32", [3])) * Op.constant(builder, value)
+    table += 5
+    value += 5
+    assert float(made(x)[0]) == 2.0
+    assert float(times.build()(x)[0]) == 2.0
+
+
+# --- constants among the arguments
+
+
+_PAIRS: list[tuple[str, Any, Any]] = [
+    ("int and float", 1, 1.0),
+    ("int and bool", 1, True),
+    ("zeros", 0.0, -0.0),
+    ("numpy scalars", np.float32(1), np.float64(1)),
+    ("dtypes of one width", np.zeros(3, np.int32), np.zeros(3, np.float32)),
+    ("dtypes of one name", np.ones(3, ml_dtypes.float8_e4m3fn), np.ones(3, ml_dtypes.float8_e4m3fn).view(
+        ml_dtypes.float8_e4m3b11fnuz)),
+    ("fields", np.zeros(3, [("a", "f4")]), np.zeros(3, [("b", "f4")])),
+    ("shapes", np.zeros((1, 3)), np.zeros((3, 1))),
+    ("long arrays", np.arange(9999), np.where(np.arange(9999) == 5000, 0, np.arange(9999))),
+    ("kinds of arrays", np.zeros(3), np.zeros((3,)).tolist()),
+    ("dtypes of torch", torch.int8, torch.int16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("api", ["call_jax", "assume_pure"])
+@pytest.mark.parametrize(("first", "second"), [pytest.param(*pair, id=what) for what, *pair in _PAIRS])
+def test_constants_that_differ_are_traced_apart(api: str, first: Any, second: Any) -> None:
+    def noting(v: Any, constant: Any) -> Any:
+        traced.append(constant)
+        return v + 1
+
+    pure = assume_pure(noting)
+    x, traced = _ones(), list[Any]()
+    for constant in (first, second, first, second):
+        call_jax(noting, (x, constant)) if api == "call_jax" else pure(x, constant)
+    assert [constant is first for constant in traced] == [True, False]
+
+
+@pytest.mark.parametrize("array", [np.array([object()]), np.ma.array([1, 2], mask=[0, 1]), bytearray(b"1")])
+def test_constants_without_a_key_are_refused(array: Any) -> None:
+    with pytest.raises(TypeError, match=r"call_jax: an a.* cannot be a constant of the program"):
+        call_jax(lambda v, constant: v, (_ones(), array))
+
+
+def test_jaxs_configuration_is_in_the_key() -> None:
+    x, more = torch.ones(3, dtype=torch.int32).to("xla"), torch.ones(2, 3, dtype=torch.int32).to("xla")
+    added = lambda v, w: v + w.astype(jnp.float32)
+    call_jax(added, (x, x))
+    with jax.numpy_dtype_promotion("strict"), pytest.raises(ValueError, match="promotion"):
+        call_jax(added, (x, x))
+    call_jax(added, (x, more))
+    with jax.numpy_rank_promotion("raise"), pytest.raises(ValueError, match="rank_promotion"):
+        call_jax(added, (x, more))
+    sizes = [call_jax(_key_shape, (x,)).numel()]
+    with jax.default_prng_impl("rbg"):
+        sizes.append(call_jax(_key_shape, (x,)).numel())
+    assert sizes == [2, 4]
+
+
+def _key_shape(v: jax.Array) -> jax.Array:
+    return jax.random.key_data(jax.random.key(0))

@@ -262,8 +262,8 @@ class Op:
 
     @classmethod
     def constant(cls, builder: Builder, value: Any) -> Op:
-        """A torch tensor of the CPU, or a numpy array."""
-        array = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        """A torch tensor of the CPU, or a numpy array; copied."""
+        array = np.array(value.numpy() if isinstance(value, torch.Tensor) else value)
         return cls(builder, lambda: jnp.asarray(array))
 
     @classmethod

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax
 import torch
 
-from torch_xla._engine.interop import calls
+from torch_xla._engine.interop import calls, constants
 from torch_xla.core import _builder
 from torch_xla.core._builder import Builder, Computation, Op, Shape, Type
 
@@ -30,7 +31,8 @@ def call_jax(
     Args:
       jax_func: a function of jax arrays, without side effects. It is traced once for each structure, shapes, dtypes
         and constants of its arguments, with 64-bit types on, as torch has them: ``jnp.zeros(3)`` is float64 there.
-        What it closes over is a constant of the program, also when it changes later.
+        What it closes over is a constant of the program, as for jax.jit: arrays are copied when the function is
+        traced, and calls of the same function do not see later changes.
       args, kwargs: structures that jax knows (tuples, lists, dicts, registered classes). Their xla tensors become
         arrays; all other leaves are constants of the program, which is compiled again for others.
       name: what the operation is called in dumps, reports and HLO; by default the function's own name.
@@ -89,6 +91,8 @@ def jax_func_to_xla_computation(
     jax_func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, name: str | None = None
 ) -> Computation:
     """A jax function on arguments like these, as for call_jax, as a computation of their tensors in order."""
+    # The computation is traced when it is used, and the arrays are the caller's.
+    args, kwargs = jax.tree.map(constants.copy_array, (tuple(args), dict(kwargs or {})))
     signature = calls.take_apart("jax_func_to_xla_computation", args, kwargs)
 
     def flat(*arrays: Any) -> Any:

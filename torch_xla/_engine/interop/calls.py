@@ -14,15 +14,16 @@ from typing import Any
 
 import jax
 import jax.extend.core as jax_core
-import numpy as np
 import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.compat import tracing
 from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.interop.callbacks import SameObject, callback_key, is_ordered
+from torch_xla._engine.interop.constants import constant_key, copy_constants
 from torch_xla._engine.lowering import jax_call, on_cpu
 from torch_xla._engine.lowering.jax_call import Function
 
@@ -56,22 +57,6 @@ class Signature:
         leaves = [next(given) if place in places else next(rest) for place in range(count)]
         found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self.tree, leaves)
         return found
-
-
-def constant_key(value: Any, what: str) -> Hashable:
-    """A key that equal constants have, and others not: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
-    if isinstance(value, (float, complex)):
-        return type(value), repr(value)
-    if isinstance(value, (np.ndarray, np.generic)):
-        return type(value), value.dtype.str, value.shape, value.tobytes()
-    try:
-        hash(value)
-    except TypeError as error:
-        raise TypeError(
-            f"{what}: an argument of {type(value)} cannot be a constant of the program, as it has no hash; pass "
-            "tensors, numbers, strings, or structures of them"
-        ) from error
-    return type(value), value
 
 
 def take_apart(what: str, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Signature:
@@ -130,13 +115,13 @@ def trace(
             closed = traced.jaxpr
             if len(closed.jaxpr.invars) != len(structs) or any(isinstance(c, jax.core.Tracer) for c in closed.consts):
                 raise jax.errors.UnexpectedTracerError("it is an operand of the function, or a constant")
-            consts = [np.asarray(c) if isinstance(c, jax.Array) else c for c in closed.consts]
+            closed = copy_constants(closed)
         except jax.errors.UnexpectedTracerError as error:
             raise ValueError(
                 f"{what}: {name_of(function)} uses a value that belongs to another jax transformation, which is "
                 "running or has ended; pass it as an argument"
             ) from error
-        return jax_core.ClosedJaxpr(closed.jaxpr, consts), jax.tree.structure(traced.out_info)
+        return closed, jax.tree.structure(traced.out_info)
 
 
 def used_inputs(closed: jax_core.ClosedJaxpr, results: Sequence[Any] | None = None) -> list[bool]:
@@ -228,7 +213,8 @@ def identity(function: Any) -> Hashable:
 def jax_settings() -> Hashable:
     """What of jax's configuration decides what a trace gives."""
     config: Any = jax.config
-    return config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion, config.jax_default_prng_impl
+    named = config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion, config.jax_default_prng_impl
+    return *named, tracing.jax_trace_context()
 
 
 def find(cache: LruCache[Any], key: Hashable, make: Callable[[], Any], numbers: Callable[[Any], Sequence[int]]) -> Any:

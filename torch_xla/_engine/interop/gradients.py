@@ -180,7 +180,9 @@ def derive(
     saved = _Saved(seen["vjp"], places, seen["keys"])
     avals = closed.out_avals[:results]
     graded = tuple(i for i, aval in enumerate(avals) if _is_graded(aval.dtype))
-    backward = _vjp_backward(saved, seen["tree"], avals)
+    offered = [structs[i] for i in saved_inputs] + [_struct_of(closed.out_avals[i]) for i in kept[results:]]
+    cotangents = [_struct_of(avals[i]) for i in graded]
+    backward = _traced_backward(what, _vjp_backward(saved, seen["tree"], avals), offered, cotangents)
     return Derivative(what, call, results, saved_inputs, inputs, graded, backward, structs), seen["tree"]
 
 
@@ -204,6 +206,20 @@ def _partition(closed: jax_core.ClosedJaxpr, results: int) -> tuple[list[int], t
             kept.append(position)
         places.append(place_of[id(var)])
     return kept, tuple(saved_inputs), tuple(places)
+
+
+def _struct_of(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _traced_backward(
+    what: str, backward: Backward, offered: Sequence[jax.ShapeDtypeStruct], cotangents: Sequence[jax.ShapeDtypeStruct]
+) -> Backward:
+    """Trace ``backward`` now: what it closes over is the user's, who may change it before the backward pass."""
+    count = len(offered)
+    flat = lambda *arrays: list(backward(arrays[:count], arrays[count:]))
+    run = jax_core.jaxpr_as_fun(calls.trace(what, flat, [*offered, *cotangents])[0])
+    return lambda saved, given: run(*saved, *given)
 
 
 def _vjp_backward(saved: _Saved, tree: Any, avals: Sequence[Any]) -> Backward:

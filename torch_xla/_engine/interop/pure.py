@@ -19,6 +19,7 @@ from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.device import precision
 from torch_xla._engine.interop import body, calls, gradients, outside, recording
 from torch_xla._engine.interop.calls import Call
+from torch_xla._engine.interop.constants import constant_key
 from torch_xla._engine.interop.gradients import Derivative
 from torch_xla._engine.interop.recording import Recorded
 from torch_xla._engine.interop.split import keep_random
@@ -102,9 +103,7 @@ class Pure:
         if all_tensors:
             rest: Hashable = None
         else:
-            rest = tuple(
-                None if isinstance(leaf, torch.Tensor) else calls.constant_key(leaf, self._what) for leaf in leaves
-            )
+            rest = tuple(None if isinstance(leaf, torch.Tensor) else constant_key(leaf, self._what) for leaf in leaves)
         shapes = tuple(map(_shape, tensors)), tuple(map(_dtype, tensors)), tuple(map(_graded, tensors))
         key = (tree, rest, shapes, now, more)
         found = self._known.get(key) if self._is_cached else None

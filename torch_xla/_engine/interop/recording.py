@@ -214,7 +214,7 @@ class _Run:
         numbers = np.asarray(graph.floats()).copy(), np.asarray(graph.ints()).copy()
         having = tuple(i for i, g in zip(self.inputs, self.gradients or [None] * len(self.inputs), strict=True)
                        if g is not None)  # fmt: skip
-        values = [(c.dtype.str, c.shape, c.tobytes()) for c in (*numbers, *constants) if c is not None]
+        values = [(c.dtype, c.shape, c.tobytes()) for c in (*numbers, *constants) if c is not None]
         key = (graph.key, self.tree, len(self.arguments), len(self.leaves), order, self.graded, having, *values,
                precision.current())  # fmt: skip
         known = _recorded.get(key)

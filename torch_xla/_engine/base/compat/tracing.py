@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -50,6 +50,13 @@ _FAKE = Private(
     "operations of fake tensors on 'xla' and on 'xla:0', as DTensor makes them, raise",
 )
 
+_TRACE_CONTEXT = Private(
+    "jax._src.config",
+    "trace_context",
+    "a jax function is traced again where jax's configuration differs in a way that matters to traces",
+    "only the precision of products, the promotion of dtypes and the kind of random keys are looked at",
+)
+
 
 def wrap_fake_tensors(ours: Callable[..., Any]) -> None:
     """Making a fake tensor becomes ``ours(original, kind, mode, elem, device, *args, **kwargs)``."""
@@ -94,3 +101,9 @@ def flatten(value: Any) -> tuple[list[Any], Any]:
 def unflatten(leaves: list[Any], structure: Any) -> Any:
     """The nested value of that structure."""
     return _UNFLATTEN.get()(leaves, structure)
+
+
+def jax_trace_context() -> Hashable:
+    """Return the part of jax's configuration that is in the keys of jax.jit, as this thread has it; None without."""
+    context = _TRACE_CONTEXT.find()
+    return None if context is None else context()

@@ -1,0 +1,105 @@
+"""Constants of jax functions: the keys they have in caches, and copies that share no memory with the user's arrays."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+import jax.extend.core as jax_core
+import numpy as np
+
+#: A key has the bytes of arrays up to this size, and a hash of larger ones.
+_LARGE = 4096
+
+
+def constant_key(value: Any, what: str) -> Hashable:
+    """A key that equal constants have, and others not: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    if isinstance(value, np.generic) or type(value) in (np.ndarray, np.memmap):
+        return _array_key(value, what)
+    try:
+        hash(value)
+    except TypeError as error:
+        raise TypeError(
+            f"{what}: an argument of {type(value)} cannot be a constant of the program, as it has no hash; pass "
+            "tensors, numbers, strings, or structures of them"
+        ) from error
+    return type(value), value
+
+
+def _array_key(value: Any, what: str) -> Hashable:
+    if value.dtype.hasobject:
+        raise TypeError(
+            f"{what}: an array of {value.dtype} cannot be a constant of the program, as its elements may change; pass "
+            "a list of them"
+        )
+    content = value.tobytes()
+    if len(content) > _LARGE:
+        content = hashlib.sha256(content).digest()
+    # The dtype itself: names such as "<V1" are those of several dtypes of ml_dtypes.
+    return type(value), value.dtype, value.shape, content
+
+
+def copy_constants(closed: jax_core.ClosedJaxpr) -> jax_core.ClosedJaxpr:
+    """Copy every array that a jaxpr and the jaxprs nested in it hold.
+
+    jax holds the numpy arrays of a closure by reference until a program is lowered, which happens at the step barrier.
+    """
+    found: jax_core.ClosedJaxpr = _Copies().of_closed(closed)
+    return found
+
+
+class _Copies:
+    """Copies of jaxprs, by the identity of the original: what jax lowers once is still one object in the copy.
+
+    Lives for one copy_constants; the originals outlive it, so that their ids stay their own.
+    """
+
+    def __init__(self) -> None:
+        self._jaxprs: dict[int, Any] = {}
+
+    def of_closed(self, closed: Any) -> Any:
+        found = self._jaxprs.get(id(closed))
+        if found is None:
+            found = jax_core.ClosedJaxpr(self._of_open(closed.jaxpr), [copy_array(c) for c in closed.consts])
+            self._jaxprs[id(closed)] = found
+        return found
+
+    def _of_open(self, jaxpr: Any) -> Any:
+        return jaxpr.replace(
+            eqns=[self._of_equation(equation) for equation in jaxpr.eqns], outvars=[*map(_atom, jaxpr.outvars)]
+        )
+
+    def _of_equation(self, equation: Any) -> Any:
+        params = {name: self._of_param(value) for name, value in equation.params.items()}
+        return equation.replace(invars=[*map(_atom, equation.invars)], params=params)
+
+    def _of_param(self, value: Any) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(self._of_param(part) for part in value)
+        if isinstance(value, jax_core.ClosedJaxpr):
+            return self.of_closed(value)
+        return self._of_open(value) if isinstance(value, jax_core.Jaxpr) else value
+
+
+def _atom(atom: Any) -> Any:
+    if not isinstance(atom, jax_core.Literal) or isinstance(atom.val, (bool, int, float, complex, np.generic)):
+        return atom
+    return jax_core.Literal(copy_array(atom.val), atom.aval)
+
+
+def copy_array(value: Any) -> Any:
+    """Copy an array to the host.
+
+    Arrays of jax are copied as well: jax.numpy.asarray may share a numpy array's memory. What only jax can hold (random
+    keys, parts in other processes) stays as it is, and cannot be changed.
+    """
+    if not isinstance(value, jax.Array):
+        return copy.deepcopy(value) if hasattr(value, "dtype") else value
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended) or not value.is_fully_addressable:
+        return value
+    return np.array(value)
