@@ -311,10 +311,12 @@ def test_damaged_file_is_compiled_again(tmp_path: Path, cut: int) -> None:
 
 GARBAGE = {
     "empty": b"", "cut": b'{"program": "', "no text": b"\xff\xfe", "a number": b"7", "a list": b"[]",
-    "no calls": b'{"program": "%s"}', "calls of no number": b'{"program": "%s", "calls": {"mm": "x"}}',
-    "calls in a list": b'{"program": "%s", "calls": [1]}', "a name of another kind": b'{"program": 1, "calls": {}}',
-    "another folder": b'{"program": "../%s", "calls": {}}',
-    "a lost program": b'{"program": "' + b"0" * 64 + b'.xla", "calls": {}}',
+    "no calls": b'{"graph": "%g", "program": "%s"}',
+    "calls of no number": b'{"graph": "%g", "program": "%s", "calls": {"mm": "x"}}',
+    "calls in a list": b'{"graph": "%g", "program": "%s", "calls": [1]}',
+    "a name of another kind": b'{"graph": "%g", "program": 1, "calls": {}}',
+    "another folder": b'{"graph": "%g", "program": "../%s", "calls": {}}',
+    "a lost program": b'{"graph": "%g", "program": "' + b"0" * 64 + b'.xla", "calls": {}}',
 }  # fmt: skip
 
 
@@ -324,7 +326,7 @@ def test_what_is_noted_of_a_graph_may_be_damaged(tmp_path: Path, content: bytes)
     compile_cache.initialize(tmp_path)
     run()
     (note,), (program,) = tmp_path.glob("*.graph"), programs_in(tmp_path)
-    note.write_bytes(content.replace(b"%s", program.name.encode()))
+    note.write_bytes(content.replace(b"%s", program.name.encode()).replace(b"%g", note.name.encode()))
     assert run().only(*CACHE) == {"PersistentCacheHit": 1}
     assert run().only(*CACHE) == UNTRACED, "noted again"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 import torch
 from helpers import same
 
+from torch_xla._engine.base import xla_flags
 from torch_xla._engine.execution import programs, small_products
 
 
@@ -47,7 +49,8 @@ def test_products_of_16_bits_count(size: int, by_library: bool) -> None:
 
 
 def test_what_the_user_says_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=+individual_dot")
+    flags = dataclasses.replace(xla_flags.read(), text="--xla_cpu_experimental_ynn_fusion_type=+individual_dot")
+    monkeypatch.setattr(xla_flags, "read", lambda: flags)
     assert "__ynn_fusion" in _texts(lambda a, b: a @ b + 1, (64, 64), (64, 64))
 
 

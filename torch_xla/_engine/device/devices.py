@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import torch
 
-from torch_xla._engine.base import dtypes
+from torch_xla._engine.base import dtypes, xla_flags
 from torch_xla._engine.base.compat import distributed
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import hardware, plugins, xrt_config
@@ -64,6 +64,7 @@ def devices() -> tuple[jax.Device, ...]:
     The first call starts the backend. Raises RuntimeError where PJRT_DEVICE names a platform that is not there, and in
     a process forked from one that had used a device.
     """
+    xla_flags.read()  # as XLA does, once
     found = _find()
     dtypes.narrow_by(lambda: _narrowing(found[0].platform))
     for tell in _told_of_start:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import jax
 
+from torch_xla._engine.base import xla_flags
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import journal, metrics
@@ -148,6 +149,7 @@ def build(
 
 
 def _warn_of_late_settings() -> None:
+    _warn_of_late_flags()
     files = in_use()
     late = [name for name in settings.changed_late(_WHERE) if name not in _warned]
     named = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
@@ -159,6 +161,18 @@ def _warn_of_late_settings() -> None:
         warnings.warn(
             f"torch_xla: {name} was set after the first use of a device, and changes nothing: compiled programs "
             f"{kept}, as was decided then. Set it before, or call torch_xla.runtime.initialize_cache(path).",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_of_late_flags() -> None:
+    late = [name for name in xla_flags.read().changed_late() if name not in _warned]
+    _warned.update(late)
+    for name in late:
+        warnings.warn(
+            f"torch_xla: {name} was changed after XLA had read it, and changes nothing: XLA parses its flags once in "
+            "a process. Set it before the first use of a device.",
             UserWarning,
             stacklevel=2,
         )
@@ -181,7 +195,7 @@ def _found_or_compiled(
     neither                                 traced, compiled; the program is added, the graph is noted
     """
     note = files.graph(graph, places) if graph else None
-    known = files.known(note) if note else None
+    known = _known(files, note) if note else None
     if known is not None:
         found = _read(files, known.program, places)
         if found is not None:
@@ -226,6 +240,15 @@ def _read(files: ProgramFiles, file: Path, places: Sequence[jax.Device]) -> jax.
     except (UnreadableError, OSError) as error:
         metrics.count("PersistentCacheDeserializeFailure")
         _warn(f"a program of the persistent compilation cache cannot be loaded, and is compiled again: {error}")
+        return None
+
+
+def _known(files: ProgramFiles, note: Path) -> KnownGraph | None:
+    try:
+        return files.known(note)
+    except UnreadableError as error:
+        metrics.count("PersistentCacheDeserializeFailure")
+        _warn(f"a note of the persistent compilation cache cannot be used, and is written again: {error}")
         return None
 
 

@@ -34,12 +34,13 @@ import jax
 import jaxlib
 from jax.experimental import serialize_executable
 
+from torch_xla._engine.base import xla_flags
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.execution import warm_up
 from torch_xla._engine.handlers import library
 from torch_xla._engine.lowering import on_cpu
 
-_FORMAT = b"torch_xla program 2\n"
+_FORMAT = b"torch_xla program 3\n"
 
 #: jax settings that change what XLA makes of a program, but not its StableHLO.
 _OPTIONS = (
@@ -49,7 +50,6 @@ _OPTIONS = (
     "jax_memory_fitting_level",
     "jax_optimization_level",
 )
-_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 #: Of a folder with a limit: looking through more of them takes longer than compiling one.
 MOST_FILES = 20_000
@@ -173,8 +173,8 @@ class ProgramFiles:
             with suppress(OSError):
                 os.utime(file)  # used just now: to be removed last
         start = len(_FORMAT) + hashlib.sha256().digest_size
-        if data[:start] != _header(data[start:]):
-            raise UnreadableError(f"{file} is damaged")
+        if data[:start] != _header(file.name, data[start:]):
+            raise UnreadableError(f"{file} is damaged, or is not what its name says")
         try:
             payload, in_tree, out_tree, is_harmless = pickle.loads(data[start:])
             loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
@@ -191,17 +191,23 @@ class ProgramFiles:
         """
         is_harmless = warm_up.is_harmless(compiled, places[0].platform)
         data = pickle.dumps((*serialize_executable.serialize(compiled), is_harmless))
-        return self._add(file, _header(data) + data)
+        return self._add(file, _header(file.name, data) + data)
 
     def graph(self, name: str, places: Sequence[jax.Device]) -> Path:
         """Where it is noted, or would be, which program a graph of that name becomes on these devices."""
         return self.folder / f"{_hash([name, *_circumstances(places)])}.graph"
 
     def known(self, graph: Path) -> KnownGraph | None:
-        """What is noted there. None for nothing, or for what nobody can read."""
+        """What is noted there. None for nothing, or for what nobody can read.
+
+        Raises UnreadableError for the note of another graph.
+        """
         try:
             found = json.loads(graph.read_text())
-            if not _PROGRAM.fullmatch(found["program"]):
+            named = found.get("graph")
+            if named != graph.name and isinstance(named, str):
+                raise UnreadableError(f"{graph} holds what belongs to {named}")
+            if not isinstance(named, str) or not _PROGRAM.fullmatch(found["program"]):
                 return None
             calls = {str(name): int(count) for name, count in found["calls"].items()}
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -213,7 +219,8 @@ class ProgramFiles:
 
     def note(self, graph: Path, known: KnownGraph) -> int:
         """Notes what a graph becomes; returns how many programs went to make room for it. Raises OSError."""
-        return self._add(graph, json.dumps({"program": known.program.name, "calls": known.calls}).encode())
+        noted = {"graph": graph.name, "program": known.program.name, "calls": known.calls}
+        return self._add(graph, json.dumps(noted).encode())
 
     def of_script(self, command: Sequence[str], places: Sequence[jax.Device]) -> Path:
         """Where it is noted, or would be, which programs a command line uses first on these devices."""
@@ -246,8 +253,9 @@ class ProgramFiles:
         return self._room.added(self.folder, len(data)) if self._room else 0
 
 
-def _header(data: bytes) -> bytes:
-    return _FORMAT + hashlib.sha256(data).digest()
+def _header(name: str, data: bytes) -> bytes:
+    """The name counts, so that a file that is copied or renamed to another name is refused."""
+    return _FORMAT + hashlib.sha256(f"{name}\0".encode() + data).digest()
 
 
 def _key(text: str, places: Sequence[jax.Device]) -> str:
@@ -263,7 +271,7 @@ def _circumstances(places: Sequence[jax.Device], with_handlers: bool = True) -> 
     parts += [_processor() if backend.platform == "cpu" else ""]
     handlers = library.load() if with_handlers and backend.platform == "cpu" else None
     parts += [handlers.version if handlers else ""]
-    parts += [f"{name}={os.environ.get(name, '')}" for name in _FLAGS]
+    parts += xla_flags.read().identity()
     return parts + [f"{name}={getattr(jax.config, name, '')}" for name in _OPTIONS]
 
 

@@ -10,11 +10,12 @@ A debug option of XLA (checked on jaxlib 0.10.2); where there is none of that na
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Sequence
 
 import jax
+
+from torch_xla._engine.base import xla_flags
 
 _OPTION = "xla_cpu_experimental_ynn_fusion_type"
 _REDUCTIONS_ONLY: dict[str, str | bool] = {_OPTION: "LIBRARY_FUSION_TYPE_REDUCE"}
@@ -30,7 +31,7 @@ _PRODUCT = re.compile(
 
 def compiled(lowered: jax.stages.Lowered, places: Sequence[jax.Device], text: str | None = None) -> jax.stages.Compiled:
     """The program, for these devices; ``text`` is its StableHLO, where it is known."""
-    if not places or places[0].platform != "cpu" or _OPTION in os.environ.get("XLA_FLAGS", ""):
+    if not places or places[0].platform != "cpu" or _OPTION in xla_flags.read().text:
         return lowered.compile()
     if not _has_small_products_only(text or lowered.as_text()):
         return lowered.compile()

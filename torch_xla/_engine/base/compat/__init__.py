@@ -9,6 +9,7 @@
     sharding.py      shardings in other orders of the devices
     profiling.py     profiles of other processes
     ending.py        the end of a process, and its forks
+    flags.py         XLA's flags, as it has parsed them
     kernels.py       jax's flash attention for TPUs; torch's operators of quantized graphs
 
 ``python -m torch_xla._engine.base.compat`` prints them, with what of them the installed torch and jax have.
