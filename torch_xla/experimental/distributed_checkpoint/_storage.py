@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from datetime import datetime
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
@@ -147,6 +148,15 @@ def load(state_dict: Any, storage: Any, planner: LoadPlanner, group: Any) -> Non
 def is_finished(fs: Any, folder: str) -> bool:
     """Whether a folder has a checkpoint that was written to its end; ``fs``: a filesystem of fsspec."""
     return bool(fs.exists(f"{folder}/{_METADATA}"))
+
+
+def written_at(fs: Any, folder: str) -> float:
+    """When a finished checkpoint was finished, in seconds; 0 where the filesystem keeps no times."""
+    try:
+        time: datetime = fs.modified(f"{folder}/{_METADATA}")
+    except NotImplementedError:
+        return 0.0
+    return time.timestamp()
 
 
 def remove(fs: Any, folder: str) -> None:

@@ -45,7 +45,7 @@ class CheckpointManager:
     Args:
       path: a folder, on a filesystem that all processes share, or a URL that fsspec knows.
       save_interval: ``save`` and ``save_async`` do something at every so manyth step.
-      max_to_keep: of all checkpoints the last so many stay; 0: all of them.
+      max_to_keep: how many checkpoints stay: the one just finished, and those written last before it; 0: all.
       max_pending_async: so many checkpoints of save_async are on their way at once; the next one waits.
       num_of_threads: how many files a process writes at once.
       process_group: of CPU tensors, over all processes, which nobody else uses; None: one of gloo's is made, where
@@ -201,9 +201,13 @@ class CheckpointManager:
         aside = _storage.before(folder)
         if not _storage.is_url(folder) and os.path.exists(aside):
             _storage.remove(self._fs, aside)
-        if self.max_to_keep:
-            for old in self.all_steps()[: -self.max_to_keep]:
-                _storage.remove(self._fs, f"{self._root}/{old}")
+        if not self.max_to_keep:
+            return
+        # By time: a run that goes on from an earlier step writes lower numbers than those it finds.
+        others = [f"{self._root}/{other}" for other in self.all_steps() if other != step]
+        others.sort(key=lambda other: _storage.written_at(self._fs, other))  # by step where times are equal
+        for old in others[: max(0, len(others) + 1 - self.max_to_keep)]:
+            _storage.remove(self._fs, old)
 
     def _recover(self) -> None:
         """Gives a checkpoint its name again whose replacement was cut off between two renames."""
