@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,10 +16,11 @@ import pytest
 import torch
 from helpers import counts
 from jax.experimental import io_callback
+from torch import nn
 
 import torch_xla
 from torch_xla.core.xla_builder import Op, call_jax, create_builder, jax_func_to_xla_computation, mkparam, mkshape
-from torch_xla.experimental.assume_pure import assume_pure
+from torch_xla.experimental.assume_pure import PureModule, assume_pure
 from torch_xla.interop import jax_function
 
 _STRUCT = jax.ShapeDtypeStruct((3,), np.float32)
@@ -200,8 +204,68 @@ def test_constants_that_differ_are_traced_apart(api: str, first: Any, second: An
 
 @pytest.mark.parametrize("array", [np.array([object()]), np.ma.array([1, 2], mask=[0, 1]), bytearray(b"1")])
 def test_constants_without_a_key_are_refused(array: Any) -> None:
-    with pytest.raises(TypeError, match=r"call_jax: an a.* cannot be a constant of the program"):
+    with pytest.raises(TypeError, match=r"call_jax: args\[1\], an .* cannot be a constant of the program"):
         call_jax(lambda v, constant: v, (_ones(), array))
+
+
+class _Config:
+    """A configuration that Python compares by identity."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+@dataclass(unsafe_hash=True)
+class _Values:
+    """A configuration that is compared by value, and may change."""
+
+    scale: float
+
+
+def _scaled(x: Any, config: Any) -> Any:
+    return x * config.scale
+
+
+_APIS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "call_jax": (r"args\[1\]", lambda x, config: call_jax(_scaled, (x, config))),
+    "call_jax, nested": (r"kwargs\['config'\]\[0\]", lambda x, config: call_jax(
+        lambda x, config: _scaled(x, *config), (x,), {"config": [config]})),
+    "jax_function": (r"args\[1\]", jax_function(_scaled)),
+    "assume_pure": (r"args\[1\]", assume_pure(_scaled)),
+    "PureModule": (r"args\[1\]", lambda x, config: PureModule(_Scaled())(x, config)),
+}  # fmt: skip
+
+
+class _Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, config: Any) -> Any:
+        return _scaled(x, config)
+
+
+@pytest.mark.parametrize("api", _APIS)
+def test_objects_without_a_value_are_refused_and_others_are_seen_to_change(api: str) -> None:
+    where, call = _APIS[api]
+    x, config = _ones(), _Values(2.0)
+    with pytest.raises(TypeError, match=rf"{where}, an object of .*_Config.* compared by identity.*frozen=True"):
+        call(x, _Config(2.0))
+    results = [call(x, config)]
+    config.scale = 3.0
+    results.append(call(x, config))
+    assert [float(r[0]) for r in results] == [2.0, 3.0]
+
+
+_FIXED = [len, nn.ReLU, math, torch.float32, torch.strided, object(), functools.partial(max, 1), jax.devices]
+
+
+@pytest.mark.parametrize("value", _FIXED, ids=lambda value: type(value).__name__)
+def test_what_stands_for_itself_may_be_a_constant(value: Any) -> None:
+    pure = assume_pure(lambda x, given: x + (given is value))
+    assert float(pure(_ones(), value)[0]) == 2.0
+
+
+def test_modes_of_modules_among_the_constants_are_in_the_key() -> None:
+    module, pure = nn.Sequential(nn.ReLU()), assume_pure(lambda x, module: x + module[0].training)
+    results = [pure(_ones(), module), pure(_ones(), module.eval())]
+    assert [float(r[0]) for r in results] == [2.0, 1.0]
 
 
 def test_jaxs_configuration_is_in_the_key() -> None:

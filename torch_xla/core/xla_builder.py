@@ -34,7 +34,8 @@ def call_jax(
         What it closes over is a constant of the program, as for jax.jit: arrays are copied when the function is
         traced, and calls of the same function do not see later changes.
       args, kwargs: structures that jax knows (tuples, lists, dicts, registered classes). Their xla tensors become
-        arrays; all other leaves are constants of the program, which is compiled again for others.
+        arrays; all other leaves are constants of the program, which is compiled again for others. They are compared
+        by value, functions, classes and modules by identity.
       name: what the operation is called in dumps, reports and HLO; by default the function's own name.
       override_hash: what the function is known by instead of itself: one that is made anew for each call is traced once
         if it comes with the same value each time. It must then compute the same.
@@ -44,7 +45,8 @@ def call_jax(
       ``torch_xla.interop.jax_function`` makes a differentiable function.
 
     Raises:
-      TypeError: a tensor is not on xla, a constant has no hash, or a result has a dtype that torch lacks.
+      TypeError: a tensor is not on xla, a constant has no hash or no ``__eq__``, or a result has a dtype that torch
+        lacks.
       ValueError: the function uses a value of another jax transformation.
       RuntimeError: the tensors are on several devices.
     """

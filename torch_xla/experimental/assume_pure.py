@@ -31,12 +31,15 @@ def assume_pure(fn: F, *, add_rng_seed_argument: bool = False) -> F:
     of products. Its gradient is the one that torch's autograd records; there is no second derivative. Random numbers
     are new in each call, and follow torch.manual_seed, but are not those of the function as it is.
 
+    Constants are compared by value; functions, classes and modules by identity, modules also by their modes. An object
+    of a class without ``__eq__`` is refused, as a call would not see that its attributes have changed.
+
     With ``add_rng_seed_argument`` a call takes one more, ``rng_seed=``, a Python integer or an int64 xla tensor of no
     dimensions: calls with equal ones draw equal numbers.
 
     A call raises RuntimeError where the function is seen not to be pure: it asks for a value, uses a tensor that is no
-    argument, writes to an argument, keeps a tensor, or exchanges values with other replicas; TypeError where a
-    result is no structure of xla tensors, or the ``rng_seed`` is missing.
+    argument, writes to an argument, keeps a tensor, or exchanges values with other replicas; TypeError where an
+    argument cannot be a constant, a result is no structure of xla tensors, or the ``rng_seed`` is missing.
     """
     pure = Pure("assume_pure", fn)
 
@@ -96,7 +99,7 @@ class PureModule(nn.Module):
         super().__init__()
         self._module = module
         self._call = ModuleCall(module)
-        self._pure = Pure("PureModule", self._call)
+        self._pure = Pure("PureModule", self._call, hidden=1)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._pure((self._call.tensors(), *args), kwargs, self._call.state())

@@ -23,7 +23,7 @@ from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.interop.callbacks import SameObject, callback_key, is_ordered
-from torch_xla._engine.interop.constants import constant_key, copy_constants
+from torch_xla._engine.interop.constants import constant_keys, copy_constants
 from torch_xla._engine.lowering import jax_call, on_cpu
 from torch_xla._engine.lowering.jax_call import Function
 
@@ -72,7 +72,7 @@ def take_apart(what: str, args: Sequence[Any], kwargs: dict[str, Any] | None) ->
             constants.append(leaf)
     where = tuple(positions)
     shapes = tuple((t.dtype, t.shape) for t in tensors)
-    key = (tree, where, tuple(constant_key(c, what) for c in constants), shapes)
+    key = (tree, where, constant_keys(what, leaves, tree), shapes)
     return Signature(tree, where, tuple(constants), key, tensors)
 
 

@@ -3,39 +3,92 @@
 from __future__ import annotations
 
 import copy
+import enum
 import hashlib
-from collections.abc import Hashable
+import types
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jax_core
 import numpy as np
+import torch
+from torch import nn
 
 #: A key has the bytes of arrays up to this size, and a hash of larger ones.
 _LARGE = 4096
 
 
-def constant_key(value: Any, what: str) -> Hashable:
+#: Types whose objects never change, or stand for themselves; they and callables are compared by identity.
+_FIXED = (enum.Enum, types.ModuleType, torch.dtype, torch.layout, torch.memory_format, torch.qscheme, jax.Device,
+          type(...), type(NotImplemented))  # fmt: skip
+
+
+def constant_keys(what: str, leaves: Sequence[Any], tree: Any, hidden: int = 0) -> tuple[Hashable, ...]:
+    """Return the keys of the leaves of ``(args, kwargs)`` in order; None for tensors.
+
+    Args:
+      what: the API, and the function that it calls.
+      hidden: the number of leading arguments that the caller did not write.
+
+    Raises:
+      TypeError: a leaf cannot be a constant of a program. It names the argument.
+    """
+    try:
+        return tuple([None if isinstance(leaf, torch.Tensor) else _constant_key(leaf) for leaf in leaves])
+    except _UnsuitableError as error:
+        # The path is looked up here, as a known call needs none.
+        args, kwargs = jax.tree.unflatten(tree, range(len(leaves)))
+        for path, place in jax.tree_util.tree_flatten_with_path((args[hidden:], kwargs))[0]:
+            if leaves[place] is error.value:
+                where = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
+                raise TypeError(f"{what}: {where}, {error}") from error.__cause__
+        raise
+
+
+class _UnsuitableError(TypeError):
+    """A value that has no key by which a later, other value would be told from it."""
+
+    def __init__(self, value: Any, why: str) -> None:
+        super().__init__(why)
+        self.value = value
+
+
+def _constant_key(value: Any) -> Hashable:
     """A key that equal constants have, and others not: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    kind: Any = type(value)
+    if kind in (int, str, bool, type(None)):
+        return kind, value
     if isinstance(value, (float, complex)):
-        return type(value), repr(value)
-    if isinstance(value, np.generic) or type(value) in (np.ndarray, np.memmap):
-        return _array_key(value, what)
+        return kind, repr(value)
+    if isinstance(value, np.generic) or kind in (np.ndarray, np.memmap):
+        return _array_key(value)
+    if isinstance(value, nn.Module):
+        return kind, value, tuple(module.training for module in value.modules())
     try:
         hash(value)
     except TypeError as error:
-        raise TypeError(
-            f"{what}: an argument of {type(value)} cannot be a constant of the program, as it has no hash; pass "
-            "tensors, numbers, strings, or structures of them"
+        raise _UnsuitableError(
+            value,
+            f"an object of {kind}, cannot be a constant of the program, as it has no hash; pass tensors, numbers, "
+            "strings, or structures of them",
         ) from error
-    return type(value), value
+    if kind.__eq__ is object.__eq__ and kind is not object and not callable(value) and not isinstance(value, _FIXED):
+        raise _UnsuitableError(
+            value,
+            f"an object of {kind}, cannot be a constant of the program, as it is compared by identity: changes of its "
+            "attributes would not be seen by later calls; define __eq__ and __hash__ (dataclass(frozen=True) does), or "
+            "pass its values as tensors, numbers and strings",
+        )
+    return kind, value
 
 
-def _array_key(value: Any, what: str) -> Hashable:
+def _array_key(value: Any) -> Hashable:
     if value.dtype.hasobject:
-        raise TypeError(
-            f"{what}: an array of {value.dtype} cannot be a constant of the program, as its elements may change; pass "
-            "a list of them"
+        raise _UnsuitableError(
+            value,
+            f"an array of {value.dtype}, cannot be a constant of the program, as its elements may change; pass a list "
+            "of them",
         )
     content = value.tobytes()
     if len(content) > _LARGE:

@@ -19,7 +19,7 @@ from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.device import precision
 from torch_xla._engine.interop import body, calls, gradients, outside, recording
 from torch_xla._engine.interop.calls import Call
-from torch_xla._engine.interop.constants import constant_key
+from torch_xla._engine.interop.constants import constant_keys
 from torch_xla._engine.interop.gradients import Derivative
 from torch_xla._engine.interop.recording import Recorded
 from torch_xla._engine.interop.split import keep_random
@@ -73,11 +73,13 @@ class Pure:
       function: of structures of xla tensors and constants.
       is_cached: else it is run at each call, and only what comes after is kept: a function that records what another
         one did is not lowered again.
+      hidden: the number of leading arguments that are not the user's, for errors.
     """
 
-    def __init__(self, what: str, function: Callable[..., Any], is_cached: bool = True) -> None:
+    def __init__(self, what: str, function: Callable[..., Any], is_cached: bool = True, hidden: int = 0) -> None:
         self._what, self._function, self._is_cached = what, function, is_cached
         self._name = calls.name_of(function)
+        self._hidden = hidden
         self._known: LruCache[Known] = LruCache(limit=lambda: 256)
         self._last: _Last | None = None
 
@@ -103,7 +105,7 @@ class Pure:
         if all_tensors:
             rest: Hashable = None
         else:
-            rest = tuple(None if isinstance(leaf, torch.Tensor) else constant_key(leaf, self._what) for leaf in leaves)
+            rest = constant_keys(self._what, leaves, tree, self._hidden)
         shapes = tuple(map(_shape, tensors)), tuple(map(_dtype, tensors)), tuple(map(_graded, tensors))
         key = (tree, rest, shapes, now, more)
         found = self._known.get(key) if self._is_cached else None
