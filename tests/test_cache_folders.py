@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import Counts, counts, run_script
 
+import torch_xla
 from tests import quickly
 from torch_xla._engine.execution import compile_cache, programs
 
@@ -104,3 +106,68 @@ def test_swapped_files_are_refused_and_replaced(folder: Path, suffix: str) -> No
             moved = run_scaled(factor)
         assert moved["PersistentCacheDeserializeFailure"] == 1
         assert run_scaled(factor).only(*CACHE) == {"PersistentCacheHit": 1, "PersistentCacheHitUntraced": 1}
+
+
+# --- same key, other value: sources ---
+
+#: Imports a copy of the package, and changes it as the name says. ``graphs`` are those that were named on disk.
+CHANGED_SOURCES = """
+    import os, sys
+    sys.path.insert(0, os.environ["COPY"])
+    import torch, torch_xla
+    import torch_xla.debug.metrics as met
+    from pathlib import Path
+
+    engine, folder = Path(torch_xla.__file__).parent / "_engine", Path(os.environ["TO"])
+    rules = engine / "lowering" / "unary.py"
+
+    def touch():
+        rules.write_bytes(rules.read_bytes())
+
+    def edit():
+        rules.write_text(rules.read_text().replace('"sinh": lax.sinh', '"sinh": lax.asinh'))
+
+    def upgrade():
+        rules.rename(rules.with_suffix(".old"))
+
+    def lock():
+        (engine / "lowering" / ".#unary.py").symlink_to("someone@machine.1234")
+
+    def add():
+        (engine / "gone.py").symlink_to("nowhere")
+
+    def run(change, size):
+        found = {}
+        torch_xla.runtime.initialize_cache(folder / change.__name__)
+        torch.ones(size).to("xla").sinh().sum().item()
+        change()
+        value = torch.ones(size).to("xla").cos().sinh().sum().item()
+        unknown = met.counter_value("PersistentCacheSourcesUnknown") or 0
+        print(change.__name__, len(list((folder / change.__name__).glob("*.graph"))), unknown, flush=True)
+
+    for number, change in enumerate((lock, add, touch, edit, upgrade)):
+        if os.fork() == 0:
+            run(change, number + 2)
+            os._exit(0)
+        os.wait()
+        (rules.with_suffix(".old").rename(rules) if change is upgrade else None)
+    """
+
+RUN_COPY = """
+    import os, sys
+    sys.path.insert(0, os.environ["COPY"])
+    import torch, torch_xla
+    torch_xla.runtime.initialize_cache(os.path.join(os.environ["TO"], "edit"))
+    value = torch.ones(5).to("xla").cos().sinh().sum().item()
+    print(abs(value / 5 - torch.ones(1).cos().asinh().item()) < 1e-6)
+    """
+
+
+def test_programs_are_not_named_by_files_that_changed_after_their_import(tmp_path: Path) -> None:
+    """A process that imported old rules gives no program to one that imports the new ones, and no file ends it."""
+    copy = tmp_path / "copy"
+    shutil.copytree(Path(torch_xla.__file__).parent, copy / "torch_xla")
+    variables = {"COPY": str(copy), "TO": str(tmp_path)}
+    found = run_script(CHANGED_SOURCES, fresh="it imports a copy of the package", **variables).stdout.splitlines()
+    assert run_script(RUN_COPY, fresh="it imports a copy of the package", **variables).stdout == "True\n"
+    assert found == ["lock 2 0", "add 2 0", "touch 1 1", "edit 0 2", "upgrade 0 2"]

@@ -4,11 +4,11 @@ A name is a hash of all that decides which StableHLO the rules make of the graph
 
     the graph       ops, arguments, promised shapes and dtypes, results, donation, precision; not the lines it is from
     its leaves      as they lie on the device
-    the rules       every source file of the engine; the releases of torch, jax and numpy
+    the rules       every source file of the engine, as it was imported; the releases of torch, jax and numpy
     around them     jax's configuration as this thread has it, how dtypes are stored, torch's idea of the processor
 
-Some graphs have none, and their programs are found by the StableHLO alone, as all are where the engine's sources cannot
-be read:
+Some graphs have none, and their programs are found by the StableHLO alone, as all are where the engine's sources
+cannot be read or have changed since they were imported (counted: PersistentCacheSourcesUnknown):
 
     several devices or processes    what the program is depends on all of them
     a user's function in it         such an op names it by a number of this process (jax_call, shardings, ...)
@@ -22,7 +22,6 @@ import hashlib
 import marshal
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,10 +31,10 @@ import torch
 from jax.sharding import SingleDeviceSharding
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.base import sources as imported_sources
+from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.graph.specs import SCATTER, GraphSpec, NodeSpec
 from torch_xla._engine.lowering import RULES, decompose
-
-_ENGINE = Path(__file__).parent.parent
 
 #: Of our own ops, those whose arguments mean the same in every process.
 _OURS = re.compile(r"torch_xla::(getitem|seed|fused_\w+(\.\w+)?|optimization_barrier)")
@@ -47,8 +46,11 @@ _WITHOUT_REFERENCES = 2
 def name(spec: GraphSpec, leaves: Sequence[jax.Array], device: jax.Device, donates: bool) -> str | None:
     """The name of a graph compiled for a device; of 64 hexadecimal digits. None for a graph that has none."""
     hashed = sources()
+    if hashed is None:
+        metrics.count("PersistentCacheSourcesUnknown")
+        return None
     place = SingleDeviceSharding(device)
-    if hashed is None or not all(_is_known(node) for node in spec.nodes):
+    if not all(_is_known(node) for node in spec.nodes):
         return None
     if not jax.sharding.get_abstract_mesh().empty:  # the user's, around this step
         return None
@@ -111,15 +113,19 @@ def _around() -> tuple[Any, ...]:
     return configuration, stored, torch.backends.cpu.get_cpu_capability()
 
 
-@functools.cache
 def sources() -> bytes | None:
-    """A hash of the engine's sources and of the releases that its rules use; None where there are no files to read."""
+    """Return a hash of the engine's sources and of the releases that its rules use.
+
+    None where these sources are not known: there are no files, or they have changed since they were imported.
+    """
+    engine = imported_sources.digest()
+    return None if engine is None else _releases() + engine
+
+
+@functools.cache
+def _releases() -> bytes:
     digest = hashlib.sha256()
     for module in (torch, jax, jaxlib, np):
         digest.update(f"{module.__name__} {module.__version__} ".encode())
     digest.update(str(torch.version.git_version).encode())
-    files = sorted(_ENGINE.rglob("*.py"))
-    for file in files:
-        content = file.read_bytes()
-        digest.update(f"\0{file.relative_to(_ENGINE)}\0{len(content)}\0".encode() + content)
-    return digest.digest() if files else None
+    return digest.digest()
