@@ -10,21 +10,29 @@ background thread, and a stager that knows tensors without a storage::
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 
+from torch_xla._engine.base.compat import tracing
 from torch_xla.core import transfers
 
 
 class Stager(AsyncStager):
-    """Copies xla tensors to the CPU before ``async_save`` returns: training may then change them. Keeps nothing."""
+    """Copies the state to the CPU before ``async_save`` returns: training may then change it. Keeps nothing."""
 
     _synchronize_after_execute = False
 
     def stage(self, state_dict: Any) -> Any:
-        """``state_dict`` with CPU copies in the place of its xla tensors, in one transfer."""
-        return transfers._maybe_convert_to_cpu(state_dict)
+        """A deep copy of ``state_dict``, with CPU copies in the place of its xla tensors, in one transfer."""
+        tensors = [value for value in tracing.leaves(state_dict) if isinstance(value, torch.Tensor)]
+        on_xla = [t for t in tensors if t.device.type == "xla"]
+        # What deepcopy finds in its memo it takes. It refuses tensors that are not leaves of autograd.
+        memo: dict[int, Any] = {id(t): t.detach().clone() for t in tensors if not t.is_leaf}
+        memo |= {id(t): values for t, values in zip(on_xla, transfers._maybe_convert_to_cpu(on_xla), strict=True)}
+        return copy.deepcopy(state_dict, memo)
 
     def synchronize_staging(self) -> None:
         """Nothing is under way when ``stage`` has returned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -84,9 +85,40 @@ def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     return value
 
 
+class Pickled:
+    """A value that is no tensor, as the bytes that a checkpoint has of it: later changes to it are not in them."""
+
+    def __init__(self, value: Any) -> None:
+        self.data = io.BytesIO()
+        torch.save(value, self.data)  # what SPMDSavePlanner would do later: the same file, the same errors
+
+
+#: Values that nobody can change.
+_IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
+
+
 def on_host(value: Any) -> Any:
-    """Nested values as they are now, on the CPU: what of them this process is to write."""
-    return mapped(value, lambda t: to_write(t, now=True) if is_split(t) else t.detach().to("cpu", copy=True))
+    """A nested state dict as it is now, on the CPU: what of it this process is to write.
+
+    Goes into what torch.distributed.checkpoint takes apart (mappings, and lists with tensors or mappings in them);
+    whatever else it saves as one object (arrays, tuples, deques, dataclasses, ...) is pickled here.
+    """
+    if isinstance(value, torch.Tensor):
+        return to_write(value, now=True) if is_split(value) else value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: on_host(item) for key, item in value.items()}
+    if isinstance(value, list) and _has_items_to_visit(value):
+        return [on_host(item) for item in value]
+    if type(value) in _IMMUTABLE or hasattr(value, "__create_write_items__"):
+        return value
+    return Pickled(value)
 
 
-__all__ = ["Part", "Parts", "is_split", "mapped", "on_host", "to_read", "to_write"]
+def _has_items_to_visit(value: list[Any]) -> bool:
+    return any(
+        isinstance(item, (torch.Tensor, Mapping)) or (isinstance(item, list) and _has_items_to_visit(item))
+        for item in value
+    )
+
+
+__all__ = ["Part", "Parts", "Pickled", "is_split", "mapped", "on_host", "to_read", "to_write"]

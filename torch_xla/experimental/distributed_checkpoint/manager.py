@@ -109,6 +109,7 @@ class CheckpointManager:
     def save_async(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
         """As save, but waits only until the values are on the CPU; a thread writes them. Whether it did.
 
+        The checkpoint has the state as it is now: tensors are copied, what else may change is pickled before it returns.
         Raises what an earlier one has failed with.
         """
         if not (force or self.should_save(step)):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, WriteItem
 
 from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShard, load_local_shards_, local_parts
-from torch_xla.experimental.distributed_checkpoint._parts import Parts, is_split, mapped, to_read, to_write
+from torch_xla.experimental.distributed_checkpoint._parts import Parts, Pickled, is_split, mapped, to_read, to_write
 
 
 class SPMDSavePlanner(DefaultSavePlanner):
@@ -29,6 +29,10 @@ class SPMDSavePlanner(DefaultSavePlanner):
         """See DefaultSavePlanner."""
         found = self.state_dict[index.fqn]
         return found.__get_tensor_shard__(index) if isinstance(found, Parts) else super().lookup_object(index)
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        """See DefaultSavePlanner."""
+        return object.data if isinstance(object, Pickled) else super().transform_object(write_item, object)
 
 
 class SPMDLoadPlanner(DefaultLoadPlanner):
