@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -263,6 +263,7 @@ def _attend(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array,
     if not _pays(call, query, key, value, bias) or _is_empty(query, key, value):
         return attend(call, query, key, value, bias)
     outs = [jax.ShapeDtypeStruct(query.shape, query.dtype), jax.ShapeDtypeStruct(query.shape[:3], query.dtype)]
+    call = replace(call, key_data=None)  # unused without dropout; by_xla must close over no array
     by_xla = lambda q, k, v: attend(call, q, k, v, None)
     found = on_cpu.call("attention", by_xla, [query, key, value], outs, causal=call.is_causal, scale=call.scale)
     return tuple(found)
@@ -276,6 +277,7 @@ def _attend_backward(
     operands = [grad, query, key, value, out, logsumexp]
     if not _pays(call, query, key, value, bias) or _is_empty(query, key, value) or not on_cpu.all_float32(*operands):
         return attend_backward(call, grad, query, key, value, bias, out, logsumexp, wants_bias)
+    call = replace(call, key_data=None)  # unused without dropout; by_xla must close over no array
 
     def by_xla(
         grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, out: jax.Array, lse: jax.Array

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,7 @@ class _Geometry:
             on_cpu.all_float32(*operands) or on_cpu.all_bfloat16(*operands)
         )
 
-    def attributes(self) -> dict[str, object]:
+    def attributes(self) -> dict[str, Any]:
         """For the handlers of ATen's kernels."""
         return {
             "stride": self.stride, "padding": self.padding, "dilation": self.dilation, "transposed": self.transposed,

@@ -12,11 +12,13 @@ compiler splits: it would bring all parts of an array together for a call that i
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from types import FunctionType, MethodType
 from typing import Any
 
 import jax
@@ -47,6 +49,7 @@ class _Call:
     attributes: dict[str, Any]
     kernel: bool = True  # counted
     strided: bool = False  # given operands from before their last transpose
+    default_only: int = 0  # so many of the last operands are read by the default alone
     in_place: tuple[tuple[int, int], ...] = ()  # (operand, result): the result is in the operand's buffer
 
 
@@ -87,12 +90,17 @@ def all_bfloat16(*arrays: jax.Array) -> bool:
     return "AVX512" in torch.backends.cpu.get_cpu_capability() and all(x.dtype == jnp.bfloat16 for x in arrays)
 
 
-def call(op: str, default: Default, arrays: Sequence[jax.Array], outs: Sequence[Any], **attributes: Any) -> Any:
-    """The list of results of ``default(*arrays)``, whose shapes and dtypes ``outs`` tells.
+def call(
+    op: str, default: Default, arrays: Sequence[jax.Array], outs: Sequence[Any],
+    default_only: Sequence[jax.Array] = (), **attributes: Any,
+) -> Any:  # fmt: skip
+    """The list of results of ``default(*arrays, *default_only)``, whose shapes and dtypes ``outs`` tells.
 
-    ``attributes`` are what the handler reads by name: bool, int, float, or a sequence of int.
+    ``default_only`` are arrays that the handler does not read. ``attributes`` are what the handler reads by name: bool,
+    int, float, or a sequence of int. Raises TypeError for a default that closes over an array.
     """
-    return _bind(_Call(op, default, attributes, strided=True), arrays, outs)
+    made = _Call(op, default, attributes, strided=True, default_only=len(default_only))
+    return _bind(made, [*arrays, *default_only], outs)
 
 
 def call_in_place(
@@ -101,7 +109,8 @@ def call_in_place(
 ) -> Any:  # fmt: skip
     """The same of a handler that reads dense arrays; ``in_place``: operands that it writes results over, by place.
 
-    The compiler copies such an operand where it is needed later.
+    The compiler copies such an operand where it is needed later. Raises TypeError for a default that closes over an
+    array.
     """
     return _bind(_Call(op, default, attributes, in_place=tuple(in_place.items())), arrays, outs)
 
@@ -141,8 +150,59 @@ def _same(x: jax.Array, *_: jax.Array) -> list[jax.Array]:
 
 
 def _bind(call: _Call, arrays: Sequence[jax.Array], outs: Sequence[Any]) -> Any:
+    _check_captures(call)
     avals = tuple((tuple(out.shape), np.dtype(out.dtype)) for out in outs)
     return _call_p.bind(*arrays, call=call, avals=avals)
+
+
+def _check_captures(call: _Call) -> None:
+    """Raises TypeError where the default closes over an array.
+
+    The default is traced again when the call is lowered, mapped or differentiated; a tracer of the trace that bound the
+    call is a leak by then, and fails far from here, only where the call is not lowered to its handler.
+    """
+    names = [name for name, value in _captures(call.default) if _holds_array(value, set())]
+    if names:
+        raise TypeError(
+            f"on_cpu.call of {call.op!r}: the default closes over arrays ({', '.join(names)}), which it cannot read "
+            "when it is traced again. Pass them as operands, or as default_only if the handler does not read them"
+        )
+
+
+def _captures(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function reads besides its arguments and globals, by name."""
+    if isinstance(function, functools.partial):
+        yield from _captures(function.func)
+        yield from ((f"argument {i}", value) for i, value in enumerate(function.args))
+        yield from function.keywords.items()
+        return
+    if isinstance(function, MethodType):
+        yield "self", function.__self__
+        function = function.__func__
+    if isinstance(function, FunctionType):
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # not yet assigned
+                yield name, cell.cell_contents
+        yield from ((f"default {i}", value) for i, value in enumerate(function.__defaults__ or ()))
+        yield from (function.__kwdefaults__ or {}).items()
+
+
+def _holds_array(value: Any, seen: set[int]) -> bool:
+    """Whether it is an array or leads to one: in containers, dataclasses and functions."""
+    if isinstance(value, jax.Array):
+        return True
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        inner = list(value)
+    elif isinstance(value, dict):
+        inner = list(value.values())
+    elif is_dataclass(value) and not isinstance(value, type):
+        inner = [getattr(value, each.name, None) for each in fields(value)]
+    else:
+        inner = [captured for _, captured in _captures(value)]
+    return any(_holds_array(each, seen) for each in inner)
 
 
 _call_p = Primitive("torch_xla_on_cpu")
@@ -180,13 +240,13 @@ def _lower_cpu(ctx: mlir.LoweringRuleContext, *args: Any, call: _Call, avals: An
     called[call.op] += call.kernel
     if not call.strided:
         return lower(ctx, *args, **attributes)
-    operands = []
-    for i, arg in enumerate(args):
+    operands, read = [], len(args) - call.default_only
+    for i, arg in enumerate(args[:read]):
         operand, order = _before_transpose(arg)
         operands.append(operand)
         if order is not None:
             attributes[f"permuted{i}"] = np.array(order, np.int64)
-    return lower(ctx, *operands, **attributes)
+    return lower(ctx.replace(avals_in=ctx.avals_in[:read]), *operands, **attributes)
 
 
 def _attribute(value: Any) -> Any:

@@ -114,16 +114,16 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
         def scattered(grad: jax.Array, indices: jax.Array, _: jax.Array) -> jax.Array:
             return scatter(widen(grad), indices, n, space, add=True, unique=windows.disjoint).astype(grad.dtype)
 
-        def by_xla(grad: jax.Array, indices: jax.Array) -> list[jax.Array]:
+        def by_xla(grad: jax.Array, indices: jax.Array, x: jax.Array) -> list[jax.Array]:
             if set(windows.dilation) != {1}:
                 return [scattered(grad, indices, x)]
             selected = lambda grad, _, x: _selected(windows, grad, x)
             return [lax.platform_dependent(grad, indices, x, cpu=scattered, default=selected)]
 
         if not _pays(n, windows, grad) or indices.dtype != np.int64:
-            return by_xla(grad, indices)[0]
+            return by_xla(grad, indices, x)[0]
         return on_cpu.call(
-            "max_pool2d_with_indices_backward", by_xla, [grad, indices], [x],
+            "max_pool2d_with_indices_backward", by_xla, [grad, indices], [x], default_only=[x],
             kernel=windows.kernel, stride=windows.stride, padding=windows.padding, dilation=windows.dilation,
             ceil_mode=ceil_mode,
         )[0]  # fmt: skip
@@ -198,17 +198,17 @@ def _avg_pool_backward(n: int) -> Callable[..., Any]:
         count_pad: bool,
         divisor: int | None,
     ) -> jax.Array:
-        windows = Windows.over(x, n, kernel, stride, padding, (1,), ceil_mode)
+        windows, shape = Windows.over(x, n, kernel, stride, padding, (1,), ceil_mode), x.shape
         average = lambda x: _average(x, windows, count_pad, divisor)
 
         def by_xla(grad: jax.Array) -> list[jax.Array]:
             wide = widen(grad)
-            (result,) = jax.linear_transpose(average, jnp.zeros(x.shape, wide.dtype))(wide)
+            (result,) = jax.linear_transpose(average, jax.ShapeDtypeStruct(shape, wide.dtype))(wide)
             return [result.astype(grad.dtype)]
 
         if not _pays(n, windows, grad):
             return by_xla(grad)[0]
-        options = {} if divisor is None else {"divisor": divisor}
+        options: dict[str, Any] = {} if divisor is None else {"divisor": divisor}
         return on_cpu.call(
             "avg_pool2d_backward", by_xla, [grad], [x],
             kernel=windows.kernel, stride=windows.stride, padding=windows.padding, ceil_mode=ceil_mode,
