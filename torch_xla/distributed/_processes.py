@@ -27,11 +27,13 @@ import torch.multiprocessing as mp
 
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.parallel import shutdown, watchdog
+from torch_xla.distributed import _parent_death, _termination
 
 #: Seconds: for other ranks' errors to arrive after the first, from asking a process to end to ending it, and for which
 #: a failed process waits to be ended.
 _SETTLE, _GRACE, _PATIENCE = 0.5, 3.0, 10.0
-_PR_SET_PDEATHSIG = 1
+#: Seconds between looks at what a handler of signals has noted.
+_TICK = 1.0
 
 
 class SpawnContext:
@@ -48,6 +50,8 @@ class SpawnContext:
         self._folder = Path(tempfile.mkdtemp(prefix="torch_xla_spawn_"))
         context: Any = mp.get_context(start_method)
         self._errors: dict[int, tuple[float, str]] = {}  # by rank: when, and the traceback
+        self._asked = False
+        by_kernel = _parent_death.can_notify_children(start_method)
         meeting = {"TORCH_XLA_RENDEZVOUS": str(self._folder / "store")}
         self.processes: list[Any] = []
         self._pipes: list[Connection] = []
@@ -57,7 +61,11 @@ class SpawnContext:
                 self._pipes.append(receiver)
                 process = context.Process(
                     target=_run,
-                    args=(index, fn, args, meeting | environment, sender, os.getpid(), start_method == "fork"),
+                    args=(
+                        (index, fn, args, meeting | environment, sender),
+                        (os.getpid(), by_kernel),
+                        start_method == "fork",
+                    ),
                     daemon=daemon,
                 )
                 process.start()
@@ -75,25 +83,52 @@ class SpawnContext:
         """Waits, at most ``timeout`` seconds; whether all processes have ended well.
 
         Raises torch.multiprocessing.ProcessRaisedException with the traceback of the rank that failed first, or
-        ProcessExitedException where one exited or was killed; no process is left then.
+        ProcessExitedException where one exited or was killed; no process is left then. SIGTERM in the meantime goes to
+        all processes; this one ends by it when they have ended, TORCH_XLA_GRACE_PERIOD seconds later at most.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            while running := [p for p in self.processes if p.exitcode is None]:
+        with _termination.SignalForwarder(self._ask_to_end) as forwarder:
+            try:
+                ended = self._wait(deadline, forwarder)
+                if forwarder.ends_process:
+                    self._end_by_sigterm(forwarder.deadline)
                 if self._failed():
-                    break
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                open_pipes = [pipe for pipe in self._pipes if not pipe.closed]
-                multiprocessing.connection.wait([*(p.sentinel for p in running), *open_pipes], left)
-        except BaseException:
-            self._end()
-            raise
-        if self._failed():
-            self._fail()
-        self._end()
+                    self._fail(forwarder.deadline)
+            except BaseException:
+                self._end(forwarder.deadline or time.monotonic() + settings.TORCH_XLA_GRACE_PERIOD)
+                raise
+            if ended:
+                self._end()
+            return ended
+
+    def _wait(self, deadline: float | None, forwarder: _termination.SignalForwarder) -> bool:
+        """Waits until all have ended, one has failed or SIGTERM ends this process; False at the deadline."""
+        while running := [p for p in self.processes if p.exitcode is None]:
+            if self._failed() or forwarder.ends_process:
+                break
+            left = _TICK if deadline is None else min(_TICK, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            self._wait_for_news(running, left)
         return True
+
+    def _find_busy(self) -> list[int]:
+        """The ranks that still run and have not sent an error."""
+        self._listen()
+        return [i for i, process in enumerate(self.processes) if process.exitcode is None and i not in self._errors]
+
+    def _wait_for_news(self, running: list[Any], seconds: float) -> None:
+        open_pipes = [pipe for pipe in self._pipes if not pipe.closed]
+        multiprocessing.connection.wait([*(p.sentinel for p in running), *open_pipes], seconds)
+
+    def _end_by_sigterm(self, deadline: float | None) -> NoReturn:
+        """Ends the processes, which have got SIGTERM, and then this one."""
+        assert deadline is not None
+        while (late := self._find_busy()) and (left := deadline - time.monotonic()) > 0:
+            self._wait_for_news([self.processes[index] for index in late], min(_TICK, left))
+        self._end(deadline)
+        errors = [f"-- Process {i} failed after SIGTERM:\n{text}" for i, (_, text) in sorted(self._errors.items())]
+        _termination.end_by_sigterm(late, errors)
 
     def _failed(self) -> bool:
         self._listen()
@@ -111,12 +146,12 @@ class SpawnContext:
         """Of processes that have exited without a word."""
         return {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode and i not in self._errors}
 
-    def _fail(self) -> None:
+    def _fail(self, deadline: float | None) -> NoReturn:
         at_once = self._exit_codes()
         time.sleep(_SETTLE)
         self._listen()
         exited = self._exit_codes()
-        self._end()
+        self._end(deadline)
         # Who was killed or exited first is the cause: the others' errors follow from it, and jax aborts some of them.
         causes = [i for i, code in exited.items() if i in at_once or code == -signal.SIGKILL]
         if causes or not self._errors:
@@ -126,19 +161,34 @@ class SpawnContext:
         message = f"\n\n-- Process {first} terminated with the following error:\n{self._errors[first][1]}"
         raise mp.ProcessRaisedException(message, first, self.processes[first].pid)
 
-    def _end(self) -> None:
-        """Leaves no process running and no file behind; rank 0, whom the others need, ends last."""
-        deadline = time.monotonic() + _GRACE
-        for process in reversed(self.processes):
-            process.terminate()
-        for process in reversed(self.processes):
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
+    def _ask_to_end(self) -> None:
+        """Sends SIGTERM, once: a second one may interrupt what a handler does."""
+        if not self._asked:
+            self._asked = True
+            for process in reversed(self.processes):
+                process.terminate()
+
+    def _end(self, deadline: float | None = None) -> None:
+        """Leaves no process running and no file behind; rank 0, whom the others need, ends last.
+
+        They have until the deadline, a point of time.monotonic(), or else for seconds; a second interrupt kills them.
+        """
+        deadline = max(deadline or 0.0, time.monotonic() + _GRACE)
+        try:
+            self._ask_to_end()
+            for index, process in reversed(list(enumerate(self.processes))):
+                if index not in self._errors:  # who has sent one waits to be ended
+                    process.join(max(0.0, deadline - time.monotonic()))
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+        finally:
+            for process in self.processes:
                 process.kill()
                 process.join()
-        for pipe in self._pipes:
-            pipe.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+            for pipe in self._pipes:
+                pipe.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _exited(index: int, pid: int, code: int) -> mp.ProcessExitedException:
@@ -150,17 +200,13 @@ def _exited(index: int, pid: int, code: int) -> mp.ProcessExitedException:
     return mp.ProcessExitedException(f"process {index} terminated with exit code {code}", index, pid, code)
 
 
-def _run(
-    index: int,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    environment: dict[str, str],
-    errors: Connection,
-    parent: int,
-    forked: bool,
-) -> None:
+_Work = tuple[int, Callable[..., Any], tuple[Any, ...], dict[str, str], Connection]
+
+
+def _run(work: _Work, parent: tuple[int, bool], forked: bool) -> None:
     """The life of one process."""
-    _die_with(parent)
+    _parent_death.end_with_parent(*parent)
+    index, fn, args, environment, errors = work
     if forked:
         # The threads of the parent's OpenMP, which large operations on the CPU start, are not in a fork, whose first
         # such operation would wait for them for ever. DataLoader's workers do the same.
@@ -191,14 +237,3 @@ def _leave(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def _die_with(parent: int) -> None:
-    """Ends this process when its parent dies, however that dies (Linux)."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -48,6 +48,12 @@ def spawn(
       start_method: ``spawn``, ``fork`` or ``forkserver``. For a function of a notebook, or of another session that is
         no file, which new processes could not import, ``spawn`` is ``fork``.
 
+    SIGTERM to this process while it waits in its main thread, as docker stop and Kubernetes send it, goes to the
+    processes, which have ``TORCH_XLA_GRACE_PERIOD`` seconds to save and end; then they are killed, and this process
+    ends by SIGTERM. A handler that the program has installed is called after the processes have got the signal, and
+    decides what this one does; nothing is sent where the program ignores SIGTERM. The processes are killed when this
+    one dies otherwise.
+
     Raises ValueError for a number of processes that cannot be; RuntimeError where a device was used before in a way
     that the processes cannot live with, which is any way for a function of a notebook;
     torch.multiprocessing.ProcessRaisedException with the traceback of the process that failed first, or

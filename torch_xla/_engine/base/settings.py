@@ -177,6 +177,9 @@ class Settings:
     TPU_ACCELERATOR_TYPE = Variable(TEXT, "", "the TPU and its size, as in v4-8; TPU machines set it")
 
     TORCH_XLA_DIST = Variable(TEXT, "", "the job of xla_dist that this process was started for; xla_dist sets it")
+    TORCH_XLA_GRACE_PERIOD = Variable(
+        COUNT, "30", "seconds that the processes of spawn have to end after SIGTERM to the one that waits for them"
+    )
     XLA_UNEVEN_HEARTBEAT_TIMEOUT = Variable(
         COUNT, "900", "seconds without a step after which xla_dist restarts a job whose workers made different numbers"
     )

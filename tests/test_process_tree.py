@@ -1,0 +1,195 @@
+"""A tree of processes: signals to each of its processes, and threads that start processes and end before them.
+
+The workers do not use their devices, so that a tree costs forks only (tree_programs.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from helpers import run_script
+
+from tests import scripts
+
+PROGRAM = str(scripts.ROOT / "tests" / "tree_programs.py")
+#: Seconds after which a test has failed.
+LIMIT = 300
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@dataclass
+class Tree:
+    """A running program, its workers' pids by index, and the other lines that it has printed."""
+
+    process: subprocess.Popen[str]
+    workers: dict[int, int] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def read_until(self, done: Callable[[], bool]) -> None:
+        assert self.process.stdout is not None
+        while not done():
+            line = self.process.stdout.readline()
+            assert line, self.process.communicate()[1]
+            words = line.rpartition("] ")[2].split()
+            if words[0] == "started":
+                self.workers[int(words[1])] = int(words[2])
+            else:
+                self.lines.append(" ".join(words))
+
+    def finish(self) -> tuple[int, list[str], str]:
+        """The exit code, the lines printed besides, and stderr, when no worker is left."""
+        out, err = self.process.communicate(timeout=LIMIT)
+        until(lambda: all(map(has_ended, self.workers.values())))
+        return self.process.returncode, [*self.lines, *out.split("\n")[:-1]], err
+
+
+@contextmanager
+def tree(*words: str, launcher: tuple[str, ...] = ()) -> Iterator[Tree]:
+    variables = scripts.environment() | scripts.server_variables() | {"TORCH_XLA_GRACE_PERIOD": str(LIMIT)}
+    command = [*launcher, *scripts.PYTHON, PROGRAM, *words]
+    process = subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    started = Tree(process)
+    try:
+        started.read_until(lambda: len(started.workers) == 2 and bool(started.lines))
+        yield started
+    finally:
+        process.kill()
+        process.communicate()
+        for pid in started.workers.values():
+            if not has_ended(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A signal to the parent: what its workers and it do about SIGTERM; how it ends, and whether the workers save."""
+
+    number: signal.Signals
+    workers: str
+    handler: str
+    code: int
+    saves: bool
+    said: str = ""
+
+
+TO_PARENT = {
+    "saves": Case(signal.SIGTERM, "saves", "none", -signal.SIGTERM, True),
+    "nobody handles it": Case(signal.SIGTERM, "dies", "none", -signal.SIGTERM, False),
+    "saving fails": Case(
+        signal.SIGTERM, "fails", "none", -signal.SIGTERM, False, "OSError: no space left on the device"
+    ),
+    "a handler goes on": Case(signal.SIGTERM, "saves", "notes", 0, True),
+    "a handler exits": Case(signal.SIGTERM, "saves", "exits", 7, True),
+    "interrupt": Case(signal.SIGINT, "saves", "none", -signal.SIGINT, True, "KeyboardInterrupt"),
+    "kill": Case(signal.SIGKILL, "saves", "none", -signal.SIGKILL, False),
+}
+
+
+@pytest.mark.parametrize("name", TO_PARENT)
+def test_signal_to_the_parent(name: str, tmp_path: Path) -> None:
+    case = TO_PARENT[name]
+    with tree("spawn", case.workers, case.handler, str(tmp_path)) as started:
+        started.process.send_signal(case.number)
+        code, lines, err = started.finish()
+    assert code == case.code, err
+    assert lines == (["waiting", "noted", "returned"] if case.handler == "notes" else ["waiting"])
+    assert {path.name for path in tmp_path.iterdir()} == ({"saved0", "saved1"} if case.saves else set())
+    assert case.said in err if case.said else "Traceback" not in err, err
+
+
+#: Worker 0 sends SIGTERM when the parent has a handler of it.
+STUBBORN = """
+    import os, signal, time, torch_xla.distributed.xla_multiprocessing as xmp
+
+    def caught(pid):
+        with open(f"/proc/{pid}/status") as file:
+            status = dict(line.split(":", 1) for line in file)
+        return int(status["SigCgt"], 16) >> signal.SIGTERM - 1 & 1
+
+    def work(index):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while index == 0 and not caught(os.getppid()):
+            time.sleep(0.01)
+        if index == 0:
+            os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(300)
+
+    xmp.spawn(work, nprocs=2, start_method="fork")
+"""
+
+
+def test_grace_period() -> None:
+    done = run_script(STUBBORN, check=False, TORCH_XLA_GRACE_PERIOD="1")
+    assert done.returncode == -signal.SIGTERM
+    assert (
+        done.stderr
+        == "torch_xla: spawn killed process 0, 1, still running 1 s (TORCH_XLA_GRACE_PERIOD) after SIGTERM\n"
+    )
+
+
+def test_a_signal_that_the_parent_ignores(tmp_path: Path) -> None:
+    with tree("spawn", "saves", "ignores", str(tmp_path)) as started:
+        started.process.send_signal(signal.SIGTERM)
+        (tmp_path / "end").touch()
+        code, lines, err = started.finish()
+    assert (code, lines) == (0, ["waiting", "returned"]), err
+    assert not list(tmp_path.glob("saved*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_signal_to_a_worker(number: signal.Signals, tmp_path: Path) -> None:
+    """The parent says which process ended by what, and ends the other one."""
+    with tree("spawn", "dies", "none", str(tmp_path)) as started:
+        os.kill(started.workers[1], number)
+        code, _, err = started.finish()
+    assert code == 1
+    expected = "KeyboardInterrupt" if number == signal.SIGINT else f"process 1 terminated with signal {number.name}"
+    assert expected in err, err
+
+
+def test_signal_to_the_launcher(tmp_path: Path) -> None:
+    """From xla_dist it goes through the parent to the workers."""
+    launcher = (*scripts.PYTHON, "-m", "torch_xla.distributed.xla_dist", "--local=1", "--")
+    with tree("spawn", "saves", "none", str(tmp_path), launcher=launcher) as started:
+        started.process.send_signal(signal.SIGTERM)
+        code, _, err = started.finish()
+    assert code == 128 + signal.SIGTERM, err
+    assert {path.name for path in tmp_path.iterdir()} == {"saved0", "saved1"}
+
+
+@pytest.mark.parametrize(
+    ("method", "number"), [("fork", None), ("fork", signal.SIGKILL), ("forkserver", signal.SIGKILL)]
+)
+def test_spawn_from_a_thread_that_ends(method: str, number: signal.Signals | None, tmp_path: Path) -> None:
+    """The workers go on when it ends, and are killed with the process."""
+    with tree("spawn_from_thread", method, str(tmp_path)) as started:
+        assert not any(map(has_ended, started.workers.values()))
+        if number is not None:
+            started.process.send_signal(number)
+        else:
+            (tmp_path / "end").touch()
+        code, lines, err = started.finish()
+    assert (code, lines[1:]) == ((0, ["returned"]) if number is None else (-number, [])), err
