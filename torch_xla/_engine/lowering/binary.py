@@ -104,13 +104,37 @@ def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     return wide.astype(x.dtype)
 
 
+def _gcd(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Euclid's algorithm in torch's order of operations, which decides the sign beside the smallest integer of a type.
+
+    Its absolute value is itself, and ``jnp.gcd`` of it never ends. Here each remainder is nearer to 0 than the last.
+    """
+    a, b = jnp.broadcast_arrays(jnp.abs(a), jnp.abs(b))
+
+    def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        a, b = state
+        rest = lax.rem(b, jnp.where(a == 0, 1, a))
+        return jnp.where(a == 0, 0, rest), jnp.where(a == 0, b, a)
+
+    return lax.while_loop(lambda state: jnp.any(state[0] != 0), step, (a, b))[1]
+
+
+def _lcm(a: jax.Array, b: jax.Array) -> jax.Array:
+    """abs(a / gcd * b), which torch computes in 32 bits for narrower integers and then wraps around."""
+    dtype, wide = a.dtype, np.promote_types(a.dtype, np.int32)
+    a, b = jnp.broadcast_arrays(a, b)
+    divisor = _gcd(a, b).astype(wide)
+    quotient = lax.div(a.astype(wide), jnp.where(divisor == 0, 1, divisor))
+    return jnp.abs(jnp.where(divisor == 0, 0, quotient * b.astype(wide))).astype(dtype)
+
+
 _CONTINUOUS: dict[str, Function] = {
     "atan2": jnp.arctan2,
     "fmax": jnp.fmax,
     "fmin": jnp.fmin,
-    "gcd": jnp.gcd,
+    "gcd": _gcd,
     "hypot": jnp.hypot,
-    "lcm": jnp.lcm,
+    "lcm": _lcm,
     "logaddexp": logaddexp,
     "logaddexp2": jnp.logaddexp2,
 }
