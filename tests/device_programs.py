@@ -154,12 +154,11 @@ PUBLIC: dict[str, Callable[[Any], Any]] = {
     "Tensor.to of xla": lambda d: torch.zeros(2, device="xla").to(torch.device("xla", d) if isinstance(d, int) else d),
 }
 
-#: Where torch itself reads a device, or a negative ordinal means the current one, as it does to torch.cuda.
+#: Where torch itself reads a device, or a negative ordinal changes nothing, as with torch.cuda.
 ALLOWED = {
     (name, device)
     for name, devices in {
-        "torch.xla.synchronize": (-1, -5), "torch.xla.set_device": (-1, -5), "torch.xla.device": (-1, -5),
-        "torch.xla.get_rng_state": (-1, -5), "torch.xla.set_rng_state": (-1, -5),
+        "torch.xla.set_device": (-1, -5), "torch.xla.device": (-1, -5),
         # 1 << 40 is 0 to torch.device.
         "torch.Generator": ("cpu", 1 << 40), "torch.zeros": ("cpu", "meta", 1 << 40),
         "Tensor.to": ("cpu", "meta", 1 << 40), "Tensor.to of xla": ("cpu", "meta", 1 << 40),

@@ -70,7 +70,7 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
         raise RuntimeError(f"xla_device: there is no {devkind} here, only {', '.join(_top.real_devices())}")
     device = _top.device(n)
     if n is not None:
-        _recorder.module().set_current_device(n)
+        _recorder.module().set_current_device(device.index)
     return device
 
 

@@ -17,7 +17,8 @@ from torch_xla._engine.execution import executor
 from torch_xla._engine.patches import seeding
 
 
-def _ordinal(which: torch.device | str | int | None) -> int:
+def _ordinal_or_current(which: torch.device | str | int | None) -> int:
+    """The ordinal of a device; the current one for a negative number, which torch.cuda's setters ignore as well."""
     return recorder.ordinal(None if isinstance(which, int) and which < 0 else which)
 
 
@@ -42,15 +43,15 @@ def current_device() -> int:
 
 
 def set_device(which: torch.device | str | int) -> None:
-    """Makes a device this thread's current one."""
-    recorder.module().set_current_device(_ordinal(which))
+    """Makes a device this thread's current one; a negative ordinal leaves it."""
+    recorder.module().set_current_device(_ordinal_or_current(which))
 
 
 class device:
     """Context: another current device for the block; None or a negative ordinal leaves it."""
 
     def __init__(self, which: torch.device | str | int | None) -> None:
-        self._inside = _ordinal(which)
+        self._inside = _ordinal_or_current(which)
 
     def __enter__(self) -> device:
         self._before = current_device()
@@ -62,8 +63,8 @@ class device:
 
 
 def synchronize(which: torch.device | str | int | None = None) -> None:
-    """Runs all that is pending on a device and waits for it."""
-    ordinal = _ordinal(which)
+    """Runs all that is pending on a device and waits for it. Raises IndexError for an ordinal that does not exist."""
+    ordinal = recorder.ordinal(which)
     executor.sync_device(ordinal)
     executor.wait(ordinal)
 
@@ -83,7 +84,7 @@ def get_rng_state(which: torch.device | str | int | None = None) -> torch.Tensor
 
     The form is that of other devices' generators: who counts the offset up, as DTensor does, gets other numbers.
     """
-    state = int(recorder.module().get_seed(_ordinal(which)))
+    state = int(recorder.module().get_seed(recorder.ordinal(which)))
     return torch.frombuffer(bytearray(state.to_bytes(16, "little")), dtype=torch.uint8)
 
 
@@ -96,7 +97,7 @@ def set_rng_state(state: torch.Tensor, which: torch.device | str | int | None = 
         raise ValueError(f"set_rng_state: an xla state is uint8[16], got {state.dtype}{list(state.shape)}")
     data = bytes(state.cpu().tolist())
     seed, offset = (int.from_bytes(part, "little") for part in (data[:8], data[8:]))
-    recorder.module().set_seed(_ordinal(which), _apart(seed, offset) if offset else seed)
+    recorder.module().set_seed(recorder.ordinal(which), _apart(seed, offset) if offset else seed)
 
 
 def _apart(seed: int, offset: int) -> int:
