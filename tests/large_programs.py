@@ -9,6 +9,7 @@ import signal
 import struct
 import tempfile
 import warnings
+from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.utils import checkpoint as torch_checkpoint
+from torch.utils._pytree import register_pytree_node
 
 import torch_xla
 import torch_xla.distributed.spmd as xs
@@ -152,6 +154,44 @@ def fsdp2() -> None:
     assert half[0].w1.weight.grad.dtype == torch.float32
     with pytest.raises(ValueError, match="offload_policy"):
         fully_shard(net(), offload_policy=CPUOffloadPolicy())
+
+
+class _Nested(nn.Module):
+    """Takes and returns values in a class that has been made known to torch, as those of transformers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, given: UserDict[str, torch.Tensor]) -> UserDict[str, torch.Tensor]:
+        self.seen.append(given["x"].dtype)
+        return UserDict({"y": self.linear(given["x"].to(self.linear.weight.dtype)), "n": given["n"]})
+
+
+def fsdp2_policies() -> None:
+    """Each field of a MixedPrecisionPolicy has the effect that torch says, or a warning at the user's line."""
+    register_pytree_node(
+        UserDict, lambda d: (list(d.values()), list(d)), lambda v, keys: UserDict(zip(keys, v, strict=True))
+    )
+    half, full = torch.bfloat16, torch.float32
+    given = lambda: UserDict({"x": torch.randn(4, 8).to("xla"), "n": torch.arange(3).to("xla")})
+    for cast_inputs, param, output in ((True, half, full), (False, half, None), (True, None, half)):
+        policy = MixedPrecisionPolicy(param, None, output, cast_inputs)
+        model = fully_shard(_Nested(), mp_policy=policy)
+        out = model(given())
+        assert model.seen == [half if cast_inputs and param else full]
+        assert out["y"].dtype == (output or param or full) and out["n"].dtype == torch.int64
+        out["y"].float().sum().backward()
+        assert model.linear.weight.dtype == model.linear.weight.grad.dtype == full
+    for param, reduce, warned in (
+        (half, full, True), (None, half, True), (half, half, False), (None, full, False), (half, None, False)
+    ):  # fmt: skip
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            fully_shard(_Nested(), mp_policy=MixedPrecisionPolicy(param, reduce))
+        ours = [w for w in found if "reduce_dtype" in str(w.message)]
+        assert len(ours) == warned and all(w.filename == __file__ for w in ours), found
 
 
 def dtensor() -> None:
@@ -401,5 +441,6 @@ def safetensors() -> None:
 
 
 PROGRAMS: list[Callable[[], None]] = [
-    spmd_fsdp, torch_words, fsdp2, dtensor, rematerialization, offload, checkpoints, fsspec_paths, priming, safetensors,
+    spmd_fsdp, torch_words, fsdp2, fsdp2_policies, dtensor, rematerialization, offload, checkpoints, fsspec_paths,
+    priming, safetensors,
 ]  # fmt: skip

@@ -6,16 +6,16 @@ XLA gathers what a layer needs, when it needs it, and scatters gradients; what s
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import jax
 import torch
 from torch import nn
 
 from torch_xla._engine.base.compat import distributed as compat
-from torch_xla._engine.base.compat import modules
+from torch_xla._engine.base.compat import modules, tracing
 from torch_xla._engine.base.imports import when_imported
 from torch_xla._engine.job import replicas
 from torch_xla.distributed.spmd._mesh import get_1d_mesh
@@ -63,6 +63,8 @@ def fully_shard(
     for name, value in options.items():
         if value is not None and type(value) is not OffloadPolicy:
             raise ValueError(f"fully_shard: {name}={value!r} is not there for a mesh of xla")
+    if mp_policy is not None:
+        _check_reduce_dtype(module if isinstance(module, list) else [module], mp_policy)
     for each in module if isinstance(module, list) else [module]:
         if isinstance(each, (nn.ModuleList, nn.ModuleDict)):
             raise ValueError(f"fully_shard does not support containers that do not implement forward: {each}")
@@ -141,6 +143,21 @@ def _fsdp_class(kind: Any) -> Any:
     return type(f"FSDP{kind.__name__}", (_fsdp_module(), kind), {"__new__": object.__new__})
 
 
+def _check_reduce_dtype(layers: list[nn.Module], policy: Any) -> None:
+    """Warns, at the line that calls fully_shard, of a dtype in which gradients are not reduced."""
+    own = {p.dtype for layer in layers for p in layer.parameters() if p.is_floating_point()}
+    computed = own if policy.param_dtype is None else {policy.param_dtype}
+    if policy.reduce_dtype is None or computed <= {policy.reduce_dtype}:
+        return
+    found = ", ".join(sorted(map(str, computed)))
+    warnings.warn(
+        f"fully_shard: reduce_dtype={policy.reduce_dtype} has no effect on xla: XLA reduces gradients in the dtype in "
+        f"which it computes them, {found}. Leave reduce_dtype out, or set param_dtype={policy.reduce_dtype}",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
 def _compute_in(module: nn.Module, policy: Any) -> None:
     """The forward pass reads parameters, and takes inputs, in the policy's dtypes; gradients stay in theirs."""
 
@@ -180,10 +197,10 @@ def _same_policy(module: nn.Module) -> list[nn.Module]:
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
-    def one(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    def one(value: torch.Tensor) -> torch.Tensor:
+        return value.to(dtype) if value.is_floating_point() else value
 
-    return jax.tree.map(one, values)
+    return tracing.map_tensors(one, values)
 
 
 def install() -> None:
