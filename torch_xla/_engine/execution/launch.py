@@ -39,8 +39,9 @@ def executable(
       together: one call of it serves several graphs of this process (recorder.launch_together).
     """
     execute, handlers = launching.executable(compiled)
-    put, (swap_x64, restore_x64) = launching.put_array(), launching.x64_switch()
-    direct = None not in (execute, put, swap_x64)
+    put = launching.put_array()
+    direct = None not in (execute, put, launching.x64_switch()[0])
+    guard, allow = launching.transfer_guard()
     counts = [int(aval.shape[0]) for aval in compiled.in_avals[0][:2]]
     avals = [jax.core.ShapedArray((n,), dtype) for n, dtype in zip(counts, _NUMBERS, strict=True)]
     return recorder.module().Executable(
@@ -48,8 +49,9 @@ def executable(
         handlers=handlers,
         call=None if direct else functools.partial(_call, compiled, together),
         put=put if direct else None,
-        swap_x64=swap_x64 if direct else None,
-        restore_x64=restore_x64,
+        options=launching.isolating_options() if direct else [],
+        guard=guard,
+        allow=allow,
         number_avals=avals,
         number_arrays=[
             None if n or not direct else _empty(number_sharding, dtype)

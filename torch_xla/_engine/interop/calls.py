@@ -109,7 +109,7 @@ def trace(
 ) -> tuple[jax_core.ClosedJaxpr, Any]:
     """The jaxpr of a function, what it closes over as constants on the host, and the structure of its results."""
     # It may call ATen's kernels; whether it does is decided where it becomes a part of a program.
-    with recorder.wide_types(), dtypes.exactly(), on_cpu.calls_allowed(_may_call()):
+    with recorder.wide_types(keep_promotion=True), dtypes.exactly(), on_cpu.calls_allowed(_may_call()):
         try:
             traced = jax.jit(function).trace(*structs)
             closed = traced.jaxpr

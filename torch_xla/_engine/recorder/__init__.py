@@ -24,10 +24,17 @@ def module() -> ModuleType:
     return _module
 
 
-def wide_types() -> AbstractContextManager[Any]:
-    """In the block, jax has 64-bit types in this thread; also an interrupt leaves the user's jax as it was."""
-    swap, restore = launching.x64_switch()
-    found: AbstractContextManager[Any] = jax.enable_x64(True) if swap is None else module().WideTypes(swap, restore)
+def wide_types(keep_promotion: bool = False) -> AbstractContextManager[Any]:
+    """In the block, jax has 64-bit types in this thread, and ignores the user's options that change or break programs.
+
+    An interrupt leaves the user's jax as it was, too. With ``keep_promotion`` the user's jax_numpy_rank_promotion and
+    jax_numpy_dtype_promotion stay in force: use it around the tracing of the user's functions.
+    """
+    if launching.x64_switch()[0] is None:
+        switched: AbstractContextManager[Any] = jax.enable_x64(True)
+        return switched
+    options = launching.isolating_options(keep_promotion)
+    found: AbstractContextManager[Any] = module().WideTypes(options, *launching.transfer_guard())
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -32,6 +32,31 @@ _SWITCH = Private(
     "64-bit types are on while a program is started, and off again whatever interrupts that",
     "an interrupt at the wrong moment may leave 64-bit types of jax switched on",
 )
+_GUARD = Private(
+    "jaxlib._jax.guard_lib",
+    "thread_local_state",
+    "our transfers are independent of the user's jax_transfer_guard",
+    "jax_transfer_guard='disallow' makes steps raise",
+)
+_ALLOW = Private("jaxlib._jax.guard_lib", "TransferGuardLevel.ALLOW", "as the one before", "as the one before")
+#: Options under which jax traces or calls our functions in another way, or not at all.
+_VALUES: dict[str, Any] = {
+    "disable_jit": False,  # loops would run in Python, on tracers
+    "no_tracing": False,
+    "no_execution": False,
+    "debug_nans": False,  # NaN is a value of the user's torch program
+    "debug_infs": False,
+    "numpy_rank_promotion": "allow",
+    "numpy_dtype_promotion": "standard",
+    "error_checking_behavior_nan": "ignore",  # the checks add results to a program
+    "error_checking_behavior_divide": "ignore",
+    "error_checking_behavior_oob": "ignore",
+}
+_PROMOTION = ("numpy_rank_promotion", "numpy_dtype_promotion")
+_OPTIONS = {
+    name: (Private("jax._src.config", name, f"programs are independent of jax_{name}", "it may break steps"), value)
+    for name, value in _VALUES.items()
+}
 #: What a call of a program must not have to be started so.
 _EFFECTS = ("ordered_effects", "has_unordered_effects", "has_host_callbacks", "mut")
 
@@ -69,6 +94,14 @@ def put_array() -> Callable[..., jax.Array] | None:
     return found
 
 
+class Option(NamedTuple):
+    """A switch of jax in this thread: ``swap(value)`` returns the value before, which ``restore`` takes."""
+
+    swap: Callable[[Any], Any]
+    restore: Callable[[Any], Any]
+    value: Any
+
+
 @functools.cache
 def x64_switch() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[None, None]:
     """(new value -> old one, old value -> None) of this thread's switch for 64-bit types; (None, None) without."""
@@ -76,3 +109,26 @@ def x64_switch() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[No
     if _SWITCH.find() is None or getattr(state, "_update_thread_local_hook", True) is not None:
         return None, None
     return state.swap_local, state.set_local
+
+
+@functools.cache
+def isolating_options(keep_promotion: bool = False) -> list[Option]:
+    """The options of jax that our own calls of jax set, and the values that these set; x64_switch is there.
+
+    With ``keep_promotion`` the user's rules for promotion stay: a function of the user's is traced.
+    """
+    swap, restore = x64_switch()
+    assert swap is not None
+    assert restore is not None
+    found = [Option(swap, restore, True)]
+    for name, (entry, value) in _OPTIONS.items():
+        state = None if keep_promotion and name in _PROMOTION else entry.find()
+        if state is not None and hasattr(state, "swap_local"):
+            found.append(Option(state.swap_local, state.set_local, value))
+    return found
+
+
+def transfer_guard() -> tuple[Callable[[], Any], Any] | tuple[None, None]:
+    """(what returns this thread's levels of jax's transfer guard, the level that allows); (None, None) without."""
+    state, level = _GUARD.find(), _ALLOW.find()
+    return (None, None) if state is None or level is None else (state, level)

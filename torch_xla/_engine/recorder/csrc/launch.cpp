@@ -17,23 +17,49 @@ namespace py = pybind11;
 namespace torch_xla {
 namespace {
 
-// jax's switch for 64-bit types: on in this thread from enter() to leave(). To Python it is a context whose two methods
-// are C++, so that no interrupt comes between the switch and the note that it has to be switched back.
+// jax's options as our own calls of jax need them, and its guards of transfers open: in this thread from enter() to
+// leave(). To Python it is a context whose two methods are C++, so that no interrupt comes between a switch and the
+// note that it has to be switched back.
 class WideTypes {
  public:
-  WideTypes(py::object swap, py::object restore) : swap_(std::move(swap)), restore_(std::move(restore)) {}
-  void enter() { before_ = swap_(true); }
-  void leave() { restore_(std::exchange(before_, py::object())); }
+  WideTypes(py::list options, py::object guard, py::object allow)
+      : options_(std::move(options)), guard_(std::move(guard)), allow_(std::move(allow)) {}
+
+  void enter() {
+    for (const py::handle& option : options_) {
+      before_.append(option[py::int_(0)](option[py::int_(2)]));
+    }
+    if (guard_ && !guard_.is_none()) {
+      levels_ = guard_();
+      for (const char* kind : kKinds) {
+        before_.append(levels_.attr(kind));
+        levels_.attr(kind) = allow_;
+      }
+    }
+  }
+
+  void leave() {
+    const py::list before = std::exchange(before_, py::list());
+    for (size_t i = options_.size(); i < before.size(); ++i) {
+      levels_.attr(kKinds[i - options_.size()]) = before[i];
+    }
+    for (size_t i = options_.size(); i-- > 0;) {
+      options_[i][py::int_(1)](before[i]);
+    }
+  }
 
  private:
-  py::object swap_;     // new value -> old one
-  py::object restore_;  // old value -> None
-  py::object before_;
+  static constexpr const char* kKinds[] = {"host_to_device", "device_to_device", "device_to_host"};
+  py::list options_;  // of (new value -> old one, old value -> None, value)
+  py::object guard_;  // -> this thread's levels of the guards; may be None
+  py::object allow_;  // the level that allows
+  py::object levels_;
+  py::list before_;
 };
 
 class InWideTypes {
  public:
-  explicit InWideTypes(const Executable& executable) : types_(executable.swap_x64, executable.restore_x64) {
+  explicit InWideTypes(const Executable& executable) : types_(executable.options, executable.guard, executable.allow) {
     types_.enter();
   }
   ~InWideTypes() { types_.leave(); }
@@ -217,30 +243,21 @@ void bind_launch(py::module_& m, py::class_<Graph>& graph) {
   py::class_<Executable>(m, "Executable")
       .def(
           py::init([optional](const py::object& execute, const py::object& handlers, const py::object& call,
-                              const py::object& put, const py::object& swap_x64, const py::object& restore_x64,
-                              const py::object& number_avals, const py::object& number_arrays,
+                              const py::object& put, const py::list& options, const py::object& guard,
+                              const py::object& allow, const py::object& number_avals, const py::object& number_arrays,
                               const py::object& number_sharding, const py::object& number_devices,
                               std::vector<int64_t> sizes, int64_t extra, std::vector<uint32_t> shardings, bool tokens) {
-            return Executable{optional(execute),
-                              optional(handlers),
-                              optional(call),
-                              tokens,
-                              optional(put),
-                              optional(swap_x64),
-                              optional(restore_x64),
-                              number_avals,
-                              number_arrays,
-                              number_sharding,
-                              number_devices,
-                              std::move(sizes),
-                              extra,
-                              std::move(shardings)};
+            return Executable{
+                optional(execute), optional(handlers), optional(call),   tokens,       optional(put),
+                options,           optional(guard),    optional(allow),  number_avals, number_arrays,
+                number_sharding,   number_devices,     std::move(sizes), extra,        std::move(shardings)};
           }),
-          py::kw_only(), py::arg("execute"), py::arg("handlers"), py::arg("call"), py::arg("put"), py::arg("swap_x64"),
-          py::arg("restore_x64"), py::arg("number_avals"), py::arg("number_arrays"), py::arg("number_sharding"),
-          py::arg("number_devices"), py::arg("sizes"), py::arg("extra"), py::arg("shardings"), py::arg("tokens"));
+          py::kw_only(), py::arg("execute"), py::arg("handlers"), py::arg("call"), py::arg("put"), py::arg("options"),
+          py::arg("guard"), py::arg("allow"), py::arg("number_avals"), py::arg("number_arrays"),
+          py::arg("number_sharding"), py::arg("number_devices"), py::arg("sizes"), py::arg("extra"),
+          py::arg("shardings"), py::arg("tokens"));
   py::class_<WideTypes>(m, "WideTypes")
-      .def(py::init<py::object, py::object>(), py::arg("swap"), py::arg("restore"))
+      .def(py::init<py::list, py::object, py::object>(), py::arg("options"), py::arg("guard"), py::arg("allow"))
       .def("__enter__", &WideTypes::enter)
       .def("__exit__", [](WideTypes& types, const py::args&) { types.leave(); });
   m.def("exclusively", &exclusively);

@@ -28,8 +28,9 @@ struct Executable {
   bool tokens = false;        // `execute` can tell when the program has ended
 
   pybind11::object put;            // (aval, sharding, list of host arrays, devices) -> array
-  pybind11::object swap_x64;       // of jax's switch for 64-bit types, in this thread: new value -> old one
-  pybind11::object restore_x64;    // old value -> None
+  pybind11::list options;          // of jax, as `put` needs them: (new value -> old one, old value -> None, value)
+  pybind11::object guard;          // -> this thread's levels of jax's transfer guard; null without
+  pybind11::object allow;          // the level of it that allows
   pybind11::object number_avals;   // (floats', ints')
   pybind11::object number_arrays;  // (floats, ints): arrays to take where a program has no such numbers, or None
   pybind11::object number_sharding;
