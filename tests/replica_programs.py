@@ -244,6 +244,7 @@ def _rooted(world: int, rank: int, data: list[torch.Tensor], mine: torch.Tensor)
     dist.barrier()
     if world > 1:
         _smaller_groups(world, rank, data, mine)
+        _rings(world, rank)
 
 
 def _objects(world: int, rank: int, text: str) -> None:
@@ -283,6 +284,34 @@ def _smaller_groups(world: int, rank: int, data: list[torch.Tensor], mine: torch
         first = mine.clone()
         dist.broadcast(first, members[0][-1], group=groups[0])
         assert torch.equal(first.cpu(), data[members[0][-1]])
+
+
+def _rings(world: int, rank: int) -> None:
+    """Rings and exchanges in which each rank names its messages in an order of its own, device and host tensors."""
+    following, previous = (rank + 1) % world, (rank - 1) % world
+    for device in ("xla", "cpu"):
+        sent = torch.full((3,), float(rank), device=device)
+        for turn in range(2):
+            received = torch.zeros(3, device=device)
+            operations = [dist.P2POp(dist.isend, sent, following), dist.P2POp(dist.irecv, received, previous)]
+            for request in dist.batch_isend_irecv(operations if turn == 0 else operations[::-1]):
+                request.wait()
+            assert received.tolist() == [float(previous)] * 3
+            sent = received if turn else sent
+        received = torch.zeros(3, device=device)
+        request = dist.isend(sent + 1, following)
+        dist.recv(received, previous)
+        request.wait()
+        assert received.tolist() == [float((previous - 1) % world) + 1] * 3
+    # Everyone to everyone, twice to each, which keeps the order of the two; the barrier runs them.
+    others = [other for other in range(world) if other != rank]
+    buffers = {other: [torch.zeros(1, device="xla") for _ in range(2)] for other in others}
+    for turn in range(2):
+        for other in others if rank % 2 else reversed(others):
+            dist.irecv(buffers[other][turn], other)
+            dist.isend(torch.full((1,), 10.0 * rank + turn, device="xla"), other)
+    dist.barrier()
+    assert {k: [b.item() for b in v] for k, v in buffers.items()} == {k: [10.0 * k, 10.0 * k + 1] for k in others}
 
 
 def differentiable() -> None:

@@ -10,7 +10,8 @@ sent off at once, as on other devices: ranks need not read what they got. (``xm`
 DistributedDataParallel, wait for the step barrier and run with the step.) In a group that has not all ranks it runs on
 the devices of its members alone, so that the others need not take part. A tensor on the CPU travels through the device,
 and pickled objects (``all_gather_object`` and the like) do not: a device would compile a program for each size of them.
-The Work that a call returns is done: whoever reads the value waits for it.
+The Work that a call returns is done: whoever reads the value waits for it. Only sends and receives wait for ``wait()``,
+or the next collective, and run together then (see _point_to_point.py).
 """
 
 # torch declares a group's methods with several signatures; torch.distributed calls them with the one that is here.
@@ -33,7 +34,7 @@ from torch_xla._engine.execution.at_once import AtOnce
 from torch_xla._engine.job import coordination, replicas
 from torch_xla._engine.job import rendezvous as _rendezvous
 from torch_xla._engine.parallel import collectives
-from torch_xla.distributed import _ddp, _host, _uneven
+from torch_xla.distributed import _ddp, _host, _point_to_point, _uneven
 
 _REDUCTIONS = {
     dist.ReduceOp.SUM: "sum",
@@ -88,6 +89,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     # How collectives run.
 
     def _scope(self) -> AtOnce:
+        _point_to_point.run_pending()
         return AtOnce(self._groups is not None)
 
     def _reduction(self, op: Any) -> tuple[str, float]:
@@ -124,6 +126,7 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     def _said(self, tensors: Tensors) -> list[bytes]:
         """What each rank gave, by way of the host."""
+        _point_to_point.run_pending()
         return _host.exchange(self.group_name, self._ordinals, tensors)
 
     # The collectives, by the names that torch.distributed and its C++ parts call.
@@ -268,25 +271,20 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _done(outputs)
 
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> dist.Work:
-        self._passed(tensors[0], self._rank, target)
-        return _done(tensors)
+        (value,) = _on_xla(tensors[:1])
+        pair = self._ordinals[self._rank], self._ordinals[target]
+        return _point_to_point.note(_point_to_point.Message(*pair, value), tensors)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist.Work:
-        with torch.no_grad():
-            tensors[0].copy_(self._passed(torch.zeros_like(tensors[0]), source, self._rank))
-        return _done(tensors)
+        (value,) = _on_xla([torch.zeros_like(tensors[0])])
+        pair = self._ordinals[source], self._ordinals[self._rank]
+        return _point_to_point.note(_point_to_point.Message(*pair, value, tensors[0]), tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         raise NotImplementedError("xla process group: recv needs a source; XLA has no receiving from anyone")
 
-    def _passed(self, tensor: torch.Tensor, source: int, target: int) -> torch.Tensor:
-        """A program of two replicas. Both must come to it in the same order as to their others."""
-        pair = [self._ordinals[source], self._ordinals[target]]
-        (value,) = _on_xla([tensor])
-        with AtOnce(True):
-            return collectives.permute(value, [pair], collectives.Members([sorted(pair)]))
-
     def barrier(self, opts: Any = None) -> dist.Work:
+        _point_to_point.run_pending()
         _rendezvous.exchange(f"barrier {self.group_name}", b"", self._ordinals)
         return _done([])
 

@@ -1,0 +1,116 @@
+"""Sends and receives of torch.distributed, which run together when one of them is waited for.
+
+XLA runs a message as a program of its two replicas, and a replica runs its programs one after the other. In a ring
+(``isend`` to the next rank, ``irecv`` from the previous one) every rank names its send first, so the order of the calls
+cannot be the order of the programs: the two ranks of a message would come to different programs. So a message is only
+noted when it is called for. ``run_pending`` runs what is noted, in an order that is the same on all ranks:
+
+    by the lower rank of the two, the higher rank, the sender, and then in the order of the calls
+
+Two ranks never wait for each other then: of all messages that have not run, both ranks of the first one come to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.execution.at_once import AtOnce
+from torch_xla._engine.parallel import collectives
+
+
+@dataclass(eq=False)
+class Message:
+    """One send or receive of this rank. Noted, then run or failed; ``target``: where a received value goes.
+
+    ``source`` and ``receiver`` are ordinals of the job. The tensors are dropped when it has run.
+    """
+
+    source: int
+    receiver: int
+    value: torch.Tensor | None
+    target: torch.Tensor | None = None
+    error: BaseException | None = field(default=None, repr=False)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Its place among the messages of a batch; equal for those that keep the order of their calls."""
+        return min(self.source, self.receiver), max(self.source, self.receiver), self.source
+
+    def run(self) -> None:
+        """Runs the program of the two replicas."""
+        pair = [self.source, self.receiver]
+        assert self.value is not None
+        with AtOnce(True):
+            moved = collectives.permute(self.value, [pair], collectives.Members([sorted(pair)]))
+        if self.target is not None:
+            with torch.no_grad():
+                self.target.copy_(moved)
+
+
+_noted: list[Message] = []
+_lock = process_lock()
+_runs = threading.RLock()  # one thread at a time runs messages, in order
+
+
+def run_pending() -> None:
+    """Runs all messages that are noted. After an error the rest of them fails as well, where it is waited for."""
+    if not _noted:
+        return
+    with _runs:
+        with _lock:
+            batch = sorted(_noted, key=lambda message: message.order)
+            _noted.clear()
+        failed: BaseException | None = None
+        for message in batch:
+            try:
+                if failed is None:
+                    message.run()
+            except BaseException as error:
+                failed = error
+            message.error = failed
+            message.value = message.target = None
+        if failed is not None:
+            raise failed
+
+
+class MessageWork(dist.Work):
+    """The Work of one message: waiting for it runs all messages that are noted."""
+
+    def __init__(self, message: Message, result: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._message, self._result = message, result
+
+    def wait(self, timeout: Any = None) -> bool:
+        run_pending()
+        if self._message.error is not None:
+            raise self._message.error
+        return True
+
+    def is_completed(self) -> bool:
+        return self.wait()
+
+    def is_success(self) -> bool:
+        return self._message.error is None
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._result
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        self.wait()
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self._result)
+        return future
+
+
+def note(message: Message, result: list[torch.Tensor]) -> dist.Work:
+    """Notes a message, to run when it is waited for or at the next collective."""
+    with _lock:
+        _noted.append(message)
+    return MessageWork(message, result)
