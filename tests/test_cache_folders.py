@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,11 @@ from helpers import Counts, counts, run_script
 
 import torch_xla
 from tests import quickly
+from torch_xla._engine.base import private_folder
+from torch_xla._engine.base.settings import settings
 from torch_xla._engine.execution import compile_cache, programs
+from torch_xla._engine.handlers import library
+from torch_xla._engine.recorder import build
 
 CACHE = (
     "PersistentCacheHit",
@@ -171,3 +180,164 @@ def test_programs_are_not_named_by_files_that_changed_after_their_import(tmp_pat
     found = run_script(CHANGED_SOURCES, fresh="it imports a copy of the package", **variables).stdout.splitlines()
     assert run_script(RUN_COPY, fresh="it imports a copy of the package", **variables).stdout == "True\n"
     assert found == ["lock 2 0", "add 2 0", "touch 1 1", "edit 0 2", "upgrade 0 2"]
+
+
+# --- other owner, other umask ---
+
+_AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user: run it as root")
+
+#: Of another user: (uid, gid) of no entry in /etc/passwd.
+OTHER = 12345
+
+#: Becomes another user who may read every file (for Python itself may be root's alone), and write to none of root's.
+AS_OTHER = """
+    import ctypes, os
+    libc, head, bit = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(0x20080522, 0), 1 << 2
+    libc.prctl(8, 1, 0, 0, 0)  # keeps capabilities: CAP_DAC_READ_SEARCH
+    os.setgroups([]), os.setgid(12345), os.setuid(12345)
+    assert libc.capset(head, (ctypes.c_uint32 * 6)(bit if {reads} else 0, bit if {reads} else 0, bit, 0, 0, 0)) == 0
+    {reads} and libc.prctl(47, 2, 2, 0, 0)  # in programs that it starts, too
+    """
+
+
+def link_owned(cache: Path, uid: int, mode: int = 0o700) -> None:
+    """Copies the builds of this cache folder, as a user's who has built them: that takes up to half a minute."""
+    for extension in (build.the_recorder(), library.the_kernels()):
+        source = build.built(extension)
+        target = cache / source.relative_to(settings.cache_dir)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+    for path in [cache, *cache.rglob("*")]:
+        path.chmod(mode)
+        os.chown(path, uid, uid)
+
+
+IMPORT = """
+    import pathlib, warnings
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        import torch_xla
+        from torch_xla._engine import recorder
+        from torch_xla._engine.execution import compile_cache
+        library = recorder.module().__file__
+        files = compile_cache._in_use()
+    print(library, files.folder if files else None)
+    print(*(warning.message for warning in said if "torch_xla" in str(warning.message)), sep="\\n")
+    """
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """An empty folder that other users may come to, and leave files in, as in /tmp."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        yield Path(folder)
+
+
+def run_as_other(code: str, folder: Path, reads: bool = True, **env: str) -> list[str]:
+    """Runs the code as another user whose temporary folder this is; without ``reads`` he may not read root's files."""
+    script = textwrap.dedent(AS_OTHER.format(reads=reads)) + textwrap.dedent(code)
+    variables = {"TMPDIR": str(folder), "XDG_CACHE_HOME": "", **env}
+    script = 'os_environ = __import__("os").environ; del os_environ["XLA_PERSISTENT_CACHE_PATH"]\n' + script
+    done = run_script(script, fresh="it imports torch_xla as another user" if reads else None, **variables)
+    return done.stdout.splitlines()
+
+
+@_AS_ROOT
+def test_a_user_without_a_home(reachable: Path) -> None:
+    """As in a container that is run with --user 12345: no entry in /etc/passwd, no HOME."""
+    own = reachable / f"torch_xla-{OTHER}"
+    link_owned(own, OTHER)
+    first, *said = run_as_other('    os.environ.pop("HOME")' + IMPORT, reachable, CXX="none")
+    library_path, programs_path = map(Path, first.split())
+    assert library_path.is_relative_to(own / "recorder") and programs_path == own / "programs" and said == [""]
+    assert own.stat().st_mode & 0o777 == programs_path.stat().st_mode & 0o777 == 0o700
+
+
+@_AS_ROOT
+def test_two_users_with_one_cache_folder(reachable: Path) -> None:
+    """The second one falls back to a folder of his own, and is told; the first one had a umask of 077."""
+    shared, own = reachable / "shared", reachable / f"torch_xla-{OTHER}"
+    link_owned(shared, OTHER + 1)
+    link_owned(own, OTHER)
+    (reachable / "home").mkdir()  # root's
+    variables = {"TORCH_XLA_CACHE_DIR": str(shared), "HOME": str(reachable / "home")}
+    first, *said = run_as_other(IMPORT, reachable, CXX="none", **variables)
+    assert [Path(path).is_relative_to(own) for path in first.split()] == [True, True]
+    assert len(said) == 2 and all(f"{shared} belongs to another user" in line for line in said)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    folder = tmp_path / "cache"
+    private_folder.make(folder / "recorder", folder)
+    return folder
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+def test_folders_are_made_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        private_folder.make(tmp_path / "a" / "b" / "c", tmp_path / "a")
+        private_folder.make_readable(tmp_path / "d" / "e")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert modes == {"a": 0o700, "b": 0o700, "c": 0o700, "d": 0o755 & ~umask, "e": 0o755 & ~umask}
+
+
+def test_an_own_folder_that_others_may_write_to_is_closed_or_refused(cache: Path) -> None:
+    (cache / "recorder").chmod(0o777)
+    with pytest.raises(PermissionError, match=f"others than this user may write to {cache / 'recorder'}"):
+        private_folder.check(cache / "recorder", cache, close=False)
+    private_folder.make(cache / "recorder", cache)
+    assert (cache / "recorder").stat().st_mode & 0o777 == 0o755
+
+
+#: Who owns the cache folder and its mode, who owns the folder below it and its mode; whether it is used.
+OWNERS = [
+    ("own", 0, 0o700, 0, 0o700, True),
+    ("shared by the user", 0, 0o777, 0, 0o700, True),
+    ("as /tmp", 0, 0o1777, 0, 0o700, True),
+    ("planted in one as /tmp", 0, 0o1777, OTHER, 0o755, False),
+    ("foreign", OTHER, 0o755, 0, 0o700, False),
+    ("foreign, as /tmp", OTHER, 0o1777, 0, 0o700, False),
+    ("foreign below", 0, 0o700, OTHER, 0o700, False),
+]
+
+
+@_AS_ROOT
+@pytest.mark.parametrize(("top", "mode", "below", "mode_below", "is_used"), [case[1:] for case in OWNERS],
+                         ids=[case[0] for case in OWNERS])  # fmt: skip
+def test_folders_of_others_are_refused(
+    cache: Path, top: int, mode: int, below: int, mode_below: int, is_used: bool
+) -> None:
+    cache.chmod(mode), (cache / "recorder").chmod(mode_below)
+    os.chown(cache, top, top), os.chown(cache / "recorder", below, below)
+    with nullcontext() if is_used else pytest.raises(PermissionError, match=r"belongs to another user \(uid 12345\)"):
+        private_folder.make(cache / "recorder", cache)
+
+
+@pytest.mark.parametrize("kind", ["writable", "foreign"])
+def test_a_library_that_others_may_write_to_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It is built again in its place; so are those of the CPU kernels, which are built by the same function."""
+    if kind == "foreign" and os.geteuid() != 0:
+        pytest.skip("only root can give a file away: run it as root")
+    (tmp_path / "csrc").mkdir()
+    extension = build.Extension("standin", tmp_path / "csrc", tmp_path / "cache", is_module=False)
+    compiler = build.find_compiler()
+    assert compiler is not None
+    planted = extension.home() / build.identity(compiler) / "standin.so"
+    private_folder.make(planted.parent, extension.cache)
+    planted.write_text("planted")
+    os.chown(planted, OTHER, OTHER) if kind == "foreign" else planted.chmod(0o666)
+
+    def compile_extension(job: build.Job, compiler: list[str], lock: int) -> None:
+        planted.unlink()
+        job.library.write_text("built")
+
+    monkeypatch.setattr(build, "compile_extension", compile_extension)
+    assert build.built(extension) == planted and planted.read_text() == "built"
+    assert (extension.home() / "lock").stat().st_mode & 0o777 == 0o600

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torch_xla._engine.aot.compiler import Compiled
+from torch_xla._engine.base import private_folder
 from torch_xla._engine.execution.program_files import ProgramFiles
 
 
@@ -17,7 +18,7 @@ def fill(folder: Path, compiled: Compiled) -> Path | None:
 
     Raises OSError, and what jax raises where a compiler cannot give its executables away.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder.make_readable(folder)
     files = ProgramFiles(folder, readonly=False)
     places = compiled.lowered.target.devices[: compiled.lowered.chips]
     file = files.file(compiled.lowered.stage.as_text(), places)

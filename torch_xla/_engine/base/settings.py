@@ -13,6 +13,7 @@ module imports nothing of torch.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,13 @@ def _weight(text: str) -> float:
     return value
 
 
+def _folder(text: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:  # the user has no home
+        raise ValueError(text) from error
+
+
 FLAG = Kind(_flag, "1 or 0 (also true/false, yes/no, on/off)")
 COUNT = Kind(_at_least(1), "an integer of at least 1")
 NUMBER = Kind(_at_least(0), "an integer of at least 0")
@@ -102,7 +110,7 @@ NAMES_OR_NONE: Kind[str | None] = Kind(str, "names with commas between them, or 
 FRACTIONS = Kind(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
 WEIGHT = Kind(_weight, "a number of at least 0 and below 1")
 DEVICE_KIND: Kind[str] = Kind(str.upper, "the name of a kind of device")
-FOLDER = Kind(lambda text: Path(text).expanduser().absolute(), "the path of a folder")
+FOLDER = Kind(_folder, "the path of a folder")
 FOLDER_OR_NONE = _or_none(FOLDER)
 #: None: not set. An empty path: none is wanted.
 FOLDER_OR_EMPTY: Kind[Path | None] = Kind(
@@ -156,6 +164,14 @@ class Variable(Generic[T]):
             return self.kind.parse(text)
         except ValueError:
             raise ValueError(f"environment variable {source}={text!r} is not {self.kind.form}") from None
+
+
+def _has_home() -> bool:
+    try:
+        Path.home()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Settings:
@@ -337,8 +353,19 @@ class Settings:
 
     @property
     def cache_dir(self) -> Path:
-        """The folder for files that torch_xla keeps between runs. It need not exist yet."""
-        return self.TORCH_XLA_CACHE_DIR or self.XDG_CACHE_HOME / "torch_xla"
+        """The folder for files that torch_xla keeps between runs. It need not exist yet.
+
+        The temporary one for a user without a home, as in a container that is run with --user 1234.
+        """
+        if self.TORCH_XLA_CACHE_DIR is not None:
+            return self.TORCH_XLA_CACHE_DIR
+        if Settings.XDG_CACHE_HOME.source() is None and not _has_home():
+            return self.temporary_cache_dir()
+        return self.XDG_CACHE_HOME / "torch_xla"
+
+    def temporary_cache_dir(self) -> Path:
+        """Return the folder that stands in for ``cache_dir`` where that cannot be used."""
+        return Path(tempfile.gettempdir()) / f"torch_xla-{os.geteuid()}"
 
 
 def variables() -> Iterator[Variable[Any]]:

@@ -14,7 +14,6 @@ variables say is read when the first device is used (preloading.py); a compilati
 from __future__ import annotations
 
 import os
-import stat
 import time
 import warnings
 from collections import Counter
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import jax
 
-from torch_xla._engine.base import xla_flags
+from torch_xla._engine.base import private_folder, xla_flags
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import journal, metrics
@@ -63,7 +62,7 @@ def in_use() -> ProgramFiles | None:
 
 def _open(folder: Path, readonly: bool) -> ProgramFiles:
     if not readonly:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder.make_readable(folder)
     elif not folder.is_dir():
         raise FileNotFoundError(f"persistent compilation cache: the folder {folder}, to be read only, does not exist")
     return ProgramFiles(folder, readonly, _limit(0))
@@ -76,23 +75,36 @@ def _limit(usual: int) -> int | None:
 
 def _users_own() -> ProgramFiles | None:
     """The folder that is used where none is named; None, said in a warning, where there cannot be one."""
-    folder, readonly = settings.cache_dir / "programs", settings.XLA_PERSISTENT_CACHE_READ_ONLY
-    if readonly and not folder.is_dir():
-        return None
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = folder.stat()
-        if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError(f"others than this user may write to {folder}, and loading a program runs it")
-        if not os.access(folder, os.R_OK | os.X_OK | (0 if readonly else os.W_OK)):
-            raise PermissionError(f"this user may not write to {folder}")
-    except OSError as error:
-        _warn(
-            f"compiled programs are not kept for the next process: {error}. XLA_PERSISTENT_CACHE_PATH names another "
-            "folder; set to nothing, it turns this off"
-        )
-        return None
-    return ProgramFiles(folder, readonly, _limit(_USUAL_LIMIT))
+    readonly = settings.XLA_PERSISTENT_CACHE_READ_ONLY
+    refused: list[OSError] = []
+    for cache in private_folder.cache_folders(settings.cache_dir):
+        folder = cache / "programs"
+        try:
+            if readonly and not folder.is_dir():
+                return None
+            _check_users_own(folder, cache, readonly)
+        except OSError as error:
+            refused.append(error)
+            if private_folder.is_own(folder):  # which this user has opened to others
+                break
+            continue
+        if refused:
+            _warn(f"compiled programs are kept in {folder}: {refused[0]}. {_ANOTHER_FOLDER}")
+        return ProgramFiles(folder, readonly, _limit(_USUAL_LIMIT))
+    _warn(f"compiled programs are not kept for the next process: {refused[0]}. {_ANOTHER_FOLDER}")
+    return None
+
+
+_ANOTHER_FOLDER = "XLA_PERSISTENT_CACHE_PATH names another folder; set to nothing, it turns this off"
+
+
+def _check_users_own(folder: Path, cache: Path, readonly: bool) -> None:
+    if readonly:
+        private_folder.check(folder, cache, close=False)
+    else:
+        private_folder.make(folder, cache, close=False)
+    if not os.access(folder, os.R_OK | os.X_OK | (0 if readonly else os.W_OK)):
+        raise PermissionError(f"this user may not write to {folder}")
 
 
 def _in_use() -> ProgramFiles | None:

@@ -99,4 +99,4 @@ def _load() -> Library | None:
             stacklevel=2,
         )
         return None
-    return Library(extension.home().name, functions)
+    return Library(path.parent.parent.name, functions)  # the sources may have changed since

@@ -19,14 +19,16 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
+from torch_xla._engine.base import private_folder, sources
 from torch_xla._engine.base.compilers import INSTALL_COMPILER, find_compiler, missing
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.base.status_line import StatusLine
@@ -61,17 +63,28 @@ class Extension:
 
     def units(self) -> list[Path]:
         """The files to compile, in a fixed order."""
-        return sorted(self.sources.glob("*.cpp"))
+        return sources.list_files(self.sources, "*.cpp")
+
+    def files(self) -> list[Path]:
+        """All files that the library is made of, in a fixed order."""
+        return sources.list_files(self.sources, "*.cpp", "*.h")
 
     def home(self) -> Path:
-        """The folder of all builds of these sources for this torch and this Python."""
+        """The folder of all builds of these sources for this torch and this Python. Raises RecorderBuildError."""
         digest = hashlib.blake2b((" ".join(FLAGS) + self.headers).encode(), digest_size=8)
-        for file in sorted([*self.units(), *self.sources.glob("*.h")]):
-            content = file.read_bytes()
+        for file in self.files():
+            content = self._read(file)
             digest.update(f"\0{file.name}\0{len(content)}\0".encode() + content)
         # The suffix of extension modules names Python's version, build variant and platform.
         abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
         return self.cache / self.what.replace(" ", "_") / f"torch-{torch.__version__}-{abi}-{digest.hexdigest()}"
+
+    def _read(self, file: Path) -> bytes:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            advice = "A file of the package cannot be read: install torch_xla again."
+            raise RecorderBuildError(f"torch_xla cannot build its {self.what}: {error}\n  {advice}") from error
 
 
 def load_recorder() -> ModuleType:
@@ -99,9 +112,36 @@ def load_extension(extension: Extension) -> ModuleType:
 
 def built(extension: Extension) -> Path:
     """The library, built before where no build fits. Raises RecorderBuildError."""
-    home = extension.home()
-    compiler = find_compiler()
-    return _existing(extension, home, compiler) or _build_once(extension, home, compiler)
+    what, brought = extension.what, _brought(extension)
+    if brought is not None:
+        return brought
+    refused: list[OSError] = []
+    for cache in private_folder.cache_folders(extension.cache):
+        try:
+            library = _built_in(replace(extension, cache=cache))
+        except OSError as error:
+            refused.append(error)
+            continue
+        if refused:
+            _warn_of_fallback(what, refused[0], cache)
+        return library
+    advice = "Set TORCH_XLA_CACHE_DIR to a folder that can be written to, and that is this user's."
+    raise RecorderBuildError(f"torch_xla cannot store its {what}: {refused[0]}\n  {advice}") from refused[0]
+
+
+def _warn_of_fallback(what: str, error: OSError, cache: Path) -> None:
+    warnings.warn(
+        f"torch_xla: the {what} is kept in {cache}: {error}. Set TORCH_XLA_CACHE_DIR to a folder of this user's.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _built_in(extension: Extension) -> Path:
+    """The library in the extension's cache folder. Raises RecorderBuildError, and OSError where that cannot be used."""
+    stamps = sources.stamp_files(extension.files())
+    home, compiler = extension.home(), find_compiler()
+    return _existing(extension, home, compiler) or _build_once(extension, home, compiler, stamps)
 
 
 def store_in_package(extension: Extension, library: Path) -> Path:
@@ -120,39 +160,50 @@ def _in_package(extension: Extension, home: Path) -> Path:
     return extension.sources.parent / _IN_PACKAGE / home.name
 
 
+def _brought(extension: Extension) -> Path | None:
+    """The build that the package brings, which is trusted as the package is."""
+    found = sorted(_in_package(extension, extension.home()).glob(f"*/{extension.name}.so"))
+    return found[0] if found else None
+
+
 def _existing(extension: Extension, home: Path, compiler: list[str] | None) -> Path | None:
-    """A complete build to use: one of the package; this compiler's; or where no compiler is left, anyone's."""
-    brought = sorted(_in_package(extension, home).glob(f"*/{extension.name}.so"))
-    if brought:
-        return brought[0]
-    if compiler is None:
-        return next(iter(sorted(home.glob(f"*/{extension.name}.so"))), None)
-    library = home / identity(compiler) / f"{extension.name}.so"
-    return library if library.exists() else None
+    """A complete build to use: this compiler's; or where no compiler is left, anyone's.
+
+    Raises PermissionError where others may write to the folder.
+    """
+    name = f"{extension.name}.so"
+    found = sorted(home.glob(f"*/{name}")) if compiler is None else [home / identity(compiler) / name]
+    for library in found:
+        try:
+            private_folder.check(library.parent, extension.cache)
+        except FileNotFoundError:
+            continue
+        if private_folder.is_trusted_file(library):
+            return library
+    return None
 
 
-def _build_once(extension: Extension, home: Path, compiler: list[str] | None) -> Path:
-    """Builds, or waits for the process that does. Returns the path of the library."""
+def _build_once(
+    extension: Extension, home: Path, compiler: list[str] | None, stamps: dict[Path, tuple[int, ...] | None]
+) -> Path:
+    """Builds, or waits for the process that does. Returns the path of the library. Raises OSError."""
+    private_folder.make(home, extension.cache)
     if compiler is None:
         found = f"{missing()} was not found.\n  {INSTALL_COMPILER}"
         raise RecorderBuildError(f"torch_xla cannot build its {extension.what}: {found}")
     library = home / identity(compiler) / f"{extension.name}.so"
-    try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(home / "lock", extension.what) as lock:
-            if not library.exists():
-                job = Job(extension.units(), library, extension.what, extension.is_module, extension.includes)
-                compile_extension(job, compiler, lock)
-    except OSError as error:
-        advice = "Set TORCH_XLA_CACHE_DIR to a folder that can be written to."
-        raise RecorderBuildError(f"torch_xla cannot store its {extension.what}: {error}\n  {advice}") from error
+    private_folder.make(library.parent, extension.cache)
+    with _lock(home / "lock", extension.what) as lock:
+        if not private_folder.is_trusted_file(library):
+            units, what, includes = extension.units(), extension.what, extension.includes
+            compile_extension(Job(units, library, what, extension.is_module, includes, stamps), compiler, lock)
     return library
 
 
 @contextmanager
 def _lock(path: Path, what: str) -> Iterator[int]:
     """Holds the lock on ``path`` for this process; gives its descriptor. Says so where it has to wait."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         with StatusLine(f"waiting for another process that builds the {what}") as status:
             while not _try_lock(descriptor):

@@ -17,10 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch_xla._engine.base import versions
+from torch_xla._engine.base.private_folder import is_trusted_file
 from torch_xla._engine.base.status_line import StatusLine
 
 FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden", "-fno-math-errno")
@@ -33,12 +34,17 @@ _ERROR_LINES = 12  # lines of compiler output worth showing: the first error and
 _CHILD = """
 import json, os, shutil, sys
 job = json.loads(sys.argv[1])
+os.umask(os.umask(0o077) | 0o022)
 sys.path[:] = job["path"]
 from torch.utils.cpp_extension import load
 load(
     job["name"], job["sources"], extra_cflags=job["flags"], build_directory=job["folder"],
     extra_include_paths=job["includes"], is_python_module=job["is_module"],
 )
+for file, stamp in job["stamps"]:
+    info = os.stat(file)
+    if stamp != [info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]:
+        sys.exit(f"error: {file} has changed while it was compiled; import torch_xla again")
 os.replace(os.path.join(job["folder"], job["name"] + ".so"), job["target"])
 shutil.rmtree(job["folder"], ignore_errors=True)
 """
@@ -88,6 +94,7 @@ class Job:
     what: str  # it is, in messages
     is_module: bool = True
     includes: tuple[str, ...] = ()
+    stamps: dict[Path, tuple[int, ...] | None] = field(default_factory=dict)  # of the sources that the name is made of
 
 
 def compile_extension(work: Job, compiler: list[str], lock: int) -> None:
@@ -105,6 +112,7 @@ def compile_extension(work: Job, compiler: list[str], lock: int) -> None:
             "sources": [str(path) for path in _combined(work.units, Path(folder))],
             "flags": FLAGS,
             "includes": work.includes,
+            "stamps": [(str(file), stamp) for file, stamp in work.stamps.items()],
             "is_module": work.is_module,
             "folder": folder,
             "target": str(library),
@@ -112,7 +120,7 @@ def compile_extension(work: Job, compiler: list[str], lock: int) -> None:
         }
         environment = os.environ | {"CXX": _one_word(compiler, Path(folder)), "PATH": path}
         output = _run(work.what, [sys.executable, "-W", "ignore", "-c", _CHILD, json.dumps(job)], environment, lock)
-    if not library.exists():
+    if not is_trusted_file(library):
         raise RecorderBuildError(_explain(output or "(no output: the process that builds was killed)", work.what))
 
 
