@@ -175,6 +175,7 @@ IN_TESTS_OF_THEIR_OWN = {
     "TORCH_XLA_STORM": "test_storms.py::test_environment",
     "TORCH_XLA_FIRST_RUN": "test_storms.py::test_environment",
     "TORCH_XLA_CPU_KERNELS": "test_cpu_kernels.py::test_off",
+    "TORCH_XLA_KEEP_HEAP": "test_memory.py::test_the_users_own_arrays_may_stay_with_the_process",
     "XLA_FALLBACK_WARN": "test_fallback.py::test_warnings_can_be_turned_off",
     "XLA_METRICS_SAMPLES": "test_metrics.py::test_settings",
     "XLA_METRICS_PERCENTILES": "test_metrics.py::test_settings",

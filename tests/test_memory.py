@@ -216,3 +216,46 @@ print("pages", round(statistics.median(found[1:]) / 1000))
 def test_memory_is_found_again(script: str, environment: dict[str, str], pages: int) -> None:
     output = run_script(script, TORCH_XLA_FIRST_RUN="compile", **environment).stdout
     assert int(output.split("pages")[1]) == pages, output
+
+
+#: Prints how many MB of numpy arrays of so many MB each are resident when they have been freed.
+_FREED = """
+import gc, os, pathlib, re
+import numpy as np, torch, torch_xla
+
+def resident():
+    return int(re.search(r"VmRSS:\\s+([0-9]+)", pathlib.Path("/proc/self/status").read_text())[1]) / 1024
+
+def left_of_arrays(megabytes, count):
+    before = resident()
+    arrays = [np.ones(megabytes << 17) for _ in range(count)]
+    del arrays
+    return resident() - before
+
+x = torch.ones(int(os.environ["SIZE"]) << 18).to("xla")
+y = x * 2 + 1
+torch_xla.sync(wait=True)
+del x, y
+gc.collect()
+print(round(left_of_arrays(24, 3)), round(left_of_arrays(200, 1)))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+@pytest.mark.parametrize("keeps", ["1", "0"])
+def test_the_users_own_arrays_may_stay_with_the_process(keeps: str) -> None:
+    """Up to the size of what programs have used, as documented with the setting; none of them where it is off."""
+    by_size = {
+        size: [
+            int(part)
+            for part in run_script(
+                _FREED, SIZE=str(size), TORCH_XLA_KEEP_HEAP=keeps, TORCH_XLA_FIRST_RUN="compile"
+            ).stdout.split()
+        ]
+        for size in (1, 240)
+    }
+    assert by_size[1][1] < 8, "larger than any block of a program: unmapped when it is freed"
+    if keeps == "0":
+        assert max(by_size[1][0], *by_size[240]) < 8
+    else:
+        assert 32 < by_size[1][0] <= 80 and by_size[240][0] > 32

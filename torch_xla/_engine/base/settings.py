@@ -254,6 +254,12 @@ class Settings:
     TORCH_XLA_CPU_KERNELS = Variable(
         FLAG, "1", "programs on the CPU call torch's own kernels where these are faster: convolutions, some gradients"
     )
+    TORCH_XLA_KEEP_HEAP = Variable(
+        FLAG,
+        "1",
+        "memory that programs on the CPU have freed stays with the process, to be used again, and with it that of the "
+        "user's own arrays up to the size of a program's largest block; 0: malloc decides",
+    )
     XLA_FALLBACK_WARN = Variable(FLAG, "1", "warn once for each operation that runs on the CPU instead")
 
     XLA_METRICS_SAMPLES = Variable(COUNT, "1024", "latest samples a metric keeps for its percentiles")

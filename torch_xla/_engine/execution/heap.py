@@ -14,7 +14,10 @@ That is of the heap of Python's main thread. Others, as those of XLA and of ATen
 which malloc gives back as soon as nothing in them is used, whatever was said of free memory. It does not where it is to
 have as much at hand for the next block (M_TOP_PAD): address space, of which the system finds what is used.
 
-Where the user told malloc what to do (GLIBC_TUNABLES, MALLOC_..._), or malloc is another, nothing is changed.
+The heap is the whole process's: what the user's own code frees stays as well, up to the same bounds. Beside programs
+with blocks of 240 MB up to 200 MB of a freed numpy array of 200 MB stay resident; beside small programs none of it does,
+but 64 of 72 MB of arrays of 24. TORCH_XLA_KEEP_HEAP=0 turns this off; where the user told malloc what to do
+(GLIBC_TUNABLES, MALLOC_..._), or malloc is another, nothing is changed.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import os
 from collections.abc import Callable
 
 from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import memory
 from torch_xla._engine.diagnostics.observer import Sizes
 
@@ -44,7 +48,7 @@ def keep(sizes: Sizes) -> None:
     """What a program gives back stays with the process from now on, to be used again."""
     global _large, _free
     mallopt = _function("mallopt")
-    if mallopt is None or _user_decides():
+    if mallopt is None or not settings.TORCH_XLA_KEEP_HEAP or _user_decides():
         return
     blocks = [size for size in (*sizes.results, sizes.temporary) if size <= _most()]
     with _lock:
