@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import tempfile
 import textwrap
@@ -18,7 +20,7 @@ import torch_xla
 from tests import quickly
 from torch_xla._engine.base import private_folder
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.execution import compile_cache, programs
+from torch_xla._engine.execution import compile_cache, program_files, programs
 from torch_xla._engine.handlers import library
 from torch_xla._engine.recorder import build
 
@@ -341,3 +343,117 @@ def test_a_library_that_others_may_write_to_is_not_loaded(
     monkeypatch.setattr(build, "compile_extension", compile_extension)
     assert build.built(extension) == planted and planted.read_text() == "built"
     assert (extension.home() / "lock").stat().st_mode & 0o777 == 0o600
+
+
+# --- leftovers of a run that was killed ---
+
+
+@pytest.mark.parametrize("limit", [None, 1 << 30])
+def test_what_killed_processes_were_writing_is_removed(folder: Path, limit: int | None) -> None:
+    """After an hour: until then another process may be writing it."""
+    old, new = folder / f"{'0' * 64}.1.2", folder / f"{'1' * 64}.1.2"
+    for part in (old, new):
+        part.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    program_files.ProgramFiles(folder, False, limit).note(folder / f"{'2' * 64}.graph", KNOWN)
+    assert not old.exists() and new.exists()
+
+
+KNOWN = program_files.KnownGraph(Path(f"{'3' * 64}.xla"), {})
+
+
+# --- everything that the package writes ---
+
+#: Modules that write files or make folders, and the tests of a folder that is not empty.
+WRITERS = {
+    "_engine/aot/compiler.py": "a new temporary folder",
+    "_engine/aot/filling.py": "test_cache_folders.py::test_folders_are_made_private_whatever_the_umask",
+    "_engine/base/atomic_file.py": "test_checkpoint_folders.py",
+    "_engine/base/private_folder.py": "test_cache_folders.py::test_folders_are_made_private_whatever_the_umask",
+    "_engine/device/plugins.py": "a new temporary folder",
+    "_engine/diagnostics/analysis.py": "test_cache_folders.py::test_reports_of_a_second_run",
+    "_engine/diagnostics/metrics_file.py": "test_cache_folders.py::test_reports_of_a_second_run",
+    "_engine/execution/compile_cache.py": "test_cache_folders.py::test_two_users_with_one_cache_folder",
+    "_engine/execution/dump.py": "test_cache_folders.py::test_reports_of_a_second_run",
+    "_engine/execution/program_files.py": "test_cache_folders.py::test_what_killed_processes_were_writing_is_removed",
+    "_engine/patches/pickling.py": "what the user gives to torch.save",
+    "_engine/recorder/build.py": "test_cache_folders.py::test_a_library_that_others_may_write_to_is_not_loaded",
+    "_engine/recorder/toolchain.py": "test_build.py::test_killed_build_leaves_nothing_in_the_way",
+    "aot/command.py": "files that the command names",
+    "core/_ordinals.py": "a buffer in memory",
+    "core/transfers.py": "test_checkpoint_folders.py",
+    "debug/graph.py": "a file that the command names",
+    "debug/graph_saver.py": "a file that the user names",
+    "debug/model_comparator.py": "test_cache_folders.py::test_reports_of_a_second_run",
+    "debug/step_report.py": "a file that the user names",
+    "distributed/_processes.py": "a new temporary folder",
+    "distributed/fsdp/state_dict_utils.py": "test_checkpoint_folders.py",
+    "experimental/distributed_checkpoint/manager.py": "test_checkpoint_folders.py",
+    "stablehlo/bundle.py": "test_checkpoint_folders.py",
+    "utils/serialization.py": "test_checkpoint_folders.py",
+    "utils/utils.py": "a new temporary folder",
+}
+
+_CALLS = {
+    "mkdir", "makedirs", "mkdtemp", "mkstemp", "NamedTemporaryFile", "TemporaryDirectory", "write_text", "write_bytes",
+    "touch", "symlink_to", "replacing", "make_readable", "savez",
+}  # fmt: skip
+
+
+def _writes(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if name == "make":
+        return owner == "private_folder"
+    if name == "save":
+        return owner in ("torch", "np", "numpy")
+    if name != "open":
+        return name in _CALLS
+    words = [part.value for part in (*call.args, *(k.value for k in call.keywords)) if isinstance(part, ast.Constant)]
+    is_writing = any(isinstance(word, str) and re.fullmatch(r"[rbt]*[wax+][bt+]*", word) for word in words)
+    return is_writing or "O_CREAT" in ast.unparse(call)
+
+
+def test_every_writer_has_a_test_of_a_folder_that_is_not_empty() -> None:
+    """A new module that writes files, or makes folders, is missing in the table until it has one."""
+    package = Path(torch_xla.__file__).parent
+    found = {
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and _writes(node)
+    }
+    assert found == set(WRITERS)
+    tests = [entry.partition("::") for entry in WRITERS.values() if entry.startswith("test_")]
+    for file, _, name in tests:
+        if file != "test_checkpoint_folders.py":
+            assert f"def {name}(" in (Path(__file__).parent / file).read_text()
+
+
+REPORTS = """
+    import torch, torch_xla
+    from torch_xla.debug import model_comparator
+
+    x = torch.ones(4).to("xla") * 2
+    model_comparator.save("x", x)
+    torch_xla.sync()
+    """
+
+
+def test_reports_of_a_second_run(tmp_path: Path) -> None:
+    """Files are appended to; those of a tensor are written again. A umask counts."""
+    variables = {
+        "XLA_METRICS_FILE": tmp_path / "metrics",
+        "PT_XLA_DEBUG_FILE": tmp_path / "analysis",
+        "XLA_SAVE_TENSORS_FILE": tmp_path / "graphs",
+        "MODELCMP_SAVEDIR": tmp_path / "tensors",
+    }
+    environment = {name: str(path) for name, path in variables.items()} | {"PT_XLA_DEBUG": "1"}
+    sizes = []
+    for umask in ("077", "022"):
+        run_script(f"    import os; os.umask(0o{umask})" + REPORTS, **environment)
+        files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+        assert all(path.stat().st_mode & 0o077 == 0 for path in files), "none is made anew"
+        sizes.append({path.name: path.stat().st_size for path in files})
+    assert len(sizes[0]) == 4 and sizes[0].keys() == sizes[1].keys()
+    assert all(sizes[1][name] > size for name, size in sizes[0].items() if "x" not in name.split("."))

@@ -14,9 +14,9 @@ That is of the heap of Python's main thread. Others, as those of XLA and of ATen
 which malloc gives back as soon as nothing in them is used, whatever was said of free memory. It does not where it is to
 have as much at hand for the next block (M_TOP_PAD): address space, of which the system finds what is used.
 
-The heap is the whole process's: what the user's own code frees stays as well, up to the same bounds. Beside programs
-with blocks of 240 MB up to 200 MB of a freed numpy array of 200 MB stay resident; beside small programs none of it does,
-but 64 of 72 MB of arrays of 24. TORCH_XLA_KEEP_HEAP=0 turns this off; where the user told malloc what to do
+The heap is the whole process's: what the user's own code frees stays as well, up to the same bounds. Of a freed numpy
+array of 200 MB up to all stays resident beside programs with blocks of 240 MB, and nothing beside small programs; of
+three arrays of 24 MB 64 MB stay. TORCH_XLA_KEEP_HEAP=0 turns this off; where the user told malloc what to do
 (GLIBC_TUNABLES, MALLOC_..._), or malloc is another, nothing is changed.
 """
 

@@ -18,6 +18,7 @@ process-wide jax configuration, which belongs to the user.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -108,6 +109,15 @@ class Room:
             programs += path.endswith(".xla")
             _remove(path)
         return programs
+
+
+@functools.cache
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes were writing to a folder without a limit; once in a process."""
+    now = time.time()
+    for entry, info in _entries(folder):
+        if _PART.fullmatch(entry.name) and now - info.st_mtime > _PART_LIVES:
+            _remove(entry.path)
 
 
 def _entries(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
@@ -250,7 +260,10 @@ class ProgramFiles:
             part.replace(file)  # at once, for processes that are reading
         finally:
             part.unlink(missing_ok=True)
-        return self._room.added(self.folder, len(data)) if self._room else 0
+        if self._room:
+            return self._room.added(self.folder, len(data))
+        _remove_leftovers(self.folder)
+        return 0
 
 
 def _header(name: str, data: bytes) -> bytes:
