@@ -196,3 +196,95 @@ def test_every_lock_of_a_module_is_free_in_a_child() -> None:
                 found.append(f"{file.relative_to(ROOT)}:{number}: {line}")
     # Of the launcher's own process, which forks nothing.
     assert [line.partition(":")[0] for line in found] == ["torch_xla/distributed/launcher/process.py"], found
+
+
+#: Forks while a task of a worker is running and others wait. The child ends as programs do, with work of its own.
+IN_FLIGHT = """
+import gc; gc.unfreeze()
+import os, sys, tempfile, threading, time, warnings
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+from torch_xla.experimental.distributed_checkpoint import CheckpointManager, _storage
+from torch_xla.utils.closures import AsyncClosureHandler
+
+warnings.filterwarnings("ignore", r".*os\\.fork\\(\\) was called", RuntimeWarning)
+warnings.filterwarnings("ignore", r".*use of fork\\(\\) may lead to deadlocks", DeprecationWarning)
+begun, go, failing, done = threading.Event(), threading.Event(), AsyncClosureHandler(), []
+values, parent = torch.ones(3, device="xla"), os.getpid()
+
+def hold(*args):
+    begun.set()
+    assert go.wait(60)
+
+handler = AsyncClosureHandler(2)
+{start}
+assert begun.wait(60)
+gate, failed = threading.Event(), threading.Event()
+for task in (gate.wait, lambda: 1 / 0, failed.set):  # the failure is the parent's to raise
+    failing.run(task)
+gate.set()
+assert failed.wait(60)
+pid = os.fork()
+if pid == 0:
+    done.clear()
+    failing.wait()
+    handler.wait()
+    handler.run(lambda: done.append(os.getpid()))
+    handler.wait()
+    assert done == [os.getpid()], done
+    sys.exit(7)
+deadline = time.monotonic() + 40
+while (status := os.waitpid(pid, os.WNOHANG))[0] == 0:
+    if time.monotonic() > deadline:
+        os.kill(pid, 9)
+        os.write(2, b"the child hangs")
+        os._exit(1)
+    time.sleep(0.01)
+go.set()
+try:
+    failing.wait()
+except ZeroDivisionError:
+    print(os.waitstatus_to_exitcode(status[1]))
+"""
+
+STARTS = {
+    "run_async": "xm.add_step_closure(hold, (values,), run_async=True); xm.mark_step()",
+    "full queue": "handler.run(hold); handler.run(lambda: done.append(0))",
+    "save_async": """_storage.save = hold
+_storage.replace = lambda *args: None
+manager = CheckpointManager(tempfile.mkdtemp(), save_interval=1)
+manager.save_async(1, {"x": values})""",
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_fork_while_a_task_is_in_flight(name: str) -> None:
+    done = run_script(IN_FLIGHT.replace("{start}", STARTS[name]), check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", ""), done.stderr[-3000:]
+
+
+def test_fork_beside_a_loader() -> None:
+    """Threads of a loader are not in the child: its batches are refused there, and the child ends."""
+    run_script(
+        """
+        import os, torch, torch_xla, warnings
+        import torch_xla.distributed.parallel_loader as pl
+        from torch_xla._engine.lowering import decompose
+        warnings.filterwarnings("ignore", r".*os\\.fork\\(\\) was called", RuntimeWarning)
+        warnings.filterwarnings("ignore", r".*use of fork\\(\\) may lead to deadlocks", DeprecationWarning)
+        assert decompose._tracer().submit(int).result() == 0
+        loader = pl.MpDeviceLoader([torch.ones(2)] * 50, "xla", loader_prefetch_size=2, device_prefetch_size=1)
+        batches = iter(loader)
+        next(batches)
+        pid = os.fork()
+        if pid == 0:
+            assert decompose._tracer().submit(int).result() == 0
+            try:
+                while True:
+                    next(batches)
+            except RuntimeError as error:
+                os._exit(0 if "forked" in str(error) else 2)
+            os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """
+    )

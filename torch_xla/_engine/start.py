@@ -17,7 +17,7 @@ from torch_xla._engine.base.compat import dispatcher, ending, loops, tracing
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation
-from torch_xla._engine.execution import barrier, compile_cache, executor, modes, transfers
+from torch_xla._engine.execution import background, barrier, compile_cache, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
 from torch_xla._engine.job import replicas
 from torch_xla._engine.lowering import RULES, composites, core, custom_call, decompose, jax_call, load_rules
@@ -95,6 +95,7 @@ def start() -> None:
     os.register_at_fork(after_in_child=lambda: _lose_devices(module))
     atexit.register(shutdown.at_exit)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
+    atexit.register(background.report_failures)  # what still runs may use devices
     ending.send_queued_values_first()
 
 

@@ -35,7 +35,8 @@ def add_step_closure(closure: Callable[..., Any], args: Sequence[Any] = (), run_
       closure: it may read tensors. An error of its is raised by the barrier, after all closures have been called.
       args: what it gets. With ``run_async`` xla tensors in it are copied as they are now.
       run_async: it is called on a thread beside the program, which need not wait for the values; closures of this kind
-        are called in order. An error is raised by a later barrier. They have all been called when the process ends.
+        are called in order. An error is raised by a later barrier, or reported on stderr with exit code 1 when the
+        process ends. They have all been called then.
     """
     closures.add(recorder.module().current_device(), closure, args, run_async)
 

@@ -26,6 +26,7 @@ import torch
 import torch.multiprocessing as mp
 
 from torch_xla._engine.base.settings import settings
+from torch_xla._engine.execution import background
 from torch_xla._engine.parallel import shutdown, watchdog
 from torch_xla.distributed import _parent_death, _termination
 
@@ -219,9 +220,12 @@ def _run(work: _Work, parent: tuple[int, bool], forked: bool) -> None:
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         if code:
+            sys.stderr.write(background.finish())
             _leave(code)
     except BaseException as error:
         _tell(errors, "".join(traceback.format_exception(error)))
+    if report := background.finish():  # multiprocessing calls no function of atexit in a child
+        _tell(errors, report)
     shutdown.part()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 
@@ -12,12 +11,12 @@ import torch
 from torch_xla._engine import recorder
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.execution import executor
-from torch_xla._engine.execution.closures import Runner
+from torch_xla._engine.execution.background import Runner
 
 __all__ = ["on_ready_callback", "on_ready_event"]
 
-#: By process and device: what waits for values and calls. Those of one device come in the order of its programs.
-_runners: dict[tuple[int, int], Runner] = {}
+#: By device: what waits for values and calls. Those of one device come in the order of its programs.
+_runners: dict[int, Runner] = {}
 _lock = process_lock()
 
 
@@ -49,7 +48,7 @@ def on_ready_event(tensor: torch.Tensor) -> threading.Event:
 
 def _runner(device: int) -> Runner:
     with _lock:
-        return _runners.setdefault((os.getpid(), device), Runner(max_queue_size=0))
+        return _runners.setdefault(device, Runner("on_ready_callback"))
 
 
 def _called(

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_xla._engine.execution.closures import Runner
+from torch_xla._engine.execution.background import Runner
 
 __all__ = ["AsyncClosureHandler", "ClosureHandler"]
 
@@ -27,18 +27,18 @@ class ClosureHandler(abc.ABC):
 class AsyncClosureHandler(ClosureHandler):
     """Calls closures in order on a thread of its own.
 
-    An error of a closure is raised by the next ``run``. At the end of the process those that wait are called first.
+    An error of a closure is raised by the next ``run``. At the end of the process those that wait are called first; an
+    error that was not raised goes to stderr then, and the exit code is 1.
 
     Args:
-      max_queue_size: closures that may wait; ``run`` waits for room beyond.
+      max_queue_size: closures that may be pending; ``run`` waits for room beyond.
     """
 
     def __init__(self, max_queue_size: int = 100) -> None:
-        self._runner = Runner(max_queue_size)
+        self._runner = Runner("a closure of AsyncClosureHandler", max_queue_size)
 
     def start_event_loop(self) -> None:
-        """Starts the thread, unless it runs; ``run`` does so, too."""
-        self._runner.start()
+        """Does nothing: the thread starts with a closure, and ends when none is left."""
 
     def run(self, closure: Callable[[], Any]) -> None:
         """Queues a closure. Raises the error of an earlier one."""

@@ -65,7 +65,14 @@ class Feed:
         self.threads: list[threading.Thread] = []
 
     def get(self, position: int) -> Any:
-        """The next batch for ``plan.devices[position]``. Raises End, or what reading or sending raised."""
+        """The next batch for ``plan.devices[position]``. Raises End, or what reading or sending raised.
+
+        RuntimeError in a forked child, where the threads are not.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this loader reads in another process, from which this one was forked; make a new one here"
+            )
         try:
             self.start()
             return self._device[position].get()[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -60,6 +61,9 @@ def function(name: str) -> Callable[..., Any]:
 def _tracer() -> ThreadPoolExecutor:
     # A thread of its own: the caller may be deep inside the dispatcher, with keys excluded that a trace needs.
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch_xla_decompose")
+
+
+os.register_at_fork(after_in_child=_tracer.cache_clear)  # a child has no thread of its parent's
 
 
 def _to_meta(arg: Any) -> Any:

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -14,6 +14,7 @@ import fsspec
 import torch
 import torch.distributed as dist
 
+from torch_xla._engine.execution import background
 from torch_xla._engine.job import replicas
 from torch_xla.experimental.distributed_checkpoint import _storage
 from torch_xla.experimental.distributed_checkpoint._parts import on_host
@@ -80,10 +81,8 @@ class CheckpointManager:
         self._own_group = _group_of_all() if self._group is not None else None
         self._preempted = _on_sigterm() if chkpt_on_preemption else None
         self._preempted_at: int | None = None
-        self._pending = threading.BoundedSemaphore(max_pending_async or 1)
         # One writer: checkpoints are finished in the order of their steps.
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="torch_xla-checkpoint")
-        self._futures: list[Future[None]] = []
+        self._writer = background.Runner("CheckpointManager.save_async", max_pending_async or 1)
         if self._is_first():
             self._fs.makedirs(self._root, exist_ok=True)
             self._recover()
@@ -109,19 +108,15 @@ class CheckpointManager:
     def save_async(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
         """As save, but waits only until the values are on the CPU; a thread writes them. Whether it did.
 
-        The checkpoint has the state as it is now: tensors are copied, what else may change is pickled before it returns.
-        Raises what an earlier one has failed with.
+        The checkpoint has the state as it is now: tensors are copied, and what else may change is pickled.
+        Raises what an earlier one has failed with. What the last one fails with goes to stderr when the process ends,
+        with exit code 1.
         """
         if not (force or self.should_save(step)):
             return False
-        self._raise_failures()
-        self._pending.acquire()
-        try:
-            values = on_host(state_dict)
-            self._futures.append(self._writer.submit(self._save_apart, step, values))
-        except BaseException:
-            self._pending.release()
-            raise
+        self._writer.raise_failure()
+        self._writer.wait_for_room()  # before the values take memory
+        self._writer.run(partial(self._save, step, on_host(state_dict)))
         return True
 
     def restore(self, step: int, state_dict: Any) -> None:
@@ -144,8 +139,7 @@ class CheckpointManager:
 
     def join(self) -> None:
         """Waits until every checkpoint of save_async is finished. Raises what one has failed with."""
-        while self._futures:
-            self._futures.pop(0).result()
+        self._writer.wait()
 
     def reached_preemption(self, step: int) -> bool:
         """Whether the job is to end (SIGTERM): True from the step at which all processes know.
@@ -167,16 +161,6 @@ class CheckpointManager:
 
     def _folder(self, step: int) -> str:
         return f"{self.path}/{step}" if _storage.is_url(self.path) else os.path.join(self.path, str(step))
-
-    def _raise_failures(self) -> None:
-        while self._futures and self._futures[0].done():
-            self._futures.pop(0).result()
-
-    def _save_apart(self, step: int, values: Any) -> None:
-        try:
-            self._save(step, values)
-        finally:
-            self._pending.release()
 
     def _save(self, step: int, values: Any) -> None:
         folder = self._folder(step)

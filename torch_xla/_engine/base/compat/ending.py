@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import os
+import sys
+from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 from torch_xla._engine.base.compat.private import Private
@@ -37,3 +41,26 @@ def free_lock(lock: Any) -> None:
     free = _FREE.find()
     if free is not None:
         free(lock)
+
+
+class _ExitCode:
+    """Ends the process with its code when it dies, which the interpreter lets it do last."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    # What it needs is bound here: the names of this module are gone by then.
+    def __del__(self, sys: ModuleType = sys, suppress: Any = suppress, leave: Any = os._exit) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(BaseException):  # closed, or none
+                stream.flush()
+        leave(self.code)
+
+
+def set_exit_code(code: int) -> None:
+    """Has this process end with the code, whatever it was going to be; called by a function registered with atexit.
+
+    Python settles the code before it calls those, and ignores what they raise. The other functions are called and the
+    modules freed as always; what is in ``sys`` goes last.
+    """
+    sys._torch_xla_exit_code = _ExitCode(code)  # type: ignore[attr-defined]
