@@ -61,6 +61,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         self._accumulated: dict[torch.Tensor, torch.Tensor] = {}
         self._hooks: list[Any] = []
         self._shares: list[list[torch.Tensor]] = []
+        self._versions: list[int] = []  # of the parameters, when their shares were last what they are
         self.base_optimizer: Optimizer | None = None
         if use_grad_acc_hook:
             self._hooks = [
@@ -73,6 +74,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         """Makes this replica's shares, and the optimizer that updates them."""
         self._group = Group.of(self._sharding_groups, None, None)
         self._shares = [[self._share(p.detach()) for p in group["params"]] for group in self.param_groups]
+        self._versions = self._current_versions()
         groups = [
             {**{k: v for k, v in group.items() if k != "params"}, "params": shares}
             for group, shares in zip(self.param_groups, self._shares, strict=True)
@@ -125,6 +127,7 @@ class ZeroRedundancyOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Averages, updates, gathers. Returns what ``closure``, which computes the gradients anew, gives."""
         base, loss = self._base(), None
+        self._take_written_parameters()
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -171,6 +174,23 @@ class ZeroRedundancyOptimizer(Optimizer):
             for p, share in zip(group["params"], shares, strict=True):
                 whole = xm.all_gather(share.to(p.dtype), 0, groups=self._group.groups)
                 p.copy_(whole[: p.numel()].view(p.shape))
+        self._versions = self._current_versions()
+
+    def _current_versions(self) -> list[int]:
+        return [p._version for p in self._params()]
+
+    @torch.no_grad()
+    def _take_written_parameters(self, everything: bool = False) -> None:
+        """Makes shares anew of parameters that something else has written to since the shares were made."""
+        flat = [share for shares in self._shares for share in shares]
+        for p, share, before in zip(self._params(), flat, self._versions, strict=True):
+            if not everything and p._version == before:
+                continue
+            # On the CPU, where a rounding is one: XLA may compare without it. Where the parameter is what the share
+            # rounds to, the share has more digits.
+            mine, kept = self._share(p.detach()).cpu(), share.detach().cpu()
+            share.copy_(torch.where(kept.to(p.dtype) == mine.to(p.dtype), kept, mine))
+        self._versions = self._current_versions()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """See torch.optim.Optimizer."""
@@ -192,7 +212,10 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads what this replica's state_dict gave."""
+        """Loads what this replica's state_dict gave.
+
+        Without master weights in it the shares become what the parameters are now: load the model before or after.
+        """
         rest = dict(state_dict)
         state, weights = rest.pop("base_state"), rest.pop("sharded_master_weights", None)
         rest.pop("shape_info", None)
@@ -203,3 +226,5 @@ class ZeroRedundancyOptimizer(Optimizer):
             for number, share in enumerate(share for shares in self._shares for share in shares):
                 share.copy_(weights[number].to(share.device))
             self.allgather_weights_and_update_full_parameter()
+        else:
+            self._take_written_parameters(everything=True)
