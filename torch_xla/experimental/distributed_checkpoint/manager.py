@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from torch_xla._engine.execution import background
 from torch_xla._engine.job import replicas
-from torch_xla.experimental.distributed_checkpoint import _storage
+from torch_xla.experimental.distributed_checkpoint import _leftovers, _storage
 from torch_xla.experimental.distributed_checkpoint._parts import on_host
 from torch_xla.experimental.distributed_checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
 
@@ -40,7 +41,8 @@ class CheckpointManager:
 
     The format is torch.distributed.checkpoint's; of a sharded tensor each process writes what its devices hold. With
     several processes all of them call the same methods in the same order. A process may be killed at any moment: a
-    checkpoint that was finished stays whole, and one that was not is never seen. (Under a URL of fsspec, saving a step
+    checkpoint that was finished stays whole, and one that was not is never seen; the next manager on that machine
+    removes what is left of it. (Under a URL of fsspec, saving a step
     a second time replaces its checkpoint file by file.)
 
     Args:
@@ -164,22 +166,33 @@ class CheckpointManager:
 
     def _save(self, step: int, values: Any) -> None:
         folder = self._folder(step)
-        written = folder if _storage.is_url(folder) else os.path.join(self.path, f".{step}.writing")
-        if self._is_first() and written != folder and os.path.exists(written):
-            self._fs.rm(written, recursive=True)
-        _storage.save(values, _storage.writer(written, self._threads), SPMDSavePlanner(), self._group)
-        error: Exception | None = None
-        if self._is_first():
-            try:
-                if written != folder:
-                    _storage.replace(written, folder)
-                self._drop(step, folder)
-            except Exception as failure:
-                error = failure
-        if self._group is not None and _any(self._group, error is not None) and error is None:
-            raise RuntimeError(f"CheckpointManager: the first process could not finish the checkpoint of step {step}")
-        if error is not None:
-            raise error
+        if _storage.is_url(folder):
+            written = folder
+        else:
+            written = os.path.join(self.path, f".{step}.writing")
+            if self._is_first() and os.path.exists(written):
+                self._fs.rm(written, recursive=True)
+        guard = _leftovers.writing(written) if written != folder and self._is_first() else nullcontext()
+        with guard:
+            _storage.save(values, _storage.writer(written, self._threads), SPMDSavePlanner(), self._group)
+            error = self._finish(step, written, folder) if self._is_first() else None
+            if self._group is not None and _any(self._group, error is not None) and error is None:
+                raise RuntimeError(
+                    f"CheckpointManager: the first process could not finish the checkpoint of step {step}"
+                )
+            if error is not None:
+                raise error
+
+    def _finish(self, step: int, written: str, folder: str) -> Exception | None:
+        """Gives what was written its name, and drops what is too many; what that failed with."""
+        try:
+            if written != folder:
+                _storage.replace(written, folder)
+                _leftovers.unlock(folder)
+            self._drop(step, folder)
+        except Exception as failure:
+            return failure
+        return None
 
     def _drop(self, step: int, folder: str) -> None:
         """Deletes what the checkpoint just finished replaces, and those that are too many."""
@@ -195,9 +208,10 @@ class CheckpointManager:
             _storage.remove(self._fs, old)
 
     def _recover(self) -> None:
-        """Gives a checkpoint its name again whose replacement was cut off between two renames."""
+        """Removes what killed processes left; a checkpoint cut off between two renames gets its name again."""
         if _storage.is_url(self.path):
             return
+        _leftovers.remove_leftovers(self.path)
         for name in os.listdir(self.path):
             step = name.removeprefix(".").removesuffix(".before")
             if name == f".{step}.before" and step.isdigit():
