@@ -6,6 +6,7 @@ The workers do not use their devices, so that a tree costs forks only (tree_prog
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -144,10 +145,9 @@ STUBBORN = """
 def test_grace_period() -> None:
     done = run_script(STUBBORN, check=False, TORCH_XLA_GRACE_PERIOD="1")
     assert done.returncode == -signal.SIGTERM
-    assert (
-        done.stderr
-        == "torch_xla: spawn killed process 0, 1, still running 1 s (TORCH_XLA_GRACE_PERIOD) after SIGTERM\n"
-    )
+    # Process 1 may get the signal before it ignores it.
+    said = r"torch_xla: spawn killed process 0(, 1)?, still running 1 s \(TORCH_XLA_GRACE_PERIOD\) after SIGTERM\n"
+    assert re.fullmatch(said, done.stderr)
 
 
 def test_a_signal_that_the_parent_ignores(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -244,6 +245,12 @@ def test_restart_when_a_worker_stands_still(monkeypatch: pytest.MonkeyPatch, cap
     assert local(2, f"echo {STEP} >&2; [ $RANK = 0 ] && echo {STEP}; sleep 600", "--max-restarts=0") == 124
 
 
+def test_lines_that_mention_a_step_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = ["see torch_xla.torch_xla::sync for more", f"progress 1/2 {STEP}", f"{STEP}s", f" {STEP} "]
+    assert local(1, f"printf '%s\\n' {shlex.join(lines)} {STEP} torch_xla.torch_xla::sync") == 0
+    assert capfd.readouterr().out.splitlines() == [f"[0] {line}" for line in lines]
+
+
 def test_heartbeats() -> None:
     now = 0.0
     beats = Heartbeats(3, uneven=10, even=20, clock=lambda: now)
@@ -327,7 +334,7 @@ def test_dry_run_prints_commands_that_work(fakes: Path, capfd: pytest.CaptureFix
     assert not (fakes / "ssh.log").exists()
     words = shlex.split(out)
     assert words.count("ssh") == 2 and words[words.index("--") + 1] == "a"
-    done = subprocess.run(["bash", "-c", out.split("\nssh ")[0]], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-c", out.split("\nprintf ")[0]], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [NASTY, [NASTY, "", "--x"]]
 
 
@@ -338,7 +345,7 @@ DOCKER = """\
 #!/bin/bash
 printf '%s\\n' "$*" >> docker.log
 [ "$1" = run ] || exit 0
-while [ "$1" != image ]; do [ "$1" = -e ] && export "$2"; shift; done
+while [ "$1" != image ]; do [ "$1" = -e ] && export "$2"; shift; done  # a name alone stays what it is here
 shift; exec "$@"
 """
 
@@ -359,10 +366,22 @@ def test_conda_and_docker(fakes: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert xla_dist.main(["--local=1", *flags, "--env=X=1 2", "--", "bash", "-c", show]) == 0
     assert capfd.readouterr().out == "[0] ,1 2,0\n"
     log = (fakes / "docker.log").read_text()
-    assert log.startswith("rm -f torch_xla_dist\nrun --rm --name torch_xla_dist --network=host -e PYTHONUNBUFFERED=1")
+    (name,) = set(
+        re.findall(r"run --rm --name (torch_xla_dist_\w+) --label TORCH_XLA_DIST=\w+ --network=host -e PYTHON", log)
+    )
+    assert log.startswith("run --rm") and "1 2" not in log
     assert "-v /a b:/c --privileged image bash" in log
     assert xla_dist.main(["--local=2", *flags, "--docker-container=mine", "--", "bash", "-c", "exit $RANK"]) == 1
-    assert "rm -f mine" in (fakes / "docker.log").read_text()
+    log = (fakes / "docker.log").read_text()
+    assert all(f"rm -f mine_{rank}\n" in log and f"--name mine_{rank} " in log for rank in range(2))
+    # A second job of the default name ends no container but its own, and its workers differ.
+    flags += ["--env=HOME=/x"]
+    assert xla_dist.main(["--local=2", *flags, "--", "bash", "-c", "[ $HOME = /x ]"]) == 0
+    log = (fakes / "docker.log").read_text()
+    assert len({name, *re.findall(r"--name (torch_xla_dist_\w+)", log)}) == 3
+    assert "rm -f torch_xla_dist " not in log and log.count(f"rm -f {name}") <= 1
+    assert xla_dist.main(["--local=1", *flags, "--restart-tpuvm-pod-server", "--", "true"]) == 0
+    assert "ps -aq --filter label=TORCH_XLA_DIST" in (fakes / "docker.log").read_text()
 
 
 def test_earlier_jobs_are_ended_when_asked(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +399,12 @@ def test_earlier_jobs_are_ended_when_asked(place: Path, monkeypatch: pytest.Monk
         other.kill()
         earlier.wait()
         other.wait()
+
+
+def test_a_variable_of_the_launchers_own(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("X", NASTY)
+    assert xla_dist.main(["--local=1", "--env=X", "--", *DUMP]) == 0
+    assert json.loads(capfd.readouterr().out.removeprefix("[0] "))[0] == NASTY
 
 
 ERRORS = [

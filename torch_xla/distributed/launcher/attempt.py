@@ -42,8 +42,9 @@ def run(job: Job, workers: Sequence[Worker], variables: Sequence[dict[str, str]]
     running: dict[int, WorkerProcess] = {}
     try:
         for worker in workers:
-            script = scripts.run(job, variables[worker.ordinal] | {scripts.MARK: mark})
-            running[worker.ordinal] = WorkerProcess(worker, script, beats.beat, ended.put)
+            marked = variables[worker.ordinal] | {scripts.MARK: mark}
+            script, exports = scripts.run(job, marked), scripts.export_line(job, marked)
+            running[worker.ordinal] = WorkerProcess(worker, script, exports, beats.beat, ended.put)
         return _watch(running, ended, beats)
     finally:
         _end(list(running.values()), mark)

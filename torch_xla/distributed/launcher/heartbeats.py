@@ -10,6 +10,16 @@ from collections.abc import Callable
 LINES = ("torch_xla.core.xla_model::mark_step", "torch_xla.torch_xla::sync")
 
 
+def is_step(line: str) -> bool:
+    """Whether the line is what a step barrier prints, and nothing else."""
+    return line in LINES
+
+
+def ends_with_step(line: str) -> bool:
+    """Whether a barrier may have printed the end of the line: behind a progress bar, which ends no line."""
+    return line.endswith(LINES)
+
+
 class Heartbeats:
     """Steps and the time of the latest step of each running worker.
 

@@ -33,7 +33,9 @@ def launch(job: Job) -> int:
     workers = resolve(job)
     if job.dry_run:
         for worker, variables in zip(workers, variables_of(job, workers), strict=True):
-            print(shlex.join(worker.argv(scripts.run(job, variables | {scripts.MARK: "dry-run"}))))
+            marked = variables | {scripts.MARK: "dry-run"}
+            command = shlex.join(worker.argv(scripts.run(job, marked)))
+            print(f"printf '%s\\n' {shlex.quote(scripts.export_line(job, marked))} | {command}")
         return 0
     restarts = 0
     with _signals_as_interrupts():

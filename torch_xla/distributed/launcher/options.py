@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -78,10 +79,17 @@ def get_args_parser() -> argparse.ArgumentParser:
     )
     where.add_argument("--zone", help="the zone of the TPU; default: that of gcloud's configuration")
     how = parser.add_argument_group("how to run")
-    how.add_argument("--env", metavar="K=V", action="append", help="set a variable for the command; can be repeated")
+    how.add_argument(
+        "--env",
+        metavar="K=V",
+        action="append",
+        help="set a variable for the command; K alone: to its value here; can be repeated",
+    )
     how.add_argument("--conda-env", metavar="NAME", help="activate this conda environment first")
     how.add_argument("--docker-image", metavar="IMAGE", help="run in a new container of this image")
-    how.add_argument("--docker-container", metavar="NAME", help="the container's name (default: torch_xla_dist)")
+    how.add_argument(
+        "--docker-container", metavar="NAME", help="the container's name (default: a new one for each worker)"
+    )
     how.add_argument("--docker-run-flag", metavar="FLAG", action="append", help="a flag for docker run; repeatable")
     how.add_argument("--tpuvm-server-port", metavar="PORT", type=int, help=f"where workers meet ({DEFAULT_PORT})")
     how.add_argument(
@@ -123,7 +131,7 @@ def job_of(options: argparse.Namespace) -> Job:
         zone=options.zone or "",
         conda_env=options.conda_env or "",
         docker_image=options.docker_image or "",
-        docker_container=options.docker_container or "torch_xla_dist",
+        docker_container=options.docker_container or "",
         docker_run_flags=tuple(part for flag in options.docker_run_flag or () for part in shlex.split(flag)),
         end_earlier_jobs=bool(options.restart_tpuvm_pod_server),
         port=options.tpuvm_server_port,
@@ -134,6 +142,8 @@ def job_of(options: argparse.Namespace) -> Job:
 
 def _variable(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
+    if not sign and name in os.environ:
+        sign, value = "=", os.environ[name]
     if not sign or not _NAME.fullmatch(name):
         raise ValueError(f"Environment variable to distribute ({text}) should follow the form: X=Y")
     if name in _PROTECTED:

@@ -23,11 +23,18 @@ class WorkerProcess:
     """Started by the constructor -> ended, by itself or by ``end()``. Owns a process here and two reader threads.
 
     The worker's script ends its command when its standard input, held open here, is closed: also when this process is
-    killed. Whole lines of the worker go to this process's stdout and stderr, the worker's ordinal in front; the lines
-    of its step log are heartbeats instead.
+    killed. It reads ``exports``, the line of its variables, there first. Whole lines of the worker go to this process's
+    stdout and stderr, the worker's ordinal in front; the lines of its step log are heartbeats instead.
     """
 
-    def __init__(self, worker: Worker, script: str, on_step: Callable[[int], None], on_end: Callable[[int], None]):
+    def __init__(
+        self,
+        worker: Worker,
+        script: str,
+        exports: str,
+        on_step: Callable[[int], None],
+        on_end: Callable[[int], None],
+    ) -> None:
         self.worker = worker
         self._on_step, self._on_end = on_step, on_end
         self._process = subprocess.Popen(
@@ -39,7 +46,7 @@ class WorkerProcess:
         )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(b"\n")
+            self._process.stdin.write(os.fsencode(f"{exports}\n\n"))
             self._process.stdin.flush()
         streams = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
         self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in streams]
@@ -87,9 +94,10 @@ class WorkerProcess:
 
     def _pass_on(self, line: bytes, sink: IO[str]) -> None:
         text = line.decode(errors="replace")
-        if any(mark in text for mark in heartbeats.LINES):
+        if heartbeats.ends_with_step(text):
             self._on_step(self.worker.ordinal)
-            return
+            if heartbeats.is_step(text):
+                return
         with _print_lock, contextlib.suppress(BrokenPipeError, ValueError):
             sink.write(f"[{self.worker.ordinal}] {text}\n")
             sink.flush()

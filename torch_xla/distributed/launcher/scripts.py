@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 
@@ -13,11 +14,20 @@ MARK = "TORCH_XLA_DIST"
 #: Seconds a command has to end by itself before it is killed.
 PATIENCE = 10
 
-# The launcher holds the script's standard input open as long as it lives and sends one line through it. A connection
-# that passes no input on at all must not look like a launcher that has died: hence the first read.
+#: Carries the line of export_line from the guard to the command's shell, in its environment, which others cannot read.
+_EXPORTS = "TORCH_XLA_EXPORTS"
+
+_EVALUATE = f'eval "${_EXPORTS}"; unset {_EXPORTS}'
+
+#: What docker's client would read in its own environment: it gets these on its command line, which others can read.
+_READ_BY_DOCKER = re.compile(r"DOCKER_.*|LD_.*|HOME|PATH")
+
+# The launcher sends a line of variables through the script's standard input, then an empty line, and holds it open as
+# long as it lives. Without the empty line (as in what --dry-run prints) the end of the input does not end the command.
 _GUARD = """\
 exec 3<&0
-setsid bash -c {command} </dev/null 3<&- &
+IFS= read -r -u 3 exports || {{ echo "xla_dist: the connection to this worker passes no input on" >&2; exit 126; }}
+{exports}=$exports setsid bash -c {command} </dev/null 3<&- &
 job=$!
 finish() {{
   {before_end}kill -TERM -- -$job || return
@@ -46,21 +56,49 @@ kill -KILL $found 2>/dev/null
 exit 0
 """
 
+_REMOVE_CONTAINERS = f"""\
+containers=$(docker ps -aq --filter label={MARK})
+[ -z "$containers" ] || docker rm -f $containers >/dev/null
+"""
+
+
+def export_line(job: Job, variables: Mapping[str, str]) -> str:
+    """One line of bash that exports the variables: what the script of ``run`` reads first from its standard input.
+
+    Values are not in the script, because every user of a machine can read the command lines of all processes.
+    """
+    own = {n: v for n, v in variables.items() if not (job.docker_image and _READ_BY_DOCKER.fullmatch(n))}
+    return f"export {' '.join(f'{name}={_quote(value)}' for name, value in own.items())}"
+
+
+def _quote(value: str) -> str:
+    if "\n" not in value:
+        return shlex.quote(value)
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"$'{escaped}'"
+
 
 def run(job: Job, variables: Mapping[str, str]) -> str:
-    """Runs the job's command with these variables, in a session of its own, and ends all of it when the launcher ends.
+    """Runs the job's command in a session of its own, and ends all of it when the launcher ends.
 
+    It reads the values of the variables from its standard input (see export_line); only their names are in the script.
     The exit code is the command's; 254 stands for 255 on another machine.
     """
-    command, before_end = _plain(job, variables), ""
+    command, before_end = _plain(job), ""
     if job.docker_image:
-        name = shlex.quote(job.docker_container)
-        command = f"docker rm -f {name} >/dev/null 2>&1\n{_docker(job, variables)}"
+        name = shlex.quote(_container(job, variables))
+        command = _docker(job, variables)
+        if job.docker_container:  # a name of the user's, which an earlier container may still have
+            command = f"docker rm -f {name} >/dev/null 2>&1\n{command}"
         before_end = f"docker rm -f {name} >/dev/null; "
     # 255 is how ssh says that the connection was lost.
     translate = "" if job.local else "[ $code -ne 255 ] || code=254\n"
     return _GUARD.format(
-        command=shlex.quote(command), before_end=before_end, translate=translate, patience=10 * PATIENCE
+        exports=_EXPORTS,
+        command=shlex.quote(command),
+        before_end=before_end,
+        translate=translate,
+        patience=10 * PATIENCE,
     )
 
 
@@ -71,7 +109,7 @@ def check(job: Job) -> str:
     if job.conda_env:
         lines.append(_conda(job.conda_env))
     if job.end_earlier_jobs:
-        lines.append(sweep(""))
+        lines.append(sweep("") if not job.docker_image else f"{_REMOVE_CONTAINERS}{sweep('')}")
     return "\n".join(lines)
 
 
@@ -81,10 +119,9 @@ def sweep(mark: str) -> str:
     return _SWEEP.format(pattern=shlex.quote(pattern))
 
 
-def _plain(job: Job, variables: Mapping[str, str]) -> str:
+def _plain(job: Job) -> str:
     conda = [_conda(job.conda_env)] if job.conda_env else []
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    return "\n".join([*conda, *exports, f"exec {shlex.join(job.command)}"])
+    return "\n".join([*conda, _EVALUATE, f"exec {shlex.join(job.command)}"])
 
 
 def _conda(name: str) -> str:
@@ -94,7 +131,16 @@ def _conda(name: str) -> str:
 
 
 def _docker(job: Job, variables: Mapping[str, str]) -> str:
-    words = ["docker", "run", "--rm", "--name", job.docker_container, "--network=host"]
-    for name, value in variables.items():
-        words += ["-e", f"{name}={value}"]
-    return f"exec {shlex.join([*words, *job.docker_run_flags, job.docker_image, *job.command])}"
+    label = f"{MARK}={variables[MARK]}"
+    words = ["docker", "run", "--rm", "--name", _container(job, variables), "--label", label, "--network=host"]
+    for name, value in variables.items():  # of a name alone docker takes the value from its environment
+        words += ["-e", f"{name}={value}" if _READ_BY_DOCKER.fullmatch(name) else name]
+    command = shlex.join([*words, *job.docker_run_flags, job.docker_image, *job.command])
+    return f"{_EVALUATE}\nexec {command}"
+
+
+def _container(job: Job, variables: Mapping[str, str]) -> str:
+    """A name that no other job has, unless the user has given one; workers on one machine have different names."""
+    if not job.docker_container:
+        return f"torch_xla_dist_{variables[MARK]}_{variables['RANK']}"
+    return f"{job.docker_container}_{variables['RANK']}" if job.local > 1 else job.docker_container
