@@ -184,3 +184,6 @@ def test_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
     routes = {"rank0": "127.0.1.1", network._ELSEWHERE: "10.1.2.3"}
     monkeypatch.setattr(network, "_source_towards", routes.__getitem__)
     assert network.own_address("rank0") == "10.1.2.3"
+    # Other machines find another address by that name, unless there are none.
+    assert network.loopback_for("rank0", all_here=False) is None
+    assert network.loopback_for("rank0", all_here=True) == "127.0.1.1"

@@ -55,7 +55,11 @@ def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, 
 
 
 def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> Any:
-    """``reduce_fn`` of the list of every replica's ``data``, by ordinal, on every replica; tensors are on the CPU."""
+    """``reduce_fn`` of the list of every replica's ``data``, by ordinal, on every replica; tensors are on the CPU.
+
+    The data is pickled, as torch.distributed.all_gather_object does it: only processes that are trusted may be able to
+    reach the job's coordinator.
+    """
     buffer = io.BytesIO()
     torch.save(data, buffer)
     every = rendezvous(tag, buffer.getvalue())

@@ -9,7 +9,6 @@ call back at its end, and one collective then averages all.
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -58,9 +57,9 @@ class _Reducer:
 
     def _fill_unused(self) -> None:
         """Zeros for gradients that only other ranks have; a parameter that no rank has used keeps None."""
-        mine = [p.grad is not None for p in self._parameters]
+        mine = bytes(p.grad is not None for p in self._parameters)
         ranks = dist.get_process_group_ranks(self._ddp.process_group)
-        every = [pickle.loads(m) for m in rendezvous.exchange("ddp unused parameters", pickle.dumps(mine), ranks)]
+        every = rendezvous.exchange("ddp unused parameters", mine, ranks)
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is None and any(used[index] for used in every):
                 parameter.grad = torch.zeros_like(parameter)

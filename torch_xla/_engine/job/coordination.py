@@ -76,7 +76,7 @@ def join() -> None:
             if handler is not None:
                 signal.signal(signal.SIGTERM, handler)
         _watch_for_failure()
-        distributed.offer_gloo_at(network.own_address(_host()), client())
+        distributed.offer_gloo_at(_find_loopback() or network.own_address(_host()), client())
 
 
 def job_store() -> dist.Store:
@@ -94,7 +94,8 @@ def _agree_on_address(store: dist.Store) -> str:
     store = dist.PrefixStore("torch_xla", store)
     mine, count = replicas.process_index(), replicas.process_count()
     if mine == 0:
-        store.set("coordinator", f"{_host()}:{reserve_port()}")
+        # The address itself where it is loopback: a name may stand for another one in the resolver of grpc.
+        store.set("coordinator", f"{_bracket(_find_loopback() or _host())}:{reserve_port()}")
     store.set(f"here/{mine}", "")
     everyone = [f"here/{rank}" for rank in range(count)]
     try:
@@ -117,8 +118,17 @@ def _host() -> str:
 
 def _bind_address(address: str) -> str | None:
     """Where rank 0 listens: on this machine alone if the job is; else jax's default, all interfaces."""
-    port = address.rsplit(":", 1)[1]
-    return f"127.0.0.1:{port}" if _host() == "127.0.0.1" else f"0.0.0.0:{port}"
+    host, port = address.rsplit(":", 1)
+    return f"{host if _find_loopback() else '0.0.0.0'}:{port}"
+
+
+def _find_loopback() -> str | None:
+    """The loopback address where the job meets; None where it meets on a network (see network.loopback_for)."""
+    return network.loopback_for(_host(), all_here=replicas.process_count() == settings.LOCAL_WORLD_SIZE)
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _visible_devices() -> list[int] | None:

@@ -28,6 +28,15 @@ def own_address(meeting_place: str) -> str:
         return address
 
 
+def loopback_for(meeting_place: str, all_here: bool) -> str | None:
+    """The loopback address where a job meets; None where it meets on a network.
+
+    ``all_here``: no process of the job is on another machine, so that the own name may stand for a loopback address.
+    """
+    address = _source_towards(meeting_place) if all_here else own_address(meeting_place)
+    return address if _loopback(address) else None
+
+
 def _source_towards(place: str) -> str:
     family, kind, protocol, _, address = socket.getaddrinfo(place, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
