@@ -232,7 +232,11 @@ class Settings:
     XLA_TRIM_GRAPH_SIZE = Variable(
         COUNT, "10000", "pending operations at which the graph is cut and run", "TRIM_GRAPH_SIZE"
     )
-    XLA_AUTO_BARRIER = Variable(FLAG, "1", "cut the graph at a second optimizer step that has no barrier before it")
+    XLA_AUTO_BARRIER = Variable(
+        FLAG,
+        "1",
+        "cut the graph of a loop without a barrier: at optimizer steps, and at reads that compute steps again",
+    )
     XLA_NO_SPECIAL_SCALARS = Variable(FLAG, "0", "send also the numbers 0, 1 and -1 as inputs, not as constants")
 
     XLA_SYNC_WAIT = Variable(FLAG, "0", "sync() waits until the device has finished")

@@ -16,6 +16,7 @@ BEFORE_COMPILED = "torch_xla.compile, which runs what is pending before its func
 COMPILED = "the end of a function of torch_xla.compile"
 LIMIT = "the graph reached XLA_TRIM_GRAPH_SIZE operations"
 NO_BARRIER = "an optimizer's step without a barrier"
+REPEATED_READ = "a read in a loop without a barrier, which would compute earlier steps again"
 
 
 def because(reason: str) -> AbstractContextManager[None]:

@@ -21,8 +21,8 @@ import jax
 from torch_xla._engine import recorder
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
-from torch_xla._engine.diagnostics import errors, observer
-from torch_xla._engine.execution import dump
+from torch_xla._engine.diagnostics import causes, errors, metrics, observer
+from torch_xla._engine.execution import dump, recomputation
 from torch_xla._engine.execution.step import Step
 from torch_xla._engine.lowering.apply import LoweringError
 from torch_xla._engine.parallel import collectives
@@ -80,13 +80,34 @@ def _materialize(nodes: Sequence[Any], device: int) -> None:
         return
     for result in collectives.unread_before(device, pending):
         _compute([result], device)
-    _compute(pending, device)
+    if recomputation.may_cut(device):
+        _compute_or_cut(pending, device)
+    else:
+        _compute(pending, device)
+
+
+def _compute_or_cut(pending: Sequence[Any], device: int) -> None:
+    """Computes what a read needs; all that is pending, where the read's line computes earlier steps again."""
+    if not recomputation.cuts_here():
+        graph = recorder.module().collect(device, pending)
+        if not recomputation.note(graph):
+            return _run_part(graph)
+        del graph
+    metrics.count("GraphCut")
+    with causes.because(causes.REPEATED_READ):
+        _sync(device)
+    left = [node for node in pending if node.pending]
+    if left:
+        _compute(left, device)
 
 
 def _compute(pending: Sequence[Any], device: int) -> None:
+    _run_part(recorder.module().collect(device, pending))
+
+
+def _run_part(graph: Any) -> None:
     one_by_one = settings.XLA_GET_TENSORS_OPBYOP
     section = dump.GET_OP_BY_OP if one_by_one else dump.SYNC
-    graph = recorder.module().collect(device, pending)
     if graph.root_count:  # 0: computed with what was read before it
         Step(graph, one_by_one, section).run()
 

@@ -54,6 +54,13 @@ void add_small_needed_elsewhere(const Graph& graph, std::vector<NodePtr>& candid
   }
 }
 
+// Notes which nodes a read has computed and not kept: the next read that needs them computes them again.
+void count_computations(const Graph& graph) {
+  for (Node* node : graph.nodes) {
+    node->computations += node->computations < UINT8_MAX;
+  }
+}
+
 // What a read has computed does not count towards the size limit: a loop that reads a value in each step would be cut
 // at another place of it every so often, which is another program each time.
 void no_longer_pending(const Graph& graph) {
@@ -136,10 +143,15 @@ size_t distinct_ops(const Graph& graph) {
   return found.size();
 }
 
+size_t recomputed_nodes(const Graph& graph) {
+  return std::count_if(graph.nodes.begin(), graph.nodes.end(), [](const Node* n) { return n->computations >= 2; });
+}
+
 void Graph::materialize(std::vector<BufferPtr> values) {
   TORCH_INTERNAL_ASSERT(values.size() == roots.size());
   if (is_part) {
     no_longer_pending(*this);
+    count_computations(*this);
   }
   leaves.clear();
   nodes.clear();

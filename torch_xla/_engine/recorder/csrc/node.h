@@ -90,9 +90,10 @@ struct Node final : torch::CustomClassHolder {
   int8_t device = 0;
   bool is_scatter = false;  // op is a view op: this is inputs[0] with the view of it set to inputs[1]
   at::ScalarType default_dtype =
-      at::kFloat;        // torch's, when this was recorded: numbers have it where no tensor decides
-  uint64_t numbers = 0;  // bit i: schema argument i is a Tensor, but a Python number was given
-  Key key;               // op, attributes and input signatures; not which inputs they are
+      at::kFloat;            // torch's, when this was recorded: numbers have it where no tensor decides
+  uint8_t computations = 0;  // by graphs of reads, whose results did not include it; under the execution lock
+  uint64_t numbers = 0;      // bit i: schema argument i is a Tensor, but a Python number was given
+  Key key;                   // op, attributes and input signatures; not which inputs they are
   SignaturePtr signature;
   c10::SmallVector<NodePtr, 3> inputs;
   c10::SmallVector<c10::IValue, 4> attrs;  // one per schema argument; a tensor is its position in inputs
