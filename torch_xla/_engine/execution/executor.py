@@ -91,7 +91,8 @@ def _compute_or_cut(pending: Sequence[Any], device: int) -> None:
     if not recomputation.cuts_here():
         graph = recorder.module().collect(device, pending)
         if not recomputation.note(graph):
-            return _run_part(graph)
+            _run_part(graph)
+            return
         del graph
     metrics.count("GraphCut")
     with causes.because(causes.REPEATED_READ):

@@ -5,7 +5,7 @@ and stays pending: the next step's loss needs it, and with it the whole step bef
 have computed a node without keeping its value. When a read is about to compute nodes a third time, the whole graph is
 cut instead, the user is warned once, and from then on each read at that line cuts.
 
-    line of a read:   unseen -> recomputes (a read there computes nodes a third time; cut) -> cuts at each read, for good
+    line of a read:   unseen -> recomputes (a read there computes nodes a third time) -> cuts at each read, for good
 """
 
 from __future__ import annotations
