@@ -150,7 +150,8 @@ CHANGED_SOURCES = """
     def run(change, size):
         found = {}
         torch_xla.runtime.initialize_cache(folder / change.__name__)
-        torch.ones(size).to("xla").sinh().sum().item()
+        if change is not edit:  # which comes before the first graph is named
+            torch.ones(size).to("xla").sinh().sum().item()
         change()
         value = torch.ones(size).to("xla").cos().sinh().sum().item()
         unknown = met.counter_value("PersistentCacheSourcesUnknown") or 0
@@ -181,7 +182,7 @@ def test_programs_are_not_named_by_files_that_changed_after_their_import(tmp_pat
     variables = {"COPY": str(copy), "TO": str(tmp_path)}
     found = run_script(CHANGED_SOURCES, fresh="it imports a copy of the package", **variables).stdout.splitlines()
     assert run_script(RUN_COPY, fresh="it imports a copy of the package", **variables).stdout == "True\n"
-    assert found == ["lock 2 0", "add 2 0", "touch 1 1", "edit 0 2", "upgrade 0 2"]
+    assert found == ["lock 2 0", "add 2 0", "touch 1 1", "edit 0 1", "upgrade 0 2"]
 
 
 # --- other owner, other umask ---
