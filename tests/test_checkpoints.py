@@ -124,3 +124,16 @@ def test_whole_files(tmp_path: Path) -> None:
     with atomic_file.replacing("/dev/null") as file:
         file.write(b"nothing")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_part_files_of_containers_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two containers that share a filesystem have the same process and thread ids."""
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    monkeypatch.setattr("threading.get_ident", lambda: 2)
+    path = tmp_path / "file"
+    with atomic_file.replacing(path) as first:
+        first.write(b"first, longer")
+        with atomic_file.replacing(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first, longer"

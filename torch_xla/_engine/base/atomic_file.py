@@ -1,15 +1,16 @@
 """Files that appear whole or not at all: a process that dies while it writes one leaves the old one as it was.
 
-    part file beside the path, under a name of this process -> on disk -> renamed to the path
+    part file beside the path, under a name of its own -> on disk -> renamed to the path
 
-A process that is killed before that leaves its part file (``.NAME.PID.THREAD.part``) behind.
+A process that is killed before that leaves its part file (``.NAME.UUID.part``) behind. Process and thread ids would not
+do: two containers that share a filesystem have the same ones.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with target.open("wb") as file:
             yield file
         return
-    part = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.part")
+    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         with open_part(part) as file:
             yield file

@@ -24,8 +24,8 @@ import json
 import os
 import pickle
 import re
-import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -254,7 +254,7 @@ class ProgramFiles:
         return self._add(note, json.dumps(list(names)).encode())
 
     def _add(self, file: Path, data: bytes) -> int:
-        part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+        part = file.with_suffix(f".{uuid.uuid4().hex}")  # ids of processes are not unique between containers
         try:
             part.write_bytes(data)
             part.replace(file)  # at once, for processes that are reading
