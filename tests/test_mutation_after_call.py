@@ -1,13 +1,15 @@
 """APIs that return before their work is done: each mutable argument is changed right after the call.
 
-The work sees the arguments as they were at the call. ``CASES`` has a case for each API and kind of argument; a source
-line of the package that hands work to another thread, or queues it, needs an entry in ``HANDOVERS``.
+The work sees the arguments as they were at the call. A function of the package that hands work to another thread, or
+queues it, needs an entry in ``HANDOVERS``.
 """
 
 from __future__ import annotations
 
+import ast
 import collections
 import dataclasses
+import io
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT
 
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch_xla._engine.execution import closures
 from torch_xla.distributed.checkpoint import Stager
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager, _storage
 
@@ -145,3 +151,115 @@ def test_stager() -> None:
     _change(state)
     _assert_as_before(staged, expected)
     assert staged["xla tensor"].device.type == "cpu"
+
+
+#: Of the kinds above, those that a closure gets as they were; other objects it shares with the program.
+_COPIED = (
+    "xla tensor",
+    "CPU tensor",
+    "array",
+    "list",
+    "list of tensors",
+    "tuple",
+    "named tuple",
+    "deque",
+    "OrderedDict",
+)
+
+
+def test_run_async() -> None:
+    state, expected = _fresh()
+    seen: dict[str, Any] = {}
+    go = threading.Event()
+
+    def closure(*values: Any) -> None:
+        assert go.wait(60)
+        seen.update(zip(_COPIED, values, strict=True))
+
+    xm.add_step_closure(closure, [state[name] for name in _COPIED], run_async=True)
+    _change(state)
+    xm.mark_step()
+    go.set()
+    closures._beside.wait()
+    _assert_as_before(seen, {name: expected[name] for name in _COPIED})
+
+
+#: Transfers to the device: what is sent, and how.
+TRANSFERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "to": lambda t: t.to("xla"),
+    "non_blocking": lambda t: t.to("xla", non_blocking=True),
+    "copy_": lambda t: torch.zeros(t.shape, device="xla").copy_(t, non_blocking=True),
+    "tensor of array": lambda t: torch.tensor(t.numpy(), device="xla"),
+    "as_tensor": lambda t: torch.as_tensor(t.numpy(), device="xla"),
+    "from_numpy": lambda t: torch.from_numpy(t.numpy()).to("xla"),
+    "assignment": lambda t: torch.zeros(2, *t.shape, device="xla").index_put_(
+        (torch.tensor([0], device="xla"),), t.to("xla")
+    )[0],
+    "arithmetic with a scalar tensor": lambda t: torch.ones(t.shape, device="xla") * t.view(-1)[0],
+    "send_cpu_data_to_device": lambda t: xm.send_cpu_data_to_device([t], "xla")[0],
+}
+
+
+@pytest.mark.parametrize("shape", [(3,), (64, 64)])
+def test_transfers(shape: tuple[int, ...]) -> None:
+    sent = []
+    for transfer in TRANSFERS.values():
+        values = torch.ones(shape)
+        sent.append(transfer(values))
+        values += 5
+    torch_xla.sync()
+    for name, tensor in zip(TRANSFERS, sent, strict=True):
+        assert tensor.cpu().unique().tolist() == [1.0], name
+
+
+def test_from_the_device() -> None:
+    """A read of a tensor is a copy, and what is pending when it is saved is saved as it was."""
+    x = torch.ones(4, device="xla") * 2
+    file, read, array = io.BytesIO(), x.to("cpu", non_blocking=True), x.cpu().numpy()
+    torch.save({"x": x}, file)
+    x += 5
+    torch_xla.sync()
+    file.seek(0)
+    assert read.tolist() == array.tolist() == torch.load(file)["x"].tolist() == [2.0] * 4
+
+
+#: Functions that hand work over (``.run(``, ``.submit(``, ``Thread(`` and the like), and what protects the arguments.
+HANDOVERS = {
+    "_engine/diagnostics/progress.py": "own text",
+    "_engine/diagnostics/spans.py": "own records",
+    "_engine/diagnostics/under_way.py": "own records",
+    "_engine/execution/background.py": "test_run_async, test_save_async",
+    "_engine/execution/closures.py": "test_run_async",
+    "_engine/execution/preloading.py": "own files",
+    "_engine/feed/prefetch.py": "a loader makes each batch anew: those it has yielded are read ahead",
+    "_engine/lowering/decompose.py": "waits",
+    "_engine/parallel/watchdog.py": "own records",
+    "debug/profiler.py": "immutable arguments",
+    "distributed/data_parallel.py": "waits",
+    "distributed/launcher/launch.py": "waits",
+    "distributed/launcher/process.py": "own streams",
+    "doctor/trial.py": "own streams",
+    "experimental/callback.py": "gets the tensor itself, as documented; its value is computed before",
+    "experimental/distributed_checkpoint/manager.py": "test_save_async",
+    "utils/closures.py": "a closure without arguments",
+    "utils/utils.py": "waits",
+}
+
+_HANDS_OVER = {"Thread", "Timer", "ThreadPoolExecutor", "ThreadPool", "start_new_thread", "submit"}
+_RUNNERS = {"_beside", "_runner", "_writer", "_runner()"}
+
+
+def _hands_over(file: Path) -> bool:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            owner = ast.unparse(node.func.value).rpartition(".")[2] if isinstance(node.func, ast.Attribute) else ""
+            if name in _HANDS_OVER or name == "Runner" or (name == "run" and owner in _RUNNERS):
+                return True
+    return False
+
+
+def test_each_handover_is_listed() -> None:
+    package = ROOT / "torch_xla"
+    found = {str(file.relative_to(package)) for file in package.rglob("*.py") if _hands_over(file)}
+    assert found == set(HANDOVERS)

@@ -33,7 +33,8 @@ def add_step_closure(closure: Callable[..., Any], args: Sequence[Any] = (), run_
 
     Args:
       closure: it may read tensors. An error of its is raised by the barrier, after all closures have been called.
-      args: what it gets. With ``run_async`` xla tensors in it are copied as they are now.
+      args: what it gets. With ``run_async`` tensors and arrays in it are copied as they are now, also in containers;
+        other objects are shared with the closure.
       run_async: it is called on a thread beside the program, which need not wait for the values; closures of this kind
         are called in order. An error is raised by a later barrier, or reported on stderr with exit code 1 when the
         process ends. They have all been called then.

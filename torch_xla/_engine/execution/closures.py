@@ -12,6 +12,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+
 from torch_xla._engine.base.compat import tracing
 from torch_xla._engine.execution import background
 
@@ -33,8 +36,15 @@ def add(device: int, closure: Callable[..., Any], args: Sequence[Any], beside: b
     """Queues ``closure(*args)`` for the next barrier of this thread on the device."""
     if beside:
         # The program goes on while it waits, and may write to its arguments.
-        args = tracing.map_tensors(lambda t: t.detach().clone() if t.device.type == "xla" else t, list(args))
+        leaves, structure = tracing.flatten(list(args))
+        args = tracing.unflatten([_copy(leaf) for leaf in leaves], structure)
     _here.queued.setdefault(device, []).append((lambda: closure(*args), beside))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def call(device: int) -> None:
