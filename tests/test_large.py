@@ -89,7 +89,7 @@ def test_processes_that_die_in_a_checkpoint(tmp_path: Path) -> None:
     code, losses, error = job(2, 12, kill_at=6)
     assert code != 0 and "SIGKILL" in error and not losses, error
     assert sorted(p.name for p in (tmp_path / "run").glob("[0-9]*")) == ["2", "4"]
-    assert (tmp_path / "run" / ".6.writing").is_dir()
+    # Of step 6 nothing is left, or a folder that the next job removes: the first process may have been ended, too.
     code, losses, error = job(4, 8)
     assert code == 0 and losses == [pytest.approx(whole[:8], rel=1e-4)] * 4, error
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["4", "6", "8"]
