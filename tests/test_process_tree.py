@@ -5,6 +5,7 @@ The workers do not use their devices, so that a tree costs forks only (tree_prog
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import signal
@@ -193,3 +194,113 @@ def test_spawn_from_a_thread_that_ends(method: str, number: signal.Signals | Non
             (tmp_path / "end").touch()
         code, lines, err = started.finish()
     assert (code, lines[1:]) == ((0, ["returned"]) if number is None else (-number, [])), err
+
+
+#: Functions that start processes: a test that ends one of the two, or why none is needed.
+STARTS = {
+    "torch_xla/_engine/recorder/toolchain.py:_run": "test_build.py::test_build_outlives_the_process_that_asked_for_it",
+    "torch_xla/aot/command.py:_watched": "test_aot.py::test_the_command",
+    "torch_xla/debug/graph.py:svg": "it is waited for, and draws from its standard input to its end",
+    "torch_xla/distributed/_processes.py:__init__": "test_process_tree.py::test_signal_to_the_parent",
+    "torch_xla/distributed/launcher/attempt.py:_start": "test_xla_dist.py::test_interrupt_ends_everything",
+    "torch_xla/distributed/launcher/cluster.py:execute": "it becomes the command, whose signals are its own",
+    "torch_xla/distributed/launcher/launch.py:_check": "see complaint, which is in it",
+    "torch_xla/distributed/launcher/launch.py:complaint": "it asks a worker one thing, and has a time limit",
+    "torch_xla/distributed/launcher/process.py:__init__": "test_process_tree.py::test_signal_to_the_launcher",
+    "torch_xla/distributed/launcher/workers.py:_describe": "it asks gcloud one thing",
+    "torch_xla/doctor/surroundings.py:_compiler": "it asks a compiler for its version, and has a time limit",
+    "torch_xla/doctor/trial.py:run": "test_doctor.py::test_process_that_does_not_answer",
+    "torch_xla/test/test_utils.py:_run_apart": "it runs one test, of a test suite",
+}
+_FUNCTIONS = {"Process", "Popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execvpe", "ProcessPoolExecutor"}
+_OF_SUBPROCESS = {"run", "call", "check_call", "check_output"}
+
+
+def _starters(tree: ast.Module, file: str) -> Iterator[str]:
+    """The functions, as FILE:FUNCTION, that start processes."""
+    for function in ast.walk(tree):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        for node in ast.walk(function):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            owner, _, name = called.rpartition(".")
+            if name in _FUNCTIONS or (owner == "subprocess" and name in _OF_SUBPROCESS):
+                yield f"{file}:{function.name}"
+
+
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted((scripts.ROOT / "torch_xla").rglob("*.py")):
+        yield str(path.relative_to(scripts.ROOT)), ast.parse(path.read_text())
+
+
+def _assert_tests_exist(table: dict[str, str]) -> None:
+    """Those that the table names by file and function."""
+    for value in table.values():
+        file, sign, name = value.partition("::")
+        if sign:
+            assert f"def {name}(" in (scripts.ROOT / "tests" / file).read_text(), value
+
+
+def test_every_start_of_a_process_is_in_the_table() -> None:
+    assert {start for file, tree in _modules() for start in _starters(tree, file)} == set(STARTS)
+    _assert_tests_exist(STARTS)
+
+
+#: Forks while a loader is half read and programs have run, and ends the child as programs end.
+FORK = """
+import gc; gc.unfreeze()
+import os, signal, sys, threading, warnings
+warnings.simplefilter("ignore")  # jax's and Python's own, about forking with threads
+import torch, torch_xla
+from torch_xla.distributed.parallel_loader import MpDeviceLoader
+
+loader = iter(MpDeviceLoader([torch.ones(2) for _ in range(100)], torch.device("xla")))
+next(loader)
+(torch.ones(3, device="xla") + 1).sum().item()
+print("\\n".join(thread.name for thread in threading.enumerate()), flush=True)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+
+
+def test_fork_beside_each_thread() -> None:
+    names = set(run_script(FORK).stdout.splitlines())
+    assert names >= {"torch_xla loader: reader", "torch_xla loader: to xla:0"}, names
+
+
+_FORKED = "test_process_tree.py::test_fork_beside_each_thread"
+_LOCKS = "test_fork.py::test_locks_that_other_threads_hold"
+_LAUNCHER = "such a process forks by Popen only"
+
+#: Modules that start threads, whose queues and locks a fork may meet in any state.
+THREADS = {
+    "torch_xla/_engine/diagnostics/progress.py": _LOCKS,
+    "torch_xla/_engine/diagnostics/spans.py": _LOCKS,
+    "torch_xla/_engine/diagnostics/under_way.py": _LOCKS,
+    "torch_xla/_engine/execution/closures.py": "test_last_failure.py",
+    "torch_xla/_engine/execution/preloading.py": _LOCKS,
+    "torch_xla/_engine/feed/prefetch.py": _FORKED,
+    "torch_xla/_engine/lowering/decompose.py": "test_fork.py::test_fork_beside_threads",
+    "torch_xla/_engine/parallel/watchdog.py": "test_spawn.py::test_faults",
+    "torch_xla/debug/profiler.py": "a profile of another process",
+    "torch_xla/distributed/_parent_death.py": "test_process_tree.py::test_spawn_from_a_thread_that_ends",
+    "torch_xla/distributed/data_parallel.py": "its threads are waited for in the call that starts them",
+    "torch_xla/distributed/launcher/launch.py": _LAUNCHER,
+    "torch_xla/distributed/launcher/process.py": _LAUNCHER,
+    "torch_xla/doctor/trial.py": _LAUNCHER,
+    "torch_xla/experimental/distributed_checkpoint/manager.py": "test_last_failure.py",
+    "torch_xla/utils/utils.py": "its threads are waited for in the call that starts them",
+}
+
+
+def test_every_start_of_a_thread_is_in_the_table() -> None:
+    found = set()
+    for file, tree in _modules():
+        calls = (ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(tree) if isinstance(node, ast.Call))
+        if {"Thread", "Timer", "ThreadPoolExecutor"} & set(calls):
+            found.add(file)
+    assert found == set(THREADS)
+    _assert_tests_exist(THREADS)
