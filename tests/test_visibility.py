@@ -127,3 +127,28 @@ def test_nothing_of_ours_is_unpickled() -> None:
         if {"pickle.loads", "pickle.load", "pickle.Unpickler"} & set(calls):
             found.add(str(path.relative_to(ROOT)))
     assert found == set(UNPICKLE)
+
+
+#: Prints the modes of what a run leaves or has meanwhile, with the usual umask: only the user's saved file is for all.
+MODES = """
+import os
+os.umask(0o022)
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.xla_multiprocessing as xmp
+
+def work(index):
+    if index == 0:
+        store = os.environ["TORCH_XLA_RENDEZVOUS"]
+        print("job", oct(os.stat(os.path.dirname(store)).st_mode & 0o777), flush=True)
+
+xmp.spawn(work, nprocs=2, start_method="fork")
+xm.save(torch.ones(2, device="xla"), os.environ["SAVED"])
+print("saved", oct(os.stat(os.environ["SAVED"]).st_mode & 0o777))
+"""
+
+
+def test_modes_of_what_a_run_writes(tmp_path: Path) -> None:
+    """The folder of a job's store is the user's alone; test_cache_folders.py has the caches."""
+    done = run_script(MODES, SAVED=str(tmp_path / "saved"))
+    assert done.stdout.split("\n") == ["job 0o700", "saved 0o644", ""]
