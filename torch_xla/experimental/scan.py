@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch_xla._engine.interop import calls, loops, partition
+from torch_xla._engine.interop import identities, loops, partition
 
 __all__ = ["default_partition", "scan"]
 
@@ -56,6 +56,6 @@ def scan(
       RuntimeError: ``fn`` needs a value, or writes to an argument. In a backward pass: a second derivative is asked
         for.
     """
-    pure_as = calls.identity(fn) if is_fn_pure else None
+    pure_as = identities.identity(fn) if is_fn_pure else None
     found: tuple[Carry, Y] = loops.scan(fn, init, xs, partition.keep_for(partition_fn), pure_as)
     return found

@@ -12,23 +12,39 @@ from torch_xla._engine.base.settings import settings
 T = TypeVar("T")
 
 
+#: How many bytes of arrays the items of one table may hold.
+ROOM = 512 << 20
+
+
 def _program_limit() -> int:
     return settings.XLA_COMPILATION_CACHE_SIZE
 
 
-class LruCache(Generic[T]):
-    """A table by key of a bounded number of items; the least recently used goes first. Thread-safe.
+def _weighs_nothing(item: object) -> int:
+    return 0
 
-    Owned by its module for the life of the process.
+
+class LruCache(Generic[T]):
+    """A table by key of a bounded number of items and bytes; the least recently used goes first. Thread-safe.
+
+    Owned by its module for the life of the process. The item that was put last is kept, whatever it weighs.
 
     Args:
       limit: gives the most items that are kept, asked at each ``put``; XLA_COMPILATION_CACHE_SIZE by default.
       on_evict: called once for each item that had to go.
+      weigh: gives the bytes of the arrays that an item holds, asked once; the sum of all is at most ROOM.
     """
 
-    def __init__(self, on_evict: Callable[[], None] = lambda: None, limit: Callable[[], int] = _program_limit) -> None:
-        self._on_evict, self._limit = on_evict, limit
+    def __init__(
+        self,
+        on_evict: Callable[[], None] = lambda: None,
+        limit: Callable[[], int] = _program_limit,
+        weigh: Callable[[T], int] = _weighs_nothing,
+    ) -> None:
+        self._on_evict, self._limit, self._weigh = on_evict, limit, weigh
         self._items: OrderedDict[Hashable, T] = OrderedDict()
+        self._weights: dict[Hashable, int] = {}  # of the items that have one
+        self._bytes = 0
         self._lock = process_lock()
 
     def get(self, key: Hashable) -> T | None:
@@ -39,15 +55,38 @@ class LruCache(Generic[T]):
                 self._items.move_to_end(key)
             return found
 
-    def put(self, key: Hashable, value: T) -> None:
-        """Adds an item, and evicts the oldest where there are too many."""
+    def put(self, key: Hashable, value: T, held: int = 0) -> None:
+        """Adds an item, and evicts the oldest where there are too many; ``held``: bytes on top of what it weighs."""
         evicted = []  # dies after the lock is let go: an item may own anything
+        weight = self._weigh(value) + held
         with self._lock:
+            replaced = self._take(key)
             self._items[key] = value
-            while len(self._items) > self._limit():
-                evicted.append(self._items.popitem(last=False))
+            if weight:
+                self._weights[key] = weight
+                self._bytes += weight
+            while len(self._items) > self._limit() or (self._bytes > ROOM and len(self._items) > 1):
+                oldest, item = self._items.popitem(last=False)
+                self._bytes -= self._weights.pop(oldest, 0)
+                evicted.append((oldest, item))
+        del replaced
         for _ in evicted:
             self._on_evict()
+
+    def _take(self, key: Hashable) -> T | None:
+        self._bytes -= self._weights.pop(key, 0)
+        return self._items.pop(key, None)
+
+    def remove(self, is_unwanted: Callable[[Hashable], bool]) -> None:
+        """Remove the items whose keys are unwanted, without ``on_evict``."""
+        with self._lock:
+            removed = [(key, self._take(key)) for key in list(self._items) if is_unwanted(key)]
+        del removed  # an item may own anything
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the arrays that all items hold."""
+        return self._bytes
 
     def values(self) -> list[T]:
         """The items, oldest first."""
@@ -56,8 +95,7 @@ class LruCache(Generic[T]):
 
     def clear(self) -> None:
         """Forgets all, without ``on_evict``."""
-        with self._lock:
-            self._items.clear()
+        self.remove(lambda key: True)
 
     def __len__(self) -> int:
         return len(self._items)

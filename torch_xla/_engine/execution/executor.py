@@ -24,6 +24,7 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import causes, errors, metrics, observer
 from torch_xla._engine.execution import dump, recomputation
 from torch_xla._engine.execution.step import Step
+from torch_xla._engine.lowering import jax_call
 from torch_xla._engine.lowering.apply import LoweringError
 from torch_xla._engine.parallel import collectives
 
@@ -54,6 +55,7 @@ def _sync(device: int) -> Sequence[jax.Array]:
             # Only what needs that operation has failed; the rest makes a smaller graph.
             first = first or error
     collectives.release(device)
+    _trim_functions(device)
     if first is not None:
         raise first
     if graph.blocked_count:
@@ -111,6 +113,13 @@ def _run_part(graph: Any) -> None:
     section = dump.GET_OP_BY_OP if one_by_one else dump.SYNC
     if graph.root_count:  # 0: computed with what was read before it
         Step(graph, one_by_one, section).run()
+    _trim_functions(device)
+
+
+def _trim_functions(device: int) -> None:
+    """Makes room among the functions that graphs call, where nothing that is recorded needs one."""
+    if jax_call.is_full() and not any(node.pending for node in recorder.module().live_nodes(device)):
+        jax_call.trim(device, devices.count())
 
 
 def wait(device: int) -> None:

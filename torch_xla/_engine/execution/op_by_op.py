@@ -27,6 +27,7 @@ from torch_xla._engine.execution import modes
 from torch_xla._engine.graph import program
 from torch_xla._engine.graph.specs import GraphSpec, NodeSpec
 from torch_xla._engine.handlers import library
+from torch_xla._engine.lowering import jax_call
 from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.lowering.registry import Promise
 
@@ -132,7 +133,7 @@ def compiled(alone: Alone, leaves: list[Promise], device: int, products: Precisi
     if handlers is not None and called:
         metrics.count("CpuKernelCalls", called.total())
         handlers.take_threads(launching.calls_python(found))
-    _executables.put(key, found)
+    _executables.put(key, found, jax_call.bytes_of([alone.node]))
     return found
 
 
@@ -205,7 +206,7 @@ def run(step: Step, buffers: Sequence[Any]) -> list[jax.Array]:
     with recorder.wide_types():
         if chain is None:
             chain = Chain(step.spec, step.device)
-            _chains.put(key, chain)
+            _chains.put(key, chain, jax_call.bytes_of(step.spec.nodes))
         metrics.metric("OpByOpGraphSize").add(len(chain))
         with journal.spent("EagerOpExecuteTime" if modes.eager() else "ExecuteChainedTime"):
             return chain.run(*step.numbers(), buffers)

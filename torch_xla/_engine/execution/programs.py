@@ -17,6 +17,7 @@ from torch_xla._engine.diagnostics import metrics, observer
 from torch_xla._engine.execution import compilation
 from torch_xla._engine.execution.compilation import Program
 from torch_xla._engine.job import replicas
+from torch_xla._engine.lowering import jax_call
 from torch_xla._engine.parallel import agreement, replicated, sharded
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def compiled(step: Step) -> Program:
     with observer.compilation(step.graph, step.spec, step.device, _place(step)):
         leaves = compilation.placed(step.graph, team)
         found = compilation.compile_graph(step.spec, step.device, leaves or step.graph.inputs(), team)
-    cache.put(_own(step), found)
+    cache.put(_own(step), found, jax_call.bytes_of(step.spec.nodes))
     return found
 
 
@@ -95,5 +96,5 @@ def compile_together(step: Step, leaves: Sequence[jax.Array]) -> Program:
     assert team is not None
     with observer.compilation(step.graph, step.spec, step.device, "the threads of all replicas"):
         found = compilation.compile_graph(step.spec, step.device, leaves, team, together=True)
-    cache.put(_together(step), found)
+    cache.put(_together(step), found, jax_call.bytes_of(step.spec.nodes))
     return found

@@ -13,21 +13,14 @@ from typing import Any
 
 import jax.extend.core as jax_core
 
+from torch_xla._engine.interop.constants import nested_jaxprs
+from torch_xla._engine.interop.identities import SameObject
+
+#: What a function with callbacks counts as: nobody knows what they hold.
+CALLBACK_BYTES = 1 << 20
+
 #: A call into Python in StableHLO: of the CPU and of GPUs, and of TPUs.
 _CALL = re.compile(r"custom_call @\w*callback|is_host_transfer = true")
-
-
-class SameObject:
-    """An object compared by identity; keeps it alive, so that its id stays its own."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SameObject) and other._value is self._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
 
 
 def callback_key(closed: jax_core.ClosedJaxpr, text: str) -> Hashable:
@@ -53,14 +46,6 @@ def _opaque_equations(jaxpr: Any) -> Iterator[Hashable]:
         if not nested and (equation.effects or any(map(_is_callable, equation.params.values()))):
             params = tuple((name, _hashable(value)) for name, value in sorted(equation.params.items()))
             yield equation.primitive.name, params
-
-
-def nested_jaxprs(params: dict[str, Any]) -> Iterator[jax_core.Jaxpr | jax_core.ClosedJaxpr]:
-    """Yield the jaxprs in the parameters of an equation, also those in tuples and lists."""
-    for value in params.values():
-        for part in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(part, (jax_core.Jaxpr, jax_core.ClosedJaxpr)):
-                yield part
 
 
 def _is_callable(value: Any) -> bool:

@@ -22,8 +22,10 @@ from torch_xla._engine.base.compat import tracing
 from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
-from torch_xla._engine.interop.callbacks import SameObject, callback_key, is_ordered
-from torch_xla._engine.interop.constants import constant_keys, copy_constants
+from torch_xla._engine.interop import identities
+from torch_xla._engine.interop.callbacks import CALLBACK_BYTES, callback_key, is_ordered
+from torch_xla._engine.interop.constants import constant_keys, copy_constants, count_bytes
+from torch_xla._engine.interop.identities import identity
 from torch_xla._engine.lowering import jax_call, on_cpu
 from torch_xla._engine.lowering.jax_call import Function
 
@@ -37,6 +39,20 @@ class Call:
     function: Function
     number: int
     tree: Any
+    key: Hashable  # of the function in the table of functions
+
+    @property
+    def bytes(self) -> int:
+        """Of the constants that it holds."""
+        return self.function.bytes
+
+    def note_use(self, device: int) -> None:
+        """Keep the function known as long as a call of it may be pending on the device."""
+        jax_call.note_use(self.number, self.key, self.function, device)
+
+    def note_plan(self, plan: object) -> None:
+        """Keep the function known as long as ``plan`` lives, and what was recorded by it is pending."""
+        jax_call.note_plan(self.number, self.key, self.function, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +178,10 @@ def finish(
             "ordered=False"
         )
     digest = hashlib.sha256(f"{name}\n{outs}\n{text}".encode()).digest()
-    made = Function(name, len(structs), jitted, outs)
-    return Call(made, jax_call.add((digest, callback_key(traced.jaxpr, text)), made), tree)
+    callbacks = callback_key(traced.jaxpr, text)
+    held = count_bytes(traced.jaxpr) + (0 if callbacks is None else CALLBACK_BYTES)
+    made, key = Function(name, len(structs), jitted, outs, held), (digest, callbacks)
+    return Call(made, jax_call.add(key, made), tree, key)
 
 
 def _may_call() -> bool:
@@ -193,21 +211,16 @@ def record(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         _op = torch.ops.torch_xla.jax_call.default
     if not tensors:
         # A call needs something to say on which device it is.
-        empty = torch.empty((0,), device="xla")
-        return list(_op([empty], call.number, call.function.name))
-    return _op(tensors, call.number, call.function.name)  # type: ignore[no-any-return]
+        tensors = [torch.empty((0,), device="xla")]
+    device = tensors[0].device.index
+    # Another thread may make room, and sync the device, at any moment: the function is known before and after.
+    call.note_use(device)
+    outs: list[torch.Tensor] = list(_op(tensors, call.number, call.function.name))
+    call.note_use(device)
+    return outs
 
 
-_calls: LruCache[Call] = LruCache(limit=lambda: 2048)
-
-
-def identity(function: Any) -> Hashable:
-    """What stands for a function in keys: itself, compared as Python compares functions and bound methods."""
-    try:
-        hash(function)
-    except TypeError:
-        return SameObject(function)
-    return function  # type: ignore[no-any-return]
+_calls: LruCache[Call] = LruCache(limit=lambda: 2048, weigh=lambda call: call.bytes)
 
 
 def jax_settings() -> Hashable:
@@ -220,8 +233,9 @@ def jax_settings() -> Hashable:
 def find(cache: LruCache[Any], key: Hashable, make: Callable[[], Any], numbers: Callable[[Any], Sequence[int]]) -> Any:
     """What ``make`` gives, from the cache where it is and its functions are still known."""
     found = cache.get(key)
-    if found is None or not all(map(jax_call.is_known, numbers(found))):
+    if found is None or (jax_call.forgotten and not all(map(jax_call.is_known, numbers(found)))):
         found = make()
+        identities.remove_dead(cache)
         cache.put(key, found)
     return found
 

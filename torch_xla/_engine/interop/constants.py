@@ -6,7 +6,7 @@ import copy
 import enum
 import hashlib
 import types
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,8 @@ import jax.extend.core as jax_core
 import numpy as np
 import torch
 from torch import nn
+
+from torch_xla._engine.interop.identities import ByValue
 
 #: A key has the bytes of arrays up to this size, and a hash of larger ones.
 _LARGE = 4096
@@ -62,11 +64,11 @@ def _constant_key(value: Any) -> Hashable:
     if isinstance(value, (float, complex)):
         return kind, repr(value)
     if isinstance(value, np.generic) or kind in (np.ndarray, np.memmap):
-        return _array_key(value)
+        return array_key(value)
     if isinstance(value, nn.Module):
         return kind, value, tuple(module.training for module in value.modules())
     try:
-        hash(value)
+        key = ByValue(value)
     except TypeError as error:
         raise _UnsuitableError(
             value,
@@ -80,10 +82,11 @@ def _constant_key(value: Any) -> Hashable:
             "attributes would not be seen by later calls; define __eq__ and __hash__ (dataclass(frozen=True) does), or "
             "pass its values as tensors, numbers and strings",
         )
-    return kind, value
+    return key
 
 
-def _array_key(value: Any) -> Hashable:
+def array_key(value: Any) -> Hashable:
+    """A key that arrays of one kind, dtype, shape and content have."""
     if value.dtype.hasobject:
         raise _UnsuitableError(
             value,
@@ -95,6 +98,30 @@ def _array_key(value: Any) -> Hashable:
         content = hashlib.sha256(content).digest()
     # The dtype itself: names such as "<V1" are those of several dtypes of ml_dtypes.
     return type(value), value.dtype, value.shape, content
+
+
+def nested_jaxprs(params: dict[str, Any]) -> Iterator[jax_core.Jaxpr | jax_core.ClosedJaxpr]:
+    """Yield the jaxprs in the parameters of an equation, also those in tuples and lists."""
+    for value in params.values():
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(part, (jax_core.Jaxpr, jax_core.ClosedJaxpr)):
+                yield part
+
+
+def count_bytes(closed: Any, seen: set[int] | None = None) -> int:
+    """The bytes of the arrays that a jaxpr and the jaxprs nested in it hold, each counted once."""
+    seen = set() if seen is None else seen
+    total = 0
+    for value in getattr(closed, "consts", ()):
+        if id(value) not in seen:
+            seen.add(id(value))
+            total += getattr(value, "nbytes", 0)
+    for equation in closed.eqns:
+        for inner in nested_jaxprs(equation.params):
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                total += count_bytes(inner, seen)
+    return total
 
 
 def copy_constants(closed: jax_core.ClosedJaxpr) -> jax_core.ClosedJaxpr:

@@ -74,7 +74,7 @@ def _tensors(what: str, values: Sequence[Any]) -> list[torch.Tensor]:
     return found
 
 
-_found: LruCache[Any] = LruCache(limit=lambda: 512)
+_found: LruCache[Any] = LruCache(limit=lambda: 512, weigh=lambda found: found.bytes)  # Calls and Derivatives
 
 
 def _run(

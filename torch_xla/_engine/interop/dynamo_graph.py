@@ -91,7 +91,7 @@ class CompiledGraph:
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self._module = module
-        self._plans: LruCache[_Plan] = LruCache(limit=lambda: 256)
+        self._plans: LruCache[_Plan] = LruCache(limit=lambda: 256, weigh=lambda plan: plan.known.bytes)
         self._dynamic = False
         self._as_it_is = False
         self._counter = recorder.module().counter("DynamoRunAsItIs")

@@ -22,6 +22,8 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru import LruCache
 from torch_xla._engine.interop import calls, outside
 from torch_xla._engine.interop.calls import Call
+from torch_xla._engine.interop.constants import count_bytes
+from torch_xla._engine.interop.identities import identity
 
 #: ``backward(saved, cotangents) -> gradients``: of the inputs that have one, in order; cotangents of results with one.
 Backward = Callable[[Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]]
@@ -39,11 +41,17 @@ class Derivative:
     graded: tuple[int, ...]  # the results that have one
     backward: Backward
     structs: Sequence[jax.ShapeDtypeStruct]  # of all inputs
+    held: int = 0  # bytes of the constants of ``backward``
     _backwards: dict[tuple[bool, ...], Call] = field(default_factory=dict)
 
     @property
     def numbers(self) -> tuple[int, ...]:
         return (self.forward.number, *(c.number for c in self._backwards.values()))
+
+    @property
+    def bytes(self) -> int:
+        """Of the constants that it holds, and those that its backward pass is expected to."""
+        return self.forward.bytes + 2 * self.held
 
     def backward_call(self, given: tuple[bool, ...]) -> Call:
         """The call that computes the gradients, where those of results that are not ``given`` are zero."""
@@ -182,8 +190,8 @@ def derive(
     graded = tuple(i for i, aval in enumerate(avals) if _is_graded(aval.dtype))
     offered = [structs[i] for i in saved_inputs] + [_struct_of(closed.out_avals[i]) for i in kept[results:]]
     cotangents = [_struct_of(avals[i]) for i in graded]
-    backward = _traced_backward(what, _vjp_backward(saved, seen["tree"], avals), offered, cotangents)
-    return Derivative(what, call, results, saved_inputs, inputs, graded, backward, structs), seen["tree"]
+    backward, held = _traced_backward(what, _vjp_backward(saved, seen["tree"], avals), offered, cotangents)
+    return Derivative(what, call, results, saved_inputs, inputs, graded, backward, structs, held), seen["tree"]
 
 
 def _is_key(value: Any) -> bool:
@@ -214,12 +222,16 @@ def _struct_of(aval: Any) -> jax.ShapeDtypeStruct:
 
 def _traced_backward(
     what: str, backward: Backward, offered: Sequence[jax.ShapeDtypeStruct], cotangents: Sequence[jax.ShapeDtypeStruct]
-) -> Backward:
-    """Trace ``backward`` now: what it closes over is the user's, who may change it before the backward pass."""
+) -> tuple[Backward, int]:
+    """Trace ``backward`` now, and count the bytes of its constants.
+
+    What it closes over is the user's, who may change it before the backward pass.
+    """
     count = len(offered)
     flat = lambda *arrays: list(backward(arrays[:count], arrays[count:]))
-    run = jax_core.jaxpr_as_fun(calls.trace(what, flat, [*offered, *cotangents])[0])
-    return lambda saved, given: run(*saved, *given)
+    closed, _ = calls.trace(what, flat, [*offered, *cotangents])
+    run = jax_core.jaxpr_as_fun(closed)
+    return (lambda saved, given: run(*saved, *given)), count_bytes(closed)
 
 
 def _vjp_backward(saved: _Saved, tree: Any, avals: Sequence[Any]) -> Backward:
@@ -237,7 +249,7 @@ def _vjp_backward(saved: _Saved, tree: Any, avals: Sequence[Any]) -> Backward:
     return backward
 
 
-_derivatives: LruCache[tuple[Derivative, Any]] = LruCache(limit=lambda: 2048)
+_derivatives: LruCache[tuple[Derivative, Any]] = LruCache(limit=lambda: 2048, weigh=lambda found: found[0].bytes)
 
 
 def call(
@@ -254,7 +266,7 @@ def call(
         positional, named = signature.arguments(arrays)
         return function(*positional, **named)
 
-    key: Hashable = (calls.identity(function), label, calls.jax_settings(), signature.key, inputs)
+    key: Hashable = (identity(function), label, calls.jax_settings(), signature.key, inputs)
     make = lambda: derive("jax_function", label, flat, calls.avals(signature.tensors), inputs)
     derivative, tree = calls.find(_derivatives, key, make, lambda found: found[0].numbers)
     return jax.tree.unflatten(tree, apply(derivative, signature.tensors))

@@ -146,8 +146,8 @@ class _Scan:
     empty: Sequence[tuple[tuple[int, ...], torch.dtype]]  # of the ys of a scan over nothing
 
 
-_by_recorded: LruCache[Known] = LruCache(limit=lambda: 512)
-_by_signature: LruCache[_Scan] = LruCache(limit=lambda: 512)
+_by_recorded: LruCache[Known] = LruCache(limit=lambda: 512, weigh=lambda known: known.bytes)
+_by_signature: LruCache[_Scan] = LruCache(limit=lambda: 512, weigh=lambda found: found.known.bytes)
 
 
 def scan(

@@ -41,6 +41,12 @@ class Known:
     def numbers(self) -> tuple[int, ...]:
         return (self.forward.number,) if self.derivative is None else self.derivative.numbers
 
+    @property
+    def bytes(self) -> int:
+        """Of the constants that it holds."""
+        # The backward pass of a torch function holds no more constants than forward does.
+        return self.forward.bytes * (1 if self.derivative is None else 2)
+
 
 def state() -> Hashable:
     """What of torch's state decides what a function records."""
@@ -52,7 +58,7 @@ _flatten = jax.tree.flatten
 _shape, _dtype, _graded = map(operator.attrgetter, ("shape", "dtype", "requires_grad"))
 
 
-_by_recorded: LruCache[Known] = LruCache(limit=lambda: 512)
+_by_recorded: LruCache[Known] = LruCache(limit=lambda: 512, weigh=lambda known: known.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class Pure:
         self._what, self._function, self._is_cached = what, function, is_cached
         self._name = calls.name_of(function)
         self._hidden = hidden
-        self._known: LruCache[Known] = LruCache(limit=lambda: 256)
+        self._known: LruCache[Known] = LruCache(limit=lambda: 256, weigh=lambda known: known.bytes)
         self._last: _Last | None = None
 
     def __call__(
@@ -161,20 +167,33 @@ def known(
     return Known(derivative, call, made.results, recorded.tree, made.random, plan)
 
 
+class _BackwardOfPlan:
+    """What builds the backward pass of a recorder's plan, when it is first needed.
+
+    Owned by the plan, which is owned by a Known and by what autograd recorded: it lives as long as anything may record
+    a call by the plan.
+    """
+
+    def __init__(self, derivative: Derivative | None) -> None:
+        self._derivative = derivative
+
+    def __call__(self, given: tuple[bool, ...]) -> tuple[int, str]:
+        assert self._derivative is not None, "a plan without inputs that have a gradient has no backward pass"
+        found = self._derivative.backward_call(given)
+        found.note_plan(self)
+        return found.number, found.function.name
+
+
 def plan_for(call: Call, derivative: Derivative | None, results: int, tensors: Sequence[torch.Tensor]) -> Any:
     """The recorder's plan of a call with tensors like these; None where there is nothing to plan."""
     if not call.function.outs or not tensors:
         return None
     facts = [(dtypes.TO_CODE[t.dtype], tuple(t.shape), t.requires_grad) for t in tensors]
     graded = [derivative is not None and i in derivative.graded for i in range(results)]
-    if derivative is None:
-        return recorder.module().Plan(call.number, call.function.name, results, facts, [], [], graded, None)
 
-    def backward(given: tuple[bool, ...]) -> tuple[int, str]:
-        found = derivative.backward_call(given)
-        return found.number, found.function.name
-
-    saved, inputs = list(derivative.saved_inputs), list(derivative.inputs)
+    backward = _BackwardOfPlan(derivative)
+    call.note_plan(backward)
+    saved, inputs = ([], []) if derivative is None else (list(derivative.saved_inputs), list(derivative.inputs))
     return recorder.module().Plan(call.number, call.function.name, results, facts, saved, inputs, graded, backward)
 
 

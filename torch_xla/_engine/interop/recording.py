@@ -31,12 +31,13 @@ from torch_xla._engine.execution import modes
 from torch_xla._engine.graph import specs
 from torch_xla._engine.graph.specs import GraphSpec
 from torch_xla._engine.interop import outside
+from torch_xla._engine.interop.constants import array_key
 from torch_xla._engine.interop.split import SEED, Graph, Keep, Split, keep_random, split
 
 #: What random numbers start from while a function is recorded, so that equal functions have equal graphs.
 _BASE = 0
 
-_recorded: LruCache[Recorded] = LruCache(limit=lambda: 1024)  # by key
+_recorded: LruCache[Recorded] = LruCache(limit=lambda: 1024, weigh=lambda recorded: recorded.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class Recorded:
     key: Hashable
     graph: Graph
     structs: Sequence[jax.ShapeDtypeStruct]
+
+    @property
+    def bytes(self) -> int:
+        """Of the constants that it holds."""
+        return sum(int(c.nbytes) for c in self.graph.constants if c is not None)
 
     def split(self, keep: Keep = keep_random) -> Split:
         """The functions that run forward and backward; ``keep`` says what the one computes for the other."""
@@ -214,7 +220,7 @@ class _Run:
         numbers = np.asarray(graph.floats()).copy(), np.asarray(graph.ints()).copy()
         having = tuple(i for i, g in zip(self.inputs, self.gradients or [None] * len(self.inputs), strict=True)
                        if g is not None)  # fmt: skip
-        values = [(c.dtype, c.shape, c.tobytes()) for c in (*numbers, *constants) if c is not None]
+        values = [array_key(c) for c in (*numbers, *constants) if c is not None]
         key = (graph.key, self.tree, len(self.arguments), len(self.leaves), order, self.graded, having, *values,
                precision.current())  # fmt: skip
         known = _recorded.get(key)
