@@ -1,0 +1,144 @@
+"""Elementwise rules at the corners of a dtype, against eager CPU torch; test_dtype_corners.py runs it in processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+from typing import Any
+
+import torch
+
+import torch_xla
+from torch_xla._engine.lowering import RULES
+from torch_xla.experimental import eager_mode
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    )
+}  # fmt: skip
+#: Elementwise, without torch's tag.
+_UNTAGGED = {
+    "aten::floor_divide", "aten::rsub.Tensor", "aten::hardswish", "aten::fix", "aten::hardshrink_backward",
+    "aten::hardsigmoid_backward", "aten::hardswish_backward", "aten::mish_backward",
+}  # fmt: skip
+#: What an argument without a default is, by its type in the schema; tensors are corners.
+_FILLERS: dict[str, Any] = {"number": 2, "int": 2, "Optional[str]": "trunc"}
+#: Integer division: min / -1 and x / 0 end the process on the CPU.
+_DIVIDES = ("div.", "floor_divide", "remainder", "fmod", "lcm")
+_PROGRAM = 48  #: cases in one program
+
+
+def overload(name: str) -> Any:
+    """The operator of a rule."""
+    packet, _, suffix = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet), suffix or "default")
+
+
+def names() -> list[str]:
+    """Of all elementwise rules that take tensors and numbers alone."""
+    found = []
+    for name, rule in RULES.items():
+        if not name.startswith("aten::") or rule.random:
+            continue
+        op = overload(name)
+        tagged = torch.Tag.pointwise in op.tags or name in _UNTAGGED
+        needed = [str(a.type) for a in op._schema.arguments if not a.has_default_value()]
+        if tagged and "Tensor" in needed and set(needed) <= {"Tensor", *_FILLERS}:
+            found.append(name)
+    return found
+
+
+def corners(dtype: torch.dtype) -> torch.Tensor:
+    """The extremes of a dtype, numbers beside them, and what is no number."""
+    if dtype == torch.bool:
+        return torch.tensor([False, True])
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        values = {limits.min, limits.min + 1, 0, 1, 2, 3, 7, limits.max - 1, limits.max} | (
+            {-1, -2} if limits.min else set()
+        )
+        values |= {-1, -2} if limits.min else set()
+        return torch.tensor(sorted(values), dtype=dtype)
+    tiny = torch.finfo(dtype)
+    return torch.tensor(
+        [tiny.min, -tiny.max / 2, -2.0, -1.0, -0.5, -tiny.tiny, -tiny.smallest_normal / 4, -0.0, 0.0, tiny.tiny / 4,
+         tiny.tiny, tiny.eps,
+         0.5, 1.0, 1.5, 2.0, 3.0, tiny.max, float("inf"), float("-inf"), float("nan")], dtype=dtype,
+    )  # fmt: skip
+
+
+def _arguments(name: str, dtype: torch.dtype) -> list[Any]:
+    needed = [str(a.type) for a in overload(name)._schema.arguments if not a.has_default_value()]
+    count, values = needed.count("Tensor"), corners(dtype)
+    tensors = [values]
+    if count > 1:
+        second = values
+        if "polynomial" in name:  # the CPU computes as many terms as the number says
+            second = torch.arange(0, 5).to(dtype)
+        a, b = torch.cartesian_prod(values, second).unbind(1)
+        if name.startswith(tuple(f"aten::{each}" for each in _DIVIDES)) and not dtype.is_floating_point:
+            least = a.min() if "lcm" in name or dtype == torch.bool else None
+            keep = (b != 0) & ~((a == values[0]) & (b == -1)) if least is None else (a != values[0]) & (b != values[0])
+            a, b = a[keep], b[keep]
+        tensors = [a, b, a.flip(0)][:count]
+    given = iter([t.contiguous() for t in tensors])
+    return [next(given) if kind == "Tensor" else _FILLERS[kind] for kind in needed]
+
+
+def _flat(result: Any) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _difference(name: str, found: list[torch.Tensor], wanted: list[torch.Tensor], given: list[Any]) -> str | None:
+    for x, y in zip(found, wanted, strict=True):
+        x = x.cpu()
+        if x.dtype != y.dtype or x.shape != y.shape:
+            return f"{x.dtype}{list(x.shape)}, not {y.dtype}{list(y.shape)}"
+        near = 2 * torch.finfo(y.dtype).tiny if y.dtype.is_floating_point else 0  # XLA makes 0 of subnormal numbers
+        same = torch.isclose(x, y, rtol=_TOLERANCE.get(y.dtype, 0), atol=near, equal_nan=True)
+        if not same.all():
+            at = [i for i, good in enumerate(same.flatten().tolist()) if not good]
+            shown = [
+                f"({', '.join(str(g.flatten()[i].item()) for g in given if isinstance(g, torch.Tensor))}) "
+                f"{x.flatten()[i].item()}, not {y.flatten()[i].item()}"
+                for i in at[:6]
+            ]
+            return f"{len(at)} of {y.numel()}: {'; '.join(shown)}"
+    return None
+
+
+_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-5, torch.float64: 1e-7}
+
+
+def main(way: str, dtype_name: str, wanted_names: list[str], seconds: int) -> None:
+    """Prints as JSON how each rule differs from the CPU, null for not at all; ends after so much processor time."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    if way == "eager":
+        eager_mode(True)
+    differences: dict[str, str | None] = {}
+    for start in range(0, len(wanted_names), _PROGRAM):
+        cases = []
+        for name in wanted_names[start : start + _PROGRAM]:
+            given, op = _arguments(name, DTYPES[dtype_name]), overload(name)
+            with contextlib.suppress(
+                RuntimeError, NotImplementedError
+            ):  # refused by the CPU; other tests compare errors
+                cases.append((name, given, _flat(op(*given))))
+        print("running", *(name for name, _, _ in cases), flush=True)
+        results = []
+        for name, given, _ in cases:
+            try:
+                moved = [g.to("xla") if isinstance(g, torch.Tensor) else g for g in given]
+                results.append(_flat(overload(name)(*moved)))
+            except RuntimeError as error:
+                differences[name] = f"{type(error).__name__}: {str(error)[:200]}"
+                results.append([])
+        torch_xla.sync()
+        for (name, given, wanted), found in zip(cases, results, strict=True):
+            if name not in differences:
+                differences[name] = _difference(name, found, wanted, given)
+    print(json.dumps(differences))
