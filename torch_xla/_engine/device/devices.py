@@ -15,7 +15,7 @@ import torch
 from torch_xla._engine.base import dtypes, xla_flags
 from torch_xla._engine.base.compat import distributed
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import hardware, plugins, xrt_config
+from torch_xla._engine.device import cpu_threads, hardware, plugins, xrt_config
 from torch_xla._engine.job import coordination, replicas
 
 #: PJRT_DEVICE values of torch_xla and the jax platform that each means.
@@ -132,14 +132,17 @@ def _local_devices() -> tuple[jax.Device, ...]:
     prepare()
     wanted = None if _described else hardware.requested()
     _leave_others_out(wanted)
+    count = hardware.cpu_count()
     if wanted is None:
-        return tuple(jax.local_devices(backend="cpu" if _described else None))
+        with cpu_threads.enough_for(count):
+            return tuple(jax.local_devices(backend="cpu" if _described else None))
     platform = _PLATFORMS.get(wanted.kind, wanted.kind.lower())
     plugin = None if wanted.kind in _PLATFORMS else plugins.find(wanted.kind)
     if plugin is not None:
         plugins.offer(wanted.kind, plugin)
     try:
-        return tuple(jax.local_devices(backend=platform))
+        with cpu_threads.enough_for(count):
+            return tuple(jax.local_devices(backend=platform))
     except RuntimeError as error:
         raise RuntimeError(
             f"{wanted.source} asks for {wanted.kind}: jax has no {platform} backend here ({error}). "

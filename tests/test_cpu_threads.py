@@ -1,0 +1,42 @@
+"""Several CPU devices of a process have threads enough to meet, whatever else the machine computes."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import run_script
+
+EAGER = """
+import os, signal, subprocess, sys
+busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
+signal.alarm(240)  # a deadlock ends the process
+try:
+    import torch, torch_xla, torch_xla.experimental
+    import torch_xla.distributed.spmd as xs
+    count = {count}
+    torch_xla.runtime.use_spmd()
+    torch_xla.experimental.eager_mode(True)
+    model = torch.nn.Linear(256, 256).to("xla")
+    x = torch.randn(64 * count, 256).to("xla")
+    xs.mark_sharding(x, xs.Mesh(range(count), (count,), ("x",)), ("x", None))
+    threads = [open(f"/proc/self/task/{{t}}/comm").read().strip() for t in os.listdir("/proc/self/task")]
+    assert threads.count("tf_XLAEigen") > count + len(os.sched_getaffinity(0)), threads
+    assert "PJRT_NPROC" not in os.environ
+    for _ in range(30):
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(p.grad * 0.1)
+                p.grad = None
+    assert loss.item() < 1.4
+finally:
+    for process in busy:
+        process.kill()
+        process.wait()
+"""
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.sweep), 8])
+def test_eager_mode_over_a_mesh_beside_busy_processes(count: int) -> None:
+    done = run_script(EAGER.format(count=count), check=False, CPU_NUM_DEVICES=str(count))
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,33 @@
+"""How many threads XLA's CPU client starts where one process has several CPU devices.
+
+XLA sizes its pools by the larger of the cores and the devices. A device that waits in a collective holds a thread. With
+as many threads as devices, programs that are under way at the same time can take the threads that the other devices
+need to come to the collective, and XLA ends the process ("Expected 2 threads to join"). The pools here have a thread for
+each core on top of two for each device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: XLA reads the first of them that is set, when a client starts.
+_VARIABLES = ("NPROC", "PJRT_NPROC")
+
+
+@contextmanager
+def enough_for(count: int) -> Iterator[None]:
+    """In the block, a CPU client starts with threads enough for ``count`` devices; a number of the user's stays."""
+    if count <= 1 or any(name in os.environ for name in _VARIABLES):
+        yield
+        return
+    os.environ["PJRT_NPROC"] = str(_cores() + 2 * count)
+    try:
+        yield
+    finally:
+        del os.environ["PJRT_NPROC"]  # not for processes that this one starts
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
