@@ -2,8 +2,8 @@
 
 XLA sizes its pools by the larger of the cores and the devices. A device that waits in a collective holds a thread. With
 as many threads as devices, programs that are under way at the same time can take the threads that the other devices
-need to come to the collective, and XLA ends the process ("Expected 2 threads to join"). The pools here have a thread for
-each core on top of two for each device.
+need to come to the collective, and XLA ends the process ("Expected 2 threads to join"). The pools here have a thread
+for each core on top of two for each device.
 """
 
 from __future__ import annotations
