@@ -180,6 +180,9 @@ CASES: dict[str, tuple[Recording, Recording, str]] = {
         "argument",
     ),
     "int": (lambda: X().cumsum(0), lambda: X().cumsum(1), "argument"),
+    "start": (lambda: X().narrow(1, 0, 2).exp(), lambda: X().narrow(1, 1, 2).exp(), "argument"),
+    "size of a part": (lambda: X().narrow(1, 0, 2).exp(), lambda: X().narrow(1, 0, 1).exp(), "argument"),
+    "part or all": (lambda: X().narrow(1, 0, 2).exp(), lambda: X().narrow(1, 0, 3).exp(), "argument"),
     "float": (lambda: normed(True, True), lambda: normed(True, True, 1e-6), "argument"),
     "nan": (lambda: normed(True, True, NAN), lambda: normed(True, True, -NAN), "argument"),
     "complex": (lambda: X().pow(2j), lambda: X().pow(3j), "argument"),
@@ -278,6 +281,10 @@ INGREDIENTS = {
     "graph_.key.mix((static_cast<uint64_t>(input->pending()) << 32) | input->index);": ["wiring", "an input twice"],
     "graph.key.mix((static_cast<uint64_t>(root->pending()) << 32) | root->index);": ["results", "order of results"],
     "graph.key.mix(0xD0000000ull | position);": ["donation"],
+    "node.key.mix(kStart);": ["part or all"],
+    "node.key.mix(static_cast<uint64_t>(range.end - range.begin));": ["size of a part"],
+    "graph.key.mix(static_cast<uint64_t>(varies));": ["start"],
+    "graph.key.mix(static_cast<uint64_t>(graph.starts[i]));": ["start"],
 }
 #: Files that hash something else: streams of draws, strides of views, stacks of Python; and how a shape is hashed.
 OTHERS = {"generator.cpp", "layout.cpp", "origin.cpp", "random.cpp", "signature.cpp", "hash.h"}

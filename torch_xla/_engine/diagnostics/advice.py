@@ -32,6 +32,7 @@ SPECIAL = (
     "0, 1 and -1 are constants of the program, other numbers are inputs of it; XLA_NO_SPECIAL_SCALARS=1 makes inputs "
     "of all, or keep the number as a tensor."
 )
+MOVING = "Where a part starts becomes an input of the program once it changes: any other start is this program."
 TYPE = "Give it a number of the same type in every step."
 SAME = "A tensor, a number and nothing make different programs: give it the same in every step."
 LAYOUT = (
@@ -77,6 +78,8 @@ def of_argument(change: ArgumentChange) -> str:
     values = change.old, change.new
     if TENSOR in values or None in values:
         return SAME
+    if change.is_moving_start:
+        return MOVING
     operands = [isinstance(value, Operand) for value in values]
     if any(operands):
         return TYPE if all(operands) else SPECIAL

@@ -2,9 +2,9 @@
 
 A *site* is a line of the user's at which graphs run, and why. Expected are a site's first compilation, and at its
 second run one with other ops or results (an optimizer that has made its state), and at any run one that no longer
-makes that state. Every other one is unexpected: it counts as UnexpectedCompile and gets an Explanation. From the
-XLA_EXPLAIN_RECOMPILATIONS-th on, an explanation is also logged (torch_xla.recompilation, WARNING): once for each cause,
-and at most three for each site.
+makes that state, and one in which the start of a slice or an index becomes an input of the program. Every other one is
+unexpected: it counts as UnexpectedCompile and gets an Explanation. From the XLA_EXPLAIN_RECOMPILATIONS-th on, an
+explanation is also logged (torch_xla.recompilation, WARNING): once for each cause, and at most three for each site.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ class Watcher:
             self._compiled.add(site)
         if old is None:
             return None
-        found = explain(difference.compare(old, new), situation)
+        changed = difference.compare(old, new)
+        if changed.argument is not None and changed.argument.is_moving_start:
+            return None
+        found = explain(changed, situation)
         if (self._runs[site] <= 1 and found.kind in _AT_WARM_UP) or _made_state(found):
             return None
         metrics.count("UnexpectedCompile")

@@ -20,6 +20,9 @@ from torch_xla._engine.lowering import RULES, decompose
 #: Stands for an argument that is a tensor.
 TENSOR = Operand("tensor")
 
+#: Types of the arguments that are inputs of a program as numbers, except for some of their values.
+_NUMBERS = ("number", "Scalar", "Tensor")
+
 #: Sequences of ops with more pairs of equal ones than this are compared by how often each op occurs in them: a diff
 #: takes 2 µs and more a pair, while a step waits.
 _DIFF_LIMIT = 20_000
@@ -50,6 +53,12 @@ class ArgumentChange:
     new: Any
     special: bool = False
     may_be_tensor: bool = False
+
+    @property
+    def is_moving_start(self) -> bool:
+        """Whether the place where a part starts was a constant, and is an input from now on (csrc/starts.h)."""
+        becomes_input = isinstance(self.new, Operand) and not isinstance(self.old, Operand)
+        return becomes_input and self.type not in _NUMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +219,7 @@ def _argument_change(old: OpSummary, new: OpSummary) -> ArgumentChange | None:
         return None
     name, kind = _describe_argument(new.op, position)
     rule = RULES.get(new.op)
-    special = kind in ("number", "Scalar", "Tensor") and rule is not None and name not in rule.bake
+    special = kind in _NUMBERS and rule is not None and name not in rule.bake
     values = before.get(position), after.get(position)
     return ArgumentChange(new, name, kind, *values, special, _has_tensor_overload(new.op, name, kind))
 
@@ -225,7 +234,7 @@ def _describe_argument(op: str, position: int) -> tuple[str, str]:
 
 
 def _has_tensor_overload(op: str, name: str, kind: str) -> bool:
-    if kind not in ("number", "Scalar", "Tensor"):  # a float or an int of the schema stays one
+    if kind not in _NUMBERS:  # a float or an int of the schema stays one
         return False
     packet = decompose.overload(op).overloadpacket
     overloads = (dispatcher.schema(getattr(packet, overload)) for overload in packet.overloads())

@@ -16,16 +16,55 @@ from jax import lax
 
 from torch_xla._engine.lowering.axes import axis
 from torch_xla._engine.lowering.cast import convert
-from torch_xla._engine.lowering.registry import register
+from torch_xla._engine.lowering.registry import Number, register
 from torch_xla._engine.lowering.target import target
-from torch_xla._engine.lowering.views import diagonal_place, flat_positions, nested, slice_bounds, unfold
+from torch_xla._engine.lowering.views import (
+    diagonal_place,
+    flat_positions,
+    nested,
+    part_at,
+    slice_bounds,
+    start_index,
+    unfold,
+)
 
 
-def _spread(src: jax.Array, dim: int, length: int, start: int, step: int) -> jax.Array:
+def _spread(src: jax.Array, dim: int, length: int, start: int | Number, step: int) -> jax.Array:
     """``src`` every ``step`` places of ``dim`` from ``start``, zeros between."""
+    if isinstance(start, Number):
+        return _spread_at(src, dim, length, start, step)
     end = start + (src.shape[dim] - 1) * step + 1 if src.shape[dim] else start
     edges = [(start, length - end, step - 1) if d == dim else (0, 0, 0) for d in range(src.ndim)]
     return lax.pad(src, jnp.zeros((), src.dtype), edges)
+
+
+def _spread_at(src: jax.Array, dim: int, length: int, start: Number, step: int) -> jax.Array:
+    # A part, as long as the whole, of what has zeros enough on both sides: it fuses with what reads it.
+    rest = length - ((src.shape[dim] - 1) * step + 1)
+    around = [(rest, rest, step - 1) if d == dim else (0, 0, 0) for d in range(src.ndim)]
+    padded = lax.pad(src, jnp.zeros((), src.dtype), around)
+    return part_at(padded, Number(rest - start.value, int), length, dim)
+
+
+def _choose(x: jax.Array, src: jax.Array, dim: int, first: Number, step: int = 1) -> jax.Array:
+    """``x`` with ``src`` every ``step`` places from ``first``, element by element."""
+    size = (src.shape[dim] - 1) * step + 1
+    position = lax.broadcasted_iota(np.int64, x.shape, dim) - first.value
+    written = (position >= 0) & (position < size) & (position % step == 0)
+    placed = src if src.shape[dim] == 1 else _spread_at(src, dim, x.shape[dim], first, step)
+    return jnp.where(written, placed, x)
+
+
+def _place_at(x: jax.Array, src: jax.Array, dim: int, first: Number) -> jax.Array:
+    index = start_index(first, x.shape[dim])
+
+    def update(x: jax.Array, src: jax.Array) -> jax.Array:
+        starts = [index if d == dim else index.dtype.type(0) for d in range(x.ndim)]
+        return lax.dynamic_update_slice(x, src, starts, allow_negative_indices=False)
+
+    choose = functools.partial(_choose, dim=dim, first=first)
+    result: jax.Array = lax.platform_dependent(x, src, cpu=choose, default=update)
+    return result
 
 
 def _join(x: jax.Array, src: jax.Array, dim: int, first: int) -> jax.Array:
@@ -34,7 +73,7 @@ def _join(x: jax.Array, src: jax.Array, dim: int, first: int) -> jax.Array:
     return lax.concatenate([before, src, after], dim)
 
 
-def place(x: jax.Array, src: jax.Array, dim: int, first: int) -> jax.Array:
+def place(x: jax.Array, src: jax.Array, dim: int, first: int | Number) -> jax.Array:
     """``x`` with ``src`` in place of what begins at ``first`` of dimension ``dim``.
 
     XLA's CPU compiler (jaxlib 0.10.2) gives wrong values for nested dynamic-update-slices of a value that is read as
@@ -42,6 +81,8 @@ def place(x: jax.Array, src: jax.Array, dim: int, first: int) -> jax.Array:
     """
     if src.shape[dim] == x.shape[dim]:
         return src
+    if isinstance(first, Number):
+        return _place_at(x, src, dim, first)
     joined = functools.partial(_join, dim=dim, first=first)
     updated = functools.partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=dim)
     result: jax.Array = lax.platform_dependent(x, src, cpu=joined, default=updated)
@@ -49,9 +90,11 @@ def place(x: jax.Array, src: jax.Array, dim: int, first: int) -> jax.Array:
 
 
 def slice_scatter(
-    x: jax.Array, src: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    x: jax.Array, src: jax.Array, dim: int = 0, start: int | Number | None = None, end: int | None = None, step: int = 1
 ) -> jax.Array:
     dim, src = axis(dim, x.ndim), convert(src, x.dtype)
+    if isinstance(start, Number):
+        return place(x, src, dim, start) if step == 1 or src.shape[dim] == 1 else _choose(x, src, dim, start, step)
     first, last = slice_bounds(x.shape[dim], start, end)
     if step == 1 or src.shape[dim] == 1:
         return place(x, src, dim, first)
@@ -60,19 +103,24 @@ def slice_scatter(
     return jnp.where(written, _spread(src, dim, x.shape[dim], first, step), x)
 
 
-def slice_backward(grad: jax.Array, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> jax.Array:
+def slice_backward(
+    grad: jax.Array, sizes: Sequence[int], dim: int, start: int | Number, end: int, step: int
+) -> jax.Array:
     dim = axis(dim, grad.ndim)
-    return _spread(grad, dim, sizes[dim], slice_bounds(sizes[dim], start, end)[0], step)
+    first = start if isinstance(start, Number) else slice_bounds(sizes[dim], start, end)[0]
+    return _spread(grad, dim, sizes[dim], first, step)
 
 
-def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
+def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int | Number) -> jax.Array:
     dim = axis(dim, x.ndim)
-    return place(x, jnp.expand_dims(convert(src, x.dtype), dim), dim, index % x.shape[dim])
+    first = index if isinstance(index, Number) else index % x.shape[dim]
+    return place(x, jnp.expand_dims(convert(src, x.dtype), dim), dim, first)
 
 
-def select_backward(grad: jax.Array, sizes: Sequence[int], dim: int, index: int) -> jax.Array:
+def select_backward(grad: jax.Array, sizes: Sequence[int], dim: int, index: int | Number) -> jax.Array:
     dim = axis(dim, len(sizes))
-    return _spread(jnp.expand_dims(grad, dim), dim, sizes[dim], index % sizes[dim], 1)
+    first = index if isinstance(index, Number) else index % sizes[dim]
+    return _spread(jnp.expand_dims(grad, dim), dim, sizes[dim], first, 1)
 
 
 def diagonal_backward(grad: jax.Array, sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> jax.Array:

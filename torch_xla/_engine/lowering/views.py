@@ -16,7 +16,7 @@ from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.axes import axis
-from torch_xla._engine.lowering.registry import register
+from torch_xla._engine.lowering.registry import Number, register
 
 
 def expand(x: jax.Array, size: Sequence[int], implicit: bool = False) -> jax.Array:
@@ -45,17 +45,40 @@ def slice_bounds(length: int, start: int | None, end: int | None) -> tuple[int, 
     return begin, jax.core.max_dim(begin, clamped(end, length))
 
 
-def slice_(x: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> jax.Array:
+def start_index(start: Number, length: int) -> jax.Array:
+    """A start that is an input of the program, in the integer type that XLA's partitioner takes for all indices."""
+    return start.value.astype(np.int32 if length <= np.iinfo(np.int32).max else np.int64)
+
+
+def part_at(x: jax.Array, start: Number, size: int, dim: int) -> jax.Array:
+    """``size`` places along ``dim`` from a start that is an input of the program."""
+    index = start_index(start, x.shape[dim])
+    starts = [index if d == dim else index.dtype.type(0) for d in range(x.ndim)]
+    sizes = [size if d == dim else n for d, n in enumerate(x.shape)]
+    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+
+
+def slice_(
+    x: jax.Array, dim: int = 0, start: int | Number | None = None, end: int | None = None, step: int = 1
+) -> jax.Array:
     dim = axis(dim, x.ndim)
+    if isinstance(start, Number):  # the end counts from it
+        assert end is not None
+        return lax.slice_in_dim(part_at(x, start, end, dim), 0, None, step, dim)
     return lax.slice_in_dim(x, *slice_bounds(x.shape[dim], start, end), step, dim)
 
 
-def narrow(x: jax.Array, dim: int, start: int, length: int) -> jax.Array:
+def narrow(x: jax.Array, dim: int, start: int | Number, length: int) -> jax.Array:
+    if isinstance(start, Number):
+        return part_at(x, start, length, axis(dim, x.ndim))
     start += x.shape[dim] if start < 0 else 0
     return slice_(x, dim, start, start + length)
 
 
-def select(x: jax.Array, dim: int, index: int) -> jax.Array:
+def select(x: jax.Array, dim: int, index: int | Number) -> jax.Array:
+    if isinstance(index, Number):
+        dim = axis(dim, x.ndim)
+        return lax.squeeze(part_at(x, index, 1, dim), (dim,))
     return lax.index_in_dim(x, index, axis(dim, x.ndim), keepdims=False)
 
 

@@ -25,7 +25,8 @@ enum Tag : uint64_t {
   kString,
   kOther,
   kDefaultDtype,
-  kUniform
+  kUniform,
+  kStart
 };
 
 void mix_attribute(Key& key, const c10::IValue& value);

@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "attributes.h"
 #include "compat_python.h"
 #include "op.h"
@@ -137,13 +139,35 @@ class Description {
         return value.isNone() ? number(value)
                               : py::object(py::make_tuple(static_cast<int>(ArgTag::kDtype), value.toInt()));
       default:
+        if (node.has_start && i == node.op->start) {
+          return start(value);
+        }
+        // The end of a slice counts from its start where that is an operand.
+        if (moves_ && node.has_start && node.op->part == PartForm::kSlice && i == node.op->start + 1u) {
+          return py::make_tuple(static_cast<int>(kConstant), value.toInt() - node.attrs[node.op->start].toInt());
+        }
         return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
     }
+  }
+
+  py::object start(const c10::IValue& value) {
+    moves_ = graph_.varying[starts_++] != 0;
+    if (!moves_) {
+      return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
+    }
+    return py::make_tuple(static_cast<int>(kIntOperand), first_varying() + varying_++);
+  }
+
+  size_t first_varying() const {
+    return graph_.ints.size() - static_cast<size_t>(std::count(graph_.varying.begin(), graph_.varying.end(), 1));
   }
 
   const Graph& graph_;
   size_t floats_ = 0;
   size_t ints_ = 0;
+  size_t starts_ = 0;
+  size_t varying_ = 0;
+  bool moves_ = false;  // the start of the node at hand is an operand
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "failures.h"
 #include "live.h"
 #include "op.h"
+#include "starts.h"
 #include "walk.h"
 
 namespace torch_xla {
@@ -38,6 +39,7 @@ void finish_key(Graph& graph) {
   for (uint32_t position : graph.donated) {
     graph.key.mix(0xD0000000ull | position);
   }
+  settle_starts(graph);
 }
 
 // Small results of the graph that pending nodes outside of it need as well. They would compute them again, and with

@@ -29,6 +29,8 @@ struct Graph {
   FailurePtr failure;             // a failure among what the blocked values need
   std::vector<double> floats;     // the numbers that are operands, in order of use
   std::vector<int64_t> ints;
+  std::vector<int64_t> starts;   // of the nodes that have one (starts.h), in order
+  std::vector<uint8_t> varying;  // of each start, whether it is an operand; these follow the other ints, in order
 
   // Gives every root its value. GIL held (buffers are made).
   void materialize(std::vector<BufferPtr> values);

@@ -35,6 +35,9 @@ Key key_of(const Steps& steps) {
     key.mix(step->key.a);
     key.mix(step->key.b);
     key.mix(static_cast<uint64_t>(step->out));
+    if (step->has_start) {
+      key.mix(static_cast<uint64_t>(step->attrs[step->op->start].toInt()));
+    }
   }
   return key;
 }

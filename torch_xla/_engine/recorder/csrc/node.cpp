@@ -126,6 +126,7 @@ void Node::materialize(BufferPtr value) {
   op = nullptr;
   attrs.clear();
   is_scatter = false;
+  has_start = false;
   numbers = 0;
   key = Key{};
   release_iteratively(inputs);

@@ -88,6 +88,7 @@ struct Node final : torch::CustomClassHolder {
   const Op* op = nullptr;  // null: materialized
   uint32_t out = 0;        // which of the signature's results this value is
   int8_t device = 0;
+  bool has_start = false;   // the start of the part that op reads or writes is not in the key: see starts.h
   bool is_scatter = false;  // op is a view op: this is inputs[0] with the view of it set to inputs[1]
   at::ScalarType default_dtype =
       at::kFloat;            // torch's, when this was recorded: numbers have it where no tensor decides

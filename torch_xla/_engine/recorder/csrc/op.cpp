@@ -63,6 +63,25 @@ bool becomes_elements(const std::string& name) {
   return names.count(base) != 0;
 }
 
+// Which argument says where the part of one dimension starts that an op reads or writes.
+void find_start(Op& op) {
+  struct Place {
+    PartForm form;
+    uint8_t start;
+  };
+  static const std::unordered_map<std::string, Place> places{
+      {"aten::slice.Tensor", {PartForm::kSlice, 2}},    {"aten::slice_copy.Tensor", {PartForm::kSlice, 2}},
+      {"aten::slice_scatter", {PartForm::kSlice, 3}},   {"aten::slice_backward", {PartForm::kSlice, 3}},
+      {"aten::narrow_copy", {PartForm::kLength, 2}},    {"aten::select.int", {PartForm::kIndex, 2}},
+      {"aten::select_copy.int", {PartForm::kIndex, 2}}, {"aten::select_scatter", {PartForm::kIndex, 3}},
+      {"aten::select_backward", {PartForm::kIndex, 3}}};
+  const auto found = places.find(op.name);
+  if (found != places.end()) {
+    op.part = found->second.form;
+    op.start = found->second.start;
+  }
+}
+
 const Op* special(const char* name) {
   // A schema of torch lends the handle; only the name is ever used.
   static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::alias", "");
@@ -102,6 +121,7 @@ Op::Op(const c10::OperatorHandle& handle_, const std::unordered_set<std::string>
   }
   key.mix(std::string_view(name));
   may_overlap = name == "aten::expand" || name == "aten::as_strided" || name == "aten::unfold";
+  find_start(*this);
   converts_numbers = becomes_elements(name);
   foreach
     = name.rfind("aten::_foreach_", 0) == 0;

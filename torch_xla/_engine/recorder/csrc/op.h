@@ -25,6 +25,14 @@ enum class ArgKind : uint8_t {
   kAttribute,   // part of the graph by value
 };
 
+// How an op that reads or writes a part of one dimension tells which.
+enum class PartForm : uint8_t {
+  kNone,
+  kSlice,   // by start, end and step
+  kLength,  // by start and length
+  kIndex    // by an index
+};
+
 // Lives as long as the process: Nodes point to it.
 struct Op {
   std::string name;  // aten::add.Tensor
@@ -43,6 +51,8 @@ struct Op {
   bool converts_numbers = false;  // its numbers become elements of the result, and must fit its dtype
   bool pointwise = false;         // of torch's, element by element; and its forms
   bool cpu_indices = false;       // the second argument, a list of indices, may be on the CPU, as on other devices
+  PartForm part = PartForm::kNone;
+  uint8_t start = 0;  // with a part: the argument that says where it starts; the one before says in which dimension
   // Calls that only the CPU can answer, because the result's shape depends on values; null: none.
   bool (*needs_cpu)(c10::ArrayRef<c10::IValue> arguments) = nullptr;
   // For the in-place and out= forms of a recorded op: that op. The first argument, or the last, is what is written to.

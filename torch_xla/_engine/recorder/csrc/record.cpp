@@ -11,6 +11,7 @@
 #include "random.h"
 #include "signature.h"
 #include "size_limit.h"
+#include "starts.h"
 #include "tensor.h"
 
 namespace torch_xla {
@@ -94,10 +95,33 @@ class Recording {
         break;
       case ArgKind::kDtype:
       case ArgKind::kAttribute:
-        mix_attribute(node_->key, value);
-        node_->attrs.push_back(value);
+        if (C10_LIKELY(op_.part == PartForm::kNone) || !part(i)) {
+          mix_attribute(node_->key, value);
+          node_->attrs.push_back(value);
+        }
         break;
     }
+  }
+
+  // Whether argument `i` is the start or the end of a part that may start elsewhere.
+  bool part(size_t i) {
+    if (i == op_.start) {
+      // The gradient of a part is told the sizes of what that is a part of.
+      const auto found = arguments_[1].isIntList() ? range_of(op_, arguments_, arguments_[1].toDimVector())
+                                                   : range_of(op_, arguments_, node_->inputs[0]->shape().sizes);
+      if (!found || !found->can_move()) {
+        return false;
+      }
+      range_ = *found;
+      mix_part(*node_, range_);
+      node_->attrs.emplace_back(range_.begin);
+      return true;
+    }
+    if (!node_->has_start || op_.part != PartForm::kSlice || i != op_.start + 1u) {
+      return false;
+    }
+    node_->attrs.emplace_back(range_.end);
+    return true;
   }
 
   c10::IValue none() {
@@ -215,6 +239,7 @@ class Recording {
   NodePtr node_;
   int8_t device_ = -1;
   XlaGenerator* generator_ = nullptr;
+  Range range_;  // of the part that the op reads or writes, where node_ has_start
 };
 
 void push_results(const NodePtr& node, torch::jit::Stack* stack) {

@@ -1,9 +1,8 @@
 #include "shortcuts.h"
 
-#include <algorithm>
-
 #include "attributes.h"
 #include "op.h"
+#include "starts.h"
 
 namespace torch_xla {
 namespace {
@@ -17,25 +16,6 @@ struct Ops {
 const Ops& ops() {
   static const Ops found;
   return found;
-}
-
-int64_t from_start(int64_t position, int64_t size) { return position < 0 ? position + size : position; }
-
-// What is read along the dimension: [begin, end).
-struct Range {
-  int64_t begin;
-  int64_t end;
-};
-
-Range range_of(const Node& part, int64_t size) {
-  if (part.op == ops().select) {
-    const int64_t index = from_start(part.attrs[2].toInt(), size);
-    return {index, index + 1};
-  }
-  const auto bound = [&](const c10::IValue& given, int64_t absent) {
-    return std::clamp<int64_t>(given.isNone() ? absent : from_start(given.toInt(), size), 0, size);
-  };
-  return {bound(part.attrs[2], 0), bound(part.attrs[3], size)};
 }
 
 // `part` as the same operator on one operand, in which the range begins at `begin`.
@@ -54,7 +34,11 @@ NodePtr rebased(const Node& part, const NodePtr& operand, Range range) {
   node->key = part.op->key;
   node->key.mix(operand->shape().hash);
   for (size_t i = 1; i < node->attrs.size(); ++i) {
-    mix_attribute(node->key, node->attrs[i]);
+    if (i == part.op->start && range.can_move()) {
+      mix_part(*node, range);
+    } else if (i <= part.op->start || i > part.op->start + 1u || !node->has_start) {
+      mix_attribute(node->key, node->attrs[i]);
+    }
   }
   mix_default_dtype(*node, part.default_dtype);
   return node;
@@ -75,7 +59,11 @@ NodePtr past_concatenation(const Node& part) {
   if (dim != from_start(whole.attrs[1].toInt(), rank)) {
     return {};
   }
-  const Range range = range_of(part, shape.sizes[dim]);
+  const std::optional<Range> found = range_of(*part.op, part.attrs, shape.sizes);
+  if (!found) {
+    return {};
+  }
+  const Range range = *found;
   int64_t first = 0;
   for (const auto& operand : whole.inputs) {
     // One of another dtype is converted; an empty one may have any number of dimensions.
@@ -84,7 +72,7 @@ NodePtr past_concatenation(const Node& part) {
     }
     const int64_t size = operand->shape().sizes[dim];
     if (range.begin < range.end && range.begin >= first && range.end <= first + size) {
-      return rebased(part, operand, {range.begin - first, range.end - first});
+      return rebased(part, operand, {range.begin - first, range.end - first, size});
     }
     first += size;
   }

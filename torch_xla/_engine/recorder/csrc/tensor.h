@@ -24,7 +24,8 @@ namespace torch_xla {
 struct View final : c10::intrusive_ptr_target {
   c10::intrusive_ptr<View> parent;  // null: the step starts at the Alias's value
   const Op* op = nullptr;
-  Key key;  // of a node that takes this step
+  Key key;                 // of a node that takes this step
+  bool has_start = false;  // as in Node
   c10::SmallVector<c10::IValue, 4> attrs;
   SignaturePtr from;  // of the tensor that is viewed
   uint32_t from_out = 0;

@@ -14,6 +14,7 @@ NodePtr copy_of_step(const View& view, const NodePtr& base) {
   node->key = view.key;
   node->signature = view.signature;
   node->attrs = view.attrs;
+  node->has_start = view.has_start;
   node->origin = view.origin;
   node->default_dtype = view.default_dtype;
   node->inputs.push_back(base);
@@ -59,6 +60,7 @@ void XlaTensor::keep_step() {
   view->op = step->op;
   view->key = step->key;
   view->attrs = step->attrs;
+  view->has_start = step->has_start;
   view->origin = step->origin;
   view->default_dtype = step->default_dtype;
   view->from = base->signature;

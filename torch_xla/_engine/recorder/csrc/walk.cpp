@@ -59,6 +59,9 @@ inline void Walk::leave(Node* node) {
     graph_.key.mix((static_cast<uint64_t>(input->pending()) << 32) | input->index);
   }
   numbers(*node);
+  if (C10_UNLIKELY(node->has_start)) {
+    graph_.starts.push_back(node->attrs[node->op->start].toInt());
+  }
 }
 
 void Walk::visit(Node* root) {
