@@ -147,7 +147,7 @@ def trace(
       service_addr: ``host:port`` of the server. This process's own server needs nothing else; others need xprof.
       logdir: folder; ``plugins/profile`` is made in it.
       num_tracing_attempts: how often a profile without any event is tried again.
-      host_tracer_level, device_tracer_level: 0 (nothing) to 3 (verbose), and 0 or 1.
+      host_tracer_level, device_tracer_level: 0 (nothing) to 3 (verbose), and 0 or 1; jax 0.12 has no second one.
       delay_ms: wait so long before starting.
       timeout_s, interval_s: keep trying for so long, every so often, while the server cannot be reached.
 
@@ -175,7 +175,8 @@ def trace(
 def _trace_here(logdir: str, duration_ms: int, levels: dict[str, int]) -> None:
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level = levels["host_tracer_level"]
-    options.device_tracer_level = levels["device_tracer_level"]
+    if hasattr(options, "device_tracer_level"):  # since jax 0.12 there is no such level
+        options.device_tracer_level = levels["device_tracer_level"]
     jax.profiler.start_trace(logdir, profiler_options=options)
     try:
         time.sleep(duration_ms / 1000)

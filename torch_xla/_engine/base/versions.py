@@ -9,7 +9,7 @@ import warnings
 #: By minor release; each has a run of the tests behind it in docs/versions.md.
 TESTED = {
     "torch": ("2.11", "2.12", "2.13", "2.14", "2.15"),
-    "jax": ("0.10",),
+    "jax": ("0.10", "0.12"),
     "Python": ("3.11", "3.12", "3.13"),
 }
 

@@ -8,9 +8,9 @@ import operator
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.shard_alike import shard_alike
 
 from torch_xla._engine.base import shardings
+from torch_xla._engine.base.compat.alike import shard_alike
 from torch_xla._engine.lowering.registry import lower
 
 
