@@ -22,6 +22,7 @@ from torch_xla._engine.base.compat import launching
 from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.diagnostics.errors import XlaError
 from torch_xla._engine.execution import modes, programs
+from torch_xla._engine.graph import specs
 from torch_xla._engine.lowering import RULES
 from torch_xla._engine.lowering.apply import LoweringError
 
@@ -141,11 +142,39 @@ def _no_memory() -> torch.Tensor:
     return torch.ones(1, device="xla").expand(1 << 24, 1 << 24).clone() + 1
 
 
-FAILURES = {"rule": (_no_lowering, LoweringError), "memory": (_no_memory, (XlaError, torch.OutOfMemoryError))}
+class Unforeseen(Exception):
+    """What no part of a step expects, made of two arguments."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(what, where)
+
+
+def _no_description() -> torch.Tensor:
+    return torch.ones(3, device="xla").erfinv()
+
+
+FAILURES = {
+    "rule": (_no_lowering, LoweringError),
+    "memory": (_no_memory, (XlaError, torch.OutOfMemoryError)),
+    "unforeseen": (_no_description, (Unforeseen, RuntimeError)),
+}
+
+
+@pytest.fixture
+def broken_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph with erfinv cannot be described: outside of every rule, as with a dtype that no table has."""
+    describe = specs.describe
+
+    def raises(graph: Any, *args: Any) -> Any:
+        if any(node[0] == "aten::erfinv" for node in graph.describe()):
+            raise Unforeseen("no such thing", "in this world")
+        return describe(graph, *args)
+
+    monkeypatch.setattr(specs, "describe", raises)
 
 
 @pytest.mark.parametrize("kind", FAILURES)
-def test_a_failed_program_holds_nothing_else_up(kind: str, broken_sinh: None) -> None:
+def test_a_failed_program_holds_nothing_else_up(kind: str, broken_sinh: None, broken_description: None) -> None:
     fails, error = FAILURES[kind]
     bad = fails()
     with pytest.raises(error):
@@ -167,7 +196,7 @@ def test_a_failed_program_holds_nothing_else_up(kind: str, broken_sinh: None) ->
 
 
 @pytest.mark.parametrize("kind", FAILURES)
-def test_what_needs_a_failed_value_says_so_once(kind: str, broken_sinh: None) -> None:
+def test_what_needs_a_failed_value_says_so_once(kind: str, broken_sinh: None, broken_description: None) -> None:
     fails, error = FAILURES[kind]
     bad = fails()
     with pytest.raises(error):

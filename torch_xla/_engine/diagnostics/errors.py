@@ -137,3 +137,14 @@ def _first_line(text: str) -> str:
     first, *rest = text.strip().split("\n")
     raised = [line for line in rest if line and not line[0].isspace()]
     return f"{first.split(': Traceback')[0]}: {raised[-1]}" if "Traceback (most recent" in first and raised else first
+
+
+def renewed(error: Exception, *args: object) -> Exception:
+    """An error of the same type, with these arguments, and without a traceback, whose frames hold tensors.
+
+    A RuntimeError where the type cannot be made of them.
+    """
+    try:
+        return type(error)(*args)
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {' '.join(map(str, args))}")

@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
 
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices, precision
@@ -52,8 +51,9 @@ class Step:
     def run(self) -> Sequence[jax.Array]:
         """Computes the graph, and gives its nodes their values. Returns these; they may still be computing.
 
-        Raises LoweringError, XlaError or torch.OutOfMemoryError where that cannot be done: then the values that were
-        asked for are noted to have failed (Graph.fail).
+        Raises where that cannot be done: LoweringError, XlaError, torch.OutOfMemoryError, or what nobody expects. The
+        values that were asked for are then noted to have failed (Graph.fail): pending as before, they would be in every
+        later graph, which would fail with them. An interrupt (KeyboardInterrupt) fails nothing.
         """
         modes.before_run(self.graph.key)
         devices.devices()  # raises in a process that was forked from one with programs and buffers
@@ -61,9 +61,9 @@ class Step:
             if settings.XLA_SAVE_TENSORS_FILE is not None:
                 dump.append(self)
             return self._run()
-        except (LoweringError, errors.XlaError, torch.OutOfMemoryError) as error:
-            # Without its traceback, whose frames hold tensors.
-            self.graph.fail(type(error)(*error.args), getattr(error, "node", None))
+        except Exception as error:
+            node = error.node if isinstance(error, LoweringError) else None
+            self.graph.fail(errors.renewed(error, *error.args), node)
             raise
 
     def _run(self) -> Sequence[jax.Array]:
