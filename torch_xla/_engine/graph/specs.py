@@ -79,7 +79,8 @@ def describe(graph: Any, precision: Precision = EXACT) -> GraphSpec:
             [(shape, dtypes.FROM_CODE.get(code)) for shape, code in outs],
             is_list,
             origins.origin(origin),
-            dtypes.FROM_CODE[default],
+            # torch takes dtypes as the default that no device has; an op that returned one was refused.
+            dtypes.FROM_CODE.get(default, torch.float32),
         )
         for op, form, args, outs, is_list, origin, default in graph.describe()
     ]

@@ -10,9 +10,40 @@
 namespace torch_xla {
 namespace {
 
+// The dtypes of base/dtypes.py. Whatever torch has beside them, today or in a later release, is refused where a tensor
+// of it is made: in a graph nobody could say any more which line that was.
+bool exists_on_xla(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBool:
+    case at::kByte:
+    case at::kUInt16:
+    case at::kUInt32:
+    case at::kUInt64:
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kFloat8_e4m3fn:
+    case at::kFloat8_e4m3fnuz:
+    case at::kFloat8_e5m2:
+    case at::kFloat8_e5m2fnuz:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      return true;
+    default:
+      return false;
+  }
+}
+
 void add_result(const Op& op, Signature& signature, at::ScalarType dtype, at::IntArrayRef sizes) {
   TORCH_CHECK(dtype != at::kComplexHalf, op.name, ": XLA has no complex numbers of two 16-bit floats (", sizes,
               " of torch.complex32); use torch.complex64");
+  TORCH_CHECK_TYPE(exists_on_xla(dtype), op.name, ": the dtype ", at::toString(dtype), " does not exist on xla (",
+                   sizes, "); use another one, or make the tensor on the CPU");
   signature.outs.emplace_back(dtype, sizes);
 }
 
