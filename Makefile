@@ -10,7 +10,7 @@ CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorde
 # Containers often set it, and each interpreter that a test starts would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-clients test-clients-sample test-client-suites test-ops test-targets \
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-newest test-clients test-clients-sample test-client-suites test-ops test-targets \
     test-debian lint fix bench docs docs-check notebooks clean
 
 help:
@@ -57,6 +57,10 @@ smoke: $(READY)
 test-torch:
 	$(if $(TORCH),,$(error say which, as in: make test-torch TORCH=2.15.0 PY=python3.13))
 	$(PYTHON) -m tests.torch_versions $(TORCH) --python $(or $(PY),$(PYTHON)) $(if $(CORE),--core) -- -n auto $(PYTEST_ARGS)
+
+# As users install it, unpinned, on the newest Python there is.
+test-newest:
+	scripts/ci_newest.sh
 
 # In an environment of its own, so that no library decides which torch the other tests see.
 test-clients: $(CLIENTS)/.ready
