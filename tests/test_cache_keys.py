@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import cache_table
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -285,3 +286,18 @@ def test_jaxs_configuration_is_in_the_key() -> None:
 
 def _key_shape(v: jax.Array) -> jax.Array:
     return jax.random.key_data(jax.random.key(0))
+
+
+# --- all caches that there are
+
+
+@pytest.mark.parametrize(
+    ("find", "table"),
+    [(cache_table.find_caches, cache_table.TABLE), (cache_table.find_native_caches, cache_table.NATIVE)],
+    ids=["Python", "C++"],
+)
+def test_every_cache_has_pairs_or_a_reason(find: Callable[[], set[str]], table: str) -> None:
+    reasons = cache_table.reasons(table)
+    assert sorted(find() ^ set(reasons)) == []  # a new one needs a line in tests/cache_table.py
+    named = {name for reason in reasons.values() if reason.startswith("test:") for name in reason.split()[1:]}
+    assert named - {"test_cache_folders"} <= set(globals())
