@@ -16,7 +16,7 @@ from torch_xla._engine.base import dynamo, frames, imports, logs, partitioning, 
 from torch_xla._engine.base.compat import dispatcher, ending, loops, tracing
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.device import devices
-from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation
+from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation, under_way
 from torch_xla._engine.execution import background, barrier, compile_cache, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
 from torch_xla._engine.job import replicas
@@ -95,6 +95,9 @@ def start() -> None:
     os.register_at_fork(after_in_child=lambda: _lose_devices(module))
     atexit.register(shutdown.at_exit)  # before the next, so that it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
+    # Before the executables go, and after the threads that launch programs (feeds, preloading) have ended: those
+    # register later, so they end earlier.
+    atexit.register(under_way.wait_at_exit)
     atexit.register(background.report_failures)  # what still runs may use devices
     ending.send_queued_values_first()
 

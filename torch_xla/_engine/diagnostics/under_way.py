@@ -9,7 +9,6 @@ program has ended its time is that so far, so that nobody who reads a metric has
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 from contextlib import suppress
@@ -33,7 +32,6 @@ class _Watcher:
         self._last_end = 0
         self._thread = threading.Thread(target=self._run, name=f"torch_xla: ends of xla:{device}", daemon=True)
         self._thread.start()
-        atexit.register(self._stop)
 
     def _run(self) -> None:
         while (program := self.launched.get()) is not None:
@@ -53,13 +51,20 @@ class _Watcher:
         if run is not None:
             run.start, run.end = since, self._last_end
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Waits for the programs that have been launched."""
         self.launched.put(None)
         self._thread.join(_PATIENCE)
 
 
 _watchers: dict[int, _Watcher] = {}
 _lock = process_lock()
+
+
+def wait_at_exit() -> None:
+    """Waits for programs in flight: their executables are freed next. Run it when nothing launches any more."""
+    for watcher in list(_watchers.values()):
+        watcher.stop()
 
 
 def watch(device: int, metric: Metric, start: int, awaited: Any, run: Run | None = None) -> None:
