@@ -55,7 +55,7 @@ def _sync(device: int) -> Sequence[jax.Array]:
             # Only what needs that operation has failed; the rest makes a smaller graph.
             first = first or error
     collectives.release(device)
-    _trim_functions(device)
+    _trim_functions(graph.device)
     if first is not None:
         raise first
     if graph.blocked_count:
@@ -115,7 +115,7 @@ def _run_part(graph: Any) -> None:
     section = dump.GET_OP_BY_OP if one_by_one else dump.SYNC
     if graph.root_count:  # 0: computed with what was read before it
         Step(graph, one_by_one, section).run()
-    _trim_functions(device)
+    _trim_functions(graph.device)
 
 
 def _trim_functions(device: int) -> None:
