@@ -64,7 +64,7 @@ def _lower(ctx: mlir.LoweringRuleContext, x: Any, y: Any) -> list[Any]:
     from jaxlib.mlir.dialects import sdy, stablehlo
 
     group = next(_group_ids)
-    if jax.config.jax_use_shardy_partitioner:
+    if getattr(jax.config, "jax_use_shardy_partitioner", True):
         sdy.sharding_group(x, group)
         sdy.sharding_group(y, group)
         return [x, y]
