@@ -33,7 +33,7 @@ echo "Python $version, in $env"
 if [ ! -e "$env/.ready" ]; then
     rm -rf "$env"
     "$python" -m venv "$env"
-    "$env/bin/python" -m pip install --quiet --no-cache-dir . pytest pytest-xdist hypothesis expecttest scikit-learn
+    "$env/bin/python" -m pip install --quiet . pytest pytest-xdist hypothesis expecttest scikit-learn
     touch "$env/.ready"
 fi
 # The package itself each time: what is in the checkout is what is tested.
