@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the package as `pip install .` does, unpinned, on the newest Python of this machine (3.12 or later), imports
 # it, and runs the smoke tests and the demo there. Torch's packages (about 5 GB) stay in an environment below ~/.cache,
-# one for each Python and pyproject.toml; PYTHON_NEWEST names another interpreter.
+# one for each Python, pyproject.toml and version of this script; PYTHON_NEWEST names another interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,13 +27,13 @@ if [ -z "$python" ]; then
 fi
 
 version=$("$python" -c 'import platform; print(platform.python_version())')
-key=$(sha256sum pyproject.toml | cut -c1-12)
+key=$(cat pyproject.toml scripts/ci_newest.sh | sha256sum | cut -c1-12)
 env=${XDG_CACHE_HOME:-$HOME/.cache}/torch_xla/newest-$version-$key
 echo "Python $version, in $env"
 if [ ! -e "$env/.ready" ]; then
     rm -rf "$env"
     "$python" -m venv "$env"
-    "$env/bin/python" -m pip install --quiet . pytest pytest-xdist hypothesis expecttest scikit-learn
+    "$env/bin/python" -m pip install --quiet . pytest pytest-xdist hypothesis expecttest scikit-learn matplotlib
     touch "$env/.ready"
 fi
 # The package itself each time: what is in the checkout is what is tested.
