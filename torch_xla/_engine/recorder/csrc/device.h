@@ -31,6 +31,7 @@ struct DeviceState {
   uint64_t unlinked_counted = 0;
   int64_t live() const { return static_cast<int64_t>(linked - unlinked); }
   std::atomic<int64_t> pending{0};  // ops recorded since the last cut
+  int64_t pending_after_read = -1;  // `pending` when the last read ended; under the execution lock
   std::atomic<int64_t> failed{0};   // nodes with a Failure
 
   // Random numbers: the key of draw n since the last cut is seed + n * an odd constant. The seed is an operand of the

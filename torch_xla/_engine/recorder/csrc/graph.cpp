@@ -56,8 +56,13 @@ void add_small_needed_elsewhere(const Graph& graph, std::vector<NodePtr>& candid
   }
 }
 
-// Notes which nodes a read has computed and not kept: the next read that needs them computes them again.
+// Notes which nodes a read has computed and not kept: the next read that needs them computes them again. Reads in a
+// row, with no operation recorded between them, count as one: they read several results of one step.
 void count_computations(const Graph& graph) {
+  auto& state = device_state(graph.device);
+  if (state.pending.load(std::memory_order_relaxed) == state.pending_after_read) {
+    return;
+  }
   for (Node* node : graph.nodes) {
     node->computations += node->computations < UINT8_MAX;
   }
@@ -152,8 +157,10 @@ size_t recomputed_nodes(const Graph& graph) {
 void Graph::materialize(std::vector<BufferPtr> values) {
   TORCH_INTERNAL_ASSERT(values.size() == roots.size());
   if (is_part) {
-    no_longer_pending(*this);
     count_computations(*this);
+    no_longer_pending(*this);
+    auto& state = device_state(device);
+    state.pending_after_read = state.pending.load(std::memory_order_relaxed);
   }
   leaves.clear();
   nodes.clear();
