@@ -40,6 +40,33 @@ def test_gcd_and_lcm_of_all_corners_of_integers() -> None:
     assert done.returncode == 0 and done.stdout.endswith("done\n"), (done.returncode, done.stderr)
 
 
+LARGEST = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+    import torch, torch_xla
+    for dtype in (torch.float32, torch.float64):
+        largest = torch.finfo(dtype).max
+        a = torch.tensor([largest, 1e10, 1e10, 2.0], dtype=dtype)
+        x = torch.tensor([largest, 1e10, 1e10 - 2.0**17, 3.0], dtype=dtype)
+        rows = [(torch.igamma, a, x), (torch.igammac, a, x), (torch.special.zeta, torch.full_like(a, 3.0), -a)]
+        found = [of(first.to("xla"), second.to("xla")) for of, first, second in rows]
+        torch_xla.sync()
+        for (of, first, second), value in zip(rows, found):
+            wanted = of(first.double(), second.double())  # the CPU's float32 at 1e10 is good to 5e-3
+            torch.testing.assert_close(value.cpu().double(), wanted, rtol=1e-5, atol=0)
+    largest = torch.tensor([torch.finfo(torch.float64).max], dtype=torch.float64)  # there the CPU gives nan
+    assert torch.igamma(largest.to("xla"), (largest / 2).to("xla")).item() == 0
+    assert torch.igammac(largest.to("xla"), (largest / 2).to("xla")).item() == 1
+    print("done")
+"""
+
+
+def test_incomplete_gamma_and_zeta_of_the_largest_numbers() -> None:
+    """Their loops go on until a term is small, or q is at least 9: the largest plus 1 is itself."""
+    done = run_script(LARGEST, check=False, TORCH_XLA_STORM="compile")
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), (done.returncode, done.stderr)
+
+
 #: What differs from the CPU, by rule and dtype, and why that is right. One that agrees again fails.
 KNOWN: dict[tuple[str, str], str] = {
     ("aten::lgamma", "int8"): "4.8e-7 where the CPU gives 0, at 1: XLA's series is good to the last place of its terms",

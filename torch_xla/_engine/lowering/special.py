@@ -57,7 +57,8 @@ def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
         return total, a, count + 1, go & running(total, a, count + 1)
 
     first = jnp.power(q, -x)
-    state = first, q, jnp.zeros((), jnp.int32), jnp.isfinite(first)
+    pole = (q <= 0) & (q == jnp.floor(q))  # of the largest, q + 1 is q: it would never get to 9
+    state = first, q, jnp.zeros((), jnp.int32), jnp.isfinite(first) & ~pole
     total, a, _, _ = lax.while_loop(lambda state: jnp.any(state[3]), step, state)
     power = jnp.power(a, -x)
     total, factor = total + power * a / (x - 1) - power / 2, jnp.ones_like(x)
@@ -119,11 +120,31 @@ def _zero_times(x: jax.Array, y: jax.Array, logarithm: Function) -> jax.Array:
 table(arithmetic, _UNARY)
 
 
+#: From here jax's series of the incomplete gamma functions takes thousands of terms beside x = a, later 2**52.
+_LARGE = 1e6
+
+
+def _incomplete_of_large(a: jax.Array, x: jax.Array, at_zero: float) -> jax.Array:
+    """The uniform asymptotic expansion (DLMF 8.12.3 and 8.12.4), of which at ``_LARGE`` one term is enough."""
+    mu = (x - a) / a
+    series = jnp.zeros_like(mu)
+    for k in range(2, 14):  # mu - log1p(mu) without cancellation
+        series = series + (-1.0) ** k * mu**k / k
+    half = jnp.where(jnp.abs(mu) < 0.1, series, mu - jnp.log1p(mu))
+    eta = jnp.sign(mu) * jnp.sqrt(2 * half)
+    rest = jnp.exp(-a * half) / (math.sqrt(2 * math.pi) * jnp.sqrt(a)) * (eta / 12 - 1 / 3)
+    sign = 2 * at_zero - 1  # of the lower function -1, of the upper one 1
+    place = jnp.clip(sign * eta * jnp.sqrt(a / 2), -40, 40)  # XLA's erfc of the largest numbers is nan
+    return lax.erfc(place) / 2 + sign * rest
+
+
 def _incomplete(function: Function, at_zero: float) -> Function:
     """The incomplete gamma function that is ``at_zero`` at 0, with torch's values at the edges of its domain."""
 
     def of(a: jax.Array, x: jax.Array) -> jax.Array:
-        value = jnp.where(jnp.isinf(x), 1 - at_zero, function(a, x))
+        large = a > _LARGE
+        value = jnp.where(large, _incomplete_of_large(a, x, at_zero), function(jnp.where(large, 1, a), x))
+        value = jnp.where(jnp.isinf(x), 1 - at_zero, value)
         value = jnp.where(jnp.isinf(a), jnp.where(jnp.isinf(x), jnp.nan, at_zero), value)
         value = jnp.where(x == 0, at_zero, value)
         value = jnp.where(a == 0, jnp.where(x > 0, 1 - at_zero, jnp.nan), value)
