@@ -54,6 +54,9 @@ LARGEST = """
         for (of, first, second), value in zip(rows, found):
             wanted = of(first.double(), second.double())  # the CPU's float32 at 1e10 is good to 5e-3
             torch.testing.assert_close(value.cpu().double(), wanted, rtol=1e-5, atol=0)
+        numbers = torch.tensor([-largest, -1.0, 3.0, largest, float("inf"), float("nan")], dtype=dtype)
+        of = torch.special.chebyshev_polynomial_t
+        assert torch.equal(of(2.0, numbers.to("xla")).cpu(), of(2.0, numbers)), dtype
     largest = torch.tensor([torch.finfo(torch.float64).max], dtype=torch.float64)  # there the CPU gives nan
     assert torch.igamma(largest.to("xla"), (largest / 2).to("xla")).item() == 0
     assert torch.igammac(largest.to("xla"), (largest / 2).to("xla")).item() == 1
@@ -61,7 +64,7 @@ LARGEST = """
 """
 
 
-def test_incomplete_gamma_and_zeta_of_the_largest_numbers() -> None:
+def test_gamma_zeta_and_polynomials_of_the_largest_numbers() -> None:
     """Their loops go on until a term is small, or q is at least 9: the largest plus 1 is itself."""
     done = run_script(LARGEST, check=False, TORCH_XLA_STORM="compile")
     assert done.returncode == 0 and done.stdout.endswith("done\n"), (done.returncode, done.stderr)

@@ -34,14 +34,19 @@ def _polynomial(recurrence: Recurrence, shifted: bool = False) -> Function:
     first, following = recurrence
 
     def function(x: jax.Array, n: jax.Array) -> jax.Array:
-        x, n = jnp.broadcast_arrays(2 * x - 1 if shifted else x, jnp.trunc(n))
+        # Counted in int64, as torch does: a float32 stays where it is at 2**24. What int64 cannot hold is its smallest
+        # number on the CPU, of which the value is 0.
+        whole = jnp.where(jnp.abs(n) < 2.0**63, n, -1).astype(jnp.int64)
+        x, n = jnp.broadcast_arrays(2 * x - 1 if shifted else x, whole)
 
         def step(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             k, p, q = state
-            return k + 1, jnp.where(k < n, following(k, x, p, q), p), jnp.where(k < n, p, q)
+            return k + 1, jnp.where(k < n, following(k.astype(x.dtype), x, p, q), p), jnp.where(k < n, p, q)
 
-        one = jnp.ones((), x.dtype)
-        _, p, _ = lax.while_loop(lambda state: jnp.any(state[0] < n), step, (one, first(x), jnp.ones_like(x)))
+        one = jnp.ones((), jnp.int64)
+        _, p, _ = lax.while_loop(
+            lambda state: jnp.any((state[0] < n) & ~jnp.isnan(state[1])), step, (one, first(x), jnp.ones_like(x))
+        )
         return jnp.where(n < 0, 0, jnp.where(n == 0, 1, p)).astype(x.dtype)
 
     return function
