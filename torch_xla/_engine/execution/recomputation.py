@@ -19,6 +19,8 @@ from torch_xla._engine.execution import modes
 from torch_xla._engine.job import thread_group
 from torch_xla._engine.parallel import collectives
 
+#: Nodes that no read has computed before: fewer are several reads of one step, not another step of a loop.
+_LEAST_NEW = 8
 #: Nodes that are computed a third time, from which on a read cuts. A few cost less than another program.
 _MOST_RECOMPUTED = 8
 
@@ -61,7 +63,7 @@ def cuts_here() -> bool:
 def note(graph: Any) -> bool:
     """Whether the graph of a read computes earlier steps again; if so, its line cuts from now on."""
     count = graph.recomputed_nodes
-    if count < _MOST_RECOMPUTED:
+    if count < _MOST_RECOMPUTED or graph.new_nodes < _LEAST_NEW:
         return False
     line = frames.user_line()
     if not _lines:

@@ -150,6 +150,10 @@ size_t distinct_ops(const Graph& graph) {
   return found.size();
 }
 
+size_t new_nodes(const Graph& graph) {
+  return std::count_if(graph.nodes.begin(), graph.nodes.end(), [](const Node* n) { return n->computations == 0; });
+}
+
 size_t recomputed_nodes(const Graph& graph) {
   return std::count_if(graph.nodes.begin(), graph.nodes.end(), [](const Node* n) { return n->computations >= 2; });
 }

@@ -44,7 +44,8 @@ struct Graph {
 // compilation goes with them.
 size_t distinct_ops(const Graph& graph);
 
-// How many nodes of a graph two earlier reads or more have computed already.
+// How many nodes of a graph no read has computed before, and how many two earlier reads or more have computed already.
+size_t new_nodes(const Graph& graph);
 size_t recomputed_nodes(const Graph& graph);
 
 // The graph of all pending live tensors of a device; the leaves it is the last to read are donated.
