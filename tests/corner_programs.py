@@ -93,24 +93,41 @@ def _flat(result: Any) -> list[torch.Tensor]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
+def _is_subnormal(t: torch.Tensor) -> torch.Tensor:
+    if not t.dtype.is_floating_point:
+        return torch.zeros(t.shape, dtype=torch.bool)
+    return (t != 0) & (t.abs() < torch.finfo(t.dtype).tiny)
+
+
+def _same(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Within the tolerance, which is relative alone, and of zeros the sign too."""
+    near = torch.isclose(x, y, rtol=_TOLERANCE.get(y.dtype, 0), atol=0, equal_nan=True)
+    return near & ((x != 0) | (x.signbit() == y.signbit()))
+
+
 def _difference(name: str, found: list[torch.Tensor], wanted: list[torch.Tensor], given: list[Any]) -> str | None:
+    """What differs; it starts with SUBNORMAL where an operand or the CPU's result is subnormal at each such place."""
+    operands = [g for g in given if isinstance(g, torch.Tensor)]
     for x, y in zip(found, wanted, strict=True):
         x = x.cpu()
         if x.dtype != y.dtype or x.shape != y.shape:
             return f"{x.dtype}{list(x.shape)}, not {y.dtype}{list(y.shape)}"
-        near = 2 * torch.finfo(y.dtype).tiny if y.dtype.is_floating_point else 0  # XLA makes 0 of subnormal numbers
-        same = torch.isclose(x, y, rtol=_TOLERANCE.get(y.dtype, 0), atol=near, equal_nan=True)
-        if not same.all():
-            at = [i for i, good in enumerate(same.flatten().tolist()) if not good]
+        differs = ~_same(x, y)
+        if differs.any():
+            flushed = torch.stack([_is_subnormal(t) for t in (*operands, y)]).any(0)
+            others = differs & ~flushed
+            at = (others if others.any() else differs).flatten().nonzero().flatten().tolist()
             shown = [
-                f"({', '.join(str(g.flatten()[i].item()) for g in given if isinstance(g, torch.Tensor))}) "
+                f"({', '.join(str(g.flatten()[i].item()) for g in operands)}) "
                 f"{x.flatten()[i].item()}, not {y.flatten()[i].item()}"
                 for i in at[:6]
             ]
-            return f"{len(at)} of {y.numel()}: {'; '.join(shown)}"
+            start = "" if others.any() else SUBNORMAL
+            return f"{start}{len(at)} of {y.numel()}: {'; '.join(shown)}"
     return None
 
 
+SUBNORMAL = "subnormal numbers alone: "
 _TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-5, torch.float64: 1e-7}
 
 

@@ -11,7 +11,7 @@ import json
 import pytest
 from helpers import run_script
 
-from tests.corner_programs import names
+from tests.corner_programs import SUBNORMAL, names
 
 NAMES = names()
 
@@ -70,14 +70,97 @@ def test_gamma_zeta_and_polynomials_of_the_largest_numbers() -> None:
     assert done.returncode == 0 and done.stdout.endswith("done\n"), (done.returncode, done.stderr)
 
 
-#: What differs from the CPU, by rule and dtype, and why that is right. One that agrees again fails.
-KNOWN: dict[tuple[str, str], str] = {
-    ("aten::lgamma", "int8"): "4.8e-7 where the CPU gives 0, at 1: XLA's series is good to the last place of its terms",
-    ("aten::lgamma", "bool"): "as of int8",
-    ("aten::special_log_ndtr", "int8"): "2e-5 of -0.0013, at 3: jax takes the logarithm of a float32 beside 1",
+#: What differs from the CPU in compiled programs, by rule and dtype, and why. One that agrees again fails.
+_INTEGERS = {
+    "aten::lgamma": "4.8e-7 where the CPU gives 0, at 1",
+    "aten::special_entr": "-0 where the CPU gives 0, at 0",
+    "aten::special_log_ndtr": "2e-5 of -0.0013, at 3: jax takes the logarithm of a float32 beside 1",
 }
-#: (way, dtype) that this file has been run with. Of floats a program takes minutes, which needs a sweep of its own.
-RUNS = [("compiled", "int8"), ("compiled", "bool"), ("interpreted", "int8")]
+_LDEXP = "0 times 2**254 is 0, where the CPU multiplies by infinity"
+KNOWN: dict[str, dict[str, str]] = {
+    "bool": {name: why for name, why in _INTEGERS.items() if "ndtr" not in name},
+    "int8": _INTEGERS | {
+        "aten::special_zeta": "2**-126 is flushed to 0, at (126, 2)",
+        "aten::special_zeta.other_scalar": "as of tensors",
+        "aten::ldexp.Tensor": "XLA flushes a subnormal value",
+        "aten::exp2": "XLA flushes a subnormal value",
+    },
+    "uint8": _INTEGERS | {"aten::ldexp.Tensor": _LDEXP},
+    "int32": _INTEGERS | {"aten::ldexp.Tensor": _LDEXP},
+    "int64": _INTEGERS | {
+        "aten::ldexp.Tensor": _LDEXP,
+        "aten::special_zeta": "nan at (2**63, 1), where the CPU gives 1: a fault",
+        "aten::polygamma": "-0 where the CPU gives the least normal number, at 2**63",
+    },
+    "int16": _INTEGERS | {
+        "aten::ldexp.Tensor": _LDEXP,
+        "aten::special_laguerre_polynomial_l.x_scalar": "2e-3 after 32,766 steps of float32",
+    },
+}  # fmt: skip
+#: What differs only where an operand or the CPU's value is subnormal: XLA on the CPU makes 0 of those.
+FLUSHED: dict[str, str] = {
+    "float16": """
+        igammac silu_backward special_xlog1py xlogy.Scalar_Other xlogy.Tensor
+    """,
+    "bfloat16": """
+        add.Tensor angle asinh atan2 atanh ceil clamp_max deg2rad div.Scalar div.Tensor eq.Tensor erfinv floor
+        floor_divide fmax fmin frac frexp.Tensor ge.Tensor gt.Tensor hardsigmoid_backward hardtanh heaviside
+        hypot le.Tensor leaky_relu lerp.Scalar log log10 log1p log2 logaddexp logit lt.Tensor mish mish_backward
+        mul.Scalar mul.Tensor mvlgamma ne.Tensor nextafter polygamma pow.Tensor_Tensor rad2deg reciprocal
+        remainder.Scalar remainder.Scalar_Tensor rsqrt rsub.Tensor selu sgn sign silu silu_backward sinh
+        special_xlog1py special_xlog1py.other_scalar special_xlog1py.self_scalar sqrt sub.Tensor tan
+        xlogy.Scalar_Other xlogy.Scalar_Self xlogy.Tensor
+    """,
+    "float32": """
+        add.Tensor angle asinh atan2 atanh ceil clamp_max deg2rad div.Scalar div.Tensor eq.Tensor erf erfinv
+        floor floor_divide frac frexp.Tensor ge.Tensor gelu_backward gt.Tensor hardsigmoid_backward hardtanh
+        heaviside hypot le.Tensor leaky_relu lerp.Scalar log log10 log1p log2 logaddexp logical_and logical_not
+        logical_or logical_xor logit logit_backward lt.Tensor mish mish_backward mul.Scalar mul.Tensor mvlgamma
+        ne.Tensor nextafter polygamma pow.Tensor_Tensor rad2deg reciprocal remainder.Scalar rsqrt rsub.Tensor
+        selu sgn sign silu silu_backward sinh special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+        special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he special_legendre_polynomial_p
+        special_ndtri special_spherical_bessel_j0 special_xlog1py special_xlog1py.other_scalar
+        special_xlog1py.self_scalar special_zeta.self_scalar sqrt sub.Tensor tan tanh_backward
+        xlogy.Scalar_Other xlogy.Scalar_Self xlogy.Tensor
+    """,
+}
+#: What differs elsewhere, as measured; why has not been looked into, so that each may be a fault of its rule.
+UNEXAMINED: dict[str, str] = {
+    "float16": """
+        clamp_max.Tensor clamp_min.Tensor fmax fmin hardshrink_backward hardswish_backward ldexp.Tensor lgamma
+        logit_backward maximum minimum relu relu6 sigmoid_backward special_entr special_i1 special_i1e
+    """,
+    "bfloat16": """
+        addcdiv addcmul asin clamp_max.Tensor clamp_min.Tensor erf fmod.Tensor gelu hardshrink_backward
+        hardswish hardswish_backward igamma igammac ldexp.Tensor lerp.Tensor lgamma logaddexp2 logit_backward
+        maximum minimum relu relu6 remainder.Tensor sigmoid_backward special_entr special_i1 special_i1e
+        tanh_backward
+    """,
+    "float32": """
+        addcdiv addcmul asin clamp_max.Tensor clamp_min.Tensor fmax fmin fmod.Tensor gelu hardshrink_backward
+        hardswish hardswish_backward igamma igammac ldexp.Tensor lerp.Tensor lgamma logaddexp2 maximum minimum
+        relu relu6 remainder.Tensor sigmoid_backward softshrink special_chebyshev_polynomial_u.n_scalar
+        special_chebyshev_polynomial_w.n_scalar special_entr special_i1 special_i1e
+        special_laguerre_polynomial_l.n_scalar special_legendre_polynomial_p.n_scalar special_log_ndtr
+        special_modified_bessel_i1 special_shifted_chebyshev_polynomial_u.n_scalar
+        special_shifted_chebyshev_polynomial_w.n_scalar special_zeta
+    """,
+}
+#: (way, dtype) that this file has been run with; the others are still to do.
+RUNS = [
+    ("compiled", "int8"),
+    ("interpreted", "int8"),
+    *(
+        pytest.param(*run, marks=pytest.mark.sweep)
+        for run in (
+            *(
+                ("compiled", each)
+                for each in ("bool", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32")
+            ),
+            ("interpreted", "float32"),
+        )
+    ),
+]
 
 
 def _differences(way: str, dtype: str, names: list[str], seconds: int) -> dict[str, str | None]:
@@ -94,9 +177,13 @@ def _differences(way: str, dtype: str, names: list[str], seconds: int) -> dict[s
     return _differences(way, dtype, names[:half], seconds) | _differences(way, dtype, names[half:], seconds)
 
 
-@pytest.mark.parametrize(("way", "dtype"), RUNS, ids="-".join)
+@pytest.mark.parametrize(("way", "dtype"), RUNS)
 def test_corners_are_those_of_the_cpu(way: str, dtype: str) -> None:
-    differences = {name: text for name, text in _differences(way, dtype, NAMES, 120).items() if text is not None}
-    expected = {name for name, known in KNOWN if known == dtype and way != "interpreted"}
-    assert not {name: text for name, text in differences.items() if name not in expected}
-    assert expected <= set(differences), "agrees with the CPU again: leave it out of KNOWN"
+    found = {name: text for name, text in _differences(way, dtype, NAMES, 240).items() if text is not None}
+    flushed = {f"aten::{name}" for name in FLUSHED.get(dtype, "").split()}
+    expected = flushed | {f"aten::{name}" for name in UNEXAMINED.get(dtype, "").split()} | set(KNOWN.get(dtype, {}))
+    if way == "interpreted":
+        expected = flushed = set()
+    assert not {name: text for name, text in found.items() if name not in expected}
+    assert expected <= set(found), f"agree with the CPU again, leave them out: {sorted(expected - set(found))}"
+    assert not {name: found[name] for name in flushed if not found[name].startswith(SUBNORMAL)}
