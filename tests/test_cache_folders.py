@@ -389,6 +389,8 @@ WRITERS = {
     "debug/step_report.py": "a file that the user names",
     "distributed/_processes.py": "a new temporary folder",
     "distributed/fsdp/state_dict_utils.py": "test_checkpoint_folders.py",
+    "experimental/distributed_checkpoint/_leftovers.py": "test_checkpoint_folders.py",
+    "experimental/distributed_checkpoint/_parts.py": "memory",
     "experimental/distributed_checkpoint/manager.py": "test_checkpoint_folders.py",
     "stablehlo/bundle.py": "test_checkpoint_folders.py",
     "utils/serialization.py": "test_checkpoint_folders.py",

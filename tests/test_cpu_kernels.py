@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -785,7 +785,7 @@ def test_the_process_may_end_while_a_kernel_runs() -> None:
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Programs are XLA's own then, and a warning says what is missing."""
     monkeypatch.setattr(library, "_library", None)
-    monkeypatch.setattr(library, "built", lambda extension: build.built(extension))
+    monkeypatch.setattr(library, "built", lambda extension: build.built(replace(extension, cache=tmp_path)))
     monkeypatch.setattr(build, "find_compiler", lambda: None)
     monkeypatch.setattr(build.Extension, "home", lambda self: tmp_path)
     with pytest.warns(RuntimeWarning, match="cannot build its CPU kernels: a C\\+\\+ compiler was not found"):

@@ -60,10 +60,10 @@ def test_build_without_a_compiler(tmp_path: Path) -> None:
 
 def test_read_only_cache() -> None:
     code, said = run("torch_xla.doctor", TORCH_XLA_CACHE_DIR=str(READ_ONLY))
-    assert code == 1
+    assert code == 0, said  # the user's usual folder is used instead
     assert f"The cache folder {READ_ONLY} cannot be written to: " in said
     assert "-> Set TORCH_XLA_CACHE_DIR to a folder that can be written to" in said
-    assert "torch_xla cannot store its recorder" in said
+    assert "torch_xla: cannot use the cache folder for the recorder" in said
 
 
 def test_older_jaxlib(tmp_path: Path) -> None:

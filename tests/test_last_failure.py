@@ -28,6 +28,7 @@ WORKERS = {
     ("_engine/lowering/decompose.py", 1): "the caller waits for the result",
     ("_engine/parallel/watchdog.py", 1): "ends the process itself, with a report",
     ("debug/profiler.py", 1): "threading.excepthook; the thread is the caller's",
+    ("distributed/_parent_death.py", 1): "it ends its process",
     ("distributed/data_parallel.py", 1): "the call waits for its threads",
     ("distributed/launcher/launch.py", 1): "the launcher waits for its pool",
     ("distributed/launcher/process.py", 2): "readers and waiter of a process, which the launcher joins",

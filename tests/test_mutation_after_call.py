@@ -235,6 +235,7 @@ HANDOVERS = {
     "_engine/lowering/decompose.py": "waits",
     "_engine/parallel/watchdog.py": "own records",
     "debug/profiler.py": "immutable arguments",
+    "distributed/_parent_death.py": "a handle of its own",
     "distributed/data_parallel.py": "waits",
     "distributed/launcher/launch.py": "waits",
     "distributed/launcher/process.py": "own streams",

@@ -12,7 +12,6 @@ Two ranks never wait for each other then: of all messages that have not run, bot
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +54,7 @@ class Message:
 
 _noted: list[Message] = []
 _lock = process_lock()
-_runs = threading.RLock()  # one thread at a time runs messages, in order
+_runs = process_lock()  # one thread at a time runs messages, in order
 
 
 def run_pending() -> None:
