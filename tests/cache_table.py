@@ -41,7 +41,6 @@ _engine/diagnostics/spans:_tellers      threads by process
 _engine/diagnostics/under_way:_watchers threads by process
 _engine/execution/dump:_hlo             form, device and key of the graph; texts for dumps only
 _engine/execution/graph_names:_is_known_op test: test_cache_folders
-_engine/execution/graph_names:sources   test: test_cache_folders
 _engine/execution/heap:_function        the name of a function of the C library
 _engine/execution/heap:_most            no arguments; the machine
 _engine/execution/heap:_user_decides    no arguments; the environment at the start
@@ -100,6 +99,12 @@ experimental/custom_kernel/_operators:read_layout the text of a layout
 experimental/scan_layers:_calls         the module, by identity, as long as it lives
 experimental/scan_layers:_alike         the module, by identity, as long as it lives
 stablehlo/bundle:state_dict             not a cache: the contents of a bundle
+_engine/base/compat/launching:isolating_options its argument; names of the installed jax
+_engine/base/sources:_hash              no arguments; files whose stamps are compared at each use
+_engine/base/xla_flags:read             test: test_cache_folders
+_engine/execution/graph_names:_releases no arguments; versions of what is imported
+_engine/execution/program_files:_remove_leftovers the folder; only removes files, once
+_engine/recorder/toolchain:stamps       not a cache: lives for one build
 """
 
 #: The same for tables in C++ that live as long as the process.
@@ -109,6 +114,7 @@ donation.cpp:next               not a cache: lives for one graph
 launch.cpp:inputs               not a cache: lives for one launch
 registration.cpp:by_namespace   a registry by namespace
 origin.cpp:numbers              file, line and scope, which are what a number stands for
+op.cpp:places                  a constant table
 op.cpp:ops                      the name of the operator and its overload, which torch does not define anew
 data_dependent.cpp:table        a constant table
 """

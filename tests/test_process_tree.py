@@ -280,7 +280,7 @@ THREADS = {
     "torch_xla/_engine/diagnostics/progress.py": _LOCKS,
     "torch_xla/_engine/diagnostics/spans.py": _LOCKS,
     "torch_xla/_engine/diagnostics/under_way.py": _LOCKS,
-    "torch_xla/_engine/execution/closures.py": "test_last_failure.py",
+    "torch_xla/_engine/execution/background.py": "test_last_failure.py",
     "torch_xla/_engine/execution/preloading.py": _LOCKS,
     "torch_xla/_engine/feed/prefetch.py": _FORKED,
     "torch_xla/_engine/lowering/decompose.py": "test_fork.py::test_fork_beside_threads",
@@ -291,7 +291,6 @@ THREADS = {
     "torch_xla/distributed/launcher/launch.py": _LAUNCHER,
     "torch_xla/distributed/launcher/process.py": _LAUNCHER,
     "torch_xla/doctor/trial.py": _LAUNCHER,
-    "torch_xla/experimental/distributed_checkpoint/manager.py": "test_last_failure.py",
     "torch_xla/utils/utils.py": "its threads are waited for in the call that starts them",
 }
 

@@ -131,8 +131,8 @@ def built(extension: Extension) -> Path:
 
 def _warn_of_fallback(what: str, error: OSError, cache: Path) -> None:
     warnings.warn(
-        f"torch_xla: cannot use the cache folder for the {what}: {error}. Stores it in {cache}. Set TORCH_XLA_CACHE_DIR to "
-        "a folder that you own.",
+        f"torch_xla: cannot use the cache folder for the {what}: {error}. Stores it in {cache}. Set "
+        "TORCH_XLA_CACHE_DIR to a folder that you own.",
         RuntimeWarning,
         stacklevel=2,
     )

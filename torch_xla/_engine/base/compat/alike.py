@@ -19,20 +19,20 @@ from jax.interpreters import ad, batching, mlir
 Pair = tuple[jax.Array, jax.Array]
 
 _group_ids = itertools.count()
-_alike = Primitive("torch_xla_shard_alike")
-_alike.multiple_results = True
+_alike_p = Primitive("torch_xla_shard_alike")
+_alike_p.multiple_results = True
 
 
 def _bind(x: jax.Array, y: jax.Array) -> Pair:
     if x.shape != y.shape:
         raise ValueError(f"shard_alike: the shapes differ: {x.shape} and {y.shape}")
-    first, second = _alike.bind(x, y)
+    first, second = _alike_p.bind(x, y)
     return first, second
 
 
 _compiled = jax.jit(_bind)
-_alike.def_impl(lambda x, y: list(_compiled(x, y)))
-_alike.def_abstract_eval(lambda x, y: [x, y])
+_alike_p.def_impl(lambda x, y: list(_compiled(x, y)))
+_alike_p.def_abstract_eval(lambda x, y: [x, y])
 
 
 def _differentiate(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -74,10 +74,10 @@ def _lower(ctx: mlir.LoweringRuleContext, x: Any, y: Any) -> list[Any]:
     return [call.result for call in marked]
 
 
-ad.primitive_jvps[_alike] = _differentiate
-ad.primitive_transposes[_alike] = _transpose
-batching.primitive_batchers[_alike] = _batch
-mlir.register_lowering(_alike, _lower)
+ad.primitive_jvps[_alike_p] = _differentiate
+ad.primitive_transposes[_alike_p] = _transpose
+batching.primitive_batchers[_alike_p] = _batch
+mlir.register_lowering(_alike_p, _lower)
 
 
 def find_shard_alike() -> Callable[[jax.Array, jax.Array], Pair]:
