@@ -171,3 +171,25 @@ def test_a_table_counts_the_bytes_of_its_items() -> None:
     assert (table.values(), table.bytes) == ([bytes(9 * _SIZE)], 9 * _SIZE)
     table.remove(lambda key: key == 9)
     assert (len(table), table.bytes) == (0, 0)
+
+
+def test_a_key_whose_hash_changes_leaves_the_cache_intact() -> None:
+    class Config:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Config) and other.size == self.size
+
+        def __hash__(self) -> int:
+            return hash(self.size)
+
+    cache: LruCache[int] = LruCache(limit=lambda: 8)
+    for i in range(100):
+        key = Config(i)
+        cache.put(key, i)
+        key.size += 1000
+        cache.remove(lambda key: False)
+    assert cache.values() == list(range(92, 100))
+    cache.clear()
+    assert len(cache) == 0

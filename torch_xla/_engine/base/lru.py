@@ -24,6 +24,25 @@ def _weighs_nothing(item: object) -> int:
     return 0
 
 
+class _Key:
+    """A key with the hash that it had when it was made.
+
+    The hash of a user's object may change, which breaks the links of an OrderedDict: iterating over it never ends.
+    """
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: Hashable) -> None:
+        self.value = value
+        self._hash = hash(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 class LruCache(Generic[T]):
     """A table by key of a bounded number of items and bytes; the least recently used goes first. Thread-safe.
 
@@ -42,28 +61,30 @@ class LruCache(Generic[T]):
         weigh: Callable[[T], int] = _weighs_nothing,
     ) -> None:
         self._on_evict, self._limit, self._weigh = on_evict, limit, weigh
-        self._items: OrderedDict[Hashable, T] = OrderedDict()
-        self._weights: dict[Hashable, int] = {}  # of the items that have one
+        self._items: OrderedDict[_Key, T] = OrderedDict()
+        self._weights: dict[_Key, int] = {}  # of the items that have one
         self._bytes = 0
         self._lock = process_lock()
 
     def get(self, key: Hashable) -> T | None:
         """The item, which is then the most recently used; None if it is not there."""
+        fixed = _Key(key)
         with self._lock:
-            found = self._items.get(key)
+            found = self._items.get(fixed)
             if found is not None:
-                self._items.move_to_end(key)
+                self._items.move_to_end(fixed)
             return found
 
     def put(self, key: Hashable, value: T, held: int = 0) -> None:
         """Adds an item, and evicts the oldest where there are too many; ``held``: bytes on top of what it weighs."""
         evicted = []  # dies after the lock is let go: an item may own anything
         weight = self._weigh(value) + held
+        fixed = _Key(key)
         with self._lock:
-            replaced = self._take(key)
-            self._items[key] = value
+            replaced = self._take(fixed)
+            self._items[fixed] = value
             if weight:
-                self._weights[key] = weight
+                self._weights[fixed] = weight
                 self._bytes += weight
             while len(self._items) > self._limit() or (self._bytes > ROOM and len(self._items) > 1):
                 oldest, item = self._items.popitem(last=False)
@@ -73,14 +94,14 @@ class LruCache(Generic[T]):
         for _ in evicted:
             self._on_evict()
 
-    def _take(self, key: Hashable) -> T | None:
+    def _take(self, key: _Key) -> T | None:
         self._bytes -= self._weights.pop(key, 0)
         return self._items.pop(key, None)
 
     def remove(self, is_unwanted: Callable[[Hashable], bool]) -> None:
         """Remove the items whose keys are unwanted, without ``on_evict``."""
         with self._lock:
-            removed = [(key, self._take(key)) for key in list(self._items) if is_unwanted(key)]
+            removed = [(key, self._take(key)) for key in list(self._items) if is_unwanted(key.value)]
         del removed  # an item may own anything
 
     @property
