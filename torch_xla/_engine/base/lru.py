@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -27,7 +26,7 @@ def _weighs_nothing(item: object) -> int:
 class _Key:
     """A key with the hash that it had when it was made.
 
-    The hash of a user's object may change, which breaks the links of an OrderedDict: iterating over it never ends.
+    The hash of a user's object may change later; the item is then still found by its key, and can be removed.
     """
 
     __slots__ = ("_hash", "value")
@@ -61,7 +60,7 @@ class LruCache(Generic[T]):
         weigh: Callable[[T], int] = _weighs_nothing,
     ) -> None:
         self._on_evict, self._limit, self._weigh = on_evict, limit, weigh
-        self._items: OrderedDict[_Key, T] = OrderedDict()
+        self._items: dict[_Key, T] = {}  # the oldest first; an OrderedDict breaks where keys become equal later
         self._weights: dict[_Key, int] = {}  # of the items that have one
         self._bytes = 0
         self._lock = process_lock()
@@ -70,9 +69,9 @@ class LruCache(Generic[T]):
         """The item, which is then the most recently used; None if it is not there."""
         fixed = _Key(key)
         with self._lock:
-            found = self._items.get(fixed)
+            found = self._items.pop(fixed, None)
             if found is not None:
-                self._items.move_to_end(fixed)
+                self._items[fixed] = found
             return found
 
     def put(self, key: Hashable, value: T, held: int = 0) -> None:
@@ -87,9 +86,8 @@ class LruCache(Generic[T]):
                 self._weights[fixed] = weight
                 self._bytes += weight
             while len(self._items) > self._limit() or (self._bytes > ROOM and len(self._items) > 1):
-                oldest, item = self._items.popitem(last=False)
-                self._bytes -= self._weights.pop(oldest, 0)
-                evicted.append((oldest, item))
+                oldest = next(iter(self._items))
+                evicted.append((oldest, self._take(oldest)))
         del replaced
         for _ in evicted:
             self._on_evict()
