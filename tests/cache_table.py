@@ -51,8 +51,8 @@ _engine/execution/programs:cache        test: test_functions_with_other_callback
 _engine/execution/regions:_named        the name of a region, which is what it stands for
 _engine/execution/regions:_of_functions the function, by identity, as long as it lives
 _engine/graph/hlo_metadata:_caller      the number of a line, which is never given to another
-_engine/graph/listing:tags              the operator, which torch does not define anew
-_engine/graph/listing:_arguments        the operator, which torch does not define anew
+_engine/graph/listing:tags              the operator, which torch does not redefine
+_engine/graph/listing:_arguments        the operator, which torch does not redefine
 _engine/interop/arrays:_shared          id of an array, with a weak reference that is compared
 _engine/interop/calls:_calls            test: test_constants_that_differ_are_traced_apart
 _engine/interop/control_flow:_found     keys of recordings, as in _recorded; shapes and dtypes
@@ -63,11 +63,11 @@ _engine/interop/identities:_removed_at  the table itself
 _engine/interop/loops:_by_recorded      keys of recordings, as in _recorded; the loop
 _engine/interop/loops:_by_signature     the function by identity, structures, shapes, torch's state
 _engine/interop/partition:keep_for      the policy, by identity
-_engine/interop/partition:_other        the operator, which torch does not define anew
+_engine/interop/partition:_other        the operator, which torch does not redefine
 _engine/interop/pure:_by_recorded       keys of recordings, as in _recorded; needs of gradients
 _engine/interop/pure:_known             test: test_objects_without_a_value_are_refused_and_others_are_seen_to_change
 _engine/interop/recording:_recorded     the graph's key, all its constants by dtype, shape and content, and precision
-_engine/interop/split:is_view           the operator, which torch does not define anew
+_engine/interop/split:is_view           the operator, which torch does not redefine
 _engine/job/coordination:_counts        numbers in a row by name; no values
 _engine/job/coordination:_roles         a registry by name
 _engine/lowering/adaptive_pooling:_band sizes
@@ -115,7 +115,7 @@ launch.cpp:inputs               not a cache: lives for one launch
 registration.cpp:by_namespace   a registry by namespace
 origin.cpp:numbers              file, line and scope, which are what a number stands for
 op.cpp:places                  a constant table
-op.cpp:ops                      the name of the operator and its overload, which torch does not define anew
+op.cpp:ops                      the name of the operator and its overload, which torch does not redefine
 data_dependent.cpp:table        a constant table
 """
 

@@ -1,4 +1,4 @@
-"""What test_jax_options.py runs in a process of its own: two steps of training under each option of jax.
+"""What test_jax_options.py runs in a separate process: two steps of training under each option of jax.
 
 ``check_all`` takes the options from jax.config.values, so that an option of a later jax is covered or fails the test.
 """
@@ -59,7 +59,7 @@ LEFT_OUT = {
     r"jax_.*(compilation_cache|persistent_cache).*|jax_share_binary.*|jax_hlo_source.*": "jax's own cache of programs",
     r"jax_source_url_schema|jax_pgle_.*|jax_enable_pgle|jax_xla_profile_version": "profiles and sources of programs",
     r"jax_serialization_version|jax_export_.*|jax2tf_.*": "formats of files",
-    r"jax_explicit_x64_dtypes": "of the user's jnp calls; ours have 64-bit types on",
+    r"jax_explicit_x64_dtypes": "affects the user's jnp calls; the engine enables 64-bit types",
 }
 
 Case = tuple[str, Any]

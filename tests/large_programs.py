@@ -190,8 +190,8 @@ def fsdp2_policies() -> None:
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             fully_shard(_Nested(), mp_policy=MixedPrecisionPolicy(param, reduce))
-        ours = [w for w in found if "reduce_dtype" in str(w.message)]
-        assert len(ours) == warned and all(w.filename == __file__ for w in ours), found
+        matching = [w for w in found if "reduce_dtype" in str(w.message)]
+        assert len(matching) == warned and all(w.filename == __file__ for w in matching), found
 
 
 def dtensor() -> None:

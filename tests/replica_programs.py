@@ -287,7 +287,7 @@ def _smaller_groups(world: int, rank: int, data: list[torch.Tensor], mine: torch
 
 
 def _rings(world: int, rank: int) -> None:
-    """Rings and exchanges in which each rank names its messages in an order of its own, device and host tensors."""
+    """Rings and exchanges in which each rank posts its messages in a different order, device and host tensors."""
     following, previous = (rank + 1) % world, (rank - 1) % world
     for device in ("xla", "cpu"):
         sent = torch.full((3,), float(rank), device=device)

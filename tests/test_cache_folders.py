@@ -259,7 +259,7 @@ def test_a_user_without_a_home(reachable: Path) -> None:
 
 @_AS_ROOT
 def test_two_users_with_one_cache_folder(reachable: Path) -> None:
-    """The second one falls back to a folder of his own, and is told; the first one had a umask of 077."""
+    """The second user falls back to a private folder, with a warning; the first user had a umask of 077."""
     shared, own = reachable / "shared", reachable / f"torch_xla-{OTHER}"
     link_owned(shared, OTHER + 1)
     link_owned(own, OTHER)
@@ -456,7 +456,7 @@ def test_reports_of_a_second_run(tmp_path: Path) -> None:
     for umask in ("077", "022"):
         run_script(f"    import os; os.umask(0o{umask})" + REPORTS, **environment)
         files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-        assert all(path.stat().st_mode & 0o077 == 0 for path in files), "none is made anew"
+        assert all(path.stat().st_mode & 0o077 == 0 for path in files), "existing files keep their mode"
         sizes.append({path.name: path.stat().st_size for path in files})
     assert len(sizes[0]) == 4 and sizes[0].keys() == sizes[1].keys()
     assert all(sizes[1][name] > size for name, size in sizes[0].items() if "x" not in name.split("."))

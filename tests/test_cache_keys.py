@@ -149,7 +149,7 @@ def test_arrays_of_closures_are_copied_at_the_call(kind: str, shape: tuple[int, 
     second = jax_function(function)(graded)
     table += 5
     assert float(first[0]) == 2.0
-    # A function that is equal to the first one and closes over an array of its own.
+    # A function that is equal to the first one and closes over a different array.
     assert float(call_jax(_CLOSURES[kind](other), (x,), name="same")[0]) == 2.0
     second.sum().backward()
     assert graded.grad is not None

@@ -107,7 +107,7 @@ lock = folder / ".5.writing" / ".writer"
 machine = lock.read_text()
 lock.write_text("of another machine")
 made()
-assert names() == [".5.writing", "3"], "nobody knows"
+assert names() == [".5.writing", "3"], "the writer is on another machine or unknown"
 lock.write_text(machine)
 made()
 assert names() == ["3"] and sorted(p.name for p in (folder / "3").iterdir() if p.name == ".writer") == []

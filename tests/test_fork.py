@@ -198,7 +198,7 @@ def test_every_lock_of_a_module_is_free_in_a_child() -> None:
     assert [line.partition(":")[0] for line in found] == ["torch_xla/distributed/launcher/process.py"], found
 
 
-#: Forks while a task of a worker is running and others wait. The child ends as programs do, with work of its own.
+#: Forks while a task of a worker is running and others wait. The child runs tasks and exits normally.
 IN_FLIGHT = """
 import gc; gc.unfreeze()
 import os, sys, tempfile, threading, time, warnings

@@ -22,9 +22,9 @@ WORKERS = {
     ("_engine/execution/background.py", 1): "reported at the end; the cases below",
     ("_engine/diagnostics/progress.py", 1): "joined by the compilation that it is shown for; only writes a line",
     ("_engine/diagnostics/spans.py", 1): "rows of a profile; torch.profiler has ended before",
-    ("_engine/diagnostics/under_way.py", 1): "measures; who reads the value is told",
+    ("_engine/diagnostics/under_way.py", 1): "only measures; reading the value raises",
     ("_engine/execution/preloading.py", 1): "loads ahead; the caller loads, and raises, what this could not",
-    ("_engine/feed/prefetch.py", 1): "raised by get() in the place of the batch; nobody takes one after the last",
+    ("_engine/feed/prefetch.py", 1): "get() raises in place of the batch; no batch follows the last",
     ("_engine/lowering/decompose.py", 1): "the caller waits for the result",
     ("_engine/parallel/watchdog.py", 1): "ends the process itself, with a report",
     ("debug/profiler.py", 1): "threading.excepthook; the thread is the caller's",
@@ -109,7 +109,7 @@ def test_failure_of_the_last_task(tmp_path: Path, name: str) -> None:
     work, subject = FAILING[name]
     done = _run(work, tmp_path)
     assert done.returncode == 1, done.stderr
-    assert f"{subject} failed, and the program ended before it could be told:\nTraceback" in done.stderr
+    assert f"{subject} failed, and the process ended before the failure was raised:\nTraceback" in done.stderr
     assert done.stderr.rstrip().endswith("ValueError: of the last one") and "Exception ignored" not in done.stderr
     assert done.stdout == "after the call\nregistered later\n", "what is registered with atexit is called"
 

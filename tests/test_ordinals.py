@@ -65,9 +65,9 @@ WRONG = [-1, -3, 99, 2**40, "xla:99", "xla:-1", "cpu", "cuda:0", torch.device("c
 def _found() -> Iterator[str]:
     for title, module in MODULES.items():
         for name, function in vars(module).items():
-            ours = str(getattr(function, "__module__", "")).startswith("torch_xla")
+            is_of_package = str(getattr(function, "__module__", "")).startswith("torch_xla")
             callable_ = inspect.isfunction(function) or type(function) is type and not issubclass(function, Exception)
-            if name.startswith("_") or name == "of_fake_tensor" or not ours or not callable_:
+            if name.startswith("_") or name == "of_fake_tensor" or not is_of_package or not callable_:
                 continue
             if _PARAMETERS & set(inspect.signature(function).parameters):
                 yield f"{title}.{name}"

@@ -99,7 +99,7 @@ class Case:
 
 TO_PARENT = {
     "saves": Case(signal.SIGTERM, "saves", "none", -signal.SIGTERM, True),
-    "nobody handles it": Case(signal.SIGTERM, "dies", "none", -signal.SIGTERM, False),
+    "no handler": Case(signal.SIGTERM, "dies", "none", -signal.SIGTERM, False),
     "saving fails": Case(
         signal.SIGTERM, "fails", "none", -signal.SIGTERM, False, "OSError: no space left on the device"
     ),

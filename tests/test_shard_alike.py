@@ -31,8 +31,8 @@ def test_batches(dims: tuple[int | None, int | None]) -> None:
     )
     got = jax.vmap(alike.own_shard_alike, in_axes=dims)(x, y)
     want = jax.vmap(lambda a, b: (a, b), in_axes=dims)(x, y)
-    for ours, theirs in zip(got, want, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for value, expected in zip(got, want, strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 def test_both_are_in_one_group() -> None:

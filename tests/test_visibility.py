@@ -86,7 +86,7 @@ LISTENERS = {
         "rendezvous": "test_visibility.py::test_a_job_on_this_machine_listens_there_alone",  # TORCH_STORE
     },
     "torch_xla/_engine/aot/targets.py": {"initialize": "a plugin's"},
-    "torch_xla/core/_ordinals.py": {"rendezvous": "a function of ours"},
+    "torch_xla/core/_ordinals.py": {"rendezvous": "a function of this package"},
     "torch_xla/debug/profiler.py": {"start_server": "the user asks for it, and jax has no argument for the address"},
     "torch_xla/distributed/launcher/launch.py": {"create_server": "on 127.0.0.1, and closed at once"},
     "torch_xla/distributed/xla_multiprocessing.py": {"bind": "never listens"},
@@ -113,7 +113,7 @@ def test_every_listener_is_in_the_table() -> None:
     assert found == {file: set(calls) for file, calls in LISTENERS.items()}
 
 
-#: Modules that unpickle what they read: from where, and why nobody else writes there.
+#: Modules that unpickle what they read: from where, and why no other user can write there.
 UNPICKLE = {
     "torch_xla/_engine/execution/program_files.py": "the cache folder, which only the user may write to",
     "torch_xla/aot/library.py": "a file that the program names, as torch.load does",

@@ -181,7 +181,7 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     @torch.no_grad()
     def _take_written_parameters(self, everything: bool = False) -> None:
-        """Makes shares anew of parameters that something else has written to since the shares were made."""
+        """Shard again the parameters that were written to since they were sharded."""
         flat = [share for shares in self._shares for share in shares]
         for p, share, before in zip(self._params(), flat, self._versions, strict=True):
             if not everything and p._version == before:

@@ -1,6 +1,6 @@
 """Files that appear whole or not at all: a process that dies while it writes one leaves the old one as it was.
 
-    part file beside the path, under a name of its own -> on disk -> renamed to the path
+    part file beside the path, under a unique name -> on disk -> renamed to the path
 
 A process that is killed before that leaves its part file (``.NAME.UUID.part``) behind. Process and thread ids would not
 do: two containers that share a filesystem have the same ones.

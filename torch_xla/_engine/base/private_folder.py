@@ -1,6 +1,6 @@
 """Folders for files that run when they are loaded: shared libraries and compiled programs.
 
-A file there is loaded only where nobody but this user, or root, may have written it:
+A file there is loaded only if this user and root alone can have written it:
 
     what                      owner              others may write to it
     the cache folder          this user, root    only where it is this user's, or has the sticky bit as /tmp has
@@ -51,7 +51,7 @@ def make(folder: Path, cache: Path, *, close: bool = True) -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Make a folder that the user has named, and all that are missing above it; nobody else may write to it."""
+    """Make a folder that the user has named, and all that are missing above it; no other user can write to it."""
     _make(folder, 0o755)
 
 

@@ -77,7 +77,7 @@ class Runner:
             raise self._failures.popleft()
 
     def take_failures(self) -> list[BaseException]:
-        """The failures that nobody has been told of; the caller reports them."""
+        """Return the failures that were not raised yet; the caller reports them."""
         _failed.discard(self)
         return [self._failures.popleft() for _ in range(len(self._failures))]
 
@@ -120,29 +120,29 @@ class Runner:
             return self._tasks.popleft()
 
     def begin_in_child(self) -> None:
-        """What a forked child has: no task, and a lock that nobody holds."""
+        """Reset in a forked child: no task, and a lock that is free."""
         self._inherited = self._tasks, self._failures  # freed later: xla tensors among them are lost by then
         self._begin()
 
 
 _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
-_failed: set[Runner] = set()  # alive until their failures are told
+_failed: set[Runner] = set()  # alive until their failures are raised or reported
 
 
 def finish() -> str:
-    """Waits until nothing goes on beside the program. The report of failures that nobody has been told of, if any."""
+    """Wait for all background tasks. Return the report of failures that were not raised; empty without."""
     for runner in list(_runners):
         runner.wait_until_done()
     report = ""
     for runner in list(_failed):
         for failure in runner.take_failures():
             trace = "".join(traceback.format_exception(failure))
-            report += f"torch_xla: {runner.name} failed, and the program ended before it could be told:\n{trace}"
+            report += f"torch_xla: {runner.name} failed, and the process ended before the failure was raised:\n{trace}"
     return report
 
 
 def report_failures() -> None:
-    """Waits, and reports on stderr and in the exit code what nobody has been told of; for atexit."""
+    """Wait, and report failures that were not raised on stderr and in the exit code; for atexit."""
     if report := finish():
         if sys.stderr is not None:
             sys.stderr.write(report)

@@ -208,7 +208,7 @@ class ProgramFiles:
         return self.folder / f"{_hash([name, *_circumstances(places)])}.graph"
 
     def known(self, graph: Path) -> KnownGraph | None:
-        """What is noted there. None for nothing, or for what nobody can read.
+        """Return the note of a graph; None if there is none or it cannot be parsed.
 
         Raises UnreadableError for the note of another graph.
         """

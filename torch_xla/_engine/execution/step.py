@@ -51,7 +51,7 @@ class Step:
     def run(self) -> Sequence[jax.Array]:
         """Computes the graph, and gives its nodes their values. Returns these; they may still be computing.
 
-        Raises where that cannot be done: LoweringError, XlaError, torch.OutOfMemoryError, or what nobody expects. The
+        Raises where that cannot be done: LoweringError, XlaError, torch.OutOfMemoryError, or an unexpected one. The
         values that were asked for are then noted to have failed (Graph.fail): pending as before, they would be in every
         later graph, which would fail with them. An interrupt (KeyboardInterrupt) fails nothing.
         """

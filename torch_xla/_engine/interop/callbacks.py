@@ -2,7 +2,7 @@
 
 pure_callback(f), pure_callback(g)    the same text, other keys: f and g
 debug.print("a {}")                   its format, by value
-debug.callback(f)                     jax wraps f anew in each trace, so that each trace has a key of its own
+debug.callback(f)                     jax wraps f again in each trace, so each trace has a different key
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.extend.core as jax_core
 from torch_xla._engine.interop.constants import nested_jaxprs
 from torch_xla._engine.interop.identities import SameObject
 
-#: What a function with callbacks counts as: nobody knows what they hold.
+#: The bytes that a function with callbacks counts as: what callbacks hold cannot be measured.
 CALLBACK_BYTES = 1 << 20
 
 #: A call into Python in StableHLO: of the CPU and of GPUs, and of TPUs.

@@ -49,7 +49,7 @@ def constant_keys(what: str, leaves: Sequence[Any], tree: Any, hidden: int = 0) 
 
 
 class _UnsuitableError(TypeError):
-    """A value that has no key by which a later, other value would be told from it."""
+    """A value without a key that distinguishes it from a later, different value."""
 
     def __init__(self, value: Any, why: str) -> None:
         super().__init__(why)

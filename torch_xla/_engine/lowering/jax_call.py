@@ -2,7 +2,7 @@
 
 A node names its function by number. Numbers are given out for good, one for each different program: two functions that
 lower to the same StableHLO and call the same Python functions have one number, so that a graph that calls a function
-made anew at each step keeps its key.
+created at each step keeps its key.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Entry:
     function: Function
     used_at: int  # how many times trim() had been called
     pending_on: set[int] = field(default_factory=set)
-    plans: int = 0  # by which the recorder records calls of it without Python: nobody knows where these are pending
+    plans: int = 0  # by which the recorder records calls of it without Python; where these are pending is unknown
 
 
 #: How many functions had to go while calls of them may have been pending.

@@ -79,7 +79,7 @@ def _quote(value: str) -> str:
 
 
 def run(job: Job, variables: Mapping[str, str]) -> str:
-    """Runs the job's command in a session of its own, and ends all of it when the launcher ends.
+    """Runs the job's command in a new session, and ends the session when the launcher ends.
 
     It reads the values of the variables from its standard input (see export_line); only their names are in the script.
     The exit code is the command's; 254 stands for 255 on another machine.

@@ -36,7 +36,7 @@ def writing(folder: str) -> Iterator[None]:
     os.makedirs(folder, exist_ok=True)
     lock = os.path.join(folder, _LOCK)
     with open(lock, "w") as file:
-        with suppress(OSError):  # no locks here: nobody else will get one, and the folder stays if this process dies
+        with suppress(OSError):  # no locks here: no other process gets one, and the folder stays if this process dies
             fcntl.flock(file, fcntl.LOCK_EX)
         file.write(_machine())
         file.flush()

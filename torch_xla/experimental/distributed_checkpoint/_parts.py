@@ -93,7 +93,7 @@ class Pickled:
         torch.save(value, self.data)  # what SPMDSavePlanner would do later: the same file, the same errors
 
 
-#: Values that nobody can change.
+#: Types of immutable values.
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
 
 

@@ -11,7 +11,7 @@ namespace torch_xla {
 namespace {
 
 // The dtypes of base/dtypes.py. Whatever torch has beside them, today or in a later release, is refused where a tensor
-// of it is made: in a graph nobody could say any more which line that was.
+// of it is made: inside a graph the line is not known any more.
 bool exists_on_xla(at::ScalarType dtype) {
   switch (dtype) {
     case at::kBool:

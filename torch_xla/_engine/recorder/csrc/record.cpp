@@ -106,7 +106,7 @@ class Recording {
   // Whether argument `i` is the start or the end of a part that may start elsewhere.
   bool part(size_t i) {
     if (i == op_.start) {
-      // The gradient of a part is told the sizes of what that is a part of.
+      // The gradient of a slice takes the sizes of the sliced tensor.
       const auto found = arguments_[1].isIntList() ? range_of(op_, arguments_, arguments_[1].toDimVector())
                                                    : range_of(op_, arguments_, node_->inputs[0]->shape().sizes);
       if (!found || !found->can_move()) {
