@@ -25,6 +25,7 @@ _engine/aot/hlo:instructions            filled by the parser of one text
 _engine/aot/targets:target              the name, which describes a chip of public figures
 _engine/aot/watching:_by_key            test: test_cache_folders
 _engine/aot/watching:_by_text           test: test_cache_folders
+_engine/base/compat/launching:transfer_guard no arguments; names of the installed jax
 _engine/base/compat/launching:x64_switch no arguments; names of the installed jax
 _engine/base/dtypes:_stored_as          set once, when the backend starts
 _engine/base/imports:_waiting           a registry of calls by module name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -30,8 +30,10 @@ _COUNT = _SIZE // 4
 
 
 @pytest.fixture(autouse=True)
-def _little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def _little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(lru, "ROOM", 2 * _SIZE, raising=False)
+    yield
+    programs.cache.clear()  # stablehlo() of other tests lowers all of them, whose functions may be gone
 
 
 Closure = Callable[[Any], Any]

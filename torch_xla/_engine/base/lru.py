@@ -23,25 +23,6 @@ def _weighs_nothing(item: object) -> int:
     return 0
 
 
-class _Key:
-    """A key with the hash that it had when it was made.
-
-    The hash of a user's object may change later; the item is then still found by its key, and can be removed.
-    """
-
-    __slots__ = ("_hash", "value")
-
-    def __init__(self, value: Hashable) -> None:
-        self.value = value
-        self._hash = hash(value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.value == other.value
-
-    def __hash__(self) -> int:
-        return self._hash
-
-
 class LruCache(Generic[T]):
     """A table by key of a bounded number of items and bytes; the least recently used goes first. Thread-safe.
 
@@ -60,47 +41,54 @@ class LruCache(Generic[T]):
         weigh: Callable[[T], int] = _weighs_nothing,
     ) -> None:
         self._on_evict, self._limit, self._weigh = on_evict, limit, weigh
-        self._items: dict[_Key, T] = {}  # the oldest first; an OrderedDict breaks where keys become equal later
-        self._weights: dict[_Key, int] = {}  # of the items that have one
+        # Items and their weights, the oldest first. No OrderedDict: it looks its keys up to keep their order, and links
+        # them in a circle where two became equal after they were put.
+        self._items: dict[Hashable, tuple[T, int]] = {}
         self._bytes = 0
         self._lock = process_lock()
 
     def get(self, key: Hashable) -> T | None:
         """The item, which is then the most recently used; None if it is not there."""
-        fixed = _Key(key)
         with self._lock:
-            found = self._items.pop(fixed, None)
-            if found is not None:
-                self._items[fixed] = found
-            return found
+            found = self._items.pop(key, None)
+            if found is None:
+                return None
+            self._items[key] = found
+            return found[0]
 
     def put(self, key: Hashable, value: T, held: int = 0) -> None:
         """Adds an item, and evicts the oldest where there are too many; ``held``: bytes on top of what it weighs."""
         evicted = []  # dies after the lock is let go: an item may own anything
         weight = self._weigh(value) + held
-        fixed = _Key(key)
         with self._lock:
-            replaced = self._take(fixed)
-            self._items[fixed] = value
-            if weight:
-                self._weights[fixed] = weight
-                self._bytes += weight
+            replaced = self._items.pop(key, None)
+            self._bytes += weight - (replaced[1] if replaced else 0)
+            self._items[key] = value, weight
             while len(self._items) > self._limit() or (self._bytes > ROOM and len(self._items) > 1):
-                oldest = next(iter(self._items))
-                evicted.append((oldest, self._take(oldest)))
+                evicted.append(self._take_oldest())
         del replaced
         for _ in evicted:
             self._on_evict()
 
-    def _take(self, key: _Key) -> T | None:
-        self._bytes -= self._weights.pop(key, 0)
-        return self._items.pop(key, None)
+    def _take_oldest(self) -> tuple[Hashable, T]:
+        key, item = next(iter(self._items.items()))
+        found = self._items.pop(key, None)
+        if found is None:  # the hash of a user's object in the key has changed
+            self._replace(list(self._items.items())[1:])
+            return key, item[0]
+        self._bytes -= found[1]
+        return key, found[0]
+
+    def _replace(self, items: list[tuple[Hashable, tuple[T, int]]]) -> None:
+        self._items = dict(items)
+        self._bytes = sum(weight for _, weight in self._items.values())
 
     def remove(self, is_unwanted: Callable[[Hashable], bool]) -> None:
         """Remove the items whose keys are unwanted, without ``on_evict``."""
         with self._lock:
-            removed = [(key, self._take(key)) for key in list(self._items) if is_unwanted(key.value)]
-        del removed  # an item may own anything
+            before = self._items  # an item may own anything: it dies after the lock is released
+            self._replace([(key, item) for key, item in before.items() if not is_unwanted(key)])
+        del before
 
     @property
     def bytes(self) -> int:
@@ -110,7 +98,7 @@ class LruCache(Generic[T]):
     def values(self) -> list[T]:
         """The items, oldest first."""
         with self._lock:
-            return list(self._items.values())
+            return [item for item, _ in self._items.values()]
 
     def clear(self) -> None:
         """Forgets all, without ``on_evict``."""

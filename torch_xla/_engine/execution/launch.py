@@ -49,7 +49,7 @@ def executable(
         handlers=handlers,
         call=None if direct else functools.partial(_call, compiled, together),
         put=put if direct else None,
-        options=launching.isolating_options() if direct else [],
+        options=launching.wide_options() if direct else [],
         guard=guard,
         allow=allow,
         number_avals=avals,

@@ -107,7 +107,7 @@ def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torc
     with (
         spans.span("to_host"),
         metrics.timed("TransferFromServerTime"),
-        recorder.wide_types(),
+        recorder.allow_transfers(),
         errors.explained(doing, devices.ordinal(buffer)),
     ):
         with journal.spent("wait"), spans.span("wait"):

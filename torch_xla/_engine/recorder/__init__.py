@@ -38,6 +38,12 @@ def wide_types(keep_promotion: bool = False) -> AbstractContextManager[Any]:
     return found
 
 
+def allow_transfers() -> AbstractContextManager[Any]:
+    """In the block, transfers of this thread are independent of the user's jax_transfer_guard."""
+    found: AbstractContextManager[Any] = module().WideTypes([], *launching.transfer_guard())
+    return found
+
+
 class NoSuchDeviceError(IndexError, RuntimeError):
     """An ordinal that this process has no xla device for; upstream's functions raise IndexError, torch RuntimeError."""
 

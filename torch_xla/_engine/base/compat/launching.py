@@ -111,16 +111,21 @@ def x64_switch() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[No
     return state.swap_local, state.set_local
 
 
-@functools.cache
-def isolating_options(keep_promotion: bool = False) -> list[Option]:
-    """The options of jax that our own calls of jax set, and the values that these set; x64_switch is there.
-
-    With ``keep_promotion`` the user's rules for promotion stay: a function of the user's is traced.
-    """
+def wide_options() -> list[Option]:
+    """Return the one option that ``put_array`` depends on, 64-bit types; x64_switch is there."""
     swap, restore = x64_switch()
     assert swap is not None
     assert restore is not None
-    found = [Option(swap, restore, True)]
+    return [Option(swap, restore, True)]
+
+
+@functools.cache
+def isolating_options(keep_promotion: bool = False) -> list[Option]:
+    """Return the options of jax to set while the engine traces and lowers, with their values; x64_switch is there.
+
+    With ``keep_promotion`` the user's rules for promotion stay: a function of the user's is traced.
+    """
+    found = wide_options()
     for name, (entry, value) in _OPTIONS.items():
         state = None if keep_promotion and name in _PROMOTION else entry.find()
         if state is not None and hasattr(state, "swap_local"):
@@ -128,6 +133,7 @@ def isolating_options(keep_promotion: bool = False) -> list[Option]:
     return found
 
 
+@functools.cache
 def transfer_guard() -> tuple[Callable[[], Any], Any] | tuple[None, None]:
     """(what returns this thread's levels of jax's transfer guard, the level that allows); (None, None) without."""
     state, level = _GUARD.find(), _ALLOW.find()

@@ -155,18 +155,16 @@ class Description {
     if (!moves_) {
       return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
     }
-    return py::make_tuple(static_cast<int>(kIntOperand), first_varying() + varying_++);
-  }
-
-  size_t first_varying() const {
-    return graph_.ints.size() - static_cast<size_t>(std::count(graph_.varying.begin(), graph_.varying.end(), 1));
+    return py::make_tuple(static_cast<int>(kIntOperand), varying_++);
   }
 
   const Graph& graph_;
   size_t floats_ = 0;
   size_t ints_ = 0;
   size_t starts_ = 0;
-  size_t varying_ = 0;
+  // The next start that is an operand: they are the last ints.
+  size_t varying_ =
+      graph_.ints.size() - static_cast<size_t>(std::count(graph_.varying.begin(), graph_.varying.end(), 1));
   bool moves_ = false;  // the start of the node at hand is an operand
 };
 
