@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -195,3 +197,30 @@ def test_a_key_whose_hash_changes_leaves_the_cache_intact() -> None:
     assert cache.values() == list(range(92, 100))
     cache.clear()
     assert len(cache) == 0
+
+
+def test_an_interrupt_of_a_lookup_loses_no_item() -> None:
+    """A lost item is a program that is compiled again at the next step, and that may be interrupted again."""
+
+    class InterruptError(Exception):
+        pass
+
+    cache: LruCache[int] = LruCache(limit=lambda: 8)
+    cache.put("key", 1)
+    interrupted = 0
+    for last in range(20):
+        events = iter(range(last))
+
+        def interrupt(*_: object, events: Iterator[int] = events) -> None:
+            if next(events, None) is None:
+                sys.setprofile(None)
+                raise InterruptError
+
+        with suppress(InterruptError):
+            sys.setprofile(interrupt)
+            cache.get("key")
+            sys.setprofile(None)  # is an event as well
+            interrupted -= 1
+        interrupted += 1
+        assert cache.get("key") == 1, last
+    assert 5 < interrupted < 20

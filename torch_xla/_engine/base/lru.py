@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -23,6 +24,13 @@ def _weighs_nothing(item: object) -> int:
     return 0
 
 
+class _Item(Generic[T]):
+    __slots__ = ("used", "value", "weight")
+
+    def __init__(self, value: T, weight: int, used: int) -> None:
+        self.value, self.weight, self.used = value, weight, used
+
+
 class LruCache(Generic[T]):
     """A table by key of a bounded number of items and bytes; the least recently used goes first. Thread-safe.
 
@@ -41,64 +49,69 @@ class LruCache(Generic[T]):
         weigh: Callable[[T], int] = _weighs_nothing,
     ) -> None:
         self._on_evict, self._limit, self._weigh = on_evict, limit, weigh
-        # Items and their weights, the oldest first. No OrderedDict: it looks its keys up to keep their order, and links
-        # them in a circle where two became equal after they were put.
-        self._items: dict[Hashable, tuple[T, int]] = {}
-        self._bytes = 0
+        # Not in the order of use: an interrupt while an item moves would lose it, and an OrderedDict looks its keys up,
+        # whose hashes and equality may have changed.
+        self._items: dict[Hashable, _Item[T]] = {}
+        self._clock = itertools.count()
         self._lock = process_lock()
 
     def get(self, key: Hashable) -> T | None:
         """The item, which is then the most recently used; None if it is not there."""
         with self._lock:
-            found = self._items.pop(key, None)
+            found = self._items.get(key)
             if found is None:
                 return None
-            self._items[key] = found
-            return found[0]
+            found.used = next(self._clock)
+            return found.value
 
     def put(self, key: Hashable, value: T, held: int = 0) -> None:
         """Adds an item, and evicts the oldest where there are too many; ``held``: bytes on top of what it weighs."""
-        evicted = []  # dies after the lock is let go: an item may own anything
-        weight = self._weigh(value) + held
+        item = _Item(value, self._weigh(value) + held, next(self._clock))
         with self._lock:
-            replaced = self._items.pop(key, None)
-            self._bytes += weight - (replaced[1] if replaced else 0)
-            self._items[key] = value, weight
-            while len(self._items) > self._limit() or (self._bytes > ROOM and len(self._items) > 1):
-                evicted.append(self._take_oldest())
+            replaced = self._items.get(key)  # dies after the lock is let go, as the evicted: an item may own anything
+            self._items[key] = item
+            evicted = self._find_evicted()
+            if evicted:
+                gone = {id(item) for item in evicted}
+                self._items = {key: item for key, item in self._items.items() if id(item) not in gone}
         del replaced
         for _ in evicted:
             self._on_evict()
 
-    def _take_oldest(self) -> tuple[Hashable, T]:
-        key, item = next(iter(self._items.items()))
-        found = self._items.pop(key, None)
-        if found is None:  # the hash of a user's object in the key has changed
-            self._replace(list(self._items.items())[1:])
-            return key, item[0]
-        self._bytes -= found[1]
-        return key, found[0]
+    def _find_evicted(self) -> list[_Item[T]]:
+        count, total, evicted = len(self._items), self._total(), list[_Item[T]]()
+        if count <= self._limit() and total <= ROOM:
+            return evicted
+        for item in self._oldest_first():
+            if count <= self._limit() and (total <= ROOM or count == 1):
+                break
+            evicted.append(item)
+            count, total = count - 1, total - item.weight
+        return evicted
 
-    def _replace(self, items: list[tuple[Hashable, tuple[T, int]]]) -> None:
-        self._items = dict(items)
-        self._bytes = sum(weight for _, weight in self._items.values())
+    def _oldest_first(self) -> list[_Item[T]]:
+        return sorted(self._items.values(), key=lambda item: item.used)
 
     def remove(self, is_unwanted: Callable[[Hashable], bool]) -> None:
         """Remove the items whose keys are unwanted, without ``on_evict``."""
         with self._lock:
             before = self._items  # an item may own anything: it dies after the lock is released
-            self._replace([(key, item) for key, item in before.items() if not is_unwanted(key)])
+            self._items = {key: item for key, item in before.items() if not is_unwanted(key)}
         del before
 
     @property
     def bytes(self) -> int:
         """The bytes of the arrays that all items hold."""
-        return self._bytes
+        with self._lock:
+            return self._total()
+
+    def _total(self) -> int:
+        return sum(item.weight for item in self._items.values())
 
     def values(self) -> list[T]:
         """The items, oldest first."""
         with self._lock:
-            return [item for item, _ in self._items.values()]
+            return [item.value for item in self._oldest_first()]
 
     def clear(self) -> None:
         """Forgets all, without ``on_evict``."""
