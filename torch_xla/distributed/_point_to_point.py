@@ -2,8 +2,8 @@
 
 XLA runs a message as a program of its two replicas, and a replica runs its programs one after the other. In a ring
 (``isend`` to the next rank, ``irecv`` from the previous one) every rank names its send first, so the order of the calls
-cannot be the order of the programs: the two ranks of a message would come to different programs. So a message is only
-noted when it is called for. ``run_pending`` runs what is noted, in an order that is the same on all ranks:
+cannot be the order of the programs: the two ranks of a message would come to different programs. So a call only
+queues its message, and ``run_pending`` runs the queue in an order that is the same on all ranks:
 
     by the lower rank of the two, the higher rank, the sender, and then in the order of the calls
 
@@ -25,7 +25,7 @@ from torch_xla._engine.parallel import collectives
 
 @dataclass(eq=False)
 class Message:
-    """One send or receive of this rank. Noted, then run or failed; ``target``: where a received value goes.
+    """One send or receive of this rank. Queued, then run or failed; ``target``: where a received value goes.
 
     ``source`` and ``receiver`` are ordinals of the job. The tensors are dropped when it has run.
     """
@@ -52,19 +52,19 @@ class Message:
                 self.target.copy_(moved)
 
 
-_noted: list[Message] = []
+_queued: list[Message] = []
 _lock = process_lock()
 _runs = process_lock()  # one thread at a time runs messages, in order
 
 
 def run_pending() -> None:
-    """Runs all messages that are noted. After an error the rest of them fails as well, where it is waited for."""
-    if not _noted:
+    """Run all queued messages. After an error the rest of them fails as well, where it is waited for."""
+    if not _queued:
         return
     with _runs:
         with _lock:
-            batch = sorted(_noted, key=lambda message: message.order)
-            _noted.clear()
+            batch = sorted(_queued, key=lambda message: message.order)
+            _queued.clear()
         failed: BaseException | None = None
         for message in batch:
             try:
@@ -79,7 +79,7 @@ def run_pending() -> None:
 
 
 class MessageWork(dist.Work):
-    """The Work of one message: waiting for it runs all messages that are noted."""
+    """The Work of one message: waiting for it runs all queued messages."""
 
     def __init__(self, message: Message, result: list[torch.Tensor]) -> None:
         super().__init__()
@@ -108,8 +108,8 @@ class MessageWork(dist.Work):
         return future
 
 
-def note(message: Message, result: list[torch.Tensor]) -> dist.Work:
-    """Notes a message, to run when it is waited for or at the next collective."""
+def enqueue_message(message: Message, result: list[torch.Tensor]) -> dist.Work:
+    """Queue a message, to run when it is waited for or at the next collective."""
     with _lock:
-        _noted.append(message)
+        _queued.append(message)
     return MessageWork(message, result)

@@ -273,12 +273,12 @@ class ProcessGroupXla(dist.ProcessGroup):
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> dist.Work:
         (value,) = _on_xla(tensors[:1])
         pair = self._ordinals[self._rank], self._ordinals[target]
-        return _point_to_point.note(_point_to_point.Message(*pair, value), tensors)
+        return _point_to_point.enqueue_message(_point_to_point.Message(*pair, value), tensors)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist.Work:
         (value,) = _on_xla([torch.zeros_like(tensors[0])])
         pair = self._ordinals[source], self._ordinals[self._rank]
-        return _point_to_point.note(_point_to_point.Message(*pair, value, tensors[0]), tensors)
+        return _point_to_point.enqueue_message(_point_to_point.Message(*pair, value, tensors[0]), tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         raise NotImplementedError("xla process group: recv needs a source; XLA has no receiving from anyone")

@@ -46,7 +46,7 @@ def read() -> Flags:
     """Return the flags of this process; the first call reads them."""
     variables = {name: os.environ.get(name, "") for name in _VARIABLES}
     text = variables["XLA_FLAGS"]
-    parsed = hashlib.sha256(flags.parsed()).hexdigest()
+    parsed = hashlib.sha256(flags.serialize_options()).hexdigest()
     return Flags(variables, "\n".join([text, *_contents(text)]), parsed)
 
 

@@ -1,8 +1,8 @@
 """How many threads XLA's CPU client starts where one process has several CPU devices.
 
 XLA sizes its pools by the larger of the cores and the devices. A device that waits in a collective holds a thread. With
-as many threads as devices, programs that are under way at the same time can take the threads that the other devices
-need to come to the collective, and XLA ends the process ("Expected 2 threads to join"). The pools here have a thread
+as many threads as devices, programs in flight can occupy the threads that other devices need
+to join the collective, and XLA ends the process ("Expected 2 threads to join"). The pools here have a thread
 for each core on top of two for each device.
 """
 
@@ -17,8 +17,8 @@ _VARIABLES = ("NPROC", "PJRT_NPROC")
 
 
 @contextmanager
-def enough_for(count: int) -> Iterator[None]:
-    """In the block, a CPU client starts with threads enough for ``count`` devices; a number of the user's stays."""
+def reserve_threads(count: int) -> Iterator[None]:
+    """Start CPU clients in the block with enough threads for ``count`` devices; the user's NPROC takes precedence."""
     if count <= 1 or any(name in os.environ for name in _VARIABLES):
         yield
         return

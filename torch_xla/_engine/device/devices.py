@@ -134,14 +134,14 @@ def _local_devices() -> tuple[jax.Device, ...]:
     _leave_others_out(wanted)
     count = hardware.cpu_count()
     if wanted is None:
-        with cpu_threads.enough_for(count):
+        with cpu_threads.reserve_threads(count):
             return tuple(jax.local_devices(backend="cpu" if _described else None))
     platform = _PLATFORMS.get(wanted.kind, wanted.kind.lower())
     plugin = None if wanted.kind in _PLATFORMS else plugins.find(wanted.kind)
     if plugin is not None:
         plugins.offer(wanted.kind, plugin)
     try:
-        with cpu_threads.enough_for(count):
+        with cpu_threads.reserve_threads(count):
             return tuple(jax.local_devices(backend=platform))
     except RuntimeError as error:
         raise RuntimeError(

@@ -139,10 +139,10 @@ def _first_line(text: str) -> str:
     return f"{first.split(': Traceback')[0]}: {raised[-1]}" if "Traceback (most recent" in first and raised else first
 
 
-def renewed(error: Exception, *args: object) -> Exception:
-    """An error of the same type, with these arguments, and without a traceback, whose frames hold tensors.
+def recreate_error(error: Exception, *args: object) -> Exception:
+    """Return an error of the same type with these arguments and no traceback, whose frames would hold tensors.
 
-    A RuntimeError where the type cannot be made of them.
+    Falls back to RuntimeError where the type does not accept the arguments.
     """
     try:
         return type(error)(*args)

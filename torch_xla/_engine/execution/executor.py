@@ -67,7 +67,7 @@ def _sync(device: int) -> Sequence[jax.Array]:
 
 def _again(error: Exception, what: str) -> Exception:
     """An error that was raised before, for ``what`` needs a value that it has left without one."""
-    return errors.renewed(
+    return errors.recreate_error(
         error, f"{error}\n  ({what} cannot be computed: this error, raised before, left out what is needed)"
     )
 

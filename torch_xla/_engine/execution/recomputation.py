@@ -25,10 +25,9 @@ _LEAST_NEW = 8
 _MOST_RECOMPUTED = 8
 
 _MESSAGE = (
-    "torch_xla: reading a value at {line} computes {count} operations again that earlier reads have computed. xla "
-    "tensors are lazy: without a barrier the graph grows with every step. The graph was cut here, and will be at each "
-    "read of this line from now on. Call `torch_xla.sync()` at the end of a step to say where it ends; "
-    "XLA_AUTO_BARRIER=0 turns this off."
+    "torch_xla: reading a value at {line} recomputes {count} operations of earlier steps: xla tensors are lazy, and "
+    "without a barrier the graph grows with every step. From now on, all pending operations run when this line reads a "
+    "value. Call `torch_xla.sync()` at the end of each step; set XLA_AUTO_BARRIER=0 to turn this off."
 )
 
 _lines: set[str] = set()

@@ -63,7 +63,7 @@ class Step:
             return self._run()
         except Exception as error:
             node = error.node if isinstance(error, LoweringError) else None
-            self.graph.fail(errors.renewed(error, *error.args), node)
+            self.graph.fail(errors.recreate_error(error, *error.args), node)
             raise
 
     def _run(self) -> Sequence[jax.Array]:

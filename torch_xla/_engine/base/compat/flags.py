@@ -12,7 +12,7 @@ _OPTIONS = Private(
 )
 
 
-def parsed() -> bytes:
+def serialize_options() -> bytes:
     """Return XLA's debug options as they are in this process, serialized; nothing where jaxlib does not tell.
 
     XLA parses XLA_FLAGS in the first call, if it has not before.
