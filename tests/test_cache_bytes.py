@@ -211,8 +211,10 @@ def test_an_interrupt_of_a_lookup_loses_no_item() -> None:
     for last in range(20):
         events = iter(range(last))
 
-        def interrupt(*_: object, events: Iterator[int] = events) -> None:
-            if next(events, None) is None:
+        def interrupt(frame: Any, event: str, what: Any, events: Iterator[int] = events) -> None:
+            # No interrupt comes between a `with` block and the release of its lock, but a profiler's event does.
+            is_release = event == "c_call" and what.__name__ == "__exit__"
+            if not is_release and next(events, None) is None:
                 sys.setprofile(None)
                 raise InterruptError
 
