@@ -14,10 +14,9 @@ That is of the heap of Python's main thread. Others, as those of XLA and of ATen
 which malloc gives back as soon as nothing in them is used, whatever was said of free memory. It does not where it is to
 have as much at hand for the next block (M_TOP_PAD): address space, of which the system finds what is used.
 
-The heap is the whole process's: what the user's own code frees stays as well, up to the same bounds. Of a freed numpy
-array of 200 MB 128 MB stay resident beside programs with blocks of 240 MB, and nothing beside small programs; of
-three arrays of 24 MB 64 MB stay. TORCH_XLA_KEEP_HEAP=0 turns this off; where the user has configured malloc
-(GLIBC_TUNABLES, MALLOC_..._), or malloc is another, nothing is changed.
+The heap is the whole process's: what the user's own code frees stays as well, up to the same bounds
+(tests/test_memory.py). TORCH_XLA_KEEP_HEAP=0 turns this off; where the user has configured malloc (GLIBC_TUNABLES,
+MALLOC_..._), or malloc is another, nothing is changed.
 """
 
 from __future__ import annotations
