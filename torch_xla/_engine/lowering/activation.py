@@ -56,7 +56,7 @@ _ACTIVATIONS: dict[str, Function] = {
     "elu": _elu,
     "hardshrink": _hardshrink,
     "hardsigmoid": _hardsigmoid,
-    "hardswish": lambda x: x * _hardsigmoid(x),
+    "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
     "hardtanh": _hardtanh,
     "leaky_relu": _leaky_relu,
     "mish": lambda x: x * lax.tanh(jax.nn.softplus(x)),

@@ -40,7 +40,8 @@ def _shrink_backward(grad: jax.Array, x: jax.Array, lambd: jax.Array) -> jax.Arr
 
 
 def _sigmoid_backward(grad: jax.Array, y: jax.Array) -> jax.Array:
-    return grad * jnp.conj((1 - y) * y)
+    """Real factors in torch's order: where ``y`` is large, their product alone overflows."""
+    return grad * jnp.conj((1 - y) * y) if jnp.iscomplexobj(y) else grad * (1 - y) * y
 
 
 def _silu_backward(grad: jax.Array, x: jax.Array) -> jax.Array:

@@ -128,10 +128,19 @@ def _lcm(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.abs(jnp.where(divisor == 0, 0, quotient * b.astype(wide))).astype(dtype)
 
 
+def _fmax(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The first of two zeros, as in C; ``jnp.fmax`` gives the second."""
+    return jnp.where((a >= b) | (b != b), a, b)
+
+
+def _fmin(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.where((a <= b) | (b != b), a, b)
+
+
 _CONTINUOUS: dict[str, Function] = {
     "atan2": jnp.arctan2,
-    "fmax": jnp.fmax,
-    "fmin": jnp.fmin,
+    "fmax": _fmax,
+    "fmin": _fmin,
     "gcd": _gcd,
     "hypot": jnp.hypot,
     "lcm": _lcm,

@@ -61,11 +61,13 @@ def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
     state = first, q, jnp.zeros((), jnp.int32), jnp.isfinite(first) & ~pole
     total, a, _, _ = lax.while_loop(lambda state: jnp.any(state[3]), step, state)
     power = jnp.power(a, -x)
-    total, factor = total + power * a / (x - 1) - power / 2, jnp.ones_like(x)
+    is_sum = ~jnp.isfinite(first) | (jnp.abs(power) < epsilon * jnp.abs(total))  # of a large x the factors overflow
+    rest, factor = power * a / (x - 1) - power / 2, jnp.ones_like(x)
     for k, term in enumerate(_ZETA_TERMS):
         factor, power = factor * (x + 2 * k), power / a
-        total = total + factor * power / term
+        rest = rest + factor * power / term
         factor, power = factor * (x + 2 * k + 1), power / a
+    total = jnp.where(is_sum, total, total + rest)
     left = (q <= 0) & jnp.where(q == jnp.floor(q), False, x != jnp.floor(x))
     total = jnp.where((q <= 0) & (q == jnp.floor(q)), jnp.inf, total)
     total = jnp.where(left | (x < 1), jnp.nan, total)
@@ -84,6 +86,20 @@ def _spherical_bessel_j0(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isinf(x), 0, jnp.sinc(x / math.pi))
 
 
+def _entr(x: jax.Array) -> jax.Array:
+    """``-x * log(x)``; at 0 a positive 0, which the negative of ``xlogy`` is not."""
+    return jnp.where(x < 0, -jnp.inf, _zero_times(-x, x, lax.log))
+
+
+def _log_ndtr(x: jax.Array) -> jax.Array:
+    """torch's two branches; ``jax.scipy.special.log_ndtr`` takes the logarithm of a float beside 1."""
+    left = x < -1
+    scaled = x * math.sqrt(0.5)
+    tail = jnp.where(left, scaled, -1)
+    tail = lax.log(special.erfcx(-tail) / 2) - tail * tail
+    return jnp.where(left, tail, lax.log1p(-lax.erfc(scaled) / 2))
+
+
 _UNARY: dict[str, Function] = {
     "digamma": _digamma,
     "erf": lax.erf,
@@ -91,12 +107,12 @@ _UNARY: dict[str, Function] = {
     "erfinv": lax.erf_inv,
     "i0": special.i0,
     "lgamma": lax.lgamma,
-    "special_entr": special.entr,
+    "special_entr": _entr,
     "special_erfcx": special.erfcx,
     "special_i0e": lax.bessel_i0e,
     "special_i1": special.i1,
     "special_i1e": lax.bessel_i1e,
-    "special_log_ndtr": special.log_ndtr,
+    "special_log_ndtr": _log_ndtr,
     "special_modified_bessel_i0": special.i0,
     "special_modified_bessel_i1": special.i1,
     "special_ndtri": special.ndtri,
@@ -120,40 +136,75 @@ def _zero_times(x: jax.Array, y: jax.Array, logarithm: Function) -> jax.Array:
 table(arithmetic, _UNARY)
 
 
-#: From here jax's series of the incomplete gamma functions takes thousands of terms beside x = a, later 2**52.
-_LARGE = 1e6
+#: From here the asymptotic expansion; jax's series takes hundreds of terms beside x = a, of the largest a 2**52.
+_LARGE = 1e4
+
+#: The coefficients of the powers of eta in the first two terms (DLMF 8.12.12).
+_EXPANSION = (
+    (-1 / 3, 1 / 12, -2 / 135, 1 / 864, 1 / 2835, -139 / 777600, 1 / 25515),
+    (-1 / 540, -1 / 288, 1 / 378, -77 / 77760),
+)
 
 
 def _incomplete_of_large(a: jax.Array, x: jax.Array, at_zero: float) -> jax.Array:
-    """The uniform asymptotic expansion (DLMF 8.12.3 and 8.12.4), of which at ``_LARGE`` one term is enough."""
+    """The uniform asymptotic expansion (DLMF 8.12.3 and 8.12.4), of which at ``_LARGE`` two terms are enough."""
     mu = (x - a) / a
     series = jnp.zeros_like(mu)
     for k in range(2, 14):  # mu - log1p(mu) without cancellation
         series = series + (-1.0) ** k * mu**k / k
     half = jnp.where(jnp.abs(mu) < 0.1, series, mu - jnp.log1p(mu))
+    half = jnp.minimum(half, 1)  # from there on exp(-a * half) is 0, and eta has to be finite
     eta = jnp.sign(mu) * jnp.sqrt(2 * half)
-    rest = jnp.exp(-a * half) / (math.sqrt(2 * math.pi) * jnp.sqrt(a)) * (eta / 12 - 1 / 3)
+    terms = sum(sum(c * eta**k for k, c in enumerate(row)) / a**i for i, row in enumerate(_EXPANSION))
+    rest = jnp.exp(-a * half) / (math.sqrt(2 * math.pi) * jnp.sqrt(a)) * terms
     sign = 2 * at_zero - 1  # of the lower function -1, of the upper one 1
     place = jnp.clip(sign * eta * jnp.sqrt(a / 2), -40, 40)  # XLA's erfc of the largest numbers is nan
     return lax.erfc(place) / 2 + sign * rest
 
 
+def _log_gamma_beside_one(a: jax.Array) -> jax.Array:
+    """``lgamma(1 + a)`` of an ``a`` that is not negative, relative to which a small result is exact as well."""
+    series = a * (-np.euler_gamma + a * (math.pi**2 / 12 - a * 0.40068563438653143))
+    return jnp.where(a < 1e-4, series, lax.lgamma(1 + a))
+
+
+def _gammainc(a: jax.Array, x: jax.Array) -> jax.Array:
+    """jax's, at 1e-300 for any smaller ``a``: there its series has passed 1 and gives 0 for the least normal ``a``."""
+    return special.gammainc(jnp.maximum(a, 1e-300), x)
+
+
+def _gammaincc(a: jax.Array, x: jax.Array) -> jax.Array:
+    """For small ``x`` the series that torch takes: there jax subtracts the lower function, which is nearly 1."""
+    small = jnp.where(x <= 0.5, -0.4 / jnp.log(jnp.clip(x, 0, 0.5)) >= a, (x <= 1.1) & (x * 1.1 >= a))
+    near = jnp.clip(x, 0, 1.1)
+    power, total = jnp.ones_like(x), jnp.zeros_like(x)
+    for n in range(1, 21):
+        power = power * (-near / n)
+        total = total + power / (a + n)
+    exponent = a * jnp.log(near) - _log_gamma_beside_one(a)
+    return jnp.where(small, -jnp.expm1(exponent) - a * jnp.exp(exponent) * total, special.gammaincc(a, x))
+
+
 def _incomplete(function: Function, at_zero: float) -> Function:
-    """The incomplete gamma function that is ``at_zero`` at 0, with torch's values at the edges of its domain."""
+    """The incomplete gamma function that is ``at_zero`` at 0, with torch's values at the edges of its domain.
+
+    In float64, as x**a * exp(-x) / gamma(a) is computed by its logarithm, a difference of large numbers.
+    """
 
     def of(a: jax.Array, x: jax.Array) -> jax.Array:
+        dtype, (a, x) = a.dtype, (v.astype(jnp.float64) for v in jnp.broadcast_arrays(a, x))
         large = a > _LARGE
         value = jnp.where(large, _incomplete_of_large(a, x, at_zero), function(jnp.where(large, 1, a), x))
         value = jnp.where(jnp.isinf(x), 1 - at_zero, value)
         value = jnp.where(jnp.isinf(a), jnp.where(jnp.isinf(x), jnp.nan, at_zero), value)
         value = jnp.where(x == 0, at_zero, value)
         value = jnp.where(a == 0, jnp.where(x > 0, 1 - at_zero, jnp.nan), value)
-        return jnp.where((x < 0) | (a < 0), jnp.nan, value)
+        return jnp.where((x < 0) | (a < 0), jnp.nan, value).astype(dtype)
 
     return of
 
 
-table(arithmetic, {"igamma": _incomplete(special.gammainc, 0.0), "igammac": _incomplete(special.gammaincc, 1.0)})
+table(arithmetic, {"igamma": _incomplete(_gammainc, 0.0), "igammac": _incomplete(_gammaincc, 1.0)})
 table(arithmetic, {"special_xlog1py": _xlog1py, "special_zeta": _zeta}, "", "other_scalar", "self_scalar")
 table(arithmetic, {"xlogy": _xlogy}, "Scalar_Other", "Scalar_Self", "Tensor")
 
