@@ -277,6 +277,10 @@ def test_division_modes(mode: str | None) -> None:
         ("ldexp.Tensor", (floats(), ints(I32, seed=1))),
         ("ldexp.Tensor", (ints(), ints(seed=1))),
         ("ldexp.Tensor", (floats(F16), ints(I32, 4, seed=1))),
+        (
+            "ldexp.Tensor",
+            (torch.tensor([torch.finfo(F64).max, torch.finfo(F64).tiny], dtype=F64), torch.tensor([-0.5, 0.5])),
+        ),
         ("xlogy.Scalar_Self", (0, floats(F32, low=-1))),
         ("xlogy.Scalar_Self", (2.5, floats(BF16, low=1))),
         ("xlogy.Scalar_Other", (ints(), 3)),

@@ -94,7 +94,8 @@ def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """``x * 2 ** exponent``, also where the power alone is too large or too small for the dtype."""
     if jnp.iscomplexobj(x):
         return x * jnp.exp2(exponent)
-    wide, whole = x.astype(np.float64), jnp.floor(exponent)
+    # Towards 0, so that the factor of the fraction never leaves the range of the dtype where the result does not.
+    wide, whole = x.astype(np.float64), jnp.trunc(exponent)
     wide = wide * jnp.where(whole == exponent, 1.0, lax.exp2((exponent - whole).astype(np.float64)))
     # No number of the dtype needs more to reach 0 or infinity from the other end; of float64 that takes three factors.
     left = jnp.clip(jnp.nan_to_num(whole, nan=0.0), -3000, 3000).astype(np.int64)
