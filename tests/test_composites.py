@@ -60,6 +60,22 @@ def test_without_gradients_one_op_is_recorded() -> None:
     assert {name for name in moved if name.startswith("xla::")} == {"xla::prod", "xla::cumprod", "xla::max", "xla::min"}
 
 
+@pytest.mark.parametrize("name", ["silu", "mish"])
+def test_gradients_of_16_bits_round_once(name: str) -> None:
+    """torch has a kernel for them on the CPU and takes them apart elsewhere, where each part rounds."""
+    torch.manual_seed(0)
+    x, grad = torch.randn(2, 4096, dtype=torch.bfloat16)
+    found = []
+    for device in ("cpu", "xla"):
+        leaf = x.detach().to(device).requires_grad_()
+        getattr(F, name)(leaf).backward(grad.to(device))
+        assert leaf.grad is not None
+        found.append(leaf.grad.cpu())
+        with pytest.raises(RuntimeError, match=f"derivative for aten::{name}_backward is not implemented"):
+            getattr(torch.ops.aten, f"{name}_backward")(leaf, leaf).sum().backward()
+    torch.testing.assert_close(found[1], found[0], rtol=2**-7, atol=0)
+
+
 def test_equal_reads_one_bool() -> None:
     x = torch.arange(6.0, device="xla")
     with counts() as moved:

@@ -46,7 +46,7 @@ def _sigmoid_backward(grad: jax.Array, y: jax.Array) -> jax.Array:
 
 def _silu_backward(grad: jax.Array, x: jax.Array) -> jax.Array:
     sigmoid = lax.logistic(x)
-    return grad * sigmoid * (1 + x * (1 - sigmoid))
+    return grad * (sigmoid * (1 + x * (1 - sigmoid)))  # grad * sigmoid alone may be subnormal, which XLA flushes
 
 
 def _softplus_backward(grad: jax.Array, x: jax.Array, beta: jax.Array, threshold: jax.Array) -> jax.Array:

@@ -159,8 +159,10 @@ bool register_recorded(const std::string& name, const std::unordered_set<std::st
   op->cpu_indices = takes_indices(name);
   op->needs_cpu = depends_on_values(name);
   // A kernel for an op that is made of others would keep autograd from seeing the others; its rule serves
-  // decompositions.
-  const bool composite = op->handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  // decompositions. An op with a CPU kernel as well (silu_backward) has a derivative of its own or none, as on the CPU,
+  // and its parts would round to 16 bits one by one.
+  const bool composite = op->handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                         !op->handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   if (is_hot_view(name)) {
     taken().insert(name);
   } else if (taken().count(name) == 0 && !composite) {
