@@ -110,9 +110,7 @@ def _values_on_cpu(op: Any, given: list[Any]) -> list[list[torch.Tensor]]:
     def stride(t: torch.Tensor) -> torch.Tensor:
         return torch.stack([t, t], 1)[:, 0]
 
-    loops = [
-        _flat(op(*(change(g) if isinstance(g, torch.Tensor) else g for g in given))) for change in (pad, stride)
-    ]
+    loops = [_flat(op(*(change(g) if isinstance(g, torch.Tensor) else g for g in given))) for change in (pad, stride)]
     return [[result[:count].contiguous() for result in results] for results in zip(*loops, strict=True)]
 
 
