@@ -171,20 +171,28 @@ FLUSHED: dict[str, str] = {
         special_zeta sqrt sub.Tensor tan tanh tanh_backward xlogy.Scalar_Other xlogy.Scalar_Self xlogy.Tensor
     """,
 }
-#: (way, dtype) that this file has been run with; the others are still to do.
-RUNS = [
+#: What differs from the CPU in one other way of computing alone, by way and dtype. What is interpreted differs nowhere
+#: else; eager mode, which compiles each rule alone, differs where compiled programs do.
+KNOWN_OTHERWISE: dict[tuple[str, str], dict[str, str]] = {
+    ("eager", "bfloat16"): {
+        f"aten::{name}": "XLA flushes a subnormal operand"
+        for name in ("logical_and", "logical_not", "logical_or", "logical_xor")
+    },
+}
+_DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+#: (way, dtype) that `make test` runs: eager mode compiles each rule, and the CPU's polynomials of int32 take a minute.
+_QUICK = {
     ("compiled", "int8"),
-    ("interpreted", "int8"),
-    *(
-        pytest.param(*run, marks=pytest.mark.sweep)
-        for run in (
-            *(
-                ("compiled", each)
-                for each in ("bool", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-            ),
-            *(("interpreted", each) for each in ("float16", "bfloat16", "float32", "float64")),
-        )
-    ),
+    ("eager", "int8"),
+    *(("interpreted", dtype) for dtype in ("int8", "float16", "bfloat16", "float32")),
+}
+RUNS = [
+    pytest.param(*run, marks=[] if run in _QUICK else pytest.mark.sweep)
+    for run in (
+        *(("compiled", dtype) for dtype in _DTYPES),
+        *(("eager", dtype) for dtype in ("int8", "bfloat16", "float32")),
+        *(("interpreted", dtype) for dtype in _DTYPES),
+    )
 ]
 
 
@@ -209,6 +217,7 @@ def test_corners_are_those_of_the_cpu(way: str, dtype: str) -> None:
     expected = flushed | set(KNOWN.get(dtype, {}))
     if way == "interpreted":
         expected = flushed = set()
+    expected = expected | set(KNOWN_OTHERWISE.get((way, dtype), {}))
     assert not {name: text for name, text in found.items() if name not in expected}
     assert expected <= set(found), f"agree with the CPU again, leave them out: {sorted(expected - set(found))}"
     assert not {name: found[name] for name in flushed if not found[name].startswith(SUBNORMAL)}
