@@ -136,8 +136,9 @@ def _zero_times(x: jax.Array, y: jax.Array, logarithm: Function) -> jax.Array:
 table(arithmetic, _UNARY)
 
 
-#: From here the asymptotic expansion; jax's series takes hundreds of terms beside x = a, of the largest a 2**52.
-_LARGE = 1e4
+#: From here the asymptotic expansion: jax takes more terms and loses digits to x**a * exp(-x) / gamma(a), which it
+#: computes by the logarithm, a difference of large numbers.
+_LARGE = {np.dtype(np.float32): 1e2, np.dtype(np.float64): 1e4}
 
 #: The coefficients of the powers of eta in the first two terms (DLMF 8.12.12).
 _EXPANSION = (
@@ -148,6 +149,7 @@ _EXPANSION = (
 
 def _incomplete_of_large(a: jax.Array, x: jax.Array, at_zero: float) -> jax.Array:
     """The uniform asymptotic expansion (DLMF 8.12.3 and 8.12.4), of which at ``_LARGE`` two terms are enough."""
+    a, x = a.astype(jnp.float64), x.astype(jnp.float64)
     mu = (x - a) / a
     series = jnp.zeros_like(mu)
     for k in range(2, 14):  # mu - log1p(mu) without cancellation
@@ -169,37 +171,35 @@ def _log_gamma_beside_one(a: jax.Array) -> jax.Array:
 
 
 def _gammainc(a: jax.Array, x: jax.Array) -> jax.Array:
-    """jax's, at 1e-300 for any smaller ``a``: there its series has passed 1 and gives 0 for the least normal ``a``."""
-    return special.gammainc(jnp.maximum(a, 1e-300), x)
+    """jax's, but at 1e-30 for any smaller ``a``: of the least normal number it gives 0, not 1."""
+    return special.gammainc(jnp.maximum(a, 1e-30), x)
 
 
 def _gammaincc(a: jax.Array, x: jax.Array) -> jax.Array:
     """For small ``x`` the series that torch takes: there jax subtracts the lower function, which is nearly 1."""
-    small = jnp.where(x <= 0.5, -0.4 / jnp.log(jnp.clip(x, 0, 0.5)) >= a, (x <= 1.1) & (x * 1.1 >= a))
-    near = jnp.clip(x, 0, 1.1)
-    power, total = jnp.ones_like(x), jnp.zeros_like(x)
+    wide, near = a.astype(jnp.float64), jnp.clip(x.astype(jnp.float64), 0, 1.1)
+    small = jnp.where(x <= 0.5, -0.4 / jnp.log(jnp.minimum(near, 0.5)) >= wide, (x <= 1.1) & (near * 1.1 >= wide))
+    power, total = jnp.ones_like(near), jnp.zeros_like(near)
     for n in range(1, 21):
         power = power * (-near / n)
-        total = total + power / (a + n)
-    exponent = a * jnp.log(near) - _log_gamma_beside_one(a)
-    return jnp.where(small, -jnp.expm1(exponent) - a * jnp.exp(exponent) * total, special.gammaincc(a, x))
+        total = total + power / (wide + n)
+    exponent = wide * jnp.log(near) - _log_gamma_beside_one(wide)
+    series = -jnp.expm1(exponent) - wide * jnp.exp(exponent) * total
+    return jnp.where(small, series.astype(a.dtype), special.gammaincc(a, x))
 
 
 def _incomplete(function: Function, at_zero: float) -> Function:
-    """The incomplete gamma function that is ``at_zero`` at 0, with torch's values at the edges of its domain.
-
-    In float64, as x**a * exp(-x) / gamma(a) is computed by its logarithm, a difference of large numbers.
-    """
+    """The incomplete gamma function that is ``at_zero`` at 0, with torch's values at the edges of its domain."""
 
     def of(a: jax.Array, x: jax.Array) -> jax.Array:
-        dtype, (a, x) = a.dtype, (v.astype(jnp.float64) for v in jnp.broadcast_arrays(a, x))
-        large = a > _LARGE
-        value = jnp.where(large, _incomplete_of_large(a, x, at_zero), function(jnp.where(large, 1, a), x))
+        large = a > _LARGE[a.dtype]
+        expansion = _incomplete_of_large(a, x, at_zero).astype(a.dtype)
+        value = jnp.where(large, expansion, function(jnp.where(large, 1, a), x))
         value = jnp.where(jnp.isinf(x), 1 - at_zero, value)
         value = jnp.where(jnp.isinf(a), jnp.where(jnp.isinf(x), jnp.nan, at_zero), value)
         value = jnp.where(x == 0, at_zero, value)
         value = jnp.where(a == 0, jnp.where(x > 0, 1 - at_zero, jnp.nan), value)
-        return jnp.where((x < 0) | (a < 0), jnp.nan, value).astype(dtype)
+        return jnp.where((x < 0) | (a < 0), jnp.nan, value)
 
     return of
 
