@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 import pytest
 import torch
 from helpers import Counts, counts, link_builds, run_script
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 
 from tests import quickly
 from torch_xla import backends
@@ -355,10 +358,41 @@ def test_program_runs_where_the_folder_cannot_be_written(tmp_path: Path) -> None
     assert moved.only(*CACHE) == {"PersistentCacheMiss": 1, "PersistentCacheWriteFailure": 1}
 
 
-def test_programs_that_call_python_are_not_kept(tmp_path: Path) -> None:
+def _with_callback() -> str:
     def call(x: jax.Array) -> jax.Array:
         return jax.pure_callback(lambda v: v + 1, jax.ShapeDtypeStruct((2,), jnp.float32), x)
 
-    files, places = ProgramFiles(tmp_path, False), [jax.devices()[0]]
-    assert files.file(jax.jit(call).lower(jnp.ones(2)).as_text(), places) is None
-    assert files.file(jax.jit(jnp.sin).lower(jnp.ones(2)).as_text(), places) is not None
+    return jax.jit(call).lower(jnp.ones(2)).as_text()
+
+
+def _with_transfer(is_host_transfer: bool) -> ir.Module:
+    """Build a program that sends a value: to the host, as callbacks on TPUs do, or to another device."""
+    with ir.Context() as context, ir.Location.unknown():
+        stablehlo.register_dialect(context)
+        module = ir.Module.create()
+        with ir.InsertionPoint(module.body):
+            channel = stablehlo.ChannelHandle.get(1, 2 if is_host_transfer else 1)
+            stablehlo.SendOp([], stablehlo.create_token(), channel, is_host_transfer=is_host_transfer)
+        return module
+
+
+# The text of a program, and whether it may be kept.
+_PROGRAMS: dict[str, tuple[Callable[[], str], bool]] = {
+    "no call": (lambda: jax.jit(jnp.sin).lower(jnp.ones(2)).as_text(), True),
+    "callback on the CPU": (_with_callback, False),
+    "callback with a quoted name": (lambda: _with_callback().replace("@xla_ffi_python_cpu_callback", '@"a.callback"'),
+                                    False),
+    "callback on a TPU": (lambda: str(_with_transfer(True)), False),
+    "callback on a TPU, generic form": (lambda: _with_transfer(True).operation.get_asm(print_generic_op_form=True),
+                                        False),
+    "transfer between devices": (lambda: str(_with_transfer(False)), True),
+    # jax writes it only for a mesh of several devices, with the address of the user's functions.
+    "custom partitioning": (lambda: 'stablehlo.custom_call @CustomSPMDPartitioning(%0) {backend_config = "140"}',
+                            False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", _PROGRAMS)
+def test_programs_that_mean_something_in_one_process_only_are_not_kept(kind: str, tmp_path: Path) -> None:
+    text, is_kept = _PROGRAMS[kind]
+    assert (ProgramFiles(tmp_path, False).file(text(), [jax.devices()[0]]) is not None) == is_kept

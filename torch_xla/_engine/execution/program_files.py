@@ -35,7 +35,7 @@ import jax
 import jaxlib
 from jax.experimental import serialize_executable
 
-from torch_xla._engine.base import xla_flags
+from torch_xla._engine.base import host_calls, xla_flags
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.execution import warm_up
 from torch_xla._engine.handlers import library
@@ -60,8 +60,6 @@ _PART_LIVES = 3600.0  # seconds: a file that has not been completed by then neve
 _PROGRAM = re.compile(r"[0-9a-f]{64}\.xla")
 _KEPT = re.compile(r"[0-9a-f]{64}\.(xla|graph|script)")
 _PART = re.compile(r"[0-9a-f]{64}\.\d+\.\d+")
-
-_CALLBACK = re.compile(r"custom_call @\w*callback")
 
 
 class UnreadableError(RuntimeError):
@@ -169,9 +167,9 @@ class ProgramFiles:
     def file(self, text: str, places: Sequence[jax.Device]) -> Path | None:
         """Where the executable of a program, by its StableHLO, for these devices is kept, or would be.
 
-        None for a program that calls back into Python: it holds addresses of this process.
+        None for a program that means something only in this process (host_calls.py).
         """
-        return None if _CALLBACK.search(text) else self.folder / f"{_key(text, places)}.xla"
+        return None if host_calls.is_tied_to_process(text) else self.folder / f"{_key(text, places)}.xla"
 
     def read(self, file: Path, places: Sequence[jax.Device]) -> Kept | None:
         """The program, loaded onto its devices; None if there is no such file. Raises UnreadableError."""

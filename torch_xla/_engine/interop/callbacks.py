@@ -7,25 +7,22 @@ debug.callback(f)                     jax wraps f again in each trace, so each t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterator
 from typing import Any
 
 import jax.extend.core as jax_core
 
+from torch_xla._engine.base import host_calls
 from torch_xla._engine.interop.constants import nested_jaxprs
 from torch_xla._engine.interop.identities import SameObject
 
 #: The bytes that a function with callbacks counts as: what callbacks hold cannot be measured.
 CALLBACK_BYTES = 1 << 20
 
-#: A call into Python in StableHLO: of the CPU and of GPUs, and of TPUs.
-_CALL = re.compile(r"custom_call @\w*callback|is_host_transfer = true")
-
 
 def callback_key(closed: jax_core.ClosedJaxpr, text: str) -> Hashable:
     """Return what a function's StableHLO ``text`` does not say of it; None where the text says all."""
-    calls = len(_CALL.findall(text))
+    calls = host_calls.count_python_calls(text)
     if not calls:
         return None
     found = tuple(_opaque_equations(closed))
