@@ -27,6 +27,7 @@ _engine/aot/watching:_by_key            test: test_cache_folders
 _engine/aot/watching:_by_text           test: test_cache_folders
 _engine/base/compat/launching:transfer_guard no arguments; names of the installed jax
 _engine/base/compat/launching:x64_switch no arguments; names of the installed jax
+_engine/base/compat/tracing:_find_trace_context no arguments; a name of the installed jax, called at each use
 _engine/base/dtypes:_stored_as          set once, when the backend starts
 _engine/base/imports:_waiting           a registry of calls by module name
 _engine/base/shardings:_numbers         jax's sharding and the rank, both compared by value

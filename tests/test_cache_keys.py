@@ -18,10 +18,12 @@ import torch
 from helpers import counts
 from jax.experimental import io_callback
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import torch_xla
 from torch_xla.core.xla_builder import Op, call_jax, create_builder, jax_func_to_xla_computation, mkparam, mkshape
 from torch_xla.experimental.assume_pure import PureModule, assume_pure
+from torch_xla.experimental.scan import scan
 from torch_xla.interop import jax_function
 
 _STRUCT = jax.ShapeDtypeStruct((3,), np.float32)
@@ -286,6 +288,84 @@ def test_jaxs_configuration_is_in_the_key() -> None:
 
 def _key_shape(v: jax.Array) -> jax.Array:
     return jax.random.key_data(jax.random.key(0))
+
+
+@torch.library.custom_op("cache_keys::add_key_size", mutates_args=())
+def _add_key_size(x: torch.Tensor) -> torch.Tensor:
+    return call_jax(lambda v: v + jax.random.key_data(jax.random.key(0)).size, (x,))
+
+
+_add_key_size.register_fake(torch.empty_like)
+
+
+def _step(carry: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return carry, _add_key_size(x)
+
+
+_RECORDED_ONCE: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "assume_pure": lambda: assume_pure(_add_key_size),
+    "scan": lambda: lambda x: scan(_step, x[0], x, is_fn_pure=True)[1],
+    "torch.compile": lambda: torch.compile(lambda x: _add_key_size(x) * 1, backend="openxla"),
+}
+
+
+@pytest.mark.parametrize("api", _RECORDED_ONCE)
+def test_jaxs_configuration_is_in_the_key_of_torch_functions_that_call_jax(api: str) -> None:
+    function, x = _RECORDED_ONCE[api](), torch.zeros(3).to("xla")
+    first = function(x)
+    with jax.default_prng_impl("rbg"):
+        second = function(x)
+    assert [float(first[0]), float(second[0]), float(function(x)[0])] == [2.0, 4.0, 2.0]
+
+
+# --- structures of scan, with nodes of the user's
+
+
+def _node_type() -> Any:
+    class Node:
+        def __init__(self, tensor: torch.Tensor, context: Any) -> None:
+            self.tensor, self.context = tensor, context
+
+    pytree.register_pytree_node(Node, lambda n: ([n.tensor], n.context), lambda parts, context: Node(*parts, context))
+    return Node
+
+
+class _Context(_Values):
+    def __repr__(self) -> str:
+        return "_Context()"
+
+
+_ONE, _OTHER = _node_type(), _node_type()
+_NODES: dict[str, tuple[tuple[Any, Any], tuple[Any, Any]]] = {
+    "types of one name": ((_ONE, None), (_OTHER, None)),
+    "contexts of one repr": ((_ONE, _Context(1.0)), (_ONE, _Context(2.0))),
+    "contexts in a list": ((_ONE, [_Context(1.0)]), (_ONE, [_Context(2.0)])),
+}
+
+
+@pytest.mark.parametrize("kind", _NODES)
+def test_structures_that_differ_are_recorded_apart(kind: str) -> None:
+    def step(carry: Any, x: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        recorded.append((type(carry), carry.context))
+        return carry, x + len(recorded)
+
+    recorded = list[Any]()
+    results = [
+        scan(step, node(torch.zeros(3).to("xla"), context), _ones(), is_fn_pure=True)[1]
+        for node, context in (*_NODES[kind], *_NODES[kind])
+    ]
+    assert recorded == list(_NODES[kind])
+    assert [float(ys[0]) for ys in results] == [2.0, 3.0, 2.0, 3.0]
+
+
+def test_a_carry_of_another_type_with_the_same_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="a carry of another structure"):
+        scan(lambda carry, x: (_OTHER(carry.tensor, None), x), _ONE(_ones(), None), _ones())
+
+
+def test_contexts_compared_by_identity_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"scan: step: the structure has, in the context of a pytree node, .*_Config"):
+        scan(_step, _ONE(_ones(), _Config(2.0)), _ones(), is_fn_pure=True)
 
 
 # --- all caches that there are

@@ -226,8 +226,10 @@ _calls: LruCache[Call] = LruCache(limit=lambda: 2048, weigh=lambda call: call.by
 def jax_settings() -> Hashable:
     """What of jax's configuration decides what a trace gives."""
     config: Any = jax.config
-    named = config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion, config.jax_default_prng_impl
-    return *named, tracing.jax_trace_context()
+    context = tracing.jax_trace_context()
+    if context is None:
+        context = config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
+    return config.jax_default_prng_impl, context  # which is no part of a trace's context
 
 
 def find(cache: LruCache[Any], key: Hashable, make: Callable[[], Any], numbers: Callable[[Any], Sequence[int]]) -> Any:

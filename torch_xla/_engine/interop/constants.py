@@ -37,7 +37,7 @@ def constant_keys(what: str, leaves: Sequence[Any], tree: Any, hidden: int = 0) 
       TypeError: a leaf cannot be a constant of a program. It names the argument.
     """
     try:
-        return tuple([None if isinstance(leaf, torch.Tensor) else _constant_key(leaf) for leaf in leaves])
+        return tuple([None if isinstance(leaf, torch.Tensor) else constant_key(leaf) for leaf in leaves])
     except _UnsuitableError as error:
         # The path is looked up here, as a known call needs none.
         args, kwargs = jax.tree.unflatten(tree, range(len(leaves)))
@@ -56,8 +56,12 @@ class _UnsuitableError(TypeError):
         self.value = value
 
 
-def _constant_key(value: Any) -> Hashable:
-    """A key that equal constants have, and others not: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+def constant_key(value: Any) -> Hashable:
+    """Return a key that equal constants have, and others not: 1, 1.0 and True differ, and so do 0.0 and -0.0.
+
+    Raises:
+      TypeError: the value cannot be a constant of a program.
+    """
     kind: Any = type(value)
     if kind in (int, str, bool, type(None)):
         return kind, value

@@ -23,7 +23,6 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base.lru import LruCache
-from torch_xla._engine.device import precision
 from torch_xla._engine.interop import calls, gradients, pure, recording
 from torch_xla._engine.interop.pure import Known
 from torch_xla._engine.lowering import jax_call
@@ -109,10 +108,10 @@ class CompiledGraph:
         return self._module(*args)
 
     def _key(self, args: Sequence[Any]) -> Hashable:
-        state = (torch.is_grad_enabled(), torch.get_default_dtype(), precision.current())
+        state = pure.state()
         if not self._dynamic:
             return state
-        return (*state, *((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args))
+        return (state, *((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args))
 
     def _planned(self, args: Sequence[Any]) -> _Plan:
         if any(not isinstance(a, torch.Tensor) for a in args):

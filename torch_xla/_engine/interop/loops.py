@@ -171,7 +171,7 @@ def scan(
         found = parts.record(given, captured)
     else:
         facts = tuple((t.dtype, t.shape, t.requires_grad) for t in given)
-        key = (pure_as, structure.key, elements_structure.key, facts, loop, keep, pure.state())
+        key = (pure_as, structure.key(what), elements_structure.key(what), facts, loop, keep, pure.state())
         found = calls.find(_by_signature, key, lambda: parts.record(given, None), lambda s: s.known.numbers)
     if loop.length == 0:
         ys = [torch.empty((0, *shape), dtype=dtype, device=given[0].device) for shape, dtype in found.empty]

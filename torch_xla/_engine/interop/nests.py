@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torch_xla._engine.base.compat import tracing
+from torch_xla._engine.interop.constants import constant_key
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Structure:
-    """Of a nested value, everything but its tensors."""
+    """Of a nested value, everything but its tensors.
+
+    Two structures are equal where the types of their nodes are the same, not only called the same as in torch's specs.
+    """
 
     spec: Any
     present: tuple[bool, ...]  # of each leaf: is it a tensor, or None
@@ -23,10 +27,40 @@ class Structure:
         rest = iter(tensors)
         return tracing.unflatten([next(rest) if there else None for there in self.present], self.spec)
 
-    @property
-    def key(self) -> Any:
-        """What equal structures have, and others not."""
-        return repr(self.spec), self.present
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Structure) or self.present != other.present or self.spec != other.spec:
+            return False
+        return all(a is b for a, b in zip(_node_types(self.spec), _node_types(other.spec), strict=True))
+
+    def key(self, what: str) -> Hashable:
+        """Return a key that equal structures have, and others not.
+
+        Raises:
+          TypeError: a node of the user's has a context without a value to compare.
+        """
+        try:
+            return _spec_key(self.spec), self.present
+        except TypeError as error:
+            raise TypeError(f"{what}: the structure has, in the context of a pytree node, {error}") from error
+
+
+def _node_types(spec: Any) -> Iterator[Any]:
+    yield spec.type
+    for child in tracing.children(spec):
+        yield from _node_types(child)
+
+
+def _spec_key(spec: Any) -> Hashable:
+    return spec.type, _context_key(spec.context), tuple(_spec_key(child) for child in tracing.children(spec))
+
+
+def _context_key(context: Any) -> Hashable:
+    """The key of what torch keeps of a node beside its children, such as the keys of a dictionary."""
+    if isinstance(context, dict):
+        return type(context), tuple((_context_key(name), _context_key(value)) for name, value in context.items())
+    if isinstance(context, (list, tuple)):
+        return type(context), tuple(map(_context_key, context))
+    return constant_key(context)
 
 
 def take_apart(what: str, value: Any) -> tuple[list[torch.Tensor], Structure]:

@@ -1,6 +1,7 @@
 """Pure torch functions, recorded once for each signature, and then one node forward and one backward.
 
-signature: structure, constants, shapes, dtypes, who needs a gradient, and torch's state (autocast, default dtype, ...)
+signature: structure, constants, shapes, dtypes, who needs a gradient, and the state of torch (autocast, default dtype,
+...) and of jax
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class Known:
 
 
 def state() -> Hashable:
-    """What of torch's state decides what a function records."""
+    """What of torch's state decides what a function records, and of jax's: it may call functions of jax."""
     cast = torch.get_autocast_dtype("xla") if torch.is_autocast_enabled("xla") else None
-    return torch.is_grad_enabled(), cast, torch.get_default_dtype(), precision.current()
+    return torch.is_grad_enabled(), cast, torch.get_default_dtype(), precision.current(), calls.jax_settings()
 
 
 _flatten = jax.tree.flatten

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -103,7 +104,21 @@ def unflatten(leaves: list[Any], structure: Any) -> Any:
     return _UNFLATTEN.get()(leaves, structure)
 
 
+def children(structure: Any) -> Sequence[Any]:
+    """Return the structures of the parts of a nested value, by the structure that ``flatten`` gives."""
+    # An attribute of older releases, which warn of it where they have the method as well.
+    found: Sequence[Any] = structure.children() if hasattr(structure, "children") else structure.children_specs
+    return found
+
+
 def jax_trace_context() -> Hashable:
     """Return the part of jax's configuration that is in the keys of jax.jit, as this thread has it; None without."""
-    context = _TRACE_CONTEXT.find()
+    context = _find_trace_context()
     return None if context is None else context()
+
+
+@functools.cache
+def _find_trace_context() -> Callable[[], Hashable] | None:
+    # Looking the name up takes ten times as long as calling it, and each call of a pure function needs it.
+    found: Callable[[], Hashable] | None = _TRACE_CONTEXT.find()
+    return found
