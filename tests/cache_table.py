@@ -12,119 +12,202 @@ import torch_xla
 _ROOT = Path(torch_xla.__file__).parent
 _MAKERS = {"LruCache", "WeakKeyDictionary", "WeakValueDictionary", "OrderedDict", "defaultdict", "lru_cache"}
 _LOCAL = {"LruCache", "WeakKeyDictionary", "lru_cache"}  # those that count inside functions as well
-_NATIVE = re.compile(
-    r"static auto\* (\w+) = new std::unordered_map"
-    r"|static[^;({]*\b(?:unordered_)?map<[^;]*?>\s*\*?\s*(\w+)"
-    r"|^\s*std::unordered_map<.*> (\w+);"
+# What C++ code can keep a value in: static and thread_local variables, globals, tables, and mutable members.
+_TABLE = r"(?:compat::FlatMap|std::(?:unordered_)?(?:multi)?(?:map|set))<[^;()]*>"
+_NATIVE = (
+    re.compile(r"\s*(?:inline )?(?:static thread_local|static|thread_local)\s[^;={(]*[\s*&>](?P<name>\w+)\s*[;={([]"),
+    re.compile(r"(?!\s|using|return|typedef|extern|namespace|class|struct|enum|const|template)"
+               r"[\w:<>,*& ]+[\s*&>](?P<name>\w+)\s*(?:=|\{|;)"),
+    re.compile(rf"\s+(?:{_TABLE}|mutable\s[^;={{(]*[\s*&>]|[\w:<>,*& ]+\s(?=last_|recent_|cached_))"
+               r"\s?(?P<name>\w+)\s*[;={]"),
+)  # fmt: skip
+
+# Those that hold no value that could become another one: constants, literals, locks, operators and counters by name.
+_NATIVE_FIXED = re.compile(
+    r"constexpr"
+    r"|static const std::(?:unordered_set|unordered_map|string|vector)\b[^()]*(?:\{\"|\{$|;| = \")"
+    r"|static (?:const Op|Counter)\* \w+ = (?:find_op|special|counter)\(\""
+    r"|\b(?:std::)?(?:shared_)?mutex \w+;"
 )
+_PARAMETERS = re.compile(r"\((?:\)|[^()\"]*\w[\s&*]+\w+[,)])")  # of a function; a variable has arguments there
 
 #: A cache: the tests of its pairs (``test: names``), or why its key is complete.
 TABLE = """
-_engine/aot/costs:_inner                the computation of one parsed module, which owns the cache
-_engine/aot/hlo:instructions            filled by the parser of one text
-_engine/aot/targets:target              the name, which describes a chip of public figures
+_engine/aot/costs:_inner                the name of a computation of one parsed module, which owns the cache
+_engine/aot/hlo:instructions            names of one parsed computation, filled by its parser and never changed
+_engine/aot/targets:target              the name; figures of chips are constants, and the compiler is found once
 _engine/aot/watching:_by_key            test: test_cache_folders
 _engine/aot/watching:_by_text           test: test_cache_folders
-_engine/base/compat/launching:transfer_guard no arguments; names of the installed jax
-_engine/base/compat/launching:x64_switch no arguments; names of the installed jax
+_engine/base/compat/launching:transfer_guard no arguments; names of the installed jax, whose state is read at each use
+_engine/base/compat/launching:x64_switch no arguments; names of the installed jax, whose state is read at each use
 _engine/base/compat/tracing:_find_trace_context no arguments; a name of the installed jax, called at each use
-_engine/base/dtypes:_stored_as          set once, when the backend starts
-_engine/base/imports:_waiting           a registry of calls by module name
-_engine/base/shardings:_numbers         jax's sharding and the rank, both compared by value
-_engine/base/shardings:padded           shape and sharding, both compared by value
-_engine/device/devices:devices          no arguments; the backend of the process
-_engine/device/plugins:_registered      a registry by name
-_engine/device/precision:_known         all settings that decide it
-_engine/device/precision:_objects       the value itself
-_engine/diagnostics/explain:details     what one report says
-_engine/diagnostics/journal:spent       sums by kind
+_engine/base/dtypes:_stored_as          dtypes; filled when the backend starts, from variables that warn if set later
+_engine/base/imports:_waiting           not a cache: actions by module name until it is imported
+_engine/base/shardings:_numbers         jax's sharding (mesh and spec by value) and the rank; numbers stand for good
+_engine/base/shardings:padded           shape and sharding, from which alone it is computed; both compared by value
+_engine/device/devices:devices          no arguments; the backend starts once, and a forked child gets an error
+_engine/device/plugins:_registered      a registry by name; a later plugin of that name replaces the first
+_engine/device/precision:_known         platform, set_precision's choice and torch's setting, all read at each call
+_engine/device/precision:_objects       the value itself: one object for equal ones
+_engine/diagnostics/explain:details     not a cache: what one report says
+_engine/diagnostics/journal:spent       not a cache: sums by kind
 _engine/diagnostics/metrics:_metrics    a registry by name
-_engine/diagnostics/spans:_tellers      threads by process
-_engine/diagnostics/under_way:_watchers threads by process
-_engine/execution/dump:_hlo             form, device and key of the graph; texts for dumps only
+_engine/diagnostics/spans:_tellers      threads by device, replaced where one has ended
+_engine/diagnostics/under_way:_watchers threads by device, until the process ends; a forked child has no devices
+_engine/execution/dump:_hlo             test: test_dumps
 _engine/execution/graph_names:_is_known_op test: test_cache_folders
-_engine/execution/heap:_function        the name of a function of the C library
-_engine/execution/heap:_most            no arguments; the machine
-_engine/execution/heap:_user_decides    no arguments; the environment at the start
-_engine/execution/launch:_empty         sharding and dtype of an array without elements
+_engine/execution/heap:_function        the name of a function of the C library, which is loaded for good
+_engine/execution/heap:_most            no arguments; the machine's memory
+_engine/execution/heap:_user_decides    no arguments; variables that glibc itself reads only when the process starts
+_engine/execution/launch:_empty         sharding (by value, with its devices) and dtype of an array without elements
 _engine/execution/op_by_op:_executables test: test_functions_with_other_callbacks_are_other_functions
 _engine/execution/op_by_op:_chains      test: test_functions_with_other_callbacks_are_other_functions
 _engine/execution/programs:cache        test: test_functions_with_other_callbacks_are_other_functions
-_engine/execution/regions:_named        the name of a region, which is what it stands for
-_engine/execution/regions:_of_functions the function, by identity, as long as it lives
-_engine/graph/hlo_metadata:_caller      the number of a line, which is never given to another
-_engine/graph/listing:tags              the operator, which torch does not redefine
-_engine/graph/listing:_arguments        the operator, which torch does not redefine
-_engine/interop/arrays:_shared          id of an array, with a weak reference that is compared
+_engine/execution/regions:_named        name, full_graph, max_graphs: contexts of one name count their graphs together
+_engine/execution/regions:_of_functions the owner, held weakly; function, name, full_graph, max_graphs
+_engine/graph/hlo_metadata:_caller      file, line and function name, of which alone the caller is compiled
+_engine/graph/listing:tags              not a cache: the tags of one line
+_engine/graph/listing:_arguments        name and overload; texts of dumps only, and torch refuses to define one twice
+_engine/interop/arrays:_shared          id of an array, with a weak reference that is compared and removes it
 _engine/interop/calls:_calls            test: test_constants_that_differ_are_traced_apart
-_engine/interop/control_flow:_found     keys of recordings, as in _recorded; shapes and dtypes
-_engine/interop/dynamo_graph:_plans     gradients, default dtype, precision; all else is guarded by torch.compile
-_engine/interop/gradients:_backwards    which gradients are given; of one Derivative
+_engine/interop/control_flow:_found     what; keys of the recordings; shapes and dtypes, whose number gives the split
+_engine/interop/dynamo_graph:_plans     test: test_jaxs_configuration_is_in_the_key_of_torch_functions
+_engine/interop/gradients:_backwards    which gradients are given; a member of one Derivative, which fixes all else
 _engine/interop/gradients:_derivatives  test: test_arrays_of_closures_are_copied_at_the_call
-_engine/interop/identities:_removed_at  the table itself
-_engine/interop/loops:_by_recorded      keys of recordings, as in _recorded; the loop
-_engine/interop/loops:_by_signature     the function by identity, structures, shapes, torch's state
-_engine/interop/partition:keep_for      the policy, by identity
-_engine/interop/partition:_other        the operator, which torch does not redefine
-_engine/interop/pure:_by_recorded       keys of recordings, as in _recorded; needs of gradients
+_engine/interop/identities:_removed_at  the table itself, held weakly; a count of deaths
+_engine/interop/loops:_by_recorded      the recording's key, the loop, the name and the policy, by identity
+_engine/interop/loops:_by_signature     test: test_structures_that_differ_are_recorded_apart
+    test_jaxs_configuration_is_in_the_key_of_torch_functions
+_engine/interop/partition:keep_for      the policy by identity, held; it is asked anew for each graph
+_engine/interop/partition:_other        the name, of which alone the stand-in is made
+_engine/interop/pure:_by_recorded       what, the recording's key and which tensors need gradients
 _engine/interop/pure:_known             test: test_objects_without_a_value_are_refused_and_others_are_seen_to_change
-_engine/interop/recording:_recorded     the graph's key, all its constants by dtype, shape and content, and precision
-_engine/interop/split:is_view           the operator, which torch does not redefine
-_engine/job/coordination:_counts        numbers in a row by name; no values
-_engine/job/coordination:_roles         a registry by name
-_engine/lowering/adaptive_pooling:_band sizes
-_engine/lowering/decompose:table        no arguments; torch's decompositions
-_engine/lowering/decompose:_tracer      no arguments
+    test_jaxs_configuration_is_in_the_key_of_torch_functions
+_engine/interop/recording:_recorded     the graph's key, numbers and constants by content, results, precision
+_engine/interop/split:is_view           name and overload; torch refuses to define one twice
+_engine/job/coordination:_counts        not a cache: how often this process came to a place
+_engine/job/coordination:_roles         not a cache: the role in which this process came last
+_engine/lowering/adaptive_pooling:_band both sizes, from which alone it is computed
+_engine/lowering/decompose:table        no arguments; taken when ops are registered, as names on disk require
+_engine/lowering/decompose:_tracer      no arguments; a thread, made anew after a fork
 _engine/lowering/jax_call:_entries      numbers that are never given to another function
 _engine/lowering/jax_call:_numbers      test: test_functions_with_other_callbacks_are_other_functions
-_engine/lowering/registry:RULES         a registry by operator
-_engine/lowering/upsample:_nearest      sizes and scales
-_engine/lowering/upsample:_linear       sizes and scales
-_engine/lowering/upsample:_cubic        sizes and scales
-_engine/lowering/upsample:_antialiased  sizes and scales
-_engine/parallel/collectives:_kept      results that wait for a barrier, by device
-_engine/parallel/collectives:_counts    the key of the graph
-_engine/parallel/replicated:_sharding   the processes
-_engine/parallel/sharded:mesh_devices   no arguments; the devices of the process
-_engine/parallel/sharded:replicated     no arguments; the devices of the process
-_engine/parallel/sharded:_relaying      shapes and shardings, compared by value
-_engine/parallel/sharded:_replicated    id of an array, with a weak reference that is compared
-_engine/recorder/origins:origin         the number of a line, which is never given to another
+_engine/lowering/registry:RULES         a registry by operator, which refuses a second rule
+_engine/lowering/upsample:_nearest      all arguments: sizes, alignment, scale, type of positions, shift
+_engine/lowering/upsample:_linear       all arguments: sizes, alignment, scale, type of positions
+_engine/lowering/upsample:_cubic        all arguments: sizes, alignment, scale, type of positions
+_engine/lowering/upsample:_antialiased  all arguments: sizes, alignment, scale, type of positions, filter
+_engine/parallel/collectives:_kept      not a cache: results by device until the graph is cut
+_engine/parallel/collectives:_counts    the graph's key, of which the count of collective ops is a function
+_engine/parallel/replicated:_sharding   the devices in order, of which alone the mesh is made
+_engine/parallel/sharded:mesh_devices   no arguments; the backend starts once in a process
+_engine/parallel/sharded:replicated     no arguments; made of mesh_devices()
+_engine/parallel/sharded:_relaying      shape and both shardings by value; jax.jit has its own key for the array
+_engine/parallel/sharded:_replicated    id of an array, with a weak reference that is compared and removes it
+_engine/recorder/origins:origin         the number of a stack of lines and a scope, which is never given to another
 distributed/fsdp/wrap:known             not a cache: a table inside one call
-distributed/launcher/attempt:codes      exit codes of one attempt
-distributed/spmd/_fully_shard:_fsdp_module no arguments; a module of torch
-distributed/spmd/_fully_shard:_fsdp_class the class
-distributed/spmd/_fully_shard:_kept     parameters that wait, by device
-distributed/spmd/_mesh:_jax_mesh        shape, names and devices of the mesh
-experimental/callback:_runners          threads by process and device
-experimental/custom_kernel/_operators:read_layout the text of a layout
-experimental/scan_layers:_calls         the module, by identity, as long as it lives
-experimental/scan_layers:_alike         the module, by identity, as long as it lives
+distributed/launcher/attempt:codes      not a cache: exit codes of one attempt
+distributed/spmd/_fully_shard:_fsdp_module no arguments; a class of torch
+distributed/spmd/_fully_shard:_fsdp_class the class by identity, held
+distributed/spmd/_fully_shard:_kept     not a cache: by module, from the pre-hook of a call to its hook
+distributed/spmd/_mesh:_jax_mesh        device ids, shape and axis names, by value; the process's devices
+experimental/callback:_runners          threads by device
+experimental/custom_kernel/_operators:read_layout all arguments as text: spec, mesh and rank; the process's devices
+experimental/scan_layers:_calls         the module by identity, held weakly; its parts are compared at each call
+experimental/scan_layers:_alike         test: test_layers_that_have_become_different_are_refused
 stablehlo/bundle:state_dict             not a cache: the contents of a bundle
-_engine/base/compat/launching:isolating_options its argument; names of the installed jax
-_engine/base/sources:_hash              no arguments; files whose stamps are compared at each use
+_engine/base/compat/launching:isolating_options its argument; switches of the installed jax, set at each use
+_engine/base/sources:_hash              no arguments; given up where the stamps of files differ from those at import
 _engine/base/xla_flags:read             test: test_cache_folders
-_engine/execution/graph_names:_releases no arguments; versions of what is imported
-_engine/execution/program_files:_remove_leftovers the folder; only removes files, once
-_engine/recorder/toolchain:stamps       not a cache: lives for one build
+_engine/execution/graph_names:_releases no arguments; versions of modules that are imported
+_engine/execution/program_files:_remove_leftovers the folder; returns nothing, removes old parts once in a process
+_engine/recorder/toolchain:stamps       not a cache: stamps of the files of one build
 """
 
-#: The same for tables in C++ that live as long as the process.
+#: The same for what the C++ of the recorder and of the handlers keeps.
 NATIVE = """
-donation.cpp:room               not a cache: lives for one graph
+autocast.cpp:library            the library that holds the autocast kernels, registered once
+bindings.cpp:seen               not a cache: lives for one call
+bound_thread.cpp:found          no arguments; the cores of the process before any thread is bound, by design
+cores.cpp:worker                one object for each thread: its own id
+counters.cpp:counters           a registry by name
+counters.cpp:s                  a registry of functions
+counters.cpp:t                  holds counters.cpp:counters
+cpu_fallback.cpp:inputs         not a cache: lives for one call
+device.cpp:count                a setting, written by Python: how many devices torch is told of
+device.cpp:current              the current device of a thread
+device.cpp:h                    functions of Python, set once
+device.cpp:known                the number of devices, which never falls; asked again for an index beyond it
+device.h:closing                a flag: the process is ending
+device.h:states                 by device: its live tensors and seed
 donation.cpp:next               not a cache: lives for one graph
+donation.cpp:room               not a cache: lives for one graph
+execution_lock.cpp:locks        a lock for each device
+foreach.cpp:places_             not a cache: lives for one call
+fork.cpp:handlers               a registry of functions
+graph.cpp:found                 not a cache: lives for one graph
+handler.h:handler               the signature of a handler, of its template's arguments
+hot_views.cpp:op                the operator of a slot, set when it is registered
+identity.cpp:last               a counter
+identity.cpp:next               a counter
+interpretation.cpp:last_look_   a time
+interpretation.cpp:taken        not a cache: lives for one graph
+interpreter.cpp:depth_          how deep a thread is inside the interpreter's gate
+interpreter.cpp:door            one gate in a process
+interpreter.cpp:handler         the terminate handler of before
+interpreter.cpp:lost            a message for the end of the process
 launch.cpp:inputs               not a cache: lives for one launch
+launch.h:last_arrays            of one executable, with last_floats and last_ints, compared bit by bit
+launch.h:last_floats            see last_arrays
+launch.h:last_ints              see last_arrays
+layout.cpp:known                of each step its operator, attributes, operand's shape and dtype, result and start
+memory.cpp:accounts             sums by device
+memory.cpp:provenance_of_thread what makes buffers on this thread, set around each launch
+node.cpp:last                   a counter
+node.cpp:p                      nodes that wait to be released
+node.cpp:work                   not a cache: lives while nodes are released
+op.cpp:baked                    not a cache: lives for one registration
+op.cpp:constant_numbers         a setting, set when torch_xla is imported
+op.cpp:handle                   the operator aten::alias of torch, which stands for our own
+op.cpp:ops                      name and overload; torch refuses to define one twice, ours live as long as the process
+op.cpp:t                        holds op.cpp:ops
+openmp.cpp:openmp               functions of the OpenMP library that the process has loaded
+origin.cpp:frames               not a cache: emptied at each use
+origin.cpp:numbers              scope, code objects (held, so that addresses are not given again), instructions
+origin.cpp:scope                the scope of a thread
+origin.cpp:scopes               the number of an operation, stored with its scope and compared
+origin.cpp:t                    holds origin.cpp:numbers
+origin.h:capturing_origins      a setting
+pool.cpp:known                  whether this thread has joined the pool
+pool.cpp:pool                   the pool of the process, made anew in a forked child
+pool.cpp:scheduling             whether this thread is scheduling a task
+random.cpp:signature            no arguments: one int64
+reasons.cpp:reason_here         the reason of a thread
+reasons.cpp:reasons             the text itself, kept for good
 registration.cpp:by_namespace   a registry by namespace
-origin.cpp:numbers              file, line and scope, which are what a number stands for
-op.cpp:places                  a constant table
-op.cpp:ops                      the name of the operator and its overload, which torch does not redefine
-data_dependent.cpp:table        a constant table
+registration.cpp:libraries      libraries, kept for good
+registration.cpp:names          names that have a kernel
+sharding.cpp:any                a flag that only rises: some value has a sharding
+sharding.cpp:next               the sharding of the next buffer of a thread, taken once
+shortcuts.cpp:found             three operators by name
+signature.cpp:c                 holds signature.cpp:signatures
+signature.cpp:checking          a setting: signatures are inferred anew and compared (recorder.check_signatures)
+signature.cpp:converts          operator, dtypes of results and of out=, on which alone the check depends
+signature.cpp:recent            the same key as signatures, of this thread
+signature.cpp:signatures        operator, default dtype, operands' shapes and dtypes, numbers' types, attributes
+size_limit.cpp:any_cut_due      a flag
+size_limit.cpp:cut_due          the device of this thread whose graph is to be cut
+size_limit.cpp:limit            a setting
+starts.cpp:kinds                the graph's key without starts, and its device; only chooses which starts are operands
+starts.cpp:t                    holds starts.cpp:kinds
+team.cpp:instance               the team of the process, made anew in a forked child
 """
 
 
 def reasons(table: str) -> dict[str, str]:
-    """The lines of a table: what is right of the name of each cache."""
-    return dict(line.split(maxsplit=1) for line in table.strip().splitlines())  # type: ignore[misc]
+    """The lines of a table: what is right of the name of each cache. A line that is indented continues the last one."""
+    lines = re.sub(r"\n +", " ", table.strip()).splitlines()
+    return dict(line.split(maxsplit=1) for line in lines)  # type: ignore[misc]
 
 
 def find_caches() -> set[str]:
@@ -137,13 +220,18 @@ def find_caches() -> set[str]:
 
 
 def find_native_caches() -> set[str]:
-    """``file:name`` of the maps in the recorder's C++ that are static, or members, or declared on a line."""
-    found = set()
-    for file in _ROOT.rglob("csrc/*.cpp"):
-        for line in file.read_text().splitlines():
-            if match := _NATIVE.search(line):
-                found.add(f"{file.name}:{match[match.lastindex or 0]}")
-    return found
+    """``file:name`` of what can be a cache in the C++ of the recorder and of the handlers."""
+    files = [file for file in _ROOT.rglob("csrc/*") if file.suffix in (".cpp", ".h")]
+    return {f"{file.name}:{name}" for file in files for name in find_native_names(file.read_text())}
+
+
+def find_native_names(text: str) -> Iterator[str]:
+    """Yield the names of what can be a cache in C++ code that clang-format has laid out."""
+    for line in re.sub(r"[ \\]*//.*|[ \\]+$", "", text, flags=re.MULTILINE).splitlines():
+        found = next((match for pattern in _NATIVE if (match := pattern.match(line))), None)
+        if found is None or _NATIVE_FIXED.search(line) or _PARAMETERS.match(line, found.end("name")):
+            continue
+        yield found["name"]
 
 
 def _names(node: ast.AST, is_local: bool) -> Iterator[str]:

@@ -24,6 +24,7 @@ import torch_xla
 from torch_xla.core.xla_builder import Op, call_jax, create_builder, jax_func_to_xla_computation, mkparam, mkshape
 from torch_xla.experimental.assume_pure import PureModule, assume_pure
 from torch_xla.experimental.scan import scan
+from torch_xla.experimental.scan_layers import scan_layers
 from torch_xla.interop import jax_function
 
 _STRUCT = jax.ShapeDtypeStruct((3,), np.float32)
@@ -310,12 +311,29 @@ _RECORDED_ONCE: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] 
 
 
 @pytest.mark.parametrize("api", _RECORDED_ONCE)
-def test_jaxs_configuration_is_in_the_key_of_torch_functions_that_call_jax(api: str) -> None:
+def test_jaxs_configuration_is_in_the_key_of_torch_functions(api: str) -> None:
     function, x = _RECORDED_ONCE[api](), torch.zeros(3).to("xla")
     first = function(x)
     with jax.default_prng_impl("rbg"):
         second = function(x)
     assert [float(first[0]), float(second[0]), float(function(x)[0])] == [2.0, 4.0, 2.0]
+
+
+def _change_setting(layer: nn.Sequential) -> None:
+    layer[0].eps = 100.0  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(_change_setting, "eps=100.0"), (lambda layer: layer[1].eval(), "training is False in its Dropout")],
+    ids=["setting", "mode within"],
+)
+def test_layers_that_have_become_different_are_refused(change: Callable[[nn.Module], object], message: str) -> None:
+    layers = [nn.Sequential(nn.LayerNorm(3), nn.Dropout(0.0)).to("xla") for _ in range(2)]
+    scan_layers(layers, _ones())
+    change(layers[1])
+    with pytest.raises(ValueError, match=rf"layer 1 differs from layer 0: .*{message}"):
+        scan_layers(layers, _ones())
 
 
 # --- structures of scan, with nodes of the user's
@@ -380,4 +398,30 @@ def test_every_cache_has_pairs_or_a_reason(find: Callable[[], set[str]], table: 
     reasons = cache_table.reasons(table)
     assert sorted(find() ^ set(reasons)) == []  # a new one needs a line in tests/cache_table.py
     named = {name for reason in reasons.values() if reason.startswith("test:") for name in reason.split()[1:]}
-    assert named - {"test_cache_folders"} <= set(globals())
+    assert named - {"test_cache_folders", "test_dumps"} <= set(globals())
+
+
+_NATIVE_CODE = """
+static std::vector<int> table(int size) {
+  static const Op* op = find_op("aten::t");
+  static thread_local std::vector<Frame> frames(16);
+  static auto* const pool = [] { return new Pool; }();
+  static const Allowed found = find_allowed();
+  static const std::unordered_set<std::string> names{"aten::t"};
+  // static int comment = 0;
+}
+struct Known {
+  compat::FlatMap<Key, int, KeyHash> by_key;
+  mutable std::array<int, 2> last_arrays = {};
+  Layout last_layout;
+  static Pool& of_process();
+};
+thread_local int8_t current = 0;
+std::map<int, std::vector<int>> global;
+constexpr int kSize = 4;
+"""
+
+
+def test_caches_of_all_kinds_are_found_in_native_code() -> None:
+    found = list(cache_table.find_native_names(_NATIVE_CODE))
+    assert found == ["frames", "pool", "found", "by_key", "last_arrays", "last_layout", "current", "global"]

@@ -20,6 +20,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla import _XLAC
 from torch_xla._engine.base.settings import settings
+from torch_xla._engine.device import precision
 from torch_xla._engine.execution import dump
 from torch_xla._engine.job import replicas
 from torch_xla._engine.recorder import origins
@@ -136,6 +137,21 @@ def test_read_back(environment: Environment, tmp_path: Path) -> None:
             b.number, b.op, b.shapes, b.operands, b.root, list(b.tags)
         )  # fmt: skip
     assert any(line.tags.get("location", "").startswith("step@test_dumps.py:") for line in read["text"].lines)
+
+
+def test_texts_follow_the_precision_of_products(environment: Environment, tmp_path: Path) -> None:
+    environment(XLA_SAVE_TENSORS_FILE=str(tmp_path / "graphs"), XLA_SAVE_TENSORS_FMT="stablehlo")
+    before = precision._chosen
+    try:
+        for name in ("highest", "default"):
+            precision.set_precision(name)
+            x = torch.ones(5, 5).to("xla") @ torch.ones(5, 5).to("xla")
+            torch_xla.sync()
+            del x
+    finally:
+        precision._chosen = before
+    found = re.findall(r"dot_general.*precision = \[(\w+)", (tmp_path / "graphs.0").read_text())
+    assert found == ["HIGHEST", "DEFAULT"]
 
 
 @pytest.mark.parametrize(("form", "start"), [("hlo", r"HloModule IrToHlo\.\d+, entry"), ("stablehlo", "module @")])

@@ -52,8 +52,8 @@ def scan_layers(
         return input_data
     first = _call_of(layers[0])
     tensors = [_call_of(layer).tensors() for layer in layers]
-    for number, layer in enumerate(layers[1:], 1):
-        _check_alike(layers[0], layer, number)
+    _check_alike(layers, is_layer_pure)
+    for number in range(1, len(layers)):
         _check_shapes(first, tensors[0], tensors[number], number)
     stacks = _Stacks(tensors[0])
     stacked = [torch.stack([of_layer[place] for of_layer in tensors]) for place in stacks.places]  # type: ignore[misc]
@@ -101,19 +101,28 @@ def _call_of(layer: nn.Module) -> ModuleCall:
     return found
 
 
-def _check_alike(first: nn.Module, layer: nn.Module, number: int) -> None:
-    """That two layers are of the same modules with the same settings, looked at once; and in the same mode."""
-    known = _alike.setdefault(first, WeakSet())
-    if layer not in known:
-        for one, other in zip(_call_of(first).kinds(), _call_of(layer).kinds(), strict=False):
+def _check_alike(layers: Sequence[nn.Module], is_pure: bool) -> None:
+    """Raise ValueError for layers that are not of the same modules, with the same settings and modes, as the first.
+
+    The settings of pure layers are fixed by what the caller promises: they are compared once.
+    """
+    first, known = _call_of(layers[0]), _alike.setdefault(layers[0], WeakSet())
+    kinds, modes = None, first.modes()
+    for number, layer in enumerate(layers[1:], 1):
+        call = _call_of(layer)
+        if not is_pure or layer not in known:
+            kinds = kinds or first.kinds()
+            for expected, found in zip(kinds, call.kinds(), strict=False):
+                if expected != found:
+                    raise ValueError(
+                        f"scan_layers: layer {number} differs from layer 0: {found[0].__name__}({found[1]}) instead of "
+                        f"{expected[0].__name__}({expected[1]})"
+                    )
+            known.add(layer)
+        for place, (one, other) in enumerate(zip(modes, call.modes(), strict=False)):
             if one != other:
-                raise ValueError(
-                    f"scan_layers: layer {number} differs from layer 0: {other[0].__name__}({other[1]}) instead of "
-                    f"{one[0].__name__}({one[1]})"
-                )
-        known.add(layer)
-    if first.training != layer.training:
-        raise ValueError(f"scan_layers: layer {number} differs from layer 0: training is {layer.training}")
+                where = f" in its {call.kinds()[place][0].__name__}" if place else ""
+                raise ValueError(f"scan_layers: layer {number} differs from layer 0: training is {other}{where}")
 
 
 def _check_shapes(
@@ -151,8 +160,8 @@ class StackedLayers(nn.Module):
         layers = list(layers)
         if not layers:
             raise ValueError("StackedLayers: there are no layers")
+        _check_alike(layers, is_layer_pure)
         for number, layer in enumerate(layers[1:], 1):
-            _check_alike(layers[0], layer, number)
             _check_shapes(_call_of(layers[0]), _call_of(layers[0]).tensors(), _call_of(layer).tensors(), number)
         self._partition_fn, self._is_pure, self._count = partition_fn, is_layer_pure, len(layers)
         self.layer = copy.deepcopy(layers[0])

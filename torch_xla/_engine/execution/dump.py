@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ GET_OP_BY_OP = "GetTensorsOpByOp"
 
 _lock = process_lock()
 _KEPT = 64
-_hlo: OrderedDict[tuple[str, int, bytes], str] = OrderedDict()  # texts of graphs that were lowered for a dump
+_hlo: OrderedDict[Hashable, str] = OrderedDict()  # texts of graphs that were lowered for a dump
 
 
 def lower(spec: GraphSpec, device: int, arguments: Sequence[Any]) -> jax.stages.Lowered:
@@ -72,7 +72,7 @@ def render(form: str, spec: GraphSpec, device: int, arguments: Sequence[Any]) ->
 def _rendered(form: str, graph: Any, spec: GraphSpec, arguments: Sequence[Any]) -> str:
     if form in ("text", "dot"):
         return render(form, spec, graph.device, arguments)
-    key = (form, graph.device, graph.key)
+    key = (form, graph.device, graph.key, spec.precision, hlo_metadata.installed())
     found = _hlo.get(key)
     if found is None:
         found = _hlo[key] = render(form, spec, graph.device, arguments)

@@ -78,6 +78,10 @@ class ModuleCall:
         """Of each module within, what it is and what it says of itself."""
         return [(type(module), module.extra_repr()) for module in self._modules]
 
+    def modes(self) -> tuple[bool, ...]:
+        """Return of each module within whether it is in training mode."""
+        return tuple(map(_training, self._modules))
+
     def __call__(self, tensors: list[torch.Tensor | None], *args: Any, **kwargs: Any) -> Any:
         """The module's result with these tensors in the place of its own, while it is recorded.
 
