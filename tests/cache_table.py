@@ -36,8 +36,8 @@ TABLE = """
 _engine/aot/costs:_inner                the name of a computation of one parsed module, which owns the cache
 _engine/aot/hlo:instructions            names of one parsed computation, filled by its parser and never changed
 _engine/aot/targets:target              the name; figures of chips are constants, and the compiler is found once
-_engine/aot/watching:_by_key            test: test_cache_folders
-_engine/aot/watching:_by_text           test: test_cache_folders
+_engine/aot/watching:_by_key            device and graph, not the precision: runs count for the last one compiled
+_engine/aot/watching:_by_text           the StableHLO for the target, or the nodes that cannot be lowered
 _engine/base/compat/launching:transfer_guard no arguments; names of the installed jax, whose state is read at each use
 _engine/base/compat/launching:x64_switch no arguments; names of the installed jax, whose state is read at each use
 _engine/base/compat/tracing:_find_trace_context no arguments; a name of the installed jax, called at each use
@@ -55,7 +55,7 @@ _engine/diagnostics/metrics:_metrics    a registry by name
 _engine/diagnostics/spans:_tellers      threads by device, replaced where one has ended
 _engine/diagnostics/under_way:_watchers threads by device, until the process ends; a forked child has no devices
 _engine/execution/dump:_hlo             test: test_dumps
-_engine/execution/graph_names:_is_known_op test: test_cache_folders
+_engine/execution/graph_names:_is_known_op the name; rules and decompositions are fixed when ops are registered
 _engine/execution/heap:_function        the name of a function of the C library, which is loaded for good
 _engine/execution/heap:_most            no arguments; the machine's memory
 _engine/execution/heap:_user_decides    no arguments; variables that glibc itself reads only when the process starts
