@@ -93,7 +93,8 @@ test-long: test-sanitize $(CLIENTS)/.ready
 	    tests/test_examples.py::test_llama_killed_at_random_steps $(PYTEST_ARGS)
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n auto --dist worksteal \
 	    tests/lowering tests/ops $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "" tests/test_dtype_corners.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
+	    tests/test_dtype_corners.py tests/test_list_chains.py $(PYTEST_ARGS)
 	$(BIN)/python -m tests.interrupts --seconds 600
 	$(CLIENTS)/bin/python -m pytest -q -n auto --dist worksteal -m "" tests/clients/test_zoo.py $(PYTEST_ARGS)
 

@@ -1,4 +1,4 @@
-"""What test_jax_options.py runs in a separate process: two steps of training under each option of jax.
+"""What test_jax_options.py runs in a separate process: a step of training under each option of jax.
 
 ``check_all`` takes the options from jax.config.values, so that an option of a later jax is covered or fails the test.
 """
@@ -80,23 +80,23 @@ def list_cases() -> list[Case]:
 
 
 def train(device: str) -> list[torch.Tensor]:
-    """Two steps with a matrix product, broadcasting, a scan and an optimizer; moves that have NaN and infinity."""
+    """A step with a matrix product, broadcasting, a scan and an optimizer, with NaN and infinity beside it.
+
+    All of it is one program: each option compiles it anew.
+    """
     torch.manual_seed(0)
     table, weight = torch.randn(6, 8), torch.randn(8, 8)
     model = torch.nn.Linear(8, 4).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     x, target = table.to(device), torch.tensor([0, 1, 2, 3, 0, 1]).to(device)
-    losses = []
-    for step in range(2):
-        optimizer.zero_grad()
-        hidden = torch.cummax(x @ weight.to(device), 0).values + step * 0.5
-        loss = torch.nn.functional.cross_entropy(model(hidden), target)
-        loss.backward()
-        optimizer.step()
-        torch_xla.sync()
-        losses.append(loss.detach().cpu())
     special = torch.tensor([1.0, float("nan"), float("inf")]).to(device)
-    return [*losses, (special - special).cpu(), x.double().sum().cpu()]
+    hidden = torch.cummax(x @ weight.to(device), 0).values + 0.5
+    loss = torch.nn.functional.cross_entropy(model(hidden), target)
+    loss.backward()
+    optimizer.step()
+    results = [loss.detach(), model.weight.detach(), special - special, x.double().sum()]
+    torch_xla.sync()
+    return [result.cpu() for result in results]
 
 
 def check_all() -> None:

@@ -126,13 +126,15 @@ def _steps(seed: int, device: str, sync: bool) -> list[List]:
     return [*pools[0], *pools[1], torch._foreach_add(twice, 0.5)]
 
 
-@pytest.mark.parametrize("by_handler", [True, False])
-def test_chains(by_handler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("by_handler", "count"), [(True, 6), (False, 2), pytest.param(False, 12, marks=pytest.mark.sweep)]
+)
+def test_chains(by_handler: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of random chains are the CPU's, by the handler and by the rules that it stands for."""
     if not by_handler:  # as in a program that the compiler splits over devices
         monkeypatch.setattr(partitioning, "is_by_compiler", lambda ctx: True)
     programs.cache.clear()
-    for seed in range(12):
+    for seed in range(count):
         expected = _steps(seed, "cpu", sync=False)
         # Quotients of small differences make more of a rounding.
         _same(_steps(seed, "xla", sync=seed % 2 == 0), expected, rtol=1e-3, atol=1e-4)
