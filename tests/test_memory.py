@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from helpers import run_script
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla._engine import recorder
+from torch_xla._engine.execution import heap
 from torch_xla.debug import memory
 from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
@@ -206,16 +208,40 @@ print("pages", round(statistics.median(found[1:]) / 1000))
     ("script", "environment", "pages"),
     [
         (_PAGES, {}, 0),
-        (_PAGES, {"MALLOC_MMAP_THRESHOLD_": "33554432"}, 12),  # malloc's own choice, but now the user's
         (_PAGES, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1048576"}, 12),
         (_PAGES_OF_A_THREAD, {}, 0),
         (_PAGES_OF_A_THREAD, {"MALLOC_TOP_PAD_": "0", "MALLOC_MMAP_THRESHOLD_": "33554432"}, 8),
     ],
-    ids=["program", "threshold", "tunables", "thread", "thread with MALLOC_TOP_PAD_"],
+    ids=["program", "tunables", "thread", "thread with MALLOC_TOP_PAD_"],
 )
 def test_memory_is_found_again(script: str, environment: dict[str, str], pages: int) -> None:
     output = run_script(script, TORCH_XLA_FIRST_RUN="compile", **environment).stdout
     assert int(output.split("pages")[1]) == pages, output
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, False),
+        ({"MALLOC_MMAP_THRESHOLD_": "33554432"}, True),
+        ({"MALLOC_TRIM_THRESHOLD_": "1"}, True),
+        ({"MALLOC_MMAP_MAX_": "1"}, True),
+        ({"MALLOC_TOP_PAD_": "0"}, True),
+        ({"GLIBC_TUNABLES": "glibc.malloc.top_pad=0"}, True),
+        ({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "MALLOC_ARENA_MAX": "1"}, False),
+    ],
+    ids=str,
+)
+def test_variables_that_configure_malloc(
+    variables: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each does to a process is malloc's; an interpreter for one of either kind is in the test before."""
+    for name in {*os.environ} - {*variables}:
+        if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES":
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert heap._user_decides.__wrapped__() is expected
 
 
 #: Prints how many MB of numpy arrays of so many MB each are resident when they have been freed.

@@ -48,6 +48,7 @@ def test_fork_after_import() -> None:
     assert sorted(out.stdout.splitlines()) == ["[0, 0] [2.0, 2.0]", "child 4.0", "child 6.0"]
 
 
+#: An end costs two seconds of a core: what can be alive at one end, without hiding another failure, shares it.
 EXITS = {
     "live tensors": """
         x = torch.ones(2, device="xla", requires_grad=True)
@@ -56,25 +57,26 @@ EXITS = {
         z = y + 1  # pending
         z.backward()
         """,
-    "cycle": """
+    "cycle, optimizer, thread local, executing": """
         class Holder: pass
         holder = Holder()
         holder.self, holder.tensor = holder, torch.ones(2, device="xla") + 1
-        torch_xla.sync()
-        """,
-    "executing": """
-        x = torch.rand(300, 300, device="xla")
-        for _ in range(20):
-            x = x @ x
-        torch_xla.sync()
-        """,
-    "optimizer": """
+
         model = torch.nn.Linear(4, 4).to("xla")
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(2):
             model(torch.ones(1, 4, device="xla")).sum().backward()
             optimizer.step()
             torch_xla.sync()
+
+        import threading
+        local = threading.local()
+        local.x = torch.ones(3, device="xla") * 2
+
+        x = torch.rand(300, 300, device="xla")
+        for _ in range(20):
+            x = x @ x
+        torch_xla.sync()
         """,
     "daemon thread": """
         import threading
@@ -100,25 +102,16 @@ EXITS = {
             threading.Thread(target=work, daemon=True).start()
         time.sleep(0.2)
         """,
-    "thread": """
-        import threading
+    "thread, exception, pending": """
+        import sys, threading
         def work():
             for _ in range(30):
                 kept.append((torch.ones(8, device="xla") * 3).sum())
                 kept[-1].item()
         kept = []
         threading.Thread(target=work).start()
-        """,
-    "exception": """
         x = torch.ones(3, device="xla") + 1
-        import sys
         sys.exit(0)
-        """,
-    "thread local": """
-        import threading
-        local = threading.local()
-        local.x = torch.ones(3, device="xla") * 2
-        torch_xla.sync()
         """,
     "nothing": "",
 }
