@@ -54,6 +54,13 @@ def layouts(rank: int) -> list[tuple[xs.Mesh, tuple[Any, ...]]]:
     return out
 
 
+def layouts_of_mixed_orders(rank: int) -> list[tuple[xs.Mesh, tuple[Any, ...]]]:
+    """Each split of ``layouts`` once, over one of the orders of the devices in turn."""
+    every, orders = layouts(rank), len(_orders())
+    count = len(every) // orders
+    return [every[number % orders * count + number] for number in range(count)]
+
+
 #: What is computed of a tensor of 7 by 5: sums and products that anything filled up would spoil, moves, and choices.
 OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda x: x.sum(0),
@@ -80,7 +87,7 @@ OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def uneven() -> None:
     """7 by 5 over 4 devices: every value and gradient is the CPU's, nothing that fills the parts up is ever seen."""
     cpu = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
-    for mesh, spec in layouts(2):
+    for mesh, spec in layouts_of_mixed_orders(2):
         leaf = cpu.clone().requires_grad_()
         x = xs.mark_sharding(cpu.to("xla"), mesh, spec).requires_grad_()
         got = {name: op(x) for name, op in OPS.items()}
