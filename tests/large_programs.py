@@ -237,8 +237,8 @@ def rematerialization() -> None:
     temporaries, results = _temporaries(), {}
     for name, (way, _) in WAYS.items():
         torch.manual_seed(0)
-        blocks = [Block(64, 0.1).to("xla") for _ in range(8)]
-        x = torch.randn(1024, 64).to("xla").requires_grad_()
+        blocks = [Block(64, 0.1).to("xla") for _ in range(6)]
+        x = torch.randn(512, 64).to("xla").requires_grad_()
         torch.manual_seed(7)
         h: Any = x
         for block in blocks:

@@ -153,7 +153,7 @@ LONG = st.lists(st.tuples(NAMES, NUMBERS, NUMBERS, NUMBERS), min_size=5, max_siz
 OPTIONS: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 
 
-@settings(max_examples=150, derandomize=True, phases=(Phase.generate, Phase.shrink), **OPTIONS)
+@settings(max_examples=80, derandomize=True, phases=(Phase.generate, Phase.shrink), **OPTIONS)
 @given(PROGRAMS)
 def test_random_programs(program: list[tuple[str, int, int, int]]) -> None:
     run(program)
