@@ -30,7 +30,8 @@ LONG_FIRST = [
     "test_hosts", "test_spmd", "test_checkpoints", "test_xla_dist", "test_compile_cache", "test_env_vars_jobs",
     "test_spawn", "test_errors_fuzz", "test_watching", "test_data_parallel", "test_env_vars", "test_scripts",
     "test_cache_folders", "test_narrow_dtypes", "test_saving", "test_random_programs", "test_seams", "test_amp",
-    "test_last_failure", "test_checkpoint_folders", "test_process_tree",
+    "test_last_failure", "test_checkpoint_folders", "test_process_tree", "test_cpu_kernels", "test_memory",
+    "test_devices", "test_jax_options", "test_doctor", "test_stablehlo", "test_compat",
 ]  # fmt: skip
 
 
