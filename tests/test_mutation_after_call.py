@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +19,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla._engine.execution import closures
+from torch_xla._engine.feed import prefetch, snapshots
 from torch_xla.distributed.checkpoint import Stager
+from torch_xla.distributed.parallel_loader import MpDeviceLoader
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager, _storage
 
 
@@ -223,6 +226,100 @@ def test_from_the_device() -> None:
     assert read.tolist() == array.tolist() == torch.load(file)["x"].tolist() == [2.0] * 4
 
 
+#: What a loader may yield again and again, refilled: how to make one, how to refill it, and what is compared.
+REFILLED: dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any], Callable[[Any], Any]]] = {
+    "tensor": (lambda: torch.zeros(3), lambda v, i: v.fill_(i), torch.Tensor.tolist),
+    "large tensor": (
+        lambda: torch.zeros(512, 512),
+        lambda v, i: v.fill_(i),
+        lambda v: [v.min().item(), v.max().item()],
+    ),
+    "view": (lambda: torch.zeros(4, 3).t()[1:], lambda v, i: v.fill_(i), torch.Tensor.tolist),
+    "xla tensor": (lambda: torch.zeros(3, device="xla"), lambda v, i: v.fill_(i), torch.Tensor.tolist),
+    "array": (lambda: np.zeros(3), lambda v, i: v.fill(i), lambda v: v.tolist()),
+    "tensor of an array": (lambda: torch.from_numpy(np.zeros(3)), lambda v, i: v.numpy().fill(i), torch.Tensor.tolist),
+    "list": (lambda: [0], lambda v, i: v.append(i), list),
+    "dict of tensors": (
+        lambda: {"x": torch.zeros(2), "text": ""},
+        lambda v, i: (v["x"].fill_(i), v.update(text=f"row {i}")),
+        lambda v: [v["x"].tolist(), v["text"]],
+    ),
+    "dict of other tensors": (dict, lambda v, i: v.update(x=torch.ones(2) * i), lambda v: v["x"].tolist()),
+    "named tuple": (
+        lambda: Pair(torch.zeros(2), np.zeros(2)),
+        lambda v, i: (v.first.fill_(i), v.second.fill(i)),
+        lambda v: [v.first.tolist(), v.second.tolist()],
+    ),
+    "dataclass": (
+        lambda: Config(torch.zeros(2), 0.1),
+        lambda v, i: (v.table.fill_(i), setattr(v, "rate", i)),
+        lambda v: [v.table.tolist(), v.rate],
+    ),
+    "object of arrays": (
+        lambda: Plain([np.zeros(2)]),
+        lambda v, i: v.values[0].fill(i),
+        lambda v: v.values[0].tolist(),
+    ),
+    "deque": (lambda: collections.deque([0], 2), lambda v, i: v.append(i), list),
+    "bytearray": (lambda: bytearray(1), lambda v, i: v.append(i), bytes),
+}
+
+
+class Refilling(IterableDataset[Any]):
+    """Yields one object of each kind, changed in place for each of the batches."""
+
+    def __init__(self, collect: Callable[[dict[str, Any]], Any] = dict) -> None:
+        self._collect = collect
+
+    def __iter__(self) -> Iterator[Any]:
+        batch = {name: make() for name, (make, _, _) in REFILLED.items()}
+        for i in range(6):
+            for name, value in batch.items():
+                REFILLED[name][1](value, i)
+            yield self._collect(batch)
+
+
+def _shown(batches: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: REFILLED[name][2](value) for name, value in batch.items()} for batch in batches]
+
+
+#: Loaders that refill one batch, and what they are read with.
+REFILLING: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "iterable": (Refilling, {}),
+    "iterable, read ahead": (Refilling, {"loader_prefetch_size": 4}),
+    "several threads": (Refilling, {"loader_prefetch_size": 4, "host_to_device_transfer_threads": 2}),
+    "one size": (Refilling, {"loader_prefetch_size": 4, "fixed_batch_size": True}),
+    "DataLoader without batches": (lambda: DataLoader(Refilling(), batch_size=None, collate_fn=dict), {}),
+    "DataLoader with a collate_fn": (
+        lambda: DataLoader(Refilling(), batch_size=1, collate_fn=lambda rows: rows[0]),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFILLING)
+def test_refilled_batches(name: str) -> None:
+    make, options = REFILLING[name]
+    assert _shown(MpDeviceLoader(make(), "xla", **options)) == _shown(Refilling())
+
+
+def test_refilled_batches_for_several_devices() -> None:
+    """The batches of a group are read before the first of them is sent."""
+    devices = (torch.device("xla:0"), torch.device("xla:1"))
+    feed = prefetch.Feed(Refilling(), prefetch.Plan(devices, place=lambda batch, device: batch))
+    assert _shown(feed.get(i % 2) for i in range(6)) == _shown(Refilling())
+    feed.close()
+
+
+def test_loaders_that_allocate_are_not_copied() -> None:
+    """What is known to allocate each batch is read ahead without a copy on the host."""
+    rows = TensorDataset(torch.arange(4.0))
+    own = ([torch.ones(1)], (torch.ones(1),), DataLoader(rows), DataLoader(rows, batch_size=2, num_workers=1))
+    assert all(map(snapshots.has_own_batches, own))
+    other = (Refilling(), DataLoader(rows, batch_size=None), DataLoader(rows, collate_fn=list), iter([]))
+    assert not any(map(snapshots.has_own_batches, other))
+
+
 #: Functions that hand work over (``.run(``, ``.submit(``, ``Thread(`` and the like), and what protects the arguments.
 HANDOVERS = {
     "_engine/diagnostics/progress.py": "own text",
@@ -231,7 +328,7 @@ HANDOVERS = {
     "_engine/execution/background.py": "test_run_async, test_save_async",
     "_engine/execution/closures.py": "test_run_async",
     "_engine/execution/preloading.py": "own files",
-    "_engine/feed/prefetch.py": "a loader allocates each batch: yielded batches are prefetched",
+    "_engine/feed/prefetch.py": "test_refilled_batches",
     "_engine/lowering/decompose.py": "waits",
     "_engine/parallel/watchdog.py": "own records",
     "debug/profiler.py": "immutable arguments",

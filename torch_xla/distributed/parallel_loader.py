@@ -32,6 +32,10 @@ class ParallelLoader:
     whether this was the last batch: accelerate's loaders, StatefulDataLoader, generators) is true of the batch that was
     given out. Give ``loader_prefetch_size`` to have it read ahead all the same.
 
+    A batch that is read ahead is copied on the host before the loader is asked for the next one, as it may refill the
+    last one. What is known to allocate each batch is not copied: lists, tuples, and DataLoaders with worker processes
+    or torch's own ``collate_fn``.
+
     The threads end when the pass is over, when ``close()`` is called, and when this object and its per-device loaders
     are gone, also in the middle of the pass.
 

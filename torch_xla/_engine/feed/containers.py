@@ -31,25 +31,34 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
     Goes into mappings, lists, sets, tuples (also named ones) and the attributes of other objects. An object without
     tensors comes back as it is.
     """
-    if isinstance(value, torch.Tensor):
+    return map_leaves(value, function, (torch.Tensor,))
+
+
+def map_leaves(value: Any, function: Callable[[Any], Any], kinds: tuple[type, ...]) -> Any:
+    """``map_tensors`` for instances of ``kinds``."""
+    if isinstance(value, kinds):
         return function(value)
     if isinstance(value, DataWrapper):
         return value.from_tensors([function(tensor) for tensor in value.get_tensors()])
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Mapping):
-        return like(value, {key: map_tensors(item, function) for key, item in value.items()})
+        return like(value, {key: map_leaves(item, function, kinds) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)._make(map_tensors(item, function) for item in value)  # type: ignore[attr-defined]
+        return type(value)._make(map_leaves(item, function, kinds) for item in value)  # type: ignore[attr-defined]
     if isinstance(value, _SEQUENCES):
-        items = [map_tensors(item, function) for item in value]
+        items = [map_leaves(item, function, kinds) for item in value]
         return items if type(value) is list else type(value)(items)
-    return _map_object(value, function)
+    return _map_object(value, function, kinds)
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in ``value``, in the order in which map_tensors meets them."""
-    if isinstance(value, torch.Tensor):
+    return _leaves(value, (torch.Tensor,))
+
+
+def _leaves(value: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
+    if isinstance(value, kinds):
         yield value
     elif isinstance(value, _PLAIN):
         return
@@ -57,9 +66,9 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from value.get_tensors()
     elif isinstance(value, (Mapping, *_SEQUENCES)):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors(item)
+            yield from _leaves(item, kinds)
     else:
-        yield from tensors(_attributes(value))
+        yield from _leaves(_attributes(value), kinds)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -80,11 +89,11 @@ def like(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     return type(original)(items)  # type: ignore[call-arg]  # mappings are made from mappings
 
 
-def _map_object(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _map_object(value: Any, function: Callable[[Any], Any], kinds: tuple[type, ...]) -> Any:
     attributes = _attributes(value)
-    if not any(True for _ in tensors(attributes)):
+    if not any(True for _ in _leaves(attributes, kinds)):
         return value
     twin = copy.copy(value)
     for name, item in attributes.items():
-        object.__setattr__(twin, name, map_tensors(item, function))  # a frozen dataclass has it, too
+        object.__setattr__(twin, name, map_leaves(item, function, kinds))  # a frozen dataclass has it, too
     return twin

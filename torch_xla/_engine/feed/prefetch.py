@@ -3,7 +3,8 @@
                    reader                    transfer threads                 consumers
     loader ──► groups of n batches ──► host channel of device i ──► device channel of device i ──► get(i)
 
-The reader takes n batches at a time, one for each of the n devices, and drops a last group that is not complete.
+The reader takes n batches at a time, one for each of the n devices, and drops a last group that is not complete. It
+copies a batch before it asks for the next one, unless the loader is known to allocate each batch (``snapshots``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from torch_xla._engine.base import frames
-from torch_xla._engine.feed import containers
+from torch_xla._engine.feed import containers, snapshots
 from torch_xla._engine.feed.channel import Channel, End
 
 #: Seconds that close() waits for the threads: a moment where it runs unasked (in the garbage collector), longer at
@@ -56,6 +57,7 @@ class Feed:
 
     def __init__(self, loader: Iterable[Any], plan: Plan) -> None:
         self._loader, self._plan = loader, plan
+        self._own: Callable[[Any], Any] = _same if snapshots.has_own_batches(loader) else snapshots.copy_batch
         self._host: list[Channel[Any]] = [Channel(plan.loader_prefetch_size) for _ in plan.devices]
         self._device: list[Channel[Any]] = [Channel(plan.device_prefetch_size) for _ in plan.devices]
         self._lock = threading.Lock()
@@ -130,6 +132,7 @@ class Feed:
 
     def _announced(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
+            batch = self._own(batch)  # before the loader is asked for the next one
             self._first_read.set()
             yield batch
 
@@ -165,6 +168,10 @@ class Feed:
         for thread in self.threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _same(batch: Any) -> Any:
+    return batch
 
 
 def begin(loader: Iterable[Any]) -> Iterator[Any]:
