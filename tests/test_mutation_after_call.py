@@ -15,16 +15,20 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from helpers import ROOT
+from jax.experimental import io_callback
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla._engine.execution import closures
 from torch_xla._engine.feed import prefetch, snapshots
+from torch_xla.core.xla_builder import call_jax
 from torch_xla.distributed.checkpoint import Stager
 from torch_xla.distributed.parallel_loader import MpDeviceLoader
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager, _storage
@@ -213,6 +217,96 @@ def test_transfers(shape: tuple[int, ...]) -> None:
     torch_xla.sync()
     for name, tensor in zip(TRANSFERS, sent, strict=True):
         assert tensor.cpu().unique().tolist() == [1.0], name
+
+
+_ROW = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+
+def _call_back(callback: Callable[..., Any], *args: Any) -> torch.Tensor:
+    found: torch.Tensor = call_jax(lambda v, *rest: jax.pure_callback(callback, _ROW, v, *rest), args)
+    return found
+
+
+#: Calls of jax functions: what they get, in which form, and how it changes. Each result is 2 everywhere.
+CALLS_OF_JAX: dict[str, tuple[Callable[[], Any], Callable[[torch.Tensor, Any], torch.Tensor], Callable[[Any], Any]]] = {
+    "xla tensor": (lambda: torch.ones(3, device="xla"), lambda x, v: call_jax(jnp.add, (x, v)), _add_to),
+    "argument": (lambda: np.ones(3, np.float32), lambda x, v: call_jax(jnp.add, (x, v)), _add_to),
+    "keyword": (lambda: np.ones(3, np.float32), lambda x, v: call_jax(lambda a, b: a + b, (x,), {"b": v}), _add_to),
+    "list of arrays": (
+        lambda: [np.ones(3, np.float32)],
+        lambda x, v: call_jax(lambda a, b: a + b[0], (x, v)),
+        lambda v: (_add_to(v[0]), v.clear()),
+    ),
+    "dict": (lambda: {"b": 1.0}, lambda x, v: call_jax(lambda a, b: a + b["b"], (x, v)), lambda v: v.update(b=6.0)),
+    "closure over an array": (
+        lambda: np.ones(3, np.float32),
+        lambda x, v: call_jax(lambda a: a + v, (x,)),
+        _add_to,
+    ),
+    "closure over a list": (
+        lambda: [1.0],
+        lambda x, v: call_jax(lambda a: a + v[0], (x,)),
+        lambda v: v.__setitem__(0, 6.0),
+    ),
+    "closure over an array of jax that shares its memory": (
+        lambda: np.ones(3, np.float32),
+        lambda x, v: (lambda shared: call_jax(lambda a: a + shared, (x,)))(jnp.asarray(v)),
+        _add_to,
+    ),
+    "tensor of a callback": (
+        lambda: torch.ones(3, device="xla"),
+        lambda x, v: _call_back(lambda a, b: np.asarray(a) + np.asarray(b), x, v),
+        _add_to,
+    ),
+    "array of a callback": (
+        lambda: np.ones(3, np.float32),
+        lambda x, v: _call_back(lambda a, b: np.asarray(a) + np.asarray(b), x, v),
+        _add_to,
+    ),
+    "array of an io_callback": (
+        lambda: np.ones(3, np.float32),
+        lambda x, v: call_jax(lambda a: io_callback(lambda b, c: np.asarray(b) + np.asarray(c), _ROW, a, v), (x,)),
+        _add_to,
+    ),
+}
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_calls_of_jax(is_ready: bool) -> None:
+    """Also of tensors that are computed already, whose buffers the next program may write over."""
+    found = []
+    for make, call, change in CALLS_OF_JAX.values():
+        x, value = torch.ones(3, device="xla"), make()
+        if is_ready:
+            torch_xla.sync()
+        found.append(call(x, value))
+        change(value)
+        x += 5
+    torch_xla.sync()
+    assert dict(zip(CALLS_OF_JAX, (r.tolist() for r in found), strict=True)) == dict.fromkeys(CALLS_OF_JAX, [2.0] * 3)
+
+
+@pytest.mark.parametrize("size", [3, 1 << 16])
+@pytest.mark.parametrize("kind", [jax.pure_callback, io_callback])
+def test_buffers_of_callbacks(kind: Callable[..., Any], size: int) -> None:
+    """A callback may return one buffer each time, refilled, and keep what it is given."""
+    buffer, kept = np.zeros(size, np.float32), []
+
+    def refill(array: Any) -> np.ndarray:
+        kept.append(array)
+        buffer[:] = np.asarray(array) * 2
+        return buffer
+
+    x = torch.ones(size, device="xla")
+    results = []
+    for _ in range(4):
+        results.append(call_jax(lambda v: kind(refill, jax.ShapeDtypeStruct((size,), jnp.float32), v), (x,)))
+        x += 1
+        torch_xla.sync()
+    xm.wait_device_ops()
+    buffer[:] = 99
+    assert [r.cpu().unique().tolist() for r in results] == [[2.0], [4.0], [6.0], [8.0]]
+    assert [np.unique(np.asarray(array)).tolist() for array in kept] == [[1.0], [2.0], [3.0], [4.0]]
 
 
 def test_from_the_device() -> None:

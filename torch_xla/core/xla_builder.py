@@ -32,7 +32,8 @@ def call_jax(
       jax_func: a function of jax arrays, without side effects. It is traced once for each structure, shapes, dtypes
         and constants of its arguments, with 64-bit types on, as torch has them: ``jnp.zeros(3)`` is float64 there.
         What it closes over is a constant of the program, as for jax.jit: arrays are copied when the function is
-        traced, and calls of the same function do not see later changes.
+        traced, and calls of the same function do not see later changes. A callback (jax.pure_callback) runs with the
+        step: what the callback itself closes over has its values of then.
       args, kwargs: structures that jax knows (tuples, lists, dicts, registered classes). Their xla tensors become
         arrays; all other leaves are constants of the program, which is compiled again for others. They are compared
         by value, functions, classes and modules by identity.
