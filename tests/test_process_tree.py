@@ -196,10 +196,42 @@ def test_spawn_from_a_thread_that_ends(method: str, number: signal.Signals | Non
     assert (code, lines[1:]) == ((0, ["returned"]) if number is None else (-number, [])), err
 
 
+#: What stands for the process that compiles: it sends SIGTERM to the command, and ends by that signal, or ignores it.
+COMPILER = """#!/bin/sh
+{trap}
+echo $$
+kill -TERM $PPID
+exec sleep 300 >/dev/null 2>&1  # an orphan keeps no pipe open
+"""
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM"])
+def test_signal_to_the_aot_command(trap: str, tmp_path: Path) -> None:
+    """It is forwarded to the process that compiles, which is killed at the end of its grace period."""
+    compiler, folder = tmp_path / "compiler", tmp_path / "temporary"
+    compiler.write_text(COMPILER.format(trap=trap))
+    compiler.chmod(0o755)
+    folder.mkdir()
+    script = f"""
+        import sys, tempfile
+        from torch_xla.aot import command
+        sys.executable, tempfile.tempdir = {str(compiler)!r}, {str(folder)!r}
+        sys.exit(command.main(["--target", "v5e", "train.py"]))
+    """
+    done = run_script(script, check=False, TORCH_XLA_GRACE_PERIOD="1" if trap else str(LIMIT))
+    pid = int(done.stdout)
+    try:
+        assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
+        assert has_ended(pid) and not list(folder.iterdir())
+    finally:
+        if not has_ended(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
 #: Functions that start processes: a test that ends one of the two, or why none is needed.
 STARTS = {
     "torch_xla/_engine/recorder/toolchain.py:_run": "test_build.py::test_build_outlives_the_process_that_asked_for_it",
-    "torch_xla/aot/command.py:_watched": "test_aot.py::test_the_command",
+    "torch_xla/aot/command.py:_watched": "test_process_tree.py::test_signal_to_the_aot_command",
     "torch_xla/debug/graph.py:svg": "it is waited for, and draws from its standard input to its end",
     "torch_xla/distributed/_processes.py:__init__": "test_process_tree.py::test_signal_to_the_parent",
     "torch_xla/distributed/launcher/attempt.py:_start": "test_xla_dist.py::test_interrupt_ends_everything",

@@ -19,6 +19,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,10 +33,13 @@ from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import abstract, devices
 from torch_xla.aot import report_data, report_page, report_text
+from torch_xla.distributed._termination import SignalForwarder
 
 #: The option by which the process that watches tells the one that compiles where to note what it is doing.
 _WITHIN = "--within"
 _NOTE = "compiling.txt"
+#: Seconds between looks at whether a grace period is over.
+_TICK = 1.0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,22 +85,41 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _watched(argv: Sequence[str]) -> int:
-    """Runs the command in a process of its own: a compiler that crashes takes the process with it."""
-    with tempfile.TemporaryDirectory(prefix="torch_xla-aot-") as folder:
-        child = subprocess.Popen([sys.executable, "-m", "torch_xla.aot", _WITHIN, folder, *argv])
-        while True:
-            try:
-                code = child.wait()
-                break
-            except KeyboardInterrupt:  # the child has got it, too, and decides
-                continue
+    """Runs the command in a process of its own: a compiler that crashes takes the process with it.
+
+    SIGTERM, which job managers send to this process alone, is forwarded, and ends this process after that one.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+
+    def forward() -> None:
+        for child in children:
+            child.terminate()
+
+    # The forwarder comes first: it ends this process when the folder has been removed.
+    with SignalForwarder(forward) as forwarder, tempfile.TemporaryDirectory(prefix="torch_xla-aot-") as folder:
+        children.append(subprocess.Popen([sys.executable, "-m", "torch_xla.aot", _WITHIN, folder, *argv]))
+        if forwarder.deadline is not None:  # the signal came before the process was in the list
+            forward()
+        code = _wait(children[0], forwarder)
         note = Path(folder, _NOTE)
         if code >= 0:
             return code
-        if not note.exists():
+        if forwarder.deadline is not None or not note.exists():
             return 128 - code
         print(f"torch_xla.aot: the compiler ended the process (signal {-code}), {note.read_text()}", file=sys.stderr)
         return 1
+
+
+def _wait(child: subprocess.Popen[bytes], forwarder: SignalForwarder) -> int:
+    """Wait for the process. Return its exit code; kill it at the end of its grace period."""
+    while True:
+        try:
+            return child.wait(_TICK)
+        except subprocess.TimeoutExpired:
+            if forwarder.deadline is not None and time.monotonic() > forwarder.deadline:
+                child.kill()
+        except KeyboardInterrupt:  # the child has got it, too, and decides
+            continue
 
 
 def _run(options: argparse.Namespace, target: Target) -> int:
