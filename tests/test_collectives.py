@@ -54,3 +54,35 @@ def test_dtensor(world: int, tmp_path: Path) -> None:
 def test_two_hundred_times(world: int) -> None:
     torch_xla.sync()
     xmp.spawn(replica_programs.repeated, args=(200,), nprocs=world)
+
+
+SENDS = """
+import torch, torch.distributed as dist
+import torch_xla, torch_xla.distributed.xla_backend
+import torch_xla.distributed.xla_multiprocessing as xmp
+
+def worker(rank, is_received):
+    dist.init_process_group("xla", init_method="xla://")
+    other, received = 1 - rank, torch.zeros(3, device="xla")
+    request = dist.isend(torch.full((3,), 7.0 + rank, device="xla"), other)
+    torch_xla.sync()  # both ranks send first: it cannot run the send of one
+    dist.recv(received, other)
+    request.wait()
+    assert received.tolist() == [7.0 + other] * 3
+    if rank == 0:
+        dist.isend(torch.full((3,), 5.0, device="xla"), other)
+    elif is_received:
+        dist.recv(received, other)
+        assert received.tolist() == [5.0] * 3
+
+xmp.spawn(worker, args=({is_received},), nprocs=2, start_method="fork")
+"""
+
+
+@pytest.mark.parametrize("is_received", [True, False])
+def test_send_that_nobody_waits_for(is_received: bool) -> None:
+    """It is sent at the end of the process at the latest, which reports one that nobody receives."""
+    done = run_script(SENDS.format(is_received=is_received), check=False)
+    assert done.returncode == (0 if is_received else 1), done.stderr[-4000:]
+    said = "torch_xla: a dist.isend that nobody waited for failed at the end of the process:"
+    assert (said in done.stderr) == (not is_received), done.stderr[-4000:]

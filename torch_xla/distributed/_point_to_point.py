@@ -8,18 +8,27 @@ queues its message, and ``run_pending`` runs the queue in an order that is the s
     by the lower rank of the two, the higher rank, the sender, and then in the order of the calls
 
 Two ranks never wait for each other then: of all messages that have not run, both ranks of the first one come to it.
+
+A step barrier does not run the queue: where two ranks send, sync and then receive, the barrier of each would run its own
+send alone. A send that nobody waits for runs at the next collective, or at the end of the process (``send_at_end``).
 """
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from torch_xla._engine.base.compat import ending
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.execution.at_once import AtOnce
+from torch_xla._engine.job import coordination
 from torch_xla._engine.parallel import collectives
 
 
@@ -113,3 +122,30 @@ def enqueue_message(message: Message, result: list[torch.Tensor]) -> dist.Work:
     with _lock:
         _queued.append(message)
     return MessageWork(message, result)
+
+
+def send_at_end() -> str:
+    """Run queued messages at the end of the process. Return the report of a failure; empty without.
+
+    Receives alone are dropped: nobody can read what they would bring.
+    """
+    if coordination.failed() or all(message.target is not None for message in _queued):
+        return ""
+    try:
+        run_pending()
+    except BaseException as error:
+        trace = "".join(traceback.format_exception(error))
+        return f"torch_xla: a dist.isend that nobody waited for failed at the end of the process:\n{trace}"
+    return ""
+
+
+def _send_at_exit() -> None:
+    if report := send_at_end():
+        if sys.stderr is not None:
+            sys.stderr.write(report)
+        ending.set_exit_code(1)
+
+
+# Registered after the engine's own functions, so it runs before them: the device is still there.
+atexit.register(_send_at_exit)
+os.register_at_fork(after_in_child=_queued.clear)  # the parent sends its own messages

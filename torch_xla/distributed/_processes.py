@@ -28,7 +28,7 @@ import torch.multiprocessing as mp
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.execution import background
 from torch_xla._engine.parallel import shutdown, watchdog
-from torch_xla.distributed import _parent_death, _termination
+from torch_xla.distributed import _parent_death, _point_to_point, _termination
 
 #: Seconds: for other ranks' errors to arrive after the first, from asking a process to end to ending it, and for which
 #: a failed process waits to be ended.
@@ -224,7 +224,9 @@ def _run(work: _Work, parent: tuple[int, bool], forked: bool) -> None:
             _leave(code)
     except BaseException as error:
         _tell(errors, "".join(traceback.format_exception(error)))
-    if report := background.finish():  # multiprocessing calls no function of atexit in a child
+    if (
+        report := _point_to_point.send_at_end() + background.finish()
+    ):  # multiprocessing calls no function of atexit in a child
         _tell(errors, report)
     shutdown.part()
 

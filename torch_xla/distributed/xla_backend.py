@@ -11,7 +11,8 @@ DistributedDataParallel, wait for the step barrier and run with the step.) In a 
 the devices of its members alone, so that the others need not take part. A tensor on the CPU travels through the device,
 and pickled objects (``all_gather_object`` and the like) do not: a device would compile a program for each size of them.
 The Work that a call returns is done: whoever reads the value waits for it. Only sends and receives wait for ``wait()``,
-or the next collective, and run together then (see _point_to_point.py).
+or the next collective, and run together then (see _point_to_point.py). A send that nobody waits for runs at the end of
+the process at the latest; ``torch_xla.sync()`` does not run it.
 """
 
 # torch declares a group's methods with several signatures; torch.distributed calls them with the one that is here.
