@@ -9,8 +9,9 @@ queues its message, and ``run_pending`` runs the queue in an order that is the s
 
 Two ranks never wait for each other then: of all messages that have not run, both ranks of the first one come to it.
 
-A step barrier does not run the queue: where two ranks send, sync and then receive, the barrier of each would run its own
-send alone. A send that nobody waits for runs at the next collective, or at the end of the process (``send_at_end``).
+A step barrier does not run the queue: where two ranks send, sync and then receive, the barrier of each would run its
+own send alone. A send that nobody waits for runs at the next collective, or at the end of the process
+(``send_at_end``).
 """
 
 from __future__ import annotations

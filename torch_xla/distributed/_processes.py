@@ -224,9 +224,8 @@ def _run(work: _Work, parent: tuple[int, bool], forked: bool) -> None:
             _leave(code)
     except BaseException as error:
         _tell(errors, "".join(traceback.format_exception(error)))
-    if (
-        report := _point_to_point.send_at_end() + background.finish()
-    ):  # multiprocessing calls no function of atexit in a child
+    # multiprocessing calls no function of atexit in a child.
+    if report := _point_to_point.send_at_end() + background.finish():
         _tell(errors, report)
     shutdown.part()
 
