@@ -40,3 +40,23 @@ finally:
 def test_eager_mode_over_a_mesh_beside_busy_processes(count: int) -> None:
     done = run_script(EAGER.format(count=count), check=False, CPU_NUM_DEVICES=str(count))
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+#: Processes of one device each: their pools have the size that XLA gives one device.
+WORKERS = """
+import os
+import torch, torch_xla
+import torch_xla.distributed.xla_multiprocessing as xmp
+
+def count_threads(index):
+    torch.ones(3, device="xla").add(1).cpu()
+    threads = [open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task")]
+    assert threads.count("tf_XLAEigen") == len(os.sched_getaffinity(0)), threads
+
+xmp.spawn(count_threads, start_method="fork")
+"""
+
+
+def test_a_process_of_one_device_has_threads_for_one() -> None:
+    done = run_script(WORKERS, check=False, CPU_NUM_DEVICES="2")
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -122,17 +122,22 @@ def prepare() -> None:
 
     Raises RuntimeError where the backend has started with another number of them.
     """
-    wanted, count = None if _described else hardware.requested(), hardware.cpu_count()
-    alone = replicas.process_count() == 1 or replicas.is_spmd()
-    if count > 1 and (wanted is None or wanted.kind == "CPU") and alone:
+    wanted, count = None if _described else hardware.requested(), _count_own_cpu_devices()
+    if count > 1 and (wanted is None or wanted.kind == "CPU"):
         _ask_for_cpu_devices(count)
+
+
+def _count_own_cpu_devices() -> int:
+    """Return how many CPU devices this process has: one for each process of a job of replicas."""
+    alone = replicas.process_count() == 1 or replicas.is_spmd()
+    return hardware.cpu_count() if alone else 1
 
 
 def _local_devices() -> tuple[jax.Device, ...]:
     prepare()
     wanted = None if _described else hardware.requested()
     _leave_others_out(wanted)
-    count = hardware.cpu_count()
+    count = _count_own_cpu_devices()
     if wanted is None:
         with cpu_threads.reserve_threads(count):
             return tuple(jax.local_devices(backend="cpu" if _described else None))
