@@ -42,6 +42,42 @@ def test_eager_mode_over_a_mesh_beside_busy_processes(count: int) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+#: The last device is late at a collective, while launches for the others wait for room: 32 programs are in flight.
+LATE = """
+import signal
+signal.alarm(240)  # a deadlock ends the process
+import torch, torch_xla
+torch_xla.runtime.use_spmd()
+torch.ones(1, device="xla").cpu()  # starts the devices
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+mesh, rows = Mesh(jax.devices("cpu"), ("x",)), PartitionSpec("x")
+
+def compile_for_mesh(function):
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False))
+
+def multiply(x):
+    turns = jnp.where(jax.lax.axis_index("x") == mesh.size - 1, 300, 1)
+    return jax.lax.fori_loop(0, turns, lambda _, x: jnp.tanh(x @ x), x)
+
+multiply, add = compile_for_mesh(multiply), compile_for_mesh(lambda x: x + 1)
+meet = compile_for_mesh(lambda x: jax.lax.psum(x, "x")[:4])
+x = jax.device_put(jnp.ones((256 * mesh.size, 256)), NamedSharding(mesh, rows))
+y = meet(multiply(x))
+for _ in range(100):
+    y = add(y)
+assert float(y.max()) > 100
+"""
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_launches_that_wait_leave_threads_for_a_collective(count: int) -> None:
+    done = run_script(LATE, check=False, CPU_NUM_DEVICES=str(count))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 #: Processes of one device each: their pools have the size that XLA gives one device.
 WORKERS = """
 import os

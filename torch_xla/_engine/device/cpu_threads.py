@@ -1,9 +1,9 @@
 """How many threads XLA's CPU client starts where one process has several CPU devices.
 
-XLA sizes its pools by the larger of the cores and the devices. A device that waits in a collective holds a thread. With
-as many threads as devices, programs in flight can occupy the threads that other devices need
-to join the collective, and XLA ends the process ("Expected 2 threads to join"). The pools here have a thread
-for each core on top of two for each device.
+XLA sizes its pools by the larger of the cores and the devices, and one device can block two threads of a pool: one runs
+a program that waits in a collective, the other launches a program and waits because XLA lets 32 of a device be in
+flight. Where that takes all threads, the device that the collective waits for gets none, and XLA ends the process
+("Expected 2 threads to join"). The pools here have a thread for each core on top of two for each device.
 """
 
 from __future__ import annotations
