@@ -88,7 +88,7 @@ test-isa: $(READY)
 test-long: test-sanitize $(CLIENTS)/.ready
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
 	    tests/test_random_programs.py tests/test_seams.py tests/test_parity.py tests/test_collectives.py \
-	    tests/test_storms.py tests/test_promotion.py \
+	    tests/test_storms.py tests/test_promotion.py tests/test_exit_order.py \
 	    tests/test_large.py::test_replicas \
 	    tests/test_examples.py::test_llama_killed_at_random_steps $(PYTEST_ARGS)
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n auto --dist worksteal \
