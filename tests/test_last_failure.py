@@ -22,7 +22,7 @@ WORKERS = {
     ("_engine/execution/background.py", 1): "reported at the end; the cases below",
     ("_engine/diagnostics/progress.py", 1): "joined by the compilation that it is shown for; only writes a line",
     ("_engine/diagnostics/spans.py", 1): "rows of a profile; torch.profiler has ended before",
-    ("_engine/diagnostics/under_way.py", 1): "only measures; reading the value raises",
+    ("_engine/diagnostics/under_way.py", 1): "test_program_that_fails_after_its_launch",
     ("_engine/execution/preloading.py", 1): "loads ahead; the caller loads, and raises, what this could not",
     ("_engine/feed/prefetch.py", 1): "get() raises in place of the batch; no batch follows the last",
     ("_engine/lowering/decompose.py", 1): "the caller waits for the result",
@@ -137,3 +137,33 @@ def test_failure_in_spawned_processes(tmp_path: Path) -> None:
         print(type(error).__name__, "of the last one" in str(error))"""
     done = _run(spawn.strip(), tmp_path)
     assert done.stdout.startswith("ProcessRaisedException True\n"), done.stderr
+
+
+#: A step that is launched, computes, and fails then: a handler on the CPU refuses what it is given.
+STEP = """
+import gc; gc.unfreeze()
+import jax, jax.numpy as jnp, numpy as np, torch, torch_xla
+from torch_xla._engine.handlers import library
+from torch_xla.core.xla_builder import call_jax
+library.load()
+x = torch.ones(1200, 1200, device="xla")
+for _ in range(10):
+    x = x @ x * 0.001
+results = [jax.ShapeDtypeStruct((), jnp.int64)] * 3
+unpack = lambda v: jax.ffi.ffi_call("torch_xla_unpack", results)(v[0, :2].astype(jnp.int64), first=np.int64(0))[0]
+y = call_jax(unpack, (x,))
+torch_xla.sync()
+print("launched")
+"""
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_program_that_fails_after_its_launch(is_read: bool) -> None:
+    read = "try:\n    y.item()\nexcept RuntimeError:\n    pass\n" if is_read else "del y\n"
+    done = run_script(STEP + read, check=False)
+    said = (
+        "torch_xla: a program on xla:0 failed, and the process ended before its results were read:\n"
+        "INTERNAL: unpack: there are fewer numbers than results"
+    )
+    assert done.stdout == "launched\n" and done.returncode == (0 if is_read else 1), done.stderr
+    assert done.stderr == "" if is_read else said in done.stderr

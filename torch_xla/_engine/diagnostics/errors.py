@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -65,10 +66,20 @@ def explain(error: jax.errors.JaxRuntimeError, doing: str, device: int, graph: O
       graph: if it was one that was compiled or run.
     """
     text = str(error)
+    _explained.append(text)
     if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
         return torch.OutOfMemoryError(_out_of_memory(text, doing, device, graph))
     line = f"  while {doing} on {_place(device)}, at {frames.user_line()}"
     return XlaError("\n".join([_first_line(text), line, *_graph(graph)]))
+
+
+#: What XLA said in the latest errors that were raised to the user.
+_explained: deque[str] = deque(maxlen=64)
+
+
+def was_explained(text: str) -> bool:
+    """Whether an error with XLA's ``text`` was raised, also for a program that used the failed result."""
+    return any(text in raised or raised in text for raised in _explained)
 
 
 class explained:

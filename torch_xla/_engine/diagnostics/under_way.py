@@ -5,17 +5,23 @@ counts from its launch, or from the end of the one before it where that was late
 program has ended its time is that so far, so that nobody who reads a metric has to wait.
 
     launched (watch) -> its turn (Lasting.since) -> ended (Metric.end)
+                                                 `-> failed (reported at the end of the process unless it was read)
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from contextlib import suppress
+from collections import deque
 from queue import SimpleQueue
 from typing import Any
 
+import jax
+
+from torch_xla._engine.base.compat import ending
 from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.diagnostics import errors
 from torch_xla._engine.diagnostics.metrics import Lasting, Metric
 from torch_xla._engine.diagnostics.spans import Run
 
@@ -30,6 +36,7 @@ class _Watcher:
     def __init__(self, device: int) -> None:
         self.launched: SimpleQueue[_Program | None] = SimpleQueue()
         self._last_end = 0
+        self.failures: deque[str] = deque(maxlen=8)  # XLA's words, of programs that failed after their launch
         self._thread = threading.Thread(target=self._run, name=f"torch_xla: ends of xla:{device}", daemon=True)
         self._thread.start()
 
@@ -40,8 +47,12 @@ class _Watcher:
 
     def _see_end(self, metric: Metric, sample: Lasting, start: int, awaited: Any, run: Run | None) -> None:
         sample.since = max(start, self._last_end)
-        with suppress(Exception):  # whoever reads what failed is told; a result that was taken over is there
+        try:
             awaited.block_until_ready()
+        except Exception as error:
+            # Whoever reads what failed is told. A result that was taken over is there.
+            if isinstance(error, jax.errors.JaxRuntimeError) and "deleted or donated" not in str(error):
+                self.failures.append(str(error))
         now = time.perf_counter_ns()
         # Where a profiler watches, the thread that reads may have seen the end before this one was woken: what it
         # launched since then does not begin later than that.
@@ -62,9 +73,18 @@ _lock = process_lock()
 
 
 def wait_at_exit() -> None:
-    """Waits for programs in flight: their executables are freed next. Run it when nothing launches any more."""
-    for watcher in list(_watchers.values()):
+    """Waits for programs in flight: their executables are freed next. Run it when nothing launches any more.
+
+    Reports failures of programs whose results nobody has read, on stderr and in the exit code.
+    """
+    for device, watcher in list(_watchers.items()):
         watcher.stop()
+        unread = [text for text in watcher.failures if not errors.was_explained(text)]
+        if unread:
+            if sys.stderr is not None:
+                what = f"a program on xla:{device} failed, and the process ended before its results were read"
+                sys.stderr.write(f"torch_xla: {what}:\n{unread[0]}\n")
+            ending.set_exit_code(1)
 
 
 def watch(device: int, metric: Metric, start: int, awaited: Any, run: Run | None = None) -> None:
