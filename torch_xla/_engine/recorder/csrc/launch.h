@@ -1,7 +1,6 @@
 // A step's transaction: a program is started, and the nodes that it computes have their values, in one call.
 //
-//   execution lock taken -> collect() -> launch() ... -> execution lock released          one thread at a time, per
-//   device
+//   execution lock taken -> collect() -> launch() ... -> execution lock released      one thread at a time, per device
 //                              |             |
 //                        nothing changes     from the start of the program, which takes over the memory of what it
 //                                            replaces, to the last node's value no bytecode runs: no signal handler, no

@@ -117,13 +117,13 @@ class XlaTensor final : public c10::TensorImpl {
   // For collecting a graph, device mutex held: gives up what can be computed again, and appends one entry to `held` per
   // reference that stays. What is given up goes to `released`, to be freed without the mutex.
   //
-  //   this tensor                                        gives up                          holds
-  //   has no Alias                                       -                                 its value
-  //   is a view, no other tensor has the Alias           View and Alias: it is its own     its value, computed again if
-  //   stale is a view whose value is pending or stale          its value                         the Alias's value the
-  //   same, but `walk` (an epoch, or 0) computes it  -                                 the Alias's value is a view
-  //   whose value is a buffer                  -                                 that, and the Alias's value is the
-  //   memory's first, written to through a view   its old value, for the Alias's    the Alias's value, twice
+  //   this tensor                                        gives up                        holds
+  //   has no Alias                                       -                               its value
+  //   is a view, no other tensor has the Alias           View and Alias: it is its own   its value, recomputed if stale
+  //   is a view whose value is pending or stale          its value                       the Alias's value
+  //   the same, but `walk` (an epoch, or 0) computes it  -                               the Alias's value
+  //   is a view whose value is a buffer                  -                               that, and the Alias's value
+  //   is the memory's first, written to through a view   its old value, for the Alias's  the Alias's value, twice
   //
   // The Alias's value is held once, by the first of its tensors.
   void settle(uint64_t epoch, uint64_t walk, std::vector<NodePtr>& held, Released& released);
