@@ -121,6 +121,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/lint.py
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 
 fix: $(READY)
