@@ -26,14 +26,16 @@ FUNCTION_WORDS = _words(
     whether which while who whom whose why with within without directly"""
 )
 
-#: Past participles that do not end in -ed. Those that are the verb as well (cut, put, read, run, set, split) are fine.
-IRREGULAR_PARTICIPLES = _words(
+#: Past tenses and participles that do not end in -ed. Where the verb is the same word (cut, put, read, run), it is fine.
+IRREGULAR_FORMS = _words(
     """arisen beaten become begun bent bitten blown born borne bought broken brought built caught chosen dealt done
     drawn driven eaten fallen fed felt flown forbidden forgotten fought found frozen given gone grown heard held hidden
     hung kept known laid lain led left lent lit lost made meant met paid proven ran rewritten ridden risen rung said
     seen sent shaken shot shown shrunk slept sold sought spent spoken spun stolen stood stuck struck sung sunk sworn
     swept swum taken taught thought thrown told torn understood unmade unknown withdrawn woken won worn wound woven
-    written"""
+    written
+    ate arose began bit blew broke came chose did drew drove fell flew gave got grew had knew rose saw spoke stole swam
+    took threw tore was were went woke wore wrote"""
 )
 
 #: Verbs and nouns of the field that only look like participles.
@@ -56,7 +58,7 @@ _ADVICE = "name the function by a verb with an object, a predicate (is_, has_, c
 def is_participle(word: str) -> bool:
     if word in VERBS_AND_NOUNS:
         return False
-    return word in IRREGULAR_PARTICIPLES or (len(word) > 4 and word.endswith(("ed", "ing")))
+    return word in IRREGULAR_FORMS or (len(word) > 4 and word.endswith(("ed", "ing")))
 
 
 def is_bare(name: str) -> bool:

@@ -33,9 +33,17 @@ class Finding:
 
 def tracked_files(*patterns: str) -> list[Path]:
     """The files of the repository that match git's pathspecs, new ones that git does not ignore included."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *patterns]
-    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return sorted(path for name in set(listed.split("\0")) - {""} if (path := ROOT / name).is_file())
+    return _git_paths("ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns)
+
+
+def changed_files() -> list[Path]:
+    """The files that differ from the last commit, new ones included."""
+    return _git_paths("diff", "--name-only", "HEAD") + _git_paths("ls-files", "--others", "--exclude-standard")
+
+
+def _git_paths(command: str, *options: str) -> list[Path]:
+    run = subprocess.run(["git", command, "-z", *options], cwd=ROOT, check=True, capture_output=True, text=True)
+    return sorted(path for name in set(run.stdout.split("\0")) - {""} if (path := ROOT / name).is_file())
 
 
 @functools.cache
