@@ -26,7 +26,7 @@ FUNCTION_WORDS = _words(
     whether which while who whom whose why with within without directly"""
 )
 
-#: Past tenses and participles that do not end in -ed. Where the verb is the same word (cut, put, read, run), it is fine.
+#: Past tenses and participles that do not end in -ed. Where the verb is the same word (cut, put, read), it is fine.
 IRREGULAR_FORMS = _words(
     """arisen beaten become begun bent bitten blown born borne bought broken brought built caught chosen dealt done
     drawn driven eaten fallen fed felt flown forbidden forgotten fought found frozen given gone grown heard held hidden
@@ -81,7 +81,4 @@ def check(paths: Iterable[Path]) -> Iterator[Finding]:
     for path in paths:
         for function in module_functions(path):
             if is_bare(function.name) and not is_upstream(path, function.name):
-                hint = "name the function by a verb with an object, a predicate is_/has_/can_, or the noun it returns"
-                yield Finding(
-                    path, function.lineno, f"{function.name}: a bare participle, preposition or pronoun; {hint}"
-                )
+                yield Finding(path, function.lineno, f"{function.name}: {_ADVICE}")
