@@ -1,4 +1,4 @@
-"""The figures of scripts/naming_report.py, and the import graph that scripts/call_walk.py reads, too, on small packages."""
+"""The figures of scripts/naming_report.py, and the import graph that it shares with scripts/call_walk.py."""
 
 from __future__ import annotations
 
