@@ -93,7 +93,7 @@ class Walk:
 
 
 @contextmanager
-def traced(walk: Walk, modules: Mapping[str, str], entry: tuple[str, str], end: tuple[str, str]) -> Iterator[None]:
+def trace_calls(walk: Walk, modules: Mapping[str, str], entry: tuple[str, str], end: tuple[str, str]) -> Iterator[None]:
     """Notes the calls of this thread from a function's call to another one's return; ``modules`` are by file name."""
     running, finished = False, False
     calls: set[tuple[CodeType | None, CodeType]] = set()
@@ -131,7 +131,7 @@ def trace_compilation(run: Callable[[], object]) -> Walk:
     names = {str(path): module_name(path, ROOT) for path in paths}
     entry, end = (next(one for one in found if one[0] in names.values()) for found in (ENTRIES, EXITS))
     walk = Walk(levels(import_graph(paths, ROOT, functions=True)))
-    with traced(walk, names, entry, end):
+    with trace_calls(walk, names, entry, end):
         run()
     return walk
 

@@ -33,7 +33,7 @@ def modules() -> dict[str, dict[str, object]]:
 def test_walk(modules: dict[str, dict[str, object]]) -> None:
     walk = call_walk.Walk({"low": 0, "middle": 1, "top": 2})
     files = {f"{name}.py": name for name in MODULES}
-    with call_walk.traced(walk, files, ("top", "begin"), ("top", "begin")):
+    with call_walk.trace_calls(walk, files, ("top", "begin"), ("top", "begin")):
         modules["middle"]["after"]()  # type: ignore[operator]  # before the walk
         modules["top"]["begin"](modules["middle"], modules["low"])  # type: ignore[operator]
         modules["middle"]["work"](modules["low"])  # type: ignore[operator]  # after it
@@ -48,7 +48,7 @@ def test_walk(modules: dict[str, dict[str, object]]) -> None:
 def test_walk_that_does_not_begin() -> None:
     with (
         pytest.raises(RuntimeError, match=re.escape("no walk from a.f to a.g: adapt ENTRIES and EXITS")),
-        call_walk.traced(call_walk.Walk({}), {}, ("a", "f"), ("a", "g")),
+        call_walk.trace_calls(call_walk.Walk({}), {}, ("a", "f"), ("a", "g")),
     ):
         pass
 
