@@ -70,14 +70,17 @@ def module_classes(path: Path) -> Iterator[ast.ClassDef]:
     yield from (node for node in _top_level(path) if isinstance(node, ast.ClassDef))
 
 
-def _top_level(path: Path) -> Iterator[ast.stmt]:
+@functools.cache
+def _top_level(path: Path) -> list[ast.stmt]:
+    found: list[ast.stmt] = []
     pending: list[ast.AST] = [ast.parse(path.read_text(), str(path))]
     while pending:
         for node in ast.iter_child_nodes(pending.pop(0)):
             if isinstance(node, ast.If | ast.Try | ast.With):
                 pending.append(node)
             elif isinstance(node, ast.stmt):
-                yield node
+                found.append(node)
+    return found
 
 
 def prose(path: Path) -> str:
