@@ -18,9 +18,10 @@ _VALUE = r"(?:tensors?|inputs?|parameters?|values?|results?|arrays?|buffers?|sha
 #: Regular expression, in which a space matches any white space -> what to write instead.
 PHRASES = {
     # How tensors are sharded.
-    rf"{_VALUE} (?:that )?(?:lie|lies|lay)\b(?! (?:in|between|within|outside|inside)\b)": "is sharded, is placed",
-    r"(?:as|how|where) (?:they|it|a tensor|tensors) (?:lie|lies|lay)\b": "sharding, layout, placement",
-    r"(?:lie|lies|lay) (?:as|so|whole|alike|apart|in parts|in another way|in the same way|on a mesh|on the mesh)\b":
+    r"(?:lie|lies)\b(?! (?:in|between|within|inside|outside|above|below|on)\b)": "is sharded, is placed",
+    rf"{_VALUE} (?:that )?lay\b": "was sharded, was placed",
+    r"(?:as|how|where) (?:they|it|a tensor|tensors) lay\b": "sharding, layout, placement",
+    r"(?:lie|lies|lay) (?:in parts|in another way|in the same way|on a mesh|on the mesh)\b":
         "is sharded like, has the same sharding",
     r"(?:laid|lay|lays|laying)(?: |-)out\b(?! in (?:memory|row|column))": "sharded, resharded, placed",
     r"in parts\b(?! (?:of|per)\b)": "sharded, in shards",
@@ -72,6 +73,7 @@ PHRASES = {
     r"mend(?:s|ed|ing)?\b": "fix",
     # Ways of speaking.
     r"nobody\b": "no caller, no thread, unset",
+    r"whoever\b": "the caller, the user",
     r"whom\b": "placement, recipient: name it",
     r"of (?:its|their|one's|our|your|my) own\b(?! accord)": "its own, a separate",
     r"(?:dear|dearer|dearest)\b": "expensive, most expensive",

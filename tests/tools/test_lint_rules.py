@@ -63,7 +63,7 @@ BAD_PROSE = {
     "a.py": {
         "# Results that nobody marked\n": "nobody",
         "x = f'the graph was cut at {line}'\n": "graph was cut",
-        '"""A value, and how it\n    lies on the mesh."""\n': "how it lies",
+        '"""A value, and how it\n    lies on the mesh."""\n': "lies on the mesh",
         "raise ValueError(\n    'the CPU says so in its '\n    'words'\n)\n": "in its words",
         "call()  # padded, or filled\n# up with zeros\n": "filled up",
     },
