@@ -17,6 +17,7 @@ from torch_xla._engine.aot.analysis import Expensive, Large, Memory, Work
 from torch_xla._engine.aot.exchanges import Collective
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.base import frames
+from torch_xla._engine.base.compat import executables
 from torch_xla._engine.execution import executor
 from torch_xla._engine.graph import hlo_metadata, specs
 from torch_xla._engine.recorder import origins
@@ -122,5 +123,6 @@ def load(data: bytes) -> jax.stages.Compiled:
     and XLA raise where versions or devices differ.
     """
     payload, in_tree, out_tree = pickle.loads(data)
+    executables.initialize_kernels(payload)
     loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(payload, in_tree, out_tree)
     return loaded

@@ -36,6 +36,7 @@ import jaxlib
 from jax.experimental import serialize_executable
 
 from torch_xla._engine.base import host_calls, xla_flags
+from torch_xla._engine.base.compat import executables
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.execution import warm_up
 from torch_xla._engine.handlers import library
@@ -185,6 +186,7 @@ class ProgramFiles:
             raise UnreadableError(f"{file} is damaged, or is not what its name says")
         try:
             payload, in_tree, out_tree, is_harmless = pickle.loads(data[start:])
+            executables.initialize_kernels(payload)
             loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
                 payload, in_tree, out_tree, backend=places[0].client, execution_devices=places
             )

@@ -12,6 +12,7 @@ import torch
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.compat import executables
 from torch_xla._engine.lowering.registry import lower
 
 #: The operator's name; its second argument is the target.
@@ -37,6 +38,7 @@ def _shapes(inputs: Sequence[torch.Tensor], target: str, results: str, options: 
 
 @lower(NAME)
 def _custom_call(inputs: Sequence[jax.Array], target: str, results: str, options: str) -> list[jax.Array]:
+    executables.initialize_kernels(target.encode())  # jax does so only where its own functions call it
     how: dict[str, Any] = json.loads(options)
     outs = [jax.ShapeDtypeStruct(shape, dtypes.namesake(kind)) for shape, kind in _promised(results)]
     call = jax.ffi.ffi_call(
