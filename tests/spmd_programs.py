@@ -250,6 +250,7 @@ def surface() -> None:
         xr.use_spmd()
     del far
     xr.use_spmd()
+    xr.use_spmd()  # again, when devices have been used: nothing changes
     assert xr.is_spmd() and torch_xla.device_count() == 1 and xr.addressable_device_count() == 1
     assert xr.global_runtime_device_count() == xr.addressable_runtime_device_count() == 4 and xr.world_size() == 1
     mesh = _mesh(2, 2)

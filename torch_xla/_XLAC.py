@@ -10,7 +10,6 @@ from torch_xla import backends
 from torch_xla._engine import recorder
 from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.execution import pending
-from torch_xla._engine.job import replicas
 from torch_xla.core import _lowering as lowering  # noqa: F401  # _XLAC.lowering.LoweringContext
 from torch_xla.distributed.spmd import xla_sharded_tensor
 from torch_xla.torch_xla import real_devices
@@ -68,7 +67,7 @@ def _get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:
 
 def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
     """XLA's words for how a tensor lies over the devices, as in ``{devices=[2,1]0,1}``; '' without SPMD."""
-    return xla_sharded_tensor.sharding_spec(tensor) if replicas.is_spmd() else ""
+    return xla_sharded_tensor.sharding_spec(tensor) if xla_sharded_tensor.is_sharded(tensor) else ""
 
 
 def _xla_set_mat_mul_precision(precision: str) -> None:

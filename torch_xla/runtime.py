@@ -170,11 +170,7 @@ def use_spmd(auto: bool | None = False) -> None:
     """
     if auto:
         raise NotImplementedError("use_spmd(auto=True): mark the inputs and parameters, XLA chooses the rest")
-    live = (
-        [n for n in range(1, len(devices.devices())) if recorder.module().live_tensor_count(n)]
-        if devices.started()
-        else []
-    )
+    live = [n for n in range(1, devices.count()) if recorder.module().live_tensor_count(n)] if devices.started() else []
     if live:
         raise RuntimeError(f"use_spmd: tensors live on xla:{live[0]}; there is only xla:0 with SPMD, so call it first")
     replicas.use_spmd()

@@ -41,7 +41,7 @@ def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
 
 def _ends(role: str, channel: int) -> tuple[int, int]:
     """This replica's ordinal, and that of the one at the other end."""
-    if thread_group.current() is not None or replicas.is_spmd() or replicas.world_size() == 1:
+    if thread_group.current() is not None or replicas.world_size() == 1:
         raise RuntimeError(
             f"{role}: needs another replica, in a process of its own (torch_xla.launch, torchrun); "
             f"at {frames.user_line()}. collective_permute works among threads, too"

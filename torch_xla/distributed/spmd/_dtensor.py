@@ -21,8 +21,8 @@ import torch
 
 from torch_xla._engine.base.compat import distributed as compat
 from torch_xla._engine.base.imports import when_imported
-from torch_xla._engine.job import replicas
-from torch_xla.distributed.spmd._mesh import get_1d_mesh
+from torch_xla.distributed.spmd._device_mesh import to_global_mesh
+from torch_xla.distributed.spmd._mesh import get_1d_mesh, is_on_mesh, is_spmd_mesh
 from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShardedTensor, get_sharding, is_sharded
 from torch_xla.distributed.spmd.xla_sharding import mark_sharding_with_gradients
 
@@ -44,9 +44,7 @@ def of_mesh(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] |
 
 def laid_out(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
     """A tensor of the same values, laid out over the mesh, as is its gradient. Raises as mark_sharding."""
-    from torch_xla.distributed.spmd import api
-
-    where, spec = api.on_whole_mesh(t, mesh, placements)
+    where, spec = to_global_mesh(t, mesh, placements)
     return of_mesh(mark_sharding_with_gradients(t, where, spec), mesh, placements)
 
 
@@ -102,7 +100,7 @@ def _from_local(
     placements: Sequence[Placement] | None = None,
     **options: Any,
 ) -> Any:
-    if device_mesh is None or device_mesh.device_type != "xla" or not replicas.is_spmd():
+    if device_mesh is None or not is_spmd_mesh(device_mesh):
         return original(local_tensor, device_mesh, placements, **options)
     from torch.distributed.tensor.placement_types import Replicate
 
@@ -118,7 +116,7 @@ def _method(call: Callable[..., Any], name: str) -> property:
     """A method that tensors on xla have with SPMD, and only they."""
 
     def get(t: torch.Tensor) -> Any:
-        if t.device.type != "xla" or not replicas.is_spmd():
+        if not is_on_mesh(t):
             raise AttributeError(f"{type(t).__name__!r} object has no attribute {name!r}")
         return lambda *args, **kwargs: call(t, *args, **kwargs)
 

@@ -17,8 +17,7 @@ from torch import nn
 from torch_xla._engine.base.compat import distributed as compat
 from torch_xla._engine.base.compat import modules, tracing
 from torch_xla._engine.base.imports import when_imported
-from torch_xla._engine.job import replicas
-from torch_xla.distributed.spmd._mesh import get_1d_mesh
+from torch_xla.distributed.spmd._mesh import get_1d_mesh, is_for_xla
 
 #: Attributes: of a parameter that is split, and of a module with dtypes of its own.
 _DONE, _POLICY = "_torch_xla_fully_sharded", "_torch_xla_policy"
@@ -49,7 +48,7 @@ def fully_shard(
     dimension need not divide. Raises ValueError for an option that there is not on xla (``offload_policy`` and so on),
     and for a mesh over process groups.
     """
-    if not (replicas.is_spmd() if mesh is None else mesh.device_type == "xla"):
+    if not is_for_xla(mesh):
         given = {"mesh": mesh, "reshard_after_forward": reshard_after_forward, "ignored_params": ignored_params}
         given |= {"shard_placement_fn": shard_placement_fn} | ({} if mp_policy is None else {"mp_policy": mp_policy})
         return original(module, **given, **options)

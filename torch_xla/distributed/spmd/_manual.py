@@ -9,7 +9,7 @@ import torch
 
 from torch_xla._engine.base import frames, shardings
 from torch_xla._engine.base.compat import sharding as orders
-from torch_xla.distributed.spmd._mesh import Mesh, get_global_mesh
+from torch_xla.distributed.spmd._mesh import Mesh, get_global_mesh, validated_sharding
 
 
 class _Changed(torch.autograd.Function):
@@ -79,14 +79,12 @@ def disable_manual_sharding(
 def _checked(
     op: str, t: torch.Tensor, mesh: Mesh | None, spec: Sequence[Any], whole: Sequence[int]
 ) -> tuple[int, tuple[int, ...]]:
-    from torch_xla.distributed.spmd import xla_sharding
-
     mesh = mesh or get_global_mesh()
     if mesh is None:
         raise ValueError(f"{op}: give a mesh, or call set_global_mesh")
     if len(spec) != len(whole):
         raise ValueError(f"{op}: partition_spec {tuple(spec)} has {len(spec)} entries for {len(whole)} dimensions")
-    sharding = xla_sharding.checked(op, t, mesh, spec)
+    sharding = validated_sharding(op, t, mesh, spec)
     if orders.order_of(sharding) != tuple(range(mesh.size())):
         raise ValueError(f"{op}: a mesh whose devices are in another order than that of their numbers: {mesh!r}")
     parts = shardings.parts(sharding, len(whole))

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
+from torch_xla._engine.base import frames
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import sharded
-from torch_xla.distributed.spmd.xla_sharded_tensor import ShardingType, type_of, words
+from torch_xla.distributed.spmd._op_sharding import ShardingType, op_sharding_string, sharding_type_of_string
 
 Axis = str | int
 #: For each dimension of a tensor: the axis of the mesh it is split over, several of them, or None for "whole".
@@ -145,10 +147,10 @@ class OpSharding:
     @property
     def type(self) -> ShardingType:
         """The kind of sharding."""
-        return type_of(str(self))
+        return sharding_type_of_string(str(self))
 
     def __str__(self) -> str:
-        return words(self.sharding, len(self.partition_spec))
+        return op_sharding_string(self.sharding, len(self.partition_spec))
 
 
 def _several(entry: Any) -> tuple[Axis, ...]:
@@ -210,3 +212,34 @@ def set_global_mesh(mesh: Mesh) -> None:
 def get_global_mesh() -> Mesh | None:
     """The mesh that set_global_mesh was last called with."""
     return _global
+
+
+def is_on_mesh(t: torch.Tensor) -> bool:
+    """Whether a tensor is on ``xla:0`` with SPMD, which stands for all devices of the job."""
+    return t.device.type == "xla" and replicas.is_spmd()
+
+
+def is_spmd_mesh(device_mesh: Any) -> bool:
+    """Whether a DeviceMesh, or None, is one of xla with SPMD: its tensors are those of all devices."""
+    return device_mesh is not None and device_mesh.device_type == "xla" and replicas.is_spmd()
+
+
+def is_for_xla(device_mesh: Any) -> bool:
+    """Whether what is sharded over a DeviceMesh goes to xla; with SPMD also where none is given."""
+    return replicas.is_spmd() if device_mesh is None else bool(device_mesh.device_type == "xla")
+
+
+def validated_sharding(
+    op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], later: bool = False
+) -> NamedSharding:
+    """The sharding that the arguments of ``op`` describe. Raises what mark_sharding raises."""
+    where = f"{op} of a tensor of shape {list(t.shape)} (at {frames.user_line()})"
+    if not replicas.is_spmd():
+        raise RuntimeError(f"{where}: call torch_xla.runtime.use_spmd() before the first xla tensor")
+    if t.device.type != "xla" and not later:
+        raise ValueError(f"{where}: the tensor is on {t.device}; move it to xla first")
+    try:
+        sharding = mesh.sharding(partition_spec, t.dim())
+    except MeshError as error:
+        raise MeshError(f"{where}: {error}") from None
+    return sharding

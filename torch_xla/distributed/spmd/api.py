@@ -13,8 +13,12 @@ import torch
 from torch_xla import runtime
 from torch_xla._engine.base.compat import distributed as compat
 from torch_xla.distributed.spmd import _dtensor
-from torch_xla.distributed.spmd._mesh import Mesh
-from torch_xla.distributed.spmd.xla_sharding import ShardingSpec, get_sharding, mark_sharding
+from torch_xla.distributed.spmd._device_mesh import (  # upstream has the first two here
+    convert_to_xla_mesh,  # noqa: F401
+    convert_to_xla_partition_spec,  # noqa: F401
+    to_global_mesh,
+)
+from torch_xla.distributed.spmd.xla_sharding import ShardingSpec, mark_sharding
 
 if TYPE_CHECKING:  # importing DTensor takes as long as all of torch_xla; only who calls these needs it
     from torch.distributed.device_mesh import DeviceMesh
@@ -24,66 +28,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
-    """The mesh of a DeviceMesh: its shape, its device numbers and its dimensions' names."""
-    names = dt_mesh.mesh_dim_names
-    return Mesh(dt_mesh.mesh.numpy(), tuple(dt_mesh.mesh.shape), None if names is None else tuple(names))
-
-
-def convert_to_xla_partition_spec(
-    tensor: torch.Tensor, placements: Sequence[Placement]
-) -> tuple[int | tuple[int, ...] | None, ...]:
-    """For each dimension of the tensor the axes of the mesh, by number, over which ``placements`` split it.
-
-    Raises ValueError for a placement other than Shard and Replicate, and for a dimension that does not exist.
-    """
-    from torch.distributed.tensor.placement_types import Replicate, Shard
-
-    axes: list[list[int]] = [[] for _ in range(tensor.dim())]
-    for axis, placement in enumerate(placements):
-        if isinstance(placement, Shard):
-            if not -tensor.dim() <= placement.dim < tensor.dim():
-                raise ValueError(f"{placement} for a tensor of shape {list(tensor.shape)}: it has no such dimension")
-            axes[placement.dim].append(axis)
-        elif not isinstance(placement, Replicate):
-            raise ValueError(f"{placement}: only Shard and Replicate can be asked for on xla")
-    return tuple(None if not split else split[0] if len(split) == 1 else tuple(split) for split in axes)
-
-
-def on_whole_mesh(
-    tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement]
-) -> tuple[Mesh, tuple[Any, ...]]:
-    """The mesh of all devices that ``device_mesh`` is, or is a part of, and the spec that lays the tensor out on it.
-
-    Over a part (``mesh["tensor"]``) the tensor stays split over the other dimensions as it is: parallelize_module over
-    one part and fully_shard over another split a parameter over both.
-    """
-    spec = convert_to_xla_partition_spec(tensor, placements)
-    whole = compat.root_mesh(device_mesh)
-    if whole is device_mesh:
-        return convert_to_xla_mesh(device_mesh), spec
-    mesh, mine = convert_to_xla_mesh(whole), device_mesh.mesh_dim_names or ()
-    others = set(mesh.shape()) - set(mine)
-    found = get_sharding(tensor) if tensor.device.type == "xla" else None
-    before = (*(found.spec if found is not None else ()), *(None,) * tensor.dim())
-    joined = []
-    for entry, axes in zip(spec, before, strict=False):
-        kept = [axis for axis in _several(axes) if axis in others]
-        joined.append((*kept, *(mine[axis] for axis in _several(entry))) or None)
-    return mesh, tuple(joined)
-
-
-def _several(entry: Any) -> tuple[Any, ...]:
-    return () if entry is None else tuple(entry) if isinstance(entry, tuple) else (entry,)
-
-
 def with_xla(func: Callable[P, R]) -> Callable[P, R]:
     """A function that switches SPMD on when it is called, if nobody has. Raises as torch_xla.runtime.use_spmd."""
 
     @functools.wraps(func)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not runtime.is_spmd():
-            runtime.use_spmd()
+        runtime.use_spmd()
         return func(*args, **kwargs)
 
     return wrapper
@@ -111,7 +61,7 @@ def _laid_out(tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequenc
     from torch.distributed.tensor.placement_types import Replicate
 
     given = tuple(placements or [Replicate()] * device_mesh.ndim)
-    mesh, spec = on_whole_mesh(tensor, device_mesh, given)
+    mesh, spec = to_global_mesh(tensor, device_mesh, given)
     if tensor.device.type == "xla":
         return _dtensor.of_mesh(mark_sharding(tensor, mesh, spec), device_mesh, given)
     moved: torch.Tensor = ShardingSpec(mesh, spec).send(tensor.detach(), torch.device("xla"))

@@ -6,7 +6,6 @@ sharding does not have (``hasattr`` says so). ``isinstance(t, XLAShardedTensor)`
 
 from __future__ import annotations
 
-import enum
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,22 +18,10 @@ from jax.sharding import NamedSharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import shardings
-from torch_xla._engine.base.compat import sharding as orders
 from torch_xla._engine.execution import executor, transfers
-from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import sharded
-
-
-class ShardingType(enum.IntEnum):
-    """The kinds of shardings, by upstream's numbers."""
-
-    REPLICATED = 0
-    MAXIMAL = 1
-    TUPLE = 2
-    TILED = 3
-    MANUAL = 4
-    PARTIAL = 5
-    UNKNOWN = 6
+from torch_xla.distributed.spmd._mesh import Mesh, get_1d_mesh, is_on_mesh, validated_sharding
+from torch_xla.distributed.spmd._op_sharding import ShardingType, op_sharding_string, sharding_type_of_string
 
 
 @dataclass
@@ -79,7 +66,7 @@ def get_sharding(t: torch.Tensor) -> NamedSharding | None:
 
 def is_sharded(t: object) -> bool:
     """Whether a tensor is spread over a mesh, in parts or whole on every device."""
-    return isinstance(t, torch.Tensor) and t.device.type == "xla" and replicas.is_spmd() and get_sharding(t) is not None
+    return isinstance(t, torch.Tensor) and is_on_mesh(t) and get_sharding(t) is not None
 
 
 def sharding_spec(t: torch.Tensor) -> str:
@@ -88,39 +75,13 @@ def sharding_spec(t: torch.Tensor) -> str:
     The numbers are those of devices: of each part in turn, those that hold it.
     """
     found = get_sharding(t)
-    return "" if found is None else words(found, t.dim())
-
-
-def words(found: NamedSharding, rank: int) -> str:
-    """XLA's words for a sharding of tensors with ``rank`` dimensions."""
-    parts = shardings.parts(found, rank)
-    if all(count == 1 for count in parts):
-        return "{replicated}"
-    holders: dict[tuple[int, ...], list[int]] = {}
-    numbers = {device: number for number, device in enumerate(sharded.mesh_devices())}
-    for device, index in found.devices_indices_map(parts).items():
-        holders.setdefault(tuple(part.start or 0 for part in index), []).append(numbers[device])
-    copies = len(next(iter(holders.values())))
-    sizes, last = [*parts, copies][: rank + (copies > 1)], " last_tile_dim_replicate" if copies > 1 else ""
-    order = ",".join(str(number) for start in sorted(holders) for number in _in_mesh_order(found, holders[start]))
-    return f"{{devices=[{','.join(map(str, sizes))}]{order}{last}}}"
-
-
-def _in_mesh_order(found: NamedSharding, numbers: list[int]) -> list[int]:
-    return [number for number in orders.order_of(found) if number in numbers]
+    return "" if found is None else op_sharding_string(found, t.dim())
 
 
 def sharding_type(t: torch.Tensor) -> ShardingType | None:
     """The kind of a tensor's sharding; None without one. PARTIAL: split, and each part on several devices."""
     spec = sharding_spec(t)
-    return type_of(spec) if spec else None
-
-
-def type_of(spec: str) -> ShardingType:
-    """The kind of a sharding in XLA's words."""
-    if spec == "{replicated}":
-        return ShardingType.REPLICATED
-    return ShardingType.PARTIAL if spec.endswith("replicate}") else ShardingType.TILED
+    return sharding_type_of_string(spec) if spec else None
 
 
 @dataclass(frozen=True)
@@ -249,6 +210,21 @@ def _write(t: torch.Tensor, parts: Any, whole: tuple[int, ...], found: NamedShar
         recorder.module().lay_out(t.detach(), shardings.number(found, t.dim()), array)
 
 
+def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
+    """As mark_sharding, but moves nothing now: the next program that computes or reads the tensor lays it out so."""
+    sharding = validated_sharding("annotate_custom_sharding", t, mesh, partition_spec)
+    with torch.no_grad():
+        recorder.module().exclusively(0, recorder.module().lay_out, t, shardings.number(sharding, t.dim()))
+    return t
+
+
+def wrap_as_sharded_tensor(t: torch.Tensor, mesh_shape: Any = None, partition_spec: Any = None) -> torch.Tensor:
+    """The tensor, on every device where nobody has laid it out; tensors with a sharding need no wrapper here."""
+    if not is_sharded(t):
+        annotate_custom_sharding(t, get_1d_mesh(), (None,) * t.dim())
+    return t
+
+
 class _Asks(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return is_sharded(instance)
@@ -290,9 +266,7 @@ class XLAShardedTensor(metaclass=_Asks):
     sharding_type = property(sharding_type)
 
     def __new__(cls, elem: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:  # type: ignore[misc]
-        from torch_xla.distributed.spmd import xla_sharding
-
-        return xla_sharding.wrap_as_sharded_tensor(elem)
+        return wrap_as_sharded_tensor(elem)
 
     def load_local_shards_(self: torch.Tensor, shards: Sequence[XLAShard]) -> None:  # type: ignore[misc]
         """See load_local_shards_ of this module."""

@@ -15,7 +15,7 @@ import torch
 from jax.sharding import NamedSharding, Sharding
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dtypes, frames, shardings
+from torch_xla._engine.base import dtypes, shardings
 from torch_xla._engine.execution import transfers
 from torch_xla._engine.interop import outside
 from torch_xla._engine.job import replicas
@@ -32,14 +32,22 @@ from torch_xla.distributed.spmd._manual import disable_manual_sharding, enable_m
 from torch_xla.distributed.spmd._mesh import (
     HybridMesh,
     Mesh,
-    MeshError,
     OpSharding,
     PartitionSpec,
     get_1d_mesh,
     get_global_mesh,
+    is_on_mesh,
     set_global_mesh,
+    validated_sharding,
 )
-from torch_xla.distributed.spmd.xla_sharded_tensor import ShardingType, XLAShard, XLAShardedTensor, get_sharding
+from torch_xla.distributed.spmd._op_sharding import ShardingType
+from torch_xla.distributed.spmd.xla_sharded_tensor import (
+    XLAShard,
+    XLAShardedTensor,
+    annotate_custom_sharding,
+    get_sharding,
+    wrap_as_sharded_tensor,
+)
 
 __all__ = [
     "EinsumLinear", "HybridMesh", "MarkShardingFunction", "Mesh", "PartitionSpec", "ShardingSpec", "ShardingType",
@@ -75,27 +83,13 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     for an expanded tensor.
     """
     later = t.is_meta or (t.device.type == "cpu" and isinstance(t, torch.nn.Parameter))
-    sharding = checked("mark_sharding", t, mesh, partition_spec, later)
+    sharding = validated_sharding("mark_sharding", t, mesh, partition_spec, later)
     if later:
         module_moves.lay_out_once_moved(t, sharding)
         return t
     with torch.no_grad():
         _lay_out(t, sharding)
     return t
-
-
-def checked(op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], later: bool = False) -> NamedSharding:
-    """The sharding that the arguments of ``op`` describe. Raises what mark_sharding raises."""
-    where = f"{op} of a tensor of shape {list(t.shape)} (at {frames.user_line()})"
-    if not replicas.is_spmd():
-        raise RuntimeError(f"{where}: call torch_xla.runtime.use_spmd() before the first xla tensor")
-    if t.device.type != "xla" and not later:
-        raise ValueError(f"{where}: the tensor is on {t.device}; move it to xla first")
-    try:
-        sharding = mesh.sharding(partition_spec, t.dim())
-    except MeshError as error:
-        raise MeshError(f"{where}: {error}") from None
-    return sharding
 
 
 def _lay_out(t: torch.Tensor, sharding: Sharding) -> None:
@@ -114,21 +108,6 @@ def _lay_out_alone(t: torch.Tensor, sharding: Sharding) -> None:
         module.lay_out(t, number, sharded.laid_out(node.buffer, sharding, node.shape))
 
 
-def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
-    """As mark_sharding, but moves nothing now: the next program that computes or reads the tensor lays it out so."""
-    sharding = checked("annotate_custom_sharding", t, mesh, partition_spec)
-    with torch.no_grad():
-        recorder.module().exclusively(0, recorder.module().lay_out, t, shardings.number(sharding, t.dim()))
-    return t
-
-
-def wrap_as_sharded_tensor(t: torch.Tensor, mesh_shape: Any = None, partition_spec: Any = None) -> torch.Tensor:
-    """The tensor, on every device where nobody has laid it out; tensors with a sharding need no wrapper here."""
-    if not isinstance(t, XLAShardedTensor):
-        annotate_custom_sharding(t, get_1d_mesh(), (None,) * t.dim())
-    return t
-
-
 def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
     """The tensor itself: none is wrapped here."""
     return t
@@ -141,7 +120,7 @@ def wrap_if_sharded(x: Any) -> Any:
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """A copy of the tensor on the CPU; the tensor itself is on every device again. Waits for its value."""
-    if replicas.is_spmd() and t.device.type == "xla":
+    if is_on_mesh(t):
         with torch.no_grad():
             _lay_out(t, sharded.replicated())
     return t.cpu()
@@ -165,7 +144,7 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Se
 
     Not in place, and differentiable. Arguments and errors are those of mark_sharding.
     """
-    sharding = checked("mark_sharding_with_gradients", t, mesh, partition_spec)
+    sharding = validated_sharding("mark_sharding_with_gradients", t, mesh, partition_spec)
     number = shardings.number(sharding, t.dim())
     marked: torch.Tensor = _MarkedBothWays.apply(t, number)  # type: ignore[no-untyped-call]
     return marked
@@ -177,7 +156,7 @@ class MarkShardingFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, torch_tensor: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
         """The tensor's values, split over the mesh."""
-        sharding = checked("MarkShardingFunction", torch_tensor, mesh, partition_spec)
+        sharding = validated_sharding("MarkShardingFunction", torch_tensor, mesh, partition_spec)
         return _MarkedBothWays.forward(ctx, torch_tensor, shardings.number(sharding, torch_tensor.dim()))
 
     @staticmethod

@@ -1,0 +1,49 @@
+"""XLA's notation for shardings (OpSharding), as ``t.sharding_spec`` shows it, and the kinds of shardings."""
+
+from __future__ import annotations
+
+import enum
+
+from jax.sharding import NamedSharding
+
+from torch_xla._engine.base import shardings
+from torch_xla._engine.base.compat import sharding as orders
+from torch_xla._engine.parallel import sharded
+
+
+class ShardingType(enum.IntEnum):
+    """The kinds of shardings, by upstream's numbers."""
+
+    REPLICATED = 0
+    MAXIMAL = 1
+    TUPLE = 2
+    TILED = 3
+    MANUAL = 4
+    PARTIAL = 5
+    UNKNOWN = 6
+
+
+def op_sharding_string(found: NamedSharding, rank: int) -> str:
+    """XLA's words for a sharding of tensors with ``rank`` dimensions."""
+    parts = shardings.parts(found, rank)
+    if all(count == 1 for count in parts):
+        return "{replicated}"
+    holders: dict[tuple[int, ...], list[int]] = {}
+    numbers = {device: number for number, device in enumerate(sharded.mesh_devices())}
+    for device, index in found.devices_indices_map(parts).items():
+        holders.setdefault(tuple(part.start or 0 for part in index), []).append(numbers[device])
+    copies = len(next(iter(holders.values())))
+    sizes, last = [*parts, copies][: rank + (copies > 1)], " last_tile_dim_replicate" if copies > 1 else ""
+    order = ",".join(str(number) for start in sorted(holders) for number in _in_mesh_order(found, holders[start]))
+    return f"{{devices=[{','.join(map(str, sizes))}]{order}{last}}}"
+
+
+def _in_mesh_order(found: NamedSharding, numbers: list[int]) -> list[int]:
+    return [number for number in orders.order_of(found) if number in numbers]
+
+
+def sharding_type_of_string(spec: str) -> ShardingType:
+    """The kind of a sharding in XLA's words."""
+    if spec == "{replicated}":
+        return ShardingType.REPLICATED
+    return ShardingType.PARTIAL if spec.endswith("replicate}") else ShardingType.TILED
