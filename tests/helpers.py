@@ -16,9 +16,9 @@ import torch
 import torch_xla
 from tests import scripts
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.diagnostics import errors, metrics
+from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.execution import programs
-from torch_xla._engine.graph import program, specs
+from torch_xla._engine.graph import program, program_info, specs
 
 ROOT = scripts.ROOT
 
@@ -86,17 +86,17 @@ def run_script(code: str, check: bool = True, fresh: str | None = None, **env: s
 
 
 #: What programs were compiled from, which they do not keep: by the outline that they do keep.
-_specs: dict[int, tuple[errors.Outline, specs.GraphSpec]] = {}
-_outline = errors.outline
+_specs: dict[int, tuple[program_info.GraphOutline, specs.GraphSpec]] = {}
+_outline = program_info.graph_outline
 
 
-def _noted(spec: specs.GraphSpec) -> errors.Outline:
+def _noted(spec: specs.GraphSpec) -> program_info.GraphOutline:
     found = _outline(spec)
     _specs[id(found)] = found, spec
     return found
 
 
-errors.outline = _noted
+program_info.graph_outline = _noted
 
 
 def stablehlo() -> list[str]:

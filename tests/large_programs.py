@@ -32,7 +32,7 @@ from torch.utils._pytree import register_pytree_node
 import torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
-from torch_xla._engine.diagnostics import observer
+from torch_xla._engine.graph import program_info
 from torch_xla._engine.lowering import RULES
 from torch_xla.distributed import xla_backend
 from torch_xla.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
@@ -212,13 +212,13 @@ def dtensor() -> None:
 def _temporaries() -> list[int]:
     """From here on the temporary bytes of each program that is compiled."""
     found: list[int] = []
-    original = observer.sizes
+    original = program_info.program_sizes
 
     def sizes(compiled: Any) -> Any:
         found.append(compiled.memory_analysis().temp_size_in_bytes)
         return original(compiled)
 
-    observer.sizes = sizes
+    program_info.program_sizes = sizes
     return found
 
 

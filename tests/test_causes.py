@@ -66,13 +66,19 @@ class Listener:
     def __init__(self) -> None:
         self.found: set[str] = set()
 
-    def compiled(self, *_: Any) -> None:
+    def on_compile_begin(self, *_: Any) -> None:
         pass
 
-    def ran(self, *_: Any) -> None:
+    def on_compile_end(self, *_: Any) -> None:
+        pass
+
+    def on_launch(self, *_: Any) -> None:
         self.found.add(causes.reason())
 
-    def step_ended(self, device: int) -> None:
+    def on_fallback(self, *_: Any) -> None:
+        pass
+
+    def on_step_end(self, device: int) -> None:
         pass
 
 

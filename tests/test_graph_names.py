@@ -70,9 +70,9 @@ def spec_of(compute: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tupl
     found: list[Any] = []
     compiled = compilation.compile_graph
 
-    def note(spec: GraphSpec, device: int, leaves: Any, *rest: Any) -> Any:
+    def note(spec: GraphSpec, placement: Any, leaves: Any) -> Any:
         found.append((spec, list(leaves)))
-        return compiled(spec, device, leaves, *rest)
+        return compiled(spec, placement, leaves)
 
     with monkeypatch.context() as patch:
         patch.setattr(compilation, "compile_graph", note)

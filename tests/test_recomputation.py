@@ -11,7 +11,7 @@ from helpers import counts
 
 import torch_xla
 from torch_xla._engine.execution import executor, recomputation
-from torch_xla._engine.execution.step import Step
+from torch_xla._engine.graph.graph_run import GraphRun
 
 STEPS = 8
 
@@ -50,11 +50,11 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of operations of each graph that runs."""
     found: list[int] = []
 
-    def step(graph: object, *args: object) -> Step:
+    def graph_run(graph: object, *args: object) -> GraphRun:
         found.append(graph.node_count)  # type: ignore[attr-defined]
-        return Step(graph, *args)  # type: ignore[arg-type]
+        return GraphRun(graph, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(executor, "Step", step)
+    monkeypatch.setattr(executor, "GraphRun", graph_run)
     return found
 
 

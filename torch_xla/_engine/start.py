@@ -19,7 +19,6 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import analysis, journal, observer, recompilation, under_way
 from torch_xla._engine.execution import background, barrier, compile_cache, executor, modes, transfers
 from torch_xla._engine.graph import hlo_metadata
-from torch_xla._engine.job import replicas
 from torch_xla._engine.lowering import RULES, composites, core, custom_call, decompose, jax_call, load_rules
 from torch_xla._engine.parallel import collective_ops, sharded, shutdown
 from torch_xla._engine.patches import (
@@ -51,7 +50,7 @@ def start() -> None:
     for operators in (jax_call, custom_call, composites, fused_optimizers):
         operators.define()
     load_rules()
-    partitioning.splits_over(lambda: len(sharded.mesh_devices()) if replicas.is_spmd() else 1)
+    partitioning.splits_over(sharded.partition_count)
     loops.count_in_32_bits()
     module = recorder.module()
     module.set_hooks(

@@ -27,9 +27,8 @@ from torch_xla._engine.base import dtypes, shardings
 from torch_xla._engine.base.compat.sharding import in_order, named, order_of
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import precision
-from torch_xla._engine.diagnostics.errors import outline
 from torch_xla._engine.execution import edges
-from torch_xla._engine.graph import program
+from torch_xla._engine.graph import program, program_info
 from torch_xla._engine.graph.specs import GraphSpec
 from torch_xla._engine.parallel import replicated
 
@@ -218,7 +217,7 @@ def compile(
 
 
 def _explained(error: Exception, lowered: Lowered, spec: GraphSpec | None, where: str, file: Path) -> TargetError:
-    what = f"{'a program' if spec is None else outline(spec)}{f' at {where}' if where else ''}"
+    what = f"{'a program' if spec is None else program_info.graph_outline(spec)}{f' at {where}' if where else ''}"
     text = f"target {lowered.target.name}: compiling {what}: {error}\n  Its StableHLO is in {file}."
     if "RESOURCE_EXHAUSTED" not in str(error) or "memory" not in str(error):
         return TargetError(text, file)

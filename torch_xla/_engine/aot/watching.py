@@ -1,8 +1,9 @@
 """Compiles for a target what a script records: told of each graph as it is compiled and run here.
 
-observer ──compiled──► Seen: lowered for the target at once, compiled for it when the script has ended, or at once where
-                       that has to say how results lie (no values are computed, and nobody has laid them out)
-         ──ran───────► Seen.runs
+observer ──on_compile_begin──► Seen: lowered for the target at once, compiled for it when the script has ended, or at
+                               once where that has to say how results lie (no values are computed, and nobody has laid
+                               them out)
+         ──on_launch─────────► Seen.runs
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.diagnostics import memory, observer, provenance
 from torch_xla._engine.graph import hlo_metadata
 from torch_xla._engine.graph.specs import GraphSpec
-from torch_xla._engine.job import replicas
 from torch_xla._engine.lowering.apply import LoweringError
 from torch_xla._engine.parallel import replicated, sharded
 from torch_xla._engine.recorder import origins
@@ -101,8 +101,9 @@ class Watcher:
     _by_text: dict[str, Seen] = field(default_factory=dict)
     _latest: Seen | None = None
 
-    def compiled(self, graph: Any, spec: GraphSpec, device: int, line: str, cause: str) -> None:
-        """A graph that was not known is being compiled here."""
+    def on_compile_begin(self, event: observer.CompileEvent) -> None:
+        """A graph without a program is about to be compiled here."""
+        graph, spec, device = event.graph, event.spec, event.device
         lowered, error = self._lowered(graph, spec)
         text = lowered.text() if lowered else repr((spec.nodes, spec.leaves, spec.roots))
         key = hashlib.sha256(text.encode()).hexdigest()
@@ -110,7 +111,7 @@ class Watcher:
         if seen is None:
             arguments, others = _arguments(graph, spec, device)
             number = len(self.programs) + 1
-            seen = self._by_text[key] = Seen(number, spec, cause, line, arguments, others, lowered, error)
+            seen = self._by_text[key] = Seen(number, spec, event.cause, event.line, arguments, others, lowered, error)
             self.programs.append(seen)
         self._by_key[device, graph.key] = self._latest = seen
 
@@ -136,13 +137,19 @@ class Watcher:
         self.compile(seen)
         return None if seen.compiled is None else compiler.results(seen.compiled, sharded.mesh_devices())
 
-    def ran(self, graph: Any, device: int) -> None:
+    def on_compile_end(self, event: observer.CompileEvent) -> None:
+        """Nothing is left to do."""
+
+    def on_launch(self, graph: Any, device: int) -> None:
         """A graph is about to run here."""
         seen = self._by_key.get((device, graph.key))
         if seen is not None:
             seen.runs += 1
 
-    def step_ended(self, device: int) -> None:
+    def on_fallback(self, op: str, line: str) -> None:
+        """What runs on the CPU is no program of the target."""
+
+    def on_step_end(self, device: int) -> None:
         """A barrier. Raises StepsDone at the last one that was asked for."""
         self.barriers += 1
         if self.steps is not None and self.barriers >= self.steps:
@@ -164,10 +171,9 @@ class Watcher:
 
 def layout(graph: Any, spec: GraphSpec) -> Layout:
     """How a recorder Graph lies on this process's devices."""
-    if replicas.is_spmd():
-        everywhere = sharded.replicated()
-        leaves = tuple(a.sharding if sharded.is_spread(a) else everywhere for a in graph.inputs())
-        return Layout(everywhere, leaves, tuple(spec.root_shardings))
+    leaves = sharded.input_shardings(graph.inputs())
+    if leaves is not None:
+        return Layout(sharded.replicated(), leaves, tuple(spec.root_shardings))
     return Layout(team=replicated.team_of(spec))
 
 

@@ -2,29 +2,26 @@
 
 The program is not at fault, or not in a way that torch has words for: memory that runs out, a program that the compiler
 refuses, a device that is gone. Nothing has changed when such an error is raised by the call that starts a program; see
-execution/step.py. One that arrives later, from a device that computes behind the call (GPU, TPU), is raised where a
+execution/executor.py. One that arrives later, from a device that computes behind the call (GPU, TPU), is raised where a
 value is read or waited for: what the program was to compute is lost then, and so is what it took the memory of.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import jax
 import torch
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dtypes, frames
+from torch_xla._engine.base import frames
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import metrics
-from torch_xla._engine.graph.specs import GraphSpec
+from torch_xla._engine.graph.program_info import GraphOutline
 
-_SHOWN = 8  # buffers, or results, in a message
+_SHOWN = 8  # buffers in a message
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 #: "Out of memory allocating 17179869184 bytes", "trying to allocate 16.00GiB"
 _AMOUNT = re.compile(r"alloc\w*\s+(?:of\s+|request for\s+)?(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B|bytes)?\b", re.IGNORECASE)
@@ -34,30 +31,7 @@ class XlaError(RuntimeError):
     """XLA could not compile or run a graph, or move a value. The tensors are as they were; it can be tried again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """What messages say of a graph: the number of its ops, and the largest results with their ops and bytes."""
-
-    ops: int
-    largest: tuple[tuple[int, str, tuple[int, ...], torch.dtype], ...]
-
-    def __str__(self) -> str:
-        return f"a graph of {self.ops} op{'s'[: self.ops != 1]}"
-
-
-def outline(spec: GraphSpec) -> Outline:
-    """The Outline of a graph."""
-    results = [
-        (_bytes(shape, dtype), node.op, tuple(shape), dtype)
-        for node in spec.nodes
-        for shape, dtype in node.outs
-        if dtype is not None
-    ]
-    largest = heapq.nlargest(_SHOWN, results, key=lambda result: result[0])
-    return Outline(len(spec.nodes), tuple(largest))
-
-
-def explain(error: jax.errors.JaxRuntimeError, doing: str, device: int, graph: Outline | None = None) -> Exception:
+def explain(error: jax.errors.JaxRuntimeError, doing: str, device: int, graph: GraphOutline | None = None) -> Exception:
     """An XlaError, or torch.OutOfMemoryError, that says what was being done when XLA raised ``error``, and where.
 
     Args:
@@ -85,7 +59,7 @@ def was_explained(text: str) -> bool:
 class explained:
     """In its block, an error of XLA becomes what ``explain`` makes of it; ``doing`` is called after an error only."""
 
-    def __init__(self, doing: Callable[[], str], device: int, graph: Outline | None = None) -> None:
+    def __init__(self, doing: Callable[[], str], device: int, graph: GraphOutline | None = None) -> None:
         self._doing, self._device, self._graph = doing, device, graph
 
     def __enter__(self) -> None:
@@ -102,7 +76,7 @@ def asked_for(text: str) -> int | None:
     return None if found is None else int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-def _out_of_memory(text: str, doing: str, device: int, graph: Outline | None) -> str:
+def _out_of_memory(text: str, doing: str, device: int, graph: GraphOutline | None) -> str:
     amount = asked_for(text)
     asked = "an amount that XLA does not say" if amount is None else metrics.format_bytes(amount)
     return "\n".join(
@@ -125,11 +99,7 @@ def _held(device: int) -> list[str]:
     return lines + [f"    {metrics.format_bytes(b.nbytes):>10}  {b.dtype}{list(b.shape)}" for b in largest]
 
 
-def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return math.prod(shape) * int(dtypes.to_numpy(dtype).itemsize)
-
-
-def _graph(graph: Outline | None) -> list[str]:
+def _graph(graph: GraphOutline | None) -> list[str]:
     """The largest results of a graph, each with its op."""
     if graph is None:
         return []

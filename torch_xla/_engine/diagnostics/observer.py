@@ -11,13 +11,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import frames, shardings
+from torch_xla._engine.base import frames
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import (
     analysis,
@@ -33,20 +33,38 @@ from torch_xla._engine.diagnostics import (
 )
 from torch_xla._engine.diagnostics.explain import Situation
 from torch_xla._engine.diagnostics.recompilation import Site, watcher
-from torch_xla._engine.graph import specs, summary
+from torch_xla._engine.graph import program_info, specs, summary
+from torch_xla._engine.graph.graph_run import GraphRun
+
+
+@dataclass(frozen=True, slots=True)
+class CompileEvent:
+    """One compilation of a graph for a device: at which line of the user's, and why the graph runs."""
+
+    graph: Any
+    spec: specs.GraphSpec
+    device: int
+    line: str
+    cause: str
 
 
 class Listener(Protocol):
-    """Wants to know of every graph, and may look at it: not on the path of a step unless somebody asked for that."""
+    """Is told of every graph, and may look at it: not on the path of a step unless somebody asked for that."""
 
-    def compiled(self, graph: Any, spec: specs.GraphSpec, device: int, line: str, cause: str) -> None:
-        """A graph that was not known is about to be compiled; nothing has changed yet."""
+    def on_compile_begin(self, event: CompileEvent) -> None:
+        """A graph without a program is about to be compiled; nothing has changed yet."""
 
-    def ran(self, graph: Any, device: int) -> None:
-        """A graph is about to run."""
+    def on_compile_end(self, event: CompileEvent) -> None:
+        """The graph has been compiled. Not called where that has failed."""
 
-    def step_ended(self, device: int) -> None:
-        """A barrier has sent a step off."""
+    def on_launch(self, graph: Any, device: int) -> None:
+        """A graph is about to be launched."""
+
+    def on_fallback(self, op: str, line: str) -> None:
+        """An op is about to run on the CPU."""
+
+    def on_step_end(self, device: int) -> None:
+        """A barrier has ended a step."""
 
 
 #: Who is told; most often nobody.
@@ -58,54 +76,16 @@ _fallback_log = logging.getLogger("torch_xla.fallback")
 _memory_log = logging.getLogger("torch_xla.memory")
 
 
-@dataclass(slots=True)
-class Sizes:
-    """Bytes on each device of a program: of each result, and what it needs on top of its inputs while it runs.
-
-    ``temporary``: the part of that which is free again when it has run.
-    """
-
-    results: list[int]
-    extra: int = 0
-    temporary: int = 0
-    smallest: int = field(init=False)  # which result
-
-    def __post_init__(self) -> None:
-        self.smallest = min(range(len(self.results)), key=self.results.__getitem__, default=0)
-
-
-def sizes(compiled: jax.stages.Compiled) -> Sizes:
-    """The sizes of a program. Where the compiler does not tell what it needs while running, that counts as nothing."""
-    results = [
-        shardings.bytes_on_one(info.shape, info.dtype.itemsize, info.sharding)
-        for info in jax.tree.leaves(compiled.out_info)
-    ]
-    stats = _analysis(compiled)
-    if stats is None:
-        return Sizes(results)
-    temporary = stats.temp_size_in_bytes
-    return Sizes(results, stats.output_size_in_bytes + temporary - stats.alias_size_in_bytes, temporary)
-
-
-def _analysis(compiled: jax.stages.Compiled) -> Any:
-    try:
-        return compiled.memory_analysis()
-    except (NotImplementedError, jax.errors.JaxRuntimeError):
-        return None
-
-
-def compilation(graph: Any, spec: specs.GraphSpec, device: int, place: str) -> AbstractContextManager[None]:
-    """Around the lowering and compilation of a graph that was not known; ``place``: for whom, as reports name it."""
-    if analysis.level() >= 1:
-        analysis.graph("Compilation", causes.reason(), graph.key, len(spec.leaves), len(spec.roots))
-    return _compilation(graph, spec, device, place, causes.reason(), frames.user_line())
-
-
 @contextmanager
-def _compilation(graph: Any, spec: specs.GraphSpec, device: int, place: str, cause: str, line: str) -> Iterator[None]:
+def compilation(run: GraphRun, place: str) -> Iterator[None]:
+    """Around the lowering and compilation of a graph that was not known; ``place``: for whom, as reports name it."""
+    graph, spec, (device, cause, line) = run.graph, run.spec, site(run)
+    if analysis.level() >= 1:
+        analysis.graph("Compilation", cause, graph.key, len(spec.leaves), len(spec.roots))
     ops = len(spec.nodes)
+    event = CompileEvent(graph, spec, device, line, cause)
     for listener in listeners:
-        listener.compiled(graph, spec, device, line, cause)
+        listener.on_compile_begin(event)
     start = time.perf_counter_ns()
     with progress.compiling(ops), spans.span("compile", spans.program(line, ops)):
         yield
@@ -114,6 +94,8 @@ def _compilation(graph: Any, spec: specs.GraphSpec, device: int, place: str, cau
     _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
     situation = Situation(line, cause, tuple(journal.current().reads), _provenances(graph, device), ops)
     watcher.compiled((device, cause, line), summary.summarize(spec, graph.key, place), situation)
+    for listener in listeners:
+        listener.on_compile_end(event)
 
 
 def _provenances(graph: Any, device: int) -> tuple[provenance.Provenance, ...]:
@@ -121,9 +103,17 @@ def _provenances(graph: Any, device: int) -> tuple[provenance.Provenance, ...]:
     return tuple(provenance.of(known.get(id(array), 0)) for array in graph.inputs())
 
 
-def compiled(program_: jax.stages.Compiled) -> None:
-    """A program has been compiled."""
-    stats = _analysis(program_) if analysis.level() >= 1 else None
+def compiled(program_: jax.stages.Compiled | None, kernel_calls: int = 0, aliases: int | None = None) -> None:
+    """A program has been compiled or loaded. None: one for devices without values.
+
+    ``kernel_calls``: how often it calls kernels of the CPU; ``aliases``: how many of its inputs its results replace.
+    """
+    metrics.count("CreateCompileHandles")
+    if kernel_calls:
+        metrics.count("CpuKernelCalls", kernel_calls)
+    if aliases is not None:
+        metrics.sample("InputOutputAliasCount", aliases)
+    stats = program_info.memory_analysis(program_) if program_ is not None and analysis.level() >= 1 else None
     if stats is not None:
         analysis.sizes(
             stats.argument_size_in_bytes,
@@ -134,9 +124,11 @@ def compiled(program_: jax.stages.Compiled) -> None:
         )
 
 
-def site(device: int) -> Site:
-    """Where and why a graph of the device runs now."""
-    return device, causes.reason(), frames.user_line()
+def site(run: GraphRun) -> Site:
+    """Where and why a graph runs: the device, the cause, the user's line. Found out once for each run."""
+    if run.site is None:
+        run.site = run.device, causes.reason(), frames.user_line()
+    return run.site
 
 
 def storm(graph: Any, spec: specs.GraphSpec, site: Site, place: str) -> None:
@@ -196,21 +188,22 @@ class Execution:
         return spans.ran(self._device, what, spans.program(self._line, self._ops), self._start, result)
 
 
-def execution(graph: Any, device: int) -> Execution:
+def execution(run: GraphRun) -> Execution:
     """Before a program is launched."""
-    line, cause = frames.user_line(), causes.reason()
-    watcher.ran((device, cause, line))
+    graph, where = run.graph, site(run)
+    device, cause, line = where
+    watcher.ran(where)
     recorder.module().set_provenance(provenance.number("result", line))
     for listener in listeners:
-        listener.ran(graph, device)
+        listener.on_launch(graph, device)
     if analysis.level() >= 2:
         analysis.graph("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
     return Execution(graph.node_count, device, line, cause)
 
 
-def interpretation(graph: Any, device: int) -> Execution:
+def interpretation(run: GraphRun) -> Execution:
     """Before a graph is interpreted, which takes the place of a compilation and an execution."""
-    line, cause = frames.user_line(), causes.reason()
+    graph, (device, cause, line) = run.graph, site(run)
     recorder.module().set_provenance(provenance.number("result", line))
     return Execution(graph.node_count, device, line, cause, "InterpretTime")
 
@@ -227,6 +220,8 @@ def fallback(op: str, line: str) -> None:
     """An op is about to run on the CPU."""
     journal.begin_fallback(op, line)
     _fallback_log.info("%s runs on the CPU, at %s", op, line)
+    for listener in listeners:
+        listener.on_fallback(op, line)
 
 
 def step_ended(device: int) -> None:
@@ -239,7 +234,7 @@ def step_ended(device: int) -> None:
         _memory_log.error("XLA_METRICS_FILE: the report of step %d could not be written: %s", step.number, error)
     watcher.step_ended()
     for listener in listeners:
-        listener.step_ended(device)
+        listener.on_step_end(device)
 
 
 def announce_step() -> None:

@@ -12,13 +12,13 @@ from jax.sharding import Sharding
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes, shardings
 from torch_xla._engine.device.abstract import AbstractArray
-from torch_xla._engine.diagnostics.observer import Sizes
+from torch_xla._engine.graph.program_info import ProgramSizes
 from torch_xla._engine.graph.specs import GraphSpec
 
 _Result = tuple[tuple[int, ...], np.dtype[Any], Sharding]
 
 
-def executable(spec: GraphSpec, place: Sharding, laid_out: Sequence[int]) -> tuple[Any, Sizes]:
+def executable(spec: GraphSpec, place: Sharding, laid_out: Sequence[int]) -> tuple[Any, ProgramSizes]:
     """The recorder's Executable of a graph, and the bytes of its results.
 
     Args:
@@ -27,7 +27,7 @@ def executable(spec: GraphSpec, place: Sharding, laid_out: Sequence[int]) -> tup
     """
     numbers = laid_out or [0] * len(spec.roots)
     results = [_result(spec, root, shardings.of(n) or place) for root, n in zip(spec.roots, numbers, strict=True)]
-    sizes = Sizes([shardings.bytes_on_one(shape, dtype.itemsize, lies) for shape, dtype, lies in results])
+    sizes = ProgramSizes([shardings.bytes_on_one(shape, dtype.itemsize, lies) for shape, dtype, lies in results])
     found = recorder.module().Executable(
         execute=None,
         handlers=None,

@@ -154,7 +154,7 @@ def build(
         else:
             compiled, loaded, write = _found_or_compiled(files, lower, places, graph, calls)
     name = "PersistentCacheLoad" if loaded else "CompileTime"
-    metrics.metric(name, metrics.format_time).add(time.perf_counter_ns() - start)
+    metrics.sample(name, time.perf_counter_ns() - start, metrics.format_time)
     if write is not None:
         write()
     return compiled, loaded

@@ -15,7 +15,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -25,12 +25,10 @@ from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.graph import hlo_metadata, listing, program
+from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.graph.specs import GraphSpec
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import replicated
-
-if TYPE_CHECKING:
-    from torch_xla._engine.execution.step import Step
 
 SYNC = "ScheduleSyncTensorsGraph"
 SYNC_OP_BY_OP = "SyncTensorsGraphOpByOp"
@@ -86,12 +84,12 @@ def path(file: Path) -> Path:
     return file.with_name(f"{file.name}.{replicas.process_index()}")
 
 
-def append(step: Step) -> None:
-    """Appends a step's graph to XLA_SAVE_TENSORS_FILE, which is set. Raises OSError where it cannot be written."""
+def append(run: GraphRun) -> None:
+    """Appends a graph to XLA_SAVE_TENSORS_FILE, which is set. Raises OSError where it cannot be written."""
     file = settings.XLA_SAVE_TENSORS_FILE
     assert file is not None
-    graph, spec, arguments = step.graph, step.spec, (*step.numbers(), *step.leaves())
-    rows = [f"[{step.section}]", "TensorsGraphInfo:", *(f"  {frame}" for frame in frames.running()), ""]
+    graph, spec, arguments = run.graph, run.spec, (*run.scalars(), *run.leaves())
+    rows = [f"[{run.section}]", "TensorsGraphInfo:", *(f"  {frame}" for frame in frames.running()), ""]
     rows += [f"Root Hashes: ({', '.join(listing.root_hashes(spec))})", "", "## BEGIN_GRAPH"]
     with _lock:
         rows.append(_rendered(settings.XLA_SAVE_TENSORS_FMT, graph, spec, arguments))

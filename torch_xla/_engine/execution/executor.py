@@ -9,10 +9,20 @@ rest has run.
     computable                         computed                             computed
     failed before                      left out                             tried again
     recorded since, needs a failed     left out; that error, once           tried again, with what it needs
+
+One graph, from its collection to the values of its nodes:
+
+    collected -> program found, or described, lowered and compiled -> launched: the nodes have their values
+        |    +-- not worth a program (storms.py) -> interpreted: the nodes have their values
+        +------------------ any error: nothing has changed ------------+
+
+What watches (dumps, reports, journals) looks before the launch, where it may fail without harm, or after it, where its
+errors are logged instead.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,11 +32,12 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import causes, errors, metrics, observer
-from torch_xla._engine.execution import dump, recomputation
-from torch_xla._engine.execution.step import Step
+from torch_xla._engine.execution import dump, modes, op_by_op, programs, recomputation, storms, together
+from torch_xla._engine.execution.placement import Placement, ReplicaThreadsPlacement
+from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.lowering import jax_call
 from torch_xla._engine.lowering.apply import LoweringError
-from torch_xla._engine.parallel import collectives
+from torch_xla._engine.parallel import collectives, replicated, watchdog
 
 
 def sync_device(device: int, wait: bool = False) -> None:
@@ -49,7 +60,7 @@ def _sync(device: int) -> Sequence[jax.Array]:
         graph = recorder.module().collect(device)
         try:
             if graph.root_count:
-                results = Step(graph, one_by_one, section).run()
+                results = _run_graph(graph, one_by_one, section)
             break
         except LoweringError as error:
             # Only what needs that operation has failed; the rest makes a smaller graph.
@@ -114,8 +125,74 @@ def _run_part(graph: Any) -> None:
     one_by_one = settings.XLA_GET_TENSORS_OPBYOP
     section = dump.GET_OP_BY_OP if one_by_one else dump.SYNC
     if graph.root_count:  # 0: computed with what was read before it
-        Step(graph, one_by_one, section).run()
+        _run_graph(graph, one_by_one, section)
     _trim_functions(graph.device)
+
+
+def _run_graph(graph: Any, op_by_op_wanted: bool, section: str) -> Sequence[jax.Array]:
+    """Computes a collected graph, and gives its nodes their values. Returns these; they may still be computing.
+
+    Raises where that cannot be done: LoweringError, XlaError, torch.OutOfMemoryError, or an unexpected one. The
+    values that were asked for are then noted to have failed (Graph.fail): pending as before, they would be in every
+    later graph, which would fail with them. An interrupt (KeyboardInterrupt) fails nothing.
+    """
+    run = GraphRun(graph, op_by_op_wanted or modes.eager(), section)
+    modes.before_run(graph.key)
+    devices.devices()  # raises in a process that was forked from one with programs and buffers
+    try:
+        if settings.XLA_SAVE_TENSORS_FILE is not None:
+            dump.append(run)
+        return _compute_graph(run)
+    except Exception as error:
+        node = error.node if isinstance(error, LoweringError) else None
+        graph.fail(errors.recreate_error(error, *error.args), node)
+        raise
+
+
+def _compute_graph(run: GraphRun) -> Sequence[jax.Array]:
+    if run.op_by_op and Placement.of(run).is_alone:
+        return _run_op_by_op(run)
+    found = programs.known(run)
+    place = Placement.of(run) if found is None else found.placement
+    if type(place) is ReplicaThreadsPlacement:  # isinstance asks an ABC's registry, in every launch
+        return together.run(run, place, found)
+    if found is None:
+        results = storms.interpret(run, place)
+        if results is not None:
+            return results
+        metrics.count("UncachedSyncTensors")
+        found = programs.compiled(run, place)
+    if not found.repeated:
+        storms.runs(run, found)
+    return _launch(run, found)
+
+
+def _launch(run: GraphRun, found: programs.Program) -> Sequence[jax.Array]:
+    """Runs a program, on the leaves as they lie or as it wants them."""
+    group = found.placement.group
+    leaves = found.placement.place_inputs(run.graph)
+    if group is not None:
+        watchdog.launching(found.exchanges, group)
+    if found.handlers is not None:
+        found.handlers.take_threads(found.calls_python)
+    record = observer.execution(run)
+    try:
+        with record.launching():
+            results, token = run.graph.launch(found.executable, leaves)
+    except jax.errors.JaxRuntimeError as error:
+        raise errors.explain(error, f"running {found.outline}", run.device, found.outline) from error
+    record.under_way(results, token)
+    if group is not None:
+        watchdog.launched(results, found.sizes.smallest)
+    return results  # type: ignore[no-any-return]
+
+
+def _run_op_by_op(run: GraphRun) -> Sequence[jax.Array]:
+    start = time.perf_counter_ns()
+    results = op_by_op.run(run, [replicated.local(leaf) for leaf in run.leaves()])
+    run.graph.finish(results)
+    observer.chain_ended(run.device, start, modes.eager())
+    return results
 
 
 def _trim_functions(device: int) -> None:

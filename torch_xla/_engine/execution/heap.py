@@ -29,7 +29,7 @@ from collections.abc import Callable
 from torch_xla._engine.base.locks import process_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import memory
-from torch_xla._engine.diagnostics.observer import Sizes
+from torch_xla._engine.graph.program_info import ProgramSizes
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # M_..., in glibc's malloc.h
 _BY_ITSELF = 32 << 20  # bytes of a block, up to which malloc does this: DEFAULT_MMAP_THRESHOLD_MAX on 64 bits
@@ -43,7 +43,7 @@ _large, _free = 0, 0  # what malloc was told; nothing yet
 _lock = process_lock()  # of these: a thread that loads programs ahead tells it, too
 
 
-def keep(sizes: Sizes) -> None:
+def keep(sizes: ProgramSizes) -> None:
     """What a program gives back stays with the process from now on, to be used again."""
     global _large, _free
     mallopt = _function("mallopt")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,22 +19,20 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.execution import op_by_op
+from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.graph.specs import NodeSpec
 from torch_xla._engine.lowering.core import STRIDE
 from torch_xla._engine.lowering.registry import RULES, Promise
 
-if TYPE_CHECKING:
-    from torch_xla._engine.execution.step import Step
 
-
-def run(step: Step, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """The roots of a step's graph, from its leaves' ``arrays``. Raises what a kernel does; nothing has changed then."""
+def run(graph_run: GraphRun, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The roots of a graph, from its leaves' ``arrays``. Raises what a kernel does; nothing has changed then."""
     stored = [(dtypes.TO_CODE[dtype], dtypes.TO_CODE[narrow]) for dtype, narrow in dtypes.narrowed().items()]
     with recorder.wide_types():
         for array in arrays:
             array.block_until_ready()
-        results = recorder.module().interpret(step.graph, list(arrays), stored, _Apart(step))
-        return [_array(tensor, step.device) for tensor in results]
+        results = recorder.module().interpret(graph_run.graph, list(arrays), stored, _Apart(graph_run))
+        return [_array(tensor, graph_run.device) for tensor in results]
 
 
 def _array(memory: Any, device: int) -> jax.Array:
@@ -46,14 +44,14 @@ def _array(memory: Any, device: int) -> jax.Array:
 class _Apart:
     """Computes single nodes of a graph by their rules; called by the recorder while it interprets the graph."""
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
+    def __init__(self, run: GraphRun) -> None:
+        self._run = run
 
     def __call__(self, number: int, operands: dict[int, Any]) -> list[jax.Array | None]:
         """The results of a node, by its number, from the memory of what it needs, by theirs; seeds are not in it."""
         metrics.count("InterpretedApart")
-        step, (floats, ints) = self._step, self._step.numbers()
-        node, seed = self._as_first_draw(step.spec.nodes[number], ints)
+        run, (floats, ints) = self._run, self._run.scalars()
+        node, seed = self._as_first_draw(run.spec.nodes[number], ints)
         if _is_each(node, operands):
             node, operands = _as_long(node, operands)
         alone = op_by_op.Alone(node)
@@ -62,8 +60,8 @@ class _Apart:
         for operand in alone.operands:
             memory = operands.get(operand)
             promises.append(op_by_op.SEED if memory is None else (memory.shape, dtypes.FROM_CODE[memory.dtype]))
-            values.append(seed if memory is None else _array(memory, step.device))
-        compiled = op_by_op.compiled(alone, promises, step.device, step.products)
+            values.append(seed if memory is None else _array(memory, run.device))
+        compiled = op_by_op.compiled(alone, promises, run.device, run.precision)
         made = iter(compiled(floats[alone.floats], ints[alone.ints], *values))
         return [None if dtype is None else next(made) for _, dtype in node.outs]
 
@@ -72,7 +70,7 @@ class _Apart:
         rule = RULES.get(node.op)
         if rule is None or not rule.random:
             return node, None
-        spec = self._step.spec
+        spec = self._run.spec
         *args, (_, seed), (_, draws) = node.args
         ((_, position),) = spec.nodes[seed - len(spec.leaves)].args
         moved = op_by_op.halves(ints[position]) + np.array([draws * s % 2**32 for s in STRIDE], np.uint32)

@@ -18,7 +18,7 @@ import numpy as np
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base.compat import launching
-from torch_xla._engine.diagnostics.observer import Sizes
+from torch_xla._engine.graph.program_info import ProgramSizes
 
 _NUMBERS = (np.dtype(np.float64), np.dtype(np.int64))
 
@@ -26,7 +26,7 @@ _NUMBERS = (np.dtype(np.float64), np.dtype(np.int64))
 def executable(
     compiled: jax.stages.Compiled,
     number_sharding: jax.sharding.Sharding,
-    sizes: Sizes,
+    sizes: ProgramSizes,
     result_shardings: Sequence[int] = (),
     together: bool = False,
 ) -> Any:

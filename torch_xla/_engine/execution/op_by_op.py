@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,14 +25,12 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import journal, metrics
 from torch_xla._engine.execution import modes
 from torch_xla._engine.graph import program
+from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.graph.specs import GraphSpec, NodeSpec
 from torch_xla._engine.handlers import library
 from torch_xla._engine.lowering import jax_call
 from torch_xla._engine.lowering.matmul import Precision
 from torch_xla._engine.lowering.registry import Promise
-
-if TYPE_CHECKING:
-    from torch_xla._engine.execution.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +197,14 @@ class Chain:
         return [next(found) if exists else None for exists in step.results]
 
 
-def run(step: Step, buffers: Sequence[Any]) -> list[jax.Array]:
-    """The roots of a step's graph, computed one operation at a time."""
-    key = (step.device, step.graph.key, step.products)
+def run(graph_run: GraphRun, buffers: Sequence[Any]) -> list[jax.Array]:
+    """The roots of a graph, computed one operation at a time."""
+    key = (graph_run.device, graph_run.graph.key, graph_run.precision)
     chain = _chains.get(key)
     with recorder.wide_types():
         if chain is None:
-            chain = Chain(step.spec, step.device)
-            _chains.put(key, chain, jax_call.bytes_of(step.spec.nodes))
+            chain = Chain(graph_run.spec, graph_run.device)
+            _chains.put(key, chain, jax_call.bytes_of(graph_run.spec.nodes))
         metrics.metric("OpByOpGraphSize").add(len(chain))
         with journal.spent("EagerOpExecuteTime" if modes.eager() else "ExecuteChainedTime"):
-            return chain.run(*step.numbers(), buffers)
+            return chain.run(*graph_run.scalars(), buffers)

@@ -33,7 +33,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -44,13 +44,11 @@ from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import abstract, devices
 from torch_xla._engine.diagnostics import metrics, observer
 from torch_xla._engine.execution import interpreted, modes
-from torch_xla._engine.job import replicas
+from torch_xla._engine.execution.compilation import Program
+from torch_xla._engine.execution.placement import Placement
+from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.lowering.apply import LoweringError
 from torch_xla._engine.parallel import replicated
-
-if TYPE_CHECKING:
-    from torch_xla._engine.execution.compilation import Program
-    from torch_xla._engine.execution.step import Step
 
 _UNREPEATED = 2  # graphs of one site that have run once, from which on a new one is another of their kind
 _ANYWHERE = 6  # graphs of all sites that have run once, from which on a new one will not come again, most often
@@ -133,18 +131,18 @@ _graphs = _Table()
 _told: set[observer.Site] = set()  # storms of which the user knows
 
 
-def _name(step: Step) -> Hashable:
-    return step.device, step.graph.key, id(step.products)
+def _name(run: GraphRun) -> Hashable:
+    return run.device, run.graph.key, id(run.precision)
 
 
-def runs(step: Step, program: Program) -> None:
+def runs(run: GraphRun, program: Program) -> None:
     """A program is about to run, and it is not known to repeat: for the first or the second time, most often."""
-    name = _name(step)
+    name = _name(run)
     if program.launched or _graphs.get(name) is not None:
         _graphs.remove(name)
         program.repeated = True
     else:
-        _graphs.ran(name, observer.site(step.device))
+        _graphs.ran(name, observer.site(run))
     program.launched = True
 
 
@@ -159,21 +157,21 @@ def forget() -> None:
     _told.clear()
 
 
-def interpret(step: Step) -> Sequence[jax.Array] | None:
+def interpret(run: GraphRun, placement: Placement) -> Sequence[jax.Array] | None:
     """Computes a graph that no program is known of, if it is not worth one; None: it is to be compiled."""
     storms, first = settings.TORCH_XLA_STORM != "compile", settings.TORCH_XLA_FIRST_RUN
     if not storms and first == "compile":
         return None
-    name, site = _name(step), observer.site(step.device)
+    name, site = _name(run), observer.site(run)
     seen = _graphs.get(name)
     if seen is None:
         in_storm = storms and _graphs.once(site) >= _UNREPEATED
-        waits = first == "auto" and (_is_large(step.graph) or _graphs.once_anywhere() >= _ANYWHERE)
+        waits = first == "auto" and (_is_large(run.graph) or _graphs.once_anywhere() >= _ANYWHERE)
         wanted = in_storm or waits or first == "eager"
     else:
         others = _graphs.once(site) - (seen.runs == 1 and seen.site == site)
         in_storm = wanted = storms and seen.runs < _WORTH and (seen.in_storm or others >= _UNREPEATED)
-    results = _interpreted(step, site if in_storm else None) if wanted and _may_be_interpreted(step) else None
+    results = _interpreted(run, site if in_storm else None) if wanted and _may_be_interpreted(run, placement) else None
     if results is not None:
         _graphs.ran(name, site, in_storm)
     return results
@@ -183,37 +181,36 @@ def _is_large(graph: Any) -> bool:
     return bool(graph.node_count > _LARGE or graph.distinct_ops > _VARIED)
 
 
-def _may_be_interpreted(step: Step) -> bool:
+def _may_be_interpreted(run: GraphRun, placement: Placement) -> bool:
     return (
-        devices.device(step.device).platform == "cpu"
+        placement.is_alone
+        and devices.device(run.device).platform == "cpu"
         and not abstract.is_on()
-        and not replicas.is_spmd()
         and not modes.in_region()
         and not observer.listeners
-        and _kept_bytes(step) <= _MOST_KEPT
-        and (replicas.world_size() == 1 or replicated.team_of(step.spec) is None)
+        and _kept_bytes(run) <= _MOST_KEPT
     )
 
 
-def _kept_bytes(step: Step) -> int:
-    leaves = step.graph.leaf_shapes
-    found = [leaves[position] for position in step.graph.donated]
+def _kept_bytes(run: GraphRun) -> int:
+    leaves = run.graph.leaf_shapes
+    found = [leaves[position] for position in run.graph.donated]
     return sum(math.prod(shape) * dtypes.FROM_CODE[code].itemsize for shape, code in found)
 
 
-def _interpreted(step: Step, storm: observer.Site | None) -> Sequence[jax.Array] | None:
-    run = observer.interpretation(step.graph, step.device)
-    arrays = [replicated.local(leaf) for leaf in step.leaves()]
+def _interpreted(run: GraphRun, storm: observer.Site | None) -> Sequence[jax.Array] | None:
+    record = observer.interpretation(run)
+    arrays = [replicated.local(leaf) for leaf in run.leaves()]
     try:
-        results = interpreted.run(step, arrays)
+        results = interpreted.run(run, arrays)
     except (recorder.module().NotInterpretable, LoweringError) as error:
         metrics.count("NotInterpretableGraphs")
-        _log.info("a graph of %d ops is compiled, as it cannot be interpreted: %s", step.graph.node_count, error)
+        _log.info("a graph of %d ops is compiled, as it cannot be interpreted: %s", run.graph.node_count, error)
         return None
     if storm is not None and storm not in _told:
         _told.add(storm)
-        observer.storm(step.graph, step.spec, storm, f"xla:{step.device}")
-    step.graph.finish(results)
+        observer.storm(run.graph, run.spec, storm, f"xla:{run.device}")
+    run.graph.finish(results)
     metrics.count("InterpretedGraphs")
-    run.ended()
+    record.ended()
     return results

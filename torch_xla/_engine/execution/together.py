@@ -7,61 +7,51 @@ last one may give the nodes of all graphs their values (recorder.launch_together
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import jax
 
 from torch_xla._engine import recorder
 from torch_xla._engine.diagnostics import errors, metrics, observer
 from torch_xla._engine.execution import programs
-from torch_xla._engine.job import replicas
-from torch_xla._engine.job.thread_group import ThreadGroup
-from torch_xla._engine.parallel import agreement, replicated
+from torch_xla._engine.execution.placement import ReplicaThreadsPlacement
+from torch_xla._engine.execution.programs import Program
+from torch_xla._engine.graph.graph_run import GraphRun
+from torch_xla._engine.job import replicas, thread_group
+from torch_xla._engine.parallel import agreement
 
-if TYPE_CHECKING:
-    from torch_xla._engine.execution.step import Step
 
-
-def run(group: ThreadGroup, step: Step) -> Sequence[jax.Array]:
+def run(graph_run: GraphRun, place: ReplicaThreadsPlacement, found: Program | None) -> Sequence[jax.Array]:
     """Runs the program of all replicas when each has come; returns this one's results.
 
-    Raises RuntimeError where the replicas' graphs differ, thread_group.AbandonedError where one cannot come.
+    ``found`` is the program, if it is known; else the last thread compiles it. Raises RuntimeError where the replicas'
+    graphs differ, thread_group.AbandonedError where one cannot come.
     """
-    known = programs.known_together(step)
-    metrics.count("CachedSyncTensors" if known else "UncachedSyncTensors")
-    exchanges = known.exchanges if known else agreement.exchanges(step.spec)
-    running = observer.execution(step.graph, step.device)
-    what = agreement.summary(exchanges, step.graph.key)
+    group = thread_group.current()
+    assert group is not None
+    if found is None:
+        metrics.count("UncachedSyncTensors")
+    signature = found.exchanges if found else place.collective_signature(graph_run.spec)
+    record = observer.execution(graph_run)
+    what = agreement.summary(signature, graph_run.graph.key)
     results: Sequence[jax.Array] = group.gather(
-        replicas.global_ordinal(), what, step, lambda steps: _run_all(step, steps)
+        replicas.global_ordinal(), what, graph_run, lambda runs: _run_all(graph_run, place, runs)
     )
-    running.under_way(results)
+    record.under_way(results)
     return results
 
 
-def _run_all(own: Step, steps: Sequence[Step]) -> Sequence[Sequence[jax.Array]]:
-    """The results of each, of the program on the joined arguments of all; ``own`` is the step of this thread."""
-    team = replicated.team_of(own.spec)
-    assert team is not None
-    found = programs.known_together(own) or programs.compile_together(own, _joined([s.leaves() for s in steps], team))
+def _run_all(own: GraphRun, place: ReplicaThreadsPlacement, runs: Sequence[GraphRun]) -> Sequence[Sequence[jax.Array]]:
+    """The results of each, of the program on the joined arguments of all; ``own`` is the run of this thread."""
+    found = programs.cache.get(place.cache_key(own))
+    if found is None:
+        found = programs.compiled(own, place, place.join_arguments([run.leaves() for run in runs]))
     if found.handlers is not None:
         found.handlers.take_threads(found.calls_python)
-    arguments = _joined([[*step.numbers(), *step.leaves()] for step in steps], team)
+    arguments = place.join_arguments([[*run.scalars(), *run.leaves()] for run in runs])
     try:
         results: Sequence[Sequence[jax.Array]] = recorder.module().launch_together(
-            [step.graph for step in steps], found.executable, arguments
+            [run.graph for run in runs], found.executable, arguments
         )
     except jax.errors.JaxRuntimeError as error:
         raise errors.explain(error, f"running {found.outline}", own.device, found.outline) from error
     return results
-
-
-def _joined(arguments: Sequence[Sequence[Any]], team: replicated.Team) -> list[jax.Array]:
-    """An array over the team's devices of what each replica has for the same argument."""
-    order = list(team.sharding.mesh.devices.flat)
-    with recorder.wide_types():
-        joined: list[jax.Array] = []
-        for parts in zip(*arguments, strict=True):
-            placed = [jax.device_put(part, device) for part, device in zip(parts, order, strict=True)]
-            joined.append(jax.make_array_from_single_device_arrays(placed[0].shape, team.sharding, placed))
-        return joined

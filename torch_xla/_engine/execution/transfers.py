@@ -17,11 +17,10 @@ import torch
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dtypes, frames, shardings
+from torch_xla._engine.base import dtypes, frames
 from torch_xla._engine.device import abstract, devices
 from torch_xla._engine.device.abstract import AbstractArray
 from torch_xla._engine.diagnostics import errors, journal, metrics, provenance, spans
-from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import replicated, sharded
 
 _log = logging.getLogger("torch_xla.transfer")
@@ -56,7 +55,7 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
         flat = own.dim() > _MOST_DIMS
         host = _to_host(own.reshape(-1) if flat else own)
         with recorder.wide_types():
-            buffer = sharded.put(host) if replicas.is_spmd() else jax.device_put(host, place, may_alias=False)
+            buffer = sharded.put(host, place)
             buffer = buffer.reshape(own.shape) if flat else buffer
             # The caller may write to its tensor as soon as we return.
             buffer.block_until_ready()
@@ -67,13 +66,8 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
 
 
 def _upload_nothing(tensor: torch.Tensor, place: jax.Device) -> AbstractArray:
-    shape = tuple(tensor.shape)
-    sharding = sharded.wanted(shape) if replicas.is_spmd() else SingleDeviceSharding(place)
     _made("upload")
-    array = AbstractArray(shardings.padded(shape, sharding), dtypes.to_numpy(tensor.dtype), sharding)
-    if replicas.is_spmd():
-        sharded.noted(array, sharding)  # type: ignore[arg-type]  # as much of an array as is used
-    return array
+    return sharded.abstract_upload(tuple(tensor.shape), dtypes.to_numpy(tensor.dtype), place)
 
 
 def _to_host(tensor: torch.Tensor) -> np.ndarray:

@@ -21,8 +21,9 @@ import jax
 import numpy as np
 
 from torch_xla._engine import recorder
-from torch_xla._engine.diagnostics import metrics, observer
+from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.execution import heap
+from torch_xla._engine.graph import program_info
 from torch_xla._engine.lowering import on_cpu
 
 _MOST_BYTES = 256 << 20  # of operands, results and what the program needs meanwhile
@@ -56,7 +57,7 @@ def _ends_alone(compiled: jax.stages.Compiled) -> bool:
 
 def run(compiled: jax.stages.Compiled, device: jax.Device) -> None:
     """Runs a harmless program. Raises what jax raises."""
-    heap.keep(observer.sizes(compiled))  # else the memory goes back to the system
+    heap.keep(program_info.program_sizes(compiled))  # else the memory goes back to the system
     with recorder.wide_types():
         operands = [jax.device_put(np.zeros(a.shape, a.dtype), device, may_alias=False) for a in compiled.in_avals[0]]
         jax.block_until_ready(compiled(*operands))

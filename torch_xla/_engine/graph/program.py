@@ -55,6 +55,7 @@ class _Evaluation:
         self.spec = spec
         self.floats, self.ints = on_cpu.one_by_one(floats), on_cpu.one_by_one(ints)
         self.exchanged: jax.Array | None = None  # a result of the last collective
+        self.is_located = hlo_metadata.installed()
         # By the number of the value. Leaves come first, then the nodes, which may be lowered in another order.
         self.values: list[Any] = [*leaves, *[None] * len(spec.nodes)]
         self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves] + [None] * len(spec.nodes)  # a list for several
@@ -112,7 +113,10 @@ class _Evaluation:
             # Not a tensor of the user's: 64 bits, also where the device stores int64 as 32.
             self._set(value, RULES[node.op].function(self.argument(node.args[0])), None)
         else:
-            results = hlo_metadata.located(node.op, node.origin, lambda: self._exchanged(node))
+            if self.is_located:
+                results = hlo_metadata.located(node.op, node.origin, lambda: self._exchanged(node))
+            else:
+                results = self._exchanged(node)
             promised = [dtype for _, dtype in node.outs]
             several = node.is_list or len(node.outs) > 1
             result, dtype = (results, promised) if several else (results[0], promised[0])

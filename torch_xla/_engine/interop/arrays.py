@@ -16,8 +16,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.device import devices
 from torch_xla._engine.execution import executor
-from torch_xla._engine.job import replicas
-from torch_xla._engine.parallel import replicated, sharded
+from torch_xla._engine.parallel import sharded
 
 #: By the id of an array that a user has: a reference that notices its end, and the Node that shares its buffer.
 _shared: dict[int, tuple[weakref.ref[jax.Array], Any]] = {}
@@ -44,7 +43,7 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
         raise TypeError(f"to_jax: expected an xla tensor, got {tensor.dtype}{list(tensor.shape)} on {tensor.device}")
     (node,) = recorder.module().nodes_of([tensor.detach()])
     executor.materialize([node], tensor.device.index)
-    buffer: jax.Array = node.buffer if replicas.is_spmd() else replicated.local(node.buffer)
+    buffer: jax.Array = sharded.value_of(node.buffer)
     if tuple(buffer.shape) != node.shape:  # split unevenly: what only fills it up stays here
         with recorder.wide_types():
             seen: jax.Array = sharded.visible(buffer, node.shape).astype(dtypes.namesake(tensor.dtype))
@@ -70,8 +69,7 @@ def from_jax(array: jax.Array) -> torch.Tensor:
         if placed.dtype != dtypes.to_numpy(dtype):
             placed = placed.astype(dtypes.to_numpy(dtype))
         buffer = _twin(placed)
-    if replicas.is_spmd():
-        sharded.noted(buffer, sharded.named(buffer.sharding))
+    sharded.note_sharding(buffer)
     tensor: torch.Tensor = recorder.module().make_tensor(buffer, dtypes.TO_CODE[dtype], ordinal)
     (node,) = recorder.module().nodes_of([tensor])
     _share(array, node)
@@ -91,8 +89,9 @@ def _dtype(array: jax.Array) -> torch.dtype:
 def _placed(array: jax.Array) -> tuple[jax.Array, int]:
     """The array where an xla device has it, copied only if it lies elsewhere; and the ordinal of that device."""
     current = int(recorder.module().current_device())
-    if replicas.is_spmd():
-        return (array, 0) if sharded.is_spread(array) else (sharded.laid_out(array, sharded.replicated()), 0)
+    spread = sharded.replicate(array)
+    if spread is not None:
+        return spread, 0
     if not array.is_fully_addressable:
         raise ValueError(
             f"from_jax: {array.dtype}{list(array.shape)} has parts on devices of other processes ({array.sharding}); "

@@ -25,10 +25,10 @@ _ENDED = "nothing: it has ended"
 _launches: Counter[tuple[int, ...]] = Counter()
 
 
-def exchanges(spec: specs.GraphSpec) -> list[str]:
-    """The collectives of a graph, a line each: what, of which shapes, among whom; with SPMD all its ops."""
-    nodes = [node for node in spec.nodes if replicas.is_spmd() or specs.is_collective(node)]
-    return [f"{node.op}({_settings(node)}) -> {_shapes(node)}" for node in nodes]
+def exchanges(nodes: Sequence[specs.NodeSpec], every_op: bool) -> list[str]:
+    """The collectives among the nodes, or every op, a line each: what, of which shapes, among whom."""
+    wanted = [node for node in nodes if every_op or specs.is_collective(node)]
+    return [f"{node.op}({_settings(node)}) -> {_shapes(node)}" for node in wanted]
 
 
 def _settings(node: specs.NodeSpec) -> str:
@@ -59,13 +59,13 @@ def launched(members: Team) -> str:
     return place
 
 
-def check(spec: specs.GraphSpec, members: Team) -> None:
-    """Before a graph is compiled: compares it with those that others compile for the same launch.
+def check(lines: Sequence[str], members: Team) -> None:
+    """Before a graph is compiled: compares what it exchanges with what others compile for the same launch.
 
     Raises DisagreementError, which names the ranks and the first collective that differs.
     """
     if replicas.process_count() > 1:
-        compare(exchanges(spec), f"graph/{_place(members.ordinals)}")
+        compare(lines, f"graph/{_place(members.ordinals)}")
 
 
 def compare(mine: Sequence[str], place: str) -> None:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import shardings
@@ -26,6 +26,7 @@ from torch_xla._engine.base.compat import sharding
 from torch_xla._engine.device import abstract, devices
 from torch_xla._engine.device.abstract import AbstractArray
 from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel.replicated import local
 
 #: Of an array of the given shape, how it shall lie; None: replicated.
 Layout = Callable[[tuple[int, ...]], Sharding | None]
@@ -78,6 +79,11 @@ def named(found: Sharding) -> Sharding:
     return sharding.named(found, mesh_devices())
 
 
+def partition_count() -> int:
+    """Into how many partitions XLA splits every program: the devices behind ``xla:0``; 1 without SPMD."""
+    return len(mesh_devices()) if replicas.is_spmd() else 1
+
+
 class _Uploads(threading.local):
     """How this thread's uploads are to lie, and whether each process gives a part of its own."""
 
@@ -102,17 +108,46 @@ def uploads(layout: Layout, parts: bool = False) -> Iterator[None]:
         _uploads.layout, _uploads.parts = before
 
 
-def put(host: np.ndarray) -> jax.Array:
-    """A host array on the devices; unless uploads() says otherwise the same one in every process.
+def put(host: np.ndarray, device: jax.Device) -> jax.Array:
+    """A host array on the device, or with SPMD on all; unless uploads() says otherwise the same one in every process.
 
-    The next buffer made is noted to lie so.
+    With SPMD the next buffer made is noted to lie so.
     """
+    if not replicas.is_spmd():
+        buffer: jax.Array = jax.device_put(host, device, may_alias=False)
+        return buffer
     layout = wanted(host.shape)
     if not _uploads.parts or layout is replicated():
         return laid_out(host, layout)
     with recorder.wide_types():
         array = jax.make_array_from_process_local_data(layout, host)
     return noted(array, layout)
+
+
+def abstract_upload(shape: tuple[int, ...], dtype: np.dtype[Any], device: jax.Device) -> AbstractArray:
+    """What ``put`` gives of a host array of that shape, on devices without values."""
+    sharding = wanted(shape) if replicas.is_spmd() else SingleDeviceSharding(device)
+    array = AbstractArray(shardings.padded(shape, sharding), dtype, sharding)
+    note_sharding(array)
+    return array
+
+
+def note_sharding(array: Any) -> None:
+    """With SPMD the next buffer made is noted to have the sharding of the array; without, nothing is."""
+    if replicas.is_spmd():
+        noted(array, named(array.sharding))
+
+
+def replicate(array: jax.Array) -> jax.Array | None:
+    """The array on all devices, as it is if it is there already; None without SPMD."""
+    if not replicas.is_spmd():
+        return None
+    return array if is_spread(array) else laid_out(array, replicated())
+
+
+def value_of(buffer: jax.Array) -> jax.Array:
+    """What a tensor's buffer holds for this process: with SPMD all of it, else its own part of a global array."""
+    return buffer if replicas.is_spmd() else local(buffer)
 
 
 def wanted(shape: tuple[int, ...]) -> Sharding:
@@ -204,6 +239,13 @@ def _on_all(array: jax.Array) -> jax.Array:
 
 def _forget(number: int) -> None:
     _replicated.pop(number, None)
+
+
+def input_shardings(leaves: Sequence[jax.Array]) -> tuple[Sharding, ...] | None:
+    """The shardings of the leaves as ``placed`` leaves them; None without SPMD."""
+    if not replicas.is_spmd():
+        return None
+    return tuple(leaf.sharding if is_spread(leaf) else replicated() for leaf in leaves)
 
 
 def placed(arguments: Sequence[Any]) -> list[Any]:

@@ -134,6 +134,7 @@ void bind_graph(py::module_& m) {
       .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
       .def_property_readonly("node_count", [](const Graph& g) { return g.nodes.size(); })
       .def_property_readonly("distinct_ops", &distinct_ops)
+      .def("has_any_op", &has_any_op, py::arg("names"))
       .def_property_readonly("new_nodes", &new_nodes)
       .def_property_readonly("recomputed_nodes", &recomputed_nodes)
       .def_property_readonly("root_count", [](const Graph& g) { return g.roots.size(); })

@@ -150,6 +150,15 @@ size_t distinct_ops(const Graph& graph) {
   return found.size();
 }
 
+bool has_any_op(const Graph& graph, const std::vector<std::string>& names) {
+  std::vector<const Op*> ops;
+  for (const auto& name : names) {
+    ops.push_back(find_op(name));
+  }
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                     [&ops](const Node* n) { return std::find(ops.begin(), ops.end(), n->op) != ops.end(); });
+}
+
 size_t new_nodes(const Graph& graph) {
   return std::count_if(graph.nodes.begin(), graph.nodes.end(), [](const Node* n) { return n->computations == 0; });
 }

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "node.h"
@@ -43,6 +44,9 @@ struct Graph {
 // How many operations of a graph differ in the operator, its attributes or the shapes of its operands: the time of a
 // compilation goes with them.
 size_t distinct_ops(const Graph& graph);
+
+// Whether any node of a graph is one of the operators with these names.
+bool has_any_op(const Graph& graph, const std::vector<std::string>& names);
 
 // How many nodes of a graph no read has computed before, and how many two earlier reads or more have computed already.
 size_t new_nodes(const Graph& graph);

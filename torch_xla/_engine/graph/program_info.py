@@ -1,0 +1,84 @@
+"""Plain data about a compiled graph: the bytes that its program needs, and what messages say of the graph.
+
+Compilation makes both and keeps them with the program; diagnostics and the allocator settings of the CPU read them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import torch
+
+from torch_xla._engine.base import dtypes, shardings
+from torch_xla._engine.graph.specs import GraphSpec
+
+_LARGEST = 8  # results that an outline lists
+
+
+@dataclass(slots=True)
+class ProgramSizes:
+    """Bytes on each device of a program: of each result, and what it needs on top of its inputs while it runs.
+
+    ``temporary``: the part of that which is free again when it has run.
+    """
+
+    results: list[int]
+    extra: int = 0
+    temporary: int = 0
+    smallest: int = field(init=False)  # the index of the smallest result
+
+    def __post_init__(self) -> None:
+        self.smallest = min(range(len(self.results)), key=self.results.__getitem__, default=0)
+
+
+def program_sizes(compiled: jax.stages.Compiled) -> ProgramSizes:
+    """The sizes of a program. What it needs while it runs counts as 0 where the compiler does not report it."""
+    results = [
+        shardings.bytes_on_one(info.shape, info.dtype.itemsize, info.sharding)
+        for info in jax.tree.leaves(compiled.out_info)
+    ]
+    stats = memory_analysis(compiled)
+    if stats is None:
+        return ProgramSizes(results)
+    temporary = stats.temp_size_in_bytes
+    return ProgramSizes(results, stats.output_size_in_bytes + temporary - stats.alias_size_in_bytes, temporary)
+
+
+def memory_analysis(compiled: jax.stages.Compiled) -> Any:
+    """XLA's memory statistics of a program; None where the backend has none."""
+    try:
+        return compiled.memory_analysis()
+    except (NotImplementedError, jax.errors.JaxRuntimeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOutline:
+    """What messages say of a graph: the number of its ops, and the largest results with their ops and bytes."""
+
+    ops: int
+    largest: tuple[tuple[int, str, tuple[int, ...], torch.dtype], ...]
+
+    def __str__(self) -> str:
+        return f"a graph of {self.ops} op{'s'[: self.ops != 1]}"
+
+
+def graph_outline(spec: GraphSpec) -> GraphOutline:
+    """The GraphOutline of a graph."""
+    results = [
+        (_bytes(shape, dtype), node.op, tuple(shape), dtype)
+        for node in spec.nodes
+        for shape, dtype in node.outs
+        if dtype is not None
+    ]
+    largest = heapq.nlargest(_LARGEST, results, key=lambda result: result[0])
+    return GraphOutline(len(spec.nodes), tuple(largest))
+
+
+def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    return math.prod(shape) * int(dtypes.to_numpy(dtype).itemsize)
