@@ -110,7 +110,7 @@ def _narrowing(target: Target) -> dict[Any, Any]:
 def _lower(spec: GraphSpec, target: Target, layout: Layout) -> tuple[jax.stages.Lowered, int]:
     moved = _Moved(target)
     function: Callable[..., Any] = program.function(spec)
-    # As in execution/compilation.py, so that a program has the same name on disk: one device is that of the arguments.
+    # As in execution/placement.py, so that a program has the same name on disk: one device is that of the arguments.
     place = SingleDeviceSharding(target.devices[0]) if layout.team is None and layout.spread is None else None
     numbers: list[Any] = [
         jax.ShapeDtypeStruct((spec.floats,), np.float64, sharding=place),

@@ -58,20 +58,20 @@ def compile_graph(spec: specs.GraphSpec, placement: Placement, leaves: Sequence[
     outline = program_info.graph_outline(spec)
     if abstract.is_on():
         return _without_values(spec, outline, placement, leaves)
-    device, scalar_sharding = devices.device(placement.device), placement.scalar_sharding()
+    device = placement.device
     with (
         recorder.wide_types(),
-        errors.explained(lambda: f"compiling {outline}", placement.device, outline),
+        errors.explained(lambda: f"compiling {outline}", placement.ordinal, outline),
         library.offered(device.platform) as (handlers, called),
     ):
-        arguments = [*_numbers(spec, scalar_sharding), *leaves]
+        arguments = [*_numbers(spec, placement.sharding), *leaves]
 
         def build(donates: bool, chosen: bool = True) -> tuple[jax.stages.Compiled, bool]:
             jitted = _jitted(spec, placement, arguments, donates, chosen)
             try:
                 name = graph_names.name(spec, leaves, device, donates) if placement.has_graph_key else None
                 lower = lambda: jitted.lower(*arguments)
-                return compile_cache.build(lower, placement.cacheable_devices(), name, called)
+                return compile_cache.build(lower, placement.cacheable_devices, name, called)
             except sharding.indivisible():
                 if not chosen:
                     raise
@@ -85,13 +85,13 @@ def compile_graph(spec: specs.GraphSpec, placement: Placement, leaves: Sequence[
         sizes = program_info.program_sizes(compiled)
         results = placement.result_shardings(compiled)
         joined = isinstance(placement, ReplicaThreadsPlacement)
-        executable = launch.executable(compiled, scalar_sharding, sizes, results, joined)
+        executable = launch.executable(compiled, placement.sharding, sizes, results, joined)
     if not loaded and len(spec.nodes) >= _LEAVES_MUCH:
         heap.return_free()
     if device.platform == "cpu":
         heap.keep(sizes)
     observer.compiled(compiled, called.total(), len(spec.donated))
-    exchanges = placement.collective_signature(spec)
+    exchanges = placement.collective_signature(spec) if placement.group is not None else ()
     told = handlers if called or calls_python else None
     return Program(executable, compiled, outline, sizes, placement, exchanges, told, calls_python)
 
@@ -106,7 +106,7 @@ def _without_values(
         )
     spread = isinstance(placement, MeshPlacement)
     results = spec.root_shardings if all(spec.root_shardings) or not spread else _chosen(spec, placement, leaves)
-    executable, sizes = abstractly.executable(spec, placement.scalar_sharding(), results if spread else ())
+    executable, sizes = abstractly.executable(spec, placement.sharding, results if spread else ())
     observer.compiled(None)
     return Program(executable, None, outline, sizes, placement)
 
@@ -119,7 +119,7 @@ def _chosen(spec: specs.GraphSpec, placement: Placement, leaves: Sequence[Any]) 
         return [shardings.number(sharded.named(lies), rank) for lies, rank in zip(known, ranks, strict=True)]
     with recorder.wide_types():
         structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for leaf in leaves]
-        arguments = [*_numbers(spec, placement.scalar_sharding()), *structs]
+        arguments = [*_numbers(spec, placement.sharding), *structs]
         lowered = _jitted(spec, placement, arguments, False).lower(*arguments)
         return placement.result_shardings(lowered.compile({"xla_backend_optimization_level": 0}))  # it never runs
 
@@ -135,10 +135,6 @@ def _jitted(
     spec: specs.GraphSpec, placement: Placement, arguments: Sequence[Any], donates: bool, chosen: bool = True
 ) -> Any:
     """The graph as a function of jax that knows where it runs; ``chosen``: XLA lays out what nobody else has."""
-    out_shardings = placement.out_shardings(spec, arguments[2:], chosen)
-    function = placement.program_function(program.function(spec), spec, out_shardings)
-    layout: dict[str, Any] = {}
-    if out_shardings is not None:
-        layout = {"in_shardings": placement.in_shardings(arguments), "out_shardings": out_shardings}
     donated = tuple(position + 2 for position in spec.donated) if donates else ()
-    return jax.jit(function, donate_argnums=donated, keep_unused=True, **layout)
+    function = program.function(spec)
+    return placement.jit(function, spec, arguments, chosen, donate_argnums=donated, keep_unused=True)

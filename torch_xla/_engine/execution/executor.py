@@ -32,7 +32,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import causes, errors, metrics, observer
-from torch_xla._engine.execution import dump, modes, op_by_op, programs, recomputation, storms, together
+from torch_xla._engine.execution import dump, modes, op_by_op, placement, programs, recomputation, storms, together
 from torch_xla._engine.execution.placement import Placement, ReplicaThreadsPlacement
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.lowering import jax_call
@@ -150,7 +150,7 @@ def _run_graph(graph: Any, op_by_op_wanted: bool, section: str) -> Sequence[jax.
 
 
 def _compute_graph(run: GraphRun) -> Sequence[jax.Array]:
-    if run.op_by_op and Placement.of(run).is_alone:
+    if run.op_by_op and placement.is_alone(run):
         return _run_op_by_op(run)
     found = programs.known(run)
     place = Placement.of(run) if found is None else found.placement
@@ -160,17 +160,18 @@ def _compute_graph(run: GraphRun) -> Sequence[jax.Array]:
         results = storms.interpret(run, place)
         if results is not None:
             return results
+    leaves = place.place_inputs(run.graph)
+    if found is None:
         metrics.count("UncachedSyncTensors")
-        found = programs.compiled(run, place)
+        found = programs.compiled(run, place, leaves or run.leaves())
     if not found.repeated:
         storms.runs(run, found)
-    return _launch(run, found)
+    return _launch(run, found, leaves)
 
 
-def _launch(run: GraphRun, found: programs.Program) -> Sequence[jax.Array]:
-    """Runs a program, on the leaves as they lie or as it wants them."""
+def _launch(run: GraphRun, found: programs.Program, leaves: Sequence[jax.Array] | None) -> Sequence[jax.Array]:
+    """Runs a program on the graph's leaves, or on ``leaves``: the same ones as it takes them."""
     group = found.placement.group
-    leaves = found.placement.place_inputs(run.graph)
     if group is not None:
         watchdog.launching(found.exchanges, group)
     if found.handlers is not None:

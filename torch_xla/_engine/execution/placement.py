@@ -44,140 +44,113 @@ from torch_xla._engine.parallel.replicated import Team
 Function = Callable[..., Any]
 
 _COLLECTIVES = sorted(COLLECTIVES)
-_MESH = "mesh"  # in place of a device's ordinal
+_MESH, _THREADS = "mesh", "threads"  # in place of a device's ordinal
 
 
 def cache_keys(run: GraphRun) -> tuple[Hashable, ...]:
     """The keys under which this thread finds a program of the graph, in the order in which to try them."""
     # The id is of an object that lives for good; hashing it costs more.
-    scope, key, precision = _MESH if replicas.is_spmd() else run.device, run.graph.key, id(run.precision)
-    if thread_group.current() is None:
-        return ((scope, key, precision),)
-    return (_threads_scope(), key, precision), (scope, key, precision)
+    own = (_MESH if replicas.is_spmd() else run.device, run.graph.key, id(run.precision))
+    threads = replicas.local_devices()
+    return (((_THREADS, threads), *own[1:]), own) if threads else (own,)
 
 
-def _key(scope: Hashable, run: GraphRun) -> Hashable:
-    return scope, run.graph.key, id(run.precision)
-
-
-def _threads_scope() -> Hashable:
-    return "threads", replicas.local_devices()
+def is_alone(run: GraphRun) -> bool:
+    """``Placement.is_alone`` of a graph, by less work in a job of one replica: eager mode asks for every op."""
+    return not replicas.is_spmd() and (replicas.world_size() == 1 or Placement.of(run).is_alone)
 
 
 class Placement(ABC):
-    """Where a program runs. Never changes; kept with the program.
+    """Where the program of one graph runs. Never changes; kept with the program.
 
-    ``device`` is the ordinal of the xla device. ``group`` are the replicas, or with SPMD the processes, that launch
-    every program of the placement together; None: nobody else takes part. ``has_graph_key``: whether a graph has a key
-    on disk before it is traced (graph_names.py), as nothing but this device decides what its program is.
+    Args:
+      run: a run of the graph.
+      scope: for whom its program is cached in memory.
+      sharding: where the program runs, and its packed number operands are.
+      cacheable_devices: the devices of a program that may be kept on disk; empty for one that may not.
+      group: the replicas, or with SPMD the processes, that launch the program together; None: nobody else does.
     """
 
+    #: Whether a graph has a key on disk before it is traced (graph_names.py): where nothing but this device decides
+    #: what its program is.
     has_graph_key = False
+    #: Whether no other device takes part: the graph may be interpreted, or run op by op.
+    is_alone = False
 
-    def __init__(self, device: int, group: Team | None = None) -> None:
-        self.device, self.group = device, group
+    def __init__(
+        self,
+        run: GraphRun,
+        scope: Hashable,
+        sharding: Sharding,
+        cacheable_devices: Sequence[jax.Device],
+        group: Team | None = None,
+    ) -> None:
+        self.ordinal, self.device = run.device, devices.device(run.device)
+        self.cache_key: Hashable = (scope, run.graph.key, id(run.precision))  # one of ``cache_keys``
+        self.sharding, self.cacheable_devices, self.group = sharding, cacheable_devices, group
+        self.name = f"xla:{run.device}"  # in reports
 
     @staticmethod
     def of(run: GraphRun) -> Placement:
         """The placement of a graph. Raises RuntimeError where its collectives do not fit together (team_of)."""
         if replicas.is_spmd():
-            return MeshPlacement(run.device)
+            return MeshPlacement(run)
         group = replicated.team_of(run.spec) if run.graph.has_any_op(_COLLECTIVES) else None
         if group is None or replicas.represents():
-            return SingleDevicePlacement(run.device, group)
+            return SingleDevicePlacement(run, group)
         if thread_group.current() is not None:
-            return ReplicaThreadsPlacement(run.device, group)
-        return ReplicaGroupPlacement(run.device, group)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether no other device takes part: the graph may be interpreted, or run op by op."""
-        return False
-
-    @abstractmethod
-    def describe(self) -> str:
-        """The placement, as reports name it."""
-
-    @abstractmethod
-    def cache_key(self, run: GraphRun) -> Hashable:
-        """The key under which the program of the graph is cached in memory; one of ``cache_keys``."""
-
-    @abstractmethod
-    def cacheable_devices(self) -> list[jax.Device]:
-        """The devices of a program that may be kept on disk; empty for one that may not."""
-
-    @abstractmethod
-    def scalar_sharding(self) -> Sharding:
-        """Where the program runs, and its packed number operands are."""
+            return ReplicaThreadsPlacement(run, (_THREADS, replicas.local_devices()), group)
+        return ReplicaGroupPlacement(run, run.device, group)
 
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
         """The leaves of a recorder Graph as the program takes them; None: as they are."""
         return None
 
-    def in_shardings(self, arguments: Sequence[Any]) -> Any:
-        """The shardings of (floats, ints, *leaves), for jax.jit."""
-        return self.scalar_sharding()
+    @abstractmethod
+    def jit(
+        self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any
+    ) -> Any:
+        """jax.jit of the graph's function as the program of this placement, with its shardings.
 
-    def out_shardings(self, spec: GraphSpec, leaves: Sequence[Any], unspecified: bool) -> Any:
-        """Those of the results; with ``unspecified`` XLA may choose. None: jit is given none, nor ``in_shardings``."""
-        return self.scalar_sharding()
-
-    def program_function(self, function: Function, spec: GraphSpec, out_shardings: Any) -> Function:
-        """The function of the graph's tensors as one of the program's arrays."""
-        return function
+        Args:
+          arguments: (floats, ints, *leaves), or descriptions of them.
+          unspecified: whether XLA chooses the shardings of results that nobody has marked.
+        """
 
     def result_shardings(self, compiled: jax.stages.Compiled) -> Sequence[int]:
         """The number of each result's sharding; empty where results are on one device, or whole on each."""
         return ()
 
     def collective_signature(self, spec: GraphSpec) -> Sequence[str]:
-        """What all that take part must agree on, a line each."""
+        """What the members of the group must agree on, a line each."""
         return agreement.exchanges(spec.nodes, every_op=False)
 
     def check_collectives(self, spec: GraphSpec) -> None:
-        """Before the graph is compiled. Raises DisagreementError where another process runs different collectives."""
-        if self.group is not None:
-            agreement.check(self.collective_signature(spec), self.group)
+        """Before a group compiles. Raises DisagreementError where another process runs different collectives."""
+        assert self.group is not None
+        agreement.check(self.collective_signature(spec), self.group)
 
 
 class SingleDevicePlacement(Placement):
     """One device, which needs nobody; or which stands for a ``simulated`` group of equal replicas."""
 
-    def __init__(self, device: int, simulated: Team | None = None) -> None:
-        super().__init__(device)
-        self._simulated = simulated
+    def __init__(self, run: GraphRun, simulated: Team | None = None) -> None:
         self._has_peers = replicas.process_count() > 1
-        self._device = devices.device(device)
         self.has_graph_key = not self._has_peers and not replicas.represents()
-
-    @property
-    def is_alone(self) -> bool:
-        return self._simulated is None
-
-    def describe(self) -> str:
-        return f"xla:{self.device}"
-
-    def cache_key(self, run: GraphRun) -> Hashable:
-        return _key(self.device, run)
-
-    def cacheable_devices(self) -> list[jax.Device]:
-        return [self._device]
-
-    def scalar_sharding(self) -> Sharding:
-        return SingleDeviceSharding(self._device)
+        device = devices.device(run.device)
+        super().__init__(run, run.device, SingleDeviceSharding(device), [device])
+        self._simulated, self.is_alone = simulated, simulated is None
 
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
         # A program of a group leaves global arrays.
         return [replicated.local(leaf) for leaf in graph.inputs()] if self._has_peers else None
 
-    def out_shardings(self, spec: GraphSpec, leaves: Sequence[Any], unspecified: bool) -> Any:
-        return None  # the device is that of the arguments; told of it, jax would annotate each value
-
-    def program_function(self, function: Function, spec: GraphSpec, out_shardings: Any) -> Function:
-        return function if self._simulated is None else replicated.represented(function, self._simulated)
-
-    def collective_signature(self, spec: GraphSpec) -> Sequence[str]:
-        return ()
+    def jit(
+        self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any
+    ) -> Any:
+        if self._simulated is not None:
+            function = replicated.represented(function, self._simulated)
+        return jax.jit(function, **options)  # the device is the arguments'; told of it, jax would annotate each value
 
 
 class ReplicaGroupPlacement(Placement):
@@ -185,40 +158,26 @@ class ReplicaGroupPlacement(Placement):
 
     group: Team
 
-    def __init__(self, device: int, group: Team) -> None:
-        super().__init__(device, group)
-
-    @property
-    def is_alone(self) -> bool:
-        return replicas.world_size() == 1
-
-    def describe(self) -> str:
-        return f"xla:{self.device}"
-
-    def cache_key(self, run: GraphRun) -> Hashable:
-        return _key(self.device, run)
-
-    def cacheable_devices(self) -> list[jax.Device]:
-        return replicated.kept_for(self.group.sharding.mesh.devices.flat)
-
-    def scalar_sharding(self) -> Sharding:
-        return self.group.sharding
+    def __init__(self, run: GraphRun, scope: Hashable, group: Team) -> None:
+        super().__init__(run, scope, group.sharding, replicated.kept_for(group.sharding.mesh.devices.flat), group)
+        self.is_alone = replicas.world_size() == 1
 
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
         return replicated.lift(graph.inputs(), self.group)
 
-    def program_function(self, function: Function, spec: GraphSpec, out_shardings: Any) -> Function:
-        return replicated.over(function, self.group)
+    def jit(
+        self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any
+    ) -> Any:
+        function = replicated.over(function, self.group)
+        return jax.jit(function, in_shardings=self.sharding, out_shardings=self.sharding, **options)
 
 
 class ReplicaThreadsPlacement(ReplicaGroupPlacement):
     """The devices of a group of replicas, all driven by threads of this process: one launch serves them all."""
 
-    def describe(self) -> str:
-        return "the threads of all replicas"
-
-    def cache_key(self, run: GraphRun) -> Hashable:
-        return _key(_threads_scope(), run)
+    def __init__(self, run: GraphRun, scope: Hashable, group: Team) -> None:
+        super().__init__(run, scope, group)
+        self.name = "the threads of all replicas"
 
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
         return None  # each thread has its own part of them
@@ -240,33 +199,22 @@ class ReplicaThreadsPlacement(ReplicaGroupPlacement):
 class MeshPlacement(Placement):
     """All devices of the job (SPMD), which every process drives in step."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, run: GraphRun) -> None:
         processes = tuple(range(replicas.process_count()))
-        super().__init__(device, Team(processes, sharded.replicated()) if len(processes) > 1 else None)
-
-    def describe(self) -> str:
-        return "the devices of a mesh (SPMD)"
-
-    def cache_key(self, run: GraphRun) -> Hashable:
-        return _key(_MESH, run)
-
-    def cacheable_devices(self) -> list[jax.Device]:
-        return replicated.kept_for(sharded.mesh_devices())
-
-    def scalar_sharding(self) -> Sharding:
-        return sharded.replicated()
+        group = Team(processes, sharded.replicated()) if len(processes) > 1 else None
+        super().__init__(run, _MESH, sharded.replicated(), replicated.kept_for(sharded.mesh_devices()), group)
+        self.name = "the devices of a mesh (SPMD)"
 
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
         return sharded.placed(graph.inputs())
 
-    def in_shardings(self, arguments: Sequence[Any]) -> Any:
-        return edges.coming(arguments, self.scalar_sharding())
-
-    def out_shardings(self, spec: GraphSpec, leaves: Sequence[Any], unspecified: bool) -> Any:
-        return edges.leaving(spec, leaves, self.scalar_sharding(), unspecified)
-
-    def program_function(self, function: Function, spec: GraphSpec, out_shardings: Any) -> Function:
-        return edges.between(function, spec, out_shardings)
+    def jit(
+        self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any
+    ) -> Any:
+        coming = edges.coming(arguments, self.sharding)
+        leaving = edges.leaving(spec, arguments[2:], self.sharding, unspecified)
+        function = edges.between(function, spec, leaving)
+        return jax.jit(function, in_shardings=coming, out_shardings=leaving, **options)
 
     def result_shardings(self, compiled: jax.stages.Compiled) -> Sequence[int]:
         ranks = [len(info.shape) for info in compiled.out_info]
@@ -276,4 +224,4 @@ class MeshPlacement(Placement):
         ]
 
     def collective_signature(self, spec: GraphSpec) -> Sequence[str]:
-        return agreement.exchanges(spec.nodes, every_op=True) if self.group is not None else ()
+        return agreement.exchanges(spec.nodes, every_op=True)

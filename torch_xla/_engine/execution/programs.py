@@ -32,14 +32,14 @@ def known(run: GraphRun) -> Program | None:
     return None
 
 
-def compiled(run: GraphRun, place: Placement, leaves: Sequence[jax.Array] | None = None) -> Program:
-    """The program of a graph, compiled now, for ``leaves`` or, by default, the graph's own.
+def compiled(run: GraphRun, place: Placement, leaves: Sequence[jax.Array]) -> Program:
+    """The program of a graph, compiled now, for its leaves as it will get them.
 
     Raises LoweringError, XlaError, torch.OutOfMemoryError, DisagreementError.
     """
-    place.check_collectives(run.spec)
-    with observer.compilation(run, place.describe()):
-        leaves = leaves or place.place_inputs(run.graph) or run.leaves()
+    if place.group is not None:
+        place.check_collectives(run.spec)
+    with observer.compilation(run, place.name):
         found = compilation.compile_graph(run.spec, place, leaves)
-    cache.put(place.cache_key(run), found, jax_call.bytes_of(run.spec.nodes))
+    cache.put(place.cache_key, found, jax_call.bytes_of(run.spec.nodes))
     return found

@@ -42,7 +42,7 @@ def run(graph_run: GraphRun, place: ReplicaThreadsPlacement, found: Program | No
 
 def _run_all(own: GraphRun, place: ReplicaThreadsPlacement, runs: Sequence[GraphRun]) -> Sequence[Sequence[jax.Array]]:
     """The results of each, of the program on the joined arguments of all; ``own`` is the run of this thread."""
-    found = programs.cache.get(place.cache_key(own))
+    found = programs.cache.get(place.cache_key)
     if found is None:
         found = programs.compiled(own, place, place.join_arguments([run.leaves() for run in runs]))
     if found.handlers is not None:

@@ -14,10 +14,10 @@ from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.graph import hlo_metadata, in_memory, list_chains, manual
-from torch_xla._engine.graph.specs import IN_PLACE, SCATTER, GraphSpec, NodeSpec, is_collective, operands
+from torch_xla._engine.graph.specs import IN_PLACE, SCATTER, GraphSpec, NodeSpec, operands
 from torch_xla._engine.lowering import RULES, decompose, matmul, on_cpu
 from torch_xla._engine.lowering.apply import LoweringError, apply
-from torch_xla._engine.lowering.collectives import isolated
+from torch_xla._engine.lowering.collectives import COLLECTIVES, isolated
 from torch_xla._engine.lowering.core import key_data
 from torch_xla._engine.lowering.registry import Context, Number, Rule, recorded_with
 from torch_xla._engine.lowering.view_writes import write_view
@@ -61,11 +61,17 @@ class _Evaluation:
         self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves] + [None] * len(spec.nodes)  # a list for several
         self.depths = [0] * len(self.values)  # how many operations in a row made a value, since one that is in memory
         self.chained: Mapping[int, list_chains.Member] = {}
-        self.chain = list_chains.Chain(spec, self.values, self.argument, self._from_chain)
+        self.chain: list_chains.Chain | None = None
+
+    def chain_nodes(self, members: Mapping[int, list_chains.Member]) -> None:
+        """These nodes, by number, are evaluated in chains from now on."""
+        if members:
+            self.chained = members
+            self.chain = list_chains.Chain(self.spec, self.values, self.argument, self._from_chain)
 
     def value(self, number: int) -> Any:
         """The value of that number."""
-        if self.chain.pending(number):
+        if self.chain is not None and self.chain.pending(number):
             self.chain.evaluate()
         return self.values[number]
 
@@ -100,11 +106,12 @@ class _Evaluation:
 
     def run(self, number: int) -> None:
         node, value = self.spec.nodes[number], len(self.spec.leaves) + number
-        if (member := self.chained.get(number)) is not None and self.chain.add(value, node, member):
+        member = self.chained.get(number)
+        if self.chain is not None and member is not None and self.chain.add(value, node, member):
             return
         if node.op == "torch_xla::getitem":
             (_, group), (_, place) = node.args
-            if self.chain.took(group):
+            if self.chain is not None and self.chain.took(group):
                 return
             parts = in_memory.of_place(self.spec, node)
             depth = self.depths[group] if parts is None else self._deepest(parts) + 1
@@ -136,7 +143,7 @@ class _Evaluation:
         return max((self.depths[value] for value in values), default=0)
 
     def _exchanged(self, node: NodeSpec) -> list[Any]:
-        if not is_collective(node):
+        if node.op not in COLLECTIVES:
             return self._results(node)
         values = self.argument(node.args[0])
         results = call(node, [isolated(values, self.exchanged), *map(self.argument, node.args[1:])])
@@ -222,7 +229,8 @@ def function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
         order: Sequence[int] = range(len(spec.nodes))
         waits: Mapping[int, Any] = {}
         if on_cpu.allowed():
-            order, evaluation.chained, waits = in_memory.schedule(spec)
+            order, members, waits = in_memory.schedule(spec)
+            evaluation.chain_nodes(members)
         with matmul.precision(spec.precision):
             for number in order:
                 try:
