@@ -37,15 +37,19 @@ from torch_xla._engine.graph import program_info, specs, summary
 from torch_xla._engine.graph.graph_run import GraphRun
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompileEvent:
-    """One compilation of a graph for a device: at which line of the user's, and why the graph runs."""
+    """One compilation of a graph for a device: at which line of the user's, and why the graph runs.
+
+    ``program``, what comes of it, is set by whoever compiles.
+    """
 
     graph: Any
     spec: specs.GraphSpec
     device: int
     line: str
     cause: str
+    program: Any = None
 
 
 class Listener(Protocol):
@@ -76,22 +80,31 @@ _fallback_log = logging.getLogger("torch_xla.fallback")
 _memory_log = logging.getLogger("torch_xla.memory")
 
 
-@contextmanager
-def compilation(run: GraphRun, place: str) -> Iterator[None]:
-    """Around the lowering and compilation of a graph that was not known; ``place``: for whom, as reports name it."""
-    graph, spec, (device, cause, line) = run.graph, run.spec, site(run)
+def compilation(run: GraphRun, place: str) -> AbstractContextManager[CompileEvent]:
+    """Around the lowering and compilation of a graph that was not known; ``place``: for whom, as reports name it.
+
+    The block sets the event's ``program``.
+    """
+    device, cause, line = site(run)  # here, as within the block contextlib is among the frames
     if analysis.level() >= 1:
-        analysis.graph("Compilation", cause, graph.key, len(spec.leaves), len(spec.roots))
+        analysis.graph("Compilation", cause, run.graph.key, len(run.spec.leaves), len(run.spec.roots))
+    return _compilation(CompileEvent(run.graph, run.spec, device, line, cause), place)
+
+
+@contextmanager
+def _compilation(event: CompileEvent, place: str) -> Iterator[CompileEvent]:
+    graph, spec, device, line, cause = event.graph, event.spec, event.device, event.line, event.cause
     ops = len(spec.nodes)
-    event = CompileEvent(graph, spec, device, line, cause)
     for listener in listeners:
         listener.on_compile_begin(event)
     start = time.perf_counter_ns()
     with progress.compiling(ops), spans.span("compile", spans.program(line, ops)):
-        yield
+        yield event
+        _note_program(event.program, len(spec.donated))
     duration = time.perf_counter_ns() - start
     journal.current().compilations += (journal.Compilation(start, duration, ops, cause, line),)
-    _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
+    if _compile_log.isEnabledFor(logging.INFO):
+        _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
     situation = Situation(line, cause, tuple(journal.current().reads), _provenances(graph, device), ops)
     watcher.compiled((device, cause, line), summary.summarize(spec, graph.key, place), situation)
     for listener in listeners:
@@ -103,17 +116,10 @@ def _provenances(graph: Any, device: int) -> tuple[provenance.Provenance, ...]:
     return tuple(provenance.of(known.get(id(array), 0)) for array in graph.inputs())
 
 
-def compiled(program_: jax.stages.Compiled | None, kernel_calls: int = 0, aliases: int | None = None) -> None:
-    """A program has been compiled or loaded. None: one for devices without values.
-
-    ``kernel_calls``: how often it calls kernels of the CPU; ``aliases``: how many of its inputs its results replace.
-    """
-    metrics.count("CreateCompileHandles")
-    if kernel_calls:
-        metrics.count("CpuKernelCalls", kernel_calls)
-    if aliases is not None:
-        metrics.sample("InputOutputAliasCount", aliases)
-    stats = program_info.memory_analysis(program_) if program_ is not None and analysis.level() >= 1 else None
+def _note_program(program: Any, aliases: int) -> None:
+    """Counts a Program that has been compiled or loaded; ``aliases``: how many of its inputs its results replace."""
+    has_values = program.compiled is not None
+    stats = program_info.memory_analysis(program.compiled) if has_values and analysis.level() >= 1 else None
     if stats is not None:
         analysis.sizes(
             stats.argument_size_in_bytes,
@@ -122,6 +128,11 @@ def compiled(program_: jax.stages.Compiled | None, kernel_calls: int = 0, aliase
             stats.temp_size_in_bytes,
             stats.generated_code_size_in_bytes,
         )
+    metrics.count("CreateCompileHandles")
+    if program.kernel_calls:
+        metrics.count("CpuKernelCalls", program.kernel_calls)
+    if has_values:
+        metrics.sample("InputOutputAliasCount", aliases)
 
 
 def site(run: GraphRun) -> Site:
@@ -140,17 +151,19 @@ def storm(graph: Any, spec: specs.GraphSpec, site: Site, place: str) -> None:
 
 
 class Execution:
-    """One run of a graph: made before it starts, told when it is under way, or has ended. ``kind``: of its time."""
+    """One run of a graph: made before it starts, told when it is under way, or has ended.
 
-    __slots__ = ("_cause", "_device", "_kind", "_line", "_ops", "_start")
+    Args:
+      kind: the metric of its time.
+      span: a block around the launch.
+    """
 
-    def __init__(self, ops: int, device: int, line: str, cause: str, kind: str = "ExecuteTime") -> None:
-        self._ops, self._device, self._line, self._cause, self._kind = ops, device, line, cause, kind
+    __slots__ = ("_cause", "_device", "_kind", "_line", "_ops", "_start", "span")
+
+    def __init__(self, ops: int, where: Site, kind: str, span: AbstractContextManager[Any] = spans.NOTHING) -> None:
+        self._device, self._cause, self._line = where
+        self._ops, self._kind, self.span = ops, kind, span
         self._start = time.perf_counter_ns()
-
-    def launching(self) -> AbstractContextManager[Any]:
-        """Around the launch."""
-        return spans.span("launch", spans.program(self._line, self._ops)) if spans.profiled() else spans.NOTHING
 
     def under_way(self, results: Sequence[jax.Array], token: Any = None) -> None:
         """The program has been launched, and ends when the token, or one of its results, is there.
@@ -192,20 +205,22 @@ def execution(run: GraphRun) -> Execution:
     """Before a program is launched."""
     graph, where = run.graph, site(run)
     device, cause, line = where
+    ops = graph.node_count
     watcher.ran(where)
+    if analysis.level() >= 2:
+        analysis.graph("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
+    span = spans.span("launch", spans.program(line, ops)) if spans.profiled() else spans.NOTHING
     recorder.module().set_provenance(provenance.number("result", line))
     for listener in listeners:
         listener.on_launch(graph, device)
-    if analysis.level() >= 2:
-        analysis.graph("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
-    return Execution(graph.node_count, device, line, cause)
+    return Execution(ops, where, "ExecuteTime", span)
 
 
 def interpretation(run: GraphRun) -> Execution:
     """Before a graph is interpreted, which takes the place of a compilation and an execution."""
-    graph, (device, cause, line) = run.graph, site(run)
-    recorder.module().set_provenance(provenance.number("result", line))
-    return Execution(graph.node_count, device, line, cause, "InterpretTime")
+    where = site(run)
+    recorder.module().set_provenance(provenance.number("result", where[2]))
+    return Execution(run.graph.node_count, where, "InterpretTime")
 
 
 def chain_ended(device: int, start: int, eager: bool) -> None:

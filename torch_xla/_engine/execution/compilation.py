@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import shardings
 from torch_xla._engine.base.compat import launching, sharding
 from torch_xla._engine.device import abstract, devices
-from torch_xla._engine.diagnostics import errors, observer
+from torch_xla._engine.diagnostics import errors
 from torch_xla._engine.execution import abstractly, compile_cache, graph_names, heap, launch
 from torch_xla._engine.execution.placement import MeshPlacement, Placement, ReplicaThreadsPlacement
 from torch_xla._engine.graph import program, program_info, specs
@@ -33,8 +34,8 @@ class Program:
 
     ``executable`` is the recorder's; ``compiled`` is None on devices without values; ``outline`` is what messages say
     of the graph. ``exchanges`` is what all that take part must agree on, a line each. ``handlers`` are to be told of
-    its launches: it calls some of them, or Python. ``launched`` and ``repeated``, whether it has run once and twice,
-    are for storms.py.
+    its launches: it calls some of them (``kernel_calls`` times), or Python. ``launched`` and ``repeated``, whether it
+    has run once and twice, are for storms.py.
     """
 
     executable: Any
@@ -45,6 +46,7 @@ class Program:
     exchanges: Sequence[str] = ()
     handlers: library.Library | None = None
     calls_python: bool = False
+    kernel_calls: int = 0
     launched: bool = False
     repeated: bool = False
 
@@ -70,7 +72,7 @@ def compile_graph(spec: specs.GraphSpec, placement: Placement, leaves: Sequence[
             jitted = _jitted(spec, placement, arguments, donates, chosen)
             try:
                 name = graph_names.name(spec, leaves, device, donates) if placement.has_graph_key else None
-                lower = lambda: jitted.lower(*arguments)
+                lower = functools.partial(jitted.lower, *arguments)
                 return compile_cache.build(lower, placement.cacheable_devices, name, called)
             except sharding.indivisible():
                 if not chosen:
@@ -83,17 +85,16 @@ def compile_graph(spec: specs.GraphSpec, placement: Placement, leaves: Sequence[
             # The user's Python may raise when the program has begun to write over what it was given.
             compiled, loaded = build(False)
         sizes = program_info.program_sizes(compiled)
-        results = placement.result_shardings(compiled)
+        results = placement.result_shardings(compiled) if placement.has_result_shardings else ()
         joined = isinstance(placement, ReplicaThreadsPlacement)
         executable = launch.executable(compiled, placement.sharding, sizes, results, joined)
     if not loaded and len(spec.nodes) >= _LEAVES_MUCH:
         heap.return_free()
     if device.platform == "cpu":
         heap.keep(sizes)
-    observer.compiled(compiled, called.total(), len(spec.donated))
     exchanges = placement.collective_signature(spec) if placement.group is not None else ()
     told = handlers if called or calls_python else None
-    return Program(executable, compiled, outline, sizes, placement, exchanges, told, calls_python)
+    return Program(executable, compiled, outline, sizes, placement, exchanges, told, calls_python, called.total())
 
 
 def _without_values(
@@ -107,7 +108,6 @@ def _without_values(
     spread = isinstance(placement, MeshPlacement)
     results = spec.root_shardings if all(spec.root_shardings) or not spread else _chosen(spec, placement, leaves)
     executable, sizes = abstractly.executable(spec, placement.sharding, results if spread else ())
-    observer.compiled(None)
     return Program(executable, None, outline, sizes, placement)
 
 

@@ -156,12 +156,11 @@ def _compute_graph(run: GraphRun) -> Sequence[jax.Array]:
     place = Placement.of(run) if found is None else found.placement
     if type(place) is ReplicaThreadsPlacement:  # isinstance asks an ABC's registry, in every launch
         return together.run(run, place, found)
+    leaves = place.place_inputs(run.graph)
     if found is None:
         results = storms.interpret(run, place)
         if results is not None:
             return results
-    leaves = place.place_inputs(run.graph)
-    if found is None:
         metrics.count("UncachedSyncTensors")
         found = programs.compiled(run, place, leaves or run.leaves())
     if not found.repeated:
@@ -178,7 +177,7 @@ def _launch(run: GraphRun, found: programs.Program, leaves: Sequence[jax.Array] 
         found.handlers.take_threads(found.calls_python)
     record = observer.execution(run)
     try:
-        with record.launching():
+        with record.span:
             results, token = run.graph.launch(found.executable, leaves)
     except jax.errors.JaxRuntimeError as error:
         raise errors.explain(error, f"running {found.outline}", run.device, found.outline) from error

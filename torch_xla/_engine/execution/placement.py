@@ -74,6 +74,8 @@ class Placement(ABC):
     #: Whether a graph has a key on disk before it is traced (graph_names.py): where nothing but this device decides
     #: what its program is.
     has_graph_key = False
+    #: Whether results may be in parts on several devices: ``result_shardings`` says how.
+    has_result_shardings = False
     #: Whether no other device takes part: the graph may be interpreted, or run op by op.
     is_alone = False
 
@@ -117,9 +119,13 @@ class Placement(ABC):
           unspecified: whether XLA chooses the shardings of results that nobody has marked.
         """
 
-    def result_shardings(self, compiled: jax.stages.Compiled) -> Sequence[int]:
-        """The number of each result's sharding; empty where results are on one device, or whole on each."""
-        return ()
+    def result_shardings(self, compiled: jax.stages.Compiled) -> list[int]:
+        """The number of each result's sharding."""
+        ranks = [len(info.shape) for info in compiled.out_info]
+        return [
+            shardings.number(sharded.named(found), rank)
+            for found, rank in zip(compiled.output_shardings, ranks, strict=True)
+        ]
 
     def collective_signature(self, spec: GraphSpec) -> Sequence[str]:
         """What the members of the group must agree on, a line each."""
@@ -199,6 +205,8 @@ class ReplicaThreadsPlacement(ReplicaGroupPlacement):
 class MeshPlacement(Placement):
     """All devices of the job (SPMD), which every process drives in step."""
 
+    has_result_shardings = True
+
     def __init__(self, run: GraphRun) -> None:
         processes = tuple(range(replicas.process_count()))
         group = Team(processes, sharded.replicated()) if len(processes) > 1 else None
@@ -215,13 +223,6 @@ class MeshPlacement(Placement):
         leaving = edges.leaving(spec, arguments[2:], self.sharding, unspecified)
         function = edges.between(function, spec, leaving)
         return jax.jit(function, in_shardings=coming, out_shardings=leaving, **options)
-
-    def result_shardings(self, compiled: jax.stages.Compiled) -> Sequence[int]:
-        ranks = [len(info.shape) for info in compiled.out_info]
-        return [
-            shardings.number(sharded.named(found), rank)
-            for found, rank in zip(compiled.output_shardings, ranks, strict=True)
-        ]
 
     def collective_signature(self, spec: GraphSpec) -> Sequence[str]:
         return agreement.exchanges(spec.nodes, every_op=True)

@@ -39,7 +39,7 @@ def compiled(run: GraphRun, place: Placement, leaves: Sequence[jax.Array]) -> Pr
     """
     if place.group is not None:
         place.check_collectives(run.spec)
-    with observer.compilation(run, place.name):
-        found = compilation.compile_graph(run.spec, place, leaves)
+    with observer.compilation(run, place.name) as event:
+        found = event.program = compilation.compile_graph(run.spec, place, leaves)
     cache.put(place.cache_key, found, jax_call.bytes_of(run.spec.nodes))
     return found
