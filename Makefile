@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 CLIENTS := .venv-clients
-CPP = $(wildcard torch_xla/_engine/recorder/csrc/*.cpp torch_xla/_engine/recorder/csrc/*.h torch_xla/_engine/handlers/csrc/*.cpp torch_xla/_engine/handlers/csrc/*.h tests/sanitizer_faults/*.cpp)
+CPP = $(shell find torch_xla/_engine/recorder/csrc torch_xla/_engine/cpu_backend/csrc tests/tools/sanitizer_faults -name '*.cpp' -o -name '*.h')
 
 # Containers often set it, and each interpreter that a test starts would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -50,13 +50,13 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal $(PYTEST_ARGS)
 
 smoke: $(READY)
-	$(BIN)/python -m pytest -q tests/test_smoke.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q tests/integration/test_smoke.py $(PYTEST_ARGS)
 
 # In an environment of its own: CUDA libraries of 5 GB come with most releases. The outcome goes into docs/versions.md.
 # CORE=1: only the tests that depend most on torch.
 test-torch:
 	$(if $(TORCH),,$(error say which, as in: make test-torch TORCH=2.15.0 PY=python3.13))
-	$(PYTHON) -m tests.torch_versions $(TORCH) --python $(or $(PY),$(PYTHON)) $(if $(CORE),--core) -- -n auto $(PYTEST_ARGS)
+	$(PYTHON) -m tests.tools.torch_versions $(TORCH) --python $(or $(PY),$(PYTHON)) $(if $(CORE),--core) -- -n auto $(PYTEST_ARGS)
 
 # As users install it, unpinned, on the newest Python there is.
 test-newest:
@@ -80,27 +80,27 @@ $(CLIENTS)/.ready: requirements-dev.txt tests/clients/requirements.txt pyproject
 	@touch $@
 
 test-isa: $(READY)
-	$(BIN)/python -m tests.isa -n auto --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m tests.tools.vector_isa -n auto --dist worksteal $(PYTEST_ARGS)
 
-# Without the flags of tests/quickly.py: programs are optimized as those of users are. All 70,000 random programs. The
+# Without the flags of tests/support/fast_compile_flags.py: programs are optimized as those of users are. All 70,000 random programs. The
 # rules with the emitters that users have. An interrupt at every event of a step, then ten minutes of them at random
 # moments. Some 190 models of transformers and timm, in the environment of their own.
 test-long: test-sanitize $(CLIENTS)/.ready
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
-	    tests/test_random_programs.py tests/test_seams.py tests/test_parity.py tests/test_collectives.py \
-	    tests/test_storms.py tests/test_promotion.py tests/test_exit_order.py \
-	    tests/test_large.py::test_replicas \
-	    tests/test_examples.py::test_llama_killed_at_random_steps $(PYTEST_ARGS)
+	    tests/fuzz/test_random_programs.py tests/fuzz/test_cross_feature.py tests/integration/test_training_parity.py tests/parallel/test_collectives.py \
+	    tests/execution/test_compile_policy.py tests/recorder/test_promotion.py tests/execution/test_exit_order.py \
+	    tests/parallel/test_large_models.py::test_replicas \
+	    tests/integration/test_examples.py::test_llama_killed_at_random_steps $(PYTEST_ARGS)
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n auto --dist worksteal \
 	    tests/lowering tests/ops $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
-	    tests/test_dtype_corners.py tests/test_list_chains.py $(PYTEST_ARGS)
-	$(BIN)/python -m tests.interrupts --seconds 600
+	    tests/lowering/test_dtype_corners.py tests/compilation/test_foreach_fusion.py $(PYTEST_ARGS)
+	$(BIN)/python -m tests.fuzz.interrupts --seconds 600
 	$(CLIENTS)/bin/python -m pytest -q -n auto --dist worksteal -m "" tests/clients/test_zoo.py $(PYTEST_ARGS)
 
 # AddressSanitizer with UBSan, then ThreadSanitizer: the first time, each builds a recorder of its own (minutes).
 test-sanitize: $(READY)
-	$(BIN)/python -m tests.sanitize $(SANITIZE_ARGS)
+	$(BIN)/python -m tests.tools.sanitize $(SANITIZE_ARGS)
 
 # pytest ends with 5 where no test is marked so.
 test-ops: $(READY)
@@ -110,11 +110,11 @@ test-ops: $(READY)
 # libtpu and jax's CUDA plugin come into .venv with it. TARGETS: others than these.
 test-targets: $(READY)
 	$(BIN)/python -m pip install --quiet ".[tpu,cuda]" --requirement requirements-dev.txt
-	$(BIN)/python -m tests.targets $(or $(TARGETS),v5e h100) --output docs/op_coverage.md $(PYTEST_ARGS)
+	$(BIN)/python -m tests.tools.compile_for_targets $(or $(TARGETS),v5e h100) --output docs/op_coverage.md $(PYTEST_ARGS)
 
 # In folders made by debootstrap, which it needs, as root. DEBIAN: bookworm or trixie alone; DEBIAN_ARGS: --quick
 test-debian:
-	$(PYTHON) -m tests.clean_debian $(DEBIAN) $(DEBIAN_ARGS)
+	$(PYTHON) -m tests.tools.clean_debian $(DEBIAN) $(DEBIAN_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -27,7 +27,7 @@ from benchmarks.aot_steps import Split
 from benchmarks.jax_large import Spread, State, Step
 from benchmarks.report import table
 from torch_xla import aot
-from torch_xla._engine.aot import analysis, compiler
+from torch_xla._engine.aot import program_analysis, target_compiler
 
 _HEAD = ["training step", "target", "", "products, GFLOP", "all, GFLOP", "HBM, MB", "peak, MB", "exchanged, MB",
          "compiled in, s"]  # fmt: skip
@@ -81,8 +81,8 @@ def in_jax(name: str, target: aot.Target) -> list[float]:
     arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=rows) for shape, dtype in batch(chips)]
     results = jax.tree.map(lambda a: a.sharding, state), NamedSharding(mesh, PartitionSpec())
     lowered = jax.jit(step, out_shardings=results, donate_argnums=0).lower(state, *arguments)
-    compiled = compiler.compile(compiler.Lowered(target, lowered, chips), None)
-    found = analysis.analyse(compiled)
+    compiled = target_compiler.compile_for_target(target_compiler.TargetProgram(target, lowered, chips), None)
+    found = program_analysis.analyze_program(compiled)
     work, exchanged = found.work, sum(row.bytes for row in found.collectives)
     return _row(work.products, work.flops, work.bytes, found.memory.peak, exchanged, compiled.seconds)
 
@@ -100,7 +100,7 @@ def main() -> None:
     rows = []
     for name in IN_JAX:
         for place in options.targets:
-            target = aot.target(place)
+            target = aot.get_target(place)
             if options.only not in name or name == "Llama-1B" and len(target.devices) == 1:
                 continue
             both = ours(name, target), in_jax(name, target)

@@ -22,8 +22,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import torch_xla.runtime as xr
 from benchmarks import models
-from torch_xla._engine.aot import targets, watching
-from torch_xla._engine.device import abstract
+from torch_xla._engine.aot import program_collector, targets
+from torch_xla._engine.device import abstract_device
 from torch_xla.aot import command, report_data
 
 #: Which dimension of a parameter is shared out among so many chips; None: all have all of it.
@@ -152,14 +152,14 @@ def llama(chips: int) -> Callable[[], object]:
 def main() -> None:
     """Compiles the step, and prints what comes of it."""
     place, name = sys.argv[1:]
-    target = targets.target(place)
+    target = targets.get_target(place)
     chips = len(target.devices)
-    command.use_cpu(target)
+    command.emulate_on_cpu(target)
     if chips > 1:
         xr.use_spmd()
-    watcher = watching.Watcher(target)
-    abstract.switch_on(watcher.results)
-    with watcher.watching():
+    watcher = program_collector.ProgramCollector(target)
+    abstract_device.enable(watcher.results)
+    with watcher.collecting():
         step = llama(chips) if name == "Llama-1B" else steps_of(JOBS[name], chips)
         for _ in range(2):
             step()
@@ -167,7 +167,7 @@ def main() -> None:
     watcher.compile(last)
     if last.error is not None:
         raise last.error
-    row = report_data.program(last, target)
+    row = report_data.program_entry(last, target)
     print(json.dumps({"others": [seen.found is not None for seen in watcher.programs[:-1]], **row}))
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels [--quick] [--only convolution] [--threads 1,2,4]
 
-docs/cpu_kernels.md has its table, which decides what programs call (torch_xla/_engine/lowering/on_cpu.py). An operation
+docs/cpu_kernels.md has its table, which decides what programs call (torch_xla/_engine/lowering/cpu_kernel_call.py). An operation
 without a handler has no third time; eager mode tells how fast one could be. Milliseconds; the contestants take turns,
 and the least counts. The last column says whether a program calls the handler for this much work.
 """
@@ -23,9 +23,9 @@ from torch import Tensor
 
 import torch_xla  # noqa: F401
 from benchmarks.report import no_garbage_collection, setting, table
-from torch_xla._engine.handlers import library
-from torch_xla._engine.lowering import RULES, on_cpu
-from torch_xla._engine.lowering.registry import Context
+from torch_xla._engine.cpu_backend import library
+from torch_xla._engine.lowering import RULES, cpu_kernel_call
+from torch_xla._engine.lowering.registry import LoweringRuleContext
 
 Args = tuple[Any, ...]
 aten = torch.ops.aten
@@ -214,7 +214,7 @@ class _Contest:
         for place, array in zip(self.places, arrays, strict=True):
             args[place] = array
         rule = RULES[self.row.op]
-        context = Context(rule.name, self._promises(), jnp.zeros(2, jnp.uint32) if rule.random else None)
+        context = LoweringRuleContext(rule.name, self._promises(), jnp.zeros(2, jnp.uint32) if rule.random else None)
         # All but the random state of attention, which nobody reads.
         found = _flat(rule.function(context, *args) if rule.ctx else rule.function(*args))
         return [x for x in found if x is not None][: 2 if rule.random else None]
@@ -225,7 +225,7 @@ class _Contest:
 
     def compiled(self, handlers: bool) -> tuple[Callable[[], Any], int]:
         """What runs the rule, and how many calls it has."""
-        with library.offered("cpu" if handlers else "none") as (_, called):
+        with library.kernels_enabled("cpu" if handlers else "none") as (_, called):
             found = jax.jit(self._rule).lower(*self.arrays).compile()
         return lambda: jax.block_until_ready(found(*self.arrays)), called.total()
 
@@ -233,7 +233,7 @@ class _Contest:
         """The cells of the row."""
         xla, _ = self.compiled(handlers=False)
         _, chosen = self.compiled(handlers=True)
-        with mock.patch.object(on_cpu, "pays", return_value=True):
+        with mock.patch.object(cpu_kernel_call, "is_profitable", return_value=True):
             handler, calls = self.compiled(handlers=True)
         contestants = [lambda: self.eager(*self.args), xla, *([handler] if calls else [])]
         found = [least * 1e3 for least in _measure(contestants, seconds)]
@@ -266,11 +266,11 @@ def main() -> None:
     parser.add_argument("--threads", default="", help="numbers of torch's threads, with commas between them")
     options = parser.parse_args()
     chosen = [row for row in rows() if options.only in f"{row.what} {row.op}"]
-    loaded = library.load()
+    loaded = library.load_library()
     assert loaded is not None, "the handlers are turned off, or cannot be built"
     for threads in map(int, filter(None, (options.threads or str(torch.get_num_threads())).split(","))):
         torch.set_num_threads(threads)
-        loaded.take_threads()
+        loaded.set_thread_count()
         with jax.enable_x64(True), no_garbage_collection():
             cells = [_Contest(row).times(0.02 if options.quick else 0.3) for row in chosen]
         print(f"{setting()}, {threads} threads of torch\n\n{table(HEAD, cells)}\n", flush=True)

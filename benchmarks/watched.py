@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.record import CASES, LAYERS, SIZE, Case, State, measure_round, repeat
 from benchmarks.report import no_garbage_collection
 from torch_xla._engine.diagnostics import metrics
-from torch_xla._engine.recorder import origins
+from torch_xla._engine.recorder import source_info
 
 DEEP = 30  # Python frames below the benchmark's own, as deep as a large model
 
@@ -43,9 +43,9 @@ def work() -> None:
         answer = []
         with no_garbage_collection():
             for captured, frames in ((False, 0), (True, 0), (True, DEEP)):
-                origins.capture(captured)
+                source_info.set_capture(captured)
                 answer.append({name: _below(frames, case, device) for name, case in WATCHED.items()})
-        origins.capture(False)
+        source_info.set_capture(False)
         print(json.dumps(answer), flush=True)
 
 

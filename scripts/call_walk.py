@@ -29,14 +29,8 @@ from lint_rules.import_graph import import_graph, levels, module_name
 from lint_rules.sources import ROOT, tracked_files
 
 #: Where the walk begins and ends: module and qualified name of a function. The first module that exists counts.
-ENTRIES = (
-    ("torch_xla._engine.compilation.program_cache", "lookup_program"),
-    ("torch_xla._engine.execution.programs", "known"),
-)
-EXITS = (
-    ("torch_xla._engine.execution.graph_run", "GraphRun.launch"),
-    ("torch_xla._engine.execution.step", "Step.launch"),
-)
+ENTRIES = (("torch_xla._engine.compilation.program_cache", "lookup_program"),)
+EXITS = (("torch_xla._engine.execution.executor", "_launch"),)
 
 LEAF_PACKAGES = tuple(
     f"torch_xla._engine.{name}." for name in ("base", "compat", "device", "job", "lowering", "recorder")

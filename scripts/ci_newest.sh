@@ -44,5 +44,5 @@ outside=$(mktemp -d)
 trap 'rm -rf "$outside"' EXIT
 (cd "$outside" && "$env/bin/python" -W error -c \
     'import jax, torch, torch_xla; print("torch", torch.__version__, "jax", jax.__version__, torch_xla.__file__)')
-"$env/bin/python" -m pytest -q tests/test_smoke.py
+"$env/bin/python" -m pytest -q tests/integration/test_smoke.py
 "$env/bin/python" examples/train_digits.py --check

@@ -17,20 +17,20 @@ import pytest
 import torch
 
 import torch_xla
-from tests import quickly, scripts  # noqa: F401  # the first sets XLA's flags, the second notes the environment
-from torch_xla._engine.diagnostics.recompilation import watcher
-from torch_xla._engine.execution import programs
-from torch_xla._engine.patches import seeding
+from tests.support import fast_compile_flags, scripts  # noqa: F401  # the first sets XLA's flags, the second notes the environment
+from torch_xla._engine.compilation import program_cache
+from torch_xla._engine.diagnostics.recompilation_tracker import watcher
+from torch_xla._engine.torch_patches import manual_seed
 
 #: Files whose tests start processes or wait, the longest first. They are begun before all others, so that none of them
 #: is what one worker still does when the rest have nothing left (`make test` hands the short ones over then).
 LONG_FIRST = [
-    "test_large", "test_sharded",
-    "test_build", "test_process", "test_collectives", "test_examples", "test_parity", "test_fork", "test_docs",
-    "test_hosts", "test_spmd", "test_checkpoints", "test_xla_dist", "test_compile_cache", "test_env_vars_jobs",
-    "test_spawn", "test_errors_fuzz", "test_watching", "test_data_parallel", "test_env_vars", "test_scripts",
-    "test_cache_folders", "test_narrow_dtypes", "test_saving", "test_random_programs", "test_seams", "test_amp",
-    "test_last_failure", "test_checkpoint_folders", "test_process_tree", "test_cpu_kernels", "test_memory",
+    "test_large_models", "test_sharded", "test_build", "test_process_lifetime", "test_collectives", "test_examples",
+    "test_training_parity", "test_fork", "test_docs", "test_multi_host", "test_spmd", "test_distributed_checkpoint",
+    "test_launcher", "test_persistent_cache", "test_env_vars_jobs", "test_spawn", "test_errors_fuzz",
+    "test_diagnostic_variables", "test_data_parallel", "test_env_vars", "test_forked_scripts", "test_cache_folders",
+    "test_storage_dtypes", "test_serialization", "test_random_programs", "test_cross_feature", "test_amp",
+    "test_last_failure", "test_checkpoint_folders", "test_process_tree", "test_cpu_kernels", "test_device_memory",
     "test_devices", "test_jax_options", "test_doctor", "test_stablehlo", "test_compat",
 ]  # fmt: skip
 
@@ -56,13 +56,13 @@ def settled() -> None:
 def fresh() -> None:
     """Nothing pending from the test before, no optimizer without its barrier, no lines captured, seed 0."""
     torch_xla.sync()
-    watcher.calm_down()  # an unexpected compilation in the test before has their capture on for 100 steps
+    watcher.stop_line_capture()  # an unexpected compilation in the test before has their capture on for 100 steps
     # As torch.manual_seed, which notes the whole stack for devices of other kinds, should they be used one day.
     torch.default_generator.manual_seed(0)
-    seeding.seed_all(0)
+    manual_seed.seed_all(0)
 
 
 @pytest.fixture
 def cold() -> None:
     """No program compiled by tests before, whichever these were: for tests that count compilations."""
-    programs.cache.clear()
+    program_cache.cache.clear()

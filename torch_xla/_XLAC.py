@@ -9,8 +9,8 @@ import torch
 from torch_xla import backends
 from torch_xla._engine import recorder
 from torch_xla._engine.diagnostics import metrics
-from torch_xla._engine.execution import pending
-from torch_xla.core import _lowering as lowering  # noqa: F401  # _XLAC.lowering.LoweringContext
+from torch_xla._engine.execution import pending_graph
+from torch_xla.core import _lowering_context as lowering  # noqa: F401  # _XLAC.lowering.LoweringContext
 from torch_xla.distributed.spmd import xla_sharded_tensor
 from torch_xla.torch_xla import real_devices
 
@@ -27,39 +27,39 @@ def _xla_get_devices() -> list[str]:
 
 def _xla_get_default_device() -> str:
     """The current xla device."""
-    return f"xla:{recorder.module().current_device()}"
+    return f"xla:{recorder.bindings().current_device()}"
 
 
 def _xla_set_default_device(device: str) -> str:
     """Makes ``device`` the current one of this thread and returns it."""
     index = recorder.ordinal(device)
-    recorder.module().set_current_device(index)
+    recorder.bindings().set_current_device(index)
     return f"xla:{index}"
 
 
 def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
     """The graph that computes the tensors, as text; nothing runs."""
-    return pending.render("_get_xla_tensors_text", tensors, "text")
+    return pending_graph.render_pending("_get_xla_tensors_text", tensors, "text")
 
 
 def _get_xla_tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
     """The graph that computes the tensors, for Graphviz."""
-    return pending.render("_get_xla_tensors_dot", tensors, "dot")
+    return pending_graph.render_pending("_get_xla_tensors_dot", tensors, "dot")
 
 
 def _get_xla_tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
     """The graph that computes the tensors, as HLO."""
-    return pending.render("_get_xla_tensors_hlo", tensors, "hlo")
+    return pending_graph.render_pending("_get_xla_tensors_hlo", tensors, "hlo")
 
 
 def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
     """16 bytes that are equal for graphs that are one program: the same operations on the same shapes."""
-    return pending.key("_get_graph_hash", tensors)
+    return pending_graph.pending_key("_get_graph_hash", tensors)
 
 
 def _get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:
     """What is known of a tensor: its id, shape and device, how it lies, and the graph that computes it if it waits."""
-    text = pending.render("_get_xla_tensor_debug_info", [tensor], "text")
+    text = pending_graph.render_pending("_get_xla_tensor_debug_info", [tensor], "text")
     lies = _get_xla_sharding_spec(tensor) or "on one device"
     head = f"id: {_xla_get_tensor_id(tensor)}, {tensor.dtype}{list(tensor.shape)} on {tensor.device}, {lies}"
     return f"XLATensor {{{head}}}\n{text}"
@@ -85,4 +85,4 @@ def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
 
     RuntimeError for a tensor of another device.
     """
-    return int(recorder.module().tensor_id(tensor))
+    return int(recorder.bindings().tensor_id(tensor))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torch_xla._engine.base.commands import looks_at_importing as _looks_at_importing
+from torch_xla._engine.base.diagnostic_commands import is_diagnostic_command as _looks_at_importing
 from torch_xla._version import __version__
 
 if not _looks_at_importing():  # a command that says why importing fails has to come as far as running
-    from torch_xla._engine import start as _start
+    from torch_xla._engine import startup as _start
 
-    _start.start()
+    _start.initialize()
 
     from torch_xla import _XLAC, backends, debug, experimental, runtime, stablehlo
     from torch_xla.stablehlo import save_as_stablehlo, save_torch_model_as_stablehlo

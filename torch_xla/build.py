@@ -30,13 +30,13 @@ def main(argv: Sequence[str]) -> int:
         help="copy them beside their sources as well, where a wheel is made from them",
     )
     options = parser.parse_args(argv)
-    from torch_xla._engine.handlers import library  # imports torch, which --help does without
+    from torch_xla._engine.cpu_backend import library  # imports torch, which --help does without
     from torch_xla._engine.recorder import build, toolchain
 
     try:
         build.load_recorder()  # a build that cannot be imported is none
-        for extension in (build.the_recorder(), library.the_kernels()):
-            path = build.built(extension)
+        for extension in (build.recorder_extension(), library.kernel_extension()):
+            path = build.build_or_find(extension)
             print(build.store_in_package(extension, path) if options.into_package else path)
     except toolchain.RecorderBuildError as error:
         print(error, file=sys.stderr)

@@ -16,7 +16,7 @@ import jax
 import torch
 from torch.func import functional_call
 
-from torch_xla._engine.interop import arrays, as_jax, gradients
+from torch_xla._engine.capture import array_sharing, autograd_function, torch_to_jax
 
 __all__ = ["from_jax", "jax_function", "module_as_jax", "to_jax", "torch_function_as_jax"]
 
@@ -30,7 +30,7 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
     as long as the tensor is used. Where the device stores a dtype as a narrower one (``XLA_USE_BF16``), and only there,
     it is a copy. TypeError for a tensor of another device.
     """
-    return arrays.to_jax(tensor)
+    return array_sharing.to_jax(tensor)
 
 
 def from_jax(array: jax.Array) -> torch.Tensor:
@@ -41,7 +41,7 @@ def from_jax(array: jax.Array) -> torch.Tensor:
     donated to a function of jax, as long as the tensor is used. TypeError for what is no array, or of a dtype that
     torch lacks; ValueError for an array that was deleted, or has parts in other processes.
     """
-    return arrays.from_jax(array)
+    return array_sharing.from_jax(array)
 
 
 def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,7 +54,7 @@ def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        return gradients.call(function, args, kwargs)
+        return autograd_function.call_with_gradient(function, args, kwargs)
 
     return called
 
@@ -67,7 +67,7 @@ def torch_function_as_jax(function: Callable[..., Any]) -> Callable[..., Any]:
     needs ``seed=``, an integer. RuntimeError where it is not pure: it asks for values, uses xla tensors that are no
     arguments, or writes to an argument.
     """
-    return as_jax.as_jax(function)
+    return torch_to_jax.torch_function_as_jax(function)
 
 
 def module_as_jax(module: torch.nn.Module) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
@@ -81,4 +81,6 @@ def module_as_jax(module: torch.nn.Module) -> tuple[Callable[..., Any], dict[str
         return functional_call(module, parameters, args, kwargs)
 
     forward.__name__ = type(module).__name__
-    return as_jax.as_jax(forward), {name: arrays.to_jax(tensor) for name, tensor in tensors.items()}
+    return torch_to_jax.torch_function_as_jax(forward), {
+        name: array_sharing.to_jax(tensor) for name, tensor in tensors.items()
+    }

@@ -17,9 +17,9 @@ import torch
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import devices, plugins
-from torch_xla._engine.execution import programs
-from torch_xla._engine.execution.compile_cache import initialize as initialize_cache  # noqa: F401
+from torch_xla._engine.compilation import program_cache
+from torch_xla._engine.compilation.persistent_cache.cache import initialize as initialize_cache  # noqa: F401
+from torch_xla._engine.device import devices, pjrt_plugins
 from torch_xla._engine.job import replicas
 
 
@@ -28,7 +28,7 @@ def device_type() -> str:
 
     Where nobody has asked for a kind and no device was used yet, the kind that will be found when one is.
     """
-    return devices.kind()
+    return devices.device_type()
 
 
 def set_device_type(pjrt_device: str) -> None:
@@ -36,7 +36,7 @@ def set_device_type(pjrt_device: str) -> None:
 
     Sets PJRT_DEVICE. Raises RuntimeError when a device of another kind is in use already.
     """
-    if devices.started() and pjrt_device.upper() != device_type():
+    if devices.backend_started() and pjrt_device.upper() != device_type():
         raise RuntimeError(
             f"set_device_type: devices of kind {device_type()} are in use already; choose {pjrt_device.upper()} before "
             "the first xla tensor is made"
@@ -93,7 +93,7 @@ def local_process_count() -> int:
 
 def host_index() -> int:
     """This machine's number among those of the job, from 0, where every machine has as many processes."""
-    plugin = plugins.known(devices.kind())
+    plugin = pjrt_plugins.registered_plugin(devices.device_type())
     if plugin is not None:
         return plugin.host_index()
     return replicas.process_index() // replicas.local_process_count()
@@ -148,7 +148,7 @@ def get_master_ip() -> str:
 
 def get_num_cached_compilation_graph() -> int:
     """How many compiled programs are kept in memory."""
-    return len(programs.cache)
+    return len(program_cache.cache)
 
 
 def is_spmd() -> bool:
@@ -170,7 +170,11 @@ def use_spmd(auto: bool | None = False) -> None:
     """
     if auto:
         raise NotImplementedError("use_spmd(auto=True): mark the inputs and parameters, XLA chooses the rest")
-    live = [n for n in range(1, devices.count()) if recorder.module().live_tensor_count(n)] if devices.started() else []
+    live = (
+        [n for n in range(1, devices.count()) if recorder.bindings().live_tensor_count(n)]
+        if devices.backend_started()
+        else []
+    )
     if live:
         raise RuntimeError(f"use_spmd: tensors live on xla:{live[0]}; there is only xla:0 with SPMD, so call it first")
     replicas.use_spmd()

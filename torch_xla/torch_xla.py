@@ -9,37 +9,37 @@ from typing import Any, ParamSpec, TypeVar, overload
 import torch
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dynamo
+from torch_xla._engine.base import dynamo_hooks
 from torch_xla._engine.device import devices as _devices
-from torch_xla._engine.diagnostics import causes
+from torch_xla._engine.diagnostics import sync_reasons
 from torch_xla._engine.execution import barrier
-from torch_xla._engine.execution import regions as _regions
+from torch_xla._engine.execution import compile_region as _regions
 from torch_xla._engine.job import replicas as _replicas
-from torch_xla._engine.patches import seeding as _seeding
+from torch_xla._engine.torch_patches import manual_seed as _seeding
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dynamo.breaks_graph
+@dynamo_hooks.graph_break
 def device(index: int | None = None) -> torch.device:
     """The xla device of that ordinal, or the current one. IndexError, and RuntimeError, for one that does not exist."""
     return torch.device("xla", recorder.ordinal(index))
 
 
-@dynamo.breaks_graph
+@dynamo_hooks.graph_break
 def devices() -> list[torch.device]:
     """All xla devices of this process."""
     return [torch.device("xla", i) for i in range(device_count())]
 
 
-@dynamo.breaks_graph
+@dynamo_hooks.graph_break
 def device_count() -> int:
     """The number of xla devices of this process; starts the backend."""
     return _devices.count()
 
 
-@dynamo.breaks_graph
+@dynamo_hooks.graph_break
 def real_devices() -> list[str]:
     """The hardware behind each xla device, such as ``CPU:0`` or ``TPU:3``."""
     return [_devices.hardware_name(i) for i in range(device_count())]
@@ -59,12 +59,12 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
 @contextmanager
 def step() -> Iterator[None]:
     """Wraps one step: a barrier before it and one after it, also when it raises."""
-    with causes.because(causes.STEP):
+    with sync_reasons.sync_reason(sync_reasons.STEP):
         sync()
     try:
         yield
     finally:
-        with causes.because(causes.STEP):
+        with sync_reasons.sync_reason(sync_reasons.STEP):
             sync()
 
 
@@ -90,9 +90,9 @@ def compile(
       max_different_graphs: RuntimeError instead of one graph more than that; wrappers of one function count together.
     """
     if f is None:
-        return _regions.region(name, full_graph, max_different_graphs)
+        return _regions.named_region(name, full_graph, max_different_graphs)
     label = name if name is not None else str(getattr(f, "__name__", f))
-    return _regions.of_function(f, label, full_graph, max_different_graphs)(f)
+    return _regions.function_region(f, label, full_graph, max_different_graphs)(f)
 
 
 def launch(
@@ -114,7 +114,7 @@ def launch(
     xla_multiprocessing.spawn(fn, args, nprocs=1 if debug_single_process else None, start_method=start_method)
 
 
-@dynamo.breaks_graph
+@dynamo_hooks.graph_break
 def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:
     """Seeds the random numbers of one xla device (default: the current one)."""
-    recorder.module().set_seed(recorder.ordinal(device), seed & _seeding.MASK)
+    recorder.bindings().set_seed(recorder.ordinal(device), seed & _seeding.MASK)

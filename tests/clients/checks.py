@@ -18,7 +18,7 @@ from torch import nn
 
 import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
-from tests.helpers import READING, Counts, counts
+from tests.support.helpers import READING, Counts, counts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: What processes start with: libraries set variables in this one as they go (accelerate LOCAL_RANK, for one).

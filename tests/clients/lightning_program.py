@@ -53,7 +53,7 @@ class Module(lightning.LightningModule):
     def on_train_epoch_end(self) -> None:
         """What is asked in the process that trains."""
         weight = self.net[0].weight
-        (node,) = recorder.module().nodes_of([weight])
+        (node,) = recorder.bindings().nodes_of([weight])
         checks.assert_nothing_on_the_cpu()
         if self.global_rank == 0 and self.current_epoch == EPOCHS - 1:
             told = {"device": str(weight.device), "dtype": str(weight.dtype), "stored": str(node.buffer.dtype)}

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_xla
-from tests.clients import checks, small
+from tests.clients import checks, tiny_trainers
 
 
 def steps(model: nn.Module, loss_of: Callable[[], torch.Tensor], count: int = 4) -> list[float]:
@@ -46,14 +46,14 @@ def test_peft(tmp_path: Path) -> None:
     """LoRA: only the adapters learn; they are saved, loaded, and merged."""
     peft = checks.library("peft")
     words = torch.arange(24).reshape(2, 12)
-    there, here = small.adapted(), small.adapted().to("xla")
+    there, here = tiny_trainers.adapted(), tiny_trainers.adapted().to("xla")
     with checks.on_xla(here) as moved:
         losses = steps(here, lambda: here(input_ids=words.to("xla"), labels=words.to("xla")).loss)
     checks.assert_close(losses, steps(there, lambda: there(input_ids=words, labels=words).loss))
     assert losses[-1] < losses[0] and moved.compilations <= 4
     here.save_pretrained(tmp_path)  # type: ignore[operator]
     assert (tmp_path / "adapter_model.safetensors").exists()
-    loaded = peft.PeftModel.from_pretrained(small.llama(), tmp_path)  # type: ignore[operator]
+    loaded = peft.PeftModel.from_pretrained(tiny_trainers.llama(), tmp_path)  # type: ignore[operator]
     expected = there(words).logits
     checks.assert_close([loaded.to("xla")(words.to("xla")).logits], [expected], rtol=1e-3, atol=1e-4)
     checks.assert_close([here.merge_and_unload()(words.to("xla")).logits], [expected], rtol=1e-3, atol=1e-4)  # type: ignore[operator]
@@ -93,10 +93,10 @@ def test_diffusers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch_xla. aten::")  # the table says which
-@pytest.mark.parametrize("name", small.METRICS)
+@pytest.mark.parametrize("name", tiny_trainers.METRICS)
 def test_torchmetrics(name: str) -> None:
     metrics = checks.library("torchmetrics")
-    options, on_the_cpu = small.METRICS[name]
+    options, on_the_cpu = tiny_trainers.METRICS[name]
     torch.manual_seed(0)
     if options:
         batches = [(torch.randn(16, 5).softmax(-1), torch.arange(16) % 5) for _ in range(2)]
@@ -235,16 +235,16 @@ def kept_batches(trainer: Any) -> list[Any]:
 def test_sentence_transformers(tmp_path: Path) -> None:
     """Sentences as vectors, and the library's own Trainer."""
     losses_of = checks.library("sentence_transformers.losses")
-    small.save_bert(tmp_path)
-    here, there = (small.sentence_transformer(tmp_path, device) for device in ("xla", "cpu"))
+    tiny_trainers.save_bert(tmp_path)
+    here, there = (tiny_trainers.sentence_transformer(tmp_path, device) for device in ("xla", "cpu"))
     with checks.on_xla(here):
         found = here.encode(["w1 w2 w3", "w4 w5"], convert_to_tensor=True)
     checks.assert_close([found], [there.encode(["w1 w2 w3", "w4 w5"], convert_to_tensor=True)])
-    trainer = small.sentences(tmp_path, here, max_steps=6)
+    trainer = tiny_trainers.sentences(tmp_path, here, max_steps=6)
     batches = kept_batches(trainer)
     with checks.on_xla(here):
         trainer.train()
-    losses = small.losses_of(trainer)
+    losses = tiny_trainers.losses_of(trainer)
     assert losses[-1] < losses[0]
 
     criterion = losses_of.MultipleNegativesRankingLoss(there.train())
@@ -256,11 +256,14 @@ def test_sentence_transformers(tmp_path: Path) -> None:
 
 def test_trl(tmp_path: Path) -> None:
     """SFT of a tiny Llama."""
-    trainer, oracle = small.sft(tmp_path, max_steps=5, per_device_train_batch_size=4), small.llama().train()
+    trainer, oracle = (
+        tiny_trainers.sft(tmp_path, max_steps=5, per_device_train_batch_size=4),
+        tiny_trainers.llama().train(),
+    )
     batches = kept_batches(trainer)
     with checks.on_xla(trainer.model):
         trainer.train()
-    losses = small.losses_of(trainer)
+    losses = tiny_trainers.losses_of(trainer)
     assert losses[-1] < losses[0] - 0.2
     optimizer = torch.optim.AdamW(oracle.parameters(), lr=5e-3, weight_decay=0.0)
     expected = checks.replay(oracle, batches[:5], optimizer, lambda batch: oracle(**batch).loss, clip=1.0)

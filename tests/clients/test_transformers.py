@@ -12,7 +12,8 @@ from torch import nn
 
 from tests.clients import checks
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.execution import programs, storms
+from torch_xla._engine.compilation import program_cache
+from torch_xla._engine.execution import compile_policy
 
 transformers = checks.library("transformers")
 checks.library("accelerate")
@@ -218,7 +219,7 @@ def test_generate_with_a_static_cache(name: str) -> None:
     compilations = {}
     for tokens in (12, 20):
         options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "cache_implementation": "static"}
-        programs.cache.clear()
+        program_cache.cache.clear()
         with checks.on_xla(model) as moved:
             found = model.generate(words.to("xla"), do_sample=False, **options)  # type: ignore[operator]
         compilations[tokens] = moved.compilations
@@ -237,11 +238,11 @@ def test_first_call_of_64_tokens(name: str, cache: str, monkeypatch: pytest.Monk
     expected, model = generator(name), generator(name).to("xla")
     options = {"max_new_tokens": 64, "min_new_tokens": 64, "do_sample": False, "cache_implementation": cache}
     monkeypatch.setitem(settings.__dict__, "TORCH_XLA_STORM", "interpret")
-    programs.cache.clear()
-    storms.forget()
+    program_cache.cache.clear()
+    compile_policy.reset()
     with checks.on_xla(model) as moved:
         found = model.generate(words.to("xla"), **options)  # type: ignore[operator]
-    assert moved.compilations <= 8 and moved["NotInterpretableGraphs"] == 0
+    assert moved.compilations <= 8 and moved["InterpreterUnsupportedGraphs"] == 0
     assert cache == "static" or moved["InterpretedGraphs"] >= 56
     assert found.cpu().tolist() == expected.generate(words, **options).tolist()  # type: ignore[operator]
 

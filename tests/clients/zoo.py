@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import torch_xla
-from tests.helpers import Counts, counts, to
+from tests.support.helpers import Counts, counts, to
 
 Batch = dict[str, Any]
 STEPS, RATE = 3, 0.01

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
-from rule_check import together
 
-from tests import targets
+from tests.support.rule_check import together
+from tests.tools import compile_for_targets
 
-targets.install()
+compile_for_targets.install()
 
 
 @pytest.hookimpl(wrapper=True)

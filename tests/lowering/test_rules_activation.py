@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import torch
-from rule_check import check, each, run
 
-import torch_xla._engine.lowering.activation
-import torch_xla._engine.lowering.activation_backward  # noqa: F401
+import torch_xla._engine.lowering.rules.activation
+import torch_xla._engine.lowering.rules.activation_backward  # noqa: F401
+from tests.support.rule_check import check, each, run
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 EDGES = torch.tensor([0.0, -0.0, 0.5, -0.5, 1, -1, 3, -3, 6, -6, 25, -25, 100, -100, math.inf, -math.inf, math.nan])

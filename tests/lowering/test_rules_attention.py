@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_xla
-from tests.helpers import counts
+from tests.support.helpers import counts
 from torch_xla._engine.base import dtypes, partitioning
-from torch_xla._engine.execution import programs
-from torch_xla._engine.lowering import RULES, attention
-from torch_xla._engine.lowering.registry import Context
+from torch_xla._engine.compilation import program_cache
+from torch_xla._engine.lowering import RULES
+from torch_xla._engine.lowering.registry import LoweringRuleContext
+from torch_xla._engine.lowering.rules import attention
 
 ONE_OP = "xla::_scaled_dot_product_efficient_attention"
 
@@ -63,7 +64,7 @@ MASKS = {
 @pytest.mark.parametrize("name", list(MASKS))
 def test_masks(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "BLOCK_ELEMENTS", block)  # 5 rows in one block, or in three of two
-    programs.cache.clear()
+    program_cache.cache.clear()
     _assert_as_on_cpu(_inputs(4, 4, 5, 7), MASKS[name])
 
 
@@ -90,7 +91,7 @@ def test_blocks(query: tuple[int, ...], key: tuple[int, ...], devices: int, monk
 @pytest.mark.parametrize("block", [attention.BLOCK_ELEMENTS, 2 * 4 * 2 * 7])
 def test_causal(rows: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "BLOCK_ELEMENTS", block)
-    programs.cache.clear()
+    program_cache.cache.clear()
     _assert_as_on_cpu(_inputs(4, 4, rows, 7), is_causal=True)
 
 
@@ -98,14 +99,14 @@ def test_causal_blocks_have_the_keys_that_they_see(monkeypatch: pytest.MonkeyPat
     """Two blocks of two rows: scores of two keys, and of four. Backward computes them itself."""
     monkeypatch.setattr(attention, "BLOCK_ELEMENTS", 8)
     call, x = attention.Attention(1.0, True), jax.ShapeDtypeStruct((1, 1, 4, 3), np.float32)
-    forward = str(jax.make_jaxpr(lambda q, k, v: attention.attend(call, q, k, v, None))(x, x, x))
+    forward = str(jax.make_jaxpr(lambda q, k, v: attention.attention_forward(call, q, k, v, None))(x, x, x))
     assert "f32[1,1,1,2,2] = dot_general" in forward and "f32[1,1,1,2,4] = dot_general" in forward, forward
     assert "scan" not in forward
     lse = jax.ShapeDtypeStruct((1, 1, 4), np.float32)
     backward = str(
-        jax.make_jaxpr(lambda do, q, k, v, o, lse: attention.attend_backward(call, do, q, k, v, None, o, lse, False))(
-            x, x, x, x, x, lse
-        )
+        jax.make_jaxpr(
+            lambda do, q, k, v, o, lse: attention.attention_backward(call, do, q, k, v, None, o, lse, False)
+        )(x, x, x, x, x, lse)
     )
     assert backward.count("f32[1,1,1,2,2] = dot_general") == 2 == backward.count("f32[1,1,1,2,4] = dot_general")
     assert backward.count("optimization_barrier") == 2, "else XLA keeps the scores of forward"
@@ -133,12 +134,12 @@ def test_16_bit_products_have_16_bit_factors(dtype: torch.dtype) -> None:
 
 def _factors_of_products(dtype: torch.dtype) -> set[str]:
     """The element types of the factors of all products in both directions, as the rules build them."""
-    narrow = dtypes.to_numpy(dtype)
+    narrow = dtypes.storage_numpy_dtype(dtype)
     wide = np.dtype(np.float32)
 
     def both(q: jax.Array, seed: jax.Array) -> object:
         outs = [(q.shape, dtype), ((2, 4, 32), torch.float32), ((), torch.int64), ((), torch.int64)]
-        context = Context(ONE_OP, outs, seed=seed)
+        context = LoweringRuleContext(ONE_OP, outs, seed=seed)
         out, lse, *rng = RULES["aten::_scaled_dot_product_efficient_attention"].function(context, q, q, q, None, True)
         backward = RULES["aten::_scaled_dot_product_efficient_attention_backward"].function
         return backward(context, out, q, q, q, None, out, lse.astype(wide), *rng, 0.0, [True] * 3 + [False])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from jax import lax
-from rule_check import check, each
 
-import torch_xla._engine.lowering.convolution  # noqa: F401
+import torch_xla._engine.lowering.rules.convolution  # noqa: F401
+from tests.support.rule_check import check, each
 
 # input, weight, stride, padding, dilation, transposed, output_padding, groups
 CASES = {

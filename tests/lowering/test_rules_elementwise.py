@@ -10,19 +10,19 @@ import jax.numpy as jnp
 import pytest
 import torch
 from jax import lax
-from rule_check import check, each
 
-import torch_xla._engine.lowering.binary
-import torch_xla._engine.lowering.bitwise
 import torch_xla._engine.lowering.cast
-import torch_xla._engine.lowering.comparison
-import torch_xla._engine.lowering.complex
-import torch_xla._engine.lowering.foreach
-import torch_xla._engine.lowering.special
-import torch_xla._engine.lowering.ternary
-import torch_xla._engine.lowering.unary  # noqa: F401
+import torch_xla._engine.lowering.rules.binary
+import torch_xla._engine.lowering.rules.bitwise
+import torch_xla._engine.lowering.rules.comparison
+import torch_xla._engine.lowering.rules.complex
+import torch_xla._engine.lowering.rules.foreach
+import torch_xla._engine.lowering.rules.special
+import torch_xla._engine.lowering.rules.ternary
+import torch_xla._engine.lowering.rules.unary  # noqa: F401
+from tests.support.rule_check import check, each
 from torch_xla._engine.lowering import RULES
-from torch_xla._engine.lowering.registry import Context
+from torch_xla._engine.lowering.registry import LoweringRuleContext
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 U8, I8, I32, I64, BOOL, C64 = torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool, torch.complex64
@@ -491,7 +491,7 @@ def test_16_bits_as_on_accelerators(dtype: torch.dtype, monkeypatch: pytest.Monk
 @each("name", ONCE)
 def test_accelerators_keep_16_bits(place: str, name: str) -> None:
     """Else XLA leaves out the conversions between two operators, and float32 is what it keeps in memory."""
-    context = Context(f"aten::{name}", [((8,), BF16)])
+    context = LoweringRuleContext(f"aten::{name}", [((8,), BF16)])
     program = jax.jit(lambda *xs: RULES[context.op].function(context, *xs))
     traced = program.trace(*[jax.ShapeDtypeStruct((8,), jnp.bfloat16)] * ONCE[name])
     text = traced.lower(lowering_platforms=(place,)).as_text()

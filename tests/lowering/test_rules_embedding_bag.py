@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.helpers import counts
+from tests.support.helpers import counts
 
 INDICES = torch.tensor([1, 2, 2, 5, 0, 2, 4])
 OFFSETS = torch.tensor([0, 3, 3, 4])  # the second bag is empty

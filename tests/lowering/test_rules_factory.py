@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from rule_check import batches, check
 
-import torch_xla._engine.lowering.factory  # noqa: F401
+import torch_xla._engine.lowering.rules.factory  # noqa: F401
+from tests.support.rule_check import batches, check
 
 X = torch.arange(6.0).reshape(2, 3)
 N = torch.arange(6).reshape(2, 3)

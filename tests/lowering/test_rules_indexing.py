@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from rule_check import batches, check
 
-import torch_xla._engine.lowering.embedding
-import torch_xla._engine.lowering.indexing
-import torch_xla._engine.lowering.scatter  # noqa: F401
+import torch_xla._engine.lowering.rules.embedding
+import torch_xla._engine.lowering.rules.indexing
+import torch_xla._engine.lowering.rules.scatter  # noqa: F401
+from tests.support.rule_check import batches, check
 
 torch.manual_seed(0)
 X = torch.randn(4, 5, 6)

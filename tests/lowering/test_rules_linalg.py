@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 import pytest
 import torch
-from rule_check import check, each, run
 
-import torch_xla._engine.lowering.fft
-import torch_xla._engine.lowering.grid
-import torch_xla._engine.lowering.im2col
-import torch_xla._engine.lowering.linalg
-import torch_xla._engine.lowering.orthogonal  # noqa: F401
+import torch_xla._engine.lowering.rules.fft
+import torch_xla._engine.lowering.rules.grid_sample
+import torch_xla._engine.lowering.rules.im2col
+import torch_xla._engine.lowering.rules.linalg
+import torch_xla._engine.lowering.rules.linalg_qr  # noqa: F401
+from tests.support.rule_check import check, each, run
 
 aten = torch.ops.aten
 DTYPES = [torch.float32, torch.complex128]

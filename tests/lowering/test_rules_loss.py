@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 import torch
 from jax import lax
-from rule_check import check, each
 
-from torch_xla._engine.lowering import loss
+from tests.support.rule_check import check, each
+from torch_xla._engine.lowering.rules import loss
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
@@ -124,7 +124,7 @@ def test_nll_as_on_a_tpu(name: str, shape: tuple[int, ...], monkeypatch: pytest.
 def test_what_nll_picks_from_is_not_kept_on_a_tpu(place: str) -> None:
     """What a gather takes from is written to HBM there: all log-probabilities of a vocabulary, until backward."""
     x, target = jax.ShapeDtypeStruct((64, 1000), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)
-    traced = jax.jit(lambda x, target: loss._picked(x, target, 1)).trace(x, target)
+    traced = jax.jit(lambda x, target: loss._gather_targets(x, target, 1)).trace(x, target)
     text = traced.lower(lowering_platforms=(place,)).as_text()
     assert ("stablehlo.gather" in text) == (place != "tpu"), text
 
@@ -134,7 +134,7 @@ def test_what_nll_picks_from_is_not_kept_on_a_tpu(place: str) -> None:
 def test_a_class_that_does_not_exist_gives_nan(place: str, target: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a program that checks no indices."""
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **others: others.get(place, default)(*args))
-    assert jnp.isnan(loss._picked(jnp.ones((1, 3)), jnp.array([target]), 1)).all()
+    assert jnp.isnan(loss._gather_targets(jnp.ones((1, 3)), jnp.array([target]), 1)).all()
 
 
 @each("reduction", REDUCTIONS)

@@ -7,9 +7,9 @@ import math
 import jax
 import pytest
 import torch
-from rule_check import check, each, run
 
-import torch_xla._engine.lowering.matmul  # noqa: F401
+import torch_xla._engine.lowering.rules.matmul  # noqa: F401
+from tests.support.rule_check import check, each, run
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.complex64]
 

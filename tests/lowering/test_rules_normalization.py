@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from rule_check import check, each
 
-import torch_xla._engine.lowering.normalization
-import torch_xla._engine.lowering.softmax  # noqa: F401
+import torch_xla._engine.lowering.rules.normalization
+import torch_xla._engine.lowering.rules.softmax  # noqa: F401
+from tests.support.rule_check import check, each
 
 aten = torch.ops.aten
 # dtype of the input, dtype of the parameters

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-from rule_check import check, each, to_array, to_tensor
 
-import torch_xla._engine.lowering.adaptive_pooling
-import torch_xla._engine.lowering.fractional_pooling  # noqa: F401
-from torch_xla._engine.lowering import pooling
-from torch_xla._engine.lowering.windows import Windows
+import torch_xla._engine.lowering.rules.adaptive_pooling
+import torch_xla._engine.lowering.rules.fractional_pooling  # noqa: F401
+from tests.support.rule_check import check, each, to_array, to_tensor
+from torch_xla._engine.lowering.rules import pooling
+from torch_xla._engine.lowering.sliding_windows import SlidingWindows
 
 aten = torch.ops.aten
 
@@ -158,8 +158,8 @@ def test_gradient_of_maxima_on_accelerators(case: tuple[object, ...], dtype: tor
     )
     grad = data(tuple(pooled.shape), dtype)
     pooled.backward(grad)
-    windows = Windows.over(to_array(x), n, kernel, stride, padding, dilation, ceil_mode)
-    found = to_tensor(pooling._selected(windows, jnp.asarray(to_array(grad)), to_array(x)))
+    windows = SlidingWindows.over(to_array(x), n, kernel, stride, padding, dilation, ceil_mode)
+    found = to_tensor(pooling._max_pool_grad_by_vjp(windows, jnp.asarray(to_array(grad)), to_array(x)))
     torch.testing.assert_close(found, x.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import pytest
 import torch
-from rule_check import run
 
-import torch_xla._engine.lowering.random
-import torch_xla._engine.lowering.random_discrete  # noqa: F401
+import torch_xla._engine.lowering.rules.random
+import torch_xla._engine.lowering.rules.random_discrete  # noqa: F401
+from tests.support.rule_check import run
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 COUNT = 20_000
@@ -229,11 +229,11 @@ def test_rrelu(dtype: torch.dtype) -> None:
 
 def test_keys_differ_between_calls_and_steps() -> None:
     from torch_xla._engine.lowering import RULES
-    from torch_xla._engine.lowering.core import key_data
-    from torch_xla._engine.lowering.registry import Context
+    from torch_xla._engine.lowering.recorder_ops import key_data
+    from torch_xla._engine.lowering.registry import LoweringRuleContext
 
     def uniform(seed: int, draws: int) -> jax.Array:
-        context = Context("aten::rand", [((50,), F32)], key_data(jax.numpy.asarray(seed, "int64"), draws))
+        context = LoweringRuleContext("aten::rand", [((50,), F32)], key_data(jax.numpy.asarray(seed, "int64"), draws))
         return RULES["aten::rand"].function(context, [50])
 
     with jax.enable_x64(True):

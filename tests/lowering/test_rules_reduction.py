@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from rule_check import batches, check
 
-import torch_xla._engine.lowering.distance
-import torch_xla._engine.lowering.reduction
-import torch_xla._engine.lowering.scan
-import torch_xla._engine.lowering.sort  # noqa: F401
+import torch_xla._engine.lowering.rules.cumulative
+import torch_xla._engine.lowering.rules.distance
+import torch_xla._engine.lowering.rules.reduction
+import torch_xla._engine.lowering.rules.sort  # noqa: F401
+from tests.support.rule_check import batches, check
 
 torch.manual_seed(0)
 X = torch.randn(2, 3, 4)

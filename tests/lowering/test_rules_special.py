@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from rule_check import check, each
 
-import torch_xla._engine.lowering.distance
-import torch_xla._engine.lowering.linalg
-import torch_xla._engine.lowering.polynomials
-import torch_xla._engine.lowering.special  # noqa: F401
+import torch_xla._engine.lowering.rules.distance
+import torch_xla._engine.lowering.rules.linalg
+import torch_xla._engine.lowering.rules.polynomials
+import torch_xla._engine.lowering.rules.special  # noqa: F401
+from tests.support.rule_check import check, each
 
 FAMILIES = ["chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w"]
 OTHERS = ["hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"]

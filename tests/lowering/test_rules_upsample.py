@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rule_check import check, each
 
-import torch_xla._engine.lowering.upsample  # noqa: F401
+import torch_xla._engine.lowering.rules.upsample  # noqa: F401
+from tests.support.rule_check import check, each
 
 aten = torch.ops.aten
 NEAREST = ["upsample_nearest", "_upsample_nearest_exact"]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from rule_check import batches, check
 
-import torch_xla._engine.lowering.scatter_views
-import torch_xla._engine.lowering.shape
-import torch_xla._engine.lowering.views  # noqa: F401
+import torch_xla._engine.lowering.rules.shape
+import torch_xla._engine.lowering.rules.slice_scatter
+import torch_xla._engine.lowering.rules.views  # noqa: F401
+from tests.support.rule_check import batches, check
 
 X = torch.arange(24.0).reshape(2, 3, 4)
 N = torch.arange(24).reshape(2, 3, 4)

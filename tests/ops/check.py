@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 import torch_xla
-from tests.ops import compare, database, tolerances, wrong, wrong_calls
+from tests.ops import compare, database, invalid_calls, invalid_inputs, tolerances
 from tests.ops.kinds import Case, cases, pointed_at
 from tests.ops.outcome import Outcome
+from torch_xla._engine.compilation import program_cache
 from torch_xla._engine.diagnostics import metrics
-from torch_xla._engine.execution import programs
 from torch_xla._engine.lowering import decompose
 
 READING = "aten::_local_scalar_dense"
@@ -38,31 +38,31 @@ def check(name: str, dtype: torch.dtype, kind: str, limit: int) -> Outcome:
     start, info = time.perf_counter(), database.ops()[name]
     with warnings.catch_warnings(), _watched(outcome):
         warnings.simplefilter("ignore")
-        if kind in wrong.KINDS:
-            wrong_calls.check(info, list(wrong.calls(info, dtype, kind)), outcome)
+        if kind in invalid_inputs.KINDS:
+            invalid_calls.check(info, list(invalid_inputs.calls(info, dtype, kind)), outcome)
         elif kind == "errors":
             _check_errors(cases(info, dtype, kind, limit), outcome)
         else:
             _check_values(cases(info, dtype, kind, limit), outcome)
     outcome.seconds = round(time.perf_counter() - start, 2)
-    programs.cache.clear()
+    program_cache.cache.clear()
     return outcome
 
 
 @contextmanager
 def _watched(outcome: Outcome) -> Iterator[None]:
     """Notes which ops ran on the CPU and which by decomposition while the block ran."""
-    before, seen, original = metrics.counters(), set[str](), decompose.function
+    before, seen, original = metrics.counters(), set[str](), decompose.decomposition_rule
 
     def function(op: str) -> Any:
         seen.add(op)
         return original(op)
 
-    decompose.function = function
+    decompose.decomposition_rule = function
     try:
         yield
     finally:
-        decompose.function = original
+        decompose.decomposition_rule = original
         moved = {op for op, n in metrics.counters().items() if metrics.is_fallback(op) and n != before.get(op, 0)}
         outcome.cpu, outcome.decomposed = tuple(sorted(moved - {READING})), tuple(sorted(seen))
 

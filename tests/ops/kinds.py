@@ -6,7 +6,7 @@ out             op(*args, out=...): what it returns, what it wrote, and whether 
 inplace         op_(*args): the same
 grad            gradients of a weighted sum of the results
 errors          inputs that the op must refuse
-wrong out, overlap, empty   see wrong.py
+wrong out, overlap, empty   see invalid_inputs.py
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from tests.ops import database, wrong
+from tests.ops import database, invalid_inputs
 
-KINDS = ("forward", "grad", "noncontiguous", "out", "inplace", "errors", *wrong.KINDS)
+KINDS = ("forward", "grad", "noncontiguous", "out", "inplace", "errors", *invalid_inputs.KINDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from tests.ops import exceptions, wrong
+from tests.ops import exceptions, invalid_inputs
 from tests.ops.kinds import KINDS
 from tests.ops.outcome import STATUSES, Outcome
 
 #: Kinds of calls that torch refuses, or answers at the edge of what it allows; their document is a part of the whole.
-REFUSALS = ("errors", *wrong.KINDS)
+REFUSALS = ("errors", *invalid_inputs.KINDS)
 _WHAT = {
     "errors": "inputs that the operator must refuse, by its own list",
     "wrong out": "`out=` of seven other dtypes, of another size, without elements, expanded, on another device",

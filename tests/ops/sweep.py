@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from tests import targets
 from tests.ops import database, exceptions, pool, report
 from tests.ops.kinds import KINDS
 from tests.ops.outcome import Outcome
+from tests.tools import compile_for_targets
 
 
 def jobs(names: list[str], dtypes: list[torch.dtype], kinds: list[str], samples: int) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def main() -> int:
     seconds = args.seconds or (120 if args.samples else 1200)
     outcomes = run(todo, args.jobs, seconds, args.json)
     if args.output:
-        kept = targets.section(args.output)  # of another command
+        kept = compile_for_targets.section(args.output)  # of another command
         args.output.write_text(report.markdown(outcomes, args.samples) + kept)
     if args.refusals:
         args.refusals.write_text(report.replaced(args.refusals.read_text(), report.refusals(outcomes)))

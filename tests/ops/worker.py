@@ -15,9 +15,9 @@ os.environ.setdefault("XLA_FALLBACK_WARN", "0")
 
 import torch
 
-from tests import quickly  # noqa: F401  # sets XLA's flags
 from tests.ops.check import check
 from tests.ops.outcome import Outcome
+from tests.support import fast_compile_flags  # noqa: F401  # sets XLA's flags
 
 
 def main(answers_fd: int) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import call_walk
 import pytest
-from helpers import run_script
 
-from tests.scripts import ROOT
+from tests.support.helpers import run_script
+from tests.support.scripts import ROOT
 
 #: top calls middle twice in a loop, then low, then middle again from another function; low calls back.
 MODULES = {

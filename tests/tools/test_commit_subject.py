@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commit_subject import problem_of, subject_of
 
-from tests.scripts import ROOT
+from tests.support.scripts import ROOT
 
 GOOD = [
     "docs: remove figures that no command reproduces",

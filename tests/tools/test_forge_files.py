@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.scripts import ROOT
+from tests.support.scripts import ROOT
 
 yaml = pytest.importorskip("yaml")
 

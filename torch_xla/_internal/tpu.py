@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import devices, hardware
+from torch_xla._engine.device import devices, hardware_detection
 
 
 def num_available_chips() -> int:
     """How many TPU chips this machine has. OSError where that cannot be read."""
-    return hardware.tpu_count()
+    return hardware_detection.tpu_count()
 
 
 def num_available_devices() -> int:
@@ -19,12 +19,12 @@ def num_available_devices() -> int:
     and OSError and nothing else, since Lightning expects nothing else.
     """
     try:
-        wanted = hardware.requested()
+        wanted = hardware_detection.requested_device()
     except RuntimeError as error:  # XRT_TPU_CONFIG and its like name another machine
         raise ValueError(str(error)) from error
     if wanted is not None and wanted.kind == "CPU":
         return wanted.count
-    return hardware.tpu_count() if wanted is None or wanted.kind == "TPU" else 0
+    return hardware_detection.tpu_count() if wanted is None or wanted.kind == "TPU" else 0
 
 
 def get_tpu_env() -> dict[str, str]:
@@ -34,4 +34,4 @@ def get_tpu_env() -> dict[str, str]:
     which Lightning's ThroughputMonitor finds that it knows no peak rate of it. Starts no backend.
     """
     kind = settings.TPU_ACCELERATOR_TYPE
-    return {"ACCELERATOR_TYPE": kind or f"{devices.kind()}-{num_available_devices() or 1}"}
+    return {"ACCELERATOR_TYPE": kind or f"{devices.device_type()}-{num_available_devices() or 1}"}

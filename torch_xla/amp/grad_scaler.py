@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_xla.amp import rollback
+from torch_xla.amp import conditional_step
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -40,9 +40,9 @@ class GradScaler(torch.amp.GradScaler):
             )
         super().__init__("xla", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 
-    # Called by torch.amp.GradScaler.step; an entry of base/compat.
+    # Called by torch.amp.GradScaler.step; an entry of compat.
     def _maybe_opt_step(
         self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
         found = list(optimizer_state["found_inf_per_device"].values())
-        return rollback.step_unless(found, optimizer, lambda: optimizer.step(*args, **kwargs))
+        return conditional_step.step_unless_inf(found, optimizer, lambda: optimizer.step(*args, **kwargs))

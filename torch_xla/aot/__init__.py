@@ -7,17 +7,31 @@
 TPUs need ``pip install "torch_xla[tpu]"``, GPUs ``pip install "torch_xla[cuda]"``; neither needs a chip or a network.
 """
 
-from torch_xla._engine.aot.compiler import TargetError, TooLargeError
-from torch_xla._engine.aot.targets import MissingCompilerError, Target, target
-from torch_xla.aot.library import Compiled, compile, load
+import warnings
+from typing import Any
+
+from torch_xla._engine.aot.target_compiler import DoesNotFitError, TargetError
+from torch_xla._engine.aot.targets import MissingCompilerError, Target, get_target
+from torch_xla.aot.api import Compiled, compile, load
 
 __all__ = [
     "Compiled",
+    "DoesNotFitError",
     "MissingCompilerError",
     "Target",
     "TargetError",
-    "TooLargeError",
     "compile",
+    "get_target",
     "load",
-    "target",
 ]
+
+#: Names of the last release; each still works, and warns.
+_RENAMED = {"TooLargeError": "DoesNotFitError", "target": "get_target"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    warnings.warn(f"{__name__}.{name} is renamed to {__name__}.{new}", DeprecationWarning, stacklevel=2)
+    return globals()[new]

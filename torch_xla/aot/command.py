@@ -28,11 +28,11 @@ from typing import Any
 
 import jax
 
-from torch_xla._engine.aot import filling, targets, watching
+from torch_xla._engine.aot import cache_export, program_collector, targets
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import abstract, devices
-from torch_xla.aot import report_data, report_page, report_text
+from torch_xla._engine.device import abstract_device, devices
+from torch_xla.aot import report_data, report_html, report_text
 from torch_xla.distributed._termination import SignalForwarder
 
 #: The option by which the process that watches tells the one that compiles where to note what it is doing.
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--target", required=True, help=f"what to compile for: {targets.known()}")
+    parser.add_argument("--target", required=True, help=f"what to compile for: {targets.supported_targets()}")
     parser.add_argument("--steps", type=int, metavar="N", help="end the script at its N-th step (default: let it end)")
     file = lambda text: Path(text).absolute()  # the script may go to another folder
     parser.add_argument("--json", type=file, metavar="FILE", help="write the report's numbers to this file")
@@ -75,16 +75,16 @@ def main(argv: Sequence[str]) -> int:
     if options.steps is not None and options.steps < 1:
         parser.error(f"--steps {options.steps}: expected at least 1")
     if options.within is None:
-        return _watched(argv)
+        return _run_in_subprocess(argv)
     try:
-        target = targets.target(options.target)
+        target = targets.get_target(options.target)
     except (ValueError, targets.MissingCompilerError) as error:
         print(f"torch_xla.aot: {error}", file=sys.stderr)
         return 2
     return _run(options, target)
 
 
-def _watched(argv: Sequence[str]) -> int:
+def _run_in_subprocess(argv: Sequence[str]) -> int:
     """Runs the command in a process of its own: a compiler that crashes takes the process with it.
 
     SIGTERM, which job managers send to this process alone, is forwarded, and ends this process after that one.
@@ -123,26 +123,30 @@ def _wait(child: subprocess.Popen[bytes], forwarder: SignalForwarder) -> int:
 
 
 def _run(options: argparse.Namespace, target: Target) -> int:
-    use_cpu(target)
-    watcher = watching.Watcher(target, options.steps, functools.partial(_compiling, target, options.within / _NOTE))
+    emulate_on_cpu(target)
+    watcher = program_collector.ProgramCollector(
+        target, options.steps, functools.partial(_compile_progress, target, options.within / _NOTE)
+    )
     if options.abstract:
-        abstract.switch_on(watcher.results)
+        abstract_device.enable(watcher.results)
     failure = _run_script(options, watcher)
     for seen in watcher.programs:
         watcher.compile(seen)
     if options.fill_cache is not None:
-        _fill(options.fill_cache, watcher)
-    data = report_data.collect(watcher, failure)
+        _write_to_cache(options.fill_cache, watcher)
+    data = report_data.build_report(watcher, failure)
     if options.json is not None:
         options.json.write_text(json.dumps(data, indent=1), encoding="utf-8")
     if options.html is not None:
-        options.html.write_text(report_page.page(data), encoding="utf-8")
-    sys.stdout.write(report_text.text(data))
-    return code(data)
+        options.html.write_text(report_html.render_html(data), encoding="utf-8")
+    sys.stdout.write(report_text.render_text(data))
+    return exit_code(data)
 
 
 @contextmanager
-def _compiling(target: Target, note: Path, seen: watching.Seen) -> Iterator[Callable[[Path], None]]:
+def _compile_progress(
+    target: Target, note: Path, seen: program_collector.CollectedProgram
+) -> Iterator[Callable[[Path], None]]:
     """In the block ``note`` says which program is compiled, and where its StableHLO is."""
     print(f"compiling program {seen.number} for {target.name}", file=sys.stderr)
 
@@ -153,46 +157,46 @@ def _compiling(target: Target, note: Path, seen: watching.Seen) -> Iterator[Call
     note.unlink(missing_ok=True)
 
 
-def _fill(folder: Path, watcher: watching.Watcher) -> None:
+def _write_to_cache(folder: Path, watcher: program_collector.ProgramCollector) -> None:
     """Keeps the executables; one that cannot be is named, and the others are kept."""
     for seen in watcher.programs:
         if seen.compiled is None:
             continue
         try:
-            filling.fill(folder, seen.compiled)
+            cache_export.write_to_cache(folder, seen.compiled)
         except Exception as error:  # a compiler's, jax's or the disk's
             print(f"torch_xla.aot: program {seen.number} cannot be kept in {folder}: {error}", file=sys.stderr)
 
 
-def code(data: dict[str, Any]) -> int:
+def exit_code(data: dict[str, Any]) -> int:
     """The exit code that a report stands for."""
     if not data["fits"]:
         return 3
     return 1 if data["failure"] or any(row["error"] for row in data["programs"]) else 0
 
 
-def use_cpu(target: Target) -> None:
+def emulate_on_cpu(target: Target) -> None:
     """The script's devices: as many of this machine's CPU as the target has chips."""
     jax.config.update("jax_platforms", "cpu")
     settings.export("PJRT_DEVICE", "CPU")
-    devices.describe(target.platform, target.devices[0].device_kind)
+    devices.emulate_device(target.platform, target.devices[0].device_kind)
     if "CPU_NUM_DEVICES" not in os.environ:
         settings.export("CPU_NUM_DEVICES", str(len(target.devices)))
 
 
-def _run_script(options: argparse.Namespace, watcher: watching.Watcher) -> str | None:
+def _run_script(options: argparse.Namespace, watcher: program_collector.ProgramCollector) -> str | None:
     """Runs the script to its end, or to the last step asked for. Returns how it failed, None where it did not."""
     script = options.script
     before = sys.argv[:], sys.path[:]
     sys.argv = [script, *options.args]
     try:
-        with watcher.watching():
+        with watcher.collecting():
             if options.module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:
                 sys.path[0] = os.path.dirname(os.path.abspath(script))
                 runpy.run_path(script, run_name="__main__")
-    except watching.StepsDone:
+    except program_collector.StepLimitReached:
         return None
     except SystemExit as end:
         return None if end.code in (None, 0) else f"the script ended with {end.code!r}"

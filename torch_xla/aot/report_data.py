@@ -17,24 +17,24 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine.aot.compiler import TooLargeError
+from torch_xla._engine.aot.program_collector import CollectedProgram, ProgramCollector
+from torch_xla._engine.aot.target_compiler import DoesNotFitError
 from torch_xla._engine.aot.targets import Target
-from torch_xla._engine.aot.watching import Seen, Watcher
-from torch_xla._engine.device import abstract
+from torch_xla._engine.device import abstract_device
 from torch_xla.debug import report_data
 
 _LARGEST = 5
 
 
-def collect(watcher: Watcher, failure: str | None) -> dict[str, Any]:
+def build_report(watcher: ProgramCollector, failure: str | None) -> dict[str, Any]:
     """The dict of a report, when all programs are compiled."""
-    watched = report_data.collect(None)
-    programs = [program(seen, watcher.target) for seen in watcher.programs]
+    watched = report_data.build_report(None)
+    programs = [program_entry(seen, watcher.target) for seen in watcher.programs]
     return {
         "target": _target(watcher.target),
         "fits": all(row["memory"]["fits"] for row in programs),
         "failure": failure,
-        "abstract": abstract.is_on(),
+        "abstract": abstract_device.is_enabled(),
         "steps": watcher.barriers,
         "programs": programs,
         "lacks": _lacks(watcher),
@@ -53,7 +53,7 @@ def _target(target: Target) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def program(seen: Seen, target: Target) -> dict[str, Any]:
+def program_entry(seen: CollectedProgram, target: Target) -> dict[str, Any]:
     """What a report says of one program."""
     found = seen.found
     return {
@@ -65,14 +65,14 @@ def program(seen: Seen, target: Target) -> dict[str, Any]:
         "chips": seen.lowered.chips if seen.lowered else 1,
         "compile_seconds": seen.seconds,
         "error": None if seen.error is None else str(seen.error),
-        "memory": _memory(seen, target),
+        "memory": _memory_entry(seen, target),
         "work": None if found is None else dataclasses.asdict(found.work) | {"intensity": found.work.intensity},
         "collectives": [dataclasses.asdict(row) for row in found.collectives] if found else [],
         "expensive": [dataclasses.asdict(row) for row in found.expensive] if found else [],
     }
 
 
-def _memory(seen: Seen, target: Target) -> dict[str, Any]:
+def _memory_entry(seen: CollectedProgram, target: Target) -> dict[str, Any]:
     room = target.chip.hbm_bytes
     row: dict[str, Any] = {
         "others": seen.others,
@@ -84,7 +84,7 @@ def _memory(seen: Seen, target: Target) -> dict[str, Any]:
         needs = seen.found.memory.peak + seen.others
         return row | dataclasses.asdict(seen.found.memory) | {"needs": needs, "fits": needs <= room}
     arguments = sum(a.bytes for a in seen.arguments)
-    if isinstance(seen.error, TooLargeError):
+    if isinstance(seen.error, DoesNotFitError):
         needs = seen.error.needs + arguments if seen.error.beside else max(seen.error.needs, arguments)
         needs += seen.others
         return row | {"needs": needs, "room": seen.error.room or room, "fits": False}
@@ -99,7 +99,7 @@ _ON_TPU = {
 }
 
 
-def _lacks(watcher: Watcher) -> list[dict[str, Any]]:
+def _lacks(watcher: ProgramCollector) -> list[dict[str, Any]]:
     if watcher.target.platform != "tpu":
         return []
     rows = []

@@ -9,7 +9,7 @@ from torch_xla._engine.diagnostics.metrics import format_bytes
 _ROWS = 8
 
 
-def text(data: dict[str, Any]) -> str:
+def render_text(data: dict[str, Any]) -> str:
     """The report for a terminal: the verdict, then each program, then what else there is to know."""
     target = data["target"]
     machines = f" in {target['hosts']} machines" if target["hosts"] > 1 else ""
@@ -17,7 +17,7 @@ def text(data: dict[str, Any]) -> str:
     lines = [
         "",
         f"{target['name']}: {target['chips']} × {target['chip']}{machines}; each {format_bytes(target['hbm_bytes'])} "
-        f"of HBM, {_rate(target['peak_flops'])}FLOP/s (bf16), {_rate(target['hbm_bandwidth'])}B/s",
+        f"of HBM, {_format_rate(target['peak_flops'])}FLOP/s (bf16), {_format_rate(target['hbm_bandwidth'])}B/s",
         f"{verdict(data)}: {count} program{'s'[: count != 1]}, {steps} step{'s'[: steps != 1]}",
         *([f"{data['failure']}; the report is of what ran before"] if data["failure"] else []),
     ]
@@ -29,7 +29,7 @@ def text(data: dict[str, Any]) -> str:
     lines += _section("On the CPU", [f"{r['per_step']:.2f} a step  {r['op']}  {r['line']}" for r in data["fallbacks"]])
     read = "Values read, which were zeros" if data["abstract"] else "Values read"
     lines += _section(read, [f"{r['per_step']:.2f} a step  {r['line']}" for r in data["reads"]])
-    lines += ["", *notes(data)]
+    lines += ["", *estimate_notes(data)]
     return "\n".join(lines) + "\n"
 
 
@@ -41,7 +41,7 @@ def verdict(data: dict[str, Any]) -> str:
     return f"does not fit (program{'s'[: len(numbers) != 1]} {', '.join(numbers)})"
 
 
-def notes(data: dict[str, Any]) -> list[str]:
+def estimate_notes(data: dict[str, Any]) -> list[str]:
     """How the estimates are made."""
     return [
         "Memory is the compiler's account. Times are estimates, from public figures of the chip",
@@ -53,25 +53,25 @@ def notes(data: dict[str, Any]) -> list[str]:
 def _program(row: dict[str, Any]) -> list[str]:
     chips = f" on {row['chips']} chips" if row["chips"] > 1 else ""
     lines = [
-        f"Program {row['number']}: {row['ops']} ops{chips}, ran {times(row['runs'])}; {row['cause']}, {row['line']}",
-        f"  memory      {memory(row['memory'])}",
+        f"Program {row['number']}: {row['ops']} ops{chips}, ran {format_run_count(row['runs'])}; {row['cause']}, {row['line']}",
+        f"  memory      {format_memory(row['memory'])}",
     ]
     if row["error"]:
         lines += [f"  error       {line}" if not i else f"              {line}"
                   for i, line in enumerate(row["error"].splitlines())]  # fmt: skip
     if not row["memory"]["fits"]:
-        lines += [f"  largest     {large(found)}" for found in row["memory"]["largest"]]
+        lines += [f"  largest     {format_large_buffer(found)}" for found in row["memory"]["largest"]]
     if row["work"] is None:
         return lines
-    lines += [f"  work        {work(row['work'])}", f"  time        {time(row)}"]
-    lines += [f"  exchanges   {collective(found)}" for found in row["collectives"]]
+    lines += [f"  work        {format_cost(row['work'])}", f"  time        {format_time(row)}"]
+    lines += [f"  exchanges   {format_collective(found)}" for found in row["collectives"]]
     total = row["work"]["seconds"] or 1.0
-    lines += [f"  {'dearest' if not i else '':<11} {expensive(found, total)}"
+    lines += [f"  {'dearest' if not i else '':<11} {format_expensive_op(found, total)}"
               for i, found in enumerate(row["expensive"])]  # fmt: skip
     return lines
 
 
-def memory(row: dict[str, Any]) -> str:
+def format_memory(row: dict[str, Any]) -> str:
     """What a chip needs, against what it has."""
     room = format_bytes(row["room"])
     head = f"{'fits' if row['fits'] else 'does not fit'}: needs {format_bytes(row['needs'])}, has {room}"
@@ -87,53 +87,53 @@ def memory(row: dict[str, Any]) -> str:
     return f"{head} ({', '.join(parts)})"
 
 
-def times(count: int) -> str:
+def format_run_count(count: int) -> str:
     """How often, in words."""
     return "once" if count == 1 else f"{count} times"
 
 
-def large(row: dict[str, Any]) -> str:
+def format_large_buffer(row: dict[str, Any]) -> str:
     """One of the values that take most."""
     return f"{format_bytes(row['bytes']):>10}  {row['what']}{'  ' + row['line'] if row['line'] else ''}"
 
 
-def work(row: dict[str, Any]) -> str:
+def format_cost(row: dict[str, Any]) -> str:
     """Operations and bytes of a run."""
     unknown = f"; {row['unknown_loops']} loops of unknown length count once" if row["unknown_loops"] else ""
     unknown += f"; {row['unknown_kernels']} kernels of unknown work count as none" if row["unknown_kernels"] else ""
     return (
-        f"{_rate(row['flops'])}FLOP, {_rate(row['products'])} of them in products; "
-        f"{_rate(row['bytes'])}B of HBM moved; {row['intensity']:.1f} FLOP a byte{unknown}"
+        f"{_format_rate(row['flops'])}FLOP, {_format_rate(row['products'])} of them in products; "
+        f"{_format_rate(row['bytes'])}B of HBM moved; {row['intensity']:.1f} FLOP a byte{unknown}"
     )
 
 
-def time(row: dict[str, Any]) -> str:
+def format_time(row: dict[str, Any]) -> str:
     """The estimate for a run, and how long it took to compile."""
     found = row["work"]
     return (
-        f"at least {duration(found['seconds'])} a run (estimate), at most {found['utilisation']:.1%} of the peak; "
+        f"at least {format_duration(found['seconds'])} a run (estimate), at most {found['utilisation']:.1%} of the peak; "
         f"compiled in {row['compile_seconds']:.1f} s"
     )
 
 
-def collective(row: dict[str, Any]) -> str:
+def format_collective(row: dict[str, Any]) -> str:
     """Collectives of a kind."""
     return (
-        f"{row['count']:g} × {row['kind']} among {row['group']}: {_rate(row['bytes'])}B, "
-        f"at least {duration(row['seconds'])} (estimate)"
+        f"{row['count']:g} × {row['kind']} among {row['group']}: {_format_rate(row['bytes'])}B, "
+        f"at least {format_duration(row['seconds'])} (estimate)"
     )
 
 
-def expensive(row: dict[str, Any], total: float) -> str:
+def format_expensive_op(row: dict[str, Any], total: float) -> str:
     """One operation with its share of the program's time."""
     times = f" ({row['times']:g} times)" if row["times"] != 1 else ""
     return (
-        f"{row['seconds'] / total:>4.0%} {duration(row['seconds']):>9}  {row['op'] or row['name']}{times}"
+        f"{row['seconds'] / total:>4.0%} {format_duration(row['seconds']):>9}  {row['op'] or row['name']}{times}"
         f"{'  ' + row['line'] if row['line'] else ''}"
     )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds in a unit that leaves few digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
@@ -141,7 +141,7 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def _rate(value: float) -> str:
+def _format_rate(value: float) -> str:
     """With a metric prefix: ``1.23 G``."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:

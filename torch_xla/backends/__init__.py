@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch_xla._engine.device import precision as _precision
+from torch_xla._engine.device import matmul_precision as _precision
 
 __all__ = ["get_mat_mul_precision", "set_mat_mul_precision"]
 
@@ -22,4 +22,4 @@ def set_mat_mul_precision(precision: Literal["default", "high", "highest"]) -> N
 
 def get_mat_mul_precision() -> str:
     """The precision of float32 matrix products now: ``"default"``, ``"high"`` or ``"highest"``."""
-    return _precision.name(_precision.current().products)
+    return _precision.precision_name(_precision.current_precision().products)

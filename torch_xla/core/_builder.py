@@ -17,8 +17,8 @@ from jax import lax
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.capture import jax_function
 from torch_xla._engine.device import devices
-from torch_xla._engine.interop import calls
 
 _TORCH = {
     "f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16, "u8": torch.uint8,
@@ -57,7 +57,7 @@ class Shape:
         """An array's. ValueError for dimensions without a fixed size, which programs here do not have."""
         if dynamic_dimensions is not None and any(dynamic_dimensions):
             raise ValueError("Shape.create: programs here have no dynamic dimensions; give every size, and pad")
-        return cls(jax.ShapeDtypeStruct(tuple(sizes), dtypes.namesake(_TORCH[dtype])))
+        return cls(jax.ShapeDtypeStruct(tuple(sizes), dtypes.numpy_dtype(_TORCH[dtype])))
 
     @property
     def struct(self) -> Any:
@@ -87,7 +87,7 @@ class Shape:
 
     @property
     def dtype(self) -> str:
-        return _NAMES[dtypes.named(self._struct.dtype)]
+        return _NAMES[dtypes.torch_dtype(self._struct.dtype)]
 
     def __repr__(self) -> str:
         if self.is_tuple():
@@ -109,20 +109,20 @@ class Computation:
 
     def hlo(self) -> str:
         """The program as HLO text."""
-        devices.prepare()  # lowering starts jax's backend
-        with recorder.wide_types(), dtypes.exactly():
+        devices.configure_cpu_devices()  # lowering starts jax's backend
+        with recorder.enable_x64(), dtypes.exact_dtypes():
             return str(jax.jit(self.function).lower(*self.structs).as_text("hlo"))
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         """Its results on xla tensors, recorded as one operation."""
-        return calls.call(self.function, tensors, None, self.name)
+        return jax_function.call_jax(self.function, tensors, None, self.name)
 
 
 class Builder:
     """What Ops belong to that make one computation."""
 
     def __init__(self, name: str) -> None:
-        devices.prepare()  # jax starts its backend for the first operation
+        devices.configure_cpu_devices()  # jax starts its backend for the first operation
         self.name = name
         self.parameters: dict[int, Op] = {}
 
@@ -136,7 +136,7 @@ class Op:
 
     def __init__(self, builder: Builder, function: Callable[..., Any], *operands: Op) -> None:
         self.builder, self._function, self._operands = builder, function, operands
-        with recorder.wide_types(), dtypes.exactly():
+        with recorder.enable_x64(), dtypes.exact_dtypes():
             self._struct: Any = jax.eval_shape(function, *(o._struct for o in operands))
 
     def shape(self) -> Shape:
@@ -209,10 +209,10 @@ class Op:
     # --- types
 
     def cast(self, to_type: str) -> Op:
-        return self._with(lambda x: x.astype(dtypes.namesake(_TORCH[to_type])))
+        return self._with(lambda x: x.astype(dtypes.numpy_dtype(_TORCH[to_type])))
 
     def bitcast(self, to_type: str) -> Op:
-        return self._with(lambda x: lax.bitcast_convert_type(x, dtypes.namesake(_TORCH[to_type])))
+        return self._with(lambda x: lax.bitcast_convert_type(x, dtypes.numpy_dtype(_TORCH[to_type])))
 
     # --- choices, products, loops
 
@@ -268,7 +268,7 @@ class Op:
 
     @classmethod
     def scalar(cls, builder: Builder, value: Any, dtype: str = Type.F32) -> Op:
-        return cls(builder, lambda: jnp.asarray(value, dtypes.namesake(_TORCH[dtype])))
+        return cls(builder, lambda: jnp.asarray(value, dtypes.numpy_dtype(_TORCH[dtype])))
 
     @classmethod
     def iota(cls, builder: Builder, shape: Shape, iota_dimension: int) -> Op:

@@ -48,7 +48,7 @@ def all_reduce(
     reduced = collectives.all_reduce(reduce_type, tensors, scale, groups)
     if not isinstance(inputs, list):
         return reduced[0]
-    collectives.write(inputs, reduced)
+    collectives.copy_into(inputs, reduced)
     return inputs
 
 
@@ -63,8 +63,8 @@ def all_gather(
 ) -> torch.Tensor:
     """The group's values in order of ordinals, joined along ``dim``; written to ``output`` where that is given."""
     if replicas.world_size() == 1:
-        return _delivered(value.detach().clone(), output)
-    return _delivered(collectives.all_gather(value, dim, groups), output)
+        return _copy_to_output(value.detach().clone(), output)
+    return _copy_to_output(collectives.all_gather(value, dim, groups), output)
 
 
 def reduce_scatter(
@@ -103,14 +103,14 @@ def _reduce_scatter(
     groups: Groups,
     output: torch.Tensor | None,
 ) -> torch.Tensor:
-    size = collectives.shards(groups)
+    size = collectives.group_size(groups)
     if shard_count != size:
         raise ValueError(f"reduce_scatter: shard_count={shard_count}, but the groups have {size} replicas")
     if replicas.world_size() == 1:
         part = tensor.detach().clone()
     else:
         part = collectives.reduce_scatter(reduce_type, tensor, dim, groups)
-    return _delivered(part if scale == 1.0 else part * scale, output)
+    return _copy_to_output(part if scale == 1.0 else part * scale, output)
 
 
 def all_to_all(
@@ -125,7 +125,7 @@ def all_to_all(
 
     Raises ValueError where ``split_count`` is not the size of the group, or does not divide the dim.
     """
-    size = collectives.shards(groups)
+    size = collectives.group_size(groups)
     if split_count != size:
         raise ValueError(f"all_to_all: split_count={split_count}, but the groups have {size} replicas")
     if replicas.world_size() == 1:
@@ -137,7 +137,7 @@ def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> t
     """What this replica receives when each (source, target) of ``pairs`` sends; zeros for who is no target."""
     if replicas.world_size() == 1:
         return value.detach().clone() if [list(pair) for pair in pairs] == [[0, 0]] else torch.zeros_like(value)
-    return collectives.permute(value, pairs)
+    return collectives.collective_permute(value, pairs)
 
 
 def collective_broadcast(
@@ -148,11 +148,11 @@ def collective_broadcast(
     which is the member at position ``root_ordinal``.
     """
     if replicas.world_size() > 1 and tensors:
-        collectives.write(tensors, collectives.broadcast(tensors, root_ordinal, groups))
+        collectives.copy_into(tensors, collectives.broadcast(tensors, root_ordinal, groups))
 
 
-def _delivered(result: torch.Tensor, output: torch.Tensor | None) -> torch.Tensor:
+def _copy_to_output(result: torch.Tensor, output: torch.Tensor | None) -> torch.Tensor:
     if output is None:
         return result
-    collectives.write([output], [result])
+    collectives.copy_into([output], [result])
     return output

@@ -38,7 +38,7 @@ def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Groups = None, pi
     """Averages the gradients of an optimizer's parameters over the group, in place; nothing with one replica."""
     if replicas.world_size() == 1:
         return
-    scale = 1.0 / collectives.shards(groups)
+    scale = 1.0 / collectives.group_size(groups)
     cap = settings.ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB
     all_reduce_bucketized_gradients(_fetch_gradients(optimizer), scale, groups, pin_layout, cap)
 

@@ -31,7 +31,7 @@ def get_local_ordinal(defval: int = 0) -> int:
 
 def is_master_ordinal(local: bool = True) -> bool:
     """Whether this replica (with SPMD: this process) is the first: of its machine, or with ``local=False`` of all."""
-    return replicas.meeting_place(local) == 0
+    return replicas.host_group_rank(local) == 0
 
 
 def master_print(*args: Any, fd: TextIO | None = None, local: bool = False, flush: bool = False) -> None:
@@ -46,7 +46,7 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
     It is the host that waits: what was recorded stays recorded. Raises RuntimeError where some do not come within
     XLA_RENDEZVOUS_TIMEOUT seconds, naming them.
     """
-    return _rendezvous.exchange(tag, payload, replicas)
+    return _rendezvous.rendezvous(tag, payload, replicas)
 
 
 def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None) -> list[bytes]:
@@ -75,7 +75,7 @@ def do_on_ordinals(
     Tensors of ``data`` arrive on the CPU.
     """
     chosen = {ordinals} if isinstance(ordinals, int) else set(ordinals)
-    mine = replicas.meeting_place() in chosen
+    mine = replicas.host_group_rank() in chosen
     result = None
     if mine:
         buffer = io.BytesIO()

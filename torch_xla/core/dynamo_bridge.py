@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine.interop.dynamo_graph import CompiledGraph
+from torch_xla._engine.capture.openxla_backend import CompiledGraph
 
 __all__ = ["extract_compiled_graph"]
 

@@ -70,7 +70,7 @@ class AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        size = grad_output.shape[ctx.dim] // collectives.shards(ctx.groups)
+        size = grad_output.shape[ctx.dim] // collectives.group_size(ctx.groups)
         ordinal = replicas.global_ordinal()
         position = next((group.index(ordinal) for group in ctx.groups or () if ordinal in group), ordinal)
         return grad_output.narrow(ctx.dim, position * size, size).clone(), None, None
@@ -81,7 +81,7 @@ class _AllGatherOfSum(AllGather):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        size = collectives.shards(ctx.groups)
+        size = collectives.group_size(ctx.groups)
         part = _reduce_scatter("sum", grad_output, 1.0, ctx.dim, size, ctx.groups)
         assert isinstance(part, torch.Tensor)
         return part, None, None

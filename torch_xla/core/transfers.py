@@ -12,8 +12,8 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import atomic_file
+from torch_xla._engine.data_loading.batch_structure import DataWrapper
 from torch_xla._engine.execution import executor
-from torch_xla._engine.feed.containers import DataWrapper
 from torch_xla._engine.job import rendezvous, replicas
 
 
@@ -98,7 +98,7 @@ def _is_xla(tensor: torch.Tensor) -> bool:
 def _compute(tensors: Sequence[torch.Tensor]) -> None:
     """Runs what the tensors need: one graph for each device."""
     for device in {t.device.index for t in tensors}:
-        nodes = recorder.module().nodes_of([t for t in tensors if t.device.index == device])
+        nodes = recorder.bindings().nodes_of([t for t in tensors if t.device.index == device])
         executor.materialize(nodes, device)
 
 
@@ -108,7 +108,7 @@ def _to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     copies: dict[int, torch.Tensor] = {}
     results: list[torch.Tensor] = []
     for tensor in tensors:
-        number = recorder.module().tensor_id(tensor)
+        number = recorder.bindings().tensor_id(tensor)
         if number not in copies:
             copies[number] = tensor.detach().cpu()
         values = copies[number].detach()
@@ -151,13 +151,13 @@ def send_cpu_data_to_device(datas: Any, device: torch.device | str, input_shardi
     send = torch.Tensor.to if input_sharding is None else input_sharding.send
 
     def convert_fn(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [_like(tensor, send(tensor.detach(), place)) for tensor in tensors]
+        return [_restore_parameter(tensor, send(tensor.detach(), place)) for tensor in tensors]
 
     arena = ToXlaTensorArena(convert_fn, lambda tensor: tensor.device.type == "cpu")
     return arena.transform([datas] if isinstance(datas, torch.Tensor) else datas)
 
 
-def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _restore_parameter(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(values, tensor.requires_grad)
     return values.requires_grad_(tensor.requires_grad)
@@ -165,11 +165,11 @@ def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def check_view_sharing(obj: Any) -> None:
     """RuntimeError if two tensors in the nested structure share memory on xla without being one tensor."""
-    module = recorder.module()
+    module = recorder.bindings()
     owner: dict[int, int] = {}
 
     def check(tensor: torch.Tensor) -> None:
-        memory = module.memory_id(tensor) if _is_xla(tensor) else 0
+        memory = module.storage_id(tensor) if _is_xla(tensor) else 0
         if memory:
             number = module.tensor_id(tensor)
             first = owner.setdefault(memory, number)
@@ -179,7 +179,7 @@ def check_view_sharing(obj: Any) -> None:
     _visit(obj, check, {})
 
 
-def writes(master_only: bool = True, global_master: bool = False) -> bool:
+def is_writer(master_only: bool = True, global_master: bool = False) -> bool:
     """Whether this replica is one that writes a file: any, the first of each machine, or the first of all."""
     ordinal = replicas.global_ordinal() if global_master else replicas.local_ordinal()
     return not master_only or ordinal == 0
@@ -198,31 +198,31 @@ def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: 
     killed. All replicas must call it: they compute together what is saved, and it returns when those that write have
     written. Where one of them cannot, it raises its error, and the others RuntimeError.
     """
-    write = writes(master_only, global_master)
+    write = is_writer(master_only, global_master)
     values = _maybe_convert_to_cpu(data, convert=write)
-    with together("xm.save", file_or_path):
+    with barrier_scope("xm.save", file_or_path):
         if write:
-            write_file(values, file_or_path)
+            atomic_torch_save(values, file_or_path)
 
 
-def write_file(values: Any, file_or_path: Any) -> None:
+def atomic_torch_save(values: Any, file_or_path: Any) -> None:
     """torch.save, to a path by way of a whole new file."""
     if isinstance(file_or_path, (str, os.PathLike)):
-        with atomic_file.replacing(file_or_path) as file:
+        with atomic_file.atomic_write(file_or_path) as file:
             torch.save(values, file)
     else:
         torch.save(values, file_or_path)
 
 
 @contextmanager
-def together(what: str, where: Any) -> Iterator[None]:
+def barrier_scope(what: str, where: Any) -> Iterator[None]:
     """The block of each replica ends when those of all have. RuntimeError where another's has raised something."""
     try:
         yield
     except Exception as error:
-        rendezvous.exchange(what, f"{type(error).__name__}: {error}".encode())
+        rendezvous.rendezvous(what, f"{type(error).__name__}: {error}".encode())
         raise
-    said = rendezvous.exchange(what, b"")
+    said = rendezvous.rendezvous(what, b"")
     failed = [(ordinal, text.decode()) for ordinal, text in enumerate(said) if text]
     if failed:
         raise RuntimeError(f"{what}({where!r}): replica {failed[0][0]} could not write: {failed[0][1]}")

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import torch
 
-from torch_xla._engine.interop import calls, constants
+from torch_xla._engine.capture import constant_keys, jax_function
 from torch_xla.core import _builder
 from torch_xla.core._builder import Builder, Computation, Op, Shape, Type
 
@@ -51,7 +51,7 @@ def call_jax(
       ValueError: the function uses a value of another jax transformation.
       RuntimeError: the tensors are on several devices.
     """
-    return calls.call(jax_func, args, kwargs, name, override_hash)
+    return jax_function.call_jax(jax_func, args, kwargs, name, override_hash)
 
 
 def create_builder(name: str) -> Builder:
@@ -95,14 +95,16 @@ def jax_func_to_xla_computation(
 ) -> Computation:
     """A jax function on arguments like these, as for call_jax, as a computation of their tensors in order."""
     # The computation is traced when it is used, and the arrays are the caller's.
-    args, kwargs = jax.tree.map(constants.copy_array, (tuple(args), dict(kwargs or {})))
-    signature = calls.take_apart("jax_func_to_xla_computation", args, kwargs)
+    args, kwargs = jax.tree.map(constant_keys.copy_array, (tuple(args), dict(kwargs or {})))
+    signature = jax_function.flatten_arguments("jax_func_to_xla_computation", args, kwargs)
 
     def flat(*arrays: Any) -> Any:
         positional, named = signature.arguments(arrays)
         return jax_func(*positional, **named)
 
-    return Computation(name or calls.name_of(jax_func), flat, calls.avals(signature.tensors))
+    return Computation(
+        name or jax_function.function_name(jax_func), flat, jax_function.shape_structs(signature.tensors)
+    )
 
 
 def get_computation_hlo(computation: Computation) -> str:

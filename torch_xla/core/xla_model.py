@@ -10,12 +10,11 @@ import torch
 from torch_xla import torch_xla as _top
 from torch_xla._engine import recorder as _recorder
 from torch_xla._engine.device import devices as _devices
-from torch_xla._engine.diagnostics import memory as _memory
+from torch_xla._engine.diagnostics import device_memory as _memory
 from torch_xla._engine.execution import executor as _executor
-from torch_xla._engine.execution import pending as _pending
+from torch_xla._engine.execution import pending_graph as _pending
 from torch_xla._engine.job import replicas as _replicas
 from torch_xla.core._buckets import CoalescingBuckets, all_gather_bucketized, reduce_scatter_bucketized
-from torch_xla.core._channels import recv, send
 from torch_xla.core._collectives import (
     REDUCE_AND,
     REDUCE_MAX,
@@ -48,11 +47,12 @@ from torch_xla.core._ordinals import (
     xla_rendezvous,
     xrt_world_size,
 )
-from torch_xla.core._steps import MemoryInfo as MemoryInfo
-from torch_xla.core._steps import RateTracker as RateTracker
-from torch_xla.core._steps import add_step_closure as add_step_closure
-from torch_xla.core._steps import fork_rng as fork_rng
-from torch_xla.core._steps import set_replication as set_replication
+from torch_xla.core._send_recv import recv, send
+from torch_xla.core._step_utils import MemoryInfo as MemoryInfo
+from torch_xla.core._step_utils import RateTracker as RateTracker
+from torch_xla.core._step_utils import add_step_closure as add_step_closure
+from torch_xla.core._step_utils import fork_rng as fork_rng
+from torch_xla.core._step_utils import set_replication as set_replication
 from torch_xla.core.transfers import ToXlaTensorArena as ToXlaTensorArena
 from torch_xla.core.transfers import _maybe_convert_to_cpu as _maybe_convert_to_cpu
 from torch_xla.core.transfers import check_view_sharing as check_view_sharing
@@ -70,7 +70,7 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
         raise RuntimeError(f"xla_device: there is no {devkind} here, only {', '.join(_top.real_devices())}")
     device = _top.device(n)
     if n is not None:
-        _recorder.module().set_current_device(device.index)
+        _recorder.bindings().set_current_device(device.index)
     return device
 
 
@@ -129,17 +129,17 @@ def wait_device_ops(devices: Sequence[str] = ()) -> None:
     """Returns when everything that was started on the devices (default: all) has finished."""
     if devices:
         for name in devices:
-            _executor.wait(_recorder.ordinal(name))
+            _executor.wait_device(_recorder.ordinal(name))
     else:
-        _executor.on_devices(_executor.wait)
+        _executor.for_each_device(_executor.wait_device)
 
 
 def unlazy(tensors: Sequence[torch.Tensor]) -> None:
     """Returns when the values of the tensors have been computed."""
     for device in {t.device.index for t in tensors if is_xla_tensor(t)}:
-        nodes = _recorder.module().nodes_of([t for t in tensors if t.device.index == device])
+        nodes = _recorder.bindings().nodes_of([t for t in tensors if t.device.index == device])
         _executor.materialize(nodes, device)
-        _executor.wait(device)
+        _executor.wait_device(device)
 
 
 def optimizer_step(
@@ -167,12 +167,12 @@ def set_rng_state(seed: int, device: torch.device | str | None = None) -> None:
 
 def get_rng_state(device: torch.device | str | None = None) -> int:
     """The random state of a device as a number that set_rng_state takes: the random numbers after it are the same."""
-    return int(_recorder.module().get_seed(_recorder.ordinal(device)))
+    return int(_recorder.bindings().get_seed(_recorder.ordinal(device)))
 
 
 def xla_device_kind(device: torch.device | str | None = None) -> str:
     """The vendor's name of the hardware behind a device."""
-    return _devices.model(_recorder.ordinal(device))
+    return _devices.device_kind(_recorder.ordinal(device))
 
 
 def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
@@ -181,12 +181,12 @@ def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
     Its arguments are the numbers of the graph (float64[n], int64[m]), then the tensors it reads. Nothing runs.
     Raises ValueError for tensors that are not on one xla device.
     """
-    return _pending.render("get_stablehlo", tensors, "stablehlo")
+    return _pending.render_pending("get_stablehlo", tensors, "stablehlo")
 
 
 def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
     """As get_stablehlo, in MLIR's bytecode."""
-    return _pending.bytecode("get_stablehlo_bytecode", tensors)
+    return _pending.pending_bytecode("get_stablehlo_bytecode", tensors)
 
 
 def get_memory_info(device: torch.device | str | None = None) -> dict[str, int]:
@@ -196,7 +196,7 @@ def get_memory_info(device: torch.device | str | None = None) -> dict[str, int]:
     ``kb_free`` and ``kb_total``. On the CPU used is what the buffers of this process take, and the limit is that of the
     machine.
     """
-    return _memory.info(_recorder.ordinal(device))
+    return _memory.memory_info(_recorder.ordinal(device))
 
 
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:

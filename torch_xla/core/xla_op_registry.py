@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_xla._engine.interop import calls
+from torch_xla._engine.capture import jax_function
 from torch_xla.core import _builder
 
 __all__ = ["Op", "register"]
@@ -30,7 +30,7 @@ class Op:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results on xla tensors; other arguments are constants of the program."""
-        return calls.call(self._lowered, args, kwargs, self._name)
+        return jax_function.call_jax(self._lowered, args, kwargs, self._name)
 
 
 def register(name: str, opfn: Callable[..., Any]) -> Op:

@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_xla._engine.graph.listing import Line
-from torch_xla.debug.graph_file import Graph, read
+from torch_xla._engine.graph.text_format import GraphLine
+from torch_xla.debug.graph_reader import Graph, read_graphs
 
 _COLORS = {
     "#fde0c5": ("mm", "bmm", "addmm", "baddbmm", "convolution", "linear", "convolution_backward", "dot"),
@@ -31,78 +31,78 @@ _COLOR = {name: color for color, names in _COLORS.items() for name in names}
 _OTHER = "#dbe7f5"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-class _Drawing:
+class _DotWriter:
     """Graphviz source of one graph. Constants are written into the operations that use them."""
 
     def __init__(self, graph: Graph) -> None:
         self._lines = {line.number: line for line in graph.lines}
         self._constants = {line.number for line in graph.lines if line.op == "prim::Constant"}
-        self._users: dict[int, list[Line]] = defaultdict(list)
+        self._users: dict[int, list[GraphLine]] = defaultdict(list)
         for line in graph.lines:
             for number, _ in line.operands:
                 self._users[number].append(line)
         title = " ".join(part for part in (graph.section, graph.hash) if part) or "graph"
         self._rows = [
             "digraph G {",
-            f'  graph [label={_quoted(title)}, labelloc=t, fontname="Helvetica", fontsize=12, nodesep=0.25]',
+            f'  graph [label={_quote(title)}, labelloc=t, fontname="Helvetica", fontsize=12, nodesep=0.25]',
             '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=10, margin="0.1,0.05"]',
             '  edge [color="#777777", arrowsize=0.6, fontname="Helvetica", fontsize=8]',
         ]
 
     def source(self) -> str:
-        inside: dict[tuple[str, ...], list[Line]] = defaultdict(list)
+        inside: dict[tuple[str, ...], list[GraphLine]] = defaultdict(list)
         for line in self._lines.values():
             if line.number not in self._constants:
-                inside[self._path(line)].append(line)
+                inside[self._module_path(line)].append(line)
         self._cluster((), inside, 1)
         for line in self._lines.values():
             self._edges(line)
         return "\n".join([*self._rows, "}"]) + "\n"
 
-    def _path(self, line: Line) -> tuple[str, ...]:
+    def _module_path(self, line: GraphLine) -> tuple[str, ...]:
         """The modules that a line is drawn in; an input belongs where all its users are."""
         if line.op != "xla::device_data":
             scope = line.tags.get("scope", "")
             return tuple(scope.split("/")) if scope else ()
-        paths = [self._path(user) for user in self._users[line.number]]
+        paths = [self._module_path(user) for user in self._users[line.number]]
         levels = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
         return tuple(parts[0] for parts in levels)
 
-    def _cluster(self, path: tuple[str, ...], inside: dict[tuple[str, ...], list[Line]], depth: int) -> None:
+    def _cluster(self, path: tuple[str, ...], inside: dict[tuple[str, ...], list[GraphLine]], depth: int) -> None:
         indent = "  " * depth
         for line in inside.get(path, ()):
             self._rows.append(f"{indent}{self._node(line)}")
         for child in sorted({p[: len(path) + 1] for p in inside if len(p) > len(path) and p[: len(path)] == path}):
             name = "/".join(child)
-            self._rows.append(f"{indent}subgraph {_quoted('cluster_' + name)} {{")
+            self._rows.append(f"{indent}subgraph {_quote('cluster_' + name)} {{")
             look = 'style="rounded,filled", fillcolor="#00000008", color="#999999", fontsize=11'
-            self._rows.append(f"{indent}  label={_quoted(child[-1])}; tooltip={_quoted(name)}; graph [{look}]")
+            self._rows.append(f"{indent}  label={_quote(child[-1])}; tooltip={_quote(name)}; graph [{look}]")
             self._cluster(child, inside, depth + 1)
             self._rows.append(f"{indent}}}")
 
-    def _node(self, line: Line) -> str:
+    def _node(self, line: GraphLine) -> str:
         constants = [self._lines[n].tags.get("value", "?") for n, _ in line.operands if n in self._constants]
         name = line.op.split("::")[-1] + (f"(…, {', '.join(constants)})" if constants else "")
         label = [name, *(shape.split("{")[0] for shape in line.shapes)]
         label += [] if line.root is None else [f"result {line.root}"]
-        look = {"label": "\n".join(label), "tooltip": self._details(line)}
+        look = {"label": "\n".join(label), "tooltip": self._node_attributes(line)}
         if line.op == "xla::device_data":
             look |= {"label": "\n".join(["input", *label[1:]]), "shape": "ellipse", "fillcolor": "#fff2cc"}
         else:
             look["fillcolor"] = _COLOR.get(line.op.split("::")[-1], _OTHER)
         if line.root is not None:
             look |= {"penwidth": "2.5"}
-        return f"node{line.number} [{', '.join(f'{k}={_quoted(v)}' for k, v in look.items())}]"
+        return f"node{line.number} [{', '.join(f'{k}={_quote(v)}' for k, v in look.items())}]"
 
     @staticmethod
-    def _details(line: Line) -> str:
+    def _node_attributes(line: GraphLine) -> str:
         return "\n".join([f"%{line.number} {line.op}", *(f"{k}={v}" for k, v in line.tags.items() if k != "xla_shape")])
 
-    def _edges(self, line: Line) -> None:
+    def _edges(self, line: GraphLine) -> None:
         for number, out in line.operands:
             if number not in self._constants:
                 label = "" if out is None else f' [label="{out}"]'
@@ -111,7 +111,7 @@ class _Drawing:
 
 def dot_source(graph: Graph) -> str:
     """The picture of a graph as Graphviz source."""
-    return _Drawing(graph).source()
+    return _DotWriter(graph).source()
 
 
 def svg(graph: Graph) -> str:
@@ -127,7 +127,7 @@ def svg(graph: Graph) -> str:
     return done.stdout
 
 
-def listing(graphs: Sequence[Graph]) -> str:
+def list_graphs(graphs: Sequence[Graph]) -> str:
     """One line a graph: its number, size, and what asked for it."""
     rows = []
     for number, graph in enumerate(graphs):
@@ -145,9 +145,9 @@ def main() -> int:
     parser.add_argument("--graph", type=int, default=-1, metavar="N", help="which graph, from 0; default: the last")
     options = parser.parse_args()
     try:
-        graphs = read(options.file)
+        graphs = read_graphs(options.file)
         if options.svg is None:
-            print(listing(graphs))
+            print(list_graphs(graphs))
         elif not -len(graphs) <= options.graph < len(graphs):
             raise ValueError(f"there is no graph {options.graph}: the file has {len(graphs)}, from 0")
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.execution import pending
+from torch_xla._engine.execution import pending_graph
 
 _numbers = itertools.count()
 
@@ -22,6 +22,6 @@ def save_tensors_graph(save_dir: str | Path, name: str, tensors: Sequence[torch.
     Raises ValueError for tensors that are not on one xla device, OSError where the file cannot be written.
     """
     form = settings.SAVE_GRAPH_FMT
-    content = pending.render("save_tensors_graph", tensors, form)
+    content = pending_graph.render_pending("save_tensors_graph", tensors, form)
     file = Path(save_dir) / f"{name}-{threading.get_ident()}-{next(_numbers)}.{form}"
     file.write_text(content)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine.base.compat import tracing
-from torch_xla._engine.diagnostics.recompilation import watcher
+from torch_xla._engine.compat import dynamo
+from torch_xla._engine.diagnostics.recompilation_tracker import watcher
 from torch_xla.debug.model_comparator import compare_tensors
 
 
@@ -45,39 +45,39 @@ def compare_module(
 
     Returns None if no layer differs.
     """
-    with watcher.ignoring():  # layers one by one, each compiled at the line of the call
+    with watcher.suspend():  # layers one by one, each compiled at the line of the call
         return _compare(module, args, kwargs, rtol, atol, device)
 
 
 def _compare(
     module: torch.nn.Module, args: Any, kwargs: Any, rtol: float, atol: float, device: str
 ) -> LayerDifference | None:
-    expected = _recorded(copy.deepcopy(module).to("cpu"), *_moved((args, kwargs), "cpu"))
+    expected = _capture_layer_io(copy.deepcopy(module).to("cpu"), *_to_device((args, kwargs), "cpu"))
     on_xla = copy.deepcopy(module).to(device)
     names = dict(on_xla.named_modules())
     for (name, call), (inputs, outputs) in expected.items():
         layer = names[name]
-        given, keywords = _moved(inputs, device)
+        given, keywords = _to_device(inputs, device)
         with torch.no_grad():
             got = layer(*given, **keywords)
-        report = _first_difference(_moved(got, "cpu"), outputs, rtol, atol)
+        report = _first_difference(_to_device(got, "cpu"), outputs, rtol, atol)
         if report is not None:
             return LayerDifference(name, type(layer).__name__, call, report)
     return None
 
 
-def _recorded(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[tuple[str, int], tuple[Any, Any]]:
+def _capture_layer_io(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[tuple[str, int], tuple[Any, Any]]:
     """(qualified name, number of the call) -> copies of inputs and outputs, in the order in which layers return."""
     calls: collections.Counter[str] = collections.Counter()
     inputs: dict[str, list[Any]] = collections.defaultdict(list)
     found: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def before(name: str) -> Callable[..., None]:
-        return lambda layer, a, k: inputs[name].append(_mapped((a, k), _clone))
+        return lambda layer, a, k: inputs[name].append(_map_tensors((a, k), _clone))
 
     def after(name: str) -> Callable[..., None]:
         def hook(layer: torch.nn.Module, a: Any, k: Any, result: Any) -> None:
-            found[name, calls[name]] = (inputs[name].pop(), _mapped(result, _clone))
+            found[name, calls[name]] = (inputs[name].pop(), _map_tensors(result, _clone))
             calls[name] += 1
 
         return hook
@@ -94,16 +94,16 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
 
 
-def _moved(value: Any, device: str) -> Any:
-    return _mapped(value, lambda t: t.detach().to(device))
+def _to_device(value: Any, device: str) -> Any:
+    return _map_tensors(value, lambda t: t.detach().to(device))
 
 
-def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    return tracing.map_tensors(function, value)
+def _map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    return dynamo.tree_map_tensors(function, value)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (t for t in tracing.leaves(value) if isinstance(t, torch.Tensor))
+    return (t for t in dynamo.tree_leaves(value) if isinstance(t, torch.Tensor))
 
 
 def _first_difference(got: Any, expected: Any, rtol: float, atol: float) -> str | None:

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import torch
 
 from torch_xla._engine import recorder as _recorder
-from torch_xla._engine.diagnostics import journal as _journal
-from torch_xla._engine.diagnostics import memory as _memory
+from torch_xla._engine.diagnostics import device_memory as _memory
 from torch_xla._engine.diagnostics import metrics as _metrics
-from torch_xla._engine.diagnostics.memory import BufferInfo
+from torch_xla._engine.diagnostics import step_timings as _journal
+from torch_xla._engine.diagnostics.device_memory import BufferInfo
 from torch_xla._engine.execution import executor as _executor
 
 __all__ = ["BufferInfo", "LeakError", "buffers", "no_leak", "peak_per_step", "summary"]
@@ -28,7 +28,7 @@ def buffers(device: torch.device | str | int | None = None) -> list[BufferInfo]:
     ``kind`` is upload, result (of a program), fallback (an op that ran on the CPU) or transfer (from another device);
     ``line`` is the user's at that time: for a result the one that had the program run.
     """
-    found = [info for _, info in _memory.buffers(_recorder.ordinal(device))]
+    found = [info for _, info in _memory.live_buffers(_recorder.ordinal(device))]
     return sorted(found, key=lambda info: -info.bytes)
 
 
@@ -40,7 +40,7 @@ def peak_per_step() -> list[int]:
 def summary(device: torch.device | str | int | None = None, rows: int = 20) -> str:
     """A table: bytes and number of buffers by the line that made them, the largest ``rows`` lines first."""
     ordinal = _recorder.ordinal(device)
-    info = _memory.info(ordinal)
+    info = _memory.memory_info(ordinal)
     used, limit, peak = (_metrics.format_bytes(info[k]) for k in ("bytes_used", "bytes_limit", "peak_bytes_used"))
     return f"xla:{ordinal}: {used} in use of {limit}, at most {peak}\n" + _table(buffers(ordinal), rows)
 
@@ -69,12 +69,12 @@ def no_leak(device: torch.device | str | int | None = None, tolerance: int = 0) 
     still alive; an error of the block passes through.
     """
     ordinal = _recorder.ordinal(device)
-    known, before = _settle(ordinal)
+    known, before = _sync_and_collect(ordinal)
     yield
-    alive, after = _settle(ordinal)
+    alive, after = _sync_and_collect(ordinal)
     if after - before <= tolerance:
         return
-    new = [info for array, info in _memory.buffers(ordinal) if id(array) not in known]
+    new = [info for array, info in _memory.live_buffers(ordinal) if id(array) not in known]
     new.sort(key=lambda info: -info.bytes)
     raise LeakError(
         f"no_leak: xla:{ordinal} holds {_metrics.format_bytes(after - before)} more than before the block, in "
@@ -83,8 +83,8 @@ def no_leak(device: torch.device | str | int | None = None, tolerance: int = 0) 
     )
 
 
-def _settle(ordinal: int) -> tuple[set[int], int]:
+def _sync_and_collect(ordinal: int) -> tuple[set[int], int]:
     _executor.sync_device(ordinal, wait=True)
     gc.collect()
     _executor.sync_device(ordinal, wait=True)  # buffers that died on other threads are released by a collection
-    return {id(array) for array, _ in _memory.buffers(ordinal)}, _memory.used(ordinal)
+    return {id(array) for array, _ in _memory.live_buffers(ordinal)}, _memory.bytes_in_use(ordinal)

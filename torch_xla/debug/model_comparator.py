@@ -15,10 +15,10 @@ from pathlib import Path
 import jax
 import torch
 
-from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 
-_lock = process_lock()
+_lock = fork_safe_lock()
 _folder: Path | None = None
 _configured = False
 _saved: collections.Counter[str] = collections.Counter()

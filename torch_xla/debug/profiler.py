@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import jax
 
-from torch_xla._engine.base.compat import profiling
+from torch_xla._engine.compat import xprof
 from torch_xla._engine.device import devices
-from torch_xla._engine.diagnostics import causes
+from torch_xla._engine.diagnostics import sync_reasons
 from torch_xla._engine.execution import barrier
-from torch_xla._engine.recorder import origins, scopes
+from torch_xla._engine.recorder import module_scopes, source_info
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,8 +62,8 @@ class Trace:
     def __enter__(self) -> Trace:
         self._entered = ExitStack()
         self._entered.enter_context(self._annotation())
-        if origins.capturing():
-            self._entered.enter_context(scopes.inside(self.name))
+        if source_info.is_capturing():
+            self._entered.enter_context(module_scopes.push_scope(self.name))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -87,7 +87,7 @@ class StepTrace(Trace):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
             if kind is None:
-                with causes.because(causes.STEP_TRACE):
+                with sync_reasons.sync_reason(sync_reasons.STEP_TRACE):
                     barrier.mark_step()
         finally:
             super().__exit__(kind, error, at)
@@ -162,7 +162,7 @@ def trace(
     until = time.monotonic() + timeout_s
     while True:
         try:
-            profiling.trace(address, logdir, duration_ms, num_tracing_attempts, levels)
+            xprof.capture_remote_trace(address, logdir, duration_ms, num_tracing_attempts, levels)
             return
         except ImportError:
             raise RuntimeError(_NO_CLIENT.format(address=address)) from None

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch_xla._engine.diagnostics.explain import Explanation
-from torch_xla._engine.diagnostics.recompilation import watcher as _watcher
+from torch_xla._engine.diagnostics.recompilation_explanation import Explanation
+from torch_xla._engine.diagnostics.recompilation_tracker import watcher as _watcher
 
 __all__ = ["Explanation", "clear", "count", "explanations", "report", "watch"]
 
@@ -34,7 +34,7 @@ def watch(speak: Callable[[Explanation], None] | None = None) -> Iterator[list[E
         told.append(explanation)
         inner(explanation)
 
-    with _watcher.watching(note):
+    with _watcher.report_all(note):
         yield told
 
 

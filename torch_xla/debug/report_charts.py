@@ -15,7 +15,7 @@ COLORS = {
 _WIDTH, _LEFT, _BOTTOM = 960, 70, 20
 
 
-def steps(rows: Sequence[dict[str, Any]]) -> str:
+def step_chart(rows: Sequence[dict[str, Any]]) -> str:
     """A stacked bar for each step, a mark above those that compiled. Cut at three times the 90th percentile."""
     height = 240
     walls = sorted(row["wall_ms"] for row in rows)
@@ -50,7 +50,7 @@ def _rect(x: float, y: float, width: float, height: float, color: str) -> str:
     return f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.5):.2f}" height="{height:.2f}" fill="{color}"/>'
 
 
-def memory(rows: Sequence[dict[str, Any]]) -> str:
+def memory_chart(rows: Sequence[dict[str, Any]]) -> str:
     """The peak of the device's memory in each step, as a line."""
     height = 140
     top = max(row["peak_bytes"] for row in rows) or 1

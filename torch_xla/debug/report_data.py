@@ -9,7 +9,7 @@ fallbacks, reads  line (and op), per_step, ms_per_step; most expensive first
 not_compiled count and ms of the graphs that were interpreted; the lines that make another one each time
 programs_on_disk  folder, bytes, limit (0: none), loaded, kept and removed (by this process); or empty
 memory       by device: bytes_used, bytes_limit, peak_bytes_used
-verdicts     kind, text, advice; see verdicts.py
+verdicts     kind, text, advice; see bottlenecks.py
 timeline     for each step: number, thread, start_ms, wall_ms, parts (ms by category), ops, peak_bytes, compiled
 """
 
@@ -19,11 +19,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
 from torch_xla._engine.device import devices
-from torch_xla._engine.diagnostics import journal, memory, metrics
-from torch_xla._engine.diagnostics.recompilation import watcher
-from torch_xla._engine.execution import compile_cache, storms
-from torch_xla.debug import verdicts
+from torch_xla._engine.diagnostics import device_memory, metrics, step_timings
+from torch_xla._engine.diagnostics.recompilation_tracker import watcher
+from torch_xla._engine.execution import compile_policy
+from torch_xla.debug import bottlenecks
 
 #: In the order of charts. What belongs to which, by the journal's kinds; the rest is other.
 CATEGORIES = ("input", "tracing", "compile", "execute", "transfers", "waiting", "fallbacks", "other")
@@ -36,7 +37,7 @@ _KINDS = {
 _MS = 1e6
 
 
-def parts(step: journal.Step) -> dict[str, float]:
+def step_breakdown(step: step_timings.StepRecord) -> dict[str, float]:
     """The milliseconds of a step by category; they add up to its wall time."""
     found = dict.fromkeys(CATEGORIES, 0.0)
     for kind, duration in step.spent.items():
@@ -45,9 +46,9 @@ def parts(step: journal.Step) -> dict[str, float]:
     return found
 
 
-def collect(last: int | None) -> dict[str, Any]:
+def build_report(last: int | None) -> dict[str, Any]:
     """The dict of a report over the ``last`` steps."""
-    steps = journal.steps()[-last:] if last else journal.steps()
+    steps = step_timings.steps()[-last:] if last else step_timings.steps()
     settled = [step for step in steps if not step.compilations]
     walls = [step.wall / _MS for step in steps]
     data: dict[str, Any] = {
@@ -62,20 +63,22 @@ def collect(last: int | None) -> dict[str, Any]:
         "time": _times(steps, settled),
         "compilations": [_compilation(step, c) for step in steps for c in step.compilations],
         "recompilations": _recompilations(),
-        "fallbacks": _places([step.fallbacks for step in steps], ("op", "line")),
-        "reads": _places([{(line,): place for line, place in step.reads.items()} for step in steps], ("line",)),
+        "fallbacks": _line_entries([step.fallbacks for step in steps], ("op", "line")),
+        "reads": _line_entries([{(line,): place for line, place in step.reads.items()} for step in steps], ("line",)),
         "not_compiled": _not_compiled(),
         "programs_on_disk": _programs_on_disk(),
-        "memory": _memory(),
+        "memory": _memory_section(),
         "timeline": [_row(step, steps[0].start) for step in steps],
     }
-    data["verdicts"] = verdicts.of(data)
+    data["verdicts"] = bottlenecks.find_bottlenecks(data)
     return data
 
 
-def _times(steps: Sequence[journal.Step], settled: Sequence[journal.Step]) -> dict[str, dict[str, float]]:
-    def mean(of: Sequence[journal.Step]) -> dict[str, float]:
-        rows = [parts(step) for step in of]
+def _times(
+    steps: Sequence[step_timings.StepRecord], settled: Sequence[step_timings.StepRecord]
+) -> dict[str, dict[str, float]]:
+    def mean(of: Sequence[step_timings.StepRecord]) -> dict[str, float]:
+        rows = [step_breakdown(step) for step in of]
         return {name: sum(row[name] for row in rows) / max(len(rows), 1) for name in CATEGORIES}
 
     every, calm = mean(steps), mean(settled)
@@ -96,11 +99,11 @@ def _not_compiled() -> dict[str, Any]:
     if metric is None:
         return {}
     count, total, _ = metric.data()
-    return {"count": count, "ms": total / _MS, "lines": storms.lines()}
+    return {"count": count, "ms": total / _MS, "lines": compile_policy.unstable_lines()}
 
 
 def _programs_on_disk() -> dict[str, Any]:
-    files = compile_cache.in_use()
+    files = persistent_cache.current_cache()
     if files is None:
         return {}
     counted = metrics.counters()
@@ -111,7 +114,7 @@ def _programs_on_disk() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _compilation(step: journal.Step, found: journal.Compilation) -> dict[str, Any]:
+def _compilation(step: step_timings.StepRecord, found: step_timings.CompilationRecord) -> dict[str, Any]:
     return {
         "step": step.number, "line": found.line, "cause": found.cause, "ops": found.ops, "ms": found.duration / _MS,
     }  # fmt: skip
@@ -121,11 +124,13 @@ def _recompilations() -> list[dict[str, Any]]:
     return [{"kind": e.kind, "line": e.line, "text": e.text, "times": n} for e, n in watcher.causes()]
 
 
-def _places(tables: Sequence[Mapping[Any, journal.Place]], names: tuple[str, ...]) -> list[dict[str, Any]]:
-    sums: dict[Any, journal.Place] = {}
+def _line_entries(
+    tables: Sequence[Mapping[Any, step_timings.LineStats]], names: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    sums: dict[Any, step_timings.LineStats] = {}
     for table in tables:
         for key, place in table.items():
-            total = sums.setdefault(key, journal.Place())
+            total = sums.setdefault(key, step_timings.LineStats())
             total.count += place.count
             total.duration += place.duration
     rows = [
@@ -136,19 +141,19 @@ def _places(tables: Sequence[Mapping[Any, journal.Place]], names: tuple[str, ...
     return sorted(rows, key=lambda row: -float(row["ms_per_step"]))
 
 
-def _memory() -> dict[str, dict[str, int]]:
-    if not devices.started():
+def _memory_section() -> dict[str, dict[str, int]]:
+    if not devices.backend_started():
         return {}
-    return {f"xla:{i}": memory.info(i) for i in range(devices.count())}
+    return {f"xla:{i}": device_memory.memory_info(i) for i in range(devices.count())}
 
 
-def _row(step: journal.Step, origin: int) -> dict[str, Any]:
+def _row(step: step_timings.StepRecord, origin: int) -> dict[str, Any]:
     return {
         "number": step.number,
         "thread": step.thread,
         "start_ms": (step.start - origin) / _MS,
         "wall_ms": step.wall / _MS,
-        "parts": parts(step),
+        "parts": step_breakdown(step),
         "ops": step.ops,
         "peak_bytes": step.peak_bytes,
         "compiled": len(step.compilations),

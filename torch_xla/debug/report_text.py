@@ -10,7 +10,7 @@ _BAR = 24
 _ROWS = 8
 
 
-def text(data: dict[str, Any]) -> str:
+def render_text(data: dict[str, Any]) -> str:
     """The report for a terminal: verdicts, then where the time went, then what happened where."""
     steps = data["steps"]
     lines = [
@@ -34,7 +34,7 @@ def text(data: dict[str, Any]) -> str:
     lines += _section("Programs on disk", _on_disk(data["programs_on_disk"]))
     lines += _section("On the CPU", [f"{_rate(r)}  {r['op']}  {r['line']}" for r in data["fallbacks"]])
     lines += _section("Values read", [f"{_rate(r)}  {r['line']}" for r in data["reads"]])
-    lines += _section("Memory", [_memory(device, info) for device, info in data["memory"].items()])
+    lines += _section("Memory", [_format_memory(device, info) for device, info in data["memory"].items()])
     return "\n".join(lines) + "\n"
 
 
@@ -80,6 +80,6 @@ def _on_disk(info: dict[str, Any]) -> list[str]:
     return [f"{info['loaded']} loaded, {info['kept']} added{removed}; {size} in {info['folder']}"]
 
 
-def _memory(device: str, info: dict[str, int]) -> str:
+def _format_memory(device: str, info: dict[str, int]) -> str:
     used, limit, peak = (format_bytes(info[name]) for name in ("bytes_used", "bytes_limit", "peak_bytes_used"))
     return f"{device}: {used} in use, at most {peak}, of {limit}"

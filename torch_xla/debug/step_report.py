@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch_xla.debug import report_data, report_page, report_text
+from torch_xla.debug import report_data, report_html, report_text
 
 
 class Report:
@@ -20,7 +20,7 @@ class Report:
 
     def as_html(self) -> str:
         """A page with charts that needs nothing else: no network, no other file."""
-        return report_page.page(self._data)
+        return report_html.render_html(self._data)
 
     def save(self, path: str | Path) -> Path:
         """Writes the page to ``path`` and returns it. Raises OSError where that cannot be written."""
@@ -29,7 +29,7 @@ class Report:
         return path
 
     def __str__(self) -> str:
-        return report_text.text(self._data)
+        return report_text.render_text(self._data)
 
     __repr__ = __str__
 
@@ -43,4 +43,4 @@ def report(last: int | None = None) -> Report:
     """
     if last is not None and last < 1:
         raise ValueError(f"report: last={last}: expected at least 1 step")
-    return Report(report_data.collect(last))
+    return Report(report_data.build_report(last))

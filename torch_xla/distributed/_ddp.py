@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_xla._engine.base.compat import modules
+from torch_xla._engine.compat import torch_modules
 from torch_xla._engine.job import rendezvous
 
 
@@ -28,15 +28,15 @@ class _Reducer:
 
     def __init__(self, ddp: Any) -> None:
         self._ddp = ddp
-        self._parameters = [p for p in modules.ddp_parameters(ddp) if p.requires_grad]
+        self._parameters = [p for p in torch_modules.ddp_parameters(ddp) if p.requires_grad]
         self._queued = False
         for parameter in self._parameters:
-            modules.keep_ddp_hook(ddp, parameter.register_post_accumulate_grad_hook(self._ready))
+            torch_modules.register_ddp_hook(ddp, parameter.register_post_accumulate_grad_hook(self._ready))
 
     def _ready(self, _: torch.Tensor) -> None:
         if self._ddp.require_backward_grad_sync and not self._queued:
             self._queued = True
-            modules.at_end_of_backward(self._average)
+            torch_modules.queue_backward_callback(self._average)
 
     def _average(self) -> None:
         self._queued = False
@@ -59,7 +59,7 @@ class _Reducer:
         """Zeros for gradients that only other ranks have; a parameter that no rank has used keeps None."""
         mine = bytes(p.grad is not None for p in self._parameters)
         ranks = dist.get_process_group_ranks(self._ddp.process_group)
-        every = rendezvous.exchange("ddp unused parameters", mine, ranks)
+        every = rendezvous.rendezvous("ddp unused parameters", mine, ranks)
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is None and any(used[index] for used in every):
                 parameter.grad = torch.zeros_like(parameter)
@@ -69,19 +69,19 @@ def _set_up(original: Callable[..., None], ddp: Any, parameters: Any, *args: Any
     # torch's reducer is made, but installs no hooks of its own.
     on_xla = parameters[0].device.type == "xla"
     if on_xla:
-        modules.use_python_reducer(ddp, True)
+        torch_modules.use_python_reducer(ddp, True)
     original(ddp, parameters, *args, **kwargs)
     if on_xla:
-        modules.use_python_reducer(ddp, False)  # or __init__ would set up a compiler
+        torch_modules.use_python_reducer(ddp, False)  # or __init__ would set up a compiler
 
 
 def _before_forward(original: Callable[..., Any], ddp: Any, *inputs: Any, **kwargs: Any) -> Any:
     if ddp.device_type == "xla":
-        modules.sync_ddp_buffers(ddp)
+        torch_modules.sync_ddp_buffers(ddp)
     return original(ddp, *inputs, **kwargs)
 
 
-def install() -> None:
+def patch_ddp() -> None:
     """Teaches DistributedDataParallel about xla modules, once."""
     cls: Any = DistributedDataParallel
     if getattr(cls.__init__, "_torch_xla", False):
@@ -92,7 +92,7 @@ def install() -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         if self.device_type == "xla":
-            modules.use_python_reducer(self, True)
+            torch_modules.use_python_reducer(self, True)
             _Reducer(self)
 
     @functools.wraps(hook)
@@ -103,4 +103,4 @@ def install() -> None:
 
     __init__._torch_xla = True  # type: ignore[attr-defined]
     cls.__init__, cls.register_comm_hook = __init__, register_comm_hook
-    modules.wrap_ddp(_set_up, _before_forward)
+    torch_modules.wrap_ddp(_set_up, _before_forward)

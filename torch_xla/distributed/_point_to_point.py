@@ -26,9 +26,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_xla._engine.base.compat import ending
-from torch_xla._engine.base.locks import process_lock
-from torch_xla._engine.execution.at_once import AtOnce
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
+from torch_xla._engine.compat import process_exit
+from torch_xla._engine.execution.eager_collectives import EagerCollectives
 from torch_xla._engine.job import coordination
 from torch_xla._engine.parallel import collectives
 
@@ -55,16 +55,16 @@ class Message:
         """Runs the program of the two replicas."""
         pair = [self.source, self.receiver]
         assert self.value is not None
-        with AtOnce(True):
-            moved = collectives.permute(self.value, [pair], collectives.Members([sorted(pair)]))
+        with EagerCollectives(True):
+            moved = collectives.collective_permute(self.value, [pair], collectives.PartialGroup([sorted(pair)]))
         if self.target is not None:
             with torch.no_grad():
                 self.target.copy_(moved)
 
 
 _queued: list[Message] = []
-_lock = process_lock()
-_runs = process_lock()  # one thread at a time runs messages, in order
+_lock = fork_safe_lock()
+_runs = fork_safe_lock()  # one thread at a time runs messages, in order
 
 
 def run_pending() -> None:
@@ -130,7 +130,7 @@ def send_at_end() -> str:
 
     Receives alone are dropped: nobody can read what they would bring.
     """
-    if coordination.failed() or all(message.target is not None for message in _queued):
+    if coordination.exited_with_error() or all(message.target is not None for message in _queued):
         return ""
     try:
         run_pending()
@@ -144,7 +144,7 @@ def _send_at_exit() -> None:
     if report := send_at_end():
         if sys.stderr is not None:
             sys.stderr.write(report)
-        ending.set_exit_code(1)
+        process_exit.set_exit_code(1)
 
 
 # Registered after the engine's own functions, so it runs before them: the device is still there.

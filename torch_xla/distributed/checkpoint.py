@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from torch_xla._engine.base.compat import tracing
+from torch_xla._engine.compat import dynamo
 from torch_xla.core import transfers
 
 
@@ -27,7 +27,7 @@ class Stager(AsyncStager):
 
     def stage(self, state_dict: Any) -> Any:
         """A deep copy of ``state_dict``, with CPU copies in the place of its xla tensors, in one transfer."""
-        tensors = [value for value in tracing.leaves(state_dict) if isinstance(value, torch.Tensor)]
+        tensors = [value for value in dynamo.tree_leaves(state_dict) if isinstance(value, torch.Tensor)]
         on_xla = [t for t in tensors if t.device.type == "xla"]
         # What deepcopy finds in its memo it takes. It refuses tensors that are not leaves of autograd.
         memo: dict[int, Any] = {id(t): t.detach().clone() for t in tensors if not t.is_leaf}

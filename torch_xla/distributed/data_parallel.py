@@ -19,7 +19,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.device import devices as _devices
 from torch_xla._engine.execution import executor
 from torch_xla._engine.job import thread_group
-from torch_xla.distributed._numbered import Numbered, wants_numbers
+from torch_xla.distributed._enumerated_loader import EnumeratedLoader, expects_enumerated
 from torch_xla.distributed.parallel_loader import ParallelLoader, PerDeviceLoader
 
 T = TypeVar("T")
@@ -111,11 +111,11 @@ class DataParallel:
         """
         if not self._device_ids:
             context = self._contexts[0]
-            return [loop_fn(self._models[0], _as_wanted(loader, loop_fn), context.device, context)]
-        executor.on_devices(executor.wait)
+            return [loop_fn(self._models[0], _maybe_enumerate(loader, loop_fn), context.device, context)]
+        executor.for_each_device(executor.wait_device)
         dim = self._batchdim if batchdim is None else batchdim
         batches = ParallelLoader(loader, self._device_ids, dim, fixed_batch_size=fixed_batch_size, **options)
-        run = _Run(self._device_ids, batches)
+        run = _ThreadedRun(self._device_ids, batches)
         try:
             for i, model in enumerate(self._models):
                 run.start(i, loop_fn, model, self._contexts[i])
@@ -124,7 +124,7 @@ class DataParallel:
             run.stop()
 
 
-class _Run:
+class _ThreadedRun:
     """One call: a thread for each device. running -> ended (all returned, or one raised and the others have stopped).
 
     Owns the threads and the loader's pass; ends both.
@@ -154,10 +154,12 @@ class _Run:
         self, position: int, loop_fn: Callable[..., Any], model: nn.Module, loader: PerDeviceLoader, context: Context
     ) -> None:
         ordinals = [device.index for device in self._devices]
-        recorder.module().set_current_device(ordinals[position])
+        recorder.bindings().set_current_device(ordinals[position])
         try:
-            with thread_group.join(self._group, ordinals, position):
-                self._results[position].result = loop_fn(model, _as_wanted(loader, loop_fn), context.device, context)
+            with thread_group.thread_replica(self._group, ordinals, position):
+                self._results[position].result = loop_fn(
+                    model, _maybe_enumerate(loader, loop_fn), context.device, context
+                )
             loader.close()  # the others' batches must not wait for this thread to take its own
         except BaseException as error:
             with self._lock:
@@ -189,13 +191,13 @@ class _Run:
 _PATIENCE = 10.0
 
 
-def _as_wanted(loader: Any, loop_fn: Callable[..., Any]) -> Any:
-    return Numbered(loader) if wants_numbers(loop_fn) else loader
+def _maybe_enumerate(loader: Any, loop_fn: Callable[..., Any]) -> Any:
+    return EnumeratedLoader(loader) if expects_enumerated(loop_fn) else loader
 
 
 def _compute(tensors: Sequence[torch.Tensor]) -> None:
     device = tensors[0].device.index
-    executor.materialize(recorder.module().nodes_of(list(tensors)), device)
+    executor.materialize(recorder.bindings().nodes_of(list(tensors)), device)
 
 
 def _native_device(module: nn.Module) -> torch.device:

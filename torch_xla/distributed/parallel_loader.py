@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from torch_xla._engine.diagnostics import causes
+from torch_xla._engine.data_loading import batch_structure, on_demand, prefetch
+from torch_xla._engine.data_loading.channel import ChannelClosed
+from torch_xla._engine.diagnostics import sync_reasons
 from torch_xla._engine.execution import barrier
-from torch_xla._engine.feed import as_asked, containers, prefetch
-from torch_xla._engine.feed.channel import End
-from torch_xla._engine.patches import device_module
+from torch_xla._engine.torch_patches import device_module
 from torch_xla.distributed.spmd import ShardingSpec
 
 #: Loaders that nobody can tell how far they have been read: they are read ahead. DataLoader's subclasses may say it.
@@ -77,18 +77,18 @@ class ParallelLoader:
             if value < 1:
                 raise ValueError(f"ParallelLoader: {name} must be at least 1, got {value}")
         self._cpu_loader = cpu_loader
-        self._devices = _checked(devices)
+        self._devices = _validate_devices(devices)
         self._batches_per_execution = batches_per_execution
-        plan = prefetch.Plan(
+        plan = prefetch.PrefetchOptions(
             self._devices,
             batchdim=batchdim,
             fixed_batch_size=fixed_batch_size,
             loader_prefetch_size=loader_prefetch_size,
             device_prefetch_size=device_prefetch_size,
             transfer_threads=host_to_device_transfer_threads,
-            place=_placing(input_sharding),
+            place=_placement_function(input_sharding),
         )
-        self._feed = prefetch.Feed(cpu_loader, plan) if ahead else as_asked.AsAsked(cpu_loader, plan)
+        self._feed = prefetch.PrefetchFeed(cpu_loader, plan) if ahead else on_demand.OnDemandFeed(cpu_loader, plan)
         weakref.finalize(self, self._feed.close, prefetch.MOMENT).atexit = False  # the end of the process is feed's
 
     def per_device_loader(self, device: torch.device | str) -> PerDeviceLoader:
@@ -107,7 +107,7 @@ class ParallelLoader:
         """The next batch of a device, without a barrier; None at the end. Raises what loading or sending raised."""
         try:
             return self._feed.get(self._position(device))
-        except End:
+        except ChannelClosed:
             return None
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class ParallelLoader:
         self._feed.close()
 
     def _position(self, device: torch.device | str) -> int:
-        device = _indexed(torch.device(device))
+        device = _with_index(torch.device(device))
         if device not in self._devices:
             names = ", ".join(map(str, self._devices))
             raise ValueError(f"ParallelLoader: {device} is not one of the loader's devices ({names})")
@@ -127,7 +127,7 @@ class PerDeviceLoader:
 
     def __init__(self, loader: ParallelLoader, device: torch.device) -> None:
         self._loader = loader
-        self._device = _indexed(device)
+        self._device = _with_index(device)
         self._position = loader._position(device)
         self._given = 0
         self._over = False
@@ -151,7 +151,7 @@ class PerDeviceLoader:
             batch = self._loader._feed.get(self._position)
         except BaseException as error:
             self._over = True
-            if not isinstance(error, End):
+            if not isinstance(error, ChannelClosed):
                 raise
             if self._given % self._loader.batches_per_execution() != 0:
                 self._barrier()
@@ -165,7 +165,7 @@ class PerDeviceLoader:
         self._loader._feed.close_device(self._position)
 
     def _barrier(self) -> None:
-        with device_module.device(self._device), causes.because(causes.LOADER):
+        with device_module.device(self._device), sync_reasons.sync_reason(sync_reasons.LOADER):
             barrier.mark_step()
 
 
@@ -181,7 +181,7 @@ class MpDeviceLoader:
         self._loader = loader
         self._device = torch.device("xla") if device is None else torch.device(device)
         self._parallel_loader_kwargs = kwargs
-        _checked([self._device])
+        _validate_devices([self._device])
 
     def __iter__(self) -> Iterator[Any]:
         loader = ParallelLoader(self._loader, [self._device], **self._parallel_loader_kwargs)
@@ -197,7 +197,7 @@ class MpDeviceLoader:
         return getattr(self._loader, name)
 
 
-def _placing(input_sharding: Any) -> Callable[[Any, torch.device], Any]:
+def _placement_function(input_sharding: Any) -> Callable[[Any, torch.device], Any]:
     """What puts a batch on a device. TypeError for what says nothing of how tensors lie."""
     if input_sharding is None:
         return prefetch.to_device
@@ -209,7 +209,7 @@ def _placing(input_sharding: Any) -> Callable[[Any, torch.device], Any]:
             raise TypeError(
                 f"ParallelLoader: input_sharding must be a ShardingSpec, a dict of them or None, got {entry!r}"
             )
-    places = {key: _placing(entry) for key, entry in input_sharding.items()}
+    places = {key: _placement_function(entry) for key, entry in input_sharding.items()}
     return lambda batch, device: _by_key(batch, device, places)
 
 
@@ -222,17 +222,17 @@ def _by_key(batch: Any, device: torch.device, places: Mapping[Any, Callable[[Any
         raise ValueError(
             f"ParallelLoader: input_sharding says nothing of {', '.join(unknown)}; None puts a tensor on every device"
         )
-    return containers.like(batch, {key: places[key](value, device) for key, value in batch.items()})
+    return batch_structure.mapping_like(batch, {key: places[key](value, device) for key, value in batch.items()})
 
 
-def _indexed(device: torch.device) -> torch.device:
+def _with_index(device: torch.device) -> torch.device:
     """With its ordinal: ``xla`` alone means the current device."""
     index = device_module.current_device() if device.index is None else device.index
     return torch.device(device.type, index)
 
 
-def _checked(devices: Sequence[torch.device | str]) -> tuple[torch.device, ...]:
-    checked = tuple(_indexed(torch.device(device)) for device in devices)
+def _validate_devices(devices: Sequence[torch.device | str]) -> tuple[torch.device, ...]:
+    checked = tuple(_with_index(torch.device(device)) for device in devices)
     if not checked or any(device.type != "xla" for device in checked) or len(set(checked)) < len(checked):
         names = ", ".join(map(str, checked)) or "none"
         raise ValueError(f"ParallelLoader: expected different xla devices, got {names}")

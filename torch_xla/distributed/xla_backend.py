@@ -28,14 +28,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_xla._engine.base.compat import distributed as compat
-from torch_xla._engine.base.imports import when_imported
+from torch_xla._engine.base.import_hooks import on_import
+from torch_xla._engine.compat import distributed as compat
 from torch_xla._engine.device import devices
-from torch_xla._engine.execution.at_once import AtOnce
+from torch_xla._engine.execution.eager_collectives import EagerCollectives
 from torch_xla._engine.job import coordination, replicas
 from torch_xla._engine.job import rendezvous as _rendezvous
 from torch_xla._engine.parallel import collectives
-from torch_xla.distributed import _ddp, _host, _point_to_point, _uneven
+from torch_xla.distributed import _ddp, _object_collectives, _point_to_point, _uneven_all_to_all
 
 _REDUCTIONS = {
     dist.ReduceOp.SUM: "sum",
@@ -50,10 +50,10 @@ _REDUCTIONS = {
 Tensors = list[torch.Tensor]
 
 
-def _done(value: Any) -> dist.Work:
+def _completed_work(value: Any) -> dist.Work:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(value)
-    work: dist.Work = compat.work_of(future)
+    work: dist.Work = compat.work_from_future(future)
     return work
 
 
@@ -66,7 +66,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         self._ordinals = list(options.global_ranks_in_group) or list(range(self._size))
         _check_world(self._ordinals)
         whole = self._size == replicas.world_size()
-        self._groups = None if whole else collectives.Members([self._ordinals])
+        self._groups = None if whole else collectives.PartialGroup([self._ordinals])
 
     # What torch asks of a group besides collectives.
 
@@ -89,9 +89,9 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     # How collectives run.
 
-    def _scope(self) -> AtOnce:
+    def _scope(self) -> EagerCollectives:
         _point_to_point.run_pending()
-        return AtOnce(self._groups is not None)
+        return EagerCollectives(self._groups is not None)
 
     def _reduction(self, op: Any) -> tuple[str, float]:
         kind = op.op if hasattr(op, "op") else op
@@ -99,19 +99,19 @@ class ProcessGroupXla(dist.ProcessGroup):
             raise NotImplementedError(f"xla process group: {kind} is not there; {[str(k) for k in _REDUCTIONS]} are")
         return _REDUCTIONS[kind], 1.0 / self._size if kind == dist.ReduceOp.AVG else 1.0
 
-    def _reduced(self, tensors: Sequence[torch.Tensor], op: Any) -> Tensors:
+    def _all_reduce(self, tensors: Sequence[torch.Tensor], op: Any) -> Tensors:
         name, scale = self._reduction(op)
         if self._size == 1:
             return [tensor.clone() for tensor in tensors]
         return collectives.all_reduce(name, _on_xla(tensors), scale, self._groups)
 
-    def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """[size, *shape]"""
         (value,) = _on_xla([tensor])
         row = value.detach().unsqueeze(0)
         return row if self._size == 1 else collectives.all_gather(row, 0, self._groups)
 
-    def _scattered(self, rows: torch.Tensor, op: Any) -> torch.Tensor:
+    def _reduce_scatter(self, rows: torch.Tensor, op: Any) -> torch.Tensor:
         """This rank's row of the reduction of [size, *shape]."""
         name, scale = self._reduction(op)
         if self._size == 1:
@@ -120,99 +120,101 @@ class ProcessGroupXla(dist.ProcessGroup):
         part = collectives.reduce_scatter(name, value, 0, self._groups)[0]
         return part if scale == 1.0 else part * scale
 
-    def _exchanged(self, rows: torch.Tensor) -> torch.Tensor:
+    def _all_to_all(self, rows: torch.Tensor) -> torch.Tensor:
         """[size, *shape]: row i goes to rank i, and row i comes from rank i."""
         (value,) = _on_xla([rows])
         return value if self._size == 1 else collectives.all_to_all(value, 0, 0, self._groups)
 
-    def _said(self, tensors: Tensors) -> list[bytes]:
+    def _all_gather_object_bytes(self, tensors: Tensors) -> list[bytes]:
         """What each rank gave, by way of the host."""
         _point_to_point.run_pending()
-        return _host.exchange(self.group_name, self._ordinals, tensors)
+        return _object_collectives.all_gather_bytes(self.group_name, self._ordinals, tensors)
 
     # The collectives, by the names that torch.distributed and its C++ parts call.
 
     def average(self, tensors: Tensors) -> None:
         """Averages the tensors, in place, with the step."""
-        collectives.write(tensors, self._reduced(tensors, dist.ReduceOp.AVG))
+        collectives.copy_into(tensors, self._all_reduce(tensors, dist.ReduceOp.AVG))
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         with self._scope():
             op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-            collectives.write(tensors, self._reduced(tensors, op))
-        return _done(tensors)
+            collectives.copy_into(tensors, self._all_reduce(tensors, op))
+        return _completed_work(tensors)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         with self._scope():
-            reduced = self._reduced(tensors, opts.reduceOp)
+            reduced = self._all_reduce(tensors, opts.reduceOp)
             if self._rank == opts.rootRank:
-                collectives.write(tensors, reduced)
-        return _done(tensors)
+                collectives.copy_into(tensors, reduced)
+        return _completed_work(tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
-        if _host.takes(tensors):
-            given = self._said(tensors if self._rank == opts.rootRank else [])
-            _host.fill(tensors, given[opts.rootRank])
+        if _object_collectives.uses_host_network(tensors):
+            given = self._all_gather_object_bytes(tensors if self._rank == opts.rootRank else [])
+            _object_collectives.copy_bytes_into(tensors, given[opts.rootRank])
         elif self._size > 1:
             with self._scope():
-                collectives.write(tensors, collectives.broadcast(_on_xla(tensors), opts.rootRank, self._groups))
-        return _done(tensors)
+                collectives.copy_into(tensors, collectives.broadcast(_on_xla(tensors), opts.rootRank, self._groups))
+        return _completed_work(tensors)
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
-        if len(inputs) == 1 and _host.takes([*inputs, *outputs[0]]):
-            for target, data in zip(outputs[0], self._said(inputs), strict=True):
-                _host.fill([target], data)
-            return _done(outputs)
+        if len(inputs) == 1 and _object_collectives.uses_host_network([*inputs, *outputs[0]]):
+            for target, data in zip(outputs[0], self._all_gather_object_bytes(inputs), strict=True):
+                _object_collectives.copy_bytes_into([target], data)
+            return _completed_work(outputs)
         with self._scope():
             for targets, value in zip(outputs, inputs, strict=True):
-                collectives.write(targets, list(self._gathered(value)))
-        return _done(outputs)
+                collectives.copy_into(targets, list(self._all_gather(value)))
+        return _completed_work(outputs)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         # Here the outer list is of ranks.
         return self.allgather([list(row) for row in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
-        if output.device.type == "cpu" and _host.takes([input]):  # objects of all_gather_object, from torch 2.15 on
-            _host.fill([output], b"".join(self._said([input])))
-            return _done(output)
+        if output.device.type == "cpu" and _object_collectives.uses_host_network(
+            [input]
+        ):  # objects of all_gather_object, from torch 2.15 on
+            _object_collectives.copy_bytes_into([output], b"".join(self._all_gather_object_bytes([input])))
+            return _completed_work(output)
         with self._scope():
-            collectives.write([output], [self._gathered(input).reshape(output.shape)])
-        return _done(output)
+            collectives.copy_into([output], [self._all_gather(input).reshape(output.shape)])
+        return _completed_work(output)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         for output, input in zip(outputs, inputs, strict=True):
             self.all_gather_single(output, input, opts)
-        return _done(outputs)
+        return _completed_work(outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         with self._scope():
             for output, parts in zip(outputs, inputs, strict=True):
                 _check_same_shapes("reduce_scatter", [output, *parts])
-                collectives.write([output], [self._scattered(torch.stack(parts), opts.reduceOp)])
-        return _done(outputs)
+                collectives.copy_into([output], [self._reduce_scatter(torch.stack(parts), opts.reduceOp)])
+        return _completed_work(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
         with self._scope():
             rows = input.detach().reshape(self._size, *output.shape)
-            collectives.write([output], [self._scattered(rows, opts.reduceOp)])
-        return _done(output)
+            collectives.copy_into([output], [self._reduce_scatter(rows, opts.reduceOp)])
+        return _completed_work(output)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> dist.Work:
         for output, input in zip(outputs, inputs, strict=True):
             self.reduce_scatter_single(output, input, opts)
-        return _done(outputs)
+        return _completed_work(outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
-        parts = _uneven.Parts([t.numel() for t in inputs], [t.numel() for t in outputs])
+        parts = _uneven_all_to_all.SplitSizes([t.numel() for t in inputs], [t.numel() for t in outputs])
         with self._scope():
-            received = self._parted("all_to_all", torch.cat([t.detach().flatten() for t in inputs]), parts)
+            received = self._all_to_all_uneven("all_to_all", torch.cat([t.detach().flatten() for t in inputs]), parts)
             pieces = received.split(parts.received)
-            collectives.write(outputs, [p.reshape(t.shape) for p, t in zip(pieces, outputs, strict=True)])
-        return _done(outputs)
+            collectives.copy_into(outputs, [p.reshape(t.shape) for p, t in zip(pieces, outputs, strict=True)])
+        return _completed_work(outputs)
 
     def all_to_all_single(
         self,
@@ -224,14 +226,16 @@ class ProcessGroupXla(dist.ProcessGroup):
     ) -> dist.Work:
         with self._scope():
             if output_splits or input_splits:  # all ranks give them, or none
-                given = functools.partial(_uneven.given, "all_to_all_single", self._size)
-                parts = _uneven.Parts(given(len(input), input_splits or []), given(len(output), output_splits or []))
-                received = self._parted("all_to_all_single", input.detach(), parts)
+                given = functools.partial(_uneven_all_to_all.resolve_splits, "all_to_all_single", self._size)
+                parts = _uneven_all_to_all.SplitSizes(
+                    given(len(input), input_splits or []), given(len(output), output_splits or [])
+                )
+                received = self._all_to_all_uneven("all_to_all_single", input.detach(), parts)
             else:
                 rows = input.detach().reshape(self._size, input.shape[0] // self._size, *input.shape[1:])
-                received = self._exchanged(rows).reshape(output.shape)
-            collectives.write([output], [received])
-        return _done(output)
+                received = self._all_to_all(rows).reshape(output.shape)
+            collectives.copy_into([output], [received])
+        return _completed_work(output)
 
     # As torch 2.11 and 2.12 call them.
     _allgather_base = all_gather_single
@@ -240,36 +244,36 @@ class ProcessGroupXla(dist.ProcessGroup):
     alltoall_base = all_to_all_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _parted(self, op: str, rows: torch.Tensor, parts: _uneven.Parts) -> torch.Tensor:
+    def _all_to_all_uneven(self, op: str, rows: torch.Tensor, parts: _uneven_all_to_all.SplitSizes) -> torch.Tensor:
         """The rows that this rank receives, one part after the other."""
         (value,) = _on_xla([rows])
-        size, even = _uneven.largest(op, self.group_name, self._ordinals, parts)
+        size, even = _uneven_all_to_all.max_split(op, self.group_name, self._ordinals, parts)
         if even:
-            return self._exchanged(value.reshape(self._size, size, *value.shape[1:])).flatten(0, 1)
-        return _uneven.exchange(value, parts, size, self._exchanged)
+            return self._all_to_all(value.reshape(self._size, size, *value.shape[1:])).flatten(0, 1)
+        return _uneven_all_to_all.all_to_all_uneven(value, parts, size, self._all_to_all)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
-        if _host.takes(inputs):
-            said = self._said(inputs)
+        if _object_collectives.uses_host_network(inputs):
+            said = self._all_gather_object_bytes(inputs)
             for target, data in zip(outputs[0] if self._rank == opts.rootRank else [], said, strict=False):
-                _host.fill([target], data)
-            return _done(outputs)
+                _object_collectives.copy_bytes_into([target], data)
+            return _completed_work(outputs)
         with self._scope():
-            rows = list(self._gathered(inputs[0]))
+            rows = list(self._all_gather(inputs[0]))
             if self._rank == opts.rootRank:
-                collectives.write(outputs[0], rows)
-        return _done(outputs)
+                collectives.copy_into(outputs[0], rows)
+        return _completed_work(outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
-        if _host.takes(outputs):
-            said = self._said(inputs[0] if self._rank == opts.rootRank else [])[opts.rootRank]
+        if _object_collectives.uses_host_network(outputs):
+            said = self._all_gather_object_bytes(inputs[0] if self._rank == opts.rootRank else [])[opts.rootRank]
             size = outputs[0].nbytes
-            _host.fill(outputs, said[self._rank * size : (self._rank + 1) * size])
-            return _done(outputs)
+            _object_collectives.copy_bytes_into(outputs, said[self._rank * size : (self._rank + 1) * size])
+            return _completed_work(outputs)
         with self._scope():
             parts = inputs[0] if self._rank == opts.rootRank else [torch.zeros_like(outputs[0])] * self._size
-            collectives.write(outputs, [self._exchanged(torch.stack(parts))[opts.rootRank]])
-        return _done(outputs)
+            collectives.copy_into(outputs, [self._all_to_all(torch.stack(parts))[opts.rootRank]])
+        return _completed_work(outputs)
 
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> dist.Work:
         (value,) = _on_xla(tensors[:1])
@@ -286,8 +290,8 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> dist.Work:
         _point_to_point.run_pending()
-        _rendezvous.exchange(f"barrier {self.group_name}", b"", self._ordinals)
-        return _done([])
+        _rendezvous.rendezvous(f"barrier {self.group_name}", b"", self._ordinals)
+        return _completed_work([])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         self.barrier()
@@ -312,11 +316,11 @@ def _check_world(ordinals: Sequence[int]) -> None:
     devices.devices()  # joins the job
 
 
-def _meet(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+def _xla_rendezvous_handler(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
     """``init_method="xla://"``: rank, world size and store from the launcher."""
     count = replicas.process_count()
     store: dist.Store = coordination.job_store() if count > 1 else dist.HashStore()
-    if replicas.represents():
+    if replicas.is_simulating_replicas():
         yield store, 0, replicas.world_size()
         return
     yield dist.PrefixStore("init_process_group", store), replicas.process_index(), count
@@ -334,11 +338,11 @@ def _is_for_meshes() -> bool:
 
 if not compat.is_registered("xla"):
     dist.Backend.register_backend("xla", ProcessGroupXla, extended_api=True, devices=["xla"])
-    dist.register_rendezvous_handler("xla", _meet)
-    compat.leave_out_of_flight_recorder("xla")
-    when_imported("torch.distributed.device_mesh", lambda _: compat.make_groups_of_meshes(_is_for_meshes))
-    _ddp.install()
-    _host.install(ProcessGroupXla)
+    dist.register_rendezvous_handler("xla", _xla_rendezvous_handler)
+    compat.exclude_from_flight_recorder("xla")
+    on_import("torch.distributed.device_mesh", lambda _: compat.create_mesh_groups(_is_for_meshes))
+    _ddp.patch_ddp()
+    _object_collectives.use_cpu_for_objects(ProcessGroupXla)
     # Functional collectives wait by a tensor's storage, which an xla tensor has not; and there is nothing to wait for.
     warnings.filterwarnings("ignore", "Registering collective work for tensor without storage", UserWarning)
     _functional = torch.library.Library("_c10d_functional", "IMPL")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch_xla.distributed.launcher import cluster
 from torch_xla.distributed.launcher.launch import CANNOT_START, launch
-from torch_xla.distributed.launcher.options import get_args_parser, job_of
+from torch_xla.distributed.launcher.options import get_args_parser, parse_job
 from torch_xla.distributed.launcher.workers import LaunchError
 
 __all__ = ["get_args_parser", "main", "resolve_and_execute"]
@@ -20,9 +20,9 @@ def resolve_and_execute(options: argparse.Namespace) -> int:
     With ``--cluster`` it does not return: this process becomes the command. Raises ValueError for options that fit no
     job. 126: the workers could not be found or used. 130: Ctrl-C.
     """
-    job = job_of(options)
+    job = parse_job(options)
     try:
-        return cluster.execute(job) if job.cluster else launch(job)
+        return cluster.exec_job(job) if job.cluster else launch(job)
     except LaunchError as error:
         print(f"xla_dist: {error}", file=sys.stderr)
         return CANNOT_START

@@ -20,9 +20,9 @@ import torch
 import torch.multiprocessing as mp
 
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import devices, hardware
+from torch_xla._engine.device import devices, hardware_detection
 from torch_xla._engine.job import replicas
-from torch_xla.distributed._processes import SpawnContext
+from torch_xla.distributed._spawn_context import SpawnContext
 
 __all__ = ["MpModelWrapper", "MpSerialExecutor", "SpawnContext", "create_optimized_replica_groups", "spawn"]
 
@@ -59,25 +59,27 @@ def spawn(
     torch.multiprocessing.ProcessRaisedException with the traceback of the process that failed first, or
     ProcessExitedException; the others have been ended then.
     """
-    if devices.is_described():
-        return _represent(fn, args, nprocs, join)
-    count = hardware.count() if nprocs is None else nprocs
-    if count > 1 and start_method == "spawn" and _is_of_this_session(fn):
-        start_method = _fork_of_session(fn)
+    if devices.is_emulated():
+        return _run_first_replica(fn, args, nprocs, join)
+    count = hardware_detection.max_local_processes() if nprocs is None else nprocs
+    if count > 1 and start_method == "spawn" and _is_interactive_function(fn):
+        start_method = _interactive_start_method(fn)
     _check(count, start_method)
     first = replicas.process_index() * count if settings.TORCH_XLA_DIST else 0
     if count == 1:
         fn(first, *args)
         return None
     environments = _environments_on_host(count) if settings.TORCH_XLA_DIST else _environments(count)
-    context = SpawnContext(_from, (fn, first, args), environments, daemon, start_method)
+    context = SpawnContext(_call_with_rank_offset, (fn, first, args), environments, daemon, start_method)
     if not join:
         return context
     context.join()
     return None
 
 
-def _represent(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int | None, join: bool) -> SpawnContext | None:
+def _run_first_replica(
+    fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int | None, join: bool
+) -> SpawnContext | None:
     """For torch_xla.aot: the first of the processes, right here, in place of all that the target has chips for."""
     chips = len(devices.devices())
     count = chips if nprocs is None else nprocs
@@ -85,25 +87,25 @@ def _represent(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int | None
         raise ValueError(f"spawn: nprocs={nprocs}, but the target has {chips} chips")
     if not join:
         raise NotImplementedError("spawn(join=False): torch_xla.aot runs the first process only, and in this one")
-    with replicas.represent(count):
+    with replicas.simulate_replicas(count):
         fn(0, *args)
     return None
 
 
-def _from(index: int, fn: Callable[..., Any], first: int, args: tuple[Any, ...]) -> None:
+def _call_with_rank_offset(index: int, fn: Callable[..., Any], first: int, args: tuple[Any, ...]) -> None:
     fn(first + index, *args)
 
 
-def _is_of_this_session(fn: Callable[..., Any]) -> bool:
+def _is_interactive_function(fn: Callable[..., Any]) -> bool:
     """Whether new processes could not import the function: it was typed into a notebook, a prompt or ``python -c``."""
     main = sys.modules["__main__"]
     is_file = hasattr(main, "__file__") or getattr(main, "__spec__", None) is not None
     return not is_file and getattr(getattr(fn, "func", fn), "__module__", None) == "__main__"
 
 
-def _fork_of_session(fn: Callable[..., Any]) -> str:
+def _interactive_start_method(fn: Callable[..., Any]) -> str:
     """The start method with which processes have such a function. RuntimeError where there is none left."""
-    if devices.started():
+    if devices.backend_started():
         name = getattr(fn, "__name__", repr(fn))
         raise RuntimeError(
             f"spawn: {name} was defined in a notebook or at a prompt, where new processes cannot import it, and an xla "
@@ -114,11 +116,13 @@ def _fork_of_session(fn: Callable[..., Any]) -> str:
 
 
 def _check(count: int, start_method: str) -> None:
-    kind = hardware.kind()
+    kind = hardware_detection.detect_device_type()
     if count < 1:
         raise ValueError(f"spawn: nprocs={count} must be at least 1")
-    if kind != "CPU" and count > hardware.count():
-        raise ValueError(f"spawn: nprocs={count}, but this machine has {hardware.count()} {kind} devices")
+    if kind != "CPU" and count > hardware_detection.max_local_processes():
+        raise ValueError(
+            f"spawn: nprocs={count}, but this machine has {hardware_detection.max_local_processes()} {kind} devices"
+        )
     if count == 1:
         return
     if replicas.process_count() > 1 and not settings.TORCH_XLA_DIST:
@@ -126,12 +130,12 @@ def _check(count: int, start_method: str) -> None:
             "spawn: this process is one of a job of several already (started by torchrun or spawn); call the function "
             "itself, or use torch_xla.launch, which does"
         )
-    if devices.started() and start_method != "spawn":
+    if devices.backend_started() and start_method != "spawn":
         raise RuntimeError(
             f'spawn(start_method="{start_method}"): an xla device has been used in this process, and XLA does not '
             'survive a fork: use no device before spawn, or start_method="spawn"'
         )
-    if devices.started() and kind != "CPU":
+    if devices.backend_started() and kind != "CPU":
         raise RuntimeError(
             f"spawn: this process has used an xla device and holds the machine's {kind} devices, which the new "
             "processes need; use no device before spawn"
@@ -151,7 +155,7 @@ def _environments(count: int) -> list[dict[str, str]]:
         "MASTER_PORT": str(port),
     }
     return [
-        shared | {"RANK": str(index), "LOCAL_RANK": str(index)} | hardware.environment(index, count)
+        shared | {"RANK": str(index), "LOCAL_RANK": str(index)} | hardware_detection.process_env(index, count)
         for index in range(count)
     ]
 
@@ -170,7 +174,7 @@ def _environments_on_host(count: int) -> list[dict[str, str]]:
     return [
         shared
         | {"RANK": str(settings.RANK * count + index), "LOCAL_RANK": str(settings.LOCAL_RANK * count + index)}
-        | hardware.environment(index, count)
+        | hardware_detection.process_env(index, count)
         for index in range(count)
     ]
 

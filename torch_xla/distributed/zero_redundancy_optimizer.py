@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from torch_xla.core import xla_model as xm
-from torch_xla.distributed.fsdp._shards import Group, scattered, share_of
+from torch_xla.distributed.fsdp._sharded_parameter import ShardGroup, reduce_scatter_dim0, shard_of
 
 __all__ = ["ZeroRedundancyOptimizer"]
 
@@ -72,7 +72,7 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     def init_zero(self) -> None:
         """Makes this replica's shares, and the optimizer that updates them."""
-        self._group = Group.of(self._sharding_groups, None, None)
+        self._group = ShardGroup.of(self._sharding_groups, None, None)
         self._shares = [[self._share(p.detach()) for p in group["params"]] for group in self.param_groups]
         self._versions = self._current_versions()
         groups = [
@@ -87,7 +87,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _share(self, value: torch.Tensor) -> torch.Tensor:
-        return share_of(value.reshape(-1).to(self.optimizer_dtype), self._group)
+        return shard_of(value.reshape(-1).to(self.optimizer_dtype), self._group)
 
     def _base(self) -> Optimizer:
         if self.base_optimizer is None:
@@ -150,10 +150,10 @@ class ZeroRedundancyOptimizer(Optimizer):
         everyone, flat = world_size(), grad.detach().reshape(-1).to(self.optimizer_dtype)
         if self._group.size < everyone:
             flat = xm.all_reduce("sum", flat, 1.0 / everyone)
-            return share_of(flat, self._group)
+            return shard_of(flat, self._group)
         missing = -flat.numel() % self._group.size
         filled = torch.cat([flat, flat.new_zeros(missing)]) if missing else flat
-        return scattered(filled, self._group, 1.0 / everyone)
+        return reduce_scatter_dim0(filled, self._group, 1.0 / everyone)
 
     def _clip(self) -> None:
         grads = [share.grad for shares in self._shares for share in shares if share.grad is not None]

@@ -14,8 +14,8 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from torch_xla.doctor import accelerators, surroundings, trial
-from torch_xla.doctor.findings import Finding, Report
+from torch_xla.doctor import accelerators, device_check, environment
+from torch_xla.doctor.report import Finding, Report
 
 _WIDTH = 120
 
@@ -27,14 +27,14 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.parse_args(argv)
     report = Report()
-    surroundings.look(report)
-    accelerators.look(report)
-    works = trial.run(report)
-    print(text(report, works))
+    environment.check_environment(report)
+    accelerators.check_accelerators(report)
+    works = device_check.run_device_check(report)
+    print(render_text(report, works))
     return 0 if works else 1
 
 
-def text(report: Report, works: bool) -> str:
+def render_text(report: Report, works: bool) -> str:
     """The report as it is printed: lines, findings, and one sentence."""
     wide = max(len(title) for title, _ in report.lines)
     lines = [f"{title:<{wide}}  {said}" for title, said in report.lines]

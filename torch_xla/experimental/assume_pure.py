@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from torch_xla._engine.interop import gradients
-from torch_xla._engine.interop.modules import ModuleCall
-from torch_xla._engine.interop.pure import Pure
+from torch_xla._engine.capture import autograd_function
+from torch_xla._engine.capture.module_function import ModuleFunction
+from torch_xla._engine.capture.pure_function import PureFunction
 
 __all__ = ["PureModule", "assume_pure", "assume_pure_torch", "j2t_autograd"]
 
@@ -41,7 +41,7 @@ def assume_pure(fn: F, *, add_rng_seed_argument: bool = False) -> F:
     argument, writes to an argument, keeps a tensor, or exchanges values with other replicas; TypeError where an
     argument cannot be a constant, a result is no structure of xla tensors, or the ``rng_seed`` is missing.
     """
-    pure = Pure("assume_pure", fn)
+    pure = PureFunction("assume_pure", fn)
 
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def assume_pure_torch(func: F, use_cache: bool = False) -> F:
     What it closes over may then change. A call that records what another one has recorded is not lowered again, and is
     the same node.
     """
-    pure = Pure("assume_pure_torch", func, is_cached=use_cache)
+    pure = PureFunction("assume_pure_torch", func, is_cached=use_cache)
 
     @functools.wraps(func)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
-        return gradients.call(fn, args, kwargs)
+        return autograd_function.call_with_gradient(fn, args, kwargs)
 
     return called
 
@@ -98,8 +98,8 @@ class PureModule(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self._module = module
-        self._call = ModuleCall(module)
-        self._pure = Pure("PureModule", self._call, hidden=1)
+        self._call = ModuleFunction(module)
+        self._pure = PureFunction("PureModule", self._call, hidden=1)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._pure((self._call.tensors(), *args), kwargs, self._call.state())

@@ -9,15 +9,15 @@ import jax
 import torch
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.execution import executor
-from torch_xla._engine.execution.background import Runner
+from torch_xla._engine.execution.background_threads import Runner
 
 __all__ = ["on_ready_callback", "on_ready_event"]
 
 #: By device: what waits for values and calls. Those of one device come in the order of its programs.
 _runners: dict[int, Runner] = {}
-_lock = process_lock()
+_lock = fork_safe_lock()
 
 
 def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:
@@ -33,10 +33,10 @@ def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], o
         raise ValueError(f"on_ready_callback: expected an xla tensor, got one on {tensor.device}")
     device = tensor.device.index
     with torch.no_grad():
-        nodes = recorder.module().nodes_of([tensor.detach()])
+        nodes = recorder.bindings().nodes_of([tensor.detach()])
     executor.materialize(nodes, device)
     buffers = [node.buffer for node in nodes]
-    _runner(device).run(lambda: _called(buffers, device, tensor, callback))
+    _runner(device).run(lambda: _run_callback(buffers, device, tensor, callback))
 
 
 def on_ready_event(tensor: torch.Tensor) -> threading.Event:
@@ -51,11 +51,11 @@ def _runner(device: int) -> Runner:
         return _runners.setdefault(device, Runner("on_ready_callback"))
 
 
-def _called(
+def _run_callback(
     buffers: list[jax.Array], device: int, tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]
 ) -> None:
     try:
-        executor.wait_for(buffers, device)
+        executor.wait_values(buffers, device)
     except RuntimeError:
         pass  # who reads the value is told
     finally:

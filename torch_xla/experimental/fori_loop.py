@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine.interop import control_flow, loops
-from torch_xla._engine.interop.split import keep_all
+from torch_xla._engine.capture import control_flow, scan
+from torch_xla._engine.capture.joint_graph import save_all
 
 __all__ = ["fori_loop", "while_loop"]
 
@@ -28,8 +28,8 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[..., Any], *input_value
     """
     if isinstance(lower, int) and isinstance(upper, int):
         steps = torch.zeros(max(0, upper - lower), dtype=torch.int8, device="xla")
-        last, _ = loops.scan(
-            lambda values, _: (_tuple(body_fun(*values)), None), tuple(input_value), steps, keep_all, what="fori_loop"
+        last, _ = scan.scan(
+            lambda values, _: (_tuple(body_fun(*values)), None), tuple(input_value), steps, save_all, what="fori_loop"
         )
         return max(lower, upper), upper, *last
     start, end = (torch.as_tensor(t, device=input_value[0].device) for t in (lower, upper))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_xla._engine.interop import loops
-from torch_xla._engine.interop.split import keep_all
+from torch_xla._engine.capture import scan
+from torch_xla._engine.capture.joint_graph import save_all
 
 __all__ = ["gradient_accumulation"]
 
@@ -54,8 +54,8 @@ def gradient_accumulation(
 
     with torch.no_grad():
         start = torch.zeros((), device=iterable_tensors[0].device), [torch.zeros_like(p) for p in parameters]
-        (total, gradients, carried), _ = loops.scan(
-            step, (*start, list(carried_tensors)), list(iterable_tensors), keep_all, what="gradient_accumulation"
+        (total, gradients, carried), _ = scan.scan(
+            step, (*start, list(carried_tensors)), list(iterable_tensors), save_all, what="gradient_accumulation"
         )
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torch_xla._engine.interop import loops
-from torch_xla._engine.interop.split import keep_all
+from torch_xla._engine.capture import scan
+from torch_xla._engine.capture.joint_graph import save_all
 
 __all__ = ["GRU"]
 
@@ -83,5 +83,5 @@ class GRU(nn.GRU):
             return h, h
 
         # What does not depend on the step before is one product.
-        final, output = loops.scan(step, h, F.linear(x, to_gates, bias), keep_all, what="GRU")
+        final, output = scan.scan(step, h, F.linear(x, to_gates, bias), save_all, what="GRU")
         return output, final

@@ -5,8 +5,8 @@ Whatever jax has a plugin of (packages with ``jax_plugins``) needs none of this:
 
 from __future__ import annotations
 
-from torch_xla._engine.device import devices, hardware, plugins
-from torch_xla._engine.device.plugins import DevicePlugin
+from torch_xla._engine.device import devices, hardware_detection, pjrt_plugins
+from torch_xla._engine.device.pjrt_plugins import DevicePlugin
 
 __all__ = [
     "DevicePlugin", "default", "register_installed_plugins", "register_plugin", "use_dynamic_plugins",
@@ -20,9 +20,11 @@ def register_plugin(name: str, device_plugin: DevicePlugin) -> None:
     ``PJRT_DEVICE=name`` in any case then means devices of that plugin, whose platform jax calls by the name in lower
     case. Processes that spawn starts register it, too. Raises RuntimeError when devices are in use already.
     """
-    if devices.started():
-        raise RuntimeError(f"register_plugin: devices of kind {devices.kind()} are in use; register {name} before")
-    plugins.register(name, device_plugin)
+    if devices.backend_started():
+        raise RuntimeError(
+            f"register_plugin: devices of kind {devices.device_type()} are in use; register {name} before"
+        )
+    pjrt_plugins.register_plugin(name, device_plugin)
 
 
 def register_installed_plugins() -> None:
@@ -30,13 +32,13 @@ def register_installed_plugins() -> None:
 
     Done when PJRT_DEVICE names a kind that nobody knows.
     """
-    plugins.register_installed()
+    pjrt_plugins.register_installed()
 
 
 def default() -> DevicePlugin:
     """The plugin of this process's device type. Raises RuntimeError where that is no plugin's."""
-    kind = hardware.kind()
-    found = plugins.find(kind)
+    kind = hardware_detection.detect_device_type()
+    found = pjrt_plugins.find_plugin(kind)
     if found is None:
         raise RuntimeError(f"plugins.default: no plugin is registered for devices of kind {kind}")
     return found
@@ -44,9 +46,9 @@ def default() -> DevicePlugin:
 
 def use_dynamic_plugins() -> None:
     """Looks for plugins of installed packages now. Registered ones are always used."""
-    plugins.register_installed()
+    pjrt_plugins.register_installed()
 
 
 def using_dynamic_plugins() -> bool:
     """Whether this process's devices are, or will be, those of a plugin."""
-    return plugins.find(hardware.kind()) is not None
+    return pjrt_plugins.find_plugin(hardware_detection.detect_device_type()) is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine.base.compat import kernels
+from torch_xla._engine.compat import pallas_attention
 
 __all__ = [
     "xla_dequantize_per_channel",
@@ -24,7 +24,7 @@ def xla_quantize_per_tensor(
 ) -> torch.Tensor:
     """``input / scale + zero_point``, rounded, and cut off at the bounds."""
     _check("quantize_per_tensor", input, quant_min, quant_max, dtype)
-    return _rounded(input, 1.0 / scale, zero_point, quant_min, quant_max, dtype)
+    return _round_and_clamp(input, 1.0 / scale, zero_point, quant_min, quant_max, dtype)
 
 
 def xla_quantize_per_channel(
@@ -33,8 +33,8 @@ def xla_quantize_per_channel(
 ) -> torch.Tensor:  # fmt: skip
     """The same with a scale and a zero point for each place along ``axis``."""
     _check("quantize_per_channel", input, quant_min, quant_max, dtype)
-    scale, zero = _along("quantize_per_channel", axis, input, scales, zero_points)
-    return _rounded(input, 1.0 / scale, zero, quant_min, quant_max, dtype)
+    scale, zero = _broadcast_along_axis("quantize_per_channel", axis, input, scales, zero_points)
+    return _round_and_clamp(input, 1.0 / scale, zero, quant_min, quant_max, dtype)
 
 
 def xla_dequantize_per_tensor(
@@ -55,17 +55,19 @@ def xla_dequantize_per_channel(
     """The same with a scale and a zero point for each place along ``axis``."""
     _check_stored("dequantize_per_channel", input, dtype)
     points = torch.zeros_like(scales, dtype=torch.int32) if zero_points is None else zero_points
-    scale, zero = _along("dequantize_per_channel", axis, input, scales, points)
+    scale, zero = _broadcast_along_axis("dequantize_per_channel", axis, input, scales, points)
     wanted = torch.float32 if out_dtype is None else out_dtype
     return ((input.to(torch.float32) - zero) * scale).to(wanted)
 
 
-def _rounded(input: torch.Tensor, factor: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+def _round_and_clamp(
+    input: torch.Tensor, factor: Any, zero: Any, low: int, high: int, dtype: torch.dtype
+) -> torch.Tensor:
     found: torch.Tensor = (torch.round(input.to(torch.float32) * factor) + zero).clamp(low, high).to(dtype)
     return found
 
 
-def _along(
+def _broadcast_along_axis(
     what: str, axis: int, input: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales and zero points, in a shape that expands to the input's."""
@@ -97,7 +99,7 @@ def _check_stored(what: str, input: torch.Tensor, dtype: torch.dtype) -> None:
         raise TypeError(f"{what}: expected an input of {dtype}, got {input.dtype}")
 
 
-kernels.load_quantized_operators()
+pallas_attention.load_quantized_operators()
 _library = torch.library.Library("quantized_decomposed", "IMPL")
 _library.impl("quantize_per_tensor", xla_quantize_per_tensor, "XLA")
 _library.impl("quantize_per_channel", xla_quantize_per_channel, "XLA")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch_xla._engine.interop import identities, loops, partition
+from torch_xla._engine.capture import aot_partitioner, object_keys
+from torch_xla._engine.capture import scan as capture_scan
 
 __all__ = ["default_partition", "scan"]
 
@@ -25,7 +26,7 @@ def scan(
     fn: Callable[[Carry, X], tuple[Carry, Y]],
     init: Carry,
     xs: X,
-    partition_fn: partition.Partition = default_partition,
+    partition_fn: aot_partitioner.Partition = default_partition,
     is_fn_pure: bool = False,
 ) -> tuple[Carry, Y]:
     """What this loop gives, with a gradient, as one ``lax.scan`` forward and one backward:
@@ -56,6 +57,6 @@ def scan(
       RuntimeError: ``fn`` needs a value, or writes to an argument. In a backward pass: a second derivative is asked
         for.
     """
-    pure_as = identities.identity(fn) if is_fn_pure else None
-    found: tuple[Carry, Y] = loops.scan(fn, init, xs, partition.keep_for(partition_fn), pure_as)
+    pure_as = object_keys.identity(fn) if is_fn_pure else None
+    found: tuple[Carry, Y] = capture_scan.scan(fn, init, xs, aot_partitioner.save_policy_for(partition_fn), pure_as)
     return found

@@ -15,20 +15,20 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import nn
 
-from torch_xla._engine.interop import loops, partition
-from torch_xla._engine.interop.modules import ModuleCall
+from torch_xla._engine.capture import aot_partitioner, scan
+from torch_xla._engine.capture.module_function import ModuleFunction
 from torch_xla.experimental.scan import default_partition
 
 __all__ = ["StackedLayers", "scan_layers"]
 
-_calls: WeakKeyDictionary[nn.Module, ModuleCall] = WeakKeyDictionary()
+_calls: WeakKeyDictionary[nn.Module, ModuleFunction] = WeakKeyDictionary()
 _alike: WeakKeyDictionary[nn.Module, WeakSet[nn.Module]] = WeakKeyDictionary()
 
 
 def scan_layers(
     layers: Iterable[nn.Module],
     input_data: Any,
-    partition_fn: partition.Partition = default_partition,
+    partition_fn: aot_partitioner.Partition = default_partition,
     is_layer_pure: bool = False,
 ) -> Any:
     """``for layer in layers: data = layer(data)``, as a loop of the program: ``lax.scan``, forward and backward.
@@ -52,36 +52,36 @@ def scan_layers(
         return input_data
     first = _call_of(layers[0])
     tensors = [_call_of(layer).tensors() for layer in layers]
-    _check_alike(layers, is_layer_pure)
+    _check_same_structure(layers, is_layer_pure)
     for number in range(1, len(layers)):
         _check_shapes(first, tensors[0], tensors[number], number)
-    stacks = _Stacks(tensors[0])
+    stacks = _StackedParameters(tensors[0])
     stacked = [torch.stack([of_layer[place] for of_layer in tensors]) for place in stacks.places]  # type: ignore[misc]
     return _run(layers[0], stacks, stacked, input_data, partition_fn, is_layer_pure)
 
 
 def _run(
     layer: nn.Module,
-    stacks: _Stacks,
+    stacks: _StackedParameters,
     stacked: Sequence[torch.Tensor],
     data: Any,
-    partition_fn: partition.Partition,
+    partition_fn: aot_partitioner.Partition,
     is_pure: bool,
 ) -> Any:
     call = _call_of(layer)
 
     def one_layer(data: Any, slices: Sequence[torch.Tensor]) -> tuple[Any, None]:
         args = data if isinstance(data, tuple) else (data,)
-        return call(stacks.spread(slices), *args), None
+        return call(stacks.unstack(slices), *args), None
 
     one_layer.__name__ = call.__name__
     pure_as = (layer, call.state(), tuple(stacks.where)) if is_pure else None
-    keep = partition.keep_for(partition_fn)
-    result, _ = loops.scan(one_layer, data, list(stacked), keep, pure_as, "scan_layers")
+    keep = aot_partitioner.save_policy_for(partition_fn)
+    result, _ = scan.scan(one_layer, data, list(stacked), keep, pure_as, "scan_layers")
     return result
 
 
-class _Stacks:
+class _StackedParameters:
     """Which tensors of a layer are stacked: each once, also one with several names."""
 
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -89,19 +89,19 @@ class _Stacks:
         self.places = sorted(places.values())
         self.where = [None if t is None else self.places.index(places[id(t)]) for t in tensors]
 
-    def spread(self, slices: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    def unstack(self, slices: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The tensors of a layer."""
         return [None if place is None else slices[place] for place in self.where]
 
 
-def _call_of(layer: nn.Module) -> ModuleCall:
+def _call_of(layer: nn.Module) -> ModuleFunction:
     found = _calls.get(layer)
     if found is None:
-        found = _calls[layer] = ModuleCall(layer)
+        found = _calls[layer] = ModuleFunction(layer)
     return found
 
 
-def _check_alike(layers: Sequence[nn.Module], is_pure: bool) -> None:
+def _check_same_structure(layers: Sequence[nn.Module], is_pure: bool) -> None:
     """Raise ValueError for layers that are not of the same modules, with the same settings and modes, as the first.
 
     The settings of pure layers are fixed by what the caller promises: they are compared once.
@@ -126,7 +126,7 @@ def _check_alike(layers: Sequence[nn.Module], is_pure: bool) -> None:
 
 
 def _check_shapes(
-    first: ModuleCall, ours: Sequence[torch.Tensor | None], theirs: Sequence[torch.Tensor | None], number: int
+    first: ModuleFunction, ours: Sequence[torch.Tensor | None], theirs: Sequence[torch.Tensor | None], number: int
 ) -> None:
     facts, others = ([None if t is None else (t.dtype, t.shape) for t in tensors] for tensors in (ours, theirs))
     if facts != others:
@@ -153,19 +153,19 @@ class StackedLayers(nn.Module):
     def __init__(
         self,
         layers: Iterable[nn.Module],
-        partition_fn: partition.Partition = default_partition,
+        partition_fn: aot_partitioner.Partition = default_partition,
         is_layer_pure: bool = False,
     ) -> None:
         super().__init__()
         layers = list(layers)
         if not layers:
             raise ValueError("StackedLayers: there are no layers")
-        _check_alike(layers, is_layer_pure)
+        _check_same_structure(layers, is_layer_pure)
         for number, layer in enumerate(layers[1:], 1):
             _check_shapes(_call_of(layers[0]), _call_of(layers[0]).tensors(), _call_of(layer).tensors(), number)
         self._partition_fn, self._is_pure, self._count = partition_fn, is_layer_pure, len(layers)
         self.layer = copy.deepcopy(layers[0])
-        stacks = _Stacks(_call_of(layers[0]).tensors())
+        stacks = _StackedParameters(_call_of(layers[0]).tensors())
         tensors = [_call_of(layer).tensors() for layer in layers]
         with torch.no_grad():
             made = [torch.stack([of_layer[place] for of_layer in tensors]) for place in stacks.places]  # type: ignore[misc]
@@ -174,7 +174,7 @@ class StackedLayers(nn.Module):
             for stack, old in ((s, tensors[0][place]) for s, place in zip(made, stacks.places, strict=True))
             if old is not None
         ]
-        for name, stack in zip(_call_of(self.layer).names(), stacks.spread(made), strict=True):
+        for name, stack in zip(_call_of(self.layer).names(), stacks.unstack(made), strict=True):
             path, _, last = name.rpartition(".")
             setattr(self.layer.get_submodule(path), last, stack)
 
@@ -184,7 +184,7 @@ class StackedLayers(nn.Module):
     def forward(self, input_data: Any) -> Any:
         """As scan_layers."""
         tensors = _call_of(self.layer).tensors()
-        stacks = _Stacks(tensors)
+        stacks = _StackedParameters(tensors)
         stacked = [t for place in stacks.places if (t := tensors[place]) is not None]
         return _run(self.layer, stacks, stacked, input_data, self._partition_fn, self._is_pure)
 

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import torch
 
-from torch_xla._engine.kernels import splash
-from torch_xla._engine.kernels.split import Layout
+from torch_xla._engine.platform_kernels import splash_attention as splash_kernel
+from torch_xla._engine.platform_kernels.shard_kernel import KernelSharding
 from torch_xla.distributed.spmd import get_global_mesh
-from torch_xla.experimental.custom_kernel import _operators as operators
-from torch_xla.experimental.custom_kernel._operators import check_on_xla, define, shown
+from torch_xla.experimental.custom_kernel import _torch_ops as operators
+from torch_xla.experimental.custom_kernel._torch_ops import check_on_xla, define_operator, format_tensors
 
 __all__ = [
     "SplashAttention",
@@ -78,7 +78,9 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _options(config: SplashAttentionConfig, causal: bool | None, soft_cap: float | None) -> splash.Options:
+def _options(
+    config: SplashAttentionConfig, causal: bool | None, soft_cap: float | None
+) -> splash_kernel.SplashAttentionOptions:
     window = config.slide_window_size if config.attentiontype_local_sliding else None
     if config.attentiontype_local_sliding and (window is None or window < 0):
         raise ValueError(f"splash_attention: attentiontype_local_sliding needs a slide_window_size, got {window}")
@@ -88,7 +90,7 @@ def _options(config: SplashAttentionConfig, causal: bool | None, soft_cap: float
     wrong = [value for _, value in layouts if value not in ("HEAD_DIM_MINOR", "SEQ_MINOR")]
     if wrong:
         raise ValueError(f"splash_attention: a layout is HEAD_DIM_MINOR or SEQ_MINOR, got {wrong[0]}")
-    return splash.Options(
+    return splash_kernel.SplashAttentionOptions(
         bool(causal), soft_cap, window, blocks, config.sa_use_fused_bwd_kernel, layouts, _ids_spec(config)
     )
 
@@ -97,24 +99,24 @@ def _ids_spec(config: SplashAttentionConfig) -> Spec:
     return tuple(config.segment_ids_partition_spec)
 
 
-def _layout(config: SplashAttentionConfig) -> Layout | None:
+def _layout(config: SplashAttentionConfig) -> KernelSharding | None:
     mesh = config.mesh
     if mesh is None:
         everywhere = get_global_mesh()
         mesh = None if everywhere is None else str(everywhere)
     if mesh is None:
         return None
-    layout = operators.read_layout("splash_attention", str(tuple(config.qkv_partition_spec)), mesh, 4)
+    layout = operators.decode_sharding("splash_attention", str(tuple(config.qkv_partition_spec)), mesh, 4)
     if layout is not None and any(entry is not None for entry in layout.spec[2:]):
         raise ValueError(
             f"splash_attention: qkv_partition_spec {config.qkv_partition_spec} splits the length or the size of heads; "
             "only the batch and the heads, the first two dimensions, can be split"
         )
-    operators.read_layout("splash_attention", str(_ids_spec(config)), mesh, 2)
+    operators.decode_sharding("splash_attention", str(_ids_spec(config)), mesh, 2)
     return layout
 
 
-def _name(options: splash.Options) -> str:
+def _name(options: splash_kernel.SplashAttentionOptions) -> str:
     default = _options(SplashAttentionConfig(), True, None)
     if (options.blocks, options.fused_backward, options.layouts) == (
         default.blocks,
@@ -133,7 +135,7 @@ def _run(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     read = SplashAttentionConfig.from_json(config)
     options = _options(read, causal, soft_cap)
-    out, sums = operators.call(_name(options), splash.forward, q, k, v, ids, options, _layout(read))
+    out, sums = operators.call(_name(options), splash_kernel.forward, q, k, v, ids, options, _layout(read))
     return out, sums
 
 
@@ -149,13 +151,13 @@ def _run_backward(
     read = SplashAttentionConfig.from_json(config)
     options = _options(read, causal, soft_cap)
     arrays = grad, q, k, v, ids, out, sums
-    return list(operators.call(f"{_name(options)}_backward", splash.backward, *arrays, options, _layout(read)))
+    return list(operators.call(f"{_name(options)}_backward", splash_kernel.backward, *arrays, options, _layout(read)))
 
 
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, str config, Tensor? decoder_segment_ids, bool? causal, float? attn_logits_soft_cap"
 )
-_backward_op = define(
+_backward_op = define_operator(
     f"splash_attention_backward(Tensor grad, {_ARGUMENTS}, Tensor out, Tensor sums) -> Tensor[]",
     _run_backward,
     lambda grad, q, k, v, *_: [torch.empty_like(t) for t in (q, k, v)],
@@ -173,7 +175,9 @@ def _gradients(ctx: Any, grad: torch.Tensor, _: Maybe = None) -> tuple[Maybe, ..
     return *found, None, None, None, None
 
 
-_forward_op = define(f"splash_attention({_ARGUMENTS}) -> (Tensor, Tensor)", _run, _fake, gradient=(_keep, _gradients))
+_forward_op = define_operator(
+    f"splash_attention({_ARGUMENTS}) -> (Tensor, Tensor)", _run, _fake, gradient=(_keep, _gradients)
+)
 
 
 def splash_attention(
@@ -200,7 +204,7 @@ def splash_attention(
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ids: Maybe) -> None:
-    what, together = "splash_attention", shown(q, k, v)
+    what, together = "splash_attention", format_tensors(q, k, v)
     check_on_xla(what, q=q, k=k, v=v, decoder_segment_ids=ids)
     if not q.dim() == k.dim() == v.dim() == 4 or k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1]:
         raise ValueError(f"{what}: q, k and v must be [batch, heads, length, size], got {together}")
@@ -212,7 +216,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ids: Maybe) -> Non
         raise TypeError(f"{what}: q, k and v must be of one floating dtype, got {together}")
     if ids is not None and (ids.shape != (q.shape[0], q.shape[2]) or ids.dtype.is_floating_point):
         raise ValueError(
-            f"{what}: decoder_segment_ids must be integers of shape {[q.shape[0], q.shape[2]]}, got {shown(ids)}"
+            f"{what}: decoder_segment_ids must be integers of shape {[q.shape[0], q.shape[2]]}, got {format_tensors(ids)}"
         )
 
 
@@ -277,7 +281,7 @@ def splash_attention_jax_wrapper(
 ) -> jax.Array:  # fmt: skip
     """splash_attention as a function of jax arrays, which jax can differentiate."""
     options = _options(config, causal, attn_logits_soft_cap)
-    found: jax.Array = splash.attention(query, key, value, decoder_segment_ids, options, _layout(config))
+    found: jax.Array = splash_kernel.attention(query, key, value, decoder_segment_ids, options, _layout(config))
     return found
 
 

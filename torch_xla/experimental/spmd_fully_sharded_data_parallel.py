@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import torch_xla.distributed.spmd as xs
-from torch_xla._engine.base.compat import modules
-from torch_xla._engine.parallel import sharded
+from torch_xla._engine.compat import torch_modules
+from torch_xla._engine.parallel import spmd
 from torch_xla.distributed.fsdp.wrap import recursive_wrap
 
 __all__ = ["SpmdFullyShardedDataParallel"]
@@ -116,11 +116,11 @@ def _is_split(p: nn.Parameter) -> bool:
 def _to_xla(module: nn.Module, mesh: xs.Mesh) -> None:
     """Moves what is on the CPU; parameters split on the way, buffers whole."""
     for layer in module.modules():
-        buffers = modules.own_buffers(layer)
+        buffers = torch_modules.direct_buffers(layer)
         for name, b in buffers.items():
             if b is not None and b.device.type == "cpu":
                 buffers[name] = b.to("xla")
-    with sharded.uploads(lambda shape: mesh.sharding(_spec(shape), len(shape))):
+    with spmd.upload_sharding(lambda shape: mesh.sharding(_spec(shape), len(shape))):
         for layer in module.modules():
             if not any(p.is_meta for p in layer.parameters(recurse=False)):
-                modules.move_own(layer, lambda t: t.to("xla"))
+                torch_modules.apply_to_direct_tensors(layer, lambda t: t.to("xla"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine.lowering import custom_call
+from torch_xla._engine.lowering.rules import custom_call
 
 __all__ = [
     "extract_custom_call_outputs_shape_dtype", "place_to_device", "place_to_host", "stablehlo_custom_call",
@@ -51,7 +51,7 @@ def stablehlo_custom_call(
         "has_side_effect": has_side_effect, "backend_config": backend_config, "api_version": max(1, api_version),
         "frontend_attributes": dict(frontend_attributes or {}),
     }  # fmt: skip
-    results = custom_call.packed(output_shapes, output_dtypes)
+    results = custom_call.encode_specs(output_shapes, output_dtypes)
     found = torch.ops.torch_xla.stablehlo_custom_call(
         list(args), call_target, results, json.dumps(options, sort_keys=True)
     )
@@ -75,24 +75,24 @@ def to_device_backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     return place_to_host(grad)
 
 
-class _Placed(torch.autograd.Function):
+class _MemoryPlacement(torch.autograd.Function):
     """A tensor in the memory of the host or of the device; its gradient goes the other way."""
 
     @staticmethod
     def forward(ctx: Any, t: torch.Tensor, host: bool) -> torch.Tensor:
         ctx.host = host
-        placed: torch.Tensor = torch.ops.torch_xla.place(t, host)
+        placed: torch.Tensor = torch.ops.torch_xla.to_memory_kind(t, host)
         return placed
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return torch.ops.torch_xla.place(grads[0], not ctx.host), None
+        return torch.ops.torch_xla.to_memory_kind(grads[0], not ctx.host), None
 
 
-def _place(name: str, t: torch.Tensor, host: bool) -> torch.Tensor:
+def _to_memory_kind(name: str, t: torch.Tensor, host: bool) -> torch.Tensor:
     if t.device.type != "xla":
         raise ValueError(f"{name}: expected an xla tensor, got {t.dtype}{list(t.shape)} on {t.device}")
-    placed: torch.Tensor = _Placed.apply(t, host)  # type: ignore[no-untyped-call]
+    placed: torch.Tensor = _MemoryPlacement.apply(t, host)  # type: ignore[no-untyped-call]
     return placed
 
 
@@ -102,9 +102,9 @@ def place_to_host(t: torch.Tensor) -> torch.Tensor:
     On the CPU both are one memory. Differentiable. A value that is still there when the step ends lies on the device
     again. Raises ValueError for a tensor that is on no xla device.
     """
-    return _place("place_to_host", t, True)
+    return _to_memory_kind("place_to_host", t, True)
 
 
 def place_to_device(t: torch.Tensor) -> torch.Tensor:
     """The tensor in the device's memory again. As place_to_host."""
-    return _place("place_to_device", t, False)
+    return _to_memory_kind("place_to_device", t, False)

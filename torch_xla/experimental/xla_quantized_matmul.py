@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_xla._engine.kernels import int8
-from torch_xla.experimental.custom_kernel import _operators as operators
-from torch_xla.experimental.custom_kernel._operators import check_on_xla, define, shown
+from torch_xla._engine.platform_kernels import quantized_matmul as quantized_kernel
+from torch_xla.experimental.custom_kernel import _torch_ops as operators
+from torch_xla.experimental.custom_kernel._torch_ops import check_on_xla, define_operator, format_tensors
 
 __all__ = ["XlaQuantizedLinear", "quantized_matmul", "quantized_matmul_xla"]
 
@@ -52,11 +52,11 @@ def quantized_matmul(
         if zero_point is not None:
             out = out - x.float().sum(-1, keepdim=True) * zero_point.float()
     else:
-        out = x.float() @ _dequantized(values, scaler, zero_point, block_size)
+        out = x.float() @ _dequantize(values, scaler, zero_point, block_size)
     return out.to(x.dtype)
 
 
-def _dequantized(w: torch.Tensor, scaler: torch.Tensor, zero_point: Maybe, block_size: int) -> torch.Tensor:
+def _dequantize(w: torch.Tensor, scaler: torch.Tensor, zero_point: Maybe, block_size: int) -> torch.Tensor:
     """[inputs, outputs], in float32."""
     if block_size > 0:
         found = w.float() * scaler.float()[:, None]
@@ -70,7 +70,7 @@ def _check(
     quantize: bool,
 ) -> None:  # fmt: skip
     if w.dtype != torch.int8 or not x.dtype.is_floating_point:
-        raise TypeError(f"quantized_matmul: x must be of a floating dtype, and w of int8, got {shown(x, w)}")
+        raise TypeError(f"quantized_matmul: x must be of a floating dtype, and w of int8, got {format_tensors(x, w)}")
     inputs = x.shape[-1] if x.dim() else 0
     if block_size > 0:
         if quantize:
@@ -79,16 +79,20 @@ def _check(
         if w.dim() != 3 or tuple(w.shape[:2]) != (blocks, block_size):
             raise ValueError(
                 f"quantized_matmul: w must be [inputs / block_size, block_size, outputs] for x [..., inputs] and "
-                f"block_size={block_size}, got {shown(x, w)}"
+                f"block_size={block_size}, got {format_tensors(x, w)}"
             )
         scales: tuple[int, ...] = (w.shape[0], w.shape[2])
     else:
         if w.dim() != 2 or x.dim() == 0 or w.shape[1] != inputs:
-            raise ValueError(f"quantized_matmul: w must be [outputs, inputs] for x [..., inputs], got {shown(x, w)}")
+            raise ValueError(
+                f"quantized_matmul: w must be [outputs, inputs] for x [..., inputs], got {format_tensors(x, w)}"
+            )
         scales = (w.shape[0],)
     for name, tensor in (("scaler", scaler), ("zero_point", zero_point)):
         if tensor is not None and tuple(tensor.shape) != scales:
-            raise ValueError(f"quantized_matmul: {name} must be {list(scales)} for w {shown(w)}, got {shown(tensor)}")
+            raise ValueError(
+                f"quantized_matmul: {name} must be {list(scales)} for w {format_tensors(w)}, got {format_tensors(tensor)}"
+            )
 
 
 def _run(
@@ -98,7 +102,7 @@ def _run(
     size = -1 if block_size is None else block_size
     _check(x, w, scale, zero_point, size, bool(int4_weight), bool(quantize_activation))
     options = size, bool(int4_weight), bool(quantize_activation)
-    return operators.call("quantized_matmul", int8.matmul, x, w, scale, zero_point, *options)
+    return operators.call("quantized_matmul", quantized_kernel.matmul, x, w, scale, zero_point, *options)
 
 
 def _fake(x: torch.Tensor, w: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -117,11 +121,11 @@ def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[Maybe, ...]:
     w, scale, zero_point = ctx.saved_tensors
     values = ((w & 15) ^ 8) - 8 if ctx.int4 else w
     size = -1 if ctx.block_size is None else ctx.block_size
-    found = grad.float() @ _dequantized(values, scale, zero_point, size).t()
+    found = grad.float() @ _dequantize(values, scale, zero_point, size).t()
     return found.to(ctx.dtype), None, None, None, None, None, None
 
 
-_op = define(
+_op = define_operator(
     "quantized_matmul(Tensor x, Tensor w, Tensor scale, Tensor? zero_point=None, int? block_size=-1, "
     "bool? int4_weight=False, bool? quantize_activation=False) -> Tensor",
     _run,

@@ -169,7 +169,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with atomic_file.replacing(path) as file:
+    with atomic_file.atomic_write(path) as file:
         file.write(content)
 
 
@@ -183,7 +183,7 @@ def _save_array(path: Path, array: np.ndarray) -> None:
     # A structured dtype of one field carries the name.
     plain = np.asarray(array, order="C")
     stored = plain.view(np.dtype([(named, f"u{array.dtype.itemsize}")])) if named else plain
-    with atomic_file.replacing(path) as file:
+    with atomic_file.atomic_write(path) as file:
         np.save(file, stored, allow_pickle=False)
 
 

@@ -15,10 +15,10 @@ import torch
 from torch.export.graph_signature import InputKind
 
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.interop import exporting
-from torch_xla._engine.interop.exporting import Exported
+from torch_xla._engine.capture import exported_program
+from torch_xla._engine.capture.exported_program import ExportedFunction
 from torch_xla.stablehlo import bundle as bundles
-from torch_xla.stablehlo import nests
+from torch_xla.stablehlo import pytree_json
 from torch_xla.stablehlo.bundle import (
     InputLocation,
     StableHLOFunc,
@@ -95,7 +95,7 @@ def save_torch_model_as_stablehlo(
 
 
 def _bundle(program: torch.export.ExportedProgram, options: StableHLOExportOptions) -> StableHLOModelBundle:
-    exported = exporting.read(program, frozenset(options.custom_ops_allowed_in_graph))
+    exported = exported_program.to_jax_function(program, frozenset(options.custom_ops_allowed_in_graph))
     held = {**program.state_dict, **program.constants}
     is_constant = [i.kind == InputKind.CONSTANT_TENSOR for i in exported.inputs]
     if options.inline_all_constant:
@@ -105,15 +105,19 @@ def _bundle(program: torch.export.ExportedProgram, options: StableHLOExportOptio
     platform = (options.platform,)
     locations = _locations(exported, is_constant)
     constants = [_array(held[i.name]) for i, alone in zip(exported.inputs, is_constant, strict=True) if alone]
-    unused = exporting.unused(exported)
+    unused = exported_program.unused_inputs(exported)
     dropped = [(locations[n], _signature(exported.inputs[n].struct)) for n in unused]
     locations = [location for n, location in enumerate(locations) if n not in unused]
-    exported = _without(exported, unused)
-    one = exporting.lower(exported, "forward", platform)
+    exported = _drop_unused_inputs(exported, unused)
+    one = exported_program.lower(exported, "forward", platform)
     several = tuple(options.jax_platforms)
-    loadable = one if several == platform else exporting.lower(exported, "forward", several)
+    loadable = one if several == platform else exported_program.lower(exported, "forward", several)
     meta = _meta(exported, one, locations, dropped, _structures(program, exported))
-    text = exporting.text(exported, "forward", platform) if options.export_node_metadata else one.mlir_module()
+    text = (
+        exported_program.stablehlo_text(exported, "forward", platform)
+        if options.export_node_metadata
+        else one.mlir_module()
+    )
     function = StableHLOFunc(meta, one.mlir_module_serialized, text, bytes(loadable.serialize()))
     state = {loc.name: _array(held[loc.name]) for loc in locations if loc.name}
     return StableHLOModelBundle([function], state, constants)
@@ -121,13 +125,13 @@ def _bundle(program: torch.export.ExportedProgram, options: StableHLOExportOptio
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
     cpu = tensor.detach().cpu().contiguous()
-    named = dtypes.namesake(cpu.dtype)
+    named = dtypes.numpy_dtype(cpu.dtype)
     # numpy and torch share no names for the narrow floats.
     bits: np.ndarray = cpu.flatten().view(torch.uint8).numpy() if cpu.numel() else np.empty(0, np.uint8)
     return bits.view(named).reshape(tuple(cpu.shape)).copy()
 
 
-def _with_constants(exported: Exported, fixed: dict[int, np.ndarray]) -> Exported:
+def _with_constants(exported: ExportedFunction, fixed: dict[int, np.ndarray]) -> ExportedFunction:
     """The same without the inputs whose values are given."""
 
     def function(*arrays: jax.Array) -> list[Any]:
@@ -139,7 +143,7 @@ def _with_constants(exported: Exported, fixed: dict[int, np.ndarray]) -> Exporte
     return replace(exported, function=function, inputs=inputs)
 
 
-def _without(exported: Exported, unused: Sequence[int]) -> Exported:
+def _drop_unused_inputs(exported: ExportedFunction, unused: Sequence[int]) -> ExportedFunction:
     """The same without inputs that it does not read."""
     structs = {n: exported.inputs[n].struct for n in unused}
     zeros = {n: lambda s=struct: jnp.zeros(s.shape, s.dtype) for n, struct in structs.items()}
@@ -152,7 +156,7 @@ def _without(exported: Exported, unused: Sequence[int]) -> Exported:
     return replace(exported, function=function, inputs=inputs)
 
 
-def _locations(exported: Exported, is_constant: Sequence[bool]) -> list[InputLocation]:
+def _locations(exported: ExportedFunction, is_constant: Sequence[bool]) -> list[InputLocation]:
     found, constants = [], 0
     for one, constant in zip(exported.inputs, is_constant, strict=True):
         if one.kind == InputKind.USER_INPUT:
@@ -165,25 +169,25 @@ def _locations(exported: Exported, is_constant: Sequence[bool]) -> list[InputLoc
     return found
 
 
-def _structures(program: torch.export.ExportedProgram, exported: Exported) -> tuple[Any, Any]:
+def _structures(program: torch.export.ExportedProgram, exported: ExportedFunction) -> tuple[Any, Any]:
     """The structures of the arguments (args, kwargs) and the results as JSON; None where it has no form for one."""
     taken, given = program.call_spec.in_spec, program.call_spec.out_spec
     fixed = dict(exported.constants)
-    arguments = [fixed[i] if i in fixed else nests.Place(i) for i in range(taken.num_leaves)]
+    arguments = [fixed[i] if i in fixed else pytree_json.LeafIndex(i) for i in range(taken.num_leaves)]
     first = len(exported.mutated)
-    results = [nests.Place(r - first) if isinstance(r, int) else r.value for r in exported.results]
-    return _encoded(taken, arguments), _encoded(given, results)
+    results = [pytree_json.LeafIndex(r - first) if isinstance(r, int) else r.value for r in exported.results]
+    return _encode_tree_spec(taken, arguments), _encode_tree_spec(given, results)
 
 
-def _encoded(spec: Any, leaves: list[Any]) -> Any:
+def _encode_tree_spec(spec: Any, leaves: list[Any]) -> Any:
     try:
-        return nests.encode(spec.unflatten(leaves))
+        return pytree_json.encode(spec.unflatten(leaves))
     except (TypeError, ValueError):
         return None
 
 
 def _meta(
-    exported: Exported,
+    exported: ExportedFunction,
     one: jax.export.Exported,
     locations: list[InputLocation],
     unused: list[tuple[InputLocation, VariableSignature]],

@@ -13,7 +13,7 @@ import torch
 from torch_xla._engine.base import dtypes
 from torch_xla.core import xla_builder
 from torch_xla.stablehlo import bundle as bundles
-from torch_xla.stablehlo import nests
+from torch_xla.stablehlo import pytree_json
 from torch_xla.stablehlo.bundle import (
     InputLocation,
     StableHLOFunc,
@@ -72,15 +72,15 @@ class StableHLOGraphModule(torch.nn.Module):
     def _run(self, function: StableHLOFunc, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         meta = function.meta
         flat = _flatten(meta, args, kwargs)
-        arguments = {loc.position: _checked(meta, loc.position, wanted, flat[loc.position])
-                     for loc, wanted in _arguments(meta)}  # fmt: skip
+        arguments = {loc.position: _validate_input(meta, loc.position, wanted, flat[loc.position])
+                     for loc, wanted in _module_arguments(meta)}  # fmt: skip
         values = [self._value(meta, location, arguments) for location in meta.input_locations]
         found = list(xla_builder.call_jax(self._call(function), (values,), name=meta.name))
         count = len(meta.mutated)
         self._held.update(zip(meta.mutated, found[:count], strict=True))
         results = found[count:]
         if meta.output_pytree_spec is not None:
-            return nests.decode(meta.output_pytree_spec, results)
+            return pytree_json.decode(meta.output_pytree_spec, results)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _call(self, function: StableHLOFunc) -> Callable[..., Any]:
@@ -119,25 +119,25 @@ def _flatten(meta: StableHLOFunctionMeta, args: tuple[Any, ...], kwargs: dict[st
     """The tensors among the arguments, by flat position. TypeError for another structure than the program's."""
     what = f"stablehlo {meta.name}"
     if meta.input_pytree_spec is not None:
-        return nests.flatten(meta.input_pytree_spec, (args, kwargs), what)
-    places = sorted(loc.position for loc, _ in _arguments(meta))
+        return pytree_json.flatten(meta.input_pytree_spec, (args, kwargs), what)
+    places = sorted(loc.position for loc, _ in _module_arguments(meta))
     if kwargs or len(args) != len(places):
         raise TypeError(f"{what}: takes {len(places)} tensors in a row, got {len(args)} and {len(kwargs)} by keyword")
     return dict(zip(places, args, strict=True))
 
 
-def _arguments(meta: StableHLOFunctionMeta) -> list[tuple[InputLocation, VariableSignature]]:
+def _module_arguments(meta: StableHLOFunctionMeta) -> list[tuple[InputLocation, VariableSignature]]:
     every = [*zip(meta.input_locations, meta.input_signature, strict=True), *meta.unused_inputs]
     return [(location, signature) for location, signature in every if location.type_ == VariableType.INPUT_ARG]
 
 
-def _checked(meta: StableHLOFunctionMeta, position: int, wanted: VariableSignature, value: Any) -> torch.Tensor:
+def _validate_input(meta: StableHLOFunctionMeta, position: int, wanted: VariableSignature, value: Any) -> torch.Tensor:
     what = f"stablehlo {meta.name}: argument {position}"
     if isinstance(value, np.ndarray):
         value = _tensor(value)
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{what} is {value!r:.80}; expected a tensor")
-    dtype = dtypes.namesake(value.dtype).name
+    dtype = dtypes.numpy_dtype(value.dtype).name
     sizes = [-1 if i in wanted.dynamic_dims else size for i, size in enumerate(wanted.shape)]
     fits = value.dim() == len(sizes) and all(size in (-1, n) for size, n in zip(sizes, value.shape, strict=True))
     if dtype != wanted.dtype or not fits:
@@ -149,4 +149,4 @@ def _checked(meta: StableHLOFunctionMeta, position: int, wanted: VariableSignatu
 def _tensor(array: np.ndarray) -> torch.Tensor:
     """A CPU tensor of the array's values; numpy and torch share no names for the narrow floats."""
     flat = torch.from_numpy(np.array(array, order="C").reshape(-1).view(np.uint8))
-    return flat.view(dtypes.named(array.dtype)).reshape(array.shape)
+    return flat.view(dtypes.torch_dtype(array.dtype)).reshape(array.shape)

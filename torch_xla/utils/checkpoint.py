@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import checkpoint as torch_checkpoint
 
-from torch_xla._engine.patches.rematerialize import behind_barrier
+from torch_xla._engine.torch_patches.checkpoint_barrier import with_optimization_barrier
 from torch_xla.core import xla_model as xm
 
 __all__ = ["CheckpointFunction", "CheckpointStatus", "checkpoint", "get_device_states", "set_device_states"]
@@ -38,7 +38,7 @@ class CheckpointStatus:
 
 
 @contextmanager
-def _again(devices: Sequence[torch.device], states: Sequence[int] | None) -> Iterator[None]:
+def _recompute_with_rng(devices: Sequence[torch.device], states: Sequence[int] | None) -> Iterator[None]:
     """Computes with the random numbers of before; afterwards they go on where they were."""
     now = [xm.get_rng_state(device) for device in devices]
     before, CheckpointStatus.IN_CHECKPOINT = CheckpointStatus.IN_CHECKPOINT, True
@@ -74,12 +74,19 @@ class CheckpointFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the arguments, by computing the function again; parameters get theirs, too."""
         given = [g for g in grads if isinstance(g, torch.Tensor)]
-        inputs = behind_barrier([t.detach().requires_grad_(t.requires_grad) for t in ctx.saved_tensors], given)
+        inputs = with_optimization_barrier(
+            [t.detach().requires_grad_(t.requires_grad) for t in ctx.saved_tensors], given
+        )
         args = list(ctx.args)
         for place, tensor in zip(ctx.places, inputs, strict=True):
             args[place] = tensor
         xla, cpu = ctx.autocast
-        with torch.enable_grad(), _again(ctx.devices, ctx.states), torch.autocast(**xla), torch.autocast(**cpu):
+        with (
+            torch.enable_grad(),
+            _recompute_with_rng(ctx.devices, ctx.states),
+            torch.autocast(**xla),
+            torch.autocast(**cpu),
+        ):
             outputs = ctx.run_function(*args)
         outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
         wanted = [

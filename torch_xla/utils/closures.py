@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_xla._engine.execution.background import Runner
+from torch_xla._engine.execution.background_threads import Runner
 
 __all__ = ["AsyncClosureHandler", "ClosureHandler"]
 

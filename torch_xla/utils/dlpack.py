@@ -24,7 +24,7 @@ _CPU = 1  # DLDeviceType
 def _buffer(tensor: torch.Tensor) -> jax.Array:
     if tensor.device.type != "xla":
         raise ValueError(f"to_dlpack: expected an xla tensor, got one on {tensor.device}")
-    (node,) = recorder.module().nodes_of([tensor.detach()])
+    (node,) = recorder.bindings().nodes_of([tensor.detach()])
     executor.materialize([node], tensor.device.index)
     buffer: jax.Array = node.buffer
     return buffer
@@ -39,8 +39,8 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
     """
     buffer = _buffer(xla_tensor)
     try:
-        with recorder.wide_types():
-            return jnp.array(buffer, dtype=dtypes.namesake(xla_tensor.dtype), copy=True).__dlpack__()
+        with recorder.enable_x64():
+            return jnp.array(buffer, dtype=dtypes.numpy_dtype(xla_tensor.dtype), copy=True).__dlpack__()
     except Exception as error:
         raise BufferError(
             f"to_dlpack: {xla_tensor.dtype}{list(xla_tensor.shape)} on {xla_tensor.device} cannot be exported "
@@ -87,13 +87,15 @@ def _from_capsule(capsule: Any) -> torch.Tensor:
 
 def _from_jax(array: jax.Array) -> torch.Tensor:
     try:
-        dtype = dtypes.to_torch(array.dtype)
+        dtype = dtypes.torch_dtype_of_storage(array.dtype)
     except KeyError as error:
         raise TypeError(f"from_dlpack: torch has no dtype for {array.dtype}{list(array.shape)}") from error
     (place, *others) = array.devices()
     known = devices.devices()
-    ordinal = known.index(place) if not others and place in known else int(recorder.module().current_device())
-    with recorder.wide_types():
-        copied = jnp.array(jax.device_put(array, devices.device(ordinal)), dtype=dtypes.to_numpy(dtype), copy=True)
-    result: torch.Tensor = recorder.module().make_tensor(copied, dtypes.TO_CODE[dtype], ordinal)
+    ordinal = known.index(place) if not others and place in known else int(recorder.bindings().current_device())
+    with recorder.enable_x64():
+        copied = jnp.array(
+            jax.device_put(array, devices.device(ordinal)), dtype=dtypes.storage_numpy_dtype(dtype), copy=True
+        )
+    result: torch.Tensor = recorder.bindings().make_tensor(copied, dtypes.TO_CODE[dtype], ordinal)
     return result

@@ -40,8 +40,8 @@ def save(data: Any, path: str | Path, master_only: bool = True, global_master: b
     Tensors that are one (tied weights in a state_dict) are in one file. Replaces what an earlier save left, once all is
     written. All replicas must call it, and return together. RuntimeError where another one could not write.
     """
-    write = transfers.writes(master_only, global_master)
-    with transfers.together("serialization.save", str(path)):
+    write = transfers.is_writer(master_only, global_master)
+    with transfers.barrier_scope("serialization.save", str(path)):
         _save(data, path, write)
 
 
@@ -57,16 +57,16 @@ def _save(data: Any, path: str | Path, write: bool) -> None:
         numbers: dict[int, int] = {}
         results: list[Any] = []
         for tensor in tensors:
-            identity = recorder.module().tensor_id(tensor) if tensor.device.type == "xla" else -id(tensor)
+            identity = recorder.bindings().tensor_id(tensor) if tensor.device.type == "xla" else -id(tensor)
             tid = numbers.setdefault(identity, first + len(numbers))
             if write and not _file(path, tid).exists():
-                transfers.write_file(tensor.detach().cpu(), _file(path, tid))
+                transfers.atomic_torch_save(tensor.detach().cpu(), _file(path, tid))
             results.append(TensorReference(tid) if write else tensor)
         return results
 
     references = transfers.ToXlaTensorArena(convert, lambda tensor: True).transform(data, in_place=False)
     if write:
-        transfers.write_file(references, path)
+        transfers.atomic_torch_save(references, path)
         for file in earlier:
             file.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine.feed.containers import DataWrapper
+from torch_xla._engine.data_loading.batch_structure import DataWrapper
 
 __all__ = [
     "Cleaner", "DataWrapper", "FnDataGenerator", "LazyProperty", "SampleGenerator", "TimedScope", "TmpFolder",
@@ -188,14 +188,14 @@ def _visit(value: Any, selects: Callable[[Any], bool], fn: Callable[[Any], objec
         seen.add(id(value))
         fn(value)
         return
-    inside = _inside(value)
+    inside = _container_items(value)
     if inside is not None:
         seen.add(id(value))
         for item in inside:
             _visit(item, selects, fn, seen)
 
 
-def _inside(value: Any) -> Iterable[Any] | None:
+def _container_items(value: Any) -> Iterable[Any] | None:
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -211,21 +211,21 @@ def for_each_instance_rewrite(value: Any, select_fn: Select, fn: Callable[[Any],
 
     Containers are made anew, of their own kind; other objects that have one inside get a shallow copy.
     """
-    return _rewritten(value, _selects(select_fn), fn)
+    return _map_selected(value, _selects(select_fn), fn)
 
 
-def _rewritten(value: Any, selects: Callable[[Any], bool], fn: Callable[[Any], Any]) -> Any:
+def _map_selected(value: Any, selects: Callable[[Any], bool], fn: Callable[[Any], Any]) -> Any:
     if selects(value):
         return fn(value)
     if isinstance(value, Mapping):
-        return _mapping_like(value, {key: _rewritten(item, selects, fn) for key, item in value.items()})
+        return _mapping_like(value, {key: _map_selected(item, selects, fn) for key, item in value.items()})
     if isinstance(value, (list, tuple, set, frozenset)):
-        items = [_rewritten(item, selects, fn) for item in value]
+        items = [_map_selected(item, selects, fn) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    inside = _inside(value)
+    inside = _container_items(value)
     if inside is None:
         return value
-    attributes = {name: _rewritten(item, selects, fn) for name, item in vars(value).items()}
+    attributes = {name: _map_selected(item, selects, fn) for name, item in vars(value).items()}
     if all(attributes[name] is item for name, item in vars(value).items()):
         return value
     twin = copy.copy(value)

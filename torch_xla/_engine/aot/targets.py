@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import jax
 from jax.experimental import topologies
 
-from torch_xla._engine.aot import chips
-from torch_xla._engine.aot.chips import Chip
-from torch_xla._engine.aot.quiet import quiet
+from torch_xla._engine.aot import hardware_specs
+from torch_xla._engine.aot.hardware_specs import ChipSpec
+from torch_xla._engine.aot.suppress_output import suppress_stderr
 
 #: Chips of one machine, where libtpu divides a shape among machines itself.
 _MACHINE = 4
@@ -40,7 +40,7 @@ class Target:
 
     name: str
     platform: str
-    chip: Chip
+    chip: ChipSpec
     devices: tuple[jax.Device, ...]
 
     @property
@@ -54,28 +54,28 @@ class Target:
         return f"{self.name}: {count} × {self.chip.title}{machines}"
 
 
-def known() -> str:
+def supported_targets() -> str:
     """The names that ``target`` takes, for messages and help."""
-    tpus, gpus = ", ".join(chips.TPUS), ", ".join(chips.GPUS)
+    tpus, gpus = ", ".join(hardware_specs.TPUS), ", ".join(hardware_specs.GPUS)
     return f"a TPU with a shape, as in v5e:2x2 ({tpus}), or a GPU, as in h100 or h100:8 ({gpus})"
 
 
 @functools.cache
-def target(name: str) -> Target:
+def get_target(name: str) -> Target:
     """The Target of that name.
 
     Raises ValueError for a name that is none and for a shape that does not exist, MissingCompilerError.
     """
     found = _NAME.fullmatch(name.strip().lower())
     chip, shape = (found[1], found[2]) if found else ("", None)
-    if chip in chips.TPUS:
-        return _tpu(name, chips.TPUS[chip], [int(n) for n in (shape or "1x1").split("x")])
-    if chip in chips.GPUS and "x" not in (shape or ""):
-        return _gpu(name, chips.GPUS[chip], int(shape or 1))
-    raise ValueError(f"target {name!r}: expected {known()}")
+    if chip in hardware_specs.TPUS:
+        return _tpu(name, hardware_specs.TPUS[chip], [int(n) for n in (shape or "1x1").split("x")])
+    if chip in hardware_specs.GPUS and "x" not in (shape or ""):
+        return _gpu(name, hardware_specs.GPUS[chip], int(shape or 1))
+    raise ValueError(f"target {name!r}: expected {supported_targets()}")
 
 
-def _tpu(name: str, chip: Chip, shape: list[int]) -> Target:
+def _tpu(name: str, chip: ChipSpec, shape: list[int]) -> Target:
     if importlib.util.find_spec("libtpu") is None:
         raise MissingCompilerError(f"target {name}: libtpu is not installed; pip install 'torch_xla[tpu]'")
     options: dict[str, object] = {}
@@ -84,30 +84,30 @@ def _tpu(name: str, chip: Chip, shape: list[int]) -> Target:
         options["chip_config_name"] = "megacore"  # a chip is one device, as jax has it on the machine
     if math.prod(shape) < _MACHINE:
         options["chips_per_host_bounds"] = [*shape, 1, 1][:3]
-    _alone()
+    _isolate_libtpu()
     layout = f"{chip.name}:{'x'.join(map(str, shape))}"
     try:
-        with quiet():
+        with suppress_stderr():
             found = topologies.get_topology_desc(layout, platform="tpu", **options)
     except Exception as error:
         raise ValueError(f"target {name}: libtpu has no such topology: {error}") from error
     return Target(name, "tpu", chip, tuple(found.devices))
 
 
-def _alone() -> None:
+def _isolate_libtpu() -> None:
     """Has libtpu look for no TPU in the network, write nothing but errors, and not mind another process that has it."""
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
 
 
-def _gpu(name: str, chip: Chip, count: int) -> Target:
+def _gpu(name: str, chip: ChipSpec, count: int) -> Target:
     plugin = next((module for package, module in _PLUGINS.items() if importlib.util.find_spec(package)), None)
     if plugin is None:
         raise MissingCompilerError(f"target {name}: jax's CUDA plugin is not installed; pip install 'torch_xla[cuda]'")
-    options = {"target_config": chips.gpu_description(chip.name), "topology": f"1x1x{count}"}
+    options = {"target_config": hardware_specs.gpu_target_config(chip.name), "topology": f"1x1x{count}"}
     try:
-        with quiet():
+        with suppress_stderr():
             try:
                 found = topologies.get_topology_desc("", platform="cuda", **options)
             except NotImplementedError:

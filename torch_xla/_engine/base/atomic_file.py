@@ -18,7 +18,7 @@ from typing import IO
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write; it is at ``path`` when the block has ended well, and nothing has changed when it has not.
 
     A link is followed, and the mode of a file that is replaced is kept. What is no plain file (a pipe, /dev/null) is
@@ -32,7 +32,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         return
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
-        with open_part(part) as file:
+        with open_temp_file(part) as file:
             yield file
             if mode is not None:
                 os.fchmod(file.fileno(), stat.S_IMODE(mode))
@@ -44,7 +44,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         part.unlink(missing_ok=True)
 
 
-def open_part(part: Path) -> IO[bytes]:
+def open_temp_file(part: Path) -> IO[bytes]:
     """The part file, to be written. Tests put one in its place that fails."""
     return part.open("wb")
 

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 
 _NUMPY: dict[torch.dtype, type] = {
     torch.bool: np.bool_,
@@ -63,7 +63,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 _stored_as: dict[torch.dtype, torch.dtype] = {}
 #: What says it when the first value is stored; None before the backend has started, and from then on.
 _undecided: Callable[[], dict[torch.dtype, torch.dtype]] | None = None
-_deciding = process_lock()
+_deciding = fork_safe_lock()
 #: In the place of that, in a block of stored_as() or exactly().
 _here: ContextVar[dict[torch.dtype, torch.dtype] | None] = ContextVar("stored_as", default=None)
 
@@ -77,7 +77,7 @@ def _table() -> dict[torch.dtype, torch.dtype]:
     return _stored_as
 
 
-def narrowing(
+def storage_dtype_map(
     platform: str, *, use_bf16: bool = False, downcast_bf16: bool = False, use_32bit_long: bool = False
 ) -> dict[torch.dtype, torch.dtype]:
     """The dtypes that devices of ``platform`` (cpu, gpu, tpu) store as other ones, and as which, under these settings.
@@ -96,7 +96,7 @@ def narrowing(
     return stored
 
 
-def narrow(stored: dict[torch.dtype, torch.dtype]) -> None:
+def set_storage_dtypes(stored: dict[torch.dtype, torch.dtype]) -> None:
     """Decides, for the rest of the process, which dtypes are stored as which other ones."""
     global _undecided
     _stored_as.clear()
@@ -104,7 +104,7 @@ def narrow(stored: dict[torch.dtype, torch.dtype]) -> None:
     _undecided = None
 
 
-def narrow_by(decide: Callable[[], dict[torch.dtype, torch.dtype]]) -> None:
+def defer_storage_dtypes(decide: Callable[[], dict[torch.dtype, torch.dtype]]) -> None:
     """As ``narrow(decide())``, when somebody first asks how a value is stored."""
     global _undecided
     _undecided = decide
@@ -114,26 +114,26 @@ def _decide() -> None:
     with _deciding:
         decide = _undecided
         if decide is not None:  # no other thread has, meanwhile
-            narrow(decide())
+            set_storage_dtypes(decide())
 
 
-def decided() -> bool:
+def storage_dtypes_decided() -> bool:
     """Whether it has been asked how a value is stored, since the backend has started."""
     return _undecided is None
 
 
-def narrowed() -> dict[torch.dtype, torch.dtype]:
+def storage_dtype_overrides() -> dict[torch.dtype, torch.dtype]:
     """The dtypes that are stored as other ones here, and as which."""
     return dict(_table())
 
 
-def narrows() -> bool:
+def has_narrow_storage() -> bool:
     """Whether some dtype is stored as another one here."""
     return bool(_table())
 
 
 @contextmanager
-def stored_as(table: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
+def override_storage_dtypes(table: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
     """In this block, on this thread, dtypes are stored as ``table`` says: ``narrowing`` of other devices, say."""
     token = _here.set(table)
     try:
@@ -142,42 +142,42 @@ def stored_as(table: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
         _here.reset(token)
 
 
-def exactly(*but: torch.dtype) -> AbstractContextManager[None]:
+def exact_dtypes(*but: torch.dtype) -> AbstractContextManager[None]:
     """In this block, on this thread, every dtype is what torch says: for what cannot be computed on what is stored.
 
     ``but``: dtypes that are stored as they are outside of the block.
     """
     table = _table()
-    return stored_as({dtype: table[dtype] for dtype in but if dtype in table})
+    return override_storage_dtypes({dtype: table[dtype] for dtype in but if dtype in table})
 
 
-def stored(dtype: torch.dtype) -> torch.dtype:
+def storage_dtype(dtype: torch.dtype) -> torch.dtype:
     """The torch dtype whose values a device buffer for tensors of ``dtype`` holds."""
     return _table().get(dtype, dtype)
 
 
-def to_numpy(dtype: torch.dtype) -> np.dtype:
+def storage_numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """The dtype of the device buffer that holds a tensor of torch dtype ``dtype``."""
-    return _TO_NUMPY[stored(dtype)]
+    return _TO_NUMPY[storage_dtype(dtype)]
 
 
-def namesake(dtype: torch.dtype) -> np.dtype:
+def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """The numpy dtype with the values of ``dtype`` itself, however devices store it."""
     return _TO_NUMPY[dtype]
 
 
-def to_torch(dtype: np.dtype | type) -> torch.dtype:
+def torch_dtype_of_storage(dtype: np.dtype | type) -> torch.dtype:
     """A torch dtype that is stored as this jax or numpy dtype: the one of its name, where that is.
 
     Raises KeyError for a dtype torch does not have.
     """
     named = _TO_TORCH[np.dtype(dtype)]
-    if stored(named) == named:
+    if storage_dtype(named) == named:
         return named
-    return next((wide for wide in _table() if stored(wide) == named), named)
+    return next((wide for wide in _table() if storage_dtype(wide) == named), named)
 
 
-def named(dtype: np.dtype | type) -> torch.dtype:
+def torch_dtype(dtype: np.dtype | type) -> torch.dtype:
     """The torch dtype of the same name as a numpy one, the inverse of namesake. KeyError where there is none."""
     return _TO_TORCH[np.dtype(dtype)]
 
@@ -187,7 +187,7 @@ def is_inexact(dtype: np.dtype) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
-def is_reduced_float(dtype: np.dtype) -> bool:
+def is_reduced_floating(dtype: np.dtype) -> bool:
     """True for 16-bit and 8-bit floats: torch computes on them in float32 and rounds once."""
     return bool(jnp.issubdtype(dtype, jnp.floating)) and np.dtype(dtype).itemsize < 4
 

@@ -11,18 +11,18 @@ from jax.interpreters import mlir
 _devices: Callable[[], int] = lambda: 1
 
 
-def splits_over(devices: Callable[[], int]) -> None:
+def set_partition_count(devices: Callable[[], int]) -> None:
     """From now on XLA splits programs over so many devices."""
     global _devices
     _devices = devices
 
 
-def parts() -> int:
+def partition_count() -> int:
     """Over how many devices XLA splits what is being traced; 1 in a part of it that says what each device does."""
     return 1 if jax.sharding.get_abstract_mesh().manual_axes else _devices()
 
 
-def is_by_compiler(ctx: mlir.LoweringRuleContext) -> bool:
+def is_auto_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
     """Whether this is in a program over several devices, and not in a part of it that says what each device does."""
     context: Any = ctx.module_context.axis_context
     mesh = getattr(context, "mesh", None)

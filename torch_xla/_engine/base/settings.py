@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
+class SettingType(Generic[T]):
     """How the text of a variable becomes a value. ``parse`` raises ValueError; ``form`` says what it accepts."""
 
     parse: Callable[[str], T]
@@ -31,9 +31,9 @@ class Kind(Generic[T]):
     empty: bool = False  # whether an empty text is a value
 
 
-def _or_none(kind: Kind[T]) -> Kind[T | None]:
+def _or_none(kind: SettingType[T]) -> SettingType[T | None]:
     """The same kind, for variables that may have no default: None where the environment does not set them."""
-    return Kind(kind.parse, kind.form)
+    return SettingType(kind.parse, kind.form)
 
 
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -63,7 +63,7 @@ def _fractions(text: str) -> tuple[float, ...]:
     return values
 
 
-def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+def _parse_choice(choices: tuple[str, ...]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in choices:
             raise ValueError(text)
@@ -96,42 +96,42 @@ def _folder(text: str) -> Path:
         raise ValueError(text) from error
 
 
-FLAG = Kind(_flag, "1 or 0 (also true/false, yes/no, on/off)")
-COUNT = Kind(_at_least(1), "an integer of at least 1")
-NUMBER = Kind(_at_least(0), "an integer of at least 0")
+FLAG = SettingType(_flag, "1 or 0 (also true/false, yes/no, on/off)")
+COUNT = SettingType(_at_least(1), "an integer of at least 1")
+NUMBER = SettingType(_at_least(0), "an integer of at least 0")
 NUMBER_OR_NONE = _or_none(NUMBER)
-PATH: Kind[str] = Kind(str, "the path of a file")
-STREAM: Kind[str] = Kind(str, "the path of a file, or STDOUT or STDERR")
-LOGS: Kind[tuple[tuple[str, str], ...]] = Kind(
+PATH: SettingType[str] = SettingType(str, "the path of a file")
+STREAM: SettingType[str] = SettingType(str, "the path of a file, or STDOUT or STDERR")
+LOGS: SettingType[tuple[tuple[str, str], ...]] = SettingType(
     _logs, "names with commas between them, each with + before it for more detail or - for errors only"
 )
-TEXT: Kind[str] = Kind(str, "a text")
-NAMES_OR_NONE: Kind[str | None] = Kind(str, "names with commas between them, or nothing", empty=True)
-FRACTIONS = Kind(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
-WEIGHT = Kind(_weight, "a number of at least 0 and below 1")
-DEVICE_KIND: Kind[str] = Kind(str.upper, "the name of a kind of device")
-FOLDER = Kind(_folder, "the path of a folder")
+TEXT: SettingType[str] = SettingType(str, "a text")
+NAMES_OR_NONE: SettingType[str | None] = SettingType(str, "names with commas between them, or nothing", empty=True)
+FRACTIONS = SettingType(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
+WEIGHT = SettingType(_weight, "a number of at least 0 and below 1")
+DEVICE_KIND: SettingType[str] = SettingType(str.upper, "the name of a kind of device")
+FOLDER = SettingType(_folder, "the path of a folder")
 FOLDER_OR_NONE = _or_none(FOLDER)
 #: None: not set. An empty path: none is wanted.
-FOLDER_OR_EMPTY: Kind[Path | None] = Kind(
+FOLDER_OR_EMPTY: SettingType[Path | None] = SettingType(
     lambda text: FOLDER.parse(text) if text else Path(), "the path of a folder, or nothing", empty=True
 )
-FILE_OR_NONE = _or_none(Kind(FOLDER.parse, "the path of a file"))
+FILE_OR_NONE = _or_none(SettingType(FOLDER.parse, "the path of a file"))
 GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
-GRAPH_FORMAT = Kind(_one_of(GRAPH_FORMATS), "one of " + ", ".join(GRAPH_FORMATS))
+GRAPH_FORMAT = SettingType(_parse_choice(GRAPH_FORMATS), "one of " + ", ".join(GRAPH_FORMATS))
 
 
-WHEN_NEW = Kind(_one_of(("auto", "eager", "compile")), "auto, eager or compile")
-IN_STORMS = Kind(_one_of(("interpret", "compile")), "interpret or compile")
+WHEN_NEW = SettingType(_parse_choice(("auto", "eager", "compile")), "auto, eager or compile")
+IN_STORMS = SettingType(_parse_choice(("interpret", "compile")), "interpret or compile")
 
 
-class Variable(Generic[T]):
+class Setting(Generic[T]):
     """One environment variable: its kind, its default (written as in the environment) and its meaning.
 
     As a descriptor of :class:`Settings` it takes its name from the attribute and gives back the value.
     """
 
-    def __init__(self, kind: Kind[T], default: str | None, meaning: str, *aliases: str) -> None:
+    def __init__(self, kind: SettingType[T], default: str | None, meaning: str, *aliases: str) -> None:
         self.name = ""
         self.kind, self.default, self.meaning, self.aliases = kind, default, meaning, aliases
 
@@ -139,10 +139,10 @@ class Variable(Generic[T]):
         self.name = name
 
     @overload
-    def __get__(self, instance: None, owner: type[Settings]) -> Variable[T]: ...
+    def __get__(self, instance: None, owner: type[Settings]) -> Setting[T]: ...
     @overload
     def __get__(self, instance: Settings, owner: type[Settings]) -> T: ...
-    def __get__(self, instance: Settings | None, owner: type[Settings]) -> Variable[T] | T:
+    def __get__(self, instance: Settings | None, owner: type[Settings]) -> Setting[T] | T:
         if instance is None:
             return self
         # As a plain attribute of the instance, which hides this descriptor: from now on reading it costs nothing.
@@ -177,147 +177,147 @@ def _has_home() -> bool:
 class Settings:
     """The table. Order: devices, dtypes, graph, execution, reports, debugging, files."""
 
-    PJRT_DEVICE = Variable(
+    PJRT_DEVICE = Setting(
         DEVICE_KIND,
         "",
         "kind of device to use: CPU (jax starts nothing else), CUDA or TPU; unset: the best that jax finds",
     )
-    CPU_NUM_DEVICES = Variable(COUNT, "1", "number of xla devices made from this machine's CPU")
-    CUDA_VISIBLE_DEVICES = Variable(NAMES_OR_NONE, None, "the GPUs that CUDA shows to this process; empty: none")
-    XRT_TPU_CONFIG = Variable(TEXT, "", "the TPU as until 2023, as in localservice;0;localhost:51011")
-    XRT_DEVICE_MAP = Variable(
+    CPU_NUM_DEVICES = Setting(COUNT, "1", "number of xla devices made from this machine's CPU")
+    CUDA_VISIBLE_DEVICES = Setting(NAMES_OR_NONE, None, "the GPUs that CUDA shows to this process; empty: none")
+    XRT_TPU_CONFIG = Setting(TEXT, "", "the TPU as until 2023, as in localservice;0;localhost:51011")
+    XRT_DEVICE_MAP = Setting(
         TEXT, "", "devices as until 2023, as in CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0"
     )
-    XRT_WORKERS = Variable(TEXT, "", "where those devices are, as in localservice:0;grpc://localhost:40934")
-    COLAB_TPU_ADDR = Variable(TEXT, "", "the TPU that a Colab runtime of those days had, on another machine")
-    TPU_ACCELERATOR_TYPE = Variable(TEXT, "", "the TPU and its size, as in v4-8; TPU machines set it")
+    XRT_WORKERS = Setting(TEXT, "", "where those devices are, as in localservice:0;grpc://localhost:40934")
+    COLAB_TPU_ADDR = Setting(TEXT, "", "the TPU that a Colab runtime of those days had, on another machine")
+    TPU_ACCELERATOR_TYPE = Setting(TEXT, "", "the TPU and its size, as in v4-8; TPU machines set it")
 
-    TORCH_XLA_DIST = Variable(TEXT, "", "the job of xla_dist that this process was started for; xla_dist sets it")
-    TORCH_XLA_GRACE_PERIOD = Variable(
+    TORCH_XLA_DIST = Setting(TEXT, "", "the job of xla_dist that this process was started for; xla_dist sets it")
+    TORCH_XLA_GRACE_PERIOD = Setting(
         COUNT, "30", "seconds that the processes of spawn have to end after SIGTERM to the one that waits for them"
     )
-    XLA_UNEVEN_HEARTBEAT_TIMEOUT = Variable(
+    XLA_UNEVEN_HEARTBEAT_TIMEOUT = Setting(
         COUNT, "900", "seconds without a step after which xla_dist restarts a job whose workers made different numbers"
     )
-    XLA_EVEN_HEARTBEAT_TIMEOUT = Variable(
+    XLA_EVEN_HEARTBEAT_TIMEOUT = Setting(
         COUNT, "1800", "seconds without a step after which xla_dist restarts a job whose workers made equally many"
     )
 
-    RANK = Variable(NUMBER, "0", "this process's ordinal in its job; spawn and torchrun set it", "XRT_SHARD_ORDINAL")
-    WORLD_SIZE = Variable(
+    RANK = Setting(NUMBER, "0", "this process's ordinal in its job; spawn and torchrun set it", "XRT_SHARD_ORDINAL")
+    WORLD_SIZE = Setting(
         COUNT, "1", "number of processes in the job; spawn and torchrun set it", "XRT_SHARD_WORLD_SIZE"
     )
-    LOCAL_RANK = Variable(
+    LOCAL_RANK = Setting(
         NUMBER, "0", "this process's ordinal on its machine; spawn and torchrun set it", "XRT_SHARD_LOCAL_ORDINAL"
     )
-    LOCAL_WORLD_SIZE = Variable(COUNT, "1", "number of the job's processes on this machine")
-    MASTER_ADDR = Variable(TEXT, "", "the machine of rank 0, where torchrun's processes meet")
-    MASTER_PORT = Variable(NUMBER, "0", "the port on which torchrun's processes meet")
-    TORCH_XLA_RENDEZVOUS = Variable(TEXT, "", "the file by which the processes of spawn find each other; spawn sets it")
+    LOCAL_WORLD_SIZE = Setting(COUNT, "1", "number of the job's processes on this machine")
+    MASTER_ADDR = Setting(TEXT, "", "the machine of rank 0, where torchrun's processes meet")
+    MASTER_PORT = Setting(NUMBER, "0", "the port on which torchrun's processes meet")
+    TORCH_XLA_RENDEZVOUS = Setting(TEXT, "", "the file by which the processes of spawn find each other; spawn sets it")
 
-    XLA_RENDEZVOUS_TIMEOUT = Variable(COUNT, "1800", "seconds to wait for other processes of the job")
+    XLA_RENDEZVOUS_TIMEOUT = Setting(COUNT, "1800", "seconds to wait for other processes of the job")
 
-    ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB = Variable(
+    ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB = Setting(
         NUMBER, "0", "MB of gradients that are reduced in one collective; 0: all in one"
     )
 
-    XLA_USE_BF16 = Variable(
+    XLA_USE_BF16 = Setting(
         FLAG, "0", "store float32 and float64 tensors as bfloat16 on the device; they keep their dtype in Python"
     )
-    XLA_DOWNCAST_BF16 = Variable(FLAG, "0", "store float32 tensors as bfloat16, and float64 as float32, on the device")
-    XLA_USE_F16 = Variable(FLAG, "0", "the same as XLA_USE_BF16: bfloat16 needs no loss scaling, where float16 does")
-    XLA_DOWNCAST_FP16 = Variable(FLAG, "0", "the same as XLA_DOWNCAST_BF16")
-    XLA_USE_32BIT_LONG = Variable(FLAG, "0", "store int64 as int32, uint64 as uint32 on the device; larger values wrap")
+    XLA_DOWNCAST_BF16 = Setting(FLAG, "0", "store float32 tensors as bfloat16, and float64 as float32, on the device")
+    XLA_USE_F16 = Setting(FLAG, "0", "the same as XLA_USE_BF16: bfloat16 needs no loss scaling, where float16 does")
+    XLA_DOWNCAST_FP16 = Setting(FLAG, "0", "the same as XLA_DOWNCAST_BF16")
+    XLA_USE_32BIT_LONG = Setting(FLAG, "0", "store int64 as int32, uint64 as uint32 on the device; larger values wrap")
 
-    XLA_TRIM_GRAPH_SIZE = Variable(
+    XLA_TRIM_GRAPH_SIZE = Setting(
         COUNT, "10000", "pending operations at which the graph is cut and run", "TRIM_GRAPH_SIZE"
     )
-    XLA_AUTO_BARRIER = Variable(
+    XLA_AUTO_BARRIER = Setting(
         FLAG,
         "1",
         "cut the graph of a loop without a barrier: at optimizer steps, and at reads that compute steps again",
     )
-    XLA_NO_SPECIAL_SCALARS = Variable(FLAG, "0", "send also the numbers 0, 1 and -1 as inputs, not as constants")
+    XLA_NO_SPECIAL_SCALARS = Setting(FLAG, "0", "send also the numbers 0, 1 and -1 as inputs, not as constants")
 
-    XLA_SYNC_WAIT = Variable(FLAG, "0", "sync() waits until the device has finished")
-    RATE_TRACKER_SMOOTHING = Variable(WEIGHT, "0.4", "xm.RateTracker: the weight of the rate before against the newest")
-    XLA_COMPILATION_CACHE_SIZE = Variable(COUNT, "2048", "compiled programs kept in memory")
-    XLA_PERSISTENT_CACHE_PATH = Variable(
+    XLA_SYNC_WAIT = Setting(FLAG, "0", "sync() waits until the device has finished")
+    RATE_TRACKER_SMOOTHING = Setting(WEIGHT, "0.4", "xm.RateTracker: the weight of the rate before against the newest")
+    XLA_COMPILATION_CACHE_SIZE = Setting(COUNT, "2048", "compiled programs kept in memory")
+    XLA_PERSISTENT_CACHE_PATH = Setting(
         FOLDER_OR_EMPTY,
         None,
         "folder in which compiled programs are kept for other processes; unset: programs in the cache folder; empty: "
         "they are not kept",
     )
-    TORCH_XLA_PERSISTENT_CACHE_GB = Variable(
+    TORCH_XLA_PERSISTENT_CACHE_GB = Setting(
         NUMBER_OR_NONE,
         None,
         "gigabytes (2^30 bytes) of programs that are kept, the last used ones; 0: no limit; unset: 4, but none in a "
         "folder that XLA_PERSISTENT_CACHE_PATH names",
     )
-    XLA_PERSISTENT_CACHE_READ_ONLY = Variable(FLAG, "0", "only read compiled programs from XLA_PERSISTENT_CACHE_PATH")
-    TORCH_XLA_CPU_KERNELS = Variable(
+    XLA_PERSISTENT_CACHE_READ_ONLY = Setting(FLAG, "0", "only read compiled programs from XLA_PERSISTENT_CACHE_PATH")
+    TORCH_XLA_CPU_KERNELS = Setting(
         FLAG, "1", "programs on the CPU call torch's own kernels where these are faster: convolutions, some gradients"
     )
-    TORCH_XLA_KEEP_HEAP = Variable(
+    TORCH_XLA_KEEP_HEAP = Setting(
         FLAG,
         "1",
         "memory that programs on the CPU have freed stays with the process, to be used again, and with it that of the "
         "user's own arrays up to the size of a program's largest block; 0: malloc decides",
     )
-    XLA_FALLBACK_WARN = Variable(FLAG, "1", "warn once for each operation that runs on the CPU instead")
+    XLA_FALLBACK_WARN = Setting(FLAG, "1", "warn once for each operation that runs on the CPU instead")
 
-    XLA_METRICS_SAMPLES = Variable(COUNT, "1024", "latest samples a metric keeps for its percentiles")
-    XLA_METRICS_PERCENTILES = Variable(
+    XLA_METRICS_SAMPLES = Setting(COUNT, "1024", "latest samples a metric keeps for its percentiles")
+    XLA_METRICS_PERCENTILES = Setting(
         FRACTIONS, "0.01:0.05:0.1:0.2:0.5:0.8:0.9:0.95:0.99", "percentiles in metric reports"
     )
 
-    XLA_IR_DEBUG = Variable(FLAG, "0", "note the user's Python stack and torch.nn module with each operation")
-    XLA_HLO_DEBUG = Variable(FLAG, "0", "as XLA_IR_DEBUG, and carry both into the metadata of the compiled HLO")
-    XLA_SAVE_TENSORS_FILE = Variable(
+    XLA_IR_DEBUG = Setting(FLAG, "0", "note the user's Python stack and torch.nn module with each operation")
+    XLA_HLO_DEBUG = Setting(FLAG, "0", "as XLA_IR_DEBUG, and carry both into the metadata of the compiled HLO")
+    XLA_SAVE_TENSORS_FILE = Setting(
         FILE_OR_NONE, None, "file that each graph is appended to when it is run; the process's rank is added: FILE.0"
     )
-    XLA_SAVE_TENSORS_FMT = Variable(GRAPH_FORMAT, "text", "form of the graphs in XLA_SAVE_TENSORS_FILE")
-    SAVE_GRAPH_FMT = Variable(GRAPH_FORMAT, "text", "form of the graphs that torch_xla.debug.graph_saver writes")
-    TORCH_XLA_STORM = Variable(
+    XLA_SAVE_TENSORS_FMT = Setting(GRAPH_FORMAT, "text", "form of the graphs in XLA_SAVE_TENSORS_FILE")
+    SAVE_GRAPH_FMT = Setting(GRAPH_FORMAT, "text", "form of the graphs that torch_xla.debug.graph_saver writes")
+    TORCH_XLA_STORM = Setting(
         IN_STORMS, "interpret", "what is done on CPU devices with a graph of a line that makes another one each time"
     )
-    TORCH_XLA_FIRST_RUN = Variable(
+    TORCH_XLA_FIRST_RUN = Setting(
         WHEN_NEW,
         "auto",
         "which graphs CPU devices compile only when they come again: all (eager), none (compile), those that take long",
     )
-    XLA_SYNC_TENSORS_OPBYOP = Variable(
+    XLA_SYNC_TENSORS_OPBYOP = Setting(
         FLAG, "0", "compile and run each operation of a step on its own", "SYNC_TENSORS_OPBYOP"
     )
-    XLA_GET_TENSORS_OPBYOP = Variable(
+    XLA_GET_TENSORS_OPBYOP = Setting(
         FLAG, "0", "compile and run each operation that a value needs on its own", "GET_TENSORS_OPBYOP"
     )
-    XLA_USE_EAGER_DEBUG_MODE = Variable(
+    XLA_USE_EAGER_DEBUG_MODE = Setting(
         FLAG, "0", "run every operation at once, as torch_xla.experimental.eager_mode(True) does"
     )
-    MODELCMP_SAVEDIR = Variable(
+    MODELCMP_SAVEDIR = Setting(
         FOLDER_OR_NONE, None, "folder that torch_xla.debug.model_comparator.save writes to; unset: it does nothing"
     )
-    XLA_METRICS_FILE = Variable(STREAM, "", "append the metrics report to this file at the end of every step")
-    XLA_EXPLAIN_RECOMPILATIONS = Variable(
+    XLA_METRICS_FILE = Setting(STREAM, "", "append the metrics report to this file at the end of every step")
+    XLA_EXPLAIN_RECOMPILATIONS = Setting(
         NUMBER, "3", "explain recompilations from this unexpected one on: 1 is the first, 0 turns it off"
     )
-    TORCH_XLA_LOGS = Variable(
+    TORCH_XLA_LOGS = Setting(
         LOGS, "", "log to stderr: all, compile, execute, transfer, fallback, recompilation, memory"
     )
 
-    XLA_EMIT_STEPLOG = Variable(FLAG, "0", "write a line to stderr at every step")
-    PT_XLA_DEBUG = Variable(FLAG, "0", "analyse compilations and executions, and sum up what was slow at the end")
-    PT_XLA_DEBUG_LEVEL = Variable(
+    XLA_EMIT_STEPLOG = Setting(FLAG, "0", "write a line to stderr at every step")
+    PT_XLA_DEBUG = Setting(FLAG, "0", "analyse compilations and executions, and sum up what was slow at the end")
+    PT_XLA_DEBUG_LEVEL = Setting(
         NUMBER_OR_NONE, None, "1: analyse compilations, 2: executions as well, 0: nothing; unset: 2 with PT_XLA_DEBUG"
     )
-    PT_XLA_DEBUG_FILE = Variable(PATH, "", "append the analyses to this file instead of writing them to stderr")
-    PT_XLA_DEBUG_MAX_FRAME = Variable(COUNT, "8", "Python frames that an analysis shows at most")
+    PT_XLA_DEBUG_FILE = Setting(PATH, "", "append the analyses to this file instead of writing them to stderr")
+    PT_XLA_DEBUG_MAX_FRAME = Setting(COUNT, "8", "Python frames that an analysis shows at most")
 
-    TORCH_XLA_CACHE_DIR = Variable(
+    TORCH_XLA_CACHE_DIR = Setting(
         FOLDER_OR_NONE, None, "where the built recorder is kept; unset: torch_xla inside XDG_CACHE_HOME"
     )
-    XDG_CACHE_HOME = Variable(FOLDER, "~/.cache", "the user's folder for caches of all programs")
+    XDG_CACHE_HOME = Setting(FOLDER, "~/.cache", "the user's folder for caches of all programs")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"settings.{name} cannot be assigned; set the environment variable {name}")
@@ -333,12 +333,12 @@ class Settings:
         """Forget what was read, so that each variable is read again. For tests; the engine may hold old values."""
         self.__dict__.clear()
 
-    def turned_on_late(self, names: Sequence[str]) -> list[str]:
+    def enabled_after_read(self, names: Sequence[str]) -> list[str]:
         """Those of these flags that the environment sets now, and that were not set when they were read."""
         known = self.__dict__
         return [name for name in names if known.get(name) is False and Settings.__dict__[name].read()]
 
-    def changed_late(self, names: Sequence[str]) -> list[str]:
+    def changed_after_read(self, names: Sequence[str]) -> list[str]:
         """Those of these variables that have been read, and that the environment gives another value now."""
         return [name for name in names if name in self.__dict__ and self._is_another(name)]
 
@@ -378,9 +378,9 @@ class Settings:
         return Path(tempfile.gettempdir()) / f"torch_xla-{os.geteuid()}"
 
 
-def variables() -> Iterator[Variable[Any]]:
+def variables() -> Iterator[Setting[Any]]:
     """The variables in the order of the table."""
-    return (value for value in vars(Settings).values() if isinstance(value, Variable))
+    return (value for value in vars(Settings).values() if isinstance(value, Setting))
 
 
 settings = Settings()

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_xla._engine.base.compat import flags
+from torch_xla._engine.compat import debug_options
 
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _FLAG_FILE = re.compile(r"--?flagfile[= ](\S+)")
@@ -46,7 +46,7 @@ def read() -> Flags:
     """Return the flags of this process; the first call reads them."""
     variables = {name: os.environ.get(name, "") for name in _VARIABLES}
     text = variables["XLA_FLAGS"]
-    parsed = hashlib.sha256(flags.serialize_options()).hexdigest()
+    parsed = hashlib.sha256(debug_options.serialize_options()).hexdigest()
     return Flags(variables, "\n".join([text, *_contents(text)]), parsed)
 
 

@@ -13,9 +13,9 @@ import jax
 import torch
 
 from torch_xla._engine.base import dtypes, xla_flags
-from torch_xla._engine.base.compat import distributed
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import cpu_threads, hardware, plugins, xrt_config
+from torch_xla._engine.compat import distributed
+from torch_xla._engine.device import cpu_threads, hardware_detection, pjrt_plugins, xrt_config
 from torch_xla._engine.job import coordination, replicas
 
 #: PJRT_DEVICE values of torch_xla and the jax platform that each means.
@@ -28,7 +28,7 @@ _KINDS = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
 _described: tuple[str, str] | None = None
 
 
-def describe(platform: str, title: str) -> None:
+def emulate_device(platform: str, title: str) -> None:
     """From now on programs here are recorded for other devices (torch_xla.aot), and are told that they have these.
 
     Values are computed on the CPU all the same, whatever PJRT_DEVICE says.
@@ -37,12 +37,12 @@ def describe(platform: str, title: str) -> None:
     _described = platform, title
 
 
-def is_described() -> bool:
+def is_emulated() -> bool:
     """Whether the devices stand for others."""
     return _described is not None
 
 
-def recorded_for() -> str:
+def target_platform() -> str:
     """The platform that programs are recorded for: the devices', or that of what they stand for. Starts the backend."""
     return platform() if _described is None else _described[0]
 
@@ -65,8 +65,8 @@ def devices() -> tuple[jax.Device, ...]:
     a process forked from one that had used a device.
     """
     xla_flags.read()  # as XLA does, once
-    found = _find()
-    dtypes.narrow_by(lambda: _narrowing(found[0].platform))
+    found = _initialize_devices()
+    dtypes.defer_storage_dtypes(lambda: _storage_dtype_map(found[0].platform))
     for tell in _told_of_start:
         tell(found[0])
     return found
@@ -75,13 +75,13 @@ def devices() -> tuple[jax.Device, ...]:
 _told_of_start: list[Callable[[jax.Device], None]] = []
 
 
-def when_started(tell: Callable[[jax.Device], None]) -> None:
+def on_backend_start(tell: Callable[[jax.Device], None]) -> None:
     """Has ``tell`` called with the first device when the backend has started; it must not raise."""
     _told_of_start.append(tell)
 
 
-def _narrowing(platform: str) -> dict[torch.dtype, torch.dtype]:
-    return dtypes.narrowing(
+def _storage_dtype_map(platform: str) -> dict[torch.dtype, torch.dtype]:
+    return dtypes.storage_dtype_map(
         platform,
         use_bf16=settings.XLA_USE_BF16 or settings.XLA_USE_F16,
         downcast_bf16=settings.XLA_DOWNCAST_BF16 or settings.XLA_DOWNCAST_FP16,
@@ -93,9 +93,13 @@ def _narrowing(platform: str) -> dict[torch.dtype, torch.dtype]:
 _STORING = ("XLA_USE_BF16", "XLA_USE_F16", "XLA_DOWNCAST_BF16", "XLA_DOWNCAST_FP16", "XLA_USE_32BIT_LONG")
 
 
-def warn_of_late_settings() -> None:
+def warn_late_dtype_settings() -> None:
     """Warns, once for each, of a variable that says how values are stored and was set after the first one was."""
-    late = [name for name in settings.turned_on_late(_STORING) if name not in _warned] if dtypes.decided() else ()
+    late = (
+        [name for name in settings.enabled_after_read(_STORING) if name not in _warned]
+        if dtypes.storage_dtypes_decided()
+        else ()
+    )
     for name in late:
         _warned.add(name)
         warnings.warn(
@@ -109,20 +113,20 @@ def warn_of_late_settings() -> None:
 _warned: set[str] = set()
 
 
-def _find() -> tuple[jax.Device, ...]:
-    check_process()
+def _initialize_devices() -> tuple[jax.Device, ...]:
+    check_not_forked()
     if replicas.process_count() > 1:
-        coordination.join()
+        coordination.initialize()
         return (_local_devices()[0],)
     return _local_devices()
 
 
-def prepare() -> None:
+def configure_cpu_devices() -> None:
     """Asks jax for the CPU devices that will be wanted, before its backend starts: for what uses jax alone.
 
     Raises RuntimeError where the backend has started with another number of them.
     """
-    wanted, count = None if _described else hardware.requested(), _count_own_cpu_devices()
+    wanted, count = None if _described else hardware_detection.requested_device(), _count_own_cpu_devices()
     if count > 1 and (wanted is None or wanted.kind == "CPU"):
         _ask_for_cpu_devices(count)
 
@@ -130,21 +134,21 @@ def prepare() -> None:
 def _count_own_cpu_devices() -> int:
     """Return how many CPU devices this process has: one for each process of a job of replicas."""
     alone = replicas.process_count() == 1 or replicas.is_spmd()
-    return hardware.cpu_count() if alone else 1
+    return hardware_detection.cpu_count() if alone else 1
 
 
 def _local_devices() -> tuple[jax.Device, ...]:
-    prepare()
-    wanted = None if _described else hardware.requested()
-    _leave_others_out(wanted)
+    configure_cpu_devices()
+    wanted = None if _described else hardware_detection.requested_device()
+    _restrict_platforms(wanted)
     count = _count_own_cpu_devices()
     if wanted is None:
         with cpu_threads.reserve_threads(count):
             return tuple(jax.local_devices(backend="cpu" if _described else None))
     platform = _PLATFORMS.get(wanted.kind, wanted.kind.lower())
-    plugin = None if wanted.kind in _PLATFORMS else plugins.find(wanted.kind)
+    plugin = None if wanted.kind in _PLATFORMS else pjrt_plugins.find_plugin(wanted.kind)
     if plugin is not None:
-        plugins.offer(wanted.kind, plugin)
+        pjrt_plugins.register_with_jax(wanted.kind, plugin)
     try:
         with cpu_threads.reserve_threads(count):
             return tuple(jax.local_devices(backend=platform))
@@ -159,7 +163,7 @@ def _local_devices() -> tuple[jax.Device, ...]:
         ) from error
 
 
-def _leave_others_out(wanted: xrt_config.Choice | None) -> None:
+def _restrict_platforms(wanted: xrt_config.DeviceRequest | None) -> None:
     """Has jax start, of the platforms that it finds plugins for, what may be wanted.
 
     JAX_PLATFORMS is set                             what it says
@@ -171,8 +175,8 @@ def _leave_others_out(wanted: xrt_config.Choice | None) -> None:
         return
     if _described or (wanted is not None and wanted.kind == "CPU"):
         jax.config.update("jax_platforms", "cpu")
-    elif wanted is None and not hardware.gpu_count():
-        distributed.expect_no_cuda_driver()
+    elif wanted is None and not hardware_detection.gpu_count():
+        distributed.silence_missing_cuda_driver()
 
 
 def _ask_for_cpu_devices(count: int) -> None:
@@ -185,13 +189,13 @@ def _ask_for_cpu_devices(count: int) -> None:
         ) from error
 
 
-def check_process() -> None:
+def check_not_forked() -> None:
     """Raises RuntimeError in a process forked from one that had used a device."""
     if _left_behind:
         raise RuntimeError(LOST)
 
 
-def left_behind() -> tuple[Any, ...]:
+def inherited_objects() -> tuple[Any, ...]:
     """What of the parent must never be freed, in a process forked from one that had used a device; else nothing."""
     return _left_behind
 
@@ -224,7 +228,7 @@ def hardware_name(ordinal: int) -> str:
     return f"{_KINDS.get(platform, platform.upper())}:{ordinal}"
 
 
-def model(ordinal: int) -> str:
+def device_kind(ordinal: int) -> str:
     """The vendor's name of what is behind ``xla:<ordinal>``."""
     return str(device(ordinal).device_kind) if _described is None else _described[1]
 
@@ -236,7 +240,7 @@ def ordinal(buffer: jax.Array) -> int:
     return devices().index(next(iter(buffer.sharding.addressable_devices)))
 
 
-def started() -> bool:
+def backend_started() -> bool:
     """Whether a device has been used."""
     return devices.cache_info().currsize > 0
 
@@ -246,22 +250,22 @@ def platform() -> str:
     return str(devices()[0].platform)
 
 
-def kind() -> str:
+def device_type() -> str:
     """``CPU``, ``CUDA``, ``TPU``, or another kind that PJRT_DEVICE names; starts nothing. Raises as hardware.requested.
 
     Before the backend has started, and where nobody has asked for a kind, it is the one that jax is going to find.
     """
-    wanted = hardware.requested()
+    wanted = hardware_detection.requested_device()
     if _described is not None:
         return _KINDS[_described[0]]
     if wanted is not None:
         return wanted.kind
-    return _KINDS.get(platform(), platform().upper()) if started() else hardware.kind()
+    return _KINDS.get(platform(), platform().upper()) if backend_started() else hardware_detection.detect_device_type()
 
 
 def _after_fork() -> None:
     global _left_behind
-    if started():
+    if backend_started():
         # Devices own their client. Modules own executables, and thread pools (jax's mlir), which the end of the
         # interpreter would join.
         ours = ("jax", "jaxlib", "torch_xla")

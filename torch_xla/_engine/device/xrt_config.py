@@ -34,7 +34,7 @@ _CONF = re.compile(r"worker:\s*(?P<worker>[\w.-]+)\s+(?:grpc://)?(?P<endpoint>[^
 
 
 @dataclass(frozen=True)
-class Choice:
+class DeviceRequest:
     """What a configuration asks for: CPU, CUDA or TPU, how many devices of the CPU, and which variable says so."""
 
     kind: str
@@ -42,7 +42,7 @@ class Choice:
     source: str
 
 
-def choice() -> Choice | None:
+def parse_xrt_config() -> DeviceRequest | None:
     """What the old configuration asks for, None where there is none.
 
     Raises RuntimeError for a device on another machine, ValueError for a text that cannot be read.
@@ -57,14 +57,14 @@ def choice() -> Choice | None:
     return found
 
 
-def _tpu_config(text: str) -> Choice:
+def _tpu_config(text: str) -> DeviceRequest:
     for part in _parts("XRT_TPU_CONFIG", text, _TPU_WORKER, "localservice;0;localhost:51011"):
         if part["worker"] not in _LOCAL_WORKERS and not _is_local(part["endpoint"]):
             _remote("XRT_TPU_CONFIG", part["endpoint"], "unset XRT_TPU_CONFIG")
-    return Choice("TPU", 1, "XRT_TPU_CONFIG")
+    return DeviceRequest("TPU", 1, "XRT_TPU_CONFIG")
 
 
-def _device_map(devices: str, workers: str) -> Choice | None:
+def _device_map(devices: str, workers: str) -> DeviceRequest | None:
     endpoints = {}
     for part in _parts("XRT_WORKERS", workers, _WORKER, "localservice:0;grpc://localhost:40934"):
         endpoints[part["worker"], part["task"]] = part["endpoint"]
@@ -78,10 +78,10 @@ def _device_map(devices: str, workers: str) -> Choice | None:
         return None
     # The first entry was the default device; one program has devices of one kind.
     kind = parts[0]["kind"]
-    return Choice(_KINDS[kind], len({part["n"] for part in parts if part["kind"] == kind}), "XRT_DEVICE_MAP")
+    return DeviceRequest(_KINDS[kind], len({part["n"] for part in parts if part["kind"] == kind}), "XRT_DEVICE_MAP")
 
 
-def _conf_file(path: Path) -> Choice | None:
+def _conf_file(path: Path) -> DeviceRequest | None:
     try:
         text = path.read_text()
     except OSError:
@@ -90,7 +90,7 @@ def _conf_file(path: Path) -> Choice | None:
     for part in _parts(str(path), "|".join(lines), _CONF, "worker: tpu_worker localhost:8470"):
         if not _is_local(part["endpoint"]):
             _remote(str(path), part["endpoint"], "remove that file")
-    return Choice("TPU", 1, str(path)) if lines else None
+    return DeviceRequest("TPU", 1, str(path)) if lines else None
 
 
 def _check_colab(endpoint: str) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.diagnostics import journal
+from torch_xla._engine.diagnostics import step_timings
 
 #: Names that other releases of torch_xla use for the same thing; look-ups take either.
 ALIASES: dict[str, str] = {
@@ -51,7 +51,7 @@ def format_time(nanoseconds: float) -> str:
     return f"{text}{rest / 1000:.3f}us"
 
 
-class Lasting:
+class OpenSample:
     """A sample of time that has not ended: ``since`` (ns of perf_counter) when, None while others come before it."""
 
     __slots__ = ("since",)
@@ -59,7 +59,7 @@ class Lasting:
     def __init__(self) -> None:
         self.since: int | None = None
 
-    def so_far(self) -> float:
+    def elapsed(self) -> float:
         """How long it has lasted."""
         return 0 if self.since is None else time.perf_counter_ns() - self.since
 
@@ -73,18 +73,18 @@ class Metric:
         self.total = 0
         self.accumulated = 0.0
         self.samples: deque[tuple[float, float]] = deque(maxlen=settings.XLA_METRICS_SAMPLES)
-        self._lasting: list[Lasting] = []
-        self._lock = process_lock()
+        self._lasting: list[OpenSample] = []
+        self._lock = fork_safe_lock()
 
-    def begin(self) -> Lasting:
+    def begin(self) -> OpenSample:
         """Counts a sample of time that ends later; until then it is as long as it has lasted."""
-        sample = Lasting()
+        sample = OpenSample()
         with self._lock:
             self.total += 1
             self._lasting.append(sample)
         return sample
 
-    def end(self, sample: Lasting, value: float) -> None:
+    def end(self, sample: OpenSample, value: float) -> None:
         """What has begun has ended, and took ``value``."""
         with self._lock:
             self._lasting.remove(sample)
@@ -101,7 +101,7 @@ class Metric:
     def data(self) -> tuple[int, float, tuple[tuple[float, float], ...]]:
         """(number of samples, their sum, the kept (time in s, value) pairs)."""
         with self._lock:
-            lasting = [(time.time(), sample.so_far()) for sample in self._lasting]
+            lasting = [(time.time(), sample.elapsed()) for sample in self._lasting]
             return self.total, self.accumulated + sum(value for _, value in lasting), (*self.samples, *lasting)
 
     def report(self) -> str:
@@ -119,7 +119,7 @@ class Metric:
 
 
 _metrics: dict[str, Metric] = {}
-_lock = process_lock()
+_lock = fork_safe_lock()
 
 
 def metric(name: str, show: Callable[[float], str] = format_value) -> Metric:
@@ -137,13 +137,13 @@ def sample(name: str, value: float, show: Callable[[float], str] = format_value)
 
 
 @contextmanager
-def timed(name: str) -> Iterator[None]:
+def record_time(name: str) -> Iterator[None]:
     """Adds the time that its block takes, in nanoseconds, to the metric ``name``, unless the block raises.
 
     The time that is the block's own also goes into this thread's step (journal), under the same name.
     """
     start = time.perf_counter_ns()
-    with journal.spent(name):
+    with step_timings.timed_block(name):
         yield
     metric(name, format_time).add(time.perf_counter_ns() - start)
 
@@ -152,7 +152,7 @@ class _Counters(dict[str, Callable[[int], None]]):
     """What adds to a counter, by its name: a counter is there for good."""
 
     def __missing__(self, name: str) -> Callable[[int], None]:
-        add: Callable[[int], None] = recorder.module().counter(name).add
+        add: Callable[[int], None] = recorder.bindings().counter(name).add
         self[name] = add
         return add
 
@@ -167,7 +167,7 @@ def count(name: str, n: int = 1) -> None:
 
 def counters() -> dict[str, int]:
     """Every counter that has moved, sorted by name."""
-    return dict(recorder.module().counters())
+    return dict(recorder.bindings().counters())
 
 
 def is_fallback(name: str) -> bool:
@@ -186,7 +186,7 @@ def metrics() -> dict[str, Metric]:
 
 def clear_counters() -> None:
     """Sets all counters to zero."""
-    recorder.module().clear_counters()
+    recorder.bindings().clear_counters()
 
 
 def clear_metrics() -> None:

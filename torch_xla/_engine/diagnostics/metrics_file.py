@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import sys
 
-from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import metrics
 
 _steps = itertools.count()
-_lock = process_lock()
+_lock = fork_safe_lock()
 
 
 def save(path: str | None = None) -> None:

@@ -17,23 +17,23 @@ from typing import Any, Protocol
 import jax
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import frames
+from torch_xla._engine.base import user_frames
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import (
-    analysis,
-    causes,
-    journal,
-    memory,
+    buffer_provenance,
+    compile_progress,
+    completion,
+    debug_analysis,
+    device_memory,
     metrics,
     metrics_file,
-    progress,
-    provenance,
-    spans,
-    under_way,
+    profiler_spans,
+    step_timings,
+    sync_reasons,
 )
-from torch_xla._engine.diagnostics.explain import Situation
-from torch_xla._engine.diagnostics.recompilation import Site, watcher
-from torch_xla._engine.graph import program_info, specs, summary
+from torch_xla._engine.diagnostics.recompilation_explanation import RecompilationContext
+from torch_xla._engine.diagnostics.recompilation_tracker import Site, watcher
+from torch_xla._engine.graph import graph_spec, graph_summary, program_info
 from torch_xla._engine.graph.graph_run import GraphRun
 
 
@@ -45,7 +45,7 @@ class CompileEvent:
     """
 
     graph: Any
-    spec: specs.GraphSpec
+    spec: graph_spec.GraphSpec
     device: int
     line: str
     cause: str
@@ -80,14 +80,14 @@ _fallback_log = logging.getLogger("torch_xla.fallback")
 _memory_log = logging.getLogger("torch_xla.memory")
 
 
-def compilation(run: GraphRun, place: str) -> AbstractContextManager[CompileEvent]:
+def compilation_scope(run: GraphRun, place: str) -> AbstractContextManager[CompileEvent]:
     """Around the lowering and compilation of a graph that was not known; ``place``: for whom, as reports name it.
 
     The block sets the event's ``program``.
     """
-    device, cause, line = site(run)  # here, as within the block contextlib is among the frames
-    if analysis.level() >= 1:
-        analysis.graph("Compilation", cause, run.graph.key, len(run.spec.leaves), len(run.spec.roots))
+    device, cause, line = current_site(run)  # here, as within the block contextlib is among the frames
+    if debug_analysis.debug_level() >= 1:
+        debug_analysis.write_graph_block("Compilation", cause, run.graph.key, len(run.spec.leaves), len(run.spec.roots))
     return _compilation(CompileEvent(run.graph, run.spec, device, line, cause), place)
 
 
@@ -98,30 +98,35 @@ def _compilation(event: CompileEvent, place: str) -> Iterator[CompileEvent]:
     for listener in listeners:
         listener.on_compile_begin(event)
     start = time.perf_counter_ns()
-    with progress.compiling(ops), spans.span("compile", spans.program(line, ops)):
+    with (
+        compile_progress.show_compile_progress(ops),
+        profiler_spans.span("compile", profiler_spans.program_label(line, ops)),
+    ):
         yield event
         _note_program(event.program, len(spec.donated))
     duration = time.perf_counter_ns() - start
-    journal.current().compilations += (journal.Compilation(start, duration, ops, cause, line),)
+    step_timings.current_step().compilations += (step_timings.CompilationRecord(start, duration, ops, cause, line),)
     if _compile_log.isEnabledFor(logging.INFO):
         _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
-    situation = Situation(line, cause, tuple(journal.current().reads), _provenances(graph, device), ops)
-    watcher.compiled((device, cause, line), summary.summarize(spec, graph.key, place), situation)
+    situation = RecompilationContext(
+        line, cause, tuple(step_timings.current_step().reads), _provenances(graph, device), ops
+    )
+    watcher.compiled((device, cause, line), graph_summary.summarize(spec, graph.key, place), situation)
     for listener in listeners:
         listener.on_compile_end(event)
 
 
-def _provenances(graph: Any, device: int) -> tuple[provenance.Provenance, ...]:
-    known = {id(array): number for array, _, number in recorder.module().buffers(device)}
-    return tuple(provenance.of(known.get(id(array), 0)) for array in graph.inputs())
+def _provenances(graph: Any, device: int) -> tuple[buffer_provenance.Provenance, ...]:
+    known = {id(array): number for array, _, number in recorder.bindings().buffers(device)}
+    return tuple(buffer_provenance.provenance_from_id(known.get(id(array), 0)) for array in graph.inputs())
 
 
 def _note_program(program: Any, aliases: int) -> None:
     """Counts a Program that has been compiled or loaded; ``aliases``: how many of its inputs its results replace."""
     has_values = program.compiled is not None
-    stats = program_info.memory_analysis(program.compiled) if has_values and analysis.level() >= 1 else None
+    stats = program_info.memory_analysis(program.compiled) if has_values and debug_analysis.debug_level() >= 1 else None
     if stats is not None:
-        analysis.sizes(
+        debug_analysis.write_size_block(
             stats.argument_size_in_bytes,
             stats.output_size_in_bytes,
             stats.alias_size_in_bytes,
@@ -135,22 +140,22 @@ def _note_program(program: Any, aliases: int) -> None:
         metrics.sample("InputOutputAliasCount", aliases)
 
 
-def site(run: GraphRun) -> Site:
+def current_site(run: GraphRun) -> Site:
     """Where and why a graph runs: the device, the cause, the user's line. Found out once for each run."""
     if run.site is None:
-        run.site = run.device, causes.reason(), frames.user_line()
+        run.site = run.device, sync_reasons.current_sync_reason(), user_frames.user_line()
     return run.site
 
 
-def storm(graph: Any, spec: specs.GraphSpec, site: Site, place: str) -> None:
+def on_unstable_site(graph: Any, spec: graph_spec.GraphSpec, site: Site, place: str) -> None:
     """From now on new graphs of the site are interpreted, as it makes another one each time; this is the first."""
     device, cause, line = site
-    reads, provenances = tuple(journal.current().reads), _provenances(graph, device)
-    new = summary.summarize(spec, graph.key, place)
-    watcher.storm(site, new, Situation(line, cause, reads, provenances, graph.node_count))
+    reads, provenances = tuple(step_timings.current_step().reads), _provenances(graph, device)
+    new = graph_summary.summarize(spec, graph.key, place)
+    watcher.report_unstable_site(site, new, RecompilationContext(line, cause, reads, provenances, graph.node_count))
 
 
-class Execution:
+class ExecutionRecord:
     """One run of a graph: made before it starts, told when it is under way, or has ended.
 
     Args:
@@ -160,12 +165,14 @@ class Execution:
 
     __slots__ = ("_cause", "_device", "_kind", "_line", "_ops", "_start", "span")
 
-    def __init__(self, ops: int, where: Site, kind: str, span: AbstractContextManager[Any] = spans.NOTHING) -> None:
+    def __init__(
+        self, ops: int, where: Site, kind: str, span: AbstractContextManager[Any] = profiler_spans.NOTHING
+    ) -> None:
         self._device, self._cause, self._line = where
         self._ops, self._kind, self.span = ops, kind, span
         self._start = time.perf_counter_ns()
 
-    def under_way(self, results: Sequence[jax.Array], token: Any = None) -> None:
+    def launched(self, results: Sequence[jax.Array], token: Any = None) -> None:
         """The program has been launched, and ends when the token, or one of its results, is there.
 
         What goes wrong here is logged: the nodes have their values, whoever hears of it.
@@ -175,7 +182,7 @@ class Execution:
         has_ended = first is None or first.is_ready()
         self._note(None if has_ended else first if token is None else token, first)
 
-    def ended(self) -> None:
+    def finished(self) -> None:
         """The graph has been computed. The same holds."""
         self._note(None)
 
@@ -184,64 +191,72 @@ class Execution:
         try:
             metrics.sample("TensorsGraphSize", self._ops)
             time_of_it = metrics.metric(self._kind, metrics.format_time)
-            run = self._shown(None if awaited is None else result) if spans.profiled() else None
+            run = self._shown(None if awaited is None else result) if profiler_spans.is_profiling() else None
             if awaited is None:
                 time_of_it.add(duration)
             else:
-                under_way.watch(self._device, time_of_it, self._start, awaited, run)
-            journal.add_own(self._kind, duration)
-            journal.current().ops += self._ops
+                completion.track_completion(self._device, time_of_it, self._start, awaited, run)
+            step_timings.add_time(self._kind, duration)
+            step_timings.current_step().ops += self._ops
             if _execute_log.isEnabledFor(logging.INFO):
                 _execute_log.info("%d ops, %s at %s", self._ops, self._cause, self._line)
         except Exception:
             _execute_log.exception("the journal of a run, %s at %s, is not complete", self._cause, self._line)
 
-    def _shown(self, result: Any) -> spans.Run | None:
+    def _shown(self, result: Any) -> profiler_spans.DeviceEvent | None:
         what = "execute" if self._kind == "ExecuteTime" else "interpret"
-        return spans.ran(self._device, what, spans.program(self._line, self._ops), self._start, result)
+        return profiler_spans.record_device_event(
+            self._device, what, profiler_spans.program_label(self._line, self._ops), self._start, result
+        )
 
 
-def execution(run: GraphRun) -> Execution:
+def begin_execution(run: GraphRun) -> ExecutionRecord:
     """Before a program is launched."""
-    graph, where = run.graph, site(run)
+    graph, where = run.graph, current_site(run)
     device, cause, line = where
     ops = graph.node_count
     watcher.ran(where)
-    if analysis.level() >= 2:
-        analysis.graph("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
-    span = spans.span("launch", spans.program(line, ops)) if spans.profiled() else spans.NOTHING
-    recorder.module().set_provenance(provenance.number("result", line))
+    if debug_analysis.debug_level() >= 2:
+        debug_analysis.write_graph_block("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
+    span = (
+        profiler_spans.span("launch", profiler_spans.program_label(line, ops))
+        if profiler_spans.is_profiling()
+        else profiler_spans.NOTHING
+    )
+    recorder.bindings().set_provenance(buffer_provenance.provenance_id("result", line))
     for listener in listeners:
         listener.on_launch(graph, device)
-    return Execution(ops, where, "ExecuteTime", span)
+    return ExecutionRecord(ops, where, "ExecuteTime", span)
 
 
-def interpretation(run: GraphRun) -> Execution:
+def begin_interpretation(run: GraphRun) -> ExecutionRecord:
     """Before a graph is interpreted, which takes the place of a compilation and an execution."""
-    where = site(run)
-    recorder.module().set_provenance(provenance.number("result", where[2]))
-    return Execution(run.graph.node_count, where, "InterpretTime")
+    where = current_site(run)
+    recorder.bindings().set_provenance(buffer_provenance.provenance_id("result", where[2]))
+    return ExecutionRecord(run.graph.node_count, where, "InterpretTime")
 
 
-def chain_ended(device: int, start: int, eager: bool) -> None:
+def on_op_by_op_done(device: int, start: int, eager: bool) -> None:
     """A graph of the device whose operations ran one by one, from ``start`` (ns of perf_counter), is under way."""
     name = "EagerOpExecuteTime" if eager else "ExecuteChainedTime"
     metrics.sample(name, time.perf_counter_ns() - start, metrics.format_time)
-    if spans.profiled():
-        spans.ran(device, "execute", f"{frames.user_line().rpartition('/')[2]} (op by op)", start)
+    if profiler_spans.is_profiling():
+        profiler_spans.record_device_event(
+            device, "execute", f"{user_frames.user_line().rpartition('/')[2]} (op by op)", start
+        )
 
 
-def fallback(op: str, line: str) -> None:
+def on_fallback(op: str, line: str) -> None:
     """An op is about to run on the CPU."""
-    journal.begin_fallback(op, line)
+    step_timings.begin_fallback(op, line)
     _fallback_log.info("%s runs on the CPU, at %s", op, line)
     for listener in listeners:
         listener.on_fallback(op, line)
 
 
-def step_ended(device: int) -> None:
+def on_step_end(device: int) -> None:
     """A barrier has sent the step off."""
-    step = journal.close(memory.end_step(device))
+    step = step_timings.end_step(device_memory.take_step_peak(device))
     _memory_log.info("step %d: at most %d bytes on xla:%d", step.number, step.peak_bytes, device)
     try:
         metrics_file.save()
@@ -252,7 +267,7 @@ def step_ended(device: int) -> None:
         listener.on_step_end(device)
 
 
-def announce_step() -> None:
+def emit_step_log() -> None:
     """XLA_EMIT_STEPLOG: a line for whoever watches the process's stderr for signs of life."""
     if settings.XLA_EMIT_STEPLOG:
         print("torch_xla.core.xla_model::mark_step", file=sys.stderr, flush=True)
@@ -263,13 +278,13 @@ def wait(values: Sequence[jax.Array]) -> bool:
 
     Such an array cannot be waited for any more: what waits for the results of that program waits for it.
     """
-    with journal.spent("wait"), spans.span("wait"):
+    with step_timings.timed_block("wait"), profiler_spans.span("wait"):
         try:
             jax.block_until_ready(values)  # of hundreds, in half the time that it takes one by one
             all_there = True
         except RuntimeError:
             all_there = _wait_for_each(values)
-    spans.tell_ended()
+    profiler_spans.flush_finished_events()
     return all_there
 
 

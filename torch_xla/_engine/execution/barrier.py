@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dynamo, frames
-from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.base import dynamo_hooks, user_frames
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
-from torch_xla._engine.diagnostics import causes, metrics, observer
-from torch_xla._engine.execution import closures, executor, modes
+from torch_xla._engine.diagnostics import metrics, observer, sync_reasons
+from torch_xla._engine.execution import eager_mode, executor, step_closures
 
 _MESSAGE = (
     "torch_xla: {name}.step() at {line} runs again, and nothing has ended the step before. xla tensors are lazy: "
@@ -31,7 +31,7 @@ _MESSAGE = (
     "barrier=True)`) to say where it ends; XLA_AUTO_BARRIER=0 turns this off."
 )
 
-_lock = process_lock()
+_lock = fork_safe_lock()
 _stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _under_way: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _without_barrier: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -43,15 +43,15 @@ def _devices(optimizer: torch.optim.Optimizer) -> set[int]:
     return {p.device.index or 0 for group in optimizer.param_groups for p in group["params"] if p.device.type == "xla"}
 
 
-def cut(device: int, reason: str = causes.LIMIT) -> None:
+def flush_graph(device: int, reason: str = sync_reasons.LIMIT) -> None:
     """Runs what is pending on the device without being a step barrier of the user's."""
-    if not modes.eager():
-        metrics.count("GraphCut")
-    with causes.because(reason):
+    if not eager_mode.is_eager():
+        metrics.count("GraphFlush")
+    with sync_reasons.sync_reason(reason):
         executor.sync_device(device)
 
 
-@dynamo.runs_as_it_is
+@dynamo_hooks.dynamo_disable
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     global _warned, _anyone_stepped
     devices = _devices(optimizer)
@@ -67,44 +67,44 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     _without_barrier.add(optimizer)
     if not _warned:
         _warned = True
-        message = _MESSAGE.format(name=type(optimizer).__name__, line=frames.user_line())
+        message = _MESSAGE.format(name=type(optimizer).__name__, line=user_frames.user_line())
         warnings.warn(message, UserWarning, stacklevel=4)
     for device in devices:
-        cut(device, causes.NO_BARRIER)
+        flush_graph(device, sync_reasons.NO_BARRIER)
 
 
-@dynamo.runs_as_it_is
+@dynamo_hooks.dynamo_disable
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     _under_way.discard(optimizer)
     if optimizer in _without_barrier:
         for device in _devices(optimizer):
-            cut(device, causes.NO_BARRIER)
-            observer.step_ended(device)
+            flush_graph(device, sync_reasons.NO_BARRIER)
+            observer.on_step_end(device)
 
 
-def _forget_steps() -> None:
+def _clear_stepped() -> None:
     global _anyone_stepped
     with _lock:
         _stepped.clear()
         _anyone_stepped = False
 
 
-@dynamo.breaks_graph
+@dynamo_hooks.graph_break
 def mark_step(wait: bool = False) -> None:
     """The step barrier: everything pending on this thread's device is sent off; with ``wait`` it is finished."""
-    devices.check_process()
+    devices.check_not_forked()
     metrics.count("MarkStep")
-    observer.announce_step()
+    observer.emit_step_log()
     if _anyone_stepped:
-        _forget_steps()
-    device = recorder.module().current_device()
-    with causes.because(causes.SYNC):
+        _clear_stepped()
+    device = recorder.bindings().current_device()
+    with sync_reasons.sync_reason(sync_reasons.SYNC):
         executor.sync_device(device, wait or settings.XLA_SYNC_WAIT)
-    observer.step_ended(device)
-    closures.call(device)
+    observer.on_step_end(device)
+    step_closures.run_step_closures(device)
 
 
-def install() -> None:
+def install_optimizer_hook() -> None:
     """Hooks every optimizer's step."""
     from torch.optim import optimizer
 

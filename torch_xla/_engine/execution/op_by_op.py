@@ -19,22 +19,22 @@ from jax.sharding import SingleDeviceSharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.base.compat import launching
-from torch_xla._engine.base.lru import LruCache
+from torch_xla._engine.base.lru_cache import LruCache
+from torch_xla._engine.compat import pjrt_execution
+from torch_xla._engine.compilation import graph_function
+from torch_xla._engine.cpu_backend import library
 from torch_xla._engine.device import devices
-from torch_xla._engine.diagnostics import journal, metrics
-from torch_xla._engine.execution import modes
-from torch_xla._engine.graph import program
+from torch_xla._engine.diagnostics import metrics, step_timings
+from torch_xla._engine.execution import eager_mode
 from torch_xla._engine.graph.graph_run import GraphRun
-from torch_xla._engine.graph.specs import GraphSpec, NodeSpec
-from torch_xla._engine.handlers import library
-from torch_xla._engine.lowering import jax_call
-from torch_xla._engine.lowering.matmul import Precision
+from torch_xla._engine.graph.graph_spec import GraphSpec, NodeSpec
 from torch_xla._engine.lowering.registry import Promise
+from torch_xla._engine.lowering.rules import jax_call
+from torch_xla._engine.lowering.rules.matmul import Precision
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _OpCall:
     """One value of the graph. ``compiled`` None: the value is a number (``ints[0]``), or result ``item`` of another."""
 
     compiled: jax.stages.Compiled | None
@@ -48,19 +48,19 @@ class _Step:
 
 
 _executables: LruCache[jax.stages.Compiled] = LruCache(lambda: metrics.count("DestroyCompileHandles"))
-_chains: LruCache[Chain] = LruCache(lambda: metrics.count("OpByOpGraphForgotten"))
+_chains: LruCache[OpSequence] = LruCache(lambda: metrics.count("OpByOpGraphEvicted"))
 
 
 #: A seed's 64 bits as the value of an operand: in two halves, as some devices store 64-bit integers as 32.
 SEED: Promise = ((2,), torch.uint32)
 
 
-def halves(seed: np.int64) -> np.ndarray:
+def split_seed(seed: np.int64) -> np.ndarray:
     """The bits of a seed as a value of SEED, the low half first."""
     return np.asarray(seed, np.int64).reshape(1).view(np.uint32)
 
 
-class Alone:
+class SingleOpGraph:
     """One node as a graph of its own, its operands numbered anew in order of use."""
 
     def __init__(self, node: NodeSpec) -> None:
@@ -107,7 +107,7 @@ def _position(items: list[int], item: int) -> int:
     return items.index(item)
 
 
-def compiled(alone: Alone, leaves: list[Promise], device: int, products: Precision) -> jax.stages.Compiled:
+def compile_op(alone: SingleOpGraph, leaves: list[Promise], device: int, products: Precision) -> jax.stages.Compiled:
     """The program of one node: (floats, ints, *operands) -> those of its results that exist."""
     key = (device, products, repr((replace(alone.node, origin=None), leaves)))
     found = _executables.get(key)
@@ -116,32 +116,37 @@ def compiled(alone: Alone, leaves: list[Promise], device: int, products: Precisi
         return found
     metrics.count("OpByOpCompileCacheMiss")
     place = SingleDeviceSharding(devices.device(device))
-    arguments = [jax.ShapeDtypeStruct(shape, dtypes.to_numpy(dtype)) for shape, dtype in leaves if dtype is not None]
+    arguments = [
+        jax.ShapeDtypeStruct(shape, dtypes.storage_numpy_dtype(dtype)) for shape, dtype in leaves if dtype is not None
+    ]
     floats = jax.ShapeDtypeStruct((len(alone.floats),), np.float64)
     ints = jax.ShapeDtypeStruct((len(alone.ints),), np.int64)
     with (
-        metrics.timed("EagerOpCompileTime" if modes.eager() else "CompileTime"),
-        library.offered(devices.device(device).platform) as (handlers, called),
+        metrics.record_time("EagerOpCompileTime" if eager_mode.is_eager() else "CompileTime"),
+        library.kernels_enabled(devices.device(device).platform) as (handlers, called),
     ):
         jitted = jax.jit(
-            program.function(alone.spec(leaves, products)), in_shardings=place, out_shardings=place, keep_unused=True
+            graph_function.graph_function(alone.spec(leaves, products)),
+            in_shardings=place,
+            out_shardings=place,
+            keep_unused=True,
         )
         found = jitted.lower(floats, ints, *arguments).compile()
     metrics.count("CreateCompileHandles")
     if handlers is not None and called:
         metrics.count("CpuKernelCalls", called.total())
-        handlers.take_threads(launching.calls_python(found))
+        handlers.set_thread_count(pjrt_execution.has_python_callbacks(found))
     _executables.put(key, found, jax_call.bytes_of([alone.node]))
     return found
 
 
-class Chain:
+class OpSequence:
     """A graph as a sequence of executables. Never changes; may be run by several threads."""
 
     def __init__(self, spec: GraphSpec, device: int) -> None:
         self._roots = spec.roots
         promises: list[Promise] = list(spec.leaves)
-        steps: list[_Step] = []
+        steps: list[_OpCall] = []
         for node in spec.nodes:
             step, promise = self._step(node, promises, device, spec.precision)
             steps.append(step)
@@ -149,20 +154,20 @@ class Chain:
         self._steps = self._with_last_uses(steps, len(spec.leaves))
 
     @staticmethod
-    def _step(node: NodeSpec, promises: list[Promise], device: int, products: Precision) -> tuple[_Step, Promise]:
+    def _step(node: NodeSpec, promises: list[Promise], device: int, products: Precision) -> tuple[_OpCall, Promise]:
         if node.op == "torch_xla::seed":
-            return _Step(None, (), (), (node.args[0][1],)), SEED
+            return _OpCall(None, (), (), (node.args[0][1],)), SEED
         if node.op == "torch_xla::getitem":
             producer, item = node.args[0][1], node.args[1][1]
-            return _Step(None, (producer,), (), (), item=item), node.outs[0]
-        alone = Alone(node)
-        executable = compiled(alone, [promises[i] for i in alone.operands], device, products)
-        step = _Step(
+            return _OpCall(None, (producer,), (), (), item=item), node.outs[0]
+        alone = SingleOpGraph(node)
+        executable = compile_op(alone, [promises[i] for i in alone.operands], device, products)
+        step = _OpCall(
             executable, tuple(alone.operands), tuple(alone.floats), tuple(alone.ints), alone.results, alone.single
         )
         return step, node.outs[0] if node.outs else ((), None)
 
-    def _with_last_uses(self, steps: list[_Step], leaves: int) -> list[_Step]:
+    def _with_last_uses(self, steps: list[_OpCall], leaves: int) -> list[_OpCall]:
         kept = set(self._roots)
         out = []
         for position in range(len(steps) - 1, -1, -1):
@@ -186,9 +191,9 @@ class Chain:
         return [values[root] for root in self._roots]
 
     @staticmethod
-    def _value(step: _Step, values: list[Any], floats: Any, ints: Any) -> Any:
+    def _value(step: _OpCall, values: list[Any], floats: Any, ints: Any) -> Any:
         if step.compiled is None:
-            return values[step.operands[0]][step.item] if step.operands else halves(ints[step.ints[0]])
+            return values[step.operands[0]][step.item] if step.operands else split_seed(ints[step.ints[0]])
         operands = [values[i] for i in step.operands]
         results = step.compiled(floats[list(step.floats)], ints[list(step.ints)], *operands)
         if step.single:
@@ -197,14 +202,14 @@ class Chain:
         return [next(found) if exists else None for exists in step.results]
 
 
-def run(graph_run: GraphRun, buffers: Sequence[Any]) -> list[jax.Array]:
+def run_op_by_op(graph_run: GraphRun, buffers: Sequence[Any]) -> list[jax.Array]:
     """The roots of a graph, computed one operation at a time."""
     key = (graph_run.device, graph_run.graph.key, graph_run.precision)
     chain = _chains.get(key)
-    with recorder.wide_types():
+    with recorder.enable_x64():
         if chain is None:
-            chain = Chain(graph_run.spec, graph_run.device)
+            chain = OpSequence(graph_run.spec, graph_run.device)
             _chains.put(key, chain, jax_call.bytes_of(graph_run.spec.nodes))
         metrics.metric("OpByOpGraphSize").add(len(chain))
-        with journal.spent("EagerOpExecuteTime" if modes.eager() else "ExecuteChainedTime"):
+        with step_timings.timed_block("EagerOpExecuteTime" if eager_mode.is_eager() else "ExecuteChainedTime"):
             return chain.run(*graph_run.scalars(), buffers)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from torch_xla._engine.base import frames
+from torch_xla._engine.base import user_frames
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.execution import modes
+from torch_xla._engine.execution import eager_mode
 from torch_xla._engine.job import thread_group
 from torch_xla._engine.parallel import collectives
 
@@ -47,16 +47,16 @@ def may_cut(device: int) -> bool:
     """Whether a read may cut: what other replicas do at their reads must not matter, nor may a region forbid it."""
     return (
         settings.XLA_AUTO_BARRIER
-        and not modes.eager()
-        and not modes.in_region()
-        and not collectives.kept(device)
-        and thread_group.current() is None
+        and not eager_mode.is_eager()
+        and not eager_mode.in_region()
+        and not collectives.pending_results(device)
+        and thread_group.current_group() is None
     )
 
 
 def cuts_here() -> bool:
     """Whether reads at the user's line cut the graph."""
-    return bool(_lines) and frames.user_line() in _lines
+    return bool(_lines) and user_frames.user_line() in _lines
 
 
 def note(graph: Any) -> bool:
@@ -64,9 +64,9 @@ def note(graph: Any) -> bool:
     count = graph.recomputed_nodes
     if count < _MOST_RECOMPUTED or graph.new_nodes < _LEAST_NEW:
         return False
-    line = frames.user_line()
+    line = user_frames.user_line()
     if not _lines:
-        frame = frames.user_frame()
+        frame = user_frames.user_frame()
         where = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else (__file__, 0)
         warnings.warn_explicit(_MESSAGE.format(line=line, count=count), UserWarning, *where)
     _lines.add(line)

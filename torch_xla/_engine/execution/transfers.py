@@ -1,6 +1,6 @@
 """Values between torch's CPU tensors and device buffers (jax.Array). The recorder calls these; both sides copy.
 
-Where the device stores a dtype as a narrower one (``dtypes.stored``), values are converted on the CPU: what travels is
+Where the device stores a dtype as a narrower one (``dtypes.storage_dtype``), values are converted on the CPU: what travels is
 what the device holds.
 """
 
@@ -17,11 +17,11 @@ import torch
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dtypes, frames
-from torch_xla._engine.device import abstract, devices
-from torch_xla._engine.device.abstract import AbstractArray
-from torch_xla._engine.diagnostics import errors, journal, metrics, provenance, spans
-from torch_xla._engine.parallel import replicated, sharded
+from torch_xla._engine.base import dtypes, user_frames
+from torch_xla._engine.device import abstract_device, devices
+from torch_xla._engine.device.abstract_device import AbstractArray
+from torch_xla._engine.diagnostics import buffer_provenance, metrics, profiler_spans, step_timings, xla_errors
+from torch_xla._engine.parallel import replica_program, spmd
 
 _log = logging.getLogger("torch_xla.transfer")
 
@@ -45,105 +45,111 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
         raise TypeError(f"{tensor.dtype} does not exist on xla; convert the tensor (shape {list(tensor.shape)}) first")
     tensor = tensor.detach()  # a plain tensor: a lazy module's parameter has no shape to name
     place = devices.device(ordinal)
-    if abstract.is_on():
-        return _upload_nothing(tensor, place)  # type: ignore[return-value]  # as much of an array as is used
+    if abstract_device.is_enabled():
+        return _upload_abstract(tensor, place)  # type: ignore[return-value]  # as much of an array as is used
     doing = lambda: f"moving a tensor to the device ({tensor.dtype}{list(tensor.shape)})"
-    with spans.span("to_device"), metrics.timed("TransferToServerTime"), errors.explained(doing, ordinal):
+    with (
+        profiler_spans.span("to_device"),
+        metrics.record_time("TransferToServerTime"),
+        xla_errors.translate_xla_errors(doing, ordinal),
+    ):
         # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
         # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
-        own = tensor.to(dtypes.stored(tensor.dtype), copy=place.platform == "cpu")
+        own = tensor.to(dtypes.storage_dtype(tensor.dtype), copy=place.platform == "cpu")
         flat = own.dim() > _MOST_DIMS
         host = _to_host(own.reshape(-1) if flat else own)
-        with recorder.wide_types():
-            buffer = sharded.put(host, place)
+        with recorder.enable_x64():
+            buffer = spmd.upload(host, place)
             buffer = buffer.reshape(own.shape) if flat else buffer
             # The caller may write to its tensor as soon as we return.
             buffer.block_until_ready()
     metrics.metric("OutboundData", metrics.format_bytes).add(host.nbytes)
-    _made("upload")
+    _record_provenance("upload")
     _log.info("to xla:%d: %s%s", ordinal, tensor.dtype, list(tensor.shape))
     return buffer
 
 
-def _upload_nothing(tensor: torch.Tensor, place: jax.Device) -> AbstractArray:
-    _made("upload")
-    return sharded.abstract_upload(tuple(tensor.shape), dtypes.to_numpy(tensor.dtype), place)
+def _upload_abstract(tensor: torch.Tensor, place: jax.Device) -> AbstractArray:
+    _record_provenance("upload")
+    return spmd.abstract_upload(tuple(tensor.shape), dtypes.storage_numpy_dtype(tensor.dtype), place)
 
 
 def _to_host(tensor: torch.Tensor) -> np.ndarray:
     bits = tensor.view(_BITS.get(tensor.dtype, tensor.dtype))
-    view: np.ndarray = bits.numpy().view(dtypes.namesake(tensor.dtype))
+    view: np.ndarray = bits.numpy().view(dtypes.numpy_dtype(tensor.dtype))
     return view
 
 
 def _flat(buffer: jax.Array) -> jax.Array:
-    with recorder.wide_types():
+    with recorder.enable_x64():
         return buffer.reshape(-1)
 
 
-def _made(kind: str) -> None:
-    kind = "fallback" if journal.falling_back() else kind
-    recorder.module().set_provenance(provenance.number(kind, frames.known_line() or ""))
+def _record_provenance(kind: str) -> None:
+    kind = "fallback" if step_timings.current_fallback() else kind
+    recorder.bindings().set_provenance(buffer_provenance.provenance_id(kind, user_frames.user_line_or_none() or ""))
 
 
 def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torch.Tensor:
     """A new CPU tensor of torch dtype ``dtype_code`` and the shape, with the buffer's values; waits for them.
 
-    The buffer may be longer than the tensor (see shardings.py).
+    The buffer may be longer than the tensor (see sharding_ids.py).
     """
     dtype = dtypes.FROM_CODE[dtype_code]
-    if abstract.is_on():
-        if not journal.falling_back():
-            journal.read(frames.user_line(), 0)
+    if abstract_device.is_enabled():
+        if not step_timings.current_fallback():
+            step_timings.record_read(user_frames.user_line(), 0)
         return torch.zeros(shape, dtype=dtype)
     start = time.perf_counter_ns()
     doing = lambda: f"reading a tensor ({dtype}{list(shape)})"
     with (
-        spans.span("to_host"),
-        metrics.timed("TransferFromServerTime"),
+        profiler_spans.span("to_host"),
+        metrics.record_time("TransferFromServerTime"),
         recorder.allow_transfers(),
-        errors.explained(doing, devices.ordinal(buffer)),
+        xla_errors.translate_xla_errors(doing, devices.ordinal(buffer)),
     ):
-        with journal.spent("wait"), spans.span("wait"):
+        with step_timings.timed_block("wait"), profiler_spans.span("wait"):
             buffer.block_until_ready()
-        spans.tell_ended()
-        host = _flat(buffer) if buffer.ndim > _MOST_DIMS else sharded.visible(sharded.whole(buffer), shape)
+        profiler_spans.flush_finished_events()
+        host = _flat(buffer) if buffer.ndim > _MOST_DIMS else spmd.unpad(spmd.gather_to_host(buffer), shape)
         host = np.ascontiguousarray(host)
         # torch's own memory: a tensor over numpy's, or one that numpy has seen, could not be resized.
-        tensor = torch.empty(shape, dtype=dtypes.named(buffer.dtype))
+        tensor = torch.empty(shape, dtype=dtypes.torch_dtype(buffer.dtype))
         ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)
         tensor = tensor.to(dtype)
     metrics.metric("InboundData", metrics.format_bytes).add(host.nbytes)
-    if not journal.falling_back():
-        journal.read(frames.user_line(), time.perf_counter_ns() - start)
+    if not step_timings.current_fallback():
+        step_timings.record_read(user_frames.user_line(), time.perf_counter_ns() - start)
     _log.info("from the device: %s%s", dtype, list(shape))
     return tensor
 
 
-def transfer(buffer: jax.Array, ordinal: int) -> jax.Array:
+def copy_between_devices(buffer: jax.Array, ordinal: int) -> jax.Array:
     """The buffer's values on another device."""
-    if abstract.is_on():
-        _made("transfer")
+    if abstract_device.is_enabled():
+        _record_provenance("transfer")
         place = SingleDeviceSharding(devices.device(ordinal))
         return AbstractArray(buffer.shape, buffer.dtype, place)  # type: ignore[return-value]
     doing = lambda: f"moving a tensor from another device ({buffer.dtype}{list(buffer.shape)})"
     with (
-        spans.span("between_devices"),
-        metrics.timed("TransferDeviceToDeviceTime"),
-        recorder.wide_types(),
-        errors.explained(doing, ordinal),
+        profiler_spans.span("between_devices"),
+        metrics.record_time("TransferDeviceToDeviceTime"),
+        recorder.enable_x64(),
+        xla_errors.translate_xla_errors(doing, ordinal),
     ):
-        moved: jax.Array = jax.device_put(replicated.local(buffer), devices.device(ordinal), may_alias=False)
-    _made("transfer")
+        moved: jax.Array = jax.device_put(
+            replica_program.to_local_array(buffer), devices.device(ordinal), may_alias=False
+        )
+    _record_provenance("transfer")
     return moved
 
 
-def read_part(part: jax.Array, dtype: torch.dtype) -> torch.Tensor:
+def download_shard(part: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     """A new CPU tensor with what one device holds of an array; waits for it."""
     return download(part, dtypes.TO_CODE[dtype], tuple(part.shape))
 
 
-def upload_parts(
+def upload_shards(
     parts: Sequence[tuple[torch.Tensor, jax.Device]], dtype: torch.dtype, shape: tuple[int, ...], lies: Sharding
 ) -> jax.Array:
     """An array of the given shape, which devices hold in parts: of each device of this process, the CPU tensor.
@@ -153,17 +159,17 @@ def upload_parts(
     doing = lambda: f"moving the parts of a tensor to the devices ({dtype}{list(shape)})"
     own = lies.shard_shape(shape)
     with (
-        spans.span("to_device"),
-        metrics.timed("TransferToServerTime"),
-        errors.explained(doing, 0),
-        recorder.wide_types(),
+        profiler_spans.span("to_device"),
+        metrics.record_time("TransferToServerTime"),
+        xla_errors.translate_xla_errors(doing, 0),
+        recorder.enable_x64(),
     ):
         placed = []
         for tensor, place in parts:
-            kept = tensor.detach().to(dtypes.stored(dtype), copy=place.platform == "cpu").contiguous()
-            placed.append(jax.device_put(sharded.filled(_to_host(kept), own), place, may_alias=False))
+            kept = tensor.detach().to(dtypes.storage_dtype(dtype), copy=place.platform == "cpu").contiguous()
+            placed.append(jax.device_put(spmd.pad_to(_to_host(kept), own), place, may_alias=False))
         array = jax.make_array_from_single_device_arrays(shape, lies, placed)
         array.block_until_ready()
     metrics.metric("OutboundData", metrics.format_bytes).add(sum(part.nbytes for part in placed))
-    _made("upload")
-    return sharded.noted(array, lies)
+    _record_provenance("upload")
+    return spmd.note_buffer_sharding(array, lies)

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from torch_xla._engine.device import precision
-from torch_xla._engine.graph import specs
+from torch_xla._engine.device import matmul_precision
+from torch_xla._engine.graph import graph_spec
 
 
 class GraphRun:
@@ -33,12 +33,12 @@ class GraphRun:
     def __init__(self, graph: Any, op_by_op: bool, section: str) -> None:
         self.graph, self.device = graph, graph.device
         self.op_by_op, self.section = op_by_op, section
-        self.precision = precision.current()
+        self.precision = matmul_precision.current_precision()
 
     @functools.cached_property
-    def spec(self) -> specs.GraphSpec:
+    def spec(self) -> graph_spec.GraphSpec:
         """The graph, spelled out; for a graph without a program, and for what shows it."""
-        return specs.describe(self.graph, self.precision)
+        return graph_spec.describe_graph(self.graph, self.precision)
 
     def leaves(self) -> Sequence[jax.Array]:
         """The arrays that the graph reads."""

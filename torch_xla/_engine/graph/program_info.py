@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import torch
 
-from torch_xla._engine.base import dtypes, shardings
-from torch_xla._engine.graph.specs import GraphSpec
+from torch_xla._engine.base import dtypes, sharding_ids
+from torch_xla._engine.graph.graph_spec import GraphSpec
 
 _LARGEST = 8  # results that an outline lists
 
@@ -39,7 +39,7 @@ class ProgramSizes:
 def program_sizes(compiled: jax.stages.Compiled) -> ProgramSizes:
     """The sizes of a program. What it needs while it runs counts as 0 where the compiler does not report it."""
     results = [
-        shardings.bytes_on_one(info.shape, info.dtype.itemsize, info.sharding)
+        sharding_ids.bytes_per_device(info.shape, info.dtype.itemsize, info.sharding)
         for info in jax.tree.leaves(compiled.out_info)
     ]
     stats = memory_analysis(compiled)
@@ -81,4 +81,4 @@ def graph_outline(spec: GraphSpec) -> GraphOutline:
 
 
 def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return math.prod(shape) * int(dtypes.to_numpy(dtype).itemsize)
+    return math.prod(shape) * int(dtypes.storage_numpy_dtype(dtype).itemsize)

@@ -25,11 +25,11 @@ from typing import Any
 import jax
 import torch.distributed as dist
 
-from torch_xla._engine.base import frames
-from torch_xla._engine.base.compat import distributed
-from torch_xla._engine.base.locks import process_lock
+from torch_xla._engine.base import user_frames
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.job import network, replicas
+from torch_xla._engine.compat import distributed
+from torch_xla._engine.job import host_address, replicas
 
 #: Seconds for which a process waits at its end for the others to come to theirs; for which rank 0 then waits for them
 #: to be gone, as they may still be saving or evaluating; and between looks.
@@ -41,20 +41,20 @@ _PORT_ATTEMPTS = 16
 _reserved: socket.socket | None = None
 _job_store: dist.Store | None = None
 _failed = False
-_lock = process_lock()
+_lock = fork_safe_lock()
 
 
-def joined() -> bool:
+def is_initialized() -> bool:
     """Whether this process has joined a job of several."""
     return bool(jax.distributed.is_initialized())
 
 
-def join() -> None:
+def initialize() -> None:
     """Joins the job that the environment describes; nothing where it describes none. Waits for all its processes."""
     global _job_store
     with _lock:
         count = replicas.process_count()
-        if count == 1 or joined():
+        if count == 1 or is_initialized():
             return
         # Kept: outside of torchrun rank 0 hosts the store, and the others may not have read from it yet.
         _job_store = job_store()
@@ -76,7 +76,7 @@ def join() -> None:
             if handler is not None:
                 signal.signal(signal.SIGTERM, handler)
         _watch_for_failure()
-        distributed.offer_gloo_at(_find_loopback() or network.own_address(_host()), client())
+        distributed.set_gloo_address(_find_loopback() or host_address.local_address_for(_host()), coordination_client())
 
 
 def job_store() -> dist.Store:
@@ -106,7 +106,7 @@ def _agree_on_address(store: dist.Store) -> str:
             raise
         raise RuntimeError(
             f"rank {mine} waited {settings.XLA_RENDEZVOUS_TIMEOUT} s (XLA_RENDEZVOUS_TIMEOUT) for rank "
-            f"{', '.join(map(str, missing))} of {count} to use its xla device, at {frames.user_line()}. Every rank "
+            f"{', '.join(map(str, missing))} of {count} to use its xla device, at {user_frames.user_line()}. Every rank "
             "must use it: the first use is where the job meets"
         ) from error
     return str(store.get("coordinator").decode())
@@ -124,7 +124,7 @@ def _bind_address(address: str) -> str | None:
 
 def _find_loopback() -> str | None:
     """The loopback address where the job meets; None where it meets on a network (see network.loopback_for)."""
-    return network.loopback_for(_host(), all_here=replicas.process_count() == settings.LOCAL_WORLD_SIZE)
+    return host_address.loopback_for(_host(), all_here=replicas.process_count() == settings.LOCAL_WORLD_SIZE)
 
 
 def _bracket(host: str) -> str:
@@ -167,15 +167,15 @@ def _current_handler() -> Any:
     return signal.getsignal(signal.SIGTERM)
 
 
-def client() -> Any:
+def coordination_client() -> Any:
     """The client of the job's key-value store. RuntimeError outside of a job."""
-    found = distributed.job_client()
+    found = distributed.coordination_client()
     if found is None:
         raise RuntimeError("torch_xla: this process has not joined a job of several processes")
     return found
 
 
-class Late(RuntimeError):
+class PeerTimeoutError(RuntimeError):
     """A process that others waited for has not come in time, or has ended."""
 
     def __init__(self, process: int, name: str, ended: bool) -> None:
@@ -187,9 +187,9 @@ class Late(RuntimeError):
 _counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
-def exchange(name: str, payload: bytes, processes: Sequence[int]) -> list[bytes]:
+def all_gather_bytes(name: str, payload: bytes, processes: Sequence[int]) -> list[bytes]:
     """What each of the processes gave at their n-th exchange of this name, in order. Raises Late."""
-    store, me = client(), replicas.process_index()
+    store, me = coordination_client(), replicas.process_index()
     place = f"torch_xla/{name}/{'.'.join(map(str, processes))}"
     number = next(_counts[place])
     # A value may be empty, which the store does not tell from a missing one.
@@ -204,12 +204,12 @@ def exchange(name: str, payload: bytes, processes: Sequence[int]) -> list[bytes]
 _roles: dict[str, str] = {}
 
 
-def partner(name: str, role: str, other: str) -> int:
+def match_peer(name: str, role: str, other: str) -> int:
     """The process that comes in the role ``other`` when this one comes, for the n-th time, in its ``role``.
 
     Raises TimeoutError where none comes, RuntimeError where a third process has come in this role.
     """
-    store, me = client(), replicas.process_index()
+    store, me = coordination_client(), replicas.process_index()
     place = f"torch_xla/{name}"
     number = next(_counts[place])
     try:
@@ -253,7 +253,7 @@ def _wait_for(store: Any, key: str, process: int) -> bytes:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
             if ended or left <= 0:
-                raise Late(process, key, ended) from error
+                raise PeerTimeoutError(process, key, ended) from error
             ended = _has_ended(process)  # and a last look, as it may have come just before
 
 
@@ -272,15 +272,15 @@ def _watch_for_failure() -> None:
     sys.excepthook = hook
 
 
-def failed() -> bool:
+def exited_with_error() -> bool:
     """Whether this process has joined a job and ends by an exception."""
-    return _failed and joined()
+    return _failed and is_initialized()
 
 
-def leave() -> None:
+def shutdown() -> None:
     """Leaves the job: in seconds, or on rank 0, whom the others need, when they have. Nothing outside of a job."""
     global _reserved
-    if joined():
+    if is_initialized():
         assert _job_store is not None
         rank, others = replicas.process_index(), range(1, replicas.process_count())
         _job_store.set(f"torch_xla/ending/{rank}", "")
@@ -288,13 +288,13 @@ def leave() -> None:
         if rank == 0:
             _wait_until_all(_job_store, "left", others, _LAST_ONES)
         jax.distributed.shutdown()
-        say_gone()
+        notify_exit()
     if _reserved is not None:
         _reserved.close()
         _reserved = None
 
 
-def say_gone() -> None:
+def notify_exit() -> None:
     """Called before the end: rank 0 waits for this process no longer."""
     if _job_store is not None and replicas.process_index():
         with suppress(RuntimeError):  # the store ends with rank 0, or with the launcher

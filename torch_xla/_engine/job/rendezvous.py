@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from torch_xla._engine.base import frames
+from torch_xla._engine.base import user_frames
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.job import coordination, replicas, thread_group
 
 
-def exchange(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[bytes]:
+def rendezvous(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[bytes]:
     """What each of the replicas (default: all) gave, in order of ordinals, when all have come.
 
     Raises ValueError where this replica is not a member, RuntimeError where some do not come in time.
     """
-    world, mine = replicas.meeting_size(), replicas.meeting_place()
+    world, mine = replicas.host_group_size(), replicas.host_group_rank()
     ordinals = sorted(set(members)) or list(range(world))
     if mine not in ordinals or ordinals[-1] >= world:
         raise ValueError(f"rendezvous {tag!r}: replicas={ordinals} must be below {world} and include this one, {mine}")
-    if len(ordinals) == 1 or replicas.represents():
+    if len(ordinals) == 1 or replicas.is_simulating_replicas():
         return [payload] * len(ordinals)
-    threads = thread_group.current()
+    threads = thread_group.current_group()
     if threads is not None:
         return _among_threads(threads, tag, payload, ordinals)
-    coordination.join()
+    coordination.initialize()
     try:
-        return coordination.exchange("meet/" + quote(tag, safe=""), payload, ordinals)
-    except coordination.Late as late:
+        return coordination.all_gather_bytes("meet/" + quote(tag, safe=""), payload, ordinals)
+    except coordination.PeerTimeoutError as late:
         seconds = f"{settings.XLA_RENDEZVOUS_TIMEOUT} s (XLA_RENDEZVOUS_TIMEOUT) "
         raise RuntimeError(
-            f"rendezvous {tag!r}: replica {mine} waited {'' if late.ended else seconds}at {frames.user_line()} for "
+            f"rendezvous {tag!r}: replica {mine} waited {'' if late.ended else seconds}at {user_frames.user_line()} for "
             f"replica {late.process}, which has {'ended' if late.ended else 'not come'}. All replicas must reach the "
             "same rendezvous in the same order"
         ) from late
@@ -39,4 +39,4 @@ def exchange(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[byte
 def _among_threads(threads: thread_group.ThreadGroup, tag: str, payload: bytes, ordinals: Sequence[int]) -> list[bytes]:
     if len(ordinals) < threads.size:
         raise ValueError(f"rendezvous {tag!r}: threads meet all together, not replicas={list(ordinals)} only")
-    return thread_group.exchange(threads, f"rendezvous {tag!r}", payload)
+    return thread_group.all_gather_bytes(threads, f"rendezvous {tag!r}", payload)

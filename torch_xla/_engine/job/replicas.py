@@ -94,12 +94,12 @@ def local_ordinal() -> int:
     return local * max(1, len(_thread.devices)) + _thread.position
 
 
-def meeting_size() -> int:
+def host_group_size() -> int:
     """How many meet where the host waits for others: the replicas, or with SPMD the processes, which run in step."""
     return process_count() if _spmd else world_size()
 
 
-def meeting_place(local: bool = False) -> int:
+def host_group_rank(local: bool = False) -> int:
     """Which of those this is, from 0; with ``local`` among those of this machine."""
     if not _spmd:
         return local_ordinal() if local else global_ordinal()
@@ -128,7 +128,7 @@ def replicate(devices: Sequence[int], position: int) -> Iterator[None]:
 
 
 @contextmanager
-def represent(count: int) -> Iterator[None]:
+def simulate_replicas(count: int) -> Iterator[None]:
     """In the block this thread is the first of ``count`` replicas, and stands for the others, which do not exist.
 
     What they would give in an exchange is what it gives itself. For torch_xla.aot, which looks at programs of many
@@ -142,6 +142,6 @@ def represent(count: int) -> Iterator[None]:
             _thread.represents = False
 
 
-def represents() -> bool:
+def is_simulating_replicas() -> bool:
     """Whether this thread stands for replicas that do not exist."""
     return _thread.represents

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._engine.base import frames
+from torch_xla._engine.base import user_frames
 from torch_xla._engine.job import replicas
 
 
@@ -47,7 +47,7 @@ class ThreadGroup:
         self._gone: dict[int, str] = {}
         self._changed = threading.Condition()
 
-    def gather(self, position: int, what: str, item: Any, work: Callable[[list[Any]], Sequence[Any]]) -> Any:
+    def run_together(self, position: int, what: str, item: Any, work: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Waits for all replicas; one of them calls ``work`` with all items, by position; returns this one's result.
 
         ``what`` must be the same everywhere: RuntimeError otherwise. AbandonedError where a replica cannot come.
@@ -94,7 +94,7 @@ class ThreadGroup:
         elif self._gone:
             position, why = next(iter(self._gone.items()))
             raise AbandonedError(
-                f"{what}: replica {position} {why}, and the others wait for it (at {frames.user_line()}). All replicas "
+                f"{what}: replica {position} {why}, and the others wait for it (at {user_frames.user_line()}). All replicas "
                 "must make the same number of steps"
             )
 
@@ -111,17 +111,17 @@ class ThreadGroup:
         return own.results[position]
 
 
-class _Here(threading.local):
+class _ThreadLocal(threading.local):
     """The group of this thread."""
 
     group: ThreadGroup | None = None
 
 
-_here = _Here()
+_here = _ThreadLocal()
 
 
 @contextlib.contextmanager
-def join(group: ThreadGroup, devices: Sequence[int], position: int) -> Iterator[None]:
+def thread_replica(group: ThreadGroup, devices: Sequence[int], position: int) -> Iterator[None]:
     """In the block this thread is the replica on ``devices[position]``. At its end it leaves the group."""
     why = "has failed"
     _here.group = group
@@ -134,14 +134,14 @@ def join(group: ThreadGroup, devices: Sequence[int], position: int) -> Iterator[
         group.leave(position, why)
 
 
-def current() -> ThreadGroup | None:
+def current_group() -> ThreadGroup | None:
     """The group of this thread, None for a thread that is not one of several replicas."""
     return _here.group
 
 
-def exchange(group: ThreadGroup, what: str, payload: bytes) -> list[bytes]:
+def all_gather_bytes(group: ThreadGroup, what: str, payload: bytes) -> list[bytes]:
     """What each replica gave, by ordinal, when all have come."""
-    everything: list[bytes] = group.gather(
+    everything: list[bytes] = group.run_together(
         replicas.global_ordinal(), what, payload, lambda items: [list(items) for _ in items]
     )
     return everything

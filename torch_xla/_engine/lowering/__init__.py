@@ -1,15 +1,17 @@
-"""aten operators as jax: one registry, a file per family of operators. See README.md."""
+"""Lowers ATen operators to jax: one registry, and one module of rules per operator family. See README.md."""
 
 import importlib
 import pkgutil
 
+from torch_xla._engine.lowering import rules
 from torch_xla._engine.lowering.registry import RULES
 
 
 def load_rules() -> None:
-    """Imports every module of this package; each adds its rules to RULES as it is imported."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+    """Imports the meta functions and every module of `lowering.rules`; each registers itself on import."""
+    importlib.import_module(f"{__name__}.meta_functions")
+    for module in pkgutil.iter_modules(rules.__path__):
+        importlib.import_module(f"{rules.__name__}.{module.name}")
 
 
 __all__ = ["RULES", "load_rules"]

@@ -15,7 +15,7 @@ from torch_xla._engine.lowering.registry import Number, Operand, lower
 
 def convert(x: Operand, dtype: np.dtype | torch.dtype) -> jax.Array:
     """``x`` as a jax array of ``dtype``: complex numbers lose their imaginary part, integers wrap around."""
-    dtype = dtypes.to_numpy(dtype) if isinstance(dtype, torch.dtype) else dtype
+    dtype = dtypes.storage_numpy_dtype(dtype) if isinstance(dtype, torch.dtype) else dtype
     value: Any = x.value if isinstance(x, Number) else x
     if isinstance(value, (bool, int, float, complex)):
         value = np.asarray(value)  # numpy wraps -1 to 255 as torch does; jax would refuse it
@@ -29,7 +29,7 @@ def convert(x: Operand, dtype: np.dtype | torch.dtype) -> jax.Array:
 
 
 # Of the 8-bit floats only this one saturates in torch, infinities included.
-_FLOAT8 = dtypes.namesake(torch.float8_e4m3fn)
+_FLOAT8 = dtypes.numpy_dtype(torch.float8_e4m3fn)
 _FLOAT8_LIMITS = (torch.finfo(torch.float8_e4m3fn).min, torch.finfo(torch.float8_e4m3fn).max)
 
 
@@ -42,7 +42,7 @@ def _wrap(value: Any, dtype: np.dtype) -> Any:
 
 def opmath(dtype: np.dtype) -> np.dtype:
     """The dtype in which torch computes on tensors of ``dtype``: float32 for 16-bit and 8-bit floats, else itself."""
-    return np.dtype(np.float32 if dtypes.is_reduced_float(dtype) else dtype)
+    return np.dtype(np.float32 if dtypes.is_reduced_floating(dtype) else dtype)
 
 
 @lower("prims::convert_element_type")

@@ -13,7 +13,7 @@ import jax
 import torch
 from torch.fx import Graph, Node
 
-from torch_xla._engine.base.compat import dispatcher
+from torch_xla._engine.compat import dispatcher
 from torch_xla._engine.lowering.registry import lower
 
 NAME = "torch_xla::mark_pattern"
@@ -25,7 +25,7 @@ def _mark(x: jax.Array, name: str, group: int, position: int, output: bool, attr
 
 
 @dataclass(frozen=True)
-class Region:
+class CompositeRegion:
     """What one composite computes: of the values of its marked inputs and of those it takes from outside."""
 
     name: str
@@ -36,7 +36,7 @@ class Region:
     outputs: list[Node]
 
 
-def regions(graph: Graph) -> list[Region]:
+def composite_regions(graph: Graph) -> list[CompositeRegion]:
     """The composites of a graph. Raises ValueError for a group that lacks its inputs or its outputs."""
     marks: dict[int, list[Node]] = {}
     for node in graph.nodes:
@@ -46,7 +46,7 @@ def regions(graph: Graph) -> list[Region]:
     return [_region(graph, group) for group in marks.values()]
 
 
-def _region(graph: Graph, group: list[Node]) -> Region:
+def _region(graph: Graph, group: list[Node]) -> CompositeRegion:
     by_position = sorted(group, key=lambda node: int(str(node.args[3])))
     inputs = [node for node in by_position if not node.args[4]]
     outputs = [node for node in by_position if node.args[4]]
@@ -66,7 +66,7 @@ def _region(graph: Graph, group: list[Node]) -> Region:
         inside.add(node)
         waiting += node.all_input_nodes
     order = [node for node in graph.nodes if node in inside]
-    return Region(name, json.loads(str(group[0].args[5])), inputs, list(outside), order, outputs)
+    return CompositeRegion(name, json.loads(str(group[0].args[5])), inputs, list(outside), order, outputs)
 
 
 def _depends_on(node: Node, inputs: list[Node]) -> bool:
@@ -81,7 +81,7 @@ def _depends_on(node: Node, inputs: list[Node]) -> bool:
     return False
 
 
-def _same(x: torch.Tensor, *_: object) -> torch.Tensor:
+def _identity(x: torch.Tensor, *_: object) -> torch.Tensor:
     return x.clone()
 
 
@@ -91,5 +91,5 @@ _schema = "mark_pattern(Tensor input, str name, int group, int position, bool ou
 
 def define() -> None:
     """Makes the operator known to torch, as one that copies where it runs; once."""
-    _library.impl(_library.define(_schema), _same, "CompositeExplicitAutograd")
+    _library.impl(_library.define(_schema), _identity, "CompositeExplicitAutograd")
     torch.library.register_autograd(NAME, lambda ctx, grad: (grad, None, None, None, None, None), lib=_library)

@@ -13,13 +13,13 @@ import jax
 import torch
 
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.base.compat import dispatcher
-from torch_xla._engine.lowering import RULES, fx_graph
+from torch_xla._engine.compat import dispatcher
+from torch_xla._engine.lowering import RULES, fx_interpreter
 from torch_xla._engine.lowering.registry import Number, Rule, default_dtype
 
 
 @functools.cache
-def table() -> dict[str, Callable[..., Any]]:
+def decomposition_table() -> dict[str, Callable[..., Any]]:
     """torch's decompositions of functional aten ops that have no rule here, by qualified name."""
     found = {}
     for overload, rule in dispatcher.decompositions().items():
@@ -50,9 +50,9 @@ def overload(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), suffix or "default")
 
 
-def function(name: str) -> Callable[..., Any]:
+def decomposition_rule(name: str) -> Callable[..., Any]:
     """The rule of an op through its decomposition. Raises LookupError where torch has none."""
-    if name not in table():
+    if name not in decomposition_table():
         raise LookupError(f"no lowering rule and no decomposition in torch {torch.__version__}")
     return functools.partial(_run, name)
 
@@ -68,7 +68,7 @@ os.register_at_fork(after_in_child=_tracer.cache_clear)  # a child has no thread
 
 def _to_meta(arg: Any) -> Any:
     if isinstance(arg, jax.Array):
-        return torch.empty(arg.shape, dtype=dtypes.to_torch(arg.dtype), device="meta")
+        return torch.empty(arg.shape, dtype=dtypes.torch_dtype_of_storage(arg.dtype), device="meta")
     return [_to_meta(a) for a in arg] if isinstance(arg, list) else arg
 
 
@@ -78,7 +78,7 @@ def _trace(name: str, args: list[Any]) -> torch.fx.GraphModule:
     metas = [_to_meta(a) for a in args]
     places = [i for i, a in enumerate(args) if isinstance(a, jax.Array)]
     lists = [i for i, a in enumerate(args) if isinstance(a, list) and any(isinstance(x, jax.Array) for x in a)]
-    rules = {overload(n): f for n, f in table().items()}
+    rules = {overload(n): f for n, f in decomposition_table().items()}
 
     def call(tensors: list[torch.Tensor], groups: list[list[torch.Tensor]]) -> Any:
         full = list(metas)
@@ -88,7 +88,7 @@ def _trace(name: str, args: list[Any]) -> torch.fx.GraphModule:
             full[i] = g
         positional = [v for a, v in zip(schema, full, strict=True) if not a.kwarg_only]
         keyword = {a.name: v for a, v in zip(schema, full, strict=True) if a.kwarg_only}
-        return table()[name](*positional, **keyword)
+        return decomposition_table()[name](*positional, **keyword)
 
     functional = torch.func.functionalize(call, remove="mutations_and_views")
     now, then = torch.get_default_dtype(), default_dtype()
@@ -108,7 +108,7 @@ def _run(name: str, *args: Any) -> Any:
     module = _tracer().submit(contextvars.copy_context().run, _trace, name, list(args)).result()
     inputs = [a for a in args if isinstance(a, jax.Array)]
     inputs += [x for a in args if isinstance(a, list) for x in a if isinstance(x, jax.Array)]
-    return fx_graph.Graph(module, _rule)(inputs)
+    return fx_interpreter.FxInterpreter(module, _rule)(inputs)
 
 
 def _rule(name: str) -> Rule:

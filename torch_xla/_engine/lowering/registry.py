@@ -42,7 +42,7 @@ class Number:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype torch gives such a number where no tensor decides (the default dtype for floats)."""
-        return number_dtype(self.kind)
+        return scalar_dtype(self.kind)
 
 
 #: Shape and dtype of one result, as torch promised when the op was recorded; dtype None: there is no such result.
@@ -52,7 +52,7 @@ Operand = jax.Array | Number | bool | int | float | complex
 
 
 @dataclass(slots=True)
-class Context:
+class LoweringRuleContext:
     """What a rule may ask besides its arguments. Lives for one call of one rule."""
 
     op: str
@@ -76,7 +76,7 @@ class Context:
     @property
     def dtype(self) -> np.dtype:
         """The numpy dtype of the first result."""
-        return dtypes.to_numpy(self.torch_dtype)
+        return dtypes.storage_numpy_dtype(self.torch_dtype)
 
     def key(self) -> jax.Array:
         """The PRNG key of this call; different for every random op of a program. Ask once, and split."""
@@ -135,7 +135,7 @@ def default_dtype() -> torch.dtype:
 
 
 @contextmanager
-def recorded_with(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype_scope(dtype: torch.dtype) -> Iterator[None]:
     """In this block, on this thread, default_dtype is ``dtype``."""
     token = _default_dtype.set(dtype)
     try:
@@ -144,7 +144,7 @@ def recorded_with(dtype: torch.dtype) -> Iterator[None]:
         _default_dtype.reset(token)
 
 
-def number_dtype(kind: type) -> torch.dtype:
+def scalar_dtype(kind: type) -> torch.dtype:
     """The dtype of a Python number of type ``kind`` on its own."""
     if kind is bool:
         return torch.bool
@@ -165,7 +165,7 @@ def result_type(*operands: Operand) -> torch.dtype:
         if isinstance(x, Number):
             wrapped.append(x.dtype)
         elif isinstance(x, (bool, int, float, complex)):
-            wrapped.append(number_dtype(type(x)))
+            wrapped.append(scalar_dtype(type(x)))
         else:
-            (dims if x.ndim else zeros).append(dtypes.to_torch(x.dtype))
+            (dims if x.ndim else zeros).append(dtypes.torch_dtype_of_storage(x.dtype))
     return dtypes.promote(dims, zeros, wrapped)

@@ -1,6 +1,6 @@
 """The collectives as operators of torch, ``torch.ops.torch_xla.*``: their schemas and result shapes.
 
-They are recorded like any other op; ``lowering/collectives.py`` builds them. The last argument of each is ``groups``:
+They are recorded like any other op; ``lowering/rules/collectives.py`` builds them. The last argument of each is ``groups``:
 who exchanges values with whom, as ordinals with -1 between groups; empty means all replicas of the job in one group.
 ``shards`` is the size of a group. They have no kernel for other devices and no gradient (see core/functions.py).
 """
@@ -19,54 +19,54 @@ def _define(schema: str, meta: Callable[..., object]) -> None:
     _library.impl(name, meta, "Meta")
 
 
-def _same(inputs: Sequence[torch.Tensor], *_: object) -> list[torch.Tensor]:
+def _identity_meta(inputs: Sequence[torch.Tensor], *_: object) -> list[torch.Tensor]:
     return [torch.empty_like(x) for x in inputs]
 
 
-def _resized(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+def _resized_meta(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:dim], size, *x.shape[dim + 1 :]))
 
 
 def _all_gather(x: torch.Tensor, dim: int, shards: int, groups: Sequence[int]) -> torch.Tensor:
-    return _resized(x, dim, x.shape[dim] * shards)
+    return _resized_meta(x, dim, x.shape[dim] * shards)
 
 
 def _reduce_scatter(x: torch.Tensor, op: str, dim: int, shards: int, groups: Sequence[int]) -> torch.Tensor:
-    return _resized(x, dim, x.shape[dim] // shards)
+    return _resized_meta(x, dim, x.shape[dim] // shards)
 
 
 def _all_to_all(x: torch.Tensor, split: int, concat: int, shards: int, groups: Sequence[int]) -> torch.Tensor:
-    parted = _resized(x, split, x.shape[split] // shards)
-    return _resized(parted, concat, parted.shape[concat] * shards)
+    parted = _resized_meta(x, split, x.shape[split] // shards)
+    return _resized_meta(parted, concat, parted.shape[concat] * shards)
 
 
-def _permuted(x: torch.Tensor, pairs: Sequence[int], groups: Sequence[int]) -> torch.Tensor:
+def _permute_meta(x: torch.Tensor, pairs: Sequence[int], groups: Sequence[int]) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _laid_out(x: torch.Tensor, sharding: int) -> torch.Tensor:
+def _reshard_meta(x: torch.Tensor, sharding: int) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _shaped(x: torch.Tensor, sharding: int, shape: Sequence[int], transposed: bool) -> torch.Tensor:
+def _manual_meta(x: torch.Tensor, sharding: int, shape: Sequence[int], transposed: bool) -> torch.Tensor:
     return x.new_empty(shape)
 
 
-def _placed(x: torch.Tensor, host: bool) -> torch.Tensor:
+def _memory_kind_meta(x: torch.Tensor, host: bool) -> torch.Tensor:
     return torch.empty_like(x)
 
 
 def define() -> None:
     """Makes the operators known to torch; once."""
-    _define("all_reduce(Tensor[] inputs, str op, Scalar scale, int[] groups) -> Tensor[]", _same)
+    _define("all_reduce(Tensor[] inputs, str op, Scalar scale, int[] groups) -> Tensor[]", _identity_meta)
     _define("all_gather(Tensor input, int dim, int shards, int[] groups) -> Tensor", _all_gather)
     _define("reduce_scatter(Tensor input, str op, int dim, int shards, int[] groups) -> Tensor", _reduce_scatter)
     _define("all_to_all(Tensor input, int split, int concat, int shards, int[] groups) -> Tensor", _all_to_all)
-    _define("collective_permute(Tensor input, int[] pairs, int[] groups) -> Tensor", _permuted)
-    _define("lay_out(Tensor input, int sharding) -> Tensor", _laid_out)
-    _define("manual(Tensor input, int sharding, int[] shape, bool once) -> Tensor", _shaped)
-    _define("whole(Tensor input, int sharding, int[] shape, bool total) -> Tensor", _shaped)
-    _define("shard_alike(Tensor[] inputs) -> Tensor[]", _same)
-    _define("place(Tensor input, bool host) -> Tensor", _placed)
-    _define("optimization_barrier(Tensor[] inputs) -> Tensor[]", _same)
-    _define("collective_broadcast(Tensor[] inputs, int root, int[] groups) -> Tensor[]", _same)
+    _define("collective_permute(Tensor input, int[] pairs, int[] groups) -> Tensor", _permute_meta)
+    _define("reshard(Tensor input, int sharding) -> Tensor", _reshard_meta)
+    _define("to_manual(Tensor input, int sharding, int[] shape, bool once) -> Tensor", _manual_meta)
+    _define("from_manual(Tensor input, int sharding, int[] shape, bool total) -> Tensor", _manual_meta)
+    _define("shard_alike(Tensor[] inputs) -> Tensor[]", _identity_meta)
+    _define("to_memory_kind(Tensor input, bool host) -> Tensor", _memory_kind_meta)
+    _define("optimization_barrier(Tensor[] inputs) -> Tensor[]", _identity_meta)
+    _define("collective_broadcast(Tensor[] inputs, int root, int[] groups) -> Tensor[]", _identity_meta)

@@ -14,22 +14,22 @@ import os
 import sys
 
 from torch_xla._engine.job import coordination
-from torch_xla._engine.parallel import agreement, watchdog
+from torch_xla._engine.parallel import collective_check, watchdog
 
 
-def part() -> None:
+def leave_job() -> None:
     """Leaves the job in good order. Nothing outside of a job."""
-    if coordination.joined():
-        watchdog.finish()
-        agreement.announce_exit()
-    coordination.leave()
+    if coordination.is_initialized():
+        watchdog.wait_for_last()
+        collective_check.announce_exit()
+    coordination.shutdown()
 
 
 def at_exit() -> None:
     """Parts; a process that ends by an exception ends here instead, with exit code 1."""
-    if coordination.failed():
-        coordination.say_gone()
+    if coordination.exited_with_error():
+        coordination.notify_exit()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-    part()
+    leave_job()

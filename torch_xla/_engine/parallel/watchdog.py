@@ -22,15 +22,15 @@ from typing import Any
 import jax
 
 from torch_xla._engine.job import coordination
-from torch_xla._engine.parallel import agreement
-from torch_xla._engine.parallel.replicated import Team
+from torch_xla._engine.parallel import collective_check
+from torch_xla._engine.parallel.replica_program import ReplicaGroup
 
 #: Seconds between looks, and for which a program may take before it is suspected.
 _PERIOD, _PATIENCE = 2.0, 4.0
 
 
 @dataclass
-class _Launch:
+class _PendingLaunch:
     exchanges: Sequence[str]
     place: str
     since: float = field(default_factory=time.monotonic)
@@ -39,44 +39,44 @@ class _Launch:
     done: bool = False
 
 
-_latest: _Launch | None = None
+_latest: _PendingLaunch | None = None
 _thread: threading.Thread | None = None
 
 
-def _say_and_end(message: str) -> None:
+def _report_and_exit(message: str) -> None:
     sys.stderr.write(f"torch_xla: {message}\n")
     sys.stderr.flush()
-    coordination.say_gone()
+    coordination.notify_exit()
     os._exit(1)
 
 
 #: What is done with the message of a stall that will not end. May not return.
-report: Callable[[str], None] = _say_and_end
+report: Callable[[str], None] = _report_and_exit
 
 
-def launching(exchanges: Sequence[str], team: Team) -> None:
+def on_launch(exchanges: Sequence[str], team: ReplicaGroup) -> None:
     """Called before a program of the team is started; ``exchanges`` as of agreement.exchanges."""
     global _latest, _thread
-    _latest = _Launch(exchanges, agreement.launched(team))
+    _latest = _PendingLaunch(exchanges, collective_check.count_launch(team))
     if _thread is None:
-        _thread = threading.Thread(target=_watch, name="torch_xla stall watch", daemon=True)
+        _thread = threading.Thread(target=_watch, name="torch_xla watchdog", daemon=True)
         _thread.start()
 
 
-def launched(results: Sequence[jax.Array], smallest: int) -> None:
+def on_launched(results: Sequence[jax.Array], smallest: int) -> None:
     """Called when the program is under way; it is done when its results are there. The smallest is kept until then."""
     if _latest is not None:
         _latest.result = results[smallest].addressable_data(0)
 
 
-def _gets_on(launch: _Launch) -> bool:
+def _is_progressing(launch: _PendingLaunch) -> bool:
     result: Any = launch.result
     if result is not None and (result.is_deleted() or result.is_ready()):
         launch.done, launch.result = True, None
     return launch.done
 
 
-def finish() -> None:
+def wait_for_last() -> None:
     """Waits for the latest program: others need this process's part of it. Whoever reads a failed one is told."""
     result: Any = _latest.result if _latest is not None else None
     if result is not None and not result.is_deleted():
@@ -88,11 +88,11 @@ def _watch() -> None:
     while True:
         time.sleep(_PERIOD)
         launch = _latest
-        if launch is None or _gets_on(launch) or time.monotonic() - launch.since < _PATIENCE:
+        if launch is None or _is_progressing(launch) or time.monotonic() - launch.since < _PATIENCE:
             continue
         try:
-            agreement.compare(launch.exchanges, f"stalled/{launch.place}")
-        except agreement.DisagreementError as error:
+            collective_check.compare_signatures(launch.exchanges, f"stalled/{launch.place}")
+        except collective_check.CollectiveMismatchError as error:
             if launch is _latest:
                 report(str(error))
         except RuntimeError:

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import torch
 
-from torch_xla._engine.base.compat import launching
+from torch_xla._engine.compat import pjrt_execution
 
 _module: ModuleType | None = None
 
 
-def module() -> ModuleType:
+def bindings() -> ModuleType:
     """The recorder's bindings. Raises RecorderBuildError where it cannot be built."""
     global _module
     if _module is None:
@@ -24,23 +24,23 @@ def module() -> ModuleType:
     return _module
 
 
-def wide_types(keep_promotion: bool = False) -> AbstractContextManager[Any]:
+def enable_x64(keep_promotion: bool = False) -> AbstractContextManager[Any]:
     """In the block, jax has 64-bit types in this thread, and ignores the user's options that change or break programs.
 
     An interrupt leaves the user's jax as it was, too. With ``keep_promotion`` the user's jax_numpy_rank_promotion and
     jax_numpy_dtype_promotion stay in force: use it around the tracing of the user's functions.
     """
-    if launching.x64_switch()[0] is None:
+    if pjrt_execution.x64_setter()[0] is None:
         switched: AbstractContextManager[Any] = jax.enable_x64(True)
         return switched
-    options = launching.isolating_options(keep_promotion)
-    found: AbstractContextManager[Any] = module().WideTypes(options, *launching.transfer_guard())
+    options = pjrt_execution.isolating_options(keep_promotion)
+    found: AbstractContextManager[Any] = bindings().WideTypes(options, *pjrt_execution.transfer_guard())
     return found
 
 
 def allow_transfers() -> AbstractContextManager[Any]:
     """In the block, transfers of this thread are independent of the user's jax_transfer_guard."""
-    found: AbstractContextManager[Any] = module().WideTypes([], *launching.transfer_guard())
+    found: AbstractContextManager[Any] = bindings().WideTypes([], *pjrt_execution.transfer_guard())
     return found
 
 
@@ -55,15 +55,15 @@ def ordinal(which: torch.device | str | int | None = None) -> int:
     above 0 starts the backend.
     """
     if which is None:
-        return int(module().current_device())
+        return int(bindings().current_device())
     if isinstance(which, int):
-        return _checked(which)
-    return int(module().checked_device(torch.device(which)))
+        return _validate_ordinal(which)
+    return int(bindings().validate_device(torch.device(which)))
 
 
-def _checked(which: int) -> int:
+def _validate_ordinal(which: int) -> int:
     try:
-        return int(module().checked_ordinal(which))
+        return int(bindings().validate_ordinal(which))
     except RuntimeError as error:  # of the backend, perhaps, which could not start
         if not str(error).startswith(f"xla:{which} does not exist"):
             raise

@@ -28,16 +28,16 @@ from types import ModuleType
 
 import torch
 
-from torch_xla._engine.base import private_folder, sources
-from torch_xla._engine.base.compilers import INSTALL_COMPILER, find_compiler, missing
+from torch_xla._engine.base import engine_sources, private_folder
+from torch_xla._engine.base.cxx_compiler import INSTALL_COMPILER, find_compiler, missing_compiler_message
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.base.status_line import StatusLine
 from torch_xla._engine.recorder.toolchain import (
     FLAGS,
-    Job,
+    BuildJob,
     RecorderBuildError,
     compile_extension,
-    identity,
+    compiler_fingerprint,
 )
 
 _SOURCES = Path(__file__).parent / "csrc"
@@ -63,13 +63,13 @@ class Extension:
 
     def units(self) -> list[Path]:
         """The files to compile, in a fixed order."""
-        return sources.list_files(self.sources, "*.cpp")
+        return engine_sources.list_files(self.sources, "*.cpp")
 
     def files(self) -> list[Path]:
         """All files that the library is made of, in a fixed order."""
-        return sources.list_files(self.sources, "*.cpp", "*.h")
+        return engine_sources.list_files(self.sources, "*.cpp", "*.h")
 
-    def home(self) -> Path:
+    def build_dir(self) -> Path:
         """The folder of all builds of these sources for this torch and this Python. Raises RecorderBuildError."""
         digest = hashlib.blake2b((" ".join(FLAGS) + self.headers).encode(), digest_size=8)
         for file in self.files():
@@ -89,10 +89,10 @@ class Extension:
 
 def load_recorder() -> ModuleType:
     """The compiled recorder; the first call on a machine builds it. Raises RecorderBuildError."""
-    return load_extension(the_recorder())
+    return load_extension(recorder_extension())
 
 
-def the_recorder() -> Extension:
+def recorder_extension() -> Extension:
     """The recorder's sources, and the user's folder for its builds."""
     return Extension("_torch_xla_recorder", _SOURCES, settings.cache_dir)
 
@@ -101,7 +101,7 @@ def load_extension(extension: Extension) -> ModuleType:
     """Imports ``extension``, building it before where no build fits. Raises RecorderBuildError."""
     if extension.name in sys.modules:  # pybind11 types cannot be registered twice in a process
         return sys.modules[extension.name]
-    library = built(extension)
+    library = build_or_find(extension)
     spec = importlib.util.spec_from_file_location(extension.name, library)
     assert spec is not None and spec.loader is not None  # true of every path that ends in .so
     module = importlib.util.module_from_spec(spec)
@@ -110,15 +110,15 @@ def load_extension(extension: Extension) -> ModuleType:
     return module
 
 
-def built(extension: Extension) -> Path:
+def build_or_find(extension: Extension) -> Path:
     """The library, built before where no build fits. Raises RecorderBuildError."""
-    what, brought = extension.what, _brought(extension)
+    what, brought = extension.what, _find_packaged_build(extension)
     if brought is not None:
         return brought
     refused: list[OSError] = []
     for cache in private_folder.cache_folders(extension.cache):
         try:
-            library = _built_in(replace(extension, cache=cache))
+            library = _build_in_cache(replace(extension, cache=cache))
         except OSError as error:
             refused.append(error)
             continue
@@ -138,16 +138,16 @@ def _warn_of_fallback(what: str, error: OSError, cache: Path) -> None:
     )
 
 
-def _built_in(extension: Extension) -> Path:
+def _build_in_cache(extension: Extension) -> Path:
     """The library in the extension's cache folder. Raises RecorderBuildError, and OSError where that cannot be used."""
-    stamps = sources.stamp_files(extension.files())
-    home, compiler = extension.home(), find_compiler()
-    return _existing(extension, home, compiler) or _build_once(extension, home, compiler, stamps)
+    stamps = engine_sources.stamp_files(extension.files())
+    home, compiler = extension.build_dir(), find_compiler()
+    return _find_build(extension, home, compiler) or _build_once(extension, home, compiler, stamps)
 
 
 def store_in_package(extension: Extension, library: Path) -> Path:
     """A copy of a build beside the sources, for a wheel that is made from them; its path."""
-    copy = _in_package(extension, extension.home()) / library.parent.name / library.name
+    copy = _in_package(extension, extension.build_dir()) / library.parent.name / library.name
     if copy != library:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=copy.parent, delete=False) as part:
@@ -161,19 +161,19 @@ def _in_package(extension: Extension, home: Path) -> Path:
     return extension.sources.parent / _IN_PACKAGE / home.name
 
 
-def _brought(extension: Extension) -> Path | None:
+def _find_packaged_build(extension: Extension) -> Path | None:
     """The build that the package brings, which is trusted as the package is."""
-    found = sorted(_in_package(extension, extension.home()).glob(f"*/{extension.name}.so"))
+    found = sorted(_in_package(extension, extension.build_dir()).glob(f"*/{extension.name}.so"))
     return found[0] if found else None
 
 
-def _existing(extension: Extension, home: Path, compiler: list[str] | None) -> Path | None:
+def _find_build(extension: Extension, home: Path, compiler: list[str] | None) -> Path | None:
     """A complete build to use: this compiler's; or where no compiler is left, anyone's.
 
     Raises PermissionError where others may write to the folder.
     """
     name = f"{extension.name}.so"
-    found = sorted(home.glob(f"*/{name}")) if compiler is None else [home / identity(compiler) / name]
+    found = sorted(home.glob(f"*/{name}")) if compiler is None else [home / compiler_fingerprint(compiler) / name]
     for library in found:
         try:
             private_folder.check(library.parent, extension.cache)
@@ -190,14 +190,14 @@ def _build_once(
     """Builds, or waits for the process that does. Returns the path of the library. Raises OSError."""
     private_folder.make(home, extension.cache)
     if compiler is None:
-        found = f"{missing()} was not found.\n  {INSTALL_COMPILER}"
+        found = f"{missing_compiler_message()} was not found.\n  {INSTALL_COMPILER}"
         raise RecorderBuildError(f"torch_xla cannot build its {extension.what}: {found}")
-    library = home / identity(compiler) / f"{extension.name}.so"
+    library = home / compiler_fingerprint(compiler) / f"{extension.name}.so"
     private_folder.make(library.parent, extension.cache)
     with _lock(home / "lock", extension.what) as lock:
         if not private_folder.is_trusted_file(library):
-            units, what, includes = extension.units(), extension.what, extension.includes
-            compile_extension(Job(units, library, what, extension.is_module, includes, stamps), compiler, lock)
+            units, what, includes = extension.units(), extension.what, (str(extension.sources), *extension.includes)
+            compile_extension(BuildJob(units, library, what, extension.is_module, includes, stamps), compiler, lock)
     return library
 
 

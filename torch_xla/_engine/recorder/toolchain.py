@@ -20,9 +20,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch_xla._engine.base import versions
 from torch_xla._engine.base.private_folder import is_trusted_file
 from torch_xla._engine.base.status_line import StatusLine
+from torch_xla._engine.compat import versions
 
 FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden", "-fno-math-errno")
 _POLL = 0.1  # seconds between looks at the child
@@ -62,7 +62,7 @@ class RecorderBuildError(RuntimeError):
     """The recorder cannot be built here. The message says what is missing and how to install it."""
 
 
-def identity(compiler: list[str]) -> str:
+def compiler_fingerprint(compiler: list[str]) -> str:
     """A name for this compiler that changes when it is upgraded; found without running it."""
     parts = []
     for word in compiler:  # a wrapper such as ccache has the compiler as its argument
@@ -72,7 +72,7 @@ def identity(compiler: list[str]) -> str:
     return hashlib.blake2b(" ".join(parts).encode(), digest_size=8).hexdigest()
 
 
-def _combined(units: list[Path], folder: Path) -> list[Path]:
+def _unity_sources(units: list[Path], folder: Path) -> list[Path]:
     """Two files to compile, one per core: torch's headers take longer than all of our own code, so they are read twice
     and not once per unit. What knows Python is apart: it includes the most."""
     python = {unit: "pybind11" in unit.read_text() for unit in units}
@@ -86,7 +86,7 @@ def _combined(units: list[Path], folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Job:
+class BuildJob:
     """What to compile and link into ``library``, which is named as its module is, if it ``is_module`` of Python."""
 
     units: list[Path]
@@ -97,7 +97,7 @@ class Job:
     stamps: dict[Path, tuple[int, ...] | None] = field(default_factory=dict)  # of the sources that the name is made of
 
 
-def compile_extension(work: Job, compiler: list[str], lock: int) -> None:
+def compile_extension(work: BuildJob, compiler: list[str], lock: int) -> None:
     """Does the work: its library appears complete or not at all.
 
     The caller holds the lock of descriptor ``lock``. Raises RecorderBuildError.
@@ -109,7 +109,7 @@ def compile_extension(work: Job, compiler: list[str], lock: int) -> None:
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=library.parent, ignore_cleanup_errors=True) as folder:
         job = {
             "name": library.stem,
-            "sources": [str(path) for path in _combined(work.units, Path(folder))],
+            "sources": [str(path) for path in _unity_sources(work.units, Path(folder))],
             "flags": FLAGS,
             "includes": work.includes,
             "stamps": [(str(file), stamp) for file, stamp in work.stamps.items()],
@@ -118,13 +118,13 @@ def compile_extension(work: Job, compiler: list[str], lock: int) -> None:
             "target": str(library),
             "path": sys.path,
         }
-        environment = os.environ | {"CXX": _one_word(compiler, Path(folder)), "PATH": path}
+        environment = os.environ | {"CXX": _compiler_wrapper_script(compiler, Path(folder)), "PATH": path}
         output = _run(work.what, [sys.executable, "-W", "ignore", "-c", _CHILD, json.dumps(job)], environment, lock)
     if not is_trusted_file(library):
         raise RecorderBuildError(_explain(output or "(no output: the process that builds was killed)", work.what))
 
 
-def _one_word(compiler: list[str], folder: Path) -> str:
+def _compiler_wrapper_script(compiler: list[str], folder: Path) -> str:
     """torch takes $CXX for the name of one program: a command of several words (ccache g++) becomes a script."""
     if len(compiler) == 1:
         return compiler[0]
@@ -178,5 +178,5 @@ def _explain(output: str, what: str = "recorder") -> str:
     first = next((i for i, line in enumerate(lines) if is_error.search(line)), max(0, len(lines) - _ERROR_LINES))
     shown = "\n".join(f"  {line}" for line in lines[first : first + _ERROR_LINES])
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, output, re.IGNORECASE)), None)
-    advice = [line for line in (remedy, versions.note_on_torch()) if line]
+    advice = [line for line in (remedy, versions.untested_torch_hint()) if line]
     return "\n  ".join([f"torch_xla cannot build its {what}: the build failed.\n{shown}", *advice])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from torch_xla.amp.rollback import Condition, unless
+from torch_xla.amp.conditional_step import SkipCondition, skip_scope
 from torch_xla.amp.syncfree.optimizer import SyncFree
 
 
@@ -50,10 +50,10 @@ class AdamBase(SyncFree):
                 state[name] = torch.zeros_like(p)
         return state
 
-    def _update(self, group: dict[str, Any], params: list[Tensor], skipped: Condition | None) -> None:
+    def _update(self, group: dict[str, Any], params: list[Tensor], skipped: SkipCondition | None) -> None:
         states = [self._start(p, group) for p in params]
         column = {name: [state[name] for state in states] for name in (states[0] if states else ())}
-        with unless(skipped, [*params, *(tensor for tensors in column.values() for tensor in tensors)]):
+        with skip_scope(skipped, [*params, *(tensor for tensors in column.values() for tensor in tensors)]):
             adam(
                 params,
                 [p.grad for p in params if p.grad is not None],

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_xla.amp.rollback import Condition
+from torch_xla.amp.conditional_step import SkipCondition
 
 
 class SyncFree(torch.optim.Optimizer):
@@ -19,7 +19,7 @@ class SyncFree(torch.optim.Optimizer):
     step, through the attributes found_inf and grad_scale that it sets for the call.
     """
 
-    _step_supports_amp_scaling = True  # read by torch.amp.GradScaler; an entry of base/compat
+    _step_supports_amp_scaling = True  # read by torch.amp.GradScaler; an entry of compat
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, found_inf: Tensor | None = None) -> Any:
@@ -30,7 +30,7 @@ class SyncFree(torch.optim.Optimizer):
                 loss = closure()
         if found_inf is None:
             found_inf = getattr(self, "found_inf", None)
-        skipped = None if found_inf is None else Condition([found_inf])
+        skipped = None if found_inf is None else SkipCondition([found_inf])
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             self._unscale(params)
@@ -46,6 +46,6 @@ class SyncFree(torch.optim.Optimizer):
             assert p.grad is not None
             p.grad.mul_(inverse.to(p.device))
 
-    def _update(self, group: dict[str, Any], params: list[Tensor], skipped: Condition | None) -> None:
+    def _update(self, group: dict[str, Any], params: list[Tensor], skipped: SkipCondition | None) -> None:
         """Updates parameters that have a gradient, and their state, unless ``skipped``."""
         raise NotImplementedError

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_xla.amp.rollback import Condition, unless
+from torch_xla.amp.conditional_step import SkipCondition, skip_scope
 from torch_xla.amp.syncfree.optimizer import SyncFree
 
 
@@ -40,11 +40,11 @@ class SGD(SyncFree, torch.optim.SGD):
                 state["started"] = torch.zeros((), dtype=torch.bool, device=p.device)
         return state
 
-    def _update(self, group: dict[str, Any], params: list[Tensor], skipped: Condition | None) -> None:
+    def _update(self, group: dict[str, Any], params: list[Tensor], skipped: SkipCondition | None) -> None:
         for p in params:
             state = self._start(p, group)
             written = [tensor for tensor in state.values() if tensor is not None]
-            with unless(skipped, [p, *written]):
+            with skip_scope(skipped, [p, *written]):
                 p.sub_(self._direction(p, state, group) * group["lr"])
 
     def _direction(self, p: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:

@@ -27,11 +27,11 @@ def consolidate_sharded_state_dicts(
         if info is None:
             whole[".".join(part for part in key.split(".") if part != "_fsdp_wrapped_module")] = value
         else:
-            whole |= _joined([state[key] for state in state_dict_list], info)
+            whole |= _join_shards([state[key] for state in state_dict_list], info)
     return whole
 
 
-def _joined(shares: Sequence[torch.Tensor], info: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _join_shards(shares: Sequence[torch.Tensor], info: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     value = torch.cat([share.cpu() for share in shares])
     if info["rows"]:
         params = [value[: info["shapes"][0][0]].clone()]

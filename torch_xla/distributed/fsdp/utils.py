@@ -67,7 +67,7 @@ def apply_xla_patch_to_nn_linear(
 
 def dummy_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
     """A tensor of all_gather's shape, of this replica's values alone: nothing is exchanged."""
-    return torch.cat([value] * collectives.shards(groups), dim)
+    return torch.cat([value] * collectives.group_size(groups), dim)
 
 
 def dummy_all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Groups = None) -> Any:

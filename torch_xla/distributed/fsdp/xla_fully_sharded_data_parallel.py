@@ -14,10 +14,10 @@ from torch import nn
 
 import torch_xla
 from torch_xla._engine import recorder
-from torch_xla._engine.base.compat import modules as compat
-from torch_xla._engine.feed.containers import map_tensors, tensors
+from torch_xla._engine.compat import torch_modules as compat
+from torch_xla._engine.data_loading.batch_structure import map_tensors, tensors
 from torch_xla.core import xla_model as xm
-from torch_xla.distributed.fsdp._shards import Group, Shard, gather, make_shard
+from torch_xla.distributed.fsdp._sharded_parameter import Shard, ShardGroup, gather, make_shard
 from torch_xla.distributed.fsdp.utils import PLAIN_FORWARD, apply_xla_patch_to_nn_linear
 from torch_xla.distributed.fsdp.wrap import recursive_wrap
 
@@ -108,7 +108,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         self.compute_dtype, self.fp32_reduce_scatter = compute_dtype, fp32_reduce_scatter
         self._barriers = optimization_barrier_in_forward, optimization_barrier_in_backward
         self.sync_on_finalization = sync_on_finalization
-        self._group = Group.of(sharding_groups, sharding_rank, sharding_world_size)
+        self._group = ShardGroup.of(sharding_groups, sharding_rank, sharding_world_size)
         self.gradient_divide_factors = 1.0, 1.0
         self.training_state = TrainingState.IDLE
         self._is_root: bool | None = None
@@ -116,7 +116,9 @@ class XlaFullyShardedDataParallel(nn.Module):
             apply_xla_patch_to_nn_linear(module)
         for child in self._inner_wrappers(module):
             child._is_root = False
-        self._shards = _share_out(module, self._group, flatten_parameters, shard_param_on_dim_0, _shard_size_multiple)
+        self._shards = _shard_parameters(
+            module, self._group, flatten_parameters, shard_param_on_dim_0, _shard_size_multiple
+        )
         self._fsdp_wrapped_module = module
         for shard in self._shards:
             self.register_parameter(shard.key, shard.parameter)
@@ -168,7 +170,7 @@ class XlaFullyShardedDataParallel(nn.Module):
             keeps = not self.reshard_after_forward or (self._is_root and self.disable_reshard_on_root)
             if keeps or self._recomputed or not torch.is_grad_enabled():
                 return function(*args, **kwargs)
-            with torch.autograd.graph.saved_tensors_hooks(*self._forgetting()):
+            with torch.autograd.graph.saved_tensors_hooks(*self._without_saving_gathered()):
                 return function(*args, **kwargs)
         finally:
             for shard in self._shards:
@@ -182,7 +184,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         dtype = self.compute_dtype if shard.parameter.is_floating_point() else None
         return gather(shard, self._group, dtype, self.fp32_reduce_scatter, scale, after)
 
-    def _forgetting(self) -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]:
+    def _without_saving_gathered(self) -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]:
         """What autograd keeps of gathered parameters: which they are. They are gathered again when it asks."""
         known: dict[int, tuple[Shard, int]] = {
             _number(piece): (shard, place)
@@ -200,7 +202,7 @@ class XlaFullyShardedDataParallel(nn.Module):
             shard, place = kept
             if id(shard) not in again:
                 with torch.no_grad():
-                    again[id(shard)] = list(shard.split(self._gather(shard, _newest(self._barriers[1]))))
+                    again[id(shard)] = list(shard.split(self._gather(shard, _latest_tensor(self._barriers[1]))))
             piece: torch.Tensor = again[id(shard)][place]
             return piece
 
@@ -252,13 +254,13 @@ class XlaFullyShardedDataParallel(nn.Module):
         out = []
         for prefix, wrapper in self._wrappers():
             for shard in wrapper._shards:
-                out += [(_original(f"{prefix}{name}"), shard.parameter) for name in shard.names]
+                out += [(_original_name(f"{prefix}{name}"), shard.parameter) for name in shard.names]
         return out
 
     def get_shard_metadata(self) -> dict[str, Any]:
         """What consolidating checkpoints has to know of the shares; see state_dict_utils."""
         shares = {
-            f"{prefix}{shard.key}": shard.metadata([_original(f"{prefix}{name}") for name in shard.names])
+            f"{prefix}{shard.key}": shard.metadata([_original_name(f"{prefix}{name}") for name in shard.names])
             for prefix, wrapper in self._wrappers()
             for shard in wrapper._shards
         }
@@ -288,25 +290,25 @@ def collect_tensors(container: Any) -> list[torch.Tensor]:
 
 def _number(t: torch.Tensor) -> int:
     """The number of a tensor's memory: that of a detached one is the same."""
-    return int(recorder.module().tensor_id(t))
+    return int(recorder.bindings().tensor_id(t))
 
 
 def layer_parameters(layer: nn.Module) -> dict[str, Any]:
     """A layer's parameters by name, among which gathered ones are put for the time of a forward pass."""
-    return compat.own_parameters(layer)
+    return compat.direct_parameters(layer)
 
 
-def _original(name: str) -> str:
+def _original_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_fsdp_wrapped_module")
 
 
-def _share_out(module: nn.Module, group: Group, flatten: bool, rows: bool, multiple: int) -> list[Shard]:
+def _shard_parameters(module: nn.Module, group: ShardGroup, flatten: bool, rows: bool, multiple: int) -> list[Shard]:
     """Takes the parameters out of the module, and keeps this replica's share of each."""
     places: dict[nn.Parameter, list[tuple[nn.Module, str, str]]] = {}
     for path, layer in module.named_modules():
         if isinstance(layer, XlaFullyShardedDataParallel):
             continue
-        for name, p in compat.own_parameters(layer).items():
+        for name, p in compat.direct_parameters(layer).items():
             if p is not None:
                 places.setdefault(p, []).append((layer, name, f"{path}.{name}" if path else name))
     kinds: dict[Any, list[nn.Parameter]] = {}
@@ -325,7 +327,7 @@ def _move_buffers(module: nn.Module, dtype: torch.dtype | None) -> None:
     for layer in module.modules():
         if isinstance(layer, XlaFullyShardedDataParallel):
             continue
-        buffers = compat.own_buffers(layer)
+        buffers = compat.direct_buffers(layer)
         for name, b in buffers.items():
             if b is not None:
                 buffers[name] = b.to("xla", dtype if dtype is not None and b.is_floating_point() else b.dtype)
@@ -335,6 +337,6 @@ def _cast(values: Any, dtype: torch.dtype) -> Any:
     return map_tensors(values, lambda t: t.to(dtype) if t.is_floating_point() else t)
 
 
-def _newest(wanted: bool) -> list[torch.Tensor]:
-    found = recorder.module().newest(recorder.module().current_device()) if wanted else None
+def _latest_tensor(wanted: bool) -> list[torch.Tensor]:
+    found = recorder.bindings().latest_values(recorder.bindings().current_device()) if wanted else None
     return [] if found is None else [found]

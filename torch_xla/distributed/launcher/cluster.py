@@ -7,9 +7,9 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from torch_xla._engine.base.compat import clusters
 from torch_xla._engine.base.settings import settings
-from torch_xla.distributed.launcher import scripts
+from torch_xla._engine.compat import cluster_detection
+from torch_xla.distributed.launcher import remote_scripts
 from torch_xla.distributed.launcher.options import Job
 from torch_xla.distributed.launcher.workers import LaunchError
 
@@ -20,12 +20,12 @@ _NONE = (
 )
 
 
-def execute(job: Job) -> int:
+def exec_job(job: Job) -> int:
     """Becomes the job's command, with the variables by which its processes find each other; with dry_run prints it.
 
     Raises LaunchError where there is no cluster, or no such command.
     """
-    found = variables(os.environ, job.port)
+    found = torchrun_env(os.environ, job.port)
     if job.dry_run:
         words = (f"{name}={value}" for name, value in (found | dict(job.env)).items())
         print(shlex.join(["env", *words, *job.command]))
@@ -36,20 +36,20 @@ def execute(job: Job) -> int:
         raise LaunchError(f"{job.command[0]}: {error.strerror}") from error
 
 
-def variables(environment: Mapping[str, str], port: int | None = None) -> dict[str, str]:
+def torchrun_env(environment: Mapping[str, str], port: int | None = None) -> dict[str, str]:
     """What torchrun would set, as the scheduler that started this process has it. Raises LaunchError.
 
     Where a machine has one process of the job, that one may spawn others: a process for each device.
     """
     try:
-        place = clusters.place(port, settings.XLA_RENDEZVOUS_TIMEOUT)
+        place = cluster_detection.detect_cluster(port, settings.XLA_RENDEZVOUS_TIMEOUT)
     except (KeyError, RuntimeError, ValueError) as error:
         raise LaunchError(f"--cluster: {error}") from error
     if place is None:
         raise LaunchError(_NONE)
     if place.index >= place.count:
         raise LaunchError(f"--cluster: {place.cluster} calls this process {place.index} of {place.count}")
-    local = local_count(environment)
+    local = local_process_count(environment)
     found = {
         "RANK": place.index,
         "WORLD_SIZE": place.count,
@@ -58,11 +58,11 @@ def variables(environment: Mapping[str, str], port: int | None = None) -> dict[s
         "MASTER_ADDR": place.host,
         "MASTER_PORT": place.port,
     }
-    mark = {scripts.MARK: f"{place.cluster}-{place.host}-{place.port}"} if local == 1 else {}
+    mark = {remote_scripts.MARK: f"{place.cluster}-{place.host}-{place.port}"} if local == 1 else {}
     return {name: str(value) for name, value in found.items()} | mark
 
 
-def local_count(environment: Mapping[str, str]) -> int:
+def local_process_count(environment: Mapping[str, str]) -> int:
     """How many processes of the job this machine has; 1 where the scheduler does not say."""
     if told := environment.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
         return int(told)

@@ -43,13 +43,13 @@ class Heartbeats:
                 self._steps[ordinal] += 1
                 self._latest[ordinal] = self._clock()
 
-    def leave(self, ordinal: int) -> None:
+    def worker_exited(self, ordinal: int) -> None:
         """The worker has ended: it makes no more steps."""
         with self._lock:
             self._steps.pop(ordinal, None)
             self._latest.pop(ordinal, None)
 
-    def trouble(self) -> str | None:
+    def failure_reason(self) -> str | None:
         """Why the job should be started again, None if it need not be."""
         with self._lock:
             if not self._latest or not self._steps:

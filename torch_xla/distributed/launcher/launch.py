@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
-from torch_xla.distributed.launcher import attempt, scripts
+from torch_xla.distributed.launcher import job_attempt, remote_scripts
 from torch_xla.distributed.launcher.options import DEFAULT_PORT, Job
 from torch_xla.distributed.launcher.workers import LaunchError, Worker, resolve
 
@@ -32,10 +32,10 @@ def launch(job: Job) -> int:
     """
     workers = resolve(job)
     if job.dry_run:
-        for worker, variables in zip(workers, variables_of(job, workers), strict=True):
-            marked = variables | {scripts.MARK: "dry-run"}
-            command = shlex.join(worker.argv(scripts.run(job, marked)))
-            print(f"printf '%s\\n' {shlex.quote(scripts.export_line(job, marked))} | {command}")
+        for worker, variables in zip(workers, worker_env(job, workers), strict=True):
+            marked = variables | {remote_scripts.MARK: "dry-run"}
+            command = shlex.join(worker.argv(remote_scripts.run_script(job, marked)))
+            print(f"printf '%s\\n' {shlex.quote(remote_scripts.export_line(job, marked))} | {command}")
         return 0
     restarts = 0
     with _signals_as_interrupts():
@@ -44,28 +44,28 @@ def launch(job: Job) -> int:
             if outcome.trouble is None:
                 return outcome.worst
             if restarts >= job.max_restarts:
-                _say(f"{outcome.trouble}; giving up after {restarts} restarts")
+                _log(f"{outcome.trouble}; giving up after {restarts} restarts")
                 return outcome.worst or STOOD_STILL
             restarts += 1
-            _say(f"{outcome.trouble}; restart {restarts} of at most {job.max_restarts}")
+            _log(f"{outcome.trouble}; restart {restarts} of at most {job.max_restarts}")
 
 
-def _attempt(job: Job, workers: list[Worker], first: bool) -> attempt.Outcome:
+def _attempt(job: Job, workers: list[Worker], first: bool) -> job_attempt.Outcome:
     """One attempt on healthy machines. What speaks for another one is in the outcome's ``trouble``."""
     try:
-        workers = _healthy(job, workers)
+        workers = _wait_until_healthy(job, workers)
         _check(job, workers)
-        outcome = attempt.run(job, workers, variables_of(job, workers))
-        outcome.trouble = outcome.trouble or (_sick(job) if outcome.worst else None)
+        outcome = job_attempt.run_workers(job, workers, worker_env(job, workers))
+        outcome.trouble = outcome.trouble or (_infrastructure_failure(job) if outcome.worst else None)
     except LaunchError as error:
         if first:
             raise
         time.sleep(_PAUSE)  # the job did run: a machine may just be starting again
-        return attempt.Outcome(trouble=str(error))
+        return job_attempt.Outcome(trouble=str(error))
     return outcome
 
 
-def variables_of(job: Job, workers: Sequence[Worker]) -> list[dict[str, str]]:
+def worker_env(job: Job, workers: Sequence[Worker]) -> list[dict[str, str]]:
     """The environment of each worker's command: the user's variables and those by which the workers find each other."""
     port = job.port or (_free_port() if job.local else DEFAULT_PORT)
     count = len(workers)
@@ -93,7 +93,10 @@ def _check(job: Job, workers: Sequence[Worker]) -> None:
     def complaint(worker: Worker) -> str | None:
         try:
             done = subprocess.run(
-                worker.argv(scripts.check(job)), stdin=subprocess.DEVNULL, capture_output=True, timeout=_CHECK_SECONDS
+                worker.argv(remote_scripts.check_script(job)),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_CHECK_SECONDS,
             )
         except subprocess.TimeoutExpired:
             return f"worker {worker.ordinal} ({worker.name}) does not answer within {_CHECK_SECONDS} s"
@@ -110,16 +113,16 @@ def _check(job: Job, workers: Sequence[Worker]) -> None:
         raise LaunchError("\n".join(["these workers cannot be used:", *complaints]))
 
 
-def _healthy(job: Job, workers: list[Worker]) -> list[Worker]:
+def _wait_until_healthy(job: Job, workers: list[Worker]) -> list[Worker]:
     """The workers, when all are healthy: waits for a TPU under maintenance."""
     while not all(worker.healthy for worker in workers):
-        _say(f"waiting for {', '.join(worker.name for worker in workers if not worker.healthy)} to be healthy")
+        _log(f"waiting for {', '.join(worker.name for worker in workers if not worker.healthy)} to be healthy")
         time.sleep(_HEALTH_SECONDS)
         workers = resolve(job)
     return workers
 
 
-def _sick(job: Job) -> str | None:
+def _infrastructure_failure(job: Job) -> str | None:
     """Why a failure was the machines' and not the command's; None where it was not."""
     if not job.tpus:
         return None
@@ -147,5 +150,5 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"xla_dist: {text}", file=sys.stderr, flush=True)

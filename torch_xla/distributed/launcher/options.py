@@ -103,7 +103,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def job_of(options: argparse.Namespace) -> Job:
+def parse_job(options: argparse.Namespace) -> Job:
     """The job that parsed options describe. Raises ValueError, in words for the user, where they cannot be."""
     if options.tpu and options.vm:
         raise ValueError(_TPU_WITH_VM)

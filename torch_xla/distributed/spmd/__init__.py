@@ -32,9 +32,9 @@ from torch_xla.distributed.spmd.xla_sharding import (
     xla_patched_nn_linear_forward,
 )
 
-xla_sharded_tensor.install()
-_dtensor.install()
-_fully_shard.install()
+xla_sharded_tensor.register_sharded_properties()
+_dtensor.register_dtensor_methods()
+_fully_shard.patch_fully_shard()
 
 __all__ = [
     "EinsumLinear",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_xla._engine.base.compat import distributed as compat
+from torch_xla._engine.compat import distributed as compat
 from torch_xla.distributed.spmd._mesh import Mesh
 from torch_xla.distributed.spmd.xla_sharded_tensor import get_sharding
 
@@ -60,10 +60,10 @@ def to_global_mesh(
     before = (*(found.spec if found is not None else ()), *(None,) * tensor.dim())
     joined = []
     for entry, axes in zip(spec, before, strict=False):
-        kept = [axis for axis in _several(axes) if axis in others]
-        joined.append((*kept, *(mine[axis] for axis in _several(entry))) or None)
+        kept = [axis for axis in _entry_axes(axes) if axis in others]
+        joined.append((*kept, *(mine[axis] for axis in _entry_axes(entry))) or None)
     return mesh, tuple(joined)
 
 
-def _several(entry: Any) -> tuple[Any, ...]:
+def _entry_axes(entry: Any) -> tuple[Any, ...]:
     return () if entry is None else tuple(entry) if isinstance(entry, tuple) else (entry,)

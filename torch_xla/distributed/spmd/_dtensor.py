@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_xla._engine.base.compat import distributed as compat
-from torch_xla._engine.base.imports import when_imported
+from torch_xla._engine.base.import_hooks import on_import
+from torch_xla._engine.compat import distributed as compat
 from torch_xla.distributed.spmd._device_mesh import to_global_mesh
 from torch_xla.distributed.spmd._mesh import get_1d_mesh, is_on_mesh, is_spmd_mesh
 from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShardedTensor, get_sharding, is_sharded
@@ -35,17 +35,17 @@ _MESH = "_torch_xla_device_mesh"
 _PLACEMENTS = "_torch_xla_placements"
 
 
-def of_mesh(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] | None = None) -> torch.Tensor:
+def attach_mesh(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] | None = None) -> torch.Tensor:
     """The tensor, which from now on tells its placements over the mesh: those given, or what its sharding says."""
     setattr(t, _MESH, mesh)
     setattr(t, _PLACEMENTS, None if placements is None else tuple(placements))
     return t
 
 
-def laid_out(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
+def with_placements(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
     """A tensor of the same values, laid out over the mesh, as is its gradient. Raises as mark_sharding."""
     where, spec = to_global_mesh(t, mesh, placements)
-    return of_mesh(mark_sharding_with_gradients(t, where, spec), mesh, placements)
+    return attach_mesh(mark_sharding_with_gradients(t, where, spec), mesh, placements)
 
 
 def redistribute(
@@ -60,7 +60,7 @@ def redistribute(
     mesh = device_mesh or getattr(t, _MESH, None)
     if mesh is None or placements is None:
         raise ValueError(f"redistribute of a tensor of shape {list(t.shape)}: give a device_mesh and placements")
-    return laid_out(t, mesh, placements)
+    return with_placements(t, mesh, placements)
 
 
 def full_tensor(t: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -81,7 +81,7 @@ def placements(t: torch.Tensor) -> tuple[Placement, ...]:
     mesh, found = getattr(t, _MESH, None), get_sharding(t)
     if found is None:
         return ()
-    axes = {name: dim for dim, names in enumerate(found.spec) for name in _several(names)}
+    axes = {name: dim for dim, names in enumerate(found.spec) for name in _as_dim_names(names)}
     if mesh is None:
         names = tuple(found.mesh.axis_names)
     else:
@@ -89,7 +89,7 @@ def placements(t: torch.Tensor) -> tuple[Placement, ...]:
     return tuple(Shard(axes[name]) if name in axes else Replicate() for name in names)
 
 
-def _several(names: Any) -> tuple[str, ...]:
+def _as_dim_names(names: Any) -> tuple[str, ...]:
     return () if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
@@ -104,7 +104,7 @@ def _from_local(
         return original(local_tensor, device_mesh, placements, **options)
     from torch.distributed.tensor.placement_types import Replicate
 
-    return laid_out(local_tensor.to("xla"), device_mesh, placements or [Replicate()] * device_mesh.ndim)
+    return with_placements(local_tensor.to("xla"), device_mesh, placements or [Replicate()] * device_mesh.ndim)
 
 
 def _wrap_from_local(module: ModuleType) -> None:
@@ -112,7 +112,7 @@ def _wrap_from_local(module: ModuleType) -> None:
     module.DTensor.from_local = staticmethod(lambda *args, **kwargs: _from_local(original, *args, **kwargs))
 
 
-def _method(call: Callable[..., Any], name: str) -> property:
+def _spmd_method(call: Callable[..., Any], name: str) -> property:
     """A method that tensors on xla have with SPMD, and only they."""
 
     def get(t: torch.Tensor) -> Any:
@@ -123,7 +123,7 @@ def _method(call: Callable[..., Any], name: str) -> property:
     return property(get, doc=call.__doc__)
 
 
-def _value(answer: Callable[[torch.Tensor], Any], name: str) -> property:
+def _mesh_property(answer: Callable[[torch.Tensor], Any], name: str) -> property:
     """A property that tensors laid out over a mesh have, and only they; a DeviceMesh those that were given one."""
 
     def get(t: torch.Tensor) -> Any:
@@ -134,7 +134,7 @@ def _value(answer: Callable[[torch.Tensor], Any], name: str) -> property:
     return property(get, doc=answer.__doc__)
 
 
-def install() -> None:
+def register_dtensor_methods() -> None:
     """Gives tensors DTensor's words, and has torch take meshes of xla apart; once."""
     words: dict[str, Callable[..., Any]] = {
         "redistribute": redistribute,
@@ -142,14 +142,14 @@ def install() -> None:
         "to_local": lambda t, **_: t,
     }
     for name, call in words.items():
-        setattr(torch.Tensor, name, _method(call, name))
+        setattr(torch.Tensor, name, _spmd_method(call, name))
     values: dict[str, Callable[[torch.Tensor], Any]] = {
         "placements": placements,
         "device_mesh": lambda t: getattr(t, _MESH),
     }
     for name, answer in values.items():
-        setattr(torch.Tensor, name, _value(answer, name))
+        setattr(torch.Tensor, name, _mesh_property(answer, name))
     XLAShardedTensor.redistribute = redistribute  # type: ignore[attr-defined]
     XLAShardedTensor.placements = property(placements)  # type: ignore[attr-defined]
-    when_imported("torch.distributed.tensor._api", _wrap_from_local)
-    when_imported("torch.distributed.device_mesh", lambda _: compat.allow_parts_of_meshes())
+    on_import("torch.distributed.tensor._api", _wrap_from_local)
+    on_import("torch.distributed.device_mesh", lambda _: compat.allow_submeshes())

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_xla._engine.base.compat import distributed as compat
-from torch_xla._engine.base.compat import modules, tracing
-from torch_xla._engine.base.imports import when_imported
+from torch_xla._engine.base.import_hooks import on_import
+from torch_xla._engine.compat import distributed as compat
+from torch_xla._engine.compat import dynamo, torch_modules
 from torch_xla.distributed.spmd._mesh import get_1d_mesh, is_for_xla
 
 #: Attributes: of a parameter that is split, and of a module with dtypes of its own.
@@ -52,7 +52,7 @@ def fully_shard(
         given = {"mesh": mesh, "reshard_after_forward": reshard_after_forward, "ignored_params": ignored_params}
         given |= {"shard_placement_fn": shard_placement_fn} | ({} if mp_policy is None else {"mp_policy": mp_policy})
         return original(module, **given, **options)
-    if mesh is not None and compat.is_over_groups(mesh):
+    if mesh is not None and compat.has_process_groups(mesh):
         raise ValueError(
             "fully_shard: this mesh is over process groups, a device in each process. Call torch_xla.runtime."
             "use_spmd() before it is made, or wrap the module in torch_xla.distributed.fsdp.XlaFullyShardedDataParallel"
@@ -70,7 +70,7 @@ def fully_shard(
         _shard(each, mesh or _whole_mesh(), shard_placement_fn, set(ignored_params or ()))
         _become_fsdp_module(each)
         if mp_policy is not None:
-            _compute_in(each, mp_policy)
+            _apply_mixed_precision(each, mp_policy)
     return module
 
 
@@ -87,7 +87,7 @@ def _shard(module: nn.Module, mesh: Any, choose: Any, ignored: set[nn.Parameter]
 
     done: dict[nn.Parameter, nn.Parameter] = {}
     for layer in module.modules():
-        for name, p in list(modules.own_parameters(layer).items()):
+        for name, p in list(torch_modules.direct_parameters(layer).items()):
             if p is None or p in ignored or getattr(p, _DONE, False):
                 continue
             if p not in done:
@@ -96,8 +96,8 @@ def _shard(module: nn.Module, mesh: Any, choose: Any, ignored: set[nn.Parameter]
                 placements = [*[Replicate()] * (mesh.ndim - 1), placement]
                 done[p] = xla_distribute_tensor(p, mesh, placements)  # type: ignore[assignment]
                 setattr(done[p], _DONE, True)
-            modules.own_parameters(layer)[name] = done[p]
-        buffers = modules.own_buffers(layer)
+            torch_modules.direct_parameters(layer)[name] = done[p]
+        buffers = torch_modules.direct_buffers(layer)
         for name, b in buffers.items():
             buffers[name] = b if b is None or b.is_meta else b.to("xla")
 
@@ -115,11 +115,11 @@ def _fsdp_module() -> type:
         """A handle, for ``async_op``: there is nothing to do or to wait for."""
         return Handle() if async_op else None
 
-    nothing = {name: _nothing(name) for name in _WITHOUT_EFFECT}
+    nothing = {name: _no_op_method(name) for name in _WITHOUT_EFFECT}
     return type("XlaFSDPModule", (FSDPModule,), {"unshard": unshard, "__new__": object.__new__, **nothing})
 
 
-def _nothing(name: str) -> Callable[..., None]:
+def _no_op_method(name: str) -> Callable[..., None]:
     def without_effect(self: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing: XLA decides when parameters are gathered and gradients exchanged."""
 
@@ -157,7 +157,7 @@ def _check_reduce_dtype(layers: list[nn.Module], policy: Any) -> None:
     )
 
 
-def _compute_in(module: nn.Module, policy: Any) -> None:
+def _apply_mixed_precision(module: nn.Module, policy: Any) -> None:
     """The forward pass reads parameters, and takes inputs, in the policy's dtypes; gradients stay in theirs."""
 
     def before(layer: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -165,7 +165,7 @@ def _compute_in(module: nn.Module, policy: Any) -> None:
             return None
         kept = []
         for part in _same_policy(layer):
-            parameters: dict[str, Any] = modules.own_parameters(part)
+            parameters: dict[str, Any] = torch_modules.direct_parameters(part)
             for name, p in parameters.items():
                 if p is not None and p.is_floating_point() and p.dtype != policy.param_dtype:
                     kept.append((part, name, p))
@@ -175,7 +175,7 @@ def _compute_in(module: nn.Module, policy: Any) -> None:
 
     def after(layer: nn.Module, args: Any, output: Any) -> Any:
         for part, name, p in _kept.get(id(layer), [[]]).pop() if _kept.get(id(layer)) else []:
-            modules.own_parameters(part)[name] = p
+            torch_modules.direct_parameters(part)[name] = p
         return output if policy.output_dtype is None else _cast(output, policy.output_dtype)
 
     setattr(module, _POLICY, policy)
@@ -199,13 +199,13 @@ def _cast(values: Any, dtype: torch.dtype) -> Any:
     def one(value: torch.Tensor) -> torch.Tensor:
         return value.to(dtype) if value.is_floating_point() else value
 
-    return tracing.map_tensors(one, values)
+    return dynamo.tree_map_tensors(one, values)
 
 
-def install() -> None:
+def patch_fully_shard() -> None:
     """Makes torch's fully_shard know meshes of xla; once."""
     for name in compat.modules_with_fully_shard():
-        when_imported(name, _wrap)
+        on_import(name, _wrap)
 
 
 def _wrap(module: ModuleType) -> None:

@@ -16,9 +16,9 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
-from torch_xla._engine.base import frames
+from torch_xla._engine.base import user_frames
 from torch_xla._engine.job import replicas
-from torch_xla._engine.parallel import sharded
+from torch_xla._engine.parallel import spmd
 from torch_xla.distributed.spmd._op_sharding import ShardingType, op_sharding_string, sharding_type_of_string
 
 Axis = str | int
@@ -115,11 +115,11 @@ class Mesh:
             raise MeshError(
                 f"partition_spec {tuple(partition_spec)} has {len(partition_spec)} entries for {rank} dimensions"
             )
-        axes = [tuple(map(self._name, _several(entry))) for entry in partition_spec]
+        axes = [tuple(map(self._name, _as_axes(entry))) for entry in partition_spec]
         used = [name for names in axes for name in names]
         if len(set(used)) < len(used):
             raise MeshError(f"partition_spec {tuple(partition_spec)} splits two dimensions over one axis")
-        return sharded.over(self.get_jax_mesh(), JaxSpec(*(names or None for names in axes)))
+        return spmd.mesh_sharding(self.get_jax_mesh(), JaxSpec(*(names or None for names in axes)))
 
     def get_op_sharding(self, partition_spec: Sequence[Any]) -> OpSharding:
         """How tensors of that many dimensions lie under a partition spec. Raises as ``sharding``."""
@@ -153,7 +153,7 @@ class OpSharding:
         return op_sharding_string(self.sharding, len(self.partition_spec))
 
 
-def _several(entry: Any) -> tuple[Axis, ...]:
+def _as_axes(entry: Any) -> tuple[Axis, ...]:
     return () if entry is None else tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
 
 
@@ -161,7 +161,7 @@ def _several(entry: Any) -> tuple[Axis, ...]:
 def _jax_mesh(mesh: Mesh) -> JaxMesh:
     if not replicas.is_spmd():
         raise RuntimeError("a mesh needs SPMD: call torch_xla.runtime.use_spmd() before the first xla tensor")
-    everyone = np.array(sharded.mesh_devices())
+    everyone = np.array(spmd.mesh_devices())
     if mesh.size() != len(everyone):
         raise MeshError(f"{mesh!r}: the job has {len(everyone)} devices, and a mesh must use all of them")
     return JaxMesh(everyone[mesh.get_logical_mesh()], mesh._names())
@@ -183,7 +183,7 @@ class HybridMesh(Mesh):
         dcn_mesh_shape: tuple[int, ...] | None = None,
         axis_names: tuple[str, ...] | None = None,
     ) -> None:
-        everyone = sharded.mesh_devices()
+        everyone = spmd.mesh_devices()
         across = dcn_mesh_shape or (1,) * len(ici_mesh_shape)
         shape = tuple(within * slices for within, slices in zip(ici_mesh_shape, across, strict=True))
         if math.prod(across) > 1:
@@ -196,7 +196,7 @@ class HybridMesh(Mesh):
 
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:
     """All devices of the job in a row. Starts the backend."""
-    count = len(sharded.mesh_devices())
+    count = len(spmd.mesh_devices())
     return Mesh(range(count), (count,), None if axis_name is None else (axis_name,))
 
 
@@ -233,7 +233,7 @@ def validated_sharding(
     op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], later: bool = False
 ) -> NamedSharding:
     """The sharding that the arguments of ``op`` describe. Raises what mark_sharding raises."""
-    where = f"{op} of a tensor of shape {list(t.shape)} (at {frames.user_line()})"
+    where = f"{op} of a tensor of shape {list(t.shape)} (at {user_frames.user_line()})"
     if not replicas.is_spmd():
         raise RuntimeError(f"{where}: call torch_xla.runtime.use_spmd() before the first xla tensor")
     if t.device.type != "xla" and not later:

@@ -6,9 +6,9 @@ import enum
 
 from jax.sharding import NamedSharding
 
-from torch_xla._engine.base import shardings
-from torch_xla._engine.base.compat import sharding as orders
-from torch_xla._engine.parallel import sharded
+from torch_xla._engine.base import sharding_ids
+from torch_xla._engine.compat import sharding as orders
+from torch_xla._engine.parallel import spmd
 
 
 class ShardingType(enum.IntEnum):
@@ -25,11 +25,11 @@ class ShardingType(enum.IntEnum):
 
 def op_sharding_string(found: NamedSharding, rank: int) -> str:
     """XLA's words for a sharding of tensors with ``rank`` dimensions."""
-    parts = shardings.parts(found, rank)
+    parts = sharding_ids.partition_counts(found, rank)
     if all(count == 1 for count in parts):
         return "{replicated}"
     holders: dict[tuple[int, ...], list[int]] = {}
-    numbers = {device: number for number, device in enumerate(sharded.mesh_devices())}
+    numbers = {device: number for number, device in enumerate(spmd.mesh_devices())}
     for device, index in found.devices_indices_map(parts).items():
         holders.setdefault(tuple(part.start or 0 for part in index), []).append(numbers[device])
     copies = len(next(iter(holders.values())))
@@ -39,7 +39,7 @@ def op_sharding_string(found: NamedSharding, rank: int) -> str:
 
 
 def _in_mesh_order(found: NamedSharding, numbers: list[int]) -> list[int]:
-    return [number for number in orders.order_of(found) if number in numbers]
+    return [number for number in orders.device_order(found) if number in numbers]
 
 
 def sharding_type_of_string(spec: str) -> ShardingType:

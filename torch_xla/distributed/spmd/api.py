@@ -11,7 +11,7 @@ import jax
 import torch
 
 from torch_xla import runtime
-from torch_xla._engine.base.compat import distributed as compat
+from torch_xla._engine.compat import distributed as compat
 from torch_xla.distributed.spmd import _dtensor
 from torch_xla.distributed.spmd._device_mesh import (  # upstream has the first two here
     convert_to_xla_mesh,  # noqa: F401
@@ -50,24 +50,26 @@ def xla_distribute_tensor(
     """
     from torch.distributed import tensor as dtensor
 
-    if compat.is_over_groups(device_mesh):
-        with compat.as_any_device():
+    if compat.has_process_groups(device_mesh):
+        with compat.mask_device_type():
             return dtensor.distribute_tensor(tensor, device_mesh, placements)
-    return _laid_out(tensor, device_mesh, placements)
+    return _apply_placements(tensor, device_mesh, placements)
 
 
 @with_xla
-def _laid_out(tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None) -> torch.Tensor:
+def _apply_placements(
+    tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None
+) -> torch.Tensor:
     from torch.distributed.tensor.placement_types import Replicate
 
     given = tuple(placements or [Replicate()] * device_mesh.ndim)
     mesh, spec = to_global_mesh(tensor, device_mesh, given)
     if tensor.device.type == "xla":
-        return _dtensor.of_mesh(mark_sharding(tensor, mesh, spec), device_mesh, given)
+        return _dtensor.attach_mesh(mark_sharding(tensor, mesh, spec), device_mesh, given)
     moved: torch.Tensor = ShardingSpec(mesh, spec).send(tensor.detach(), torch.device("xla"))
     if isinstance(tensor, torch.nn.Parameter):
         moved = torch.nn.Parameter(moved, tensor.requires_grad)
-    return _dtensor.of_mesh(moved.requires_grad_(tensor.requires_grad), device_mesh, given)
+    return _dtensor.attach_mesh(moved.requires_grad_(tensor.requires_grad), device_mesh, given)
 
 
 def xla_distribute_module(
@@ -87,14 +89,14 @@ def xla_distribute_module(
 
     if device_mesh is None:
         raise ValueError("xla_distribute_module: device_mesh is needed")
-    if compat.is_over_groups(device_mesh):
-        with compat.as_any_device():
+    if compat.has_process_groups(device_mesh):
+        with compat.mask_device_type():
             return dtensor.distribute_module(module, device_mesh, partition_fn, input_fn, output_fn)
-    return _distributed(module, device_mesh, partition_fn, input_fn, output_fn)
+    return _distribute_module(module, device_mesh, partition_fn, input_fn, output_fn)
 
 
 @with_xla
-def _distributed(
+def _distribute_module(
     module: torch.nn.Module,
     device_mesh: DeviceMesh,
     partition_fn: Callable[[str, torch.nn.Module, DeviceMesh], None] | None,
@@ -110,7 +112,9 @@ def _distributed(
         module.register_forward_pre_hook(lambda layer, inputs: see(layer, inputs, device_mesh))
     if output_fn is not None:
         show = _with_module(output_fn)
-        module.register_forward_hook(lambda layer, _, out: show(layer, _marked_with(out, device_mesh), device_mesh))
+        module.register_forward_hook(
+            lambda layer, _, out: show(layer, _annotate_outputs(out, device_mesh), device_mesh)
+        )
     return module
 
 
@@ -120,9 +124,9 @@ def _with_module(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda _, values, mesh: function(values, mesh)
 
 
-def _marked_with(values: Any, mesh: DeviceMesh) -> Any:
+def _annotate_outputs(values: Any, mesh: DeviceMesh) -> Any:
     """The outputs, whose tensors know the mesh by the time torch's styles ask for their placements."""
-    return jax.tree.map(lambda v: _dtensor.of_mesh(v, mesh) if isinstance(v, torch.Tensor) else v, values)
+    return jax.tree.map(lambda v: _dtensor.attach_mesh(v, mesh) if isinstance(v, torch.Tensor) else v, values)
 
 
 def auto_policy(*_: Any) -> None:

@@ -23,7 +23,7 @@ def visualize_tensor_sharding(t: torch.Tensor, use_color: bool = True, **kwargs:
     Rows are the parts along the first dimension, columns those along the second; a cell names the devices that hold the
     part. Further arguments go to rich.table.Table. Raises ValueError for other tensors, and one without a sharding yet.
     """
-    table = _table(_sharding("visualize_tensor_sharding", t), tuple(t.shape), use_color, kwargs)
+    table = _table(_require_sharding("visualize_tensor_sharding", t), tuple(t.shape), use_color, kwargs)
     rich.console.Console().print(table)
     return table
 
@@ -36,7 +36,7 @@ def visualize_sharding(
     As visualize_tensor_sharding. Cells are at least ``min_width`` characters wide, and at most ``max_width``; with a
     ``scale`` above 1 their widths grow. Raises ValueError for other words, and for more than 2 dimensions.
     """
-    sizes, holders = _parsed(sharding)
+    sizes, holders = _parse_op_sharding(sharding)
     rows, columns = (sizes[0], sizes[1]) if len(sizes) == 2 else (sizes[0], 1)
     table = Table(show_header=False, show_lines=True)
     texts = [f"{runtime.device_type()} {', '.join(map(str, ids))}" for ids in holders]
@@ -52,7 +52,7 @@ def visualize_sharding(
 _TILED = re.compile(r"\{devices=\[([\d,]+)\](?:([\d,]+)|<=\[([\d,]+)\](?:T\(([\d,]+)\))?)( last_tile_dim_replicate)?\}")
 
 
-def _parsed(sharding: str) -> tuple[list[int], list[list[int]]]:
+def _parse_op_sharding(sharding: str) -> tuple[list[int], list[list[int]]]:
     """Into how many parts each dimension is split, and of each part the numbers of the devices that hold it."""
     if sharding == "{replicated}":
         return [1], [list(range(runtime.global_runtime_device_count()))]
@@ -78,14 +78,14 @@ def _numbers(words: str) -> list[int]:
     return [int(word) for word in words.split(",")]
 
 
-def text(t: torch.Tensor) -> str:
+def format_sharding(t: torch.Tensor) -> str:
     """The same picture as plain text. Raises as visualize_tensor_sharding."""
     out = io.StringIO()
-    rich.console.Console(file=out, width=120).print(_table(_sharding("text", t), tuple(t.shape), False, {}))
+    rich.console.Console(file=out, width=120).print(_table(_require_sharding("text", t), tuple(t.shape), False, {}))
     return out.getvalue()
 
 
-def _sharding(op: str, t: torch.Tensor) -> Sharding:
+def _require_sharding(op: str, t: torch.Tensor) -> Sharding:
     sharding = get_sharding(t)
     if sharding is None:
         raise ValueError(f"{op}: nothing says yet how this tensor lies; sync or mark it first")

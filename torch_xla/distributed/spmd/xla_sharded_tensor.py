@@ -17,9 +17,9 @@ import torch
 from jax.sharding import NamedSharding
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import shardings
+from torch_xla._engine.base import sharding_ids
 from torch_xla._engine.execution import executor, transfers
-from torch_xla._engine.parallel import sharded
+from torch_xla._engine.parallel import spmd
 from torch_xla.distributed.spmd._mesh import Mesh, get_1d_mesh, is_on_mesh, validated_sharding
 from torch_xla.distributed.spmd._op_sharding import ShardingType, op_sharding_string, sharding_type_of_string
 
@@ -59,8 +59,8 @@ def get_sharding(t: torch.Tensor) -> NamedSharding | None:
 
     Its mesh goes through the devices in their order; for a mesh in another order the sharding says where its parts lie.
     """
-    (node,) = recorder.module().nodes_of([t]) or (None,)
-    found = None if node is None else shardings.of(node.sharding)
+    (node,) = recorder.bindings().nodes_of([t]) or (None,)
+    found = None if node is None else sharding_ids.sharding_from_id(node.sharding)
     return found if isinstance(found, NamedSharding) else None
 
 
@@ -85,7 +85,7 @@ def sharding_type(t: torch.Tensor) -> ShardingType | None:
 
 
 @dataclass(frozen=True)
-class Part:
+class LocalPart:
     """What a device of this process holds of a tensor: where it begins, and its sizes without what fills it up."""
 
     device: jax.Device
@@ -105,7 +105,7 @@ class Part:
         return self.read_all()[tuple(slice(size) for size in self.sizes)]
 
 
-def local_parts(t: torch.Tensor, values: bool = True) -> list[Part]:
+def local_parts(t: torch.Tensor, values: bool = True) -> list[LocalPart]:
     """The parts that devices of this process hold, in the order of the devices. Raises ValueError without a sharding.
 
     With ``values`` the tensor is computed, if it is not, and parts can be read.
@@ -115,10 +115,10 @@ def local_parts(t: torch.Tensor, values: bool = True) -> list[Part]:
     found = get_sharding(t)
     if found is None:
         raise ValueError(f"a tensor of shape {list(shape)} has no sharding; mark it first")
-    places = _places(found, shape)
+    places = _shard_indices(found, shape)
     held = {} if buffer is None else {part.device: part.data for part in buffer.addressable_shards}
     return [
-        Part(
+        LocalPart(
             device,
             number,
             tuple(part.start for part in index),
@@ -133,15 +133,15 @@ def local_parts(t: torch.Tensor, values: bool = True) -> list[Part]:
 
 def _read(part: jax.Array | None, dtype: torch.dtype) -> torch.Tensor:
     assert part is not None
-    return transfers.read_part(part, dtype)
+    return transfers.download_shard(part, dtype)
 
 
-def _places(found: NamedSharding, shape: tuple[int, ...]) -> list[tuple[jax.Device, list[slice], int]]:
+def _shard_indices(found: NamedSharding, shape: tuple[int, ...]) -> list[tuple[jax.Device, list[slice], int]]:
     """Of each device in order: which part of a tensor it holds, and how many before it hold the same."""
-    indices = found.devices_indices_map(shardings.padded(shape, found))
+    indices = found.devices_indices_map(sharding_ids.padded_shape(shape, found))
     copies: dict[str, int] = {}
     out = []
-    for device in sharded.mesh_devices():
+    for device in spmd.mesh_devices():
         index = _indices(indices[device], shape)
         copies[str(index)] = copies.get(str(index), -1) + 1
         out.append((device, index, copies[str(index)]))
@@ -165,7 +165,7 @@ def local_shards(t: torch.Tensor) -> list[XLAShard]:
 
 
 def _buffer(t: torch.Tensor) -> jax.Array:
-    (node,) = recorder.module().nodes_of([t.detach()])
+    (node,) = recorder.bindings().nodes_of([t.detach()])
     executor.materialize([node], 0)
     buffer: jax.Array = node.buffer
     return buffer
@@ -188,7 +188,7 @@ def load_local_shards_(t: torch.Tensor, shards: Sequence[XLAShard]) -> None:
     assert found is not None
     if len(shards) != len(places):
         raise ValueError(f"load_local_shards_: {len(shards)} shards for the {len(places)} devices of this process")
-    whole = shardings.padded(tuple(t.shape), found)
+    whole = sharding_ids.padded_shape(tuple(t.shape), found)
     parts = []
     for number, (shard, place) in enumerate(zip(shards, places, strict=True)):
         if tuple(shard.data.shape) not in (found.shard_shape(whole), place.sizes):
@@ -201,20 +201,22 @@ def load_local_shards_(t: torch.Tensor, shards: Sequence[XLAShard]) -> None:
                 )
             )
         parts.append((shard.data[tuple(slice(size) for size in place.sizes)], place.device))
-    recorder.module().exclusively(0, _write, t, parts, whole, found)
+    recorder.bindings().with_execution_lock(0, _write, t, parts, whole, found)
 
 
 def _write(t: torch.Tensor, parts: Any, whole: tuple[int, ...], found: NamedSharding) -> None:
     with torch.no_grad():
-        array = transfers.upload_parts(parts, t.dtype, whole, found)
-        recorder.module().lay_out(t.detach(), shardings.number(found, t.dim()), array)
+        array = transfers.upload_shards(parts, t.dtype, whole, found)
+        recorder.bindings().reshard(t.detach(), sharding_ids.sharding_id(found, t.dim()), array)
 
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
     """As mark_sharding, but moves nothing now: the next program that computes or reads the tensor lays it out so."""
     sharding = validated_sharding("annotate_custom_sharding", t, mesh, partition_spec)
     with torch.no_grad():
-        recorder.module().exclusively(0, recorder.module().lay_out, t, shardings.number(sharding, t.dim()))
+        recorder.bindings().with_execution_lock(
+            0, recorder.bindings().reshard, t, sharding_ids.sharding_id(sharding, t.dim())
+        )
     return t
 
 
@@ -225,12 +227,12 @@ def wrap_as_sharded_tensor(t: torch.Tensor, mesh_shape: Any = None, partition_sp
     return t
 
 
-class _Asks(type):
+class _ShardedTensorMeta(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return is_sharded(instance)
 
 
-def _asked(answer: Callable[[torch.Tensor], Any], name: str) -> property:
+def _sharded_property(answer: Callable[[torch.Tensor], Any], name: str) -> property:
     def get(t: torch.Tensor) -> Any:
         if not is_sharded(t):
             raise AttributeError(f"{type(t).__name__!r} object has no attribute {name!r}: it has no sharding")
@@ -239,7 +241,7 @@ def _asked(answer: Callable[[torch.Tensor], Any], name: str) -> property:
     return property(get, doc=answer.__doc__)
 
 
-def _whole(t: torch.Tensor) -> torch.Tensor:
+def _full_tensor(t: torch.Tensor) -> torch.Tensor:
     """The tensor itself, which has the shape and values of the whole."""
     return t
 
@@ -249,18 +251,18 @@ def _loader(t: torch.Tensor) -> Callable[[Sequence[XLAShard]], None]:
     return lambda shards: load_local_shards_(t, shards)
 
 
-def _forget(t: torch.Tensor) -> Callable[[], None]:
+def _no_op(t: torch.Tensor) -> Callable[[], None]:
     """Does nothing: how a tensor lies is asked for anew each time."""
     return lambda: None
 
 
-class XLAShardedTensor(metaclass=_Asks):
+class XLAShardedTensor(metaclass=_ShardedTensorMeta):
     """A name for tensors with a sharding, which ``isinstance`` asks for, and what they can be asked beside others.
 
     ``XLAShardedTensor(t)`` is ``t``, on every device where nobody has laid it out; mark_sharding lays one out.
     """
 
-    global_tensor = property(_whole)
+    global_tensor = property(_full_tensor)
     local_shards = property(local_shards)
     sharding_spec = property(sharding_spec)
     sharding_type = property(sharding_type)
@@ -276,15 +278,15 @@ class XLAShardedTensor(metaclass=_Asks):
         """Nothing: how a tensor lies is asked for anew each time."""
 
 
-def install() -> None:
+def register_sharded_properties() -> None:
     """Gives sharded tensors their properties; once."""
     answers: dict[str, Callable[[torch.Tensor], Any]] = {
-        "global_tensor": _whole,
+        "global_tensor": _full_tensor,
         "local_shards": local_shards,
         "load_local_shards_": _loader,
         "sharding_spec": sharding_spec,
         "sharding_type": sharding_type,
-        "invalidate_spec_cache": _forget,
+        "invalidate_spec_cache": _no_op,
     }
     for name, answer in answers.items():
-        setattr(torch.Tensor, name, _asked(answer, name))
+        setattr(torch.Tensor, name, _sharded_property(answer, name))

@@ -15,20 +15,20 @@ import torch
 from jax.sharding import NamedSharding, Sharding
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dtypes, shardings
+from torch_xla._engine.base import dtypes, sharding_ids
+from torch_xla._engine.capture import capture_modes
 from torch_xla._engine.execution import transfers
-from torch_xla._engine.interop import outside
 from torch_xla._engine.job import replicas
-from torch_xla._engine.parallel import sharded
-from torch_xla._engine.patches import module_moves
-from torch_xla.distributed.spmd._linear import (
+from torch_xla._engine.parallel import spmd
+from torch_xla._engine.torch_patches import module_to
+from torch_xla.distributed.spmd._einsum_linear import (
     EinsumLinear,
     XLAPatchedLinear,
     apply_backward_optimization_barrier,
     apply_xla_patch_to_nn_linear,
     xla_patched_nn_linear_forward,
 )
-from torch_xla.distributed.spmd._manual import disable_manual_sharding, enable_manual_sharding
+from torch_xla.distributed.spmd._manual_sharding import disable_manual_sharding, enable_manual_sharding
 from torch_xla.distributed.spmd._mesh import (
     HybridMesh,
     Mesh,
@@ -85,27 +85,27 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     later = t.is_meta or (t.device.type == "cpu" and isinstance(t, torch.nn.Parameter))
     sharding = validated_sharding("mark_sharding", t, mesh, partition_spec, later)
     if later:
-        module_moves.lay_out_once_moved(t, sharding)
+        module_to.shard_when_moved(t, sharding)
         return t
     with torch.no_grad():
-        _lay_out(t, sharding)
+        _apply_sharding(t, sharding)
     return t
 
 
-def _lay_out(t: torch.Tensor, sharding: Sharding) -> None:
-    if not outside.lay_out(t, shardings.number(sharding, t.dim())):
-        recorder.module().exclusively(0, _lay_out_alone, t, sharding)
+def _apply_sharding(t: torch.Tensor, sharding: Sharding) -> None:
+    if not capture_modes.mark_sharding_in_capture(t, sharding_ids.sharding_id(sharding, t.dim())):
+        recorder.bindings().with_execution_lock(0, _apply_sharding_in_place, t, sharding)
 
 
-def _lay_out_alone(t: torch.Tensor, sharding: Sharding) -> None:
-    module, number = recorder.module(), shardings.number(sharding, t.dim())
+def _apply_sharding_in_place(t: torch.Tensor, sharding: Sharding) -> None:
+    module, number = recorder.bindings(), sharding_ids.sharding_id(sharding, t.dim())
     (node,) = module.nodes_of([t])
     if node.sharding == number:
         return
     if node.pending or module.is_view(t):
-        module.lay_out(t, number)
+        module.reshard(t, number)
     else:
-        module.lay_out(t, number, sharded.laid_out(node.buffer, sharding, node.shape))
+        module.reshard(t, number, spmd.reshard(node.buffer, sharding, node.shape))
 
 
 def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
@@ -122,21 +122,21 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """A copy of the tensor on the CPU; the tensor itself is on every device again. Waits for its value."""
     if is_on_mesh(t):
         with torch.no_grad():
-            _lay_out(t, sharded.replicated())
+            _apply_sharding(t, spmd.replicated_sharding())
     return t.cpu()
 
 
-class _MarkedBothWays(torch.autograd.Function):
+class _MarkShardingWithGrad(torch.autograd.Function):
     """A tensor laid out, and its gradient laid out in the same way."""
 
     @staticmethod
     def forward(ctx: Any, t: torch.Tensor, number: int) -> torch.Tensor:
         ctx.number = number
-        return outside.own(recorder.module().laid_out(t, number))
+        return capture_modes.register_tensor(recorder.bindings().resharded(t, number))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return outside.own(recorder.module().laid_out(grads[0], ctx.number)), None
+        return capture_modes.register_tensor(recorder.bindings().resharded(grads[0], ctx.number)), None
 
 
 def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
@@ -145,8 +145,8 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Se
     Not in place, and differentiable. Arguments and errors are those of mark_sharding.
     """
     sharding = validated_sharding("mark_sharding_with_gradients", t, mesh, partition_spec)
-    number = shardings.number(sharding, t.dim())
-    marked: torch.Tensor = _MarkedBothWays.apply(t, number)  # type: ignore[no-untyped-call]
+    number = sharding_ids.sharding_id(sharding, t.dim())
+    marked: torch.Tensor = _MarkShardingWithGrad.apply(t, number)  # type: ignore[no-untyped-call]
     return marked
 
 
@@ -157,15 +157,15 @@ class MarkShardingFunction(torch.autograd.Function):
     def forward(ctx: Any, torch_tensor: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
         """The tensor's values, split over the mesh."""
         sharding = validated_sharding("MarkShardingFunction", torch_tensor, mesh, partition_spec)
-        return _MarkedBothWays.forward(ctx, torch_tensor, shardings.number(sharding, torch_tensor.dim()))
+        return _MarkShardingWithGrad.forward(ctx, torch_tensor, sharding_ids.sharding_id(sharding, torch_tensor.dim()))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """The gradient, split in the same way."""
-        return *_MarkedBothWays.backward(ctx, *grads), None
+        return *_MarkShardingWithGrad.backward(ctx, *grads), None
 
 
-class _Alike(torch.autograd.Function):
+class _ShardAs(torch.autograd.Function):
     """Two tensors that XLA lays out in the same way, and their gradients likewise."""
 
     @staticmethod
@@ -186,16 +186,16 @@ def shard_as(a: A, b: B) -> tuple[A, B]:
     theirs, other = jax.tree.flatten(b)
     if str(layout) != str(other):
         raise ValueError(f"shard_as: the trees differ: {layout} and {other}")
-    pairs = [_alike(x, y) for x, y in zip(mine, theirs, strict=True)]
+    pairs = [_shard_leaves_as(x, y) for x, y in zip(mine, theirs, strict=True)]
     return jax.tree.unflatten(layout, [x for x, _ in pairs]), jax.tree.unflatten(other, [y for _, y in pairs])
 
 
-def _alike(x: Any, y: Any) -> tuple[Any, Any]:
+def _shard_leaves_as(x: Any, y: Any) -> tuple[Any, Any]:
     if not all(isinstance(t, torch.Tensor) and t.device.type == "xla" for t in (x, y)):
         return x, y
     if x.shape != y.shape:
         raise ValueError(f"shard_as: tensors of shapes {list(x.shape)} and {list(y.shape)} cannot lie in the same way")
-    return _Alike.apply(x, y)  # type: ignore[no-untyped-call, no-any-return]
+    return _ShardAs.apply(x, y)  # type: ignore[no-untyped-call, no-any-return]
 
 
 @dataclass
@@ -230,11 +230,11 @@ class ShardingSpec:
                     f"input_sharding: a part of shape {list(t.shape)} cannot be split as {self.partition_spec} says, "
                     "and with minibatch=True no process has the whole; give tensors of this rank, and drop_last=True"
                 )
-            with sharded.uploads(self._layout, parts=True):
+            with spmd.upload_sharding(self._layout, parts=True):
                 array = transfers.upload(t.contiguous(), 0)
-            whole: torch.Tensor = recorder.module().make_tensor(array, dtypes.TO_CODE[t.dtype], 0)
+            whole: torch.Tensor = recorder.bindings().make_tensor(array, dtypes.TO_CODE[t.dtype], 0)
             return whole
-        with sharded.uploads(self._layout):
+        with spmd.upload_sharding(self._layout):
             return t.to(device)
 
     def _layout(self, shape: tuple[int, ...]) -> NamedSharding | None:
@@ -243,7 +243,9 @@ class ShardingSpec:
         sharding = self.mesh.sharding(self.partition_spec, len(shape))
         if not self.minibatch or replicas.process_count() == 1:
             return sharding
-        mine = (max(1, count // replicas.process_count()) for count in shardings.parts(sharding, len(shape)))
+        mine = (
+            max(1, count // replicas.process_count()) for count in sharding_ids.partition_counts(sharding, len(shape))
+        )
         return sharding if all(size % count == 0 for size, count in zip(shape, mine, strict=True)) else None
 
     def apply(self, t: torch.Tensor) -> None:

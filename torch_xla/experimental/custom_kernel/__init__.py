@@ -6,10 +6,10 @@ mathematics as operations of XLA. Which one is decided when a program is compile
 
 from __future__ import annotations
 
-from torch_xla.experimental.custom_kernel._attention import FlashAttention, flash_attention
-from torch_xla.experimental.custom_kernel._groups import GMM, gmm, gmm_backward, tgmm
-from torch_xla.experimental.custom_kernel._int8 import quantized_matmul_int8
-from torch_xla.experimental.custom_kernel._paged import (
+from torch_xla.experimental.custom_kernel._flash_attention import FlashAttention, flash_attention
+from torch_xla.experimental.custom_kernel._grouped_matmul import GMM, gmm, gmm_backward, tgmm
+from torch_xla.experimental.custom_kernel._int8_matmul import quantized_matmul_int8
+from torch_xla.experimental.custom_kernel._paged_attention import (
     multi_queries_paged_attention,
     paged_attention,
     ragged_paged_attention,

@@ -10,10 +10,10 @@ import jax
 import torch
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.capture import jax_function
 from torch_xla._engine.device import devices
-from torch_xla._engine.interop import calls
-from torch_xla._engine.kernels import pallas
-from torch_xla.experimental.custom_kernel._operators import shown
+from torch_xla._engine.platform_kernels import pallas
+from torch_xla.experimental.custom_kernel._torch_ops import format_tensors
 
 
 def jax_import_guard() -> None:
@@ -24,7 +24,7 @@ def jax_import_guard() -> None:
 def convert_torch_dtype_to_jax(dtype: torch.dtype) -> Any:
     """The jax dtype of the same values; the 64-bit one also where jax has 64-bit types off. TypeError without one."""
     try:
-        return dtypes.namesake(dtype)
+        return dtypes.numpy_dtype(dtype)
     except KeyError as error:
         raise TypeError(f"convert_torch_dtype_to_jax: jax has no {dtype}") from error
 
@@ -52,20 +52,20 @@ def make_kernel_from_pallas(
     A call raises TypeError for tensors that are not on xla, and for constants without a hash; ValueError where
     results are not as ``output_shape_dtype_fn`` says.
     """
-    implementation = pallas.on_every_platform(kernel)
-    name = calls.name_of(kernel.func if isinstance(kernel, functools.partial) else kernel)
+    implementation = pallas.with_cpu_interpreter(kernel)
+    name = jax_function.function_name(kernel.func if isinstance(kernel, functools.partial) else kernel)
 
     @functools.wraps(kernel)
     def called(
         *args: Any, static_argnums: Any = None, static_argnames: Sequence[str] | str | None = None, **kwargs: Any
     ) -> Any:
         wanted = [(tuple(shape), dtype) for shape, dtype in output_shape_dtype_fn(*args, **kwargs)]
-        found = calls.call(implementation, args, kwargs, name)
+        found = jax_function.call_jax(implementation, args, kwargs, name)
         results = list(found) if isinstance(found, (tuple, list)) else [found]
         given = [(tuple(t.shape), t.dtype) for t in results]
         if given != wanted:
             raise ValueError(
-                f"make_kernel_from_pallas: {name} gives {shown(*results)}, and output_shape_dtype_fn promised {wanted}"
+                f"make_kernel_from_pallas: {name} gives {format_tensors(*results)}, and output_shape_dtype_fn promised {wanted}"
             )
         return results[0] if len(results) == 1 else tuple(results)
 

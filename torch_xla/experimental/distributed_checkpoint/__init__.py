@@ -1,6 +1,6 @@
 """Checkpoints of sharded models in torch.distributed.checkpoint's format; each process has its part."""
 
-from torch_xla.experimental.distributed_checkpoint._storage import CheckpointError
+from torch_xla.experimental.distributed_checkpoint._checksummed_storage import CheckpointError
 from torch_xla.experimental.distributed_checkpoint.manager import CheckpointManager
 from torch_xla.experimental.distributed_checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
 from torch_xla.experimental.distributed_checkpoint.safetensors import load_safetensors

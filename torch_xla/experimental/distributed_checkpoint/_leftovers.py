@@ -31,7 +31,7 @@ def _machine() -> str:
 
 
 @contextmanager
-def writing(folder: str) -> Iterator[None]:
+def lock_folder(folder: str) -> Iterator[None]:
     """Makes the folder, and locks it while the block runs. If the block fails, the folder is removed."""
     os.makedirs(folder, exist_ok=True)
     lock = os.path.join(folder, _LOCK)

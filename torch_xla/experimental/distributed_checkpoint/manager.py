@@ -15,10 +15,10 @@ import fsspec
 import torch
 import torch.distributed as dist
 
-from torch_xla._engine.execution import background
+from torch_xla._engine.execution import background_threads
 from torch_xla._engine.job import replicas
-from torch_xla.experimental.distributed_checkpoint import _leftovers, _storage
-from torch_xla.experimental.distributed_checkpoint._parts import on_host
+from torch_xla.experimental.distributed_checkpoint import _checksummed_storage, _leftovers
+from torch_xla.experimental.distributed_checkpoint._shards import copy_to_host
 from torch_xla.experimental.distributed_checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
 
 __all__ = ["CheckpointManager"]
@@ -74,7 +74,7 @@ class CheckpointManager:
             raise ValueError(f"CheckpointManager: save_interval={save_interval} must be 1 or more")
         if (max_to_keep or 0) < 0 or (max_pending_async or 1) < 1 or (num_of_threads or 1) < 1:
             raise ValueError("CheckpointManager: max_to_keep must be 0 or more, the other numbers 1 or more")
-        self.path = str(path) if _storage.is_url(str(path)) else os.path.abspath(path)
+        self.path = str(path) if _checksummed_storage.is_url(str(path)) else os.path.abspath(path)
         self.save_interval, self.max_to_keep = save_interval, max_to_keep or 0
         self._threads = num_of_threads or 1
         self._fs, self._root = fsspec.core.url_to_fs(self.path)
@@ -84,10 +84,10 @@ class CheckpointManager:
         self._preempted = _on_sigterm() if chkpt_on_preemption else None
         self._preempted_at: int | None = None
         # One writer: checkpoints are finished in the order of their steps.
-        self._writer = background.Runner("CheckpointManager.save_async", max_pending_async or 1)
+        self._writer = background_threads.Runner("CheckpointManager.save_async", max_pending_async or 1)
         if self._is_first():
             self._fs.makedirs(self._root, exist_ok=True)
-            self._recover()
+            self._recover_replaced()
         if self._own_group is not None:
             dist.barrier(group=self._own_group)  # nobody looks for steps before
 
@@ -118,7 +118,7 @@ class CheckpointManager:
             return False
         self._writer.raise_failure()
         self._writer.wait_for_room()  # before the values take memory
-        self._writer.run(partial(self._save, step, on_host(state_dict)))
+        self._writer.run(partial(self._save, step, copy_to_host(state_dict)))
         return True
 
     def restore(self, step: int, state_dict: Any) -> None:
@@ -129,7 +129,9 @@ class CheckpointManager:
         known = self.all_steps()
         if step not in known:
             raise ValueError(f"Cannot restore from untracked step {step}. Valid steps are: {known}")
-        _storage.load(state_dict, _storage.reader(self._folder(step)), SPMDLoadPlanner(), self._own_group)
+        _checksummed_storage.load(
+            state_dict, _checksummed_storage.reader(self._folder(step)), SPMDLoadPlanner(), self._own_group
+        )
 
     def all_steps(self) -> list[int]:
         """The steps of which there is a finished checkpoint, in order. Those of save_async come when they are done."""
@@ -137,7 +139,7 @@ class CheckpointManager:
             return []
         names = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in self._fs.ls(self._root, detail=False)]
         steps = [int(name) for name in names if name.isascii() and name.isdigit()]
-        return sorted(step for step in steps if _storage.is_finished(self._fs, f"{self._root}/{step}"))
+        return sorted(step for step in steps if _checksummed_storage.is_finished(self._fs, f"{self._root}/{step}"))
 
     def join(self) -> None:
         """Waits until every checkpoint of save_async is finished. Raises what one has failed with."""
@@ -156,27 +158,29 @@ class CheckpointManager:
         return self._preempted_at is not None and step >= self._preempted_at
 
     def _anyone(self, mine: bool) -> bool:
-        return mine if self._own_group is None else _any(self._own_group, mine)
+        return mine if self._own_group is None else _any_process(self._own_group, mine)
 
     def _is_first(self) -> bool:
         return self._group is None or dist.get_rank(self._group) == 0
 
     def _folder(self, step: int) -> str:
-        return f"{self.path}/{step}" if _storage.is_url(self.path) else os.path.join(self.path, str(step))
+        return f"{self.path}/{step}" if _checksummed_storage.is_url(self.path) else os.path.join(self.path, str(step))
 
     def _save(self, step: int, values: Any) -> None:
         folder = self._folder(step)
-        if _storage.is_url(folder):
+        if _checksummed_storage.is_url(folder):
             written = folder
         else:
             written = os.path.join(self.path, f".{step}.writing")
             if self._is_first() and os.path.exists(written):
                 self._fs.rm(written, recursive=True)
-        guard = _leftovers.writing(written) if written != folder and self._is_first() else nullcontext()
+        guard = _leftovers.lock_folder(written) if written != folder and self._is_first() else nullcontext()
         with guard:
-            _storage.save(values, _storage.writer(written, self._threads), SPMDSavePlanner(), self._group)
+            _checksummed_storage.save(
+                values, _checksummed_storage.writer(written, self._threads), SPMDSavePlanner(), self._group
+            )
             error = self._finish(step, written, folder) if self._is_first() else None
-            if self._group is not None and _any(self._group, error is not None) and error is None:
+            if self._group is not None and _any_process(self._group, error is not None) and error is None:
                 raise RuntimeError(
                     f"CheckpointManager: the first process could not finish the checkpoint of step {step}"
                 )
@@ -187,42 +191,44 @@ class CheckpointManager:
         """Gives what was written its name, and drops what is too many; what that failed with."""
         try:
             if written != folder:
-                _storage.replace(written, folder)
+                _checksummed_storage.replace(written, folder)
                 _leftovers.unlock(folder)
-            self._drop(step, folder)
+            self._delete_old(step, folder)
         except Exception as failure:
             return failure
         return None
 
-    def _drop(self, step: int, folder: str) -> None:
+    def _delete_old(self, step: int, folder: str) -> None:
         """Deletes what the checkpoint just finished replaces, and those that are too many."""
-        aside = _storage.before(folder)
-        if not _storage.is_url(folder) and os.path.exists(aside):
-            _storage.remove(self._fs, aside)
+        aside = _checksummed_storage.backup_path(folder)
+        if not _checksummed_storage.is_url(folder) and os.path.exists(aside):
+            _checksummed_storage.remove(self._fs, aside)
         if not self.max_to_keep:
             return
         # By time: a run that goes on from an earlier step writes lower numbers than those it finds.
         others = [f"{self._root}/{other}" for other in self.all_steps() if other != step]
-        others.sort(key=lambda other: _storage.written_at(self._fs, other))  # by step where times are equal
+        others.sort(
+            key=lambda other: _checksummed_storage.completion_time(self._fs, other)
+        )  # by step where times are equal
         for old in others[: max(0, len(others) + 1 - self.max_to_keep)]:
-            _storage.remove(self._fs, old)
+            _checksummed_storage.remove(self._fs, old)
 
-    def _recover(self) -> None:
+    def _recover_replaced(self) -> None:
         """Removes what killed processes left; a checkpoint cut off between two renames gets its name again."""
-        if _storage.is_url(self.path):
+        if _checksummed_storage.is_url(self.path):
             return
         _leftovers.remove_leftovers(self.path)
         for name in os.listdir(self.path):
             step = name.removeprefix(".").removesuffix(".before")
             if name == f".{step}.before" and step.isdigit():
                 folder = self._folder(int(step))
-                if not _storage.is_finished(self._fs, folder):
+                if not _checksummed_storage.is_finished(self._fs, folder):
                     if os.path.exists(folder):
                         self._fs.rm(folder, recursive=True)
-                    os.rename(_storage.before(folder), folder)
+                    os.rename(_checksummed_storage.backup_path(folder), folder)
 
 
-def _any(group: dist.ProcessGroup, mine: bool) -> bool:
+def _any_process(group: dist.ProcessGroup, mine: bool) -> bool:
     flag = torch.tensor([int(mine)])
     dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
     return bool(flag.item())

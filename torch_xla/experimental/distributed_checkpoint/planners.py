@@ -11,7 +11,14 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, WriteItem
 
 from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShard, load_local_shards_, local_parts
-from torch_xla.experimental.distributed_checkpoint._parts import Parts, Pickled, is_split, mapped, to_read, to_write
+from torch_xla.experimental.distributed_checkpoint._shards import (
+    Pickled,
+    TensorShards,
+    is_split,
+    map_tensors,
+    shards_to_read,
+    shards_to_write,
+)
 
 
 class SPMDSavePlanner(DefaultSavePlanner):
@@ -22,13 +29,13 @@ class SPMDSavePlanner(DefaultSavePlanner):
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         """See DefaultSavePlanner."""
-        prepared = mapped(state_dict, lambda t: to_write(t, now=False) if is_split(t) else t)
+        prepared = map_tensors(state_dict, lambda t: shards_to_write(t, now=False) if is_split(t) else t)
         super().set_up_planner(prepared, storage_meta, is_coordinator)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         """See DefaultSavePlanner."""
         found = self.state_dict[index.fqn]
-        return found.__get_tensor_shard__(index) if isinstance(found, Parts) else super().lookup_object(index)
+        return found.__get_tensor_shard__(index) if isinstance(found, TensorShards) else super().lookup_object(index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
         """See DefaultSavePlanner."""
@@ -50,7 +57,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
             name: t for name, t in self.state_dict.items() if isinstance(t, torch.Tensor) and t.device.type == "xla"
         }
         for name, t in self._targets.items():
-            self.state_dict[name] = to_read(t) if is_split(t) else torch.empty(t.shape, dtype=t.dtype)
+            self.state_dict[name] = shards_to_read(t) if is_split(t) else torch.empty(t.shape, dtype=t.dtype)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """See DefaultLoadPlanner."""
@@ -61,7 +68,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         """See DefaultLoadPlanner."""
         found: Any = self.state_dict[index.fqn]
-        return found.__get_tensor_shard__(index) if isinstance(found, Parts) else super().lookup_tensor(index)
+        return found.__get_tensor_shard__(index) if isinstance(found, TensorShards) else super().lookup_tensor(index)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         """See DefaultLoadPlanner. The last part of a tensor sends all of them to the devices."""
@@ -70,7 +77,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         if self._missing[name] > 0 or name not in self._targets:
             return
         target, read = self._targets.pop(name), self.state_dict[name]
-        if isinstance(read, Parts):
+        if isinstance(read, TensorShards):
             load_parts_(target, read)
         else:
             with torch.no_grad():
@@ -78,7 +85,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         self.state_dict[name] = None
 
 
-def load_parts_(t: torch.Tensor, parts: Parts) -> None:
+def load_parts_(t: torch.Tensor, parts: TensorShards) -> None:
     """Writes parts into a split tensor, in place: to each device of this process its own."""
     shards = [
         XLAShard(parts.part(part.offsets) if part.filled else torch.empty(part.sizes, dtype=t.dtype), ..., "", 0)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from torch_xla.experimental.distributed_checkpoint._parts import Parts, is_split, to_read
-from torch_xla.experimental.distributed_checkpoint._storage import CheckpointError
+from torch_xla.experimental.distributed_checkpoint._checksummed_storage import CheckpointError
+from torch_xla.experimental.distributed_checkpoint._shards import TensorShards, is_split, shards_to_read
 from torch_xla.experimental.distributed_checkpoint.planners import load_parts_
 
 _DTYPES = {
@@ -99,10 +99,10 @@ def _load(name: str, target: torch.Tensor, value: torch.Tensor) -> None:
         with torch.no_grad():
             target.copy_(value)
         return
-    room = to_read(target)
+    room = shards_to_read(target)
     parts: dict[tuple[int, ...], tuple[tuple[int, ...], torch.Tensor]] = {}
     for chunk in room.__create_chunk_list__():
         at, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
         index = tuple(slice(start, start + size) for start, size in zip(at, sizes, strict=True))
         parts[at] = (sizes, value[index].to(target.dtype))
-    load_parts_(target, Parts(target.shape, target.dtype, parts))
+    load_parts_(target, TensorShards(target.shape, target.dtype, parts))

@@ -6,30 +6,30 @@
 #include <cstring>
 #include <unordered_set>
 
-#include "calls.h"
-#include "compat_python.h"
-#include "counters.h"
-#include "describe.h"
-#include "device.h"
-#include "graph.h"
-#include "host_memory.h"
-#include "interpretation.h"
-#include "interpreter.h"
-#include "launch.h"
-#include "live.h"
-#include "memory.h"
-#include "op.h"
-#include "ordinal.h"
-#include "origin.h"
-#include "profiler.h"
-#include "random.h"
-#include "reasons.h"
-#include "record.h"
+#include "compat/python_internal.h"
+#include "dispatch/graph_size_limit.h"
+#include "dispatch/record.h"
+#include "dispatch/sharding.h"
+#include "graph/call_plan.h"
+#include "graph/graph.h"
+#include "graph/launch.h"
+#include "graph/serialize.h"
+#include "graph/sync_reason.h"
+#include "inference/output_spec_cache.h"
+#include "interpreter/graph_interpreter.h"
+#include "ir/op.h"
+#include "ir/source_location.h"
 #include "registration.h"
-#include "sharding.h"
-#include "signature.h"
-#include "size_limit.h"
-#include "tensor.h"
+#include "runtime/device.h"
+#include "runtime/host_tensor.h"
+#include "runtime/memory_stats.h"
+#include "runtime/ordinal.h"
+#include "runtime/profiler.h"
+#include "runtime/python_hooks.h"
+#include "runtime/rng_state.h"
+#include "support/counters.h"
+#include "tensor/live_tensors.h"
+#include "tensor/xla_tensor.h"
 
 namespace py = pybind11;
 namespace torch_xla {
@@ -86,34 +86,34 @@ std::vector<NodePtr> nodes_of(const std::vector<at::Tensor>& tensors) {
   return out;
 }
 
-XlaTensor& xla(const at::Tensor& t) {
+XlaTensor& require_xla(const at::Tensor& t) {
   XlaTensor* x = maybe_xla(t);
   TORCH_CHECK(x != nullptr, "Input tensor is not an XLA tensor: ", t.toString(), " on ", t.device());
   return *x;
 }
 
 // A tensor of its own with a buffer that exists already.
-at::Tensor tensor_of_buffer(const py::object& array, int dtype, Ordinal device) {
+at::Tensor xla_tensor_from_array(const py::object& array, int dtype, Ordinal device) {
   const auto shape = array.attr("shape").cast<std::vector<int64_t>>();
   return make_tensor(
       make_leaf(make_buffer(array, device), make_signature(static_cast<at::ScalarType>(dtype), shape), device));
 }
 
 // Lays a tensor out in another way, in place; `array`: its value, laid out and noted (set_sharding) so already.
-void lay_out_tensor(const at::Tensor& t, uint32_t sharding, const std::optional<py::object>& array) {
-  XlaTensor& x = xla(t);
+void reshard_tensor(const at::Tensor& t, uint32_t sharding, const std::optional<py::object>& array) {
+  XlaTensor& x = require_xla(t);
   NodePtr value = x.value();
   if (array) {
     const Shape& shape = value->shape();
-    x.lay_out(
+    x.reshard(
         make_leaf(make_buffer(*array, x.device_index()), make_signature(shape.dtype, shape.sizes), x.device_index()));
   } else {
-    x.lay_out(lay_out(value, sharding, current_origin()));
+    x.reshard(reshard(value, sharding, current_origin()));
   }
 }
 
-at::Tensor laid_out(const at::Tensor& t, uint32_t sharding) {
-  return make_tensor(lay_out(xla(t).value(), sharding, current_origin()));
+at::Tensor resharded(const at::Tensor& t, uint32_t sharding) {
+  return make_tensor(reshard(require_xla(t).value(), sharding, current_origin()));
 }
 
 void bind_graph(py::module_& m) {
@@ -165,7 +165,7 @@ void bind_graph(py::module_& m) {
       .def("fail", &fail, py::arg("error"), py::arg("culprit") = py::none())
       .def("floats", [](const Graph& g) { return py::array_t<double>(g.floats.size(), g.floats.data()); })
       .def("ints", [](const Graph& g) { return py::array_t<int64_t>(g.ints.size(), g.ints.data()); })
-      .def("describe", &describe)
+      .def("serialize", &serialize)
       .def("roots", &root_positions)
       .def_property_readonly("root_shardings", &root_shardings);
   bind_launch(m, graph);
@@ -175,24 +175,24 @@ void bind_graph(py::module_& m) {
     return collect_only(device, wanted);
   });
   m.def("nodes_of", &nodes_of);
-  m.def("tensor_id", [](const at::Tensor& t) { return xla(t).id(); });
-  py::class_<Steps>(m, "Steps")
-      .def("__len__", [](const Steps& steps) { return steps.ops.size(); })
-      .def("replay", [](const Steps& steps, const at::Tensor& memory) {
-        xla(memory);
+  m.def("tensor_id", [](const at::Tensor& t) { return require_xla(t).id(); });
+  py::class_<ViewChain>(m, "ViewChain")
+      .def("__len__", [](const ViewChain& steps) { return steps.ops.size(); })
+      .def("replay", [](const ViewChain& steps, const at::Tensor& memory) {
+        require_xla(memory);
         return replay(steps, memory);
       });
-  m.def("steps", [](const at::Tensor& t) { return xla(t).steps(); });
-  m.def("memory_id", [](const at::Tensor& t) { return xla(t).memory_id(); });
-  m.def("lay_out", &lay_out_tensor, py::arg("tensor"), py::arg("sharding"), py::arg("array") = py::none());
-  m.def("laid_out", &laid_out);
-  m.def("newest", [](Ordinal device) -> std::optional<at::Tensor> {
-    NodePtr value = XlaTensor::newest(device);
+  m.def("view_chain", [](const at::Tensor& t) { return require_xla(t).steps(); });
+  m.def("storage_id", [](const at::Tensor& t) { return require_xla(t).memory_id(); });
+  m.def("reshard", &reshard_tensor, py::arg("tensor"), py::arg("sharding"), py::arg("array") = py::none());
+  m.def("resharded", &resharded);
+  m.def("latest_values", [](Ordinal device) -> std::optional<at::Tensor> {
+    NodePtr value = XlaTensor::latest_float_value(device);
     return value ? std::optional<at::Tensor>(make_tensor(std::move(value))) : std::nullopt;
   });
-  m.def("is_view", [](const at::Tensor& t) { return xla(t).is_view(); });
+  m.def("is_view", [](const at::Tensor& t) { return require_xla(t).is_view(); });
   m.def("set_sharding", &set_sharding, py::arg("sharding"), py::arg("bytes") = -1);
-  m.def("make_tensor", &tensor_of_buffer, py::arg("array"), py::arg("dtype"), py::arg("device"));
+  m.def("make_tensor", &xla_tensor_from_array, py::arg("array"), py::arg("dtype"), py::arg("device"));
 }
 
 // The buffers of all live values of a device, each once.
@@ -209,7 +209,7 @@ py::list live_buffers(Ordinal device) {
 
 // (scope, [(function, file, line), ...] innermost first) of an origin's number; None for 0.
 py::object origin(uint32_t number) {
-  const Origin* found = find_origin(number);
+  const SourceLocation* found = find_origin(number);
   if (found == nullptr) {
     return py::none();
   }
@@ -224,7 +224,7 @@ py::object origin(uint32_t number) {
 
 void bind_origins(py::module_& m) {
   m.def("set_capture", [](bool on) { capturing_origins.store(on); });
-  m.def("capturing", [] { return capturing_origins.load(); });
+  m.def("is_capturing", [] { return capturing_origins.load(); });
   m.def("set_scope", &set_scope);
   m.def("origin", &origin);
 }
@@ -265,11 +265,11 @@ void bind_state(py::module_& m) {
   m.def("counter", [](const std::string& name) { return counter(name); }, py::return_value_policy::reference);
   m.def("counters", &counters);
   m.def("clear_counters", &clear_counters);
-  m.def("check_signatures", &check_signatures);
-  m.def("checked_ordinal", [](Ordinal device) { return static_cast<int>(device); });
-  m.def("checked_device", [](const at::Device& device) {
+  m.def("verify_output_specs", &verify_cache);
+  m.def("validate_ordinal", [](Ordinal device) { return static_cast<int>(device); });
+  m.def("validate_device", [](const at::Device& device) {
     TORCH_CHECK(device.is_xla(), "expected an xla device, got ", device);
-    return static_cast<int>(checked_ordinal(device.has_index() ? device.index() : current_device()));
+    return static_cast<int>(validated_ordinal(device.has_index() ? device.index() : current_device()));
   });
 }
 
@@ -289,6 +289,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_reasons(m);
   bind_profiler(m);
   m.def("register_special_kernels", &register_special_kernels);
-  m.def("register_recorded", &register_recorded);
-  m.def("register_forms", &register_forms);
+  m.def("register_recorded_ops", &register_recorded);
+  m.def("register_schema_kinds", &register_forms);
 }

@@ -3,20 +3,20 @@
 #include <memory>
 #include <unordered_map>
 
-#include "attention.h"
-#include "autocast.h"
-#include "batch_norm.h"
-#include "composites.h"
-#include "copies.h"
-#include "cpu_fallback.h"
-#include "data_dependent.h"
-#include "device_forms.h"
-#include "factories.h"
-#include "forms.h"
-#include "hot_views.h"
-#include "linear.h"
-#include "reshapes.h"
-#include "storage_ops.h"
+#include "aten/attention.h"
+#include "aten/autocast.h"
+#include "aten/batch_norm.h"
+#include "aten/composites.h"
+#include "aten/device_specific_ops.h"
+#include "aten/linear.h"
+#include "aten/reshape.h"
+#include "aten/storage_ops.h"
+#include "aten/unboxed_views.h"
+#include "dispatch/copy.h"
+#include "dispatch/cpu_fallback.h"
+#include "dispatch/data_dependent.h"
+#include "dispatch/factories.h"
+#include "dispatch/schema_kind.h"
 
 namespace torch_xla {
 namespace {
@@ -58,7 +58,7 @@ torch::Library& implementations(const std::string& ns) {
   return *lib;
 }
 
-bool is_hot_view(const std::string& name) {
+bool has_unboxed_view_kernel(const std::string& name) {
   static const std::unordered_set<std::string> names{"aten::alias",        "aten::detach",  "aten::expand",
                                                      "aten::lift_fresh",   "aten::permute", "aten::select.int",
                                                      "aten::slice.Tensor", "aten::t",       "aten::transpose.int",
@@ -163,7 +163,7 @@ bool register_recorded(const std::string& name, const std::unordered_set<std::st
   // and its parts would round to 16 bits one by one.
   const bool composite = op->handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                          !op->handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
-  if (is_hot_view(name)) {
+  if (has_unboxed_view_kernel(name)) {
     taken().insert(name);
   } else if (taken().count(name) == 0 && !composite) {
     boxed(name, op, kernel_of(*op));
@@ -186,7 +186,7 @@ std::pair<int64_t, int64_t> register_forms() {
         handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
       continue;
     }
-    if (const Form form = form_of(recorded, name, *handle); form.functional != nullptr) {
+    if (const MutatingOverload form = find_functional(recorded, name, *handle); form.functional != nullptr) {
       boxed(name, add_form(name, form.functional), form.kernel);
       ++forms;
     } else if (is_functional(handle->schema()) &&

@@ -14,8 +14,8 @@ torch::Library& implementations(const std::string& ns);
 // The same for any key.
 torch::Library& library(const std::string& ns, c10::DispatchKey key);
 
-// The views that hot_views.cpp registers itself.
-bool is_hot_view(const std::string& name);
+// The views that aten/unboxed_views.cpp registers itself.
+bool has_unboxed_view_kernel(const std::string& name);
 
 // Kernels written by hand, and what happens to ops that nobody registered. First.
 void register_special_kernels();

@@ -1,0 +1,803 @@
+"""ATen's kernels in programs for the CPU: when they are called, and when not; threads, errors, forks, other processes.
+
+That they compute what XLA's do: every test of lowering/ checks rules that may call them both ways (rule_check.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import torch_xla
+from tests.support.helpers import counts, run_script, same
+from torch_xla._engine.compilation import program_cache
+from torch_xla._engine.cpu_backend import library
+from torch_xla._engine.diagnostics import xla_errors
+from torch_xla._engine.lowering import RULES, cpu_kernel_call
+from torch_xla._engine.lowering.registry import LoweringRuleContext
+from torch_xla._engine.lowering.rules import convolution
+from torch_xla._engine.recorder import build
+
+CALLS = "CpuKernelCalls"
+
+
+@dataclass
+class Case:
+    """A computation with gradients that is large enough for a call, and the handlers that it calls."""
+
+    function: Callable[..., torch.Tensor]
+    shapes: tuple[tuple[int, ...], ...]
+    handlers: set[str]
+    dtype: torch.dtype = torch.float32
+    loose: float = 2e-3
+
+
+CASES = {
+    "lists": Case(lambda x, y: torch.cat(torch._foreach_mul([x, y], 2.5)), ((4, 8), (3, 8)), {"lists"}),
+    "convolution": Case(
+        lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1),
+        ((8, 16, 32, 32), (32, 16, 3, 3), (32,)),
+        {"convolution", "convolution_backward"},
+    ),
+    "channels last": Case(
+        lambda x, w: F.conv2d(x.permute(0, 3, 1, 2), w).permute(0, 2, 3, 1),
+        ((8, 32, 32, 16), (32, 16, 3, 3)),
+        {"convolution", "convolution_backward"},
+    ),
+    "transposed convolution": Case(
+        lambda x, w: F.conv_transpose1d(x, w, stride=2, output_padding=1),
+        ((8, 32, 200), (32, 16, 5)),
+        {"convolution", "convolution_backward"},
+    ),
+    "depthwise, 3d": Case(
+        lambda x, w: F.conv3d(x, w, groups=8, dilation=2),
+        ((2, 8, 12, 12, 12), (8, 1, 3, 3, 3)),
+        {"convolution", "convolution_backward"},
+    ),
+    "attention": Case(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        ((2, 4, 200, 32),) * 3,
+        {"attention", "attention_backward"},
+    ),
+    "attention of transposed heads": Case(
+        lambda q, k, v: F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), scale=0.3),
+        ((2, 200, 4, 32), (2, 180, 4, 32), (2, 180, 4, 32)),
+        {"attention", "attention_backward"},
+    ),
+    "max pooling": Case(
+        lambda x: F.max_pool2d(x, 3, 2, 1), ((4, 16, 64, 64),), {"max_pool2d_with_indices_backward", "written"}
+    ),
+    "average pooling": Case(
+        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), ((4, 16, 64, 64),), {"avg_pool2d_backward"}
+    ),
+    "sorting": Case(lambda x: x.sort(0, descending=True)[0], ((200, 50),), {"sort"}),
+    "sums of rows": Case(lambda x, y: torch.cat([x.sum(0), y.sum((0, 1))]), ((70, 50), (9, 8, 60)), {"sum"}),
+    "sums of rows, on a team": Case(lambda x: x.sum(0, keepdim=True), ((1100, 1300),), {"sum"}),
+    **{
+        f"layer norm, {name}": Case(
+            lambda x, w, b: F.layer_norm(x, x.shape[-2:], w, b) if w.ndim == 2 else F.layer_norm(x, x.shape[-1:], w, b),
+            (shape, *(shape[-dims:],) * 2),
+            {"layer_norm", "layer_norm_backward"},
+        )
+        for name, shape, dims in (
+            ("small", (5, 20, 77), 1), ("of matrices", (40, 8, 9), 2), ("on a team", (800, 700), 1)
+        )
+    },
+    "layer norm, without weights": Case(
+        lambda x: F.layer_norm(x, (64,)), ((50, 64),), {"layer_norm", "layer_norm_backward"}
+    ),
+    **{
+        f"batch norm, {name}": Case(
+            lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+            (shape, *(shape[1:2],) * 2),
+            {"batch_statistics", "batch_gradients"},
+        )
+        for name, shape in (
+            ("images", (8, 16, 8, 8)), ("of few places", (6, 200, 3, 3)), ("vectors", (140, 50)),
+            ("of many channels", (3, 2100)), ("of one place", (70, 40, 1, 1)),
+            ("on a team", (6, 40, 48, 48)), ("vectors, on a team", (260, 2100)),
+        )
+    },
+    "products in 16 bits": Case(
+        lambda a, b: (a @ b).relu() + b.t() @ a.t(), ((256, 128), (128, 256)), {"mm"}, torch.bfloat16, 0.1
+    ),
+    "products of batches in 16 bits": Case(
+        lambda a, b: a.bmm(b), ((8, 96, 128), (8, 128, 96)), {"bmm"}, torch.bfloat16, 0.1
+    ),
+}  # fmt: skip
+#: Without these instructions nothing is called for bfloat16.
+FAST_16_BITS = "AVX512" in torch.backends.cpu.get_cpu_capability()
+
+
+def _with_gradients(case: Case) -> Callable[..., list[torch.Tensor]]:
+    def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        out = case.function(*inputs)
+        weights = torch.linspace(-1, 1, out.numel()).to(out.device, out.dtype).reshape(out.shape)
+        return [out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)]
+
+    return function
+
+
+def _inputs(case: Case) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=case.dtype).requires_grad_() for shape in case.shapes]
+
+
+def _called() -> set[str]:
+    """What the programs in memory call."""
+    texts = [found.compiled.as_text() for found in program_cache.cache.values()]
+    return {name for text in texts for name in re.findall(rf'custom_call_target="{cpu_kernel_call.PREFIX}(\w+)"', text)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_calls(name: str) -> None:
+    case = CASES[name]
+    program_cache.cache.clear()
+    with counts() as moved:
+        same(_with_gradients(case), *_inputs(case), rtol=case.loose, atol=case.loose)
+    expected = set() if case.dtype == torch.bfloat16 and not FAST_16_BITS else case.handlers
+    assert _called() == expected and (moved[CALLS] > 0) == bool(expected)
+
+
+#: (image, kernel, stride, padding, dilation) of convolutions in which some taps touch padding only, or seem to.
+GEOMETRIES = [
+    (1, 3, 1, 1, 1), (2, 3, 2, 1, 1), (1, 5, 1, 2, 1), (3, 5, 3, 2, 1), (1, 3, 1, 2, 1), (1, 3, 2, 4, 2),
+    (2, 3, 1, 2, 2), (2, 3, 3, 3, 3), (1, 4, 1, 2, 1), (2, 5, 2, 2, 1), (1, 1, 2, 1, 1), (1, 2, 3, 3, 2),
+    (3, 2, 4, 1, 3), (2, 7, 1, 3, 1), (2, 3, 1, 3, 3), (3, 3, 1, 3, 4), (1, 7, 4, 3, 1),
+]  # fmt: skip
+
+
+def test_taps_that_touch_padding_only() -> None:
+    """They are left out, and their gradients are zero; where an output touches nothing else, too."""
+
+    def function(x: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+        found = []
+        for image, taps, stride, padding, dilation in GEOMETRIES:
+            square = x[:, :, :image, :image], weights[:, :, :taps, :taps]
+            found.append(F.conv2d(*square, None, stride, padding, dilation))
+            high = x[:, :, :, :image], weights[:, :, :3, :taps]
+            found.append(F.conv2d(*high, None, (1, stride), (1, padding), (1, dilation)))
+        total = sum((out * torch.linspace(-1, 1, out.numel(), device=x.device).view_as(out)).sum() for out in found)
+        return [*(out.detach() for out in found), *torch.autograd.grad(total, (x, weights))]
+
+    torch.manual_seed(0)
+    program_cache.cache.clear()
+    x, weights = torch.randn(64, 64, 4, 4).requires_grad_(), torch.randn(128, 64, 7, 7).requires_grad_()
+    with counts() as moved:
+        same(function, x, weights, rtol=2e-3, atol=2e-3)
+    assert moved[CALLS] >= 2 * len(GEOMETRIES)
+
+
+def test_long_sums_lose_few_digits() -> None:
+    """Those of a million numbers, all of one sign."""
+    torch.manual_seed(0)
+    x = torch.rand(1 << 20, 2)
+    found = torch.stack([x.to("xla").sum(0).cpu(), F.layer_norm(x.T.to("xla"), (1 << 20,), eps=0).std(1).cpu()])
+    torch.testing.assert_close(found, torch.stack([x.double().sum(0).float(), torch.ones(2)]), rtol=2e-6, atol=0)
+
+
+def test_every_handler_has_a_case() -> None:
+    assert set().union(*(case.handlers for case in CASES.values())) == set(library.kernel_names()) - {"unpack"}
+
+
+# --- what is written to memory so that it is compiled once: numbers, and the ends of chains ----------------------
+
+
+def _kernels(parameters: int) -> set[str]:
+    """The kernels that XLA made of a step of AdamW, by what they do."""
+    program_cache.cache.clear()
+    held = [torch.ones(32, 16, device="xla").requires_grad_() for _ in range(parameters)]
+    optimizer = torch.optim.AdamW(held, lr=0.1, foreach=False)
+    with counts() as moved:
+        for _ in range(2):
+            torch.stack([(p * p).sum() for p in held]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch_xla.sync()
+    assert moved[CALLS] == 0  # no kernel of ATen's
+    assert _called() == {"unpack"}
+    text = list(program_cache.cache.values())[-1].compiled.as_text()
+    kernels = re.findall(r"^%fused_computation.*?^}", text, re.MULTILINE | re.DOTALL)
+    assert kernels
+    return {_without_names(kernel) for kernel in kernels}
+
+
+def _without_names(kernel: str) -> str:
+    names: dict[str, str] = {}
+    text = re.sub(r", metadata={[^}]*}", "", re.sub(r"[(,] ?[\w.]+: ", "(", kernel))
+    return re.sub(r"%[\w.-]+", lambda name: names.setdefault(name[0], f"%{len(names)}"), text)
+
+
+def test_equal_parameters_share_kernels() -> None:
+    assert len(_kernels(3)) == len(_kernels(9))
+
+
+def _centred(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(1, keepdim=True)
+
+
+CHAINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "elementwise": lambda x: torch.tanh(x) * 1.01,
+    "reductions": _centred,
+    "normalization": lambda x: F.layer_norm(x, (16,)) * 1.5,
+    "lists": lambda x: torch.cat([part + 1 for part in x.split(8)]),
+    "products between": lambda x: torch.relu(_centred(x) @ torch.ones(16, 16, device=x.device)) * 0.01,
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_long_chains_compile_in_proportion(name: str) -> None:
+    """XLA's compiler fuses a chain into each kernel that needs a part of it: twice as long was four times the code."""
+
+    def run(device: str, length: int) -> torch.Tensor:
+        x = torch.linspace(-1, 1, 256, device=device).reshape(16, 16).requires_grad_()
+        y = x
+        for _ in range(length):
+            y = CHAINS[name](y)
+        y.square().sum().backward()
+        return x.grad.cpu()
+
+    sizes = []
+    for length in (24, 96):
+        program_cache.cache.clear()
+        torch.testing.assert_close(run("xla", length), run("cpu", length), rtol=1e-3, atol=1e-4)
+        (program,) = program_cache.cache.values()
+        sizes.append(program.compiled.as_text().count("\n"))
+    assert sizes[1] < 5 * sizes[0]
+
+
+@pytest.mark.parametrize("length", [14, 15, 16])
+def test_a_transposed_value_is_written_as_it_is(length: int) -> None:
+    """Not as what was transposed, which kernels of ATen know how to read: it is the value written at one length."""
+    x = torch.linspace(-1, 1, 24).reshape(4, 6)
+    y, z = x, x.to("xla")
+    program_cache.cache.clear()
+    for _ in range(length):
+        y, z = y.tanh(), z.tanh()
+    torch.testing.assert_close(torch.transpose_copy(z, 0, 1).exp().cpu(), torch.transpose_copy(y, 0, 1).exp())
+    assert _called() == {"written"}
+
+
+@pytest.mark.parametrize("numbers", [[0.5, 1.5, -2.5, 3.25, 7.0], [3, 5, -7, 2**40, 11], [1j, 2 + 1j, -1j, 0.5, 3]])
+def test_numbers_one_by_one(numbers: list[Any]) -> None:
+    def function(x: torch.Tensor, *several: Any) -> torch.Tensor:
+        for number in several:
+            x = (x + number) * number
+        return x
+
+    x = torch.arange(6).to(torch.result_type(torch.zeros((), dtype=torch.int64), numbers[0]))
+    x = x.double() if x.dtype == torch.float32 else x
+    program_cache.cache.clear()
+    with counts() as moved:
+        for change in (0, 1, 2):
+            several = [number + change * 2 for number in numbers]
+            torch.testing.assert_close(function(x.to("xla"), *several).cpu(), function(x, *several))
+    assert moved.compilations == 1 and _called() == {"unpack"}
+
+
+def test_off() -> None:
+    run_script(
+        """
+        import torch, torch_xla
+        import torch_xla.debug.metrics as met
+        from torch_xla._engine.cpu_backend import library
+        x, w = torch.randn(8, 16, 32, 32), torch.randn(32, 16, 3, 3)
+        y = torch.conv2d(x.to("xla"), w.to("xla"))
+        torch.testing.assert_close(y.cpu(), torch.conv2d(x, w), rtol=1e-3, atol=1e-3)
+        assert library.load_library() is None and met.counter_value("CpuKernelCalls") is None
+        """,
+        TORCH_XLA_CPU_KERNELS="0",
+    )
+
+
+def _convolution() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(8, 16, 32, 32), torch.randn(32, 16, 3, 3)
+
+
+def test_little_work_is_not_worth_a_call() -> None:
+    with counts() as moved:
+        same(torch.conv2d, torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), rtol=1e-4, atol=1e-4)
+    assert moved.compilations and moved[CALLS] == 0
+
+
+def test_one_operation_at_a_time() -> None:
+    import torch_xla.experimental
+
+    x, w = _convolution()
+    torch_xla.experimental.eager_mode(True)
+    try:
+        with counts() as moved:
+            y = torch.conv2d(x.to("xla"), w.to("xla"))
+    finally:
+        torch_xla.experimental.eager_mode(False)
+    torch.testing.assert_close(y.cpu(), torch.conv2d(x, w), rtol=1e-3, atol=1e-3)
+    assert moved[CALLS] == 1
+
+
+def test_an_error_of_a_kernel_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = _convolution()
+    true = convolution._Geometry.attributes
+    monkeypatch.setattr(convolution._Geometry, "attributes", lambda self: true(self) | {"groups": 3})
+    program_cache.cache.clear()
+    y = torch.conv2d(x.to("xla"), w.to("xla"), padding=3)
+    with pytest.raises(xla_errors.XlaError, match=r"aten::convolution on the CPU: .*groups=3"):
+        y.cpu()
+    program_cache.cache.clear()
+    monkeypatch.undo()
+    y = torch.conv2d(x.to("xla"), w.to("xla"), padding=3)
+    torch.testing.assert_close(y.cpu(), torch.conv2d(x, w, padding=3), rtol=1e-3, atol=1e-3)
+
+
+def test_an_attribute_that_is_missing_is_an_error() -> None:
+    with library.kernels_enabled("cpu"), jax.enable_x64(True):
+        call = jax.jit(lambda x: cpu_kernel_call.cpu_kernel_call("sort", lambda x: [x, x], [x], [x, x], dim=0))
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"aten::sort on the CPU: .*descending"):
+            jax.block_until_ready(call(jnp.ones(3)))
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x)) + x
+
+
+@pytest.mark.parametrize("way", ["pure", "loop", "again"])
+def test_in_functions_that_are_recorded_once(way: str) -> None:
+    from torch_xla.experimental.assume_pure import PureModule
+    from torch_xla.experimental.scan_layers import scan_layers
+
+    torch.manual_seed(0)
+    layers, x = torch.nn.ModuleList(_Layer() for _ in range(3)), torch.randn(8, 16, 24, 24)
+
+    def run(device: str) -> list[torch.Tensor]:
+        model, y = copy.deepcopy(layers).to(device), x.to(device)
+        if way == "loop" and device == "xla":
+            y = scan_layers(model, y)
+        else:
+            for layer in model:
+                if way == "pure" and device == "xla":
+                    layer = PureModule(layer)
+                y = checkpoint(layer, y, use_reentrant=False) if way == "again" else layer(y)
+        y.square().mean().backward()
+        return [y.detach().cpu(), *(p.grad.cpu() for p in model.parameters() if p.grad is not None)]
+
+    program_cache.cache.clear()
+    for got, expected in zip(run("xla"), run("cpu"), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+    assert _called() == {"convolution", "convolution_backward"}
+
+
+# --- where nothing is called -------------------------------------------------------------------------------------
+
+
+def _rule(x: jax.Array, w: jax.Array) -> jax.Array:
+    shape = (x.shape[0], w.shape[0], x.shape[2] - 2, x.shape[3] - 2)
+    context = LoweringRuleContext("aten::convolution", [(shape, torch.float32)])
+    args = x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+    result: jax.Array = RULES["aten::convolution"].function(context, *args)
+    return result
+
+
+def _structs() -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(tuple(t.shape), np.float32) for t in _convolution()]
+
+
+def _arrays() -> list[jax.Array]:
+    return [jnp.asarray(t.numpy()) for t in _convolution()]
+
+
+def test_not_for_other_platforms_nor_unless_offered() -> None:
+    with library.kernels_enabled("cpu"):
+        traced = jax.jit(_rule).trace(*_structs())
+        assert cpu_kernel_call.PREFIX in traced.lower(lowering_platforms=("cpu",)).as_text()
+        for platform in ("tpu", "cuda"):
+            assert cpu_kernel_call.PREFIX not in traced.lower(lowering_platforms=(platform,)).as_text()
+    # What was traced in the block and is lowered after it: the choice is made again.
+    assert cpu_kernel_call.PREFIX not in traced.lower(lowering_platforms=("cpu",)).as_text()
+    jitted = jax.jit(_rule)  # with caches of jax's
+    for platform in ("tpu", "cpu", "tpu"):
+        with library.kernels_enabled(platform):
+            assert (cpu_kernel_call.PREFIX in jitted.lower(*_structs()).as_text()) == (platform == "cpu")
+    assert cpu_kernel_call.PREFIX not in jitted.lower(*_structs()).as_text()
+
+
+def test_exported_programs_know_nothing_of_it() -> None:
+    from torch_xla.stablehlo import exported_program_to_stablehlo
+
+    model = torch.nn.Conv2d(16, 32, 3)
+    text = exported_program_to_stablehlo(torch.export.export(model, (_convolution()[0],))).get_stablehlo_text()
+    assert "stablehlo.convolution" in text and "custom_call" not in text
+
+
+@pytest.mark.parametrize("way", ["grad", "vmap", "jvp"])
+def test_transformations_of_jax(way: str) -> None:
+    """A rule may be a part of what jax differentiates or maps; then XLA computes it."""
+    x, w = _arrays()
+    functions: dict[str, Callable[..., Any]] = {
+        "grad": lambda x, w: jax.grad(lambda x, w: jnp.sum(_rule(x, w) ** 2), (0, 1))(x, w),
+        "jvp": lambda x, w: jax.jvp(_rule, (x, w), (jnp.ones_like(x), w)),
+        "vmap": lambda x, w: jax.vmap(_rule, (0, None))(jnp.stack([x, 2 * x]), w),
+    }
+    expected = jax.jit(functions[way])(x, w)
+    with library.kernels_enabled("cpu"):
+        got = jax.jit(functions[way])(x, w)
+    for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(g, e, rtol=2e-3, atol=2e-3)
+
+
+def test_over_several_devices() -> None:
+    run_script(
+        """
+        import os, sys
+        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+        import jax, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from tests.cpu_backend.test_cpu_kernels import _arrays, _rule, library, on_cpu
+        mesh = Mesh(np.array(jax.devices()), ("x",))
+        x, w = _arrays()
+        split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+        with library.offered("cpu") as (_, called):
+            spread = jax.jit(_rule, in_shardings=(split, whole), out_shardings=split).lower(x, w).compile()
+            assert not called and "all-gather" not in spread.as_text()
+            each = jax.jit(jax.shard_map(_rule, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x")))
+            compiled = each.lower(x, w).compile()
+            assert called == {"convolution": 1} and "all-gather" not in compiled.as_text()
+        expected = jax.jit(_rule)(x, w)
+        for found in spread, compiled:
+            arrays = jax.device_put(x, split), jax.device_put(w, whole)
+            np.testing.assert_allclose(found(*arrays), expected, rtol=1e-3, atol=1e-3)
+        """
+    )
+
+
+# --- processes and threads ---------------------------------------------------------------------------------------
+
+_TRAIN = """
+    import torch, torch_xla
+    import torch_xla.debug.metrics as met
+
+    def step(seed=0):
+        torch.manual_seed(seed)
+        w = torch.randn(32, 16, 3, 3).to("xla").requires_grad_()
+        x = torch.randn(8, 16, 32, 32).to("xla")
+        loss = torch.conv2d(x, w).square().mean()
+        loss.backward()
+        return loss.item(), w.grad.sum().item()
+    """
+
+
+def test_programs_from_the_disk(tmp_path: Path) -> None:
+    """The handlers are known before a program that calls them is loaded; with and without them programs are apart."""
+    script = _TRAIN + 'print(step(), met.counter_value("PersistentCacheHit"), met.counter_value("CpuKernelCalls"))\n'
+    folder = {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path)}
+    first, second = (run_script(script, **folder).stdout for _ in range(2))
+    assert " None " in first and " None " not in second
+    assert first.split(")")[0] == second.split(")")[0]
+    assert " None None" in run_script(script, **folder, TORCH_XLA_CPU_KERNELS="0").stdout
+
+
+def test_after_a_fork() -> None:
+    """The thread of a parent's handlers is not in its child, which starts one of its own."""
+    run_script(
+        _TRAIN
+        + """
+    import os
+    from torch_xla._engine.cpu_backend import library
+    torch.conv2d(torch.randn(8, 16, 32, 32), torch.randn(32, 16, 3, 3))  # torch's threads of the parent
+    library.load_library()
+    child = os.fork()
+    found = step()
+    if child == 0:
+        os._exit(0 if found[0] > 0 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """
+    )
+
+
+def test_number_of_threads() -> None:
+    """One team of torch's threads for all of XLA's, as large as torch.set_num_threads says."""
+    run_script(
+        _TRAIN
+        + """
+    from pathlib import Path
+
+    def threads():
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    torch.set_num_threads(3)
+    step()
+    before = threads()
+    for seed in range(20):
+        step(seed)
+    assert threads() <= before + 1, (before, threads())
+    torch.set_num_threads(1)
+    one = step()
+    torch.set_num_threads(4)
+    assert abs(step()[1] - one[1]) < 1e-2 * abs(one[1]) + 1e-3
+    assert torch.get_num_threads() == 4
+    """
+    )
+
+
+_TWO_TEAMS = """
+    import os, re, torch, torch_xla
+    from pathlib import Path
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    w = [torch.randn(64, 64, 3, 3) for _ in range(3)]
+    x = torch.randn(16, 64, 16, 16)
+    on_xla = x.to("xla"), [each.to("xla").requires_grad_() for each in w]
+
+    def forward(x, w):
+        for each in w:
+            x = torch.conv2d(x, each, padding=1)
+        return x.square().mean()
+
+    def step():
+        forward(*on_xla).backward()
+        torch_xla.sync(wait=True)
+        for each in on_xla[1]:
+            each.grad = None
+
+    def threads():
+        return {thread.name: thread for thread in Path("/proc/self/task").iterdir()}
+    """
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
+def test_who_starts_a_program_ends_its_own_team() -> None:
+    run_script(
+        _TWO_TEAMS
+        + """
+    for _ in range(5):
+        step()
+    before = set(threads())
+    forward(x, w)
+    assert len(set(threads()) - before) == cores - 1
+    step()
+    assert not set(threads()) - before
+    """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
+def test_a_team_sleeps_between_kernels_only() -> None:
+    """Seven times in each kernel where OpenMP has more threads than cores. Those of the main thread's team count."""
+    run_script(
+        _TWO_TEAMS
+        + """
+    def sleeps():
+        found = {name: (thread / "status").read_text() for name, thread in threads().items()}
+        return {name: int(re.search(r"\\nvoluntary_ctxt_switches:\\s+(\\d+)", text)[1]) for name, text in found.items()}
+
+    forward(x, w)
+    for _ in range(5):
+        step()
+    before = sleeps()
+    for _ in range(40):
+        step()
+    of_each_kernel = max(after - before.get(name, 0) for name, after in sleeps().items()) / 40 / 6
+    assert 0.1 < of_each_kernel < 3, of_each_kernel
+    """
+    )
+
+
+_BOUND = """
+    import os, subprocess, sys, time
+    from pathlib import Path
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+
+    def bound():  # how many of XLA's threads, and of the others
+        found = {True: 0, False: 0}
+        for path in Path("/proc/self/task").iterdir():
+            thread, of_xla = int(path.name), (path / "comm").read_text().startswith("tf_XLAEigen")
+            if os.sched_getscheduler(thread) != os.SCHED_IDLE:
+                found[of_xla] += len(os.sched_getaffinity(thread)) < cores
+        return found[True], found[False]
+
+    def becomes(condition):  # true of them within 30 seconds of steps
+        end, seed = time.monotonic() + 30, 0
+        while time.monotonic() < end:
+            step(seed := seed + 1)
+            if condition(*bound()):
+                return True
+        return False
+    """
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
+def test_threads_have_cores_of_their_own() -> None:
+    """As long as the cores are theirs: beside programs that never sleep they go where they can."""
+    run_script(
+        _TRAIN
+        + _BOUND
+        + """
+    assert becomes(lambda pool, team: pool == cores and team > 0)
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores)]
+    try:
+        assert becomes(lambda pool, team: pool == team == 0)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
+@pytest.mark.parametrize("environment", [{}, {"OMP_WAIT_POLICY": "passive"}], ids=["awake", "passive"])
+def test_cores_stay_awake_between_kernels_only(environment: dict[str, str]) -> None:
+    run_script(
+        _TRAIN
+        + f"""
+    import os, time
+    from pathlib import Path
+
+    def ran():
+        found = {{}}
+        for path in Path("/proc/self/task").iterdir():
+            if os.sched_getscheduler(int(path.name)) == os.SCHED_IDLE:
+                found[path.name] = int((path / "schedstat").read_text().split()[0])
+        return found
+
+    def becomes(condition):
+        for _ in range(50):
+            if condition():
+                return True
+            time.sleep(0.2)
+        return False
+
+    def asleep():
+        before = ran()
+        time.sleep(0.2)
+        return ran() == before
+
+    def steps():
+        for seed in range(5):
+            step(seed)
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    steps()
+    assert becomes(asleep), "they run while there are no kernels"
+    before = ran()
+    assert len(before) == {0 if environment else "cores"}
+    steps()
+    assert becomes(lambda: all(after > before[name] for name, after in ran().items())), "nor while there are"
+    """,
+        **environment,
+    )
+
+
+def test_the_user_says_where_threads_run() -> None:
+    """The handlers read the variable at the first kernel; OpenMP, which is loaded, does not read it again."""
+    run_script(
+        _TRAIN
+        + _BOUND
+        + """
+    os.environ["OMP_PROC_BIND"] = "false"
+    for seed in range(10):
+        step(seed)
+        assert bound() == (0, 0), seed
+    """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
+def test_what_a_program_calls_may_use_all_cores() -> None:
+    """A function of the user's may start threads and processes, which inherit where they may run."""
+    run_script(
+        _TRAIN
+        + _BOUND
+        + """
+    import jax
+    from torch_xla.core.xla_builder import call_jax
+
+    found = []
+
+    def seen(x):
+        found.append(os.sched_getaffinity(0))
+        return x
+
+    def call(x):
+        return jax.pure_callback(seen, jax.ShapeDtypeStruct(x.shape, x.dtype), (x @ x).T)
+
+    x = torch.randn(256, 256).to("xla")
+    for _ in range(3):
+        assert becomes(lambda pool, team: pool == cores)
+        call_jax(call, (x,)).cpu()
+    assert len(found) == 3 and all(len(allowed) == cores for allowed in found), found
+    """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
+@pytest.mark.parametrize("run", range(3))  # it is XLA's thread in every second run, and Python's in the others
+def test_a_team_is_not_bound_to_the_core_of_who_starts_it(run: int) -> None:
+    """XLA's threads are bound by then, after programs of sums; the first convolution starts the team's."""
+    run_script(
+        _TRAIN
+        + _BOUND
+        + """
+    x = torch.randn(64, 64, device="xla", requires_grad=True)
+
+    def step(seed):
+        torch.nn.functional.layer_norm(x, (64,)).square().sum(0).mean().backward()
+        torch_xla.sync(wait=True)
+        x.grad = None
+
+    assert becomes(lambda pool, team: pool == cores)
+    a, b = (torch.randn(512, 1024).to("xla") for _ in range(2))
+    w = torch.randn(64, 64, 3, 3).to("xla")
+    torch_xla.sync(wait=True)
+    before = set(os.listdir("/proc/self/task"))
+    torch.set_num_threads(1)  # of which the team is bound to none
+    y = torch.nn.functional.layer_norm((a @ a.t() @ a).tanh() @ a.t() @ b, (1024,)).reshape(8, 64, 32, 32)
+    torch.conv2d(y.exp(), w, padding=1).cpu()
+    made = set(os.listdir("/proc/self/task")) - before
+    assert made and all(len(os.sched_getaffinity(int(thread))) == cores for thread in made), made
+    """
+    )
+
+
+def test_several_threads_at_once() -> None:
+    x, w = _convolution()
+    expected = [torch.conv2d(x * n, w) for n in range(4)]
+    found: dict[int, torch.Tensor] = {}
+
+    def run(n: int) -> None:
+        found[n] = torch.conv2d((x * n).to("xla"), w.to("xla")).cpu()
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for n in range(4):
+        torch.testing.assert_close(found[n], expected[n], rtol=1e-3, atol=1e-2)
+
+
+def test_the_process_may_end_while_a_kernel_runs() -> None:
+    script = """
+    import gc, torch, torch_xla
+    gc.unfreeze()  # the end of the interpreter is tested
+    x, w = torch.randn(32, 64, 64, 64).to("xla"), torch.randn(64, 64, 3, 3).to("xla")
+    for _ in range(10):
+        x = torch.conv2d(x, w, padding=1)
+    torch_xla.sync()
+    """
+    run_script(script)
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Programs are XLA's own then, and a warning says what is missing."""
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(
+        library, "build_or_find", lambda extension: build.build_or_find(replace(extension, cache=tmp_path))
+    )
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    monkeypatch.setattr(build.Extension, "build_dir", lambda self: tmp_path)
+    with pytest.warns(RuntimeWarning, match="cannot build its CPU kernels: a C\\+\\+ compiler was not found"):
+        assert library.load_library() is None
+    assert library.load_library() is None  # and says it once

@@ -1,0 +1,145 @@
+"""Devices of others: what of a plugin jax is told, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.helpers import run_script
+
+REGISTERED = """
+import json, os
+import torch
+import torch_xla
+import torch_xla.runtime as xr
+from torch_xla._engine.device import hardware_detection
+from torch_xla.experimental import plugins
+
+class Plugin(plugins.DevicePlugin):
+    def __init__(self, options):
+        self.options, self.called = options, []
+    def library_path(self):
+        return "/no/such/library.so"
+    def configure_single_process(self):
+        self.called.append("single")
+    def configure_multiprocess(self, rank, size):
+        self.called.append((rank, size))
+    def physical_chip_count(self):
+        return 3
+    def host_index(self):
+        return 7
+    def client_create_options(self):
+        return self.options
+
+mine = Plugin({"speed": 2, "name": "x"})
+assert not plugins.using_dynamic_plugins()
+try:
+    plugins.default()
+except RuntimeError as error:
+    print(error)
+plugins.register_plugin("MyDevice", mine)
+assert plugins.default() is mine and plugins.using_dynamic_plugins()
+assert (hardware_detection.max_local_processes(), xr.host_index(), mine.called) == (3, 7, [])
+try:
+    torch.ones(2, device="xla")
+except RuntimeError as error:
+    print(str(error).splitlines()[0][:50], "library.so" in str(error), "of Plugin" in str(error))
+name, path = os.environ["PJRT_NAMES_AND_LIBRARY_PATHS"].split(":")
+print(name, json.load(open(path)), mine.called)
+"""
+
+
+def test_a_registered_plugin_is_what_jax_loads() -> None:
+    done = run_script(REGISTERED, check=False, PJRT_DEVICE="mydevice")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "plugins.default: no plugin is registered for devices of kind MYDEVICE",
+        "PJRT_DEVICE asks for MYDEVICE: jax has no mydevice True True",
+        "mydevice {'library_path': '/no/such/library.so', 'create_options': {'speed': 2, 'name': 'x'}} ['single']",
+    ]
+
+
+INSTALLED = """
+import importlib.metadata, os, sys
+import torch_xla
+from torch_xla.experimental import plugins
+
+class Plugin(plugins.DevicePlugin):
+    def library_path(self):
+        return "/no/such/other.so"
+
+class Point:
+    name = "offered"
+    def load(self):
+        return Plugin
+
+importlib.metadata.entry_points = lambda group: [Point()] if group == "torch_xla.plugins" else []
+assert type(plugins.default()) is Plugin
+try:
+    torch_xla.devices()
+except RuntimeError as error:
+    print(os.environ["PJRT_NAMES_AND_LIBRARY_PATHS"], "other.so" in str(error))
+"""
+
+
+def test_a_plugin_of_an_installed_package_is_found() -> None:
+    done = run_script(INSTALLED, check=False, PJRT_DEVICE="OFFERED")
+    assert (done.returncode, done.stdout) == (0, "offered:/no/such/other.so True\n"), done.stderr
+
+
+def test_too_late() -> None:
+    done = run_script(
+        """
+        import torch, torch_xla
+        from torch_xla.experimental import plugins
+        torch.ones(1, device="xla")
+        try:
+            plugins.register_plugin("NAME", plugins.DevicePlugin())
+        except RuntimeError as error:
+            print(error)
+        try:
+            plugins.DevicePlugin().library_path()
+        except NotImplementedError as error:
+            print(error)
+        """,
+        PJRT_DEVICE="CPU",
+    )
+    assert done.stdout.splitlines() == [
+        "register_plugin: devices of kind CPU are in use; register NAME before",
+        "DevicePlugin: library_path() must give the path of the PJRT plugin",
+    ]
+
+
+#: A package of jax's for GPUs, whose driver is missing.
+NO_DRIVER = """
+import sys
+from pathlib import Path
+folder = Path({folder!r})
+(folder / "xla_cuda99-1.0.dist-info").mkdir(parents=True)
+(folder / "xla_cuda99-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\\nName: xla-cuda99\\nVersion: 1.0\\n")
+(folder / "xla_cuda99-1.0.dist-info/entry_points.txt").write_text("[jax_plugins]\\nx = xla_cuda99\\n")
+(folder / "xla_cuda99.py").write_text("def initialize():\\n    print('tried')\\n    raise RuntimeError('no driver')\\n")
+sys.path.insert(0, str(folder))
+import jax
+import torch
+import torch_xla
+assert torch.ones(2, device="xla").sum().item() == 2
+print(jax.config.jax_platforms)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "platforms", "is_told"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": ""}, "None", False),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "None", True),  # there should be a GPU
+        ({"PJRT_DEVICE": "CPU"}, "cpu", True),  # jax tries plugins all the same; a real one looks at the platforms
+    ],
+    ids=["no GPU", "a GPU", "asked for the CPU"],
+)
+def test_a_missing_driver(variables: dict[str, str], platforms: str, is_told: bool, tmp_path: Path) -> None:
+    """It is no error on a machine without a GPU; and where the CPU is asked for, jax starts nothing else."""
+    done = run_script(NO_DRIVER.format(folder=str(tmp_path / "packages")), check=False, **variables)
+    assert (done.returncode, done.stdout) == (0, f"tried\n{platforms}\n"), done.stderr
+    assert ("no driver" in done.stderr) is is_told, done.stderr

@@ -1,0 +1,205 @@
+"""torch_xla.debug.report(): the numbers of a loop, verdicts on numbers, and the page in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+import torch
+from torch import nn
+
+import torch_xla
+from torch_xla._engine.compilation import program_cache
+from torch_xla._engine.diagnostics import step_timings
+from torch_xla.debug import bottlenecks, report, report_charts, report_data
+
+
+class Slow(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        time.sleep(0.02)
+        return torch.randn(4)
+
+
+@pytest.fixture(scope="module")
+def loop() -> dict[str, Any]:
+    """A report of a loop with a slow loader, a value read and an op on the CPU in each step."""
+    torch_xla.sync()
+    step_timings.clear()
+    program_cache.cache.clear()
+    model = nn.Linear(4, 2).to("xla")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for x in torch.utils.data.DataLoader(Slow(), batch_size=1):
+            y = model(x.to("xla"))
+            y.nonzero()
+            y.sum().item()
+            torch_xla.sync()
+    return report().as_dict()
+
+
+def test_numbers(loop: dict[str, Any]) -> None:
+    assert loop["steps"]["count"] == len(loop["timeline"]) == 6
+    for row in loop["timeline"]:
+        assert sum(row["parts"].values()) == pytest.approx(row["wall_ms"])
+        assert row["parts"]["input"] >= 20 and row["parts"]["transfers"] > 0 and row["parts"]["execute"] > 0
+        assert row["peak_bytes"] > 0
+    assert loop["timeline"][0]["compiled"] >= 2 and loop["timeline"][-1]["compiled"] == 0
+    assert len(loop["compilations"]) == sum(row["compiled"] for row in loop["timeline"])
+    assert sum(row["share"] for row in loop["time"].values()) == pytest.approx(1)
+    assert sum(row["ms_per_step"] for row in loop["time"].values()) == pytest.approx(loop["steps"]["mean_ms"])
+    (fallback,) = loop["fallbacks"]
+    (read,) = loop["reads"]
+    first = loop_line("y.nonzero()")
+    assert (fallback["op"], fallback["line"], fallback["per_step"]) == ("aten::nonzero", f"{__file__}:{first}", 1)
+    assert (read["line"], read["per_step"]) == (f"{__file__}:{first + 1}", 1)
+    assert set(loop["memory"]) == {"xla:0"}
+    json.dumps(loop)
+
+
+def loop_line(text: str) -> int:
+    return Path(__file__).read_text().splitlines().index(f"            {text}") + 1
+
+
+def test_verdicts_of_the_loop(loop: dict[str, Any]) -> None:
+    found = {v["kind"]: v["text"] for v in loop["verdicts"]}
+    assert "input-bound" in found and found["input-bound"].startswith("input-bound: waiting for the DataLoader takes ")
+    line = loop_line("y.nonzero()")
+    assert found["fallback"].startswith(f"1 fallback per step at {__file__}:{line}: aten::nonzero runs on the CPU")
+    assert found["read"].startswith(f"1 value read per step at {__file__}:{line + 1}: ")
+
+
+def test_text(loop: dict[str, Any]) -> None:
+    text = str(torch_xla.debug.Report(loop))
+    assert text.startswith("6 steps, ") and "* input-bound: " in text and "aten::nonzero" in text
+    assert re.search(r"^  input +[\d.]+ +\d+% +[\d.]+ +\d+%  #+$", text, re.MULTILINE)
+    assert [line for line in text.splitlines() if len(line) > 120 and "/" not in line] == []
+
+
+def test_last(loop: dict[str, Any]) -> None:
+    assert report(last=2).as_dict()["steps"]["count"] == 2
+    with pytest.raises(ValueError, match=r"^report: last=0: expected at least 1 step"):
+        report(last=0)
+
+
+def test_no_steps() -> None:
+    kept = step_timings.steps()
+    step_timings.clear()
+    try:
+        empty = report()
+        assert empty.as_dict()["verdicts"][0]["kind"] == "no steps"
+        assert "No step has ended" in str(empty) and "<svg" not in empty.as_html()
+    finally:
+        step_timings._history.extend(kept)
+
+
+def numbers(wall: float = 10.0, steps: int = 10, compiled: int = 0, **parts: float) -> dict[str, Any]:
+    """A report in which every step has these parts, in ms; the rest is other."""
+    every = dict.fromkeys(report_data.CATEGORIES, 0.0) | parts
+    every["other"] = wall - sum(parts.values())
+    row = {"parts": every, "wall_ms": wall, "compiled": compiled}
+    time = {name: {"settled_ms": ms, "settled_share": ms / wall} for name, ms in every.items()}
+    return {
+        "steps": {"count": steps, "mean_ms": wall, "ops": 100.0},
+        "settled": {"count": 0 if compiled else steps},
+        "time": time, "timeline": [row] * steps, "fallbacks": [], "reads": [], "memory": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "text"),
+    [
+        (numbers(tracing=6.0), "tracing-bound", "6 ms of the 10 ms of a step (100 ops, 60.0 µs an op)"),
+        (numbers(input=4.0), "input-bound", "4 ms of the 10 ms"),
+        (numbers(transfers=3.5), "transfer-bound", "3.5 ms of the 10 ms"),
+        (numbers(waiting=3.0, execute=3.0), "device-bound", "6 ms of the 10 ms"),
+        (numbers(compiled=1, compile=5.0), "compile-bound", "8 compilations in the last 8 steps took 40 ms of 80 ms"),
+        (numbers(), "balanced", "No single thing"),
+        (
+            numbers() | {"fallbacks": [{"op": "aten::unique", "line": "a.py:3", "per_step": 3.0, "ms_per_step": 0.1}]},
+            "fallback",
+            "3 fallbacks per step at a.py:3: aten::unique",
+        ),
+        (
+            numbers() | {"reads": [{"line": "a.py:4", "per_step": 2.5, "ms_per_step": 0.1}]},
+            "read",
+            "2.5 values read per step at a.py:4",
+        ),
+        (
+            numbers() | {"memory": {"xla:1": {"peak_bytes_used": 95, "bytes_limit": 100}}},
+            "memory",
+            "xla:1 had 95 % of its memory",
+        ),
+    ],
+)
+def test_verdict(data: dict[str, Any], kind: str, text: str) -> None:
+    found = bottlenecks.find_bottlenecks(data)
+    assert [v["kind"] for v in found] == [kind]
+    assert text in found[0]["text"], found
+
+
+def test_rare_things_are_no_verdict() -> None:
+    rare = {"op": "aten::unique", "line": "a.py:3", "per_step": 0.1, "ms_per_step": 0.1}
+    assert [v["kind"] for v in bottlenecks.find_bottlenecks(numbers() | {"fallbacks": [rare], "reads": [rare]})] == [
+        "balanced"
+    ]
+
+
+@pytest.fixture
+def chromium() -> str:
+    """The browser's command."""
+    found = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), None)
+    if found is None:
+        pytest.skip("needs a browser, as in apt-get install chromium")
+    return found
+
+
+def test_times_beside_a_chart() -> None:
+    assert [report_charts._time(ms) for ms in (0.5, 20.46, 999, 4091, 61_000)] == [
+        "0.5 ms", "20.5 ms", "999 ms", "4.091 s", "61 s"
+    ]  # fmt: skip
+
+
+#: Whether every label of a chart is inside of it, and every head of a table on one line.
+_FITS = """<script>
+let fits = true;
+for (const label of document.querySelectorAll("svg text")) fits &&= label.getBBox().x >= 0;
+for (const head of document.querySelectorAll("th")) fits &&= head.offsetHeight < 40;
+document.body.dataset.fits = fits;
+</script>"""
+
+
+def test_page_in_a_browser(loop: dict[str, Any], chromium: str, tmp_path: Path) -> None:
+    """From disk, without a network: the script runs, every step has its bar, and something is drawn."""
+    hostile = loop | {
+        "verdicts": [{"kind": "x", "text": "</script><b id=hostile>", "advice": "& more"}],
+        "recompilations": [{"times": 2, "text": "why " * 100}],
+    }
+    page, picture = torch_xla.debug.Report(hostile).save(tmp_path / "report.html"), tmp_path / "page.png"
+    text = page.read_text()
+    page.write_text(text.replace("</body>", f"{_FITS}</body>"))
+    assert not re.search(r"""(src|href)=|https?://|@import|url\(""", text), "everything is inside"
+    browser = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,1600",
+               "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}/profile"]  # fmt: skip
+    done = subprocess.run([*browser, "--dump-dom", page.as_uri()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 'data-ready="6"' in done.stdout, "the script has run to its end"
+    assert 'data-fits="true"' in done.stdout, "a label is cut off, or a head is broken"
+    assert "<b id=" not in done.stdout and "&lt;b id=hostile&gt;" in done.stdout
+    last = loop["timeline"][-1]
+    assert f"step {last['number']} (MainThread): {last['wall_ms']:.3f} ms" in done.stdout
+    done = subprocess.run([*browser, f"--screenshot={picture}", page.as_uri()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pixels = matplotlib.image.imread(picture)[:, :, :3].reshape(-1, 3)
+    colors = {tuple(int(255 * c + 0.5) for c in pixel) for pixel in pixels[::3]}
+    assert {(0xE8, 0xA3, 0x3D), (0x4C, 0x78, 0xA8)} <= colors, "bars in the colours of input and of tracing"

@@ -1,0 +1,19 @@
+"""Random programs that cross the seams: what the CPU computes, refuses or allows, xla does too, step by step.
+
+A program is a list of steps on a pool of tensors. Each step is done on the CPU first: what it gives has to be given on
+xla (shape, dtype, whether it needs a gradient), what it refuses has to be refused there, with an exception
+of the same type, and in the end all tensors are compared. Steps bring lazy conjugates and negatives, ``out=`` of all
+kinds, empty and 0-dimensional shapes, every dtype and its conversions, expanded and strided operands, modes, deep
+copies, transforms, gradients, hooks and threads.
+
+    python -m tests.fuzz.cross_feature FIRST COUNT      programs by number, each from a seed of its own; prints what differs
+
+``values`` (dtypes, shapes, numbers), ``steps`` (what a program may do), ``machine`` (a pool on a device), ``compare``
+(how far two may be apart, and what is not defined), ``running`` (a program on both).
+"""
+
+from tests.fuzz.cross_feature.compare import CLOSE
+from tests.fuzz.cross_feature.running import Difference, Program, program, run, shortened
+from tests.fuzz.cross_feature.values import default_dtype
+
+__all__ = ["CLOSE", "Difference", "Program", "default_dtype", "program", "run", "shortened"]

@@ -1,0 +1,139 @@
+"""What the documents show runs: every ```python block of the README and of docs/, and the example.
+
+A block that is no program (a signature, a fragment) has the line ``<!-- not run -->`` right before it. The blocks of a
+page with ``<!-- one program -->`` are one, but for those with a mark of their own: ``<!-- with NAME=VALUE -->`` sets
+variables, ``<!-- as a file -->`` (``, with NAME=VALUE``) is for programs that start processes, and
+``<!-- with clients -->`` for those that need other libraries, which `make test-clients` runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import scripts
+from tests.support.helpers import ROOT, run_script
+from tests.tools import torch_versions
+from torch_xla._engine.compat import versions
+
+_BLOCK = re.compile(
+    r"(?:<!-- (not run|with clients|as a file.*|with \w+=.*) -->\n)?```python\n((?:.*\n)*?)```$", re.MULTILINE
+)
+_ONE_PROGRAM = "\n<!-- one program -->\n"
+_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(p for name in ("torch_xla", "tests", "benchmarks", "examples") for p in (ROOT / name).rglob("README.md")),
+]
+
+
+def _programs() -> list[object]:
+    found = []
+    for path in DOCUMENTS:
+        text = path.read_text()
+        blocks = [(text[: b.start(2)].count("\n") + 1, b[1] or "", b[2]) for b in _BLOCK.finditer(text)]
+        if _ONE_PROGRAM in text:
+            parts = [(line, program) for line, mark, program in blocks if not mark]
+            blocks = [block for block in blocks if block[1]]
+            blocks.insert(0, (parts[0][0], "", "\n".join(program for _, program in parts)))
+        for line, mark, program in blocks:
+            if mark not in ("not run", "with clients"):
+                found.append(pytest.param(mark, program, id=f"{path.relative_to(ROOT)}:{line}"))
+    return found
+
+
+@pytest.mark.parametrize(("mark", "program"), _programs())
+def test_block_runs(mark: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an error, and without a word on stderr."""
+    monkeypatch.chdir(tmp_path)  # for the files that it writes
+    variables = dict(re.findall(r"(\w+)=(\S+)", mark))
+    if mark.startswith("as a file"):
+        # Its processes are forks here: an interpreter takes five seconds of a core (test_spawn.py starts some).
+        program, calls = re.subn(r"(xmp\.spawn|torch_xla\.launch)\((\w+)", r'\1(\2, start_method="fork"', program)
+        assert calls == 1
+    run_script(
+        program, **{"TORCH_XLA_STORM": "interpret", "TORCH_XLA_FIRST_RUN": "auto"} | variables
+    )  # as users have it
+
+
+def test_marks_are_known() -> None:
+    """A mark that is spelled wrong would leave its block to the others."""
+    for path in DOCUMENTS:
+        for mark in re.findall(r"<!-- (.*) -->\n```python", path.read_text()):
+            assert re.fullmatch(r"not run|with clients|as a file(, with .*)?|with \w+=.*", mark), (path, mark)
+
+
+def test_pictures_are_those_that_are_drawn() -> None:
+    """By scripts/docs/pictures.py; each is shown somewhere."""
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "scripts" / "docs" / "pictures.py")
+    assert spec is not None and spec.loader is not None
+    pictures = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = pictures
+    spec.loader.exec_module(pictures)
+    kept = {path.stem: path.read_text() for path in (ROOT / "docs" / "pictures").glob("*.svg")}
+    assert kept == {name: draw().text for name, draw in pictures.PICTURES.items()}
+    shown = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    assert all(f"](pictures/{name}.svg)" in shown for name in kept)
+
+
+def _rows(path: Path, start: str) -> list[list[str]]:
+    """The cells of the table whose first line starts so."""
+    text = path.read_text()
+    lines = text[text.index(start) :].partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_readme_has_the_figures_of_the_benchmarks() -> None:
+    names, _, *measured = _rows(ROOT / "docs" / "benchmarks.md", "| a step in a row")
+    columns = [0, *map(names.index, ("here, ms", "eager CPU", "inductor", "jax"))]
+    _, _, *shown = _rows(ROOT / "README.md", "| | torch_xla | eager torch | torch.compile | jax, by hand |")
+    assert shown == [[row[column] for column in columns] for row in measured]
+
+
+def test_each_file_of_the_recorder_is_in_its_readme() -> None:
+    folder = ROOT / "torch_xla" / "_engine" / "recorder" / "csrc"
+    named = {name.partition(".")[0] for name in re.findall(r"`([\w./]+)`", (folder / "README.md").read_text())}
+    files = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.*") if path.suffix in (".cpp", ".h"))
+    assert {str(path) for path in files} <= named
+
+
+def test_readme_shows_a_program() -> None:
+    """Guards the pattern above: a README without a block would pass."""
+    assert any("README.md" in str(p) for p in _programs())
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in DOCUMENTS])
+def test_links_lead_somewhere(path: Path) -> None:
+    """Links inside the repository name files that exist."""
+    missing = [link for link in _LINK.findall(path.read_text()) if not (path.parent / link).exists()]
+    assert not missing
+
+
+def test_example_trains(tmp_path: Path) -> None:
+    """One epoch of the digits; `make demo` runs all of them and checks the result."""
+    plot = tmp_path / "digits.png"
+    command = [*scripts.PYTHON, "-W", "error", str(ROOT / "examples/train_digits.py"), "--epochs", "1"]
+    # Without the flags of conftest.py: training with a program that is not optimized takes longer than optimizing it.
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | scripts.server_variables()
+    done = subprocess.run([*command, "--plot", str(plot)], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-4000:]
+    accuracy = re.search(r"test accuracy: ([\d.]+)", done.stdout)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.8
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    on_cpu = set(re.findall(r"Counter: (aten::\S+)", done.stdout)) - {"aten::_local_scalar_dense"}
+    assert not on_cpu
+
+
+def test_each_tested_release_has_a_run_behind_it() -> None:
+    rows = [line.strip("| ").split(" | ") for line in torch_versions.TABLE.read_text().splitlines() if "passed" in line]
+    good = [row for row in rows if row[4].split(", ")[1] == "0 failed"]
+    for name, column in (("torch", 0), ("Python", 1), ("jax", 2)):
+        assert {versions.minor_version(row[column]) for row in good} >= set(versions.TESTED[name]), name

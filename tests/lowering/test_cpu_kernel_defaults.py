@@ -1,0 +1,135 @@
+"""Defaults of the calls of ATen's kernels (lowering/cpu_kernel_call.py): what a program is given where it may call none.
+
+Each is traced again when a program is lowered, and again where the compiler partitions the program over a mesh.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import torch_xla._engine
+from tests.support.helpers import run_script
+from torch_xla._engine.cpu_backend import library
+from torch_xla._engine.lowering import cpu_kernel_call
+from torch_xla._engine.lowering.rules import matmul
+
+ENGINE = Path(torch_xla._engine.__file__).parent
+_CALLS = {"cpu_kernel_call", "cpu_kernel_call_in_place", "_KernelCall"}
+
+
+def _names_in(path: Path) -> set[str]:
+    """The first arguments of the calls in a file; what is no constant, as it is written."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else "cpu_kernel_call"
+        if (
+            name in _CALLS
+            and owner == "cpu_kernel_call"
+            and (name != "cpu_kernel_call" or isinstance(node.func, ast.Attribute))
+        ):
+            first = node.args[0]
+            found.add(first.value if isinstance(first, ast.Constant) else ast.unparse(first))
+    return found
+
+
+def test_every_call_is_of_a_handler_that_the_mesh_test_knows() -> None:
+    """Names that are not constants: matmul's, of a table, and what call and call_in_place hand on."""
+    found = set().union(*(_names_in(path) for path in ENGINE.rglob("*.py")))
+    assert {"handler", "op"} <= found
+    assert (found - {"handler", "op"}) | set(matmul._HANDLERS.values()) == set(library.kernel_names())
+
+
+MESH = """
+    import numpy as np, torch
+    torch.backends.cpu.get_cpu_capability = lambda: "AVX512"  # products in 16 bits are calls there alone
+    import torch_xla, torch_xla.runtime as xr, torch_xla.distributed.spmd as xs
+    from torch_xla._engine.cpu_backend import library
+    from torch_xla._engine.lowering import cpu_kernel_call
+    from torch_xla._engine.compilation import cpu_scheduling
+    from types import SimpleNamespace
+    from tests.programs.cpu_kernel_programs import CASES, with_gradients
+    cpu_scheduling.partitioning = SimpleNamespace(partition_count=lambda: 1)  # else there is no call of "lists" over a mesh
+    xr.use_spmd()
+    mesh = xs.Mesh(np.arange(2), (2,), ("data",))
+    lowered, lower_default = set(), cpu_kernel_call._lower_default
+    def noted(ctx, *args, call, avals):
+        lowered.add(call.op)
+        return lower_default(ctx, *args, call=call, avals=avals)
+    cpu_kernel_call._lower_default = noted
+    for name, case in CASES.items():
+        torch.manual_seed(0)
+        given = [torch.randn(shape, dtype=case.dtype) for shape in case.shapes]
+        wanted = with_gradients(case)(*(x.clone().requires_grad_() for x in given))
+        inputs = [x.to("xla").requires_grad_() for x in given]
+        if inputs[0].shape[0] % 2 == 0:
+            xs.mark_sharding(inputs[0], mesh, ("data", *[None] * (inputs[0].dim() - 1)))
+        found = with_gradients(case)(*inputs)
+        torch_xla.sync()
+        for x, y in zip(found, wanted, strict=True):
+            torch.testing.assert_close(x.cpu(), y, rtol=case.loose, atol=case.loose, msg=lambda text: f"{name}: {text}")
+    assert lowered == set(library.kernel_names()), lowered ^ set(library.kernel_names())
+    print("done")
+"""
+
+
+def test_each_default_is_compiled_over_a_mesh() -> None:
+    """Partitioned by the compiler; values and gradients of the CPU."""
+    done = run_script(MESH, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="2")
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
+
+
+def _by_cell(y: Any) -> Callable[..., Any]:
+    return lambda x: [x + y]
+
+
+def _by_function(y: Any) -> Callable[..., Any]:
+    add = lambda x: x + y
+    return lambda x: [add(x)]
+
+
+def _by_container(y: Any) -> Callable[..., Any]:
+    given = {"rest": [(y,)]}
+    return lambda x: [x + given["rest"][0][0]]
+
+
+def _by_default(y: Any) -> Callable[..., Any]:
+    return lambda x, y=y: [x + y]
+
+
+def _by_partial(y: Any) -> Callable[..., Any]:
+    return functools.partial(lambda y, x: [x + y], y)
+
+
+class _Adding:
+    def __init__(self, y: Any) -> None:
+        self.inner = cpu_kernel_call._KernelCall("sum", lambda x: [x + y], {})
+
+    def default(self, x: Any) -> list[Any]:
+        return list(self.inner.default(x))
+
+
+def _by_dataclass(y: Any) -> Callable[..., Any]:
+    adding = _Adding(y).inner
+    return lambda x: adding.default(x)
+
+
+@pytest.mark.parametrize(
+    "make", [_by_cell, _by_function, _by_container, _by_default, _by_partial, _by_dataclass], ids=lambda f: f.__name__
+)
+def test_a_default_that_closes_over_an_array_is_refused(make: Callable[..., Any]) -> None:
+    def program(x: jax.Array, y: jax.Array) -> Any:
+        return cpu_kernel_call.cpu_kernel_call("sum", make(y), [x], [x])[0]
+
+    with cpu_kernel_call.cpu_kernels_enabled(), pytest.raises(TypeError, match="'sum': the default closes over arrays"):
+        jax.jit(program).lower(jnp.ones(3), jnp.ones(3))

@@ -1,0 +1,171 @@
+"""``python -m torch_xla.doctor`` and ``python -m torch_xla.build`` where something is really wrong.
+
+Each run is an interpreter of its own: what it says about importing cannot come from one that has imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import scripts
+from torch_xla._engine.base import diagnostic_commands
+from torch_xla._engine.compat import versions
+from torch_xla.doctor import accelerators, command, device_check, environment
+from torch_xla.doctor.report import Report
+
+#: The kernel refuses everyone to make files there, root too.
+READ_ONLY = Path("/sys/torch_xla")
+
+
+def run(module: str, *paths: Path, **environment: str) -> tuple[int, str]:
+    """Exit code, and what was printed: runs of more than one space are one, for lines are wrapped."""
+    env = scripts.environment() | environment
+    env["PYTHONPATH"] = os.pathsep.join([*map(str, paths), env["PYTHONPATH"]])
+    done = subprocess.run([sys.executable, "-m", module], env=env, capture_output=True, text=True, timeout=300)
+    return done.returncode, " ".join((done.stdout + scripts.own_words(done.stderr)).split())
+
+
+def without_compiler(tmp_path: Path) -> dict[str, str]:
+    """No program is found, and nothing is built yet."""
+    (tmp_path / "bin").mkdir()
+    return {"PATH": str(tmp_path / "bin"), "CXX": "", "TORCH_XLA_CACHE_DIR": str(tmp_path / "cache")}
+
+
+def test_all_is_well_but_for_a_name() -> None:
+    code, said = run("torch_xla.doctor", XLA_SYNC_WIAT="1", XLA_IR_DEBUG="1")
+    assert code == 0, said
+    assert "The environment variable XLA_SYNC_WIAT is set, and nothing reads it. -> Is XLA_SYNC_WAIT meant?" in said
+    assert "XLA_IR_DEBUG=1" in said and "xla:0: CPU:0" in said and "_torch_xla_recorder.so" in said
+    assert said.endswith("A tensor was computed on the device; the findings are advice.")
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    code, said = run("torch_xla.doctor", **without_compiler(tmp_path))
+    assert code == 1
+    assert "A C++ compiler was not found: it is needed once for each release of torch. -> apt-get install g++" in said
+    assert "torch_xla cannot build its recorder: a C++ compiler was not found." in said
+    assert "NO TENSOR CAN BE COMPUTED" in said
+
+
+def test_build_without_a_compiler(tmp_path: Path) -> None:
+    code, said = run("torch_xla.build", **without_compiler(tmp_path))
+    assert code == 1
+    assert said == "torch_xla cannot build its recorder: a C++ compiler was not found. apt-get install g++"
+
+
+def test_read_only_cache() -> None:
+    code, said = run("torch_xla.doctor", TORCH_XLA_CACHE_DIR=str(READ_ONLY))
+    assert code == 0, said  # the user's usual folder is used instead
+    assert f"The cache folder {READ_ONLY} cannot be written to: " in said
+    assert "-> Set TORCH_XLA_CACHE_DIR to a folder that can be written to" in said
+    assert "torch_xla: cannot use the cache folder for the recorder" in said
+
+
+def test_older_jaxlib(tmp_path: Path) -> None:
+    """A jaxlib that is this one, and says that it is of another release."""
+    spec = importlib.util.find_spec("jaxlib")
+    assert spec is not None and spec.submodule_search_locations is not None
+    (tmp_path / "jaxlib").mkdir()
+    for entry in Path(spec.submodule_search_locations[0]).iterdir():
+        (tmp_path / "jaxlib" / entry.name).symlink_to(entry)
+    version = tmp_path / "jaxlib" / "version.py"
+    text = version.read_text()
+    version.unlink()
+    release = environment.installed_version("jaxlib")
+    assert release is not None and release in text
+    version.write_text(text.replace(release, "0.4.1"))
+    (tmp_path / "jaxlib-0.4.1.dist-info").mkdir()
+    (tmp_path / "jaxlib-0.4.1.dist-info" / "METADATA").write_text("Name: jaxlib\nVersion: 0.4.1\n")
+    code, said = run("torch_xla.doctor", tmp_path)
+    assert code == 1
+    jax = environment.installed_version("jax")
+    assert f"jaxlib 0.4.1 is not of the same release as jax {jax}. -> pip install jaxlib=={jax}" in said
+    assert "jax FAILED" in said and "RuntimeError: jaxlib" in said
+
+
+def test_tpu_that_is_not_there() -> None:
+    code, said = run("torch_xla.doctor", PJRT_DEVICE="TPU")
+    assert code == 1
+    assert "PJRT_DEVICE asks for a TPU: this machine shows no TPU chip (/dev/accel0, /dev/vfio/0)" in said
+    assert "devices FAILED" in said and "jax has no tpu backend here" in said
+    assert "or set PJRT_DEVICE=CPU" in said
+
+
+def test_versions_that_were_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(versions.TESTED, "torch", ("1.0", "1.1"))
+    report = Report()
+    environment.check_environment(report)
+    (found,) = report.findings
+    assert found.what.startswith("torch_xla was not tested with torch 2.")
+    assert found.what.endswith(", but with 1.0 to 1.1.")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("CPU_NUM_DEVICES", "two", "CPU_NUM_DEVICES='two' is not an integer of at least 1"),
+        ("XLA_USE_SPMD", "1", "call torch_xla.runtime.use_spmd()"),
+        ("XLA_SOMETHING_ELSE", "1", "python -m torch_xla.settings"),
+    ],
+)
+def test_variables(monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str) -> None:
+    monkeypatch.setenv(name, text)
+    report = Report()
+    environment.check_environment(report)
+    assert any(said in finding.what + finding.cure for finding in report.findings)
+
+
+def test_flags_of_xla_are_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+    report = Report()
+    environment.check_environment(report)
+    assert not report.findings
+
+
+def test_a_configuration_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerators.hardware, "requested", lambda: (_ for _ in ()).throw(ValueError("what it says")))
+    report = Report()
+    accelerators.check_accelerators(report)
+    assert [finding.what for finding in report.findings] == ["what it says"]
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import os; os.kill(os.getpid(), 6)", "ended its process (signal SIGABRT)"),
+        ("import sys; sys.exit(3)", "ended its process (exit code 3)"),
+        ("import time; time.sleep(60)", "did not end in 0 s"),
+    ],
+)
+def test_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, said: str) -> None:
+    probe = tmp_path / "probe.py"
+    probe.write_text(f"import json\nprint(json.dumps({{'step': 'devices'}}), flush=True)\n{program}\n")
+    monkeypatch.setattr(device_check, "_PROBE", probe)
+    if "sleep" in program:
+        monkeypatch.setitem(device_check._LIMITS, "devices", 0.2)
+    report = Report()
+    assert not device_check.run_device_check(report)
+    assert said in report.findings[0].what and "`devices`" in report.findings[0].what
+    assert "NO TENSOR" in command.render_text(report, works=False)
+
+
+def test_which_process_looks_at_importing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, looks in (
+        (["python", "-m", "torch_xla.doctor"], True),
+        (["python", "-W", "error", "-mtorch_xla.build", "--into-package"], True),
+        (["python", "-m", "torch_xla.settings"], False),
+        (["python", "-m", "pytest", "torch_xla.doctor"], False),
+    ):
+        start = next(i for i, word in enumerate(words) if word.startswith("-m"))
+        module = start + 1 if words[start] == "-m" else start
+        monkeypatch.setattr(sys, "orig_argv", words)
+        monkeypatch.setattr(sys, "argv", ["-m", *words[module + 1 :]])
+        assert diagnostic_commands.is_diagnostic_command() is looks, words
+        monkeypatch.setattr(sys, "argv", ["program.py", *words[module + 1 :]])  # what it is after that moment
+        assert not diagnostic_commands.is_diagnostic_command()

@@ -1,0 +1,244 @@
+"""Starting processes, and what happens when one of them fails.
+
+A process costs seconds to start, so one script per way of starting runs several jobs one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_xla.distributed.xla_multiprocessing as xmp
+from tests.support import scripts
+from tests.support.helpers import run_script
+from torch_xla._engine.device import hardware_detection
+from torch_xla._engine.job import coordination, replicas
+
+#: A job of two that fails in some way, started by fork from a process that has used no device.
+FAULTS = """
+    import os, signal, sys, time
+    import torch, torch_xla
+    import torch.multiprocessing as mp
+    import torch_xla.core.xla_model as xm
+    import torch_xla.distributed.xla_multiprocessing as xmp
+
+    def meet():
+        assert xm.all_reduce("sum", torch.ones(1, device="xla")).item() == 2
+
+    def raises(index):
+        meet()
+        if index == 1:
+            raise ValueError("from rank 1")
+        xm.all_reduce("sum", torch.ones(1, device="xla")).item()
+
+    def killed(index):
+        meet()
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        xm.all_reduce("sum", torch.ones(1, device="xla")).item()
+
+    def exits(index):
+        if index == 1:
+            sys.exit(3)
+        time.sleep(3600)
+
+    def differs(index):
+        x = torch.ones(2, device="xla")
+        if index == 0:
+            xm.all_reduce("sum", x).cpu()
+        else:
+            time.sleep(2)  # the later one is told
+            xm.all_gather(x).cpu()
+
+    def strays(index):
+        x = torch.ones(2, device="xla")
+        for collective in (xm.all_gather, lambda x: xm.all_reduce("sum", x)):
+            collective(x).cpu()  # known from here on
+        if index == 0:
+            xm.all_reduce("sum", x).cpu()
+        else:
+            xm.all_gather(x).cpu()
+
+    def ends(index, path):
+        meet()
+        open(path + str(index), "w").close()
+        sys.exit(0)
+
+    def gone(pids):
+        for pid in pids:
+            try:
+                os.kill(pid, 0)
+                assert False, pid
+            except ProcessLookupError:
+                pass
+
+    def fails(fn, error, *texts):
+        context = xmp.spawn(fn, nprocs=2, join=False, start_method="fork")
+        assert len(context.processes) == 2
+        try:
+            while not context.join(0.01):  # as Lightning waits
+                pass
+        except error as caught:
+            message = str(caught)
+        else:
+            raise AssertionError(fn)
+        assert all(text in message for text in texts), message
+        gone(context.pids())
+
+    fails(raises, mp.ProcessRaisedException, "Process 1", 'ValueError: from rank 1', "in raises")
+    fails(killed, mp.ProcessExitedException, "process 1", "SIGKILL")
+    fails(exits, mp.ProcessExitedException, "process 1", "exit code 3")
+    fails(differs, mp.ProcessRaisedException, "rank 1: torch_xla::all_gather", "rank 0: torch_xla::all_reduce")
+    fails(strays, mp.ProcessRaisedException, "torch_xla::all_gather", "torch_xla::all_reduce")
+    path = os.environ["WHERE"]
+    assert xmp.spawn(ends, args=(path,), nprocs=2, start_method="fork") is None
+    assert os.path.exists(path + "0") and os.path.exists(path + "1")
+    torch.ones(1, device="xla").cpu()
+    try:
+        xmp.spawn(ends, args=(path,), nprocs=2, start_method="fork")
+    except RuntimeError as error:
+        assert "does not survive a fork" in str(error)
+    else:
+        raise AssertionError
+    import warnings
+    warnings.simplefilter("ignore", RuntimeWarning)  # jax's own, about forking
+    pid = os.fork()
+    if pid == 0:
+        try:
+            torch.ones(1, device="xla").cpu()
+        except RuntimeError as error:
+            os._exit(7 if "used before this process was forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    print("done")
+"""
+
+
+def test_faults(tmp_path: Path) -> None:
+    done = run_script(FAULTS, check=False, WHERE=str(tmp_path / "ended"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.endswith("done\n")
+
+
+TORCHRUN = """
+    import torch, torch_xla
+    import torch.distributed as dist
+    import torch_xla.core.xla_model as xm
+    import torch_xla.distributed.xla_backend
+
+    def main(index):
+        x = torch.ones(2, device="xla")  # a device is used before the group is made
+        dist.init_process_group("xla")
+        assert index == dist.get_rank() == xm.get_ordinal() and dist.get_world_size() == xm.xrt_world_size() == 2
+        dist.all_reduce(x)
+        assert x.tolist() == [2.0, 2.0]
+        dist.destroy_process_group()
+
+    torch_xla.launch(main)
+"""
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("\n".join(line[4:] for line in TORCHRUN.split("\n")))
+    done = subprocess.run(
+        [*scripts.PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)],
+        env=os.environ | scripts.server_variables(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def _remember(index: int, where: list[int]) -> None:
+    where.append(index)
+
+
+def test_one_process_is_this_one() -> None:
+    where: list[int] = []
+    assert xmp.spawn(_remember, args=(where,), nprocs=1) is None
+    assert where == [0]
+
+
+def test_impossible_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.ones(1, device="xla").cpu()
+    with pytest.raises(ValueError, match="nprocs=0 must be at least 1"):
+        xmp.spawn(_remember, args=([],), nprocs=0)
+    monkeypatch.setattr(hardware_detection, "detect_device_type", lambda: "CUDA")
+    monkeypatch.setattr(hardware_detection, "max_local_processes", lambda: 1)
+    with pytest.raises(ValueError, match="this machine has 1 CUDA devices"):
+        xmp.spawn(_remember, args=([],), nprocs=2)
+    monkeypatch.setattr(hardware_detection, "max_local_processes", lambda: 4)
+    with pytest.raises(RuntimeError, match="holds the machine's CUDA devices"):
+        xmp.spawn(_remember, args=([],), nprocs=2)
+
+
+def test_no_jobs_inside_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "process_count", lambda: 2)
+    with pytest.raises(RuntimeError, match="one of a job of several already"):
+        xmp.spawn(_remember, args=([],), nprocs=2)
+
+
+def test_tpu_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware_detection, "detect_device_type", lambda: "TPU")
+    assert hardware_detection.process_env(0, 1) == {}
+    third = hardware_detection.process_env(2, 4)
+    assert third["TPU_VISIBLE_CHIPS"] == third["CLOUD_TPU_TASK_ID"] == "2" and third["TPU_PROCESS_BOUNDS"] == "2,2,1"
+    assert (
+        third["TPU_PROCESS_ADDRESSES"].count(",") == 3 and third["TPU_PROCESS_PORT"] in third["TPU_PROCESS_ADDRESSES"]
+    )
+    with pytest.raises(ValueError, match="no known layout"):
+        hardware_detection.process_env(0, 3)
+
+
+def test_a_port_in_use_is_passed_over() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        used = taken.getsockname()[1]
+        assert coordination.reserve_port([used, 0]) != used
+        with pytest.raises(OSError, match=f"in use: .{used}"):
+            coordination.reserve_port([used])
+
+
+def test_models_are_moved_one_at_a_time() -> None:
+    model = xmp.MpModelWrapper(torch.nn.Linear(2, 1))
+    assert next(model.to("xla").parameters()).device.type == "xla"
+    assert xmp.MpSerialExecutor().run(lambda: 5) == 5
+
+
+#: As in a notebook: nothing could import the function. The CPU's threads have been used, and are used again.
+SESSION = """
+import os, sys, torch, torch_xla, torch_xla.core.xla_model as xm
+
+torch.set_num_threads(2)
+torch.randn(1000, 1000).exp()
+
+def train(index):
+    torch.randn(1000, 1000).exp()
+    print(xm.all_reduce("sum", torch.ones(2, device="xla")).tolist(), flush=True)
+
+if "used" in sys.argv:
+    torch.ones(2, device="xla").tolist()
+torch_xla.launch(train)
+"""
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_function_of_a_session(used: bool) -> None:
+    """It runs in forks; where those cannot be, the error says what to do."""
+    environment = os.environ | {"CPU_NUM_DEVICES": "2", "PJRT_DEVICE": "CPU"}
+    words = [*scripts.PYTHON, "-c", SESSION, *(["used"] if used else [])]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment | scripts.server_variables())
+    if used:
+        assert done.returncode == 1
+        assert "spawn: train was defined in a notebook or at a prompt" in done.stderr
+        assert "%%writefile train.py" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("[2.0, 2.0]") == 2  # on one line, where both write at once

@@ -1,0 +1,285 @@
+"""How the recorder is built on first import, with a stand-in extension that compiles in about a second."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+GOOD = """
+#include <Python.h>
+static PyModuleDef def = {PyModuleDef_HEAD_INIT, "standin", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+PyMODINIT_FUNC PyInit_standin() { return PyModule_Create(&def); }
+"""
+# A compiler that notes its process id and then waits for as long as the file "hold" exists.
+SLOW_COMPILER = """#!/bin/sh
+case "$*" in *" -c "*) echo $$ > {folder}/compiling; while [ -e {folder}/hold ]; do sleep 0.05; done;; esac
+exec c++ "$@"
+"""
+
+# One importing process. It stands in front of the packages' __init__, which import jax, and of torch itself, so that
+# ten of them start within the same tenth of a second and race; the build's own child process uses the real torch.
+WORKER = """
+import sys, time, types
+from pathlib import Path
+root, sources, cache, version = sys.argv[1:]
+for name in ("torch_xla", "torch_xla._engine", "torch_xla._engine.recorder"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [root + "/" + name.replace(".", "/")]
+sys.modules["torch"] = types.ModuleType("torch")
+sys.modules["torch"].__version__ = version
+from torch_xla._engine.recorder.build import Extension, load_extension
+start = time.perf_counter()
+module = load_extension(Extension("standin", Path(sources), Path(cache)))
+print(f"{time.perf_counter() - start:.4f}", "torch.utils.cpp_extension" in sys.modules, module.__file__)
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A folder with the sources of an extension named ``standin`` that can be built."""
+    folder = tmp_path / "csrc"
+    folder.mkdir()
+    (folder / "standin.cpp").write_text(GOOD)
+    return folder
+
+
+@dataclass(frozen=True)
+class Built:
+    """A cache with one build of the sources, the library in it, and what building it said."""
+
+    cache: Path
+    library: Path
+    said: str
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """To look at, and to copy: a build takes three seconds."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "csrc").mkdir()
+    (folder / "csrc" / "standin.cpp").write_text(GOOD)
+    code, out, err = load(folder / "csrc", folder / "cache")
+    assert code == 0, err
+    return Built(folder / "cache", Path(out.split()[-1]), err)
+
+
+@pytest.fixture
+def copied(built: Built, cache: Path) -> Path:
+    """``cache`` as a copy of what was built; the library's path in it."""
+    shutil.copytree(built.cache, cache)
+    return cache / built.library.relative_to(built.cache)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """A cache folder that is empty at first and has no half-built thing in it at the end."""
+    yield tmp_path / "cache"
+    assert not list(tmp_path.glob("cache/**/tmp-*"))
+
+
+def start(sources: Path, cache: Path, **environment: str) -> subprocess.Popen[str]:
+    """Starts one importing process in a process group of its own."""
+    command = [sys.executable, "-c", WORKER, str(ROOT), str(sources), str(cache), torch.__version__]
+    return subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Return code, standard output and standard error of a process, at its end."""
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def load(sources: Path, cache: Path, **environment: str) -> tuple[int, str, str]:
+    """Imports the stand-in in one new process."""
+    return finish(start(sources, cache, **environment))
+
+
+def without_tools(tmp_path: Path) -> dict[str, str]:
+    """An environment in which no program is found."""
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    return {"PATH": str(tmp_path / "bin"), "CXX": ""}
+
+
+def wait_for(condition: object, seconds: float = 60) -> None:
+    """Waits until the callable ``condition`` is true. Fails after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_ten_processes_build_once(sources: Path, cache: Path) -> None:
+    results = [finish(process) for process in [start(sources, cache) for _ in range(10)]]
+    assert [code for code, _, _ in results] == [0] * 10, results
+    assert sum("building the recorder" in err for _, _, err in results) == 1
+    assert sum("waiting for another process" in err for _, _, err in results) >= 1
+    assert len({out.split()[-1] for _, out, _ in results}) == 1  # all loaded the same file
+
+
+def test_cached_import_is_fast_and_silent(sources: Path, cache: Path, copied: Path) -> None:
+    runs = [load(sources, cache) for _ in range(3)]
+    assert [(code, err) for code, _, err in runs] == [(0, "")] * 3
+    assert min(float(out.split()[0]) for _, out, _ in runs) < 0.05
+    assert all(out.split()[1] == "False" for _, out, _ in runs)  # torch.utils.cpp_extension stays out
+
+
+def test_changed_source_is_built_anew(sources: Path, cache: Path, copied: Path) -> None:
+    (sources / "more.h").write_text("// a header counts too\n")
+    code, out, err = load(sources, cache)
+    assert code == 0 and Path(out.split()[-1]) != copied, err
+
+
+def test_status_is_a_line_at_the_start_and_one_at_the_end(built: Built) -> None:
+    lines = built.said.splitlines()
+    assert len(lines) == 2
+    assert lines[0] == "torch_xla: building the recorder (once, about 30 s) ..."
+    assert lines[1].startswith(lines[0] + " built after ")
+
+
+def test_compiler_of_several_words(sources: Path, cache: Path) -> None:
+    """As in CXX="ccache g++": torch takes what is in CXX for the name of one program."""
+    code, _, err = load(sources, cache, CXX="env LC_ALL=C c++")
+    assert code == 0, err
+
+
+def test_no_compiler(sources: Path, cache: Path, tmp_path: Path) -> None:
+    code, _, err = load(sources, cache, **without_tools(tmp_path))
+    assert code == 1
+    assert "RecorderBuildError: torch_xla cannot build its recorder: a C++ compiler was not found." in err
+    assert err.splitlines()[-1] == "  apt-get install g++"
+
+
+def test_compiler_of_cxx_is_missing(sources: Path, cache: Path) -> None:
+    _, _, err = load(sources, cache, CXX="no-such-compiler -v")
+    assert "the compiler that CXX names (no-such-compiler -v) was not found" in err
+
+
+def test_cached_without_compiler(sources: Path, cache: Path, copied: Path, tmp_path: Path) -> None:
+    code, out, err = load(sources, cache, **without_tools(tmp_path))
+    assert (code, out.split()[-1], err) == (0, str(copied), "")
+
+
+def test_package_brings_a_build(sources: Path, cache: Path, built: Built, tmp_path: Path) -> None:
+    """A wheel's: no compiler and no folder to write to are needed, and a compiler that is there changes nothing."""
+    from torch_xla._engine.recorder import build
+
+    copy = build.store_in_package(build.Extension("standin", sources, cache), built.library)
+    assert copy.is_relative_to(sources.parent)
+    for environment in (without_tools(tmp_path), {}):
+        code, out, err = load(sources, cache, **environment)
+        assert (code, out.split()[-1:], err) == (0, [str(copy)], "")
+    assert not cache.exists()
+
+
+def test_build_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from torch_xla import build
+    from torch_xla._engine import recorder
+
+    assert build.main([]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == recorder.bindings().__file__
+    assert Path(second).name == "_torch_xla_cpu_kernels.so" and Path(second).is_file()
+
+
+def test_no_ninja(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch_xla._engine.recorder import toolchain
+
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(toolchain.RecorderBuildError, match=r"ninja was not found.\n  pip install ninja"):
+        toolchain._path_with_ninja()
+
+
+def test_failing_source_shows_the_first_error(sources: Path, cache: Path) -> None:
+    (sources / "standin.cpp").write_text(GOOD + "int f() { return undeclared_name; }\n")
+    code, _, err = load(sources, cache)
+    message = err[err.index("RecorderBuildError:") :].splitlines()
+    assert code == 1
+    assert "error: " in message[1] and "undeclared_name" in message[1]
+    assert len(message) < 15
+    assert "failed after" in err
+
+
+def test_failed_build_with_an_untested_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_xla._engine.recorder import toolchain
+
+    failed = "units.cpp:7:11: error: 'resize_output' has not been declared in 'at::native'"
+    assert "not tested" not in toolchain._explain(failed)
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    *_, last = toolchain._explain(failed).splitlines()
+    assert last.startswith("  torch 2.99.0 was not tested with this torch_xla, which was tested with torch 2.11 to 2")
+
+
+def test_library_that_cannot_be_loaded_is_not_kept(sources: Path, cache: Path) -> None:
+    (sources / "standin.cpp").write_text(GOOD + "int gone();\nint x = gone();\n")
+    for _ in range(2):
+        code, _, err = load(sources, cache)
+        assert code == 1
+        assert "undefined symbol" in err
+
+
+def test_cache_that_cannot_be_written(sources: Path, cache: Path) -> None:
+    cache.parent.mkdir(exist_ok=True)
+    cache.write_text("a file where the folder should be")
+    _, _, err = load(sources, cache)
+    assert "RecorderBuildError: torch_xla cannot store its recorder" in err
+    assert "TORCH_XLA_CACHE_DIR" in err
+
+
+@pytest.fixture
+def held(sources: Path, cache: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process in the middle of building; its compiler goes on when the file tmp_path/hold is removed."""
+    compiler = tmp_path / "slow-g++"
+    compiler.write_text(SLOW_COMPILER.format(folder=tmp_path))
+    compiler.chmod(0o755)
+    (tmp_path / "hold").touch()
+    process = start(sources, cache, CXX=str(compiler))
+    wait_for(lambda: (tmp_path / "compiling").exists() and (tmp_path / "compiling").read_text().strip())
+    yield process
+    (tmp_path / "hold").unlink(missing_ok=True)
+    process.communicate()
+
+
+def test_killed_build_leaves_nothing_in_the_way(
+    sources: Path, cache: Path, tmp_path: Path, held: subprocess.Popen[str]
+) -> None:
+    os.killpg(held.pid, signal.SIGKILL)
+    os.kill(int((tmp_path / "compiling").read_text()), signal.SIGKILL)  # ninja gives compilers a group of their own
+    assert list(cache.glob("**/tmp-*"))  # the half-done build
+    (tmp_path / "hold").unlink()
+    code, _, err = load(sources, cache, CXX=str(tmp_path / "slow-g++"))
+    assert code == 0, err
+    assert "building the recorder" in err
+
+
+def test_build_outlives_the_process_that_asked_for_it(
+    sources: Path, cache: Path, tmp_path: Path, held: subprocess.Popen[str]
+) -> None:
+    os.kill(held.pid, signal.SIGKILL)
+    waiting = start(sources, cache, CXX=str(tmp_path / "slow-g++"))
+    time.sleep(1)
+    assert waiting.poll() is None  # the lock is still held, by the build
+    (tmp_path / "hold").unlink()
+    code, _, err = finish(waiting)
+    assert code == 0, err
+    assert "waiting for another process" in err
+    assert "building the recorder" not in err

@@ -1,0 +1,174 @@
+"""An op without a lowering runs on the CPU: right results, counted, one warning that names op and line."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.helpers import Counts, assert_same, counts, run_script
+from torch_xla._engine import startup
+from torch_xla.debug import metrics
+
+
+@pytest.fixture(autouse=True)
+def first_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no op had fallen back in this process."""
+    monkeypatch.setattr(startup, "_fallen", set())
+
+
+def watched(function: Callable[[], Any]) -> tuple[Any, Counts, list[str]]:
+    """The result, what moved, and the messages of the warnings."""
+    with warnings.catch_warnings(record=True) as caught, counts() as moved:
+        warnings.simplefilter("always")
+        result = function()
+    return result, moved, [str(w.message) for w in caught]
+
+
+X = torch.tensor([[3.0, 0.0, 1.0], [1.0, 3.0, 0.0]])
+OPS: dict[str, tuple[Callable[[Tensor], Any], set[str]]] = {
+    "nonzero": (lambda x: x.nonzero(), {"aten::nonzero"}),
+    "where": (lambda x: torch.where(x > 0), {"aten::nonzero"}),
+    "masked_select": (lambda x: x.masked_select(x > 0.5), {"aten::masked_select"}),
+    "boolean index": (lambda x: x[x > 0.5], {"aten::index.Tensor"}),
+    "unique": (lambda x: x.unique(return_inverse=True, return_counts=True), {"aten::_unique2"}),
+    "bincount": (lambda x: x.long().flatten().bincount(), {"aten::bincount"}),
+    "bessel_j0": (lambda x: torch.special.bessel_j0(x), {"aten::special_bessel_j0"}),
+    "lstsq": (lambda x: torch.linalg.lstsq(x.t() * 2, x.t()[:, :1], driver="gelsd")[0], {"aten::linalg_lstsq"}),
+    "repeat_interleave": (lambda x: x.repeat_interleave(x[0].long(), dim=1), {"aten::repeat_interleave.Tensor"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_results_counters_and_warnings(name: str) -> None:
+    function, expected_ops = OPS[name]
+    x = X.to("xla") * 1  # pending
+    got, moved, messages = watched(lambda: function(x))
+    assert_same(got, function(X))
+    assert moved.fallbacks >= expected_ops, moved.fallbacks
+    assert len(messages) == len(moved.fallbacks)
+    for op in moved.fallbacks:
+        (message,) = [m for m in messages if f" {op} " in m]
+        assert f"(at {__file__}:" in message
+        assert moved[op] >= 1
+
+
+def test_one_warning_per_op_and_line() -> None:
+    x = X.to("xla")
+
+    def often() -> None:
+        for _ in range(3):
+            x.nonzero()
+            x.long().flatten().bincount()
+
+    _, moved, messages = watched(often)
+    assert (moved["aten::nonzero"], moved["aten::bincount"]) == (3, 3)
+    assert sorted(m.split()[1] for m in messages) == ["aten::bincount", "aten::nonzero"]
+
+
+def test_each_place_is_announced() -> None:
+    """Also after a library has let the first warning disappear, as the second model of a process once did."""
+    x = X.to("xla")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x.nonzero()
+    _, moved, messages = watched(lambda: x.nonzero())
+    assert moved["aten::nonzero"] == len(messages) == 1
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # torch's, of what it will give up one day
+def test_an_op_of_another_library_is_counted() -> None:
+    """By its own name, and among those that ran on the CPU."""
+    packed = torch.ops.quantized.linear_prepack(torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8), None)
+    linear = torch.ops.quantized.linear_dynamic
+    got, moved, messages = watched(lambda: linear(X.to("xla"), packed))
+    assert_same(got, linear(X, packed))
+    assert moved.fallbacks == {"quantized::linear_dynamic"} and len(messages) == 1
+    assert "quantized::linear_dynamic" in metrics.executed_fallback_ops()
+    assert "quantized::linear_dynamic" in metrics.short_metrics_report()
+
+
+def test_an_output_that_is_elsewhere_is_refused() -> None:
+    x = X.to("xla")
+    with pytest.raises(
+        RuntimeError, match=r"aten::masked_select\.out: expected all tensors on one device, .*is on cpu"
+    ):
+        torch.masked_select(x, x > 0, out=torch.empty(0))
+
+
+def test_the_line_is_the_users() -> None:
+    x = X.to("xla")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        x.nonzero()  # this line
+    line = int(str(caught[0].message).split(f"{__file__}:")[1].split(")")[0])
+    with open(__file__) as source:
+        assert "# this line" in source.readlines()[line - 1]
+    assert (caught[0].filename, caught[0].lineno) == (__file__, line), "where the warning points"
+
+
+def test_inputs_are_computed_in_one_run() -> None:
+    x = X.to("xla")
+    a, mask = x + 1, x * 2 > 1
+    _, moved, _ = watched(lambda: a.masked_select(mask))
+    assert moved["aten::masked_select"] == 1
+    assert moved.executions == 1
+
+
+@pytest.mark.filterwarnings("ignore:torch_xla")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[0].put_(torch.tensor([1, 2], device=x.device), torch.tensor([8.0, 9.0], device=x.device)),
+        lambda x: x.t()[1].put_(torch.tensor([0], device=x.device), torch.tensor([7.0], device=x.device)),
+        lambda x: torch.linalg.inv(x[:2, :2] + torch.eye(2, device=x.device), out=x[:2, :2]),
+        lambda x: torch.cumsum(x.clone(), 1, out=x),
+        lambda x: torch.histc(x.clone(), 3, out=x[0]),
+        lambda x: x[:, 1:].geqrf()[0],
+        lambda x: x[0].renorm_(2, 0, 0.5) if x.dim() > 2 else x.renorm_(2, 0, 0.5),
+        lambda x: torch.special.bessel_j0(x.clone(), out=x),
+        lambda x: x[1].polygamma_(1),
+        lambda x: x.t().masked_scatter_(x.t() > 0.5, torch.arange(6.0, device=x.device)),
+        lambda x: torch.nansum(x, 1, out=x[:, 0].clone()),
+    ],
+    ids=["put_", "put_ twice", "inv", "cumsum", "histc", "geqrf", "renorm_", "bessel_j0", "polygamma_",
+         "masked_scatter_", "nansum"],
+)  # fmt: skip
+def test_in_place_and_out(function: Callable[[Tensor], Tensor]) -> None:
+    """Both the result and what it is a view of, whether or not the op has a lowering by now."""
+    cpu, base = X + 0.25, (X + 0.25).to("xla")
+    row = base[0]
+    expected, got = function(cpu), function(base)
+    assert_same([got, base, row], [expected, cpu, cpu[0]], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:torch_xla")
+def test_gradient_through_a_fallback() -> None:
+    def run(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        (x[x > 0.5] * 2).sum().backward()
+        x.masked_select(x > 2).pow(2).sum().backward()
+        return x.grad
+
+    assert_same(run(X.to("xla")), run(X))
+
+
+def test_generator_argument_runs_on_the_cpu_with_that_generator() -> None:
+    draws = []
+    for device in ("xla", "cpu", "xla"):
+        generator = torch.Generator().manual_seed(3)
+        value, moved, _ = watched(lambda: torch.zeros(3, device=device).uniform_(generator=generator))  # noqa: B023
+        draws.append(value.tolist())
+    assert draws[0] == draws[1] == draws[2]
+    assert "aten::uniform_" in moved.fallbacks
+
+
+def test_warnings_can_be_turned_off() -> None:
+    code = "import torch, torch_xla\nprint(torch.tensor([0, 1], device='xla').nonzero().tolist())"
+    assert run_script(code, XLA_FALLBACK_WARN="0").stdout == "[[1]]\n"
+    loud = run_script(code, check=False)
+    assert loud.returncode == 1 and "aten::nonzero has no lowering" in loud.stderr  # the script runs with -W error

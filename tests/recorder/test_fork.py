@@ -1,0 +1,291 @@
+"""Processes forked while other threads are inside the recorder: none hangs, and nothing of XLA is called in a child."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.helpers import ROOT, run_script
+
+#: A parent whose threads upload, record, read and run while it forks; ``child`` is what each child does. A child that
+#: does not end within a minute has hung. The threads rest while children are waited for.
+PROGRAM = """
+import os, random, signal, sys, threading, time, warnings
+warnings.simplefilter("ignore")  # jax's and Python's own, about forking with threads
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+from torch_xla._engine import recorder
+
+over, working, chance = False, threading.Event(), random.Random(0)
+kept = torch.ones(4, device="xla") + 1
+torch_xla.sync()
+
+def upload():
+    torch.ones(64).to("xla")
+
+def record():
+    x = torch.ones(4, device="xla")
+    for _ in range(50):
+        torch.relu(x) + torch.rand(4, device="xla")
+
+def read():
+    (torch.ones(4, device="xla") * 2).tolist()
+
+def work(part, begun):
+    while not over:
+        working.wait()
+        part()
+        begun.set()
+
+def child():
+{child}
+
+begun = [threading.Event() for _ in range(3)]
+threads = [threading.Thread(target=work, args=a, daemon=True) for a in zip((upload, record, read), begun)]
+for t in threads: t.start()
+working.set()
+for event in begun: event.wait()
+failed = []
+for first in range(0, {forks}, 10):
+    children = {{}}
+    working.set()
+    for number in range(first, min(first + 10, {forks})):
+        time.sleep(chance.uniform(0, 0.01))
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)  # ends it, unless it has ended before
+            try:
+                child()
+            except BaseException as error:
+                print(f"child {{number}}: {{type(error).__name__}}: {{error}}", flush=True)
+                os._exit(3)
+            {end}
+        children[number] = pid
+    working.clear()
+    for number, pid in children.items():
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status != 0:
+            failed.append((number, status))
+over = True
+working.set()
+for t in threads: t.join()
+assert kept.tolist() == [2.0] * 4  # the parent goes on
+print("failed:", failed)
+"""
+
+CHILDREN = {
+    "nothing": "pass",
+    "work on the CPU": """
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(1)
+model(torch.rand(2, 4)).sum().backward()
+optimizer.step()
+""",
+    "tensors that die": """
+import gc
+global kept
+del kept
+gc.collect()
+""",
+    "recording": """
+recorder.module().set_pending_limit(1 << 60)  # the parent may be just below its own
+for _ in range(3):
+    x = kept * 2 + torch.nn.functional.dropout(kept)
+    kept.add_(1)
+    recorder.module().counters()
+""",
+    "what needs a device": """
+for number, touch in enumerate((
+    lambda: kept.tolist(), lambda: (kept + 1).sum().item(), lambda: torch.ones(3).to("xla"), lambda: print(kept),
+    lambda: torch_xla.sync(), lambda: torch.xla.synchronize(), lambda: xm.mark_step(),
+    lambda: xm.wait_device_ops(["xla:0"]), lambda: kept[kept > 0],
+    lambda: torch.linalg.eigvals(kept[:, None] * kept), lambda: kept.cpu(),
+)):
+    try:
+        touch()
+    except RuntimeError as error:
+        assert "XLA does not survive a fork" in str(error), error
+    else:
+        raise AssertionError(f"{number} went through")
+""",
+}
+
+
+def _script(child: str, end: str, forks: int) -> str:
+    body = "\n".join("    " + line for line in child.strip().splitlines())
+    return PROGRAM.format(child=body, end=end, forks=forks)
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+def test_fork_beside_threads(name: str) -> None:
+    forks = 50 if name in ("work on the CPU", "what needs a device") else 20
+    done = run_script(_script(CHILDREN[name], "os._exit(0)", forks), check=False, XLA_FALLBACK_WARN="0")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "failed: []", done.stdout[-3000:]
+
+
+def test_children_that_end_as_programs_do() -> None:
+    """Through atexit and the end of the interpreter, not os._exit."""
+    done = run_script(
+        "import gc; gc.unfreeze()\n" + _script(CHILDREN["work on the CPU"], "sys.exit(0)", 4), check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "failed: []", done.stdout[-3000:]
+
+
+def test_a_child_of_a_process_without_devices_has_them() -> None:
+    """Importing and seeding use no device: what a child records and runs is its own."""
+    run_script(
+        """
+        import os, torch, torch_xla
+        torch.manual_seed(3)
+        pid = os.fork()
+        x = torch.rand(3, device="xla").tolist()
+        if pid == 0:
+            os._exit(0 if x else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        """
+    )
+
+
+def test_locks_that_other_threads_hold() -> None:
+    """Each lock of the life of the process, held by another thread at the fork, is free in the child."""
+    run_script(
+        """
+        import os, signal, threading, warnings
+        warnings.simplefilter("ignore")  # Python's own, about forking with threads
+        import torch, torch_xla
+        import torch_xla.debug.metrics as met
+        from torch_xla._engine.base import fork_safe_lock
+        (torch.ones(3, device="xla") + 1).sum().item()
+        every, held, over = list(fork_safe_lock._all), threading.Event(), threading.Event()
+        assert len(every) > 20, len(every)
+
+        def hold():
+            for lock in every:
+                lock.acquire()
+            held.set()
+            over.wait()
+            for lock in every:
+                lock.release()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        pid = os.fork()
+        if pid == 0:
+            met.metrics_report(), met.clear_all()
+            os._exit(0 if not any(lock.locked() for lock in every) else 1)
+        killer = threading.Timer(60, os.kill, (pid, signal.SIGKILL))  # it may hang before it can set an alarm
+        killer.start()
+        assert os.waitpid(pid, 0)[1] == 0
+        killer.cancel()
+        assert all(lock.locked() for lock in every)
+        over.set()
+        thread.join()
+        """
+    )
+
+
+def test_every_lock_of_a_module_is_free_in_a_child() -> None:
+    found = []
+    for file in (ROOT / "torch_xla").rglob("*.py"):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if re.match(r"\w+(: .*)? = threading\.R?Lock\(\)", line):
+                found.append(f"{file.relative_to(ROOT)}:{number}: {line}")
+    # Of the launcher's own process, which forks nothing.
+    assert [line.partition(":")[0] for line in found] == ["torch_xla/distributed/launcher/worker_process.py"], found
+
+
+#: Forks while a task of a worker is running and others wait. The child runs tasks and exits normally.
+IN_FLIGHT = """
+import gc; gc.unfreeze()
+import os, sys, tempfile, threading, time, warnings
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+from torch_xla.experimental.distributed_checkpoint import CheckpointManager, _checksummed_storage
+from torch_xla.utils.closures import AsyncClosureHandler
+
+warnings.filterwarnings("ignore", r".*os\\.fork\\(\\) was called", RuntimeWarning)
+warnings.filterwarnings("ignore", r".*use of fork\\(\\) may lead to deadlocks", DeprecationWarning)
+begun, go, failing, done = threading.Event(), threading.Event(), AsyncClosureHandler(), []
+values, parent = torch.ones(3, device="xla"), os.getpid()
+
+def hold(*args):
+    begun.set()
+    assert go.wait(60)
+
+handler = AsyncClosureHandler(2)
+{start}
+assert begun.wait(60)
+gate, failed = threading.Event(), threading.Event()
+for task in (gate.wait, lambda: 1 / 0, failed.set):  # the failure is the parent's to raise
+    failing.run(task)
+gate.set()
+assert failed.wait(60)
+pid = os.fork()
+if pid == 0:
+    done.clear()
+    failing.wait()
+    handler.wait()
+    handler.run(lambda: done.append(os.getpid()))
+    handler.wait()
+    assert done == [os.getpid()], done
+    sys.exit(7)
+deadline = time.monotonic() + 40
+while (status := os.waitpid(pid, os.WNOHANG))[0] == 0:
+    if time.monotonic() > deadline:
+        os.kill(pid, 9)
+        os.write(2, b"the child hangs")
+        os._exit(1)
+    time.sleep(0.01)
+go.set()
+try:
+    failing.wait()
+except ZeroDivisionError:
+    print(os.waitstatus_to_exitcode(status[1]))
+"""
+
+STARTS = {
+    "run_async": "xm.add_step_closure(hold, (values,), run_async=True); xm.mark_step()",
+    "full queue": "handler.run(hold); handler.run(lambda: done.append(0))",
+    "save_async": """_storage.save = hold
+_storage.replace = lambda *args: None
+manager = CheckpointManager(tempfile.mkdtemp(), save_interval=1)
+manager.save_async(1, {"x": values})""",
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_fork_while_a_task_is_in_flight(name: str) -> None:
+    done = run_script(IN_FLIGHT.replace("{start}", STARTS[name]), check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", ""), done.stderr[-3000:]
+
+
+def test_fork_beside_a_loader() -> None:
+    """Threads of a loader are not in the child: its batches are refused there, and the child ends."""
+    run_script(
+        """
+        import os, torch, torch_xla, warnings
+        import torch_xla.distributed.parallel_loader as pl
+        from torch_xla._engine.lowering import decompose
+        warnings.filterwarnings("ignore", r".*os\\.fork\\(\\) was called", RuntimeWarning)
+        warnings.filterwarnings("ignore", r".*use of fork\\(\\) may lead to deadlocks", DeprecationWarning)
+        assert decompose._tracer().submit(int).result() == 0
+        loader = pl.MpDeviceLoader([torch.ones(2)] * 50, "xla", loader_prefetch_size=2, device_prefetch_size=1)
+        batches = iter(loader)
+        next(batches)
+        pid = os.fork()
+        if pid == 0:
+            assert decompose._tracer().submit(int).result() == 0
+            try:
+                while True:
+                    next(batches)
+            except RuntimeError as error:
+                os._exit(0 if "forked" in str(error) else 2)
+            os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """
+    )

@@ -1,0 +1,246 @@
+"""Installs and runs the package on a clean Debian, as a user who is not root: ``make test-debian``.
+
+    python -m tests.tools.clean_debian [bookworm trixie] [--folder FOLDER] [--quick]
+
+Makes each with debootstrap in a folder of its own, takes docker/steps.sh for what apt installs there, and lets the
+user do what README and docs/install.md say, in a clone of what is committed here: ``make demo``, ``make test``, the
+wheel, the first script, ``python -m torch_xla.doctor``, where all is well and where something is wrong. Prints a line
+for each step; the folder keeps all output. Needs root, debootstrap, unshare, and the network.
+
+Where packages come from is what apt and pip are told on this machine, asked when it runs. torch and jax are those of
+requirements-dev.txt: with Python 3.13 that torch comes with CUDA's libraries, of 5 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlparse
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITES = ("bookworm", "trixie")
+PYTHON = "~/venv/bin/python"  # of the environment that has the wheel
+HOST = "/srv/host"  # where the files and folders of this machine are that pip's settings name
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of the user, with the exit code that it has to have, and the words that it has to print."""
+
+    name: str
+    command: str
+    code: int = 0
+    words: tuple[str, ...] = ()
+    user: str = "user"
+    environment: dict[str, str] = field(default_factory=dict)
+    long: bool = False  # left out by --quick
+
+
+def doctor(name: str, code: int, *words: str, before: str = "", **environment: str) -> Step:
+    """A run of the doctor after a command."""
+    return Step(f"doctor: {name}", f"{before}{PYTHON} -m torch_xla.doctor", code, words, environment=environment)
+
+
+ALL_IS_WELL = "A tensor was computed on the device."
+STEPS = (
+    Step("apt-get install, as in docker/steps.sh", "/tmp/steps.sh system", user="root"),
+    Step("make demo", "cd torch_xla && make demo", words=("test accuracy",)),
+    Step("make smoke", "cd torch_xla && make smoke"),
+    Step("make test", "cd torch_xla && make test", long=True),
+    Step("the wheel", "cd torch_xla && PYTHON=$PWD/.venv/bin/python scripts/build_torch_wheels.sh", words=("dist/",)),
+    Step("pip install of the wheel", "python3 -m venv venv && venv/bin/pip install --quiet torch_xla/dist/*.whl"),
+    Step("README's first script", f"{PYTHON} first_script.py"),
+    doctor("all is well", 0, ALL_IS_WELL),
+    doctor(
+        "a TPU is asked for", 1, "PJRT_DEVICE asks for a TPU: this machine shows no TPU chip", "or set PJRT_DEVICE=CPU",
+        PJRT_DEVICE="TPU",
+    ),
+    doctor(
+        "the cache folder is read-only", 1, "folder /home/user/closed cannot be written to: Permission denied",
+        before="mkdir -p closed && chmod 555 closed && ", TORCH_XLA_CACHE_DIR="/home/user/closed",
+    ),
+    Step("apt-get remove g++", "apt-get purge -qy g++ g++-[0-9]*", user="root"),
+    doctor("no compiler, the recorder is there", 0, "A C++ compiler was not found", "the findings are advice."),
+    doctor(
+        "no compiler", 1, "A C++ compiler was not found", "-> apt-get install g++", "NO TENSOR CAN BE COMPUTED",
+        TORCH_XLA_CACHE_DIR="/home/user/empty",
+    ),
+    doctor(
+        "an older jaxlib", 1, "jaxlib 0.9", "is not of the same release as jax", "-> pip install jaxlib==",
+        before='PIP_CONSTRAINT= venv/bin/pip install --quiet --no-deps "jaxlib<0.10" && ',
+    ),
+    doctor(
+        "its cure", 0, "the findings are advice.",
+        before="venv/bin/pip install --quiet jaxlib==$(venv/bin/python -c 'import importlib.metadata as m; "
+        "print(m.version(\"jax\"))') && ",
+    ),
+)  # fmt: skip
+
+
+def mirror(targets: str) -> str:
+    """Where apt has Debian from, of what ``apt-get indextargets`` lists (suite and address): updates are elsewhere."""
+    for line in targets.splitlines():
+        suite, _, address = line.partition(" ")
+        if address and "-" not in suite:
+            return address.rstrip("/")
+    raise SystemExit("clean_debian: apt of this machine names no repository of Debian: --mirror ADDRESS")
+
+
+def pip_variables(config: str) -> dict[str, str]:
+    """What ``pip config list`` prints, as environment variables of pip; those of this process come last, and win."""
+    found = re.findall(r"^(:env:|global|install)\.([\w-]+)=(.*)$", config, re.MULTILINE)
+    found.sort(key=lambda entry: entry[0] == ":env:")
+    return {f"PIP_{key.upper().replace('-', '_')}": " ".join(str(ast.literal_eval(v)).split()) for _, key, v in found}
+
+
+def paths(values: dict[str, str]) -> set[Path]:
+    """The files and folders of this machine that the values name."""
+    found = [urlparse(word) for word in " ".join(values.values()).split()]
+    named = {Path(word.path) for word in found if word.scheme in ("", "file") and word.path.startswith("/")}
+    return {path for path in named if path.exists()}
+
+
+def inside(values: dict[str, str]) -> dict[str, str]:
+    """The values as they are there: what they name is under HOST, out of the way of what Debian installs."""
+    for path in paths(values):
+        values = {name: re.sub(rf"(?<![^\s/]){path}(?!\S)", f"{HOST}{path}", value) for name, value in values.items()}
+    return values
+
+
+def output(*command: str) -> str:
+    """What a command of this machine prints."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+class Debian:
+    """A Debian in a folder, entered by chroot."""
+
+    def __init__(self, suite: str, folder: Path) -> None:
+        self.suite, self.root = suite, folder / suite
+        self.log = folder / f"{suite}.log"
+        self.variables = pip_variables(output(sys.executable, "-m", "pip", "config", "list"))
+        self.proxies = {n: v for n, v in os.environ.items() if n.lower() in ("http_proxy", "https_proxy", "no_proxy")}
+
+    def make(self, address: str) -> None:
+        """As small as Debian gets, with this machine's settings of apt."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        command = ["debootstrap", "--variant=minbase", self.suite, str(self.root), address]
+        with self.log.open("w") as log:
+            subprocess.run(command, check=True, stdout=log, stderr=log)
+        (self.root / "etc/apt/apt.conf").write_text(output("apt-config", "dump", "Acquire"))
+        for name in ("etc/resolv.conf", "etc/hosts"):
+            shutil.copy(f"/{name}", self.root / name)
+        shutil.copy(ROOT / "docker" / "steps.sh", self.root / "tmp")
+
+    def mount(self) -> None:
+        """The kernel's folders, and what pip's settings name; in the name space of mounts that ``main`` has made."""
+        self._mount("-t", "proc", "proc", at="proc")
+        self._mount("-t", "sysfs", "-o", "ro", "sysfs", at="sys")
+        self._mount("--bind", "/dev", at="dev")
+        self._mount("-t", "devpts", "devpts", at="dev/pts")
+        self._mount("-t", "tmpfs", "tmpfs", at="dev/shm")
+        for path in paths(self.variables):
+            # An index has its files beside its pages.
+            source = path.parent if path.name == "simple" else path
+            place = self.root / f"{HOST}{source}".lstrip("/")
+            (place if source.is_dir() else place.parent).mkdir(parents=True, exist_ok=True)
+            if source.is_file():
+                place.touch()
+            self._mount("--bind", "-o", "ro", str(source), at=str(place.relative_to(self.root)))
+
+    def _mount(self, *words: str, at: str) -> None:
+        subprocess.run(["mount", *words, str(self.root / at)], check=True)
+
+    def bring(self) -> None:
+        """What the user has: a clone, and the script of the README."""
+        home = self.root / "home" / "user"
+        output("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(home / "torch_xla"))
+        script = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        assert script is not None
+        (home / "first_script.py").write_text(script[1])
+        for path in (home, *home.rglob("*")):
+            shutil.chown(path, 1000, 1000)
+
+    def run(self, step: Step) -> tuple[bool, float]:
+        """Whether a step came out as it has to, and how long it took."""
+        home = "/root" if step.user == "root" else "/home/user"
+        environment = {"HOME": home, "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+        environment |= inside(self.variables) | self.proxies
+        if step.user != "root":
+            environment["PIP_CONSTRAINT"] = "/home/user/torch_xla/requirements-dev.txt"
+        environment |= step.environment
+        words = [f"{name}={value}" for name, value in environment.items()]
+        command = ["chroot", f"--userspec={step.user}", str(self.root), "env", "-i", *words, "sh", "-c"]
+        start = time.perf_counter()
+        done = subprocess.run(
+            [*command, f"cd ~ && {step.command}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        took = time.perf_counter() - start
+        with self.log.open("a") as log:
+            log.write(f"\n==== {step.name}: exit code {done.returncode}, {took:.0f} s\n{done.stdout}")
+        said = " ".join(done.stdout.split())
+        return done.returncode == step.code and all(word in said for word in step.words), took
+
+
+def check(debian: Debian, steps: list[Step]) -> list[str]:
+    """Prints how each step went; the names of those that failed."""
+    failed = []
+    for number, step in enumerate(steps):
+        held, took = debian.run(step)
+        print(f"{debian.suite}: {step.name}: {'held' if held else 'FAILED'}, {took:.0f} s", flush=True)
+        if not held:
+            failed.append(step.name)
+            if not step.name.startswith("doctor"):
+                break  # the others need it
+        if number == 0:
+            debian.bring()
+    return failed
+
+
+def in_own_name_space() -> None:
+    """Starts this program again where its mounts end with it."""
+    if os.environ.get("CLEAN_DEBIAN") == "inside":
+        return
+    for program in ("debootstrap", "unshare", "chroot"):
+        if shutil.which(program) is None:
+            raise SystemExit(f"clean_debian: {program} was not found: apt-get install debootstrap util-linux coreutils")
+    if os.getuid() != 0:
+        raise SystemExit("clean_debian: chroot and mount need root")
+    # Not a name space of processes as well: nobody there would wait for those whose parents have ended.
+    command = ["unshare", "--mount", "--propagation", "private"]
+    again = [sys.executable, "-m", "tests.tools.clean_debian", *sys.argv[1:]]
+    sys.exit(subprocess.run([*command, *again], env=os.environ | {"CLEAN_DEBIAN": "inside"}).returncode)
+
+
+def main() -> int:
+    """1 where a step did not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suites", nargs="*", default=SUITES, metavar="SUITE")
+    parser.add_argument("--folder", type=Path, default=Path("build/debian"), help="where they are made; some GB each")
+    parser.add_argument("--mirror", help="of Debian; the default is apt's")
+    parser.add_argument("--quick", action="store_true", help="without make test")
+    options = parser.parse_args()
+    in_own_name_space()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # children of a job in the background ignore it
+    options.folder.mkdir(parents=True, exist_ok=True)
+    address = options.mirror or mirror(output("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)"))
+    failed = 0
+    for suite in options.suites:
+        debian = Debian(suite, options.folder.resolve())
+        debian.make(address)
+        debian.mount()
+        failed += len(check(debian, [step for step in STEPS if not (options.quick and step.long)]))
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""A sample of what ``make test-targets`` compiles for accelerators, where their compilers are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import scripts
+
+#: Families of rules that compile soon: 20 s of CPU time for v5e.
+SAMPLE = "test_rules_factory or test_rules_random"
+
+
+def _needs(target: str, extra: str, *packages: str) -> pytest.ParameterSet:
+    missing = not any(importlib.util.find_spec(package) for package in packages)
+    reason = f"none of {', '.join(packages)} is installed: pip install 'torch_xla[{extra}]'"
+    return pytest.param(target, marks=pytest.mark.skipif(missing, reason=reason))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [_needs("v5e", "tpu", "libtpu"), _needs("h100", "cuda", "jax_cuda12_plugin", "jax_cuda13_plugin")],
+)
+def test_a_sample_of_rules_compiles(target: str) -> None:
+    """What the compiler refuses is in tests/tools/compile_for_targets.py, with the reason."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.tools.compile_for_targets",
+            target,
+            "--",
+            "-n",
+            "0",
+            "-k",
+            SAMPLE,
+            "-p",
+            "no:cacheprovider",
+        ],
+        cwd=scripts.ROOT,
+        env=scripts.environment(),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert re.search(r"\| (tpu|gpu) \| \d\d+ \| \d{3,} \| \d+ \|", done.stdout), done.stdout[-2000:]

@@ -1,0 +1,171 @@
+"""The public names of upstream's torch_xla 2.9, and what has become of each here: writes docs/upstream.md.
+
+    python -m tests.tools.upstream_names [--check]
+
+``upstream_names.txt`` has a line for each name: its module, the name, and its parameters where it takes some. What is
+here is looked up by importing; why something differs or is missing stands in NOTES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ROOT / "tests" / "tools" / "upstream_names.txt"
+PAGE = ROOT / "docs" / "upstream.md"
+
+#: By the beginning of ``module name``, the longest one: how it differs, or why it is absent.
+NOTES = {
+    "torch_xla.experimental.scan Builder": "a helper of upstream's own implementation, which builds HLO by hand",
+    "torch_xla.experimental.scan dynamic": "a helper of upstream's own implementation, which builds HLO by hand",
+    "torch_xla.experimental.scan Scan": "a helper of upstream's own implementation: scan is an operator of the graph",
+    "torch_xla.experimental.scan split": "a helper of upstream's own implementation",
+    "torch_xla.experimental.scan tree_flatten_none": "a helper of upstream's own implementation",
+    "torch_xla.stablehlo XLAExportInterpreter": "a helper of upstream's own implementation: nothing is run to export",
+    "torch_xla.utils.buffer_donor_context": "not needed: buffers that nobody can read any more are donated",
+    "torch_xla.experimental.gradient_accumulation XlaBuildHelper": "a helper of upstream's own implementation",
+    "torch_xla.experimental.assume_pure make_fake_inputs": "a helper of upstream's own implementation",
+    "torch_xla.experimental.assume_pure prepare_computation_inputs": "a helper of upstream's own implementation",
+    "torch_xla.core.xla_builder computation_from_module_proto": "jax has no call for a program in HLO's own format; "
+    "xla_builder.Op and call_jax make computations",
+    "torch_xla.core.xla_builder create_placeholder_tensor": "a helper of upstream's own implementation: what is traced "
+    "here has no values",
+    "torch_xla.experimental.scan value_and_grad_partitioned": "a helper of upstream's own implementation: scan is an "
+    "operator of the graph",
+    "torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel XlaFullyShardedDataParallel": "without the "
+    "options _debug_* of upstream's own debugging; fsdp.utils has the collectives without an exchange",
+    "torch_xla.distributed.spmd.api auto_policy": "XLA chooses the sharding of what nobody marks; it says so",
+    "torch_xla.distributed.xla_backend ProcessGroupXla": "torch.distributed makes it, with options of its own",
+    "torch_xla.core.xla_model DeviceContext": "a helper of upstream's own implementation",
+    "torch_xla.experimental.gradient_accumulation GradientAccumulationContext": "a helper of upstream's own "
+    "implementation",
+    "torch_xla.distributed.parallel_loader ParallelLoader.send": "a helper of upstream's own implementation",
+    "torch_xla.distributed.spmd.xla_sharded_tensor no_dispatch": "a helper of upstream's own implementation: sharded "
+    "tensors are no wrappers",
+    "torch_xla.distributed.spmd.xla_sharding aot_mark_sharding_fake": "a helper of upstream's own implementation",
+    "torch_xla.distributed.parallel_loader PerDeviceQueue": "a helper of upstream's own implementation",
+}
+
+
+@dataclass(frozen=True)
+class Name:
+    """A public name of upstream's."""
+
+    module: str
+    name: str
+    parameters: tuple[str, ...] | None
+
+    @property
+    def path(self) -> str:
+        return f"{self.module} {self.name}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What has become of a name: ``state`` is same, different or absent."""
+
+    name: Name
+    state: str
+    note: str
+
+
+def names() -> list[Name]:
+    """All names, in the order of the file."""
+    found = []
+    for line in NAMES.read_text().splitlines():
+        match = re.fullmatch(r"(\S+) ([\w.]+)(?:\((.*)\))?", line)
+        assert match is not None, line
+        given = None if match[3] is None else tuple(p.strip() for p in match[3].split(",") if p.strip())
+        found.append(Name(match[1], match[2], given))
+    return found
+
+
+def find(name: Name) -> Found:
+    """Looks a name up."""
+    try:
+        value: Any = importlib.import_module(name.module)
+        for part in name.name.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError):
+        return Found(name, "absent", _note(name) or "not built yet")
+    lacking = _lacking(value, name.parameters)
+    if lacking:
+        return Found(name, "different", _note(name) or f"without {', '.join(lacking)}")
+    return Found(name, "same", "")
+
+
+def _note(name: Name) -> str:
+    known = [start for start in NOTES if name.path.startswith(start)]
+    return NOTES[max(known, key=len)] if known else ""
+
+
+def _lacking(value: Any, wanted: tuple[str, ...] | None) -> list[str]:
+    """The parameters that cannot be given by upstream's names."""
+    if wanted is None or not callable(value):
+        return []
+    try:
+        ours = inspect.signature(value).parameters
+    except (TypeError, ValueError):
+        return []
+    if any(p.kind == inspect.Parameter.VAR_KEYWORD for p in ours.values()):
+        return []
+    return [p for p in wanted if not p.startswith("*") and p not in ours]
+
+
+def page(found: list[Found]) -> str:
+    """docs/upstream.md."""
+    total, states = len(found), Counter(f.state for f in found)
+    lines = [
+        "# Names of upstream's torch_xla 2.9",
+        "",
+        "Made by `python -m tests.tools.upstream_names`, which a test runs: each public name of upstream's last release, and what",
+        "has become of it. *Same*: it is here and takes the same arguments. *Different*: it is here and takes others.",
+        "",
+        "| names | same | different | absent |",
+        "| --: | --: | --: | --: |",
+        f"| {total} | {states['same']} | {states['different']} | {states['absent']} |",
+        "",
+        "| module | same | different | absent |",
+        "| --- | --- | --- | --- |",
+    ]
+    for module in dict.fromkeys(f.name.module for f in found):
+        mine = [f for f in found if f.name.module == module]
+        cells = [
+            "; ".join(_shown(group) for group in _by_note([f for f in mine if f.state == state]))
+            for state in ("same", "different", "absent")
+        ]
+        lines.append(f"| `{module}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _by_note(found: list[Found]) -> list[list[Found]]:
+    notes = dict.fromkeys(f.note for f in found)
+    return [[f for f in found if f.note == note] for note in notes]
+
+
+def _shown(group: list[Found]) -> str:
+    listed = ", ".join(f"`{f.name.name}`" for f in group)
+    return f"{listed} ({group[0].note})" if group[0].note else listed
+
+
+def main() -> int:
+    """Writes the page; with --check, 1 where it is not up to date."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where the page is old")
+    text = page([find(name) for name in names()])
+    if parser.parse_args().check:
+        return int(PAGE.read_text() != text)
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Matrix products and convolutions in HLO: how many numbers each multiplies."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_xla._engine.aot.hlo_parser import HloInstruction, HloShape
+
+#: What a Pallas kernel for TPUs says of itself.
+_ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"?(\d+)')
+#: Kernels of jax that say nothing: how many products of the size of queries times keys they compute.
+_ATTENTION = {
+    "flash_mha_bwd_dq": 3, "flash_mha_bwd_dkv": 4, "splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4,
+    "splash_mqa_fwd": 2, "splash_mqa_dq": 3, "splash_mqa_dkv": 4,
+}  # fmt: skip
+_GEMM = re.compile(r"__cublas|__triton_gemm|cublasLt", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvWindow:
+    """How a kernel goes over an image, a number for each spatial dimension; empty without a window."""
+
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    low: tuple[int, ...] = ()
+    image_dilation: tuple[int, ...] = ()
+    kernel_dilation: tuple[int, ...] = ()
+
+
+def parse_window(instruction: HloInstruction) -> ConvWindow:
+    """The window of an instruction."""
+    text = instruction.attribute("window")
+    if text is None:
+        return ConvWindow()
+    fields = dict(part.split("=") for part in text.strip("{}").split() if "=" in part)
+    size = _numbers(fields["size"])
+    ones = (1,) * len(size)
+    pads = [int(pair.split("_")[0]) for pair in fields["pad"].split("x")] if "pad" in fields else [0] * len(size)
+    return ConvWindow(
+        size,
+        _numbers(fields["stride"]) if "stride" in fields else ones,
+        tuple(pads),
+        _numbers(fields["lhs_dilate"]) if "lhs_dilate" in fields else ones,
+        _numbers(fields["rhs_dilate"]) if "rhs_dilate" in fields else ones,
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split("x"))
+
+
+def multiply_add_count(instruction: HloInstruction, operands: Sequence[HloShape]) -> float | None:
+    """Multiplications and additions of a product; None for an instruction that is none."""
+    if instruction.opcode == "dot" and len(operands) > 1:
+        return _dot(instruction, operands[0])
+    if instruction.opcode == "convolution" and len(operands) > 1:
+        return _convolution(instruction, operands[0], operands[1], instruction.shapes[0])
+    if instruction.opcode == "custom-call" and len(operands) > 1:
+        return _custom(instruction, operands)
+    return None
+
+
+def _custom(instruction: HloInstruction, operands: Sequence[HloShape]) -> float | None:
+    target = instruction.attribute("custom_call_target") or ""
+    out = instruction.shapes[0]
+    if is_pallas_kernel(instruction):
+        return _pallas_flops(instruction, operands)
+    if "__cudnn$conv" in target:  # the window and the labels are those of the forward convolution
+        if "BackwardInput" in target:
+            return _convolution(instruction, out, operands[1], operands[0])
+        if "BackwardFilter" in target:
+            return _convolution(instruction, operands[0], out, operands[1])
+        return _convolution(instruction, operands[0], operands[1], out)
+    return _dot(instruction, operands[0]) if _GEMM.search(target) else None
+
+
+def is_pallas_kernel(instruction: HloInstruction) -> bool:
+    """Whether it is a kernel in Pallas, which XLA does not look into."""
+    target = (instruction.attribute("custom_call_target") or "").strip('"')
+    return target == "tpu_custom_call" or "triton_kernel" in target or target == "__gpu$xla.gpu.triton"
+
+
+def _pallas_flops(instruction: HloInstruction, operands: Sequence[HloShape]) -> float | None:
+    """As the kernel itself says; of attention's by what they compute, as without a mask. None where nobody knows."""
+    estimate = _ESTIMATE.search(instruction.attributes)
+    if estimate:
+        return float(estimate[1])
+    count = next((count for name, count in _ATTENTION.items() if instruction.name.startswith(name)), None)
+    arrays = [shape for shape in operands if len(shape.dims) > 2 and shape.dtype in ("bf16", "f32", "f16")]
+    if count is None or len(arrays) < 2:
+        return None
+    query, key = arrays[:2]
+    return 2.0 * count * query.elements * key.dims[-2]
+
+
+def _dot(instruction: HloInstruction, left: HloShape) -> float:
+    found = re.search(r'"?lhs_contracting_dim(?:ension)?s"?[=:][\[{]([0-9,"]*)[\]}]', instruction.attributes)
+    axes = [int(n) for n in re.findall(r"\d+", found[1])] if found else []
+    return 2.0 * instruction.shapes[0].elements * math.prod(left.dims[axis] for axis in axes)
+
+
+def _convolution(instruction: HloInstruction, image: HloShape, kernel: HloShape, out: HloShape) -> float:
+    labels = instruction.attribute("dim_labels")
+    found = re.fullmatch(r"(\w+)_(\w+)->(\w+)", labels) if labels else None
+    if found is None:
+        return 0.0
+    frame = parse_window(instruction)
+    of_image, of_kernel, of_out = found[1], found[2], found[3]
+    pairs = 1
+    for axis in range(len(frame.size)):
+        name = str(axis)
+        pairs *= _valid_taps(frame, axis, image.dims[of_image.index(name)], out.dims[of_out.index(name)])
+    batches = out.dims[of_out.index("b")] * out.dims[of_out.index("f")]
+    groups = int(instruction.attribute("batch_group_count") or 1)
+    if groups > 1 and image.dims[of_image.index("b")] != out.dims[of_out.index("b")] * groups:
+        groups = 1
+    return 2.0 * batches * kernel.dims[of_kernel.index("i")] * pairs
+
+
+def _valid_taps(frame: ConvWindow, axis: int, image: int, out: int) -> int:
+    """Places of the kernel at which it meets an element, neither padding nor a hole between two."""
+    stride, low = frame.stride[axis], frame.low[axis]
+    dilation, holes = frame.kernel_dilation[axis], frame.image_dilation[axis]
+    reach = (image - 1) * holes
+    if stride == dilation == holes == 1 and low == 0 and out + frame.size[axis] - 1 <= image:
+        return out * frame.size[axis]
+    count = 0
+    for position in range(out):
+        for tap in range(frame.size[axis]):
+            place = position * stride + tap * dilation - low
+            count += 0 <= place <= reach and place % holes == 0
+    return count

@@ -1,0 +1,215 @@
+"""A compiled program in numbers: memory of a chip, work, the time it takes at least, and its dearest operations.
+
+Times are estimates, from the chip's public figures: of an operation the longer of what its products need at the peak
+for their dtype, and what its bytes need at the bandwidth of HBM; of a collective what the links need. A program takes
+the sum, as if nothing overlapped and each part ran at its limit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch_xla._engine.aot import collective_costs, cost_model, hlo_parser
+from torch_xla._engine.aot.collective_costs import CollectiveCost
+from torch_xla._engine.aot.cost_model import CostedOp
+from torch_xla._engine.aot.hardware_specs import ChipSpec
+from torch_xla._engine.aot.hlo_parser import HloShape
+from torch_xla._engine.aot.target_compiler import CompiledTargetProgram
+
+#: Passes of bfloat16 by which a TPU multiplies float32 at that precision.
+_PASSES = {"f32:high": 3, "f32:highest": 6}
+#: The share of a program's time below which an operation is not listed.
+_WORTH_NAMING = 0.005
+_LEAF = re.compile(r"leaves\[(\d+)\]")
+_SCOPE = re.compile(r"^jit\(\w+\)/|^graph/")
+_INSIDE = "/closed_call/"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUsage:
+    """Bytes on one chip. ``aliased``: of the outputs, what takes the memory of arguments; ``padding``: of arguments."""
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporaries: int
+    code: int
+    peak: int
+    padding: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCost:
+    """What one run costs one chip. ``seconds`` is an estimate; ``utilisation`` the share of the peak it allows."""
+
+    products: float
+    flops: float
+    bytes: float
+    seconds: float
+    utilisation: float
+    unknown_loops: int = 0
+    unknown_kernels: int = 0
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte of HBM."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpensiveOp:
+    """One operation: the estimated seconds of all its runs, where it comes from, and what it does."""
+
+    seconds: float
+    products: float
+    bytes: float
+    times: float
+    name: str  # of the instruction
+    op: str  # aten's, with the module before it where that is known
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class LargeBuffer:
+    """Something that takes memory, and where it comes from."""
+
+    bytes: int
+    what: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramAnalysis:
+    """What is known of a compiled program."""
+
+    memory: MemoryUsage
+    work: ProgramCost
+    collectives: tuple[CollectiveCost, ...]
+    expensive: tuple[ExpensiveOp, ...]
+    largest: tuple[LargeBuffer, ...]
+
+
+def analyze_program(compiled: CompiledTargetProgram, most: int = 10) -> ProgramAnalysis:
+    """The Analysis of a program, with ``most`` operations and temporaries."""
+    target = compiled.lowered.target
+    module = hlo_parser.parse_hlo(compiled.stage.as_text() or "")
+    counter = cost_model.CostCounter(module)
+    operations = counter.operations()
+    chips = compiled.lowered.chips
+    found = collective_costs.collectives_per_op(operations, module, chips)
+    collectives = collective_costs.summarize_collectives(operations, found, target.chip)
+    timed = [(_seconds(*pair, target.chip), pair[0]) for pair in zip(operations, found, strict=True)]
+    return ProgramAnalysis(
+        _memory_usage(compiled, module),
+        _work(timed, target.chip, counter),
+        collectives,
+        tuple(_expensive(timed)[:most]),
+        tuple(_largest(module)[:most]),
+    )
+
+
+def _memory_usage(compiled: CompiledTargetProgram, module: hlo_parser.HloModule) -> MemoryUsage:
+    stats: Any = compiled.stage.memory_analysis()
+    parameters = [i.shapes[0] for i in module.entry.instructions.values() if i.opcode == "parameter" and i.shapes]
+    padding = sum(shape.padded_bytes - shape.bytes for shape in parameters)
+    arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
+    whole = arguments + outputs + stats.temp_size_in_bytes - stats.alias_size_in_bytes
+    return MemoryUsage(
+        arguments=arguments,
+        outputs=outputs,
+        aliased=stats.alias_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        code=stats.generated_code_size_in_bytes,
+        peak=max(getattr(stats, "peak_memory_in_bytes", 0), whole),
+        padding=padding,
+    )
+
+
+def _work(timed: Sequence[tuple[float, CostedOp]], chip: ChipSpec, counter: cost_model.CostCounter) -> ProgramCost:
+    total = cost_model.OpCost()
+    for _, operation in timed:
+        total.add(operation.cost, operation.times)
+    seconds = sum(time for time, _ in timed)
+    utilisation = total.products / chip.flops["bf16"] / seconds if seconds else 0.0
+    unknown = counter.unknown_loops, counter.unknown_kernels
+    return ProgramCost(total.products, total.flops, total.bytes, seconds, utilisation, *unknown)
+
+
+def _seconds(operation: CostedOp, found: Sequence[collective_costs.Exchange], chip: ChipSpec) -> float:
+    """The estimate for all runs of an operation, with the collectives in it."""
+    links = sum(collective_costs.estimate_link_seconds(kind, size, group, chip) for kind, group, size in found)
+    if found and not operation.cost.products:
+        return operation.times * links
+    rate, passes = peak_throughput(chip, operation.precise)
+    alone = max(operation.cost.products * passes / rate, operation.cost.bytes / chip.hbm_bandwidth)
+    return operation.times * (links + alone)
+
+
+def peak_throughput(chip: ChipSpec, precise: str) -> tuple[float, int]:
+    """(products in a second, passes that each takes) for what costs.Operation.precise says."""
+    if "tf32" not in chip.flops:  # a TPU
+        return chip.flops["bf16"], _PASSES.get(precise, 1)
+    if precise.startswith("f32"):
+        return chip.flops["f32" if precise.endswith(("highest", "high")) else "tf32"], 1
+    if precise.startswith("f64"):
+        return chip.flops["f32"] / 2, 1
+    return chip.flops["bf16"], 1
+
+
+def _expensive(timed: Sequence[tuple[float, CostedOp]]) -> list[ExpensiveOp]:
+    found: list[ExpensiveOp] = []
+    total = sum(seconds for seconds, _ in timed)
+    for seconds, operation in sorted(timed, key=lambda pair: -pair[0]):
+        if seconds <= 0 or (found and seconds < _WORTH_NAMING * total):
+            break
+        instruction, times, cost = operation.instruction, operation.times, operation.cost
+        op, line = _origin(operation), instruction.source
+        found.append(ExpensiveOp(seconds, times * cost.products, times * cost.bytes, times, instruction.name, op, line))
+    return found
+
+
+def _origin(operation: CostedOp) -> str:
+    """Where an operation comes from; what the compiler added says what it is of."""
+    found = op_scope(operation.instruction.op_name)
+    if found and not found.startswith("leaves["):
+        return found
+    operands = operation.computation.operands(operation.instruction)
+    source = _LEAF.sub(r"argument \1", op_scope(operands[0].op_name) or operands[0].name) if operands else ""
+    return f"{operation.instruction.opcode.removesuffix('-start')}{source and f' of {source}'}"
+
+
+def op_scope(op_name: str) -> str:
+    """``Net/fc/aten::addmm`` of an instruction's ``jit(graph)/Net/fc/aten::addmm/dot_general``.
+
+    Within functions that the graph calls, such as loops over layers, it is the innermost: of
+    ``backward/Net/torch_xla::jax_call/.../closed_call/Net/layer/aten::mm`` it is ``backward/Net/layer/aten::mm``.
+    """
+    whole = _SCOPE.sub("", op_name)
+    levels = whole.split(_INSIDE)
+    inner = next((level for level in reversed(levels) if "::" in level), levels[0])
+    is_backward = inner is not levels[0] and whole.startswith("backward/") and not inner.startswith("backward/")
+    parts = [*(["backward"] if is_backward else []), *inner.split("/")]
+    places = [place for place, part in enumerate(parts) if "::" in part]
+    return "/".join(parts[: places[0] + 1] if places else parts)
+
+
+def _largest(module: hlo_parser.HloModule) -> list[LargeBuffer]:
+    """Values of the program's own that are in HBM, largest first; arguments are not among them."""
+    found = []
+    for instruction in module.entry.instructions.values():
+        if instruction.opcode in ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "copy-done"):
+            continue
+        size = sum(shape.padded_bytes for shape in instruction.shapes if shape.in_hbm)
+        if size:
+            what = f"{_format_shapes(instruction.shapes)} of {op_scope(instruction.op_name) or instruction.name}"
+            found.append(LargeBuffer(size, what, instruction.source))
+    return sorted(found, key=lambda large: -large.bytes)
+
+
+def _format_shapes(shapes: Sequence[HloShape]) -> str:
+    first = max(shapes, key=lambda shape: shape.bytes)
+    more = f" and {len(shapes) - 1} more" if len(shapes) > 1 else ""
+    return f"{first.dtype}{list(first.dims)}{more}"

@@ -1,0 +1,211 @@
+"""Compiles for a target what a script records: told of each graph as it is compiled and run here.
+
+observer ──on_compile_begin──► Seen: lowered for the target at once, compiled for it when the script has ended, or at
+                               once where that has to say how results lie (no values are computed, and nobody has laid
+                               them out)
+         ──on_launch─────────► Seen.runs
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Sharding
+
+from torch_xla._engine import recorder
+from torch_xla._engine.aot import program_analysis, target_compiler
+from torch_xla._engine.aot.program_analysis import LargeBuffer, ProgramAnalysis
+from torch_xla._engine.aot.target_compiler import ProgramPlacement, TargetError, TargetProgram
+from torch_xla._engine.aot.targets import Target
+from torch_xla._engine.compilation import hlo_metadata
+from torch_xla._engine.diagnostics import buffer_provenance, device_memory, observer
+from torch_xla._engine.graph.graph_spec import GraphSpec
+from torch_xla._engine.lowering.apply_rule import LoweringError
+from torch_xla._engine.parallel import replica_program, spmd
+from torch_xla._engine.recorder import source_info
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramArgument:
+    """What a program reads: its bytes on one chip, whether a result takes its place, and what made it at which line."""
+
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    updated: bool
+    kind: str
+    line: str
+
+
+@dataclass(slots=True, eq=False)
+class CollectedProgram:
+    """A distinct program. After ``compile``: ``found``, or ``error``."""
+
+    number: int
+    spec: GraphSpec
+    cause: str
+    line: str
+    arguments: list[ProgramArgument]
+    others: int  # bytes of tensors that are alive beside it
+    lowered: TargetProgram | None
+    error: Exception | None = None
+    found: ProgramAnalysis | None = None
+    compiled: target_compiler.CompiledTargetProgram | None = None
+    runs: int = 0
+    seconds: float = 0.0
+
+    @property
+    def largest(self) -> list[LargeBuffer]:
+        """Arguments and own values, largest first."""
+        of_arguments = [
+            LargeBuffer(a.bytes, f"argument {a.dtype}{list(a.shape)} ({a.kind})", a.line) for a in self.arguments
+        ]
+        own = list(self.found.largest) if self.found else []
+        return sorted(of_arguments + own, key=lambda large: -large.bytes)
+
+    def compile(self, begun: Callable[[Path], None]) -> None:
+        """Compiles it for its target, once; ``begun`` is told where its StableHLO is. Not what could not be lowered."""
+        if self.lowered is None or self.compiled is not None or self.error is not None:
+            return
+        try:
+            self.compiled = target_compiler.compile_for_target(self.lowered, self.spec, self.line, begun)
+            self.found = program_analysis.analyze_program(self.compiled)
+            self.seconds = self.compiled.seconds
+        except TargetError as error:
+            self.error = error
+
+
+class StepLimitReached(BaseException):
+    """The script has made the steps that were asked for."""
+
+
+@dataclass(eq=False)
+class ProgramCollector:
+    """What a script's graphs become on a target.
+
+    Args:
+      steps: after how many barriers to end the script; None: never.
+      around: a block in which a program is compiled; what it gives is told which file holds the StableHLO.
+    """
+
+    target: Target
+    steps: int | None = None
+    around: Callable[[CollectedProgram], AbstractContextManager[Callable[[Path], None]]] = lambda _: nullcontext(
+        lambda file: None
+    )
+    programs: list[CollectedProgram] = field(default_factory=list)
+    barriers: int = 0
+    _by_key: dict[Any, CollectedProgram] = field(default_factory=dict)
+    _by_text: dict[str, CollectedProgram] = field(default_factory=dict)
+    _latest: CollectedProgram | None = None
+
+    def on_compile_begin(self, event: observer.CompileEvent) -> None:
+        """A graph without a program is about to be compiled here."""
+        graph, spec, device = event.graph, event.spec, event.device
+        lowered, error = self._lowered(graph, spec)
+        text = lowered.text() if lowered else repr((spec.nodes, spec.leaves, spec.roots))
+        key = hashlib.sha256(text.encode()).hexdigest()
+        seen = self._by_text.get(key)
+        if seen is None:
+            arguments, others = _program_arguments(graph, spec, device)
+            number = len(self.programs) + 1
+            seen = self._by_text[key] = CollectedProgram(
+                number, spec, event.cause, event.line, arguments, others, lowered, error
+            )
+            self.programs.append(seen)
+        self._by_key[device, graph.key] = self._latest = seen
+
+    def _lowered(self, graph: Any, spec: GraphSpec) -> tuple[TargetProgram | None, Exception | None]:
+        try:
+            return target_compiler.lower_for_target(spec, self.target, program_placement(graph, spec)), None
+        except (LoweringError, ValueError) as error:
+            return None, error
+
+    def compile(self, seen: CollectedProgram) -> None:
+        """Compiles a program for the target, unless that was done before."""
+        if seen.compiled is None and seen.error is None:
+            with self.around(seen) as begun:
+                seen.compile(begun)
+
+    def results(self, spec: GraphSpec) -> Sequence[Sharding] | None:
+        """How the results of a graph lie, as the target's compiler has it; None where that refuses the program.
+
+        For abstract.switch_on: a graph that has just been told of.
+        """
+        seen = self._latest
+        assert seen is not None
+        self.compile(seen)
+        return (
+            None
+            if seen.compiled is None
+            else target_compiler.query_result_shardings(seen.compiled, spmd.mesh_devices())
+        )
+
+    def on_compile_end(self, event: observer.CompileEvent) -> None:
+        """Nothing is left to do."""
+
+    def on_launch(self, graph: Any, device: int) -> None:
+        """A graph is about to run here."""
+        seen = self._by_key.get((device, graph.key))
+        if seen is not None:
+            seen.runs += 1
+
+    def on_fallback(self, op: str, line: str) -> None:
+        """What runs on the CPU is no program of the target."""
+
+    def on_step_end(self, device: int) -> None:
+        """A barrier. Raises StepsDone at the last one that was asked for."""
+        self.barriers += 1
+        if self.steps is not None and self.barriers >= self.steps:
+            raise StepLimitReached
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """In the block it is told of every graph of this process, and these carry the user's lines."""
+        before = source_info.is_capturing()
+        hlo_metadata.enable()
+        source_info.set_capture(True)
+        observer.listeners.append(self)
+        try:
+            yield
+        finally:
+            observer.listeners.remove(self)
+            source_info.set_capture(before)
+
+
+def program_placement(graph: Any, spec: GraphSpec) -> ProgramPlacement:
+    """How a recorder Graph lies on this process's devices."""
+    leaves = spmd.input_shardings(graph.inputs())
+    if leaves is not None:
+        return ProgramPlacement(spmd.replicated_sharding(), leaves, tuple(spec.root_shardings))
+    return ProgramPlacement(team=replica_program.replica_group_of(spec))
+
+
+def _program_arguments(graph: Any, spec: GraphSpec, device: int) -> tuple[list[ProgramArgument], int]:
+    """What the graph reads, and the bytes on a chip of all other buffers."""
+    numbers = {id(array): number for array, _, number in recorder.bindings().buffers(device)}
+    donated, read, found = set(spec.donated), set(), []
+    for place, (array, (shape, dtype)) in enumerate(zip(graph.inputs(), spec.leaves, strict=True)):
+        maker = buffer_provenance.provenance_from_id(numbers.get(id(array), 0))
+        named = str(dtype).removeprefix("torch.")
+        found.append(
+            ProgramArgument(_bytes_per_device(array), tuple(shape), named, place in donated, maker.kind, maker.line)
+        )
+        read.add(id(array))
+    others = sum(_bytes_per_device(array) for array, _ in device_memory.live_buffers(device) if id(array) not in read)
+    return found, others
+
+
+def _bytes_per_device(array: jax.Array) -> int:
+    """Bytes of an array on one device."""
+    shape = array.sharding.shard_shape(array.shape)
+    size = int(array.dtype.itemsize)
+    for length in shape:
+        size *= length
+    return size

@@ -1,0 +1,66 @@
+"""Programs on devices that hold no values: what a launch gives are shapes, dtypes and shardings."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Sharding
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes, sharding_ids
+from torch_xla._engine.device.abstract_device import AbstractArray
+from torch_xla._engine.graph.graph_spec import GraphSpec
+from torch_xla._engine.graph.program_info import ProgramSizes
+
+_Result = tuple[tuple[int, ...], np.dtype[Any], Sharding]
+
+
+def make_abstract_executable(spec: GraphSpec, place: Sharding, laid_out: Sequence[int]) -> tuple[Any, ProgramSizes]:
+    """The recorder's Executable of a graph, and the bytes of its results.
+
+    Args:
+      place: where results lie, without SPMD.
+      laid_out: with SPMD, how each of them lies.
+    """
+    numbers = laid_out or [0] * len(spec.roots)
+    results = [
+        _result(spec, root, sharding_ids.sharding_from_id(n) or place)
+        for root, n in zip(spec.roots, numbers, strict=True)
+    ]
+    sizes = ProgramSizes([sharding_ids.bytes_per_device(shape, dtype.itemsize, lies) for shape, dtype, lies in results])
+    found = recorder.bindings().Executable(
+        execute=None,
+        handlers=None,
+        call=functools.partial(_call, results),
+        put=None,
+        options=[],
+        guard=None,
+        allow=None,
+        number_avals=[None, None],
+        number_arrays=[None, None],
+        number_sharding=place,
+        number_devices=[],
+        sizes=sizes.results,
+        extra=0,
+        shardings=list(laid_out),
+        tokens=False,
+    )
+    return found, sizes
+
+
+def _result(spec: GraphSpec, root: int, lies: Sharding) -> _Result:
+    shape, dtype = result_spec(spec, root)
+    return sharding_ids.padded_shape(shape, lies), dtype, lies
+
+
+def result_spec(spec: GraphSpec, root: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape of a result, and its dtype as devices store it."""
+    shape, dtype = spec.value_spec(root)
+    return tuple(shape), dtypes.storage_numpy_dtype(dtype)  # type: ignore[arg-type]  # a root is a tensor
+
+
+def _call(results: Sequence[_Result], arguments: list[Any]) -> list[AbstractArray]:
+    return [AbstractArray(*result) for result in results]

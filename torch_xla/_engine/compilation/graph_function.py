@@ -1,0 +1,263 @@
+"""A recorded graph as a jax function: the nodes' rules, applied in order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.compilation import cpu_scheduling, foreach_fusion, hlo_metadata, manual_sharding
+from torch_xla._engine.graph.graph_spec import IN_PLACE, SCATTER, GraphSpec, NodeSpec, operands
+from torch_xla._engine.lowering import RULES, cpu_kernel_call, decompose
+from torch_xla._engine.lowering.apply_rule import LoweringError, apply_rule
+from torch_xla._engine.lowering.recorder_ops import key_data
+from torch_xla._engine.lowering.registry import LoweringRuleContext, Number, Rule, default_dtype_scope
+from torch_xla._engine.lowering.rules import matmul
+from torch_xla._engine.lowering.rules.collectives import COLLECTIVES, opaque_to_compiler
+from torch_xla._engine.lowering.rules.view_scatter import scatter_through_view
+from torch_xla._engine.recorder import source_info
+
+#: Ops that need their operands in torch's dtype also where the device stores a narrower one: their bits are asked for,
+#: XLA's libraries for linear algebra do not know 16-bit floats (which it says only after the rule has run), or the
+#: function that they call was traced with these dtypes.
+_EXACT = re.compile(
+    r"aten::(view(_copy)?\.dtype|_?linalg_|cholesky|triangular_solve|geqrf|orgqr|ormqr)|torch_xla::jax_call"
+)
+_BITS_OR_CALLS = ("aten::view.dtype", "aten::view_copy.dtype", "torch_xla::jax_call")
+
+
+def exact_dtype_scope(op: str) -> AbstractContextManager[None] | None:
+    """In what block of dtypes such an op is computed; None for one that is no such op.
+
+    Linear algebra is not done in complex128 where that is stored as complex64, on TPUs: libtpu (of jax 0.10.2) ends the
+    process at a conversion to it.
+    """
+    if _EXACT.match(op) is None:
+        return None
+    return dtypes.exact_dtypes() if op.startswith(_BITS_OR_CALLS) else dtypes.exact_dtypes(torch.complex128)
+
+
+class _GraphTracer:
+    """One trace: values so far with their torch dtypes, and the packed numbers. Lives while jax traces the function.
+
+    The other replicas' graphs may differ from this one in what is not a collective; see ``isolated``.
+    """
+
+    def __init__(
+        self, spec: GraphSpec, floats: jax.Array, ints: Sequence[jax.Array], leaves: tuple[jax.Array, ...]
+    ) -> None:
+        self.spec = spec
+        self.floats, self.ints = cpu_kernel_call.unpack_scalars(floats), cpu_kernel_call.unpack_scalars(ints)
+        self.exchanged: jax.Array | None = None  # a result of the last collective
+        self.is_located = hlo_metadata.is_enabled()
+        # By the number of the value. Leaves come first, then the nodes, which may be lowered in another order.
+        self.values: list[Any] = [*leaves, *[None] * len(spec.nodes)]
+        self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves] + [None] * len(spec.nodes)  # a list for several
+        self.depths = [0] * len(self.values)  # how many operations in a row made a value, since one that is in memory
+        self.chained: Mapping[int, foreach_fusion.FusableOp] = {}
+        self.chain: foreach_fusion.ForeachFusion | None = None
+
+    def chain_nodes(self, members: Mapping[int, foreach_fusion.FusableOp]) -> None:
+        """These nodes, by number, are evaluated in chains from now on."""
+        if members:
+            self.chained = members
+            self.chain = foreach_fusion.ForeachFusion(self.spec, self.values, self.argument, self._from_chain)
+
+    def value(self, number: int) -> Any:
+        """The value of that number."""
+        if self.chain is not None and self.chain.pending(number):
+            self.chain.evaluate()
+        return self.values[number]
+
+    def _from_chain(self, value: int, result: jax.Array) -> None:
+        self._set(value, result, torch.float32, depth=1)
+
+    def argument(self, arg: tuple[int, Any], exact: bool = False) -> Any:
+        """An argument for a rule; with ``exact`` a tensor has its torch dtype, not the one that the device stores."""
+        tag, payload = arg
+        if tag == 0:
+            return payload
+        if tag == 1:
+            return _cast(self.value(payload), self.dtypes[payload]) if exact else self.value(payload)
+        if tag in (2, 7):
+            return [self.argument(a, exact) for a in payload]
+        if tag == 3:
+            return Number(self.floats[payload], float)
+        if tag == 4:
+            return Number(self.ints[payload], int)
+        if tag == 5:
+            # In parts as the device stores them: TPUs have no complex128, not even to convert from.
+            part = np.float64 if dtypes.storage_dtype(torch.complex128) == torch.complex128 else np.float32
+            real, imaginary = (self.floats[payload + i].astype(part) for i in (0, 1))
+            return Number(lax.complex(real, imaginary), complex)
+        return dtypes.FROM_CODE[payload]
+
+    def wait(self, value: int, others: Sequence[int]) -> None:
+        """From here on the value is one that is there only after the others."""
+        results = jax.tree.leaves([self.value(other) for other in others])
+        after = [result for result in results if isinstance(result, jax.Array)]
+        self.values[value] = cpu_kernel_call.materialize(self.value(value), after)
+
+    def run(self, number: int) -> None:
+        node, value = self.spec.nodes[number], len(self.spec.leaves) + number
+        member = self.chained.get(number)
+        if self.chain is not None and member is not None and self.chain.add(value, node, member):
+            return
+        if node.op == "torch_xla::getitem":
+            (_, group), (_, place) = node.args
+            if self.chain is not None and self.chain.contains(group):
+                return
+            parts = cpu_scheduling.list_item_operands(self.spec, node)
+            depth = self.depths[group] if parts is None else self._deepest(parts) + 1
+            self._set(value, self.values[group][place], self.dtypes[group][place], depth)
+        elif node.op == "torch_xla::seed":
+            # Not a tensor of the user's: 64 bits, also where the device stores int64 as 32.
+            self._set(value, RULES[node.op].function(self.argument(node.args[0])), None)
+        else:
+            if self.is_located:
+                results = hlo_metadata.with_metadata(node.op, node.origin, lambda: self._exchanged(node))
+            else:
+                results = self._exchanged(node)
+            promised = [dtype for _, dtype in node.outs]
+            several = node.is_list or len(node.outs) > 1
+            result, dtype = (results, promised) if several else (results[0], promised[0])
+            self._set(value, result, dtype, self._depth(node))
+
+    def _set(self, value: int, result: Any, dtype: Any, depth: int = 0) -> None:
+        if depth >= cpu_scheduling.DEEPEST and isinstance(result, jax.Array):
+            result, depth = cpu_kernel_call.materialize(result), 0
+        self.values[value], self.dtypes[value], self.depths[value] = result, dtype, depth
+
+    def _depth(self, node: NodeSpec) -> int:
+        if cpu_scheduling.NOT_FUSED.match(node.op):
+            return 1
+        return self._deepest(operands(node)) + (node.op not in cpu_scheduling.VIEWS_OF_ONE)
+
+    def _deepest(self, values: Sequence[int]) -> int:
+        return max((self.depths[value] for value in values), default=0)
+
+    def _exchanged(self, node: NodeSpec) -> list[Any]:
+        if node.op not in COLLECTIVES:
+            return self._results(node)
+        values = self.argument(node.args[0])
+        results = lower_node(node, [opaque_to_compiler(values, self.exchanged), *map(self.argument, node.args[1:])])
+        self.exchanged = results[0]
+        return results
+
+    def _results(self, node: NodeSpec) -> list[Any]:
+        if node.op in (manual_sharding.ENTER, manual_sharding.LEAVE):
+            value, sharding, _, transposed = map(self.argument, node.args)
+            change = manual_sharding.to_manual if node.op == manual_sharding.ENTER else manual_sharding.from_manual
+            return [change(value, sharding, transposed)]
+        if not dtypes.has_narrow_storage():
+            return lower_node(node, [self.argument(a) for a in node.args])
+        wide = exact_dtype_scope(node.op)
+        if wide is None:
+            try:
+                return lower_node(node, [self.argument(a) for a in node.args])
+            except LoweringError:
+                pass  # not all functions of XLA and jax exist in 16 bits (an FFT does not): then as in torch's dtypes
+        with wide or dtypes.exact_dtypes():
+            results = lower_node(node, [self.argument(a, exact=True) for a in node.args])
+        return [_cast(value, dtype) for value, (_, dtype) in zip(results, node.outs, strict=True)]
+
+
+def _cast(value: Any, dtype: Any) -> Any:
+    if isinstance(value, list):
+        return [_cast(v, d) for v, d in zip(value, dtype, strict=True)]
+    return value if value is None or dtype is None else value.astype(dtypes.storage_numpy_dtype(dtype))
+
+
+def lower_node(node: NodeSpec, args: list[Any]) -> list[Any]:
+    """The results of one node, by its rule or by torch's decomposition of it.
+
+    Raises LoweringError, which names the op and, if origins are captured, the line that recorded it.
+    """
+    try:
+        if manual_sharding.has_manual_operand(args):
+            return manual_sharding.map_per_device(lambda parts: _call(node, parts), args)
+        return _call(node, args)
+    except LoweringError as error:
+        advice = "; XLA_IR_DEBUG=1 tells which line recorded it" if node.origin is None else ""
+        error.args = (f"{error}{source_info.format_location(node.origin)}{advice}",)
+        raise
+
+
+def _call(node: NodeSpec, args: list[Any]) -> list[Any]:
+    try:
+        with default_dtype_scope(node.default_dtype):
+            return _apply(node, args)
+    except LoweringError:
+        raise
+    except Exception as error:
+        shown = ", ".join(_format_operand(a) for a in args)
+        raise LoweringError(f"{node.op}({shown}): cannot be built for XLA: {error}") from error
+
+
+def _apply(node: NodeSpec, args: list[Any]) -> list[Any]:
+    context = LoweringRuleContext(node.op, node.outs)
+    if node.form == SCATTER:
+        base, *rest, value, out = args
+        return apply_rule(Rule(node.op, scatter_through_view), [node.op, base, value, rest, out], node.outs, context)
+    rule = RULES.get(node.op)
+    if rule is not None and rule.random:
+        *args, seed, draws = args
+        context = LoweringRuleContext(node.op, node.outs, key_data(seed, draws))
+    rule = rule or Rule(node.op, decompose.decomposition_rule(node.op))
+    return apply_rule(rule, args, node.outs, context, convert=node.form == IN_PLACE)
+
+
+def _format_operand(arg: Any) -> str:
+    if isinstance(arg, jax.Array):
+        return f"{np.dtype(arg.dtype)}{list(arg.shape)}"
+    if isinstance(arg, list):
+        return f"[{', '.join(_format_operand(a) for a in arg)}]"
+    return arg.kind.__name__ if isinstance(arg, Number) else repr(arg)
+
+
+def graph_function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
+    """``f(floats, ints, *leaves) -> roots`` for jax to trace."""
+
+    def graph(floats: jax.Array, ints: Sequence[jax.Array], *leaves: jax.Array) -> list[jax.Array]:
+        evaluation = _GraphTracer(spec, floats, ints, leaves)
+        order: Sequence[int] = range(len(spec.nodes))
+        waits: Mapping[int, Any] = {}
+        if cpu_kernel_call.cpu_kernels_allowed():
+            order, members, waits = cpu_scheduling.make_schedule(spec)
+            evaluation.chain_nodes(members)
+        with matmul.precision_scope(spec.precision):
+            for number in order:
+                try:
+                    for leaf, others in waits.get(number, ()):
+                        evaluation.wait(leaf, others)
+                    evaluation.run(number)
+                except LoweringError as error:
+                    error.node = number
+                    raise
+            results = [evaluation.value(root) for root in spec.roots]
+        return [
+            _reject_manual_result(result, root - len(spec.leaves))
+            for result, root in zip(results, spec.roots, strict=True)
+        ]
+
+    return graph
+
+
+def _reject_manual_result(value: Any, node: int) -> Any:
+    if not isinstance(value, manual_sharding.ManualValue):
+        return value
+    error = LoweringError(
+        f"a tensor of shape {list(value.stacked.shape[1:])} is still in the part of the program that "
+        "enable_manual_sharding began, where each device has another one: give it to disable_manual_sharding, and "
+        "`del` it before the step barrier if it is no longer needed; a tensor from outside that needs a gradient has "
+        "to be brought in by enable_manual_sharding, too"
+    )
+    error.node = node
+    raise error

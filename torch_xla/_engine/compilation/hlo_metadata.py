@@ -1,0 +1,87 @@
+"""XLA_HLO_DEBUG: the origin of a node as metadata of the HLO instructions that it becomes.
+
+An instruction gets ``op_name="jit(graph)/Net/fc/aten::addmm/dot_general"``, and the user's file and line. jax takes the
+line from the Python stack of the trace, innermost frame first, leaving out its own files. So a rule is called through a
+function whose code claims to be the user's line, and this package and torch are left out as jax's files are. Functions
+that jax traces once and then calls again (``jnp.where``) would keep the place of their first use: a user context, part
+of the key of jax's caches, keeps them apart.
+
+Uses ``jax.extend.source_info_util.register_exclusion`` and ``jax.make_user_context`` (checked on jax 0.10.2).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from jax.extend import source_info_util
+
+from torch_xla._engine.base.user_frames import OWN, Frame
+from torch_xla._engine.recorder.source_info import Origin
+
+T = TypeVar("T")
+
+_place: Any = None  # jax's user context, once install() was called
+
+
+def enable() -> None:
+    """From now on, compilations carry metadata. Call before jax traces anything on another thread."""
+    global _place
+    if _place is None:
+        for folder in OWN:
+            source_info_util.register_exclusion(folder)
+        _place = jax.make_user_context(None)
+
+
+def is_enabled() -> bool:
+    """Whether compilations carry metadata."""
+    return _place is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def _caller(frame: Frame) -> Callable[[Callable[[], Any]], Any]:
+    """A function that calls its argument, and seems to be the user's code."""
+    source = "\n" * (frame.line - 1) + "def caller(call): return call()"
+    namespace: dict[str, Any] = {}
+    exec(compile(source, frame.file, "exec"), namespace)
+    caller: Any = namespace["caller"]
+    caller.__code__ = caller.__code__.replace(co_name=frame.function, co_qualname=frame.function)
+    return caller  # type: ignore[no-any-return]
+
+
+def with_metadata(op: str, origin: Origin | None, call: Callable[[], T]) -> T:
+    """What ``call()`` returns; the HLO that it traces carries the op's name and origin, if install() was called."""
+    if _place is None:
+        return call()
+    name = op.split(".")[0]
+    path = f"{origin.scope}/{name}" if origin is not None and origin.scope else name
+    frame = None if origin is None else origin.frame
+    with jax.named_scope(path), _place((path, frame)):
+        return call() if frame is None else _caller(frame)(call)
+
+
+_TABLES = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ .*\n)*)\n*", re.MULTILINE)
+
+
+def inline_sources(hlo: str) -> str:
+    """HLO text with ``source_file=... source_line=...`` at each instruction in place of numbers into tables."""
+    tables: dict[str, dict[str, str]] = {
+        kind: dict(row.split(" ", 1) for row in rows.splitlines()) for kind, rows in _TABLES.findall(hlo)
+    }
+
+    def source(match: re.Match[str]) -> str:
+        frame = tables["StackFrames"][match[1]]
+        location = tables["FileLocations"][_field("file_location_id", frame)]
+        file = tables["FileNames"][_field("file_name_id", location)]
+        return f"source_file={file} source_line={_field('line', location)}"
+
+    return re.sub(r"stack_frame_id=(\d+)", source, _TABLES.sub("", hlo))
+
+
+def _field(name: str, row: str) -> str:
+    found = re.search(rf"\b{name}=(\d+)", row)
+    assert found is not None, f"no {name} in {row}"
+    return found[1]

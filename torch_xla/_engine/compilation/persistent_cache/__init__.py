@@ -1,0 +1,1 @@
+"""Compiled programs on disk: cache keys, folder layout, eviction, prefetch."""

@@ -1,0 +1,58 @@
+"""Programs whose matrix products are all small: XLA's CPU compiler makes something else of them when it is told.
+
+By default each product is a graph of YNNPACK, XLA's library of kernels, which the first run of a program builds: fifty
+small layers wait longer for that than for their step (``python -m benchmarks.first``, a second process). Up to a size
+XLA's own kernels are as fast. Products in batches stay as they are.
+
+A debug option of XLA (checked on jaxlib 0.10.2); where there is none of that name, nothing is told.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import jax
+
+from torch_xla._engine.base import xla_flags
+
+_OPTION = "xla_cpu_experimental_ynn_fusion_type"
+_REDUCTIONS_ONLY: dict[str, str | bool] = {_OPTION: "LIBRARY_FUSION_TYPE_REDUCE"}
+
+#: Products of numbers of the largest matrix product that is small.
+_LARGE = 1 << 22
+
+_PRODUCT = re.compile(
+    r"stablehlo\.dot_general ([^\n]*?)contracting_dims = \[([\d, ]*)\] x [^\n]*"
+    r": \(tensor<([\dx]*)x[a-z]\w*>, [^\n]*\) -> tensor<([\dx]*)x[a-z]\w*>"
+)
+
+
+def compile_with_options(
+    lowered: jax.stages.Lowered, places: Sequence[jax.Device], text: str | None = None
+) -> jax.stages.Compiled:
+    """The program, for these devices; ``text`` is its StableHLO, where it is known."""
+    if not places or places[0].platform != "cpu" or _OPTION in xla_flags.read().text:
+        return lowered.compile()
+    if not _has_only_small_matmuls(text or lowered.as_text()):
+        return lowered.compile()
+    try:
+        return lowered.compile(compiler_options=_REDUCTIONS_ONLY)
+    except jax.errors.JaxRuntimeError as error:
+        if _OPTION not in str(error):
+            raise
+        return lowered.compile()
+
+
+def _has_only_small_matmuls(text: str) -> bool:
+    found = _PRODUCT.findall(text)
+    return bool(found) and all(
+        "batching" not in before and _size(result) * _size(left, over) <= _LARGE for before, over, left, result in found
+    )
+
+
+def _size(shape: str, dims: str | None = None) -> int:
+    """Of an array, or of its dims alone."""
+    sizes = [int(size) for size in shape.split("x") if size]
+    return math.prod(sizes if dims is None else (sizes[int(dim)] for dim in dims.split(",") if dim))

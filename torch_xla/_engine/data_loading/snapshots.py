@@ -1,0 +1,43 @@
+"""Copies of batches, for loaders that may write the next batch into the memory of the last one.
+
+A batch that is read ahead waits for its transfer and for the loop, while the loader makes the next ones.
+"""
+
+from __future__ import annotations
+
+import array
+import copy
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from torch_xla._engine.data_loading import batch_structure
+
+#: What a loader can refill in place. Containers and objects that hold some of these are copied as well.
+_REFILLABLE = (torch.Tensor, np.ndarray, bytearray, array.array, deque)
+
+
+def has_own_batches(loader: Iterable[Any]) -> bool:
+    """Whether each batch of the loader has memory of its own, which nothing writes to while the loader is read.
+
+    A list or a tuple holds its batches. A DataLoader stacks samples to a new batch, or receives it from a worker
+    process; one with its own ``collate_fn``, or without batches, returns what the user's code returns.
+    """
+    if type(loader) in (list, tuple):
+        return True
+    if type(loader) is not DataLoader:
+        return False
+    return loader.num_workers > 0 or (loader.batch_sampler is not None and loader.collate_fn is default_collate)
+
+
+def copy_batch(batch: Any) -> Any:
+    """The batch with copies of its tensors, arrays and containers. Other objects without tensors are shared."""
+    return batch_structure.map_leaves(batch, _copy_leaf, _REFILLABLE)
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)

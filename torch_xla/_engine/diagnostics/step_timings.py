@@ -1,0 +1,208 @@
+"""The journal: what the time of each step went into, always kept, for the last thousand steps.
+
+    thread ── Step (open) ──close()──► history, at most HISTORY of them, oldest out first
+                │ own time by kind, reads and fallbacks by line, compilations, peak of memory
+
+Each thread writes its own open Step; only close() takes the lock. Times are *own* times: an upload inside a fallback is
+upload, not fallback, so that the kinds of a step add up. What no kind claims is tracing: Python, and recording ops.
+A thread that never ends a step (a loader's worker) has an open Step that is never listed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
+
+HISTORY = 1000
+
+K = TypeVar("K")
+
+
+@dataclass(slots=True)
+class CompilationRecord:
+    """One compilation: when it began and how long it took (ns of perf_counter), what it was of, and who asked."""
+
+    start: int
+    duration: int
+    ops: int
+    cause: str
+    line: str
+
+
+@dataclass(slots=True)
+class LineStats:
+    """How often something happened at a line, and the ns it took."""
+
+    count: int = 0
+    duration: int = 0
+
+    def add(self, duration: int) -> None:
+        self.count += 1
+        self.duration += duration
+
+
+_NOTHING: Mapping[Any, LineStats] = MappingProxyType({})
+
+
+def _empty_mapping() -> Mapping[Any, LineStats]:
+    return _NOTHING
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """What a thread did from one barrier to the next; ``end`` is 0 while it is open. Times in ns of perf_counter."""
+
+    thread: str
+    start: int
+    number: int = -1
+    end: int = 0
+    spent: dict[str, int] = field(default_factory=dict)  # own time by kind
+    # Most steps have none of these: such a one needs no table of its own.
+    reads: Mapping[str, LineStats] = field(default_factory=_empty_mapping)  # values read, by the user's line
+    fallbacks: Mapping[tuple[str, str], LineStats] = field(default_factory=_empty_mapping)  # by op and the user's line
+    compilations: tuple[CompilationRecord, ...] = ()
+    ops: int = 0  # nodes of the graphs it ran
+    peak_bytes: int = 0
+
+    def add(self, kind: str, duration: int) -> None:
+        self.spent[kind] = self.spent.get(kind, 0) + duration
+
+    @property
+    def wall(self) -> int:
+        return self.end - self.start
+
+    @property
+    def tracing(self) -> int:
+        """The time that nothing claims."""
+        return max(0, self.wall - sum(self.spent.values()))
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.step: StepRecord | None = None
+        self.active: timed_block | None = None
+        self.fallback: tuple[str, str, timed_block] | None = None
+
+
+_here = _Thread()
+_lock = fork_safe_lock()
+_history: deque[StepRecord] = deque(maxlen=HISTORY)
+_closed = 0
+
+
+def current_step() -> StepRecord:
+    """This thread's open step."""
+    if _here.step is None:
+        _here.step = StepRecord(threading.current_thread().name, time.perf_counter_ns())
+    return _here.step
+
+
+class timed_block:
+    """Context: its time, less that of other ``spent`` blocks inside, is added to this thread's step under ``kind``."""
+
+    __slots__ = ("inner", "kind", "outer", "start", "total")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.inner = self.total = self.start = 0
+        self.outer: timed_block | None = None
+
+    def __enter__(self) -> timed_block:
+        current_step()
+        self.outer, _here.active = _here.active, self
+        self.start = time.perf_counter_ns()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._credit(time.perf_counter_ns())
+        _here.active = self.outer
+
+    def _credit(self, now: int) -> None:
+        elapsed = now - self.start
+        current_step().add(self.kind, elapsed - self.inner)
+        if self.outer is not None:
+            self.outer.inner += elapsed
+        self.total += elapsed
+        self.start, self.inner = now, 0
+
+
+def add_time(kind: str, duration: int) -> None:
+    """Something of a ``kind`` has taken ``duration`` ns in this thread's step; no ``spent`` block of it was open."""
+    current_step().add(kind, duration)
+    if _here.active is not None:
+        _here.active.inner += duration
+
+
+def begin_fallback(op: str, line: str) -> None:
+    """``op`` is about to run on the CPU, called at ``line``."""
+    if _here.fallback is not None:  # it raised
+        _here.active = _here.fallback[2].outer
+    block = timed_block("fallback")
+    block.__enter__()
+    _here.fallback = (op, line, block)
+
+
+def end_fallback() -> None:
+    """The op that began to run on the CPU has run. One that raised ends with the next one or the step."""
+    if _here.fallback is not None:
+        op, line, block = _here.fallback
+        _here.fallback = None
+        block.__exit__()
+        step = current_step()
+        step.fallbacks = _with_sample(step.fallbacks, (op, line), block.total)
+
+
+def current_fallback() -> str | None:
+    """The op that this thread runs on the CPU just now."""
+    return _here.fallback[0] if _here.fallback else None
+
+
+def record_read(line: str, duration: int) -> None:
+    """A value was read by the user at ``line``."""
+    step = current_step()
+    step.reads = _with_sample(step.reads, line, duration)
+
+
+def _with_sample(places: Mapping[K, LineStats], key: K, duration: int) -> Mapping[K, LineStats]:
+    """The places, in a table of the step's own, with one thing more at ``key``."""
+    own = places if isinstance(places, dict) else {}
+    own.setdefault(key, LineStats()).add(duration)
+    return own
+
+
+def end_step(peak_bytes: int) -> StepRecord:
+    """Ends this thread's step at a barrier. Blocks that are open (a loader's around the barrier) go on in the next."""
+    global _closed
+    step, now = current_step(), time.perf_counter_ns()
+    if _here.fallback is not None:
+        _here.active, _here.fallback = _here.fallback[2].outer, None
+    block = _here.active
+    while block is not None:
+        block._credit(now)
+        block = block.outer
+    step.end, step.peak_bytes = now, max(step.peak_bytes, peak_bytes)
+    _here.step = StepRecord(step.thread, now)
+    with _lock:
+        step.number = _closed
+        _closed += 1
+        _history.append(step)
+    return step
+
+
+def steps() -> list[StepRecord]:
+    """The steps that have ended, of all threads, oldest first."""
+    with _lock:
+        return list(_history)
+
+
+def clear() -> None:
+    """Forgets the steps that have ended."""
+    with _lock:
+        _history.clear()

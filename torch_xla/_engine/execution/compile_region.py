@@ -1,0 +1,75 @@
+"""torch_xla.compile: a piece of a program that becomes one graph, also in eager mode.
+
+enter: run what is pending -> record (modes.inside) -> leave: run what was recorded; an exception leaves it pending
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ContextDecorator, ExitStack
+from types import TracebackType
+
+from torch_xla._engine.base.lru_cache import LruCache
+from torch_xla._engine.diagnostics import sync_reasons
+from torch_xla._engine.execution import barrier, eager_mode
+from torch_xla._engine.execution.eager_mode import CompileRegion
+
+_named: LruCache[CompileRegion] = LruCache(limit=lambda: 1024)
+
+
+def named_region(name: str | None, full_graph: bool, max_graphs: int | None) -> CompileContext:
+    """The context of that name; contexts of one name count their graphs together."""
+    if name is None:
+        return CompileContext(CompileRegion("this context", full_graph, max_graphs))
+    found = _named.get((name, full_graph, max_graphs))
+    if found is None:
+        found = CompileRegion(name, full_graph, max_graphs)
+        _named.put((name, full_graph, max_graphs), found)
+    return CompileContext(found)
+
+
+#: By whose method or which function: the regions of its wrappers.
+_of_functions: weakref.WeakKeyDictionary[object, dict[object, CompileRegion]] = weakref.WeakKeyDictionary()
+
+
+def function_region(f: Callable[..., object], name: str, full_graph: bool, max_graphs: int | None) -> CompileContext:
+    """The context of a function; all of the same function, or method of one object, count their graphs together."""
+    region = CompileRegion(name, full_graph, max_graphs)
+    owner = getattr(f, "__self__", f)
+    try:
+        mine = _of_functions.setdefault(owner, {})
+    except TypeError:  # it has no hash, or cannot be referred to weakly
+        return CompileContext(region)
+    return CompileContext(mine.setdefault((getattr(f, "__func__", None), name, full_graph, max_graphs), region))
+
+
+class CompileContext(ContextDecorator):
+    """One torch_xla.compile. May be entered many times, also by several threads and within itself."""
+
+    def __init__(self, region: CompileRegion) -> None:
+        self._region = region
+        self._open: dict[int, list[ExitStack]] = {}  # by thread
+
+    def __enter__(self) -> None:
+        with sync_reasons.sync_reason(sync_reasons.BEFORE_COMPILED):
+            barrier.mark_step()
+        stack = ExitStack()
+        state = stack.enter_context(eager_mode.recording_region(self._region))
+        stack.push(lambda kind, error, at: self._finish(state, kind))
+        self._open.setdefault(threading.get_ident(), []).append(stack)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        thread = threading.get_ident()
+        stack = self._open[thread].pop()
+        if not self._open[thread]:
+            del self._open[thread]
+        stack.__exit__(kind, error, at)
+
+    @staticmethod
+    def _finish(state: eager_mode.OpenRegion, kind: type[BaseException] | None) -> None:
+        state.ended = True
+        if kind is None:
+            with sync_reasons.sync_reason(sync_reasons.COMPILED):
+                barrier.mark_step()

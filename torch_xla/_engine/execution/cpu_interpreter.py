@@ -1,0 +1,107 @@
+"""Runs a graph without compiling it, where the device is this machine's CPU: torch's kernels on the buffers' memory.
+
+The recorder walks through the nodes (csrc/interpreter/graph_interpreter.cpp). What torch has no kernel for, and whatever draws random
+numbers, is computed by its rule, compiled alone as in op_by_op.py: so a draw has the same values in a program and here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.device import devices
+from torch_xla._engine.diagnostics import metrics
+from torch_xla._engine.execution import op_by_op
+from torch_xla._engine.graph.graph_run import GraphRun
+from torch_xla._engine.graph.graph_spec import NodeSpec
+from torch_xla._engine.lowering.recorder_ops import STRIDE
+from torch_xla._engine.lowering.registry import RULES, Promise
+
+
+def interpret_graph(graph_run: GraphRun, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The roots of a graph, from its leaves' ``arrays``. Raises what a kernel does; nothing has changed then."""
+    stored = [
+        (dtypes.TO_CODE[dtype], dtypes.TO_CODE[narrow]) for dtype, narrow in dtypes.storage_dtype_overrides().items()
+    ]
+    with recorder.enable_x64():
+        for array in arrays:
+            array.block_until_ready()
+        results = recorder.bindings().interpret(graph_run.graph, list(arrays), stored, _FallbackOps(graph_run))
+        return [_array(tensor, graph_run.device) for tensor in results]
+
+
+def _array(memory: Any, device: int) -> jax.Array:
+    """The recorder's HostMemory as an array, which keeps it. Programs read that memory, and never write to it."""
+    array: jax.Array = jax.dlpack.from_dlpack(memory, device=devices.device(device))
+    return array
+
+
+class _FallbackOps:
+    """Computes single nodes of a graph by their rules; called by the recorder while it interprets the graph."""
+
+    def __init__(self, run: GraphRun) -> None:
+        self._run = run
+
+    def __call__(self, number: int, operands: dict[int, Any]) -> list[jax.Array | None]:
+        """The results of a node, by its number, from the memory of what it needs, by theirs; seeds are not in it."""
+        metrics.count("InterpreterFallbackOps")
+        run, (floats, ints) = self._run, self._run.scalars()
+        node, seed = self._normalize_seed(run.spec.nodes[number], ints)
+        if _is_elementwise_random(node, operands):
+            node, operands = _pad_draw_length(node, operands)
+        alone = op_by_op.SingleOpGraph(node)
+        promises: list[Promise] = []
+        values: list[Any] = []
+        for operand in alone.operands:
+            memory = operands.get(operand)
+            promises.append(op_by_op.SEED if memory is None else (memory.shape, dtypes.FROM_CODE[memory.dtype]))
+            values.append(seed if memory is None else _array(memory, run.device))
+        compiled = op_by_op.compile_op(alone, promises, run.device, run.precision)
+        made = iter(compiled(floats[alone.floats], ints[alone.ints], *values))
+        return [None if dtype is None else next(made) for _, dtype in node.outs]
+
+    def _normalize_seed(self, node: NodeSpec, ints: np.ndarray) -> tuple[NodeSpec, np.ndarray | None]:
+        """A node that draws, as the first draw after a seed, and that seed: then draws of one kind are one program."""
+        rule = RULES.get(node.op)
+        if rule is None or not rule.random:
+            return node, None
+        spec = self._run.spec
+        *args, (_, seed), (_, draws) = node.args
+        ((_, position),) = spec.nodes[seed - len(spec.leaves)].args
+        moved = op_by_op.split_seed(ints[position]) + np.array([draws * s % 2**32 for s in STRIDE], np.uint32)
+        return replace(node, args=[*args, (1, seed), (0, 0)]), moved
+
+
+def _is_elementwise_random(node: NodeSpec, operands: dict[int, Any]) -> bool:
+    """Whether a longer result of the node begins with the same elements (Rule.each), as far as its operands allow it.
+
+    That holds for jax's numbers where threefry is partitionable, as it is by default.
+    """
+    rule, (shape, dtype) = RULES.get(node.op), node.outs[0]
+    return (
+        rule is not None
+        and rule.each
+        and jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]  # jax makes its attributes as it runs
+        and dtype is not None
+        and not dtype.is_complex
+        and all(memory.shape in (shape, ()) for memory in operands.values())
+    )
+
+
+def _pad_draw_length(node: NodeSpec, operands: dict[int, Any]) -> tuple[NodeSpec, dict[int, Any]]:
+    """The node with flat results of one length out of few, so that draws of many shapes are few programs."""
+    shape, _ = node.outs[0]
+    length = 1 << max(math.prod(shape) - 1, 0).bit_length()
+    outs: list[Promise] = [((length,), dtype) for _, dtype in node.outs]
+    args = [(0, [length]) if tag == 0 and isinstance(payload, list) else (tag, payload) for tag, payload in node.args]
+    padded = {
+        number: memory if shape and not memory.shape else memory.padded(length) for number, memory in operands.items()
+    }
+    return replace(node, args=args, outs=outs), padded

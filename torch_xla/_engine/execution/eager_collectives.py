@@ -1,0 +1,34 @@
+"""A block whose collectives run when it ends, before the step does: a rank may read what it got, another nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_xla._engine import recorder
+from torch_xla._engine.execution import executor
+from torch_xla._engine.parallel import collectives
+
+
+class EagerCollectives:
+    """Around the recording of collectives, without gradients.
+
+    Among fewer than all replicas (``partial``) they get a graph of their own: the rest of it may need others.
+    """
+
+    def __init__(self, partial: bool) -> None:
+        self._partial = partial
+        self._no_grad = torch.no_grad()
+        self._device = recorder.bindings().current_device()
+
+    def __enter__(self) -> None:
+        if self._partial:
+            executor.sync_device(self._device)
+        self._no_grad.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, at: Any) -> None:
+        self._no_grad.__exit__(kind, error, at)
+        if kind is None:
+            executor.materialize(recorder.bindings().nodes_of(collectives.pending_results(self._device)), self._device)
+            collectives.release_pending(self._device)

@@ -1,0 +1,61 @@
+"""A graph with collectives that the threads of one process run as one program: each brings its own, the last runs all.
+
+The threads are the replicas of DataParallel. Each holds the execution lock of its own device while it waits, so the
+last one may give the nodes of all graphs their values (recorder.launch_joined).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from torch_xla._engine import recorder
+from torch_xla._engine.compilation import program_cache
+from torch_xla._engine.compilation.placement import ReplicaThreadsPlacement
+from torch_xla._engine.compilation.program_cache import CompiledProgram
+from torch_xla._engine.diagnostics import metrics, observer, xla_errors
+from torch_xla._engine.graph.graph_run import GraphRun
+from torch_xla._engine.job import replicas, thread_group
+from torch_xla._engine.parallel import collective_check
+
+
+def run_on_replica_threads(
+    graph_run: GraphRun, place: ReplicaThreadsPlacement, found: CompiledProgram | None
+) -> Sequence[jax.Array]:
+    """Runs the program of all replicas when each has come; returns this one's results.
+
+    ``found`` is the program, if it is known; else the last thread compiles it. Raises RuntimeError where the replicas'
+    graphs differ, thread_group.AbandonedError where one cannot come.
+    """
+    group = thread_group.current_group()
+    assert group is not None
+    if found is None:
+        metrics.count("UncachedSyncTensors")
+    signature = found.exchanges if found else place.collective_signature(graph_run.spec)
+    record = observer.begin_execution(graph_run)
+    what = collective_check.signature_summary(signature, graph_run.graph.key)
+    results: Sequence[jax.Array] = group.run_together(
+        replicas.global_ordinal(), what, graph_run, lambda runs: _launch_joined(graph_run, place, runs)
+    )
+    record.launched(results)
+    return results
+
+
+def _launch_joined(
+    own: GraphRun, place: ReplicaThreadsPlacement, runs: Sequence[GraphRun]
+) -> Sequence[Sequence[jax.Array]]:
+    """The results of each, of the program on the joined arguments of all; ``own`` is the run of this thread."""
+    found = program_cache.cache.get(place.cache_key)
+    if found is None:
+        found = program_cache.compile_and_store(own, place, place.join_arguments([run.leaves() for run in runs]))
+    if found.handlers is not None:
+        found.handlers.set_thread_count(found.calls_python)
+    arguments = place.join_arguments([[*run.scalars(), *run.leaves()] for run in runs])
+    try:
+        results: Sequence[Sequence[jax.Array]] = recorder.bindings().launch_joined(
+            [run.graph for run in runs], found.executable, arguments
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise xla_errors.translate_xla_error(error, f"running {found.outline}", own.device, found.outline) from error
+    return results

@@ -1,0 +1,241 @@
+"""How a new graph differs from one that is known, as data: the first thing in the order below that explains it.
+
+settings around it > dtype or shape of inputs > ops added or removed > rank of inputs > how inputs lie on the devices >
+a constant argument > how the ops are connected > what is kept
+"""
+
+from __future__ import annotations
+
+import difflib
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_xla._engine.compat import dispatcher
+from torch_xla._engine.graph.graph_summary import GraphSummary, Leaf, OpSummary, ScalarInput
+from torch_xla._engine.lowering import RULES, decompose
+
+#: Stands for an argument that is a tensor.
+TENSOR = ScalarInput("tensor")
+
+#: Types of the arguments that are inputs of a program as numbers, except for some of their values.
+_NUMBERS = ("number", "Scalar", "Tensor")
+
+#: Sequences of ops with more pairs of equal ones than this are compared by how often each op occurs in them: a diff
+#: takes 2 µs and more a pair, while a step waits.
+_DIFF_LIMIT = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class LeafChange:
+    """Input ``index`` of the program has another shape or dtype; ``user`` is the first op that has it as an input."""
+
+    index: int
+    old: Leaf
+    new: Leaf
+    user: OpSummary | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentChange:
+    """Argument ``name`` of ``op`` has another value: a constant of the program, TENSOR, or None where it is not given.
+
+    ``special``: only 0, 1 and -1 are constants in this place, other numbers are inputs. ``may_be_tensor``: the op has
+    an overload that takes a tensor there.
+    """
+
+    op: OpSummary
+    name: str
+    type: str
+    old: Any
+    new: Any
+    special: bool = False
+    may_be_tensor: bool = False
+
+    @property
+    def is_moving_start(self) -> bool:
+        """Whether the place where a part starts was a constant, and is an input from now on (csrc/dispatch/slice_starts.h)."""
+        becomes_input = isinstance(self.new, ScalarInput) and not isinstance(self.old, ScalarInput)
+        return becomes_input and self.type not in _NUMBERS
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """What holds for all of the graph, or for ``op``, and has another value."""
+
+    name: str
+    old: Any
+    new: Any
+    op: OpSummary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChange:
+    """Input ``index`` of the program lies on the devices in another way; numbers of base/sharding_ids.py."""
+
+    index: int
+    old: int
+    new: int
+    user: OpSummary | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphDiff:
+    """``kind``: setting, inputs, ops, layout, argument, wiring, results; nothing; or unknown, if none of these.
+
+    The fields that say more belong to it. Nothing differs where one program would serve both.
+    """
+
+    kind: str
+    setting: SettingChange | None = None
+    inputs: tuple[LeafChange, ...] = ()
+    layouts: tuple[LayoutChange, ...] = ()
+    argument: ArgumentChange | None = None
+    added: tuple[OpSummary, ...] = ()
+    removed: tuple[OpSummary, ...] = ()
+    counts: Counter[str] = field(default_factory=Counter)  # by how much the number of results, donations has changed
+
+
+def nearest_summary(new: GraphSummary, known: Iterable[GraphSummary]) -> GraphSummary | None:
+    """The known graph that is most like the new one; of equals the latest. None where none is known."""
+    return min(reversed(list(known)), key=lambda old: _distance(old, new), default=None)
+
+
+def _distance(old: GraphSummary, new: GraphSummary) -> tuple[int, int, int, bool]:
+    ops = sum(((old.histogram - new.histogram) + (new.histogram - old.histogram)).values())
+    leaves = abs(len(old.leaves) - len(new.leaves))
+    leaves += sum(a != b for a, b in zip(old.leaves, new.leaves, strict=False))
+    baked = sum(a.baked != b.baked for a, b in zip(old.ops, new.ops, strict=False)) if ops == leaves == 0 else 0
+    return ops, leaves, baked, not old.is_same_program(new)
+
+
+def diff_summaries(old: GraphSummary, new: GraphSummary) -> GraphDiff:
+    """What makes ``new`` another program than ``old``."""
+    if (setting := _setting_change(old, new)) is not None:
+        return GraphDiff("setting", setting=setting)
+    if _ranks(old) == _ranks(new) and (inputs := _input_changes(old, new)):
+        return GraphDiff("inputs", inputs=inputs)
+    if [op.name for op in old.ops] != [op.name for op in new.ops]:
+        added, removed = _changed_ops(old.ops, new.ops)
+        return GraphDiff("ops", added=added, removed=removed)
+    if len(old.leaves) == len(new.leaves) and (inputs := _input_changes(old, new)):
+        return GraphDiff("inputs", inputs=inputs)
+    if layouts := _layout_changes(old, new):
+        return GraphDiff("layout", layouts=layouts)
+    pairs = list(zip(old.ops, new.ops, strict=True))
+    if (argument := next((c for a, b in pairs if (c := _argument_change(a, b))), None)) is not None:
+        return GraphDiff("argument", argument=argument)
+    if len(old.leaves) != len(new.leaves) or any((a.inputs, a.taken) != (b.inputs, b.taken) for a, b in pairs):
+        return GraphDiff("wiring")
+    if (old.roots, old.donated) != (new.roots, new.donated):
+        counts = Counter(results=len(new.roots) - len(old.roots), donated=len(new.donated) - len(old.donated))
+        return GraphDiff("results", counts=counts)
+    return GraphDiff("nothing" if old.is_same_program(new) else "unknown")
+
+
+def _setting_change(old: GraphSummary, new: GraphSummary) -> SettingChange | None:
+    if old.place != new.place:
+        return SettingChange("place", old.place, new.place)
+    if old.precision != new.precision:
+        return SettingChange("precision", old.precision, new.precision)
+    if len(old.ops) == len(new.ops):
+        for a, b in zip(old.ops, new.ops, strict=True):
+            if a.default_dtype != b.default_dtype:
+                return SettingChange("default dtype", a.default_dtype, b.default_dtype, b)
+    return None
+
+
+def _ranks(graph: GraphSummary) -> list[int]:
+    return [len(shape) for shape, _ in graph.leaves]
+
+
+def _input_changes(old: GraphSummary, new: GraphSummary) -> tuple[LeafChange, ...]:
+    """The inputs of another shape or dtype, of graphs with inputs of the same number."""
+    pairs = enumerate(zip(old.leaves, new.leaves, strict=True))
+    return tuple(LeafChange(i, a, b, new.first_user(i)) for i, (a, b) in pairs if a != b)
+
+
+def _layout_changes(old: GraphSummary, new: GraphSummary) -> tuple[LayoutChange, ...]:
+    if len(old.layouts) != len(new.layouts):  # which is another number of inputs
+        return ()
+    pairs = enumerate(zip(old.layouts, new.layouts, strict=True))
+    return tuple(LayoutChange(i, a, b, new.first_user(i)) for i, (a, b) in pairs if a != b)
+
+
+def _changed_ops(
+    old: tuple[OpSummary, ...], new: tuple[OpSummary, ...]
+) -> tuple[tuple[OpSummary, ...], tuple[OpSummary, ...]]:
+    """(ops that only the new graph has, ops that only the old one has), in the order of the graphs."""
+    start = 0
+    while start < min(len(old), len(new)) and old[start].name == new[start].name:
+        start += 1
+    end = 0
+    while end < min(len(old), len(new)) - start and old[-1 - end].name == new[-1 - end].name:
+        end += 1
+    old, new = old[start : len(old) - end], new[start : len(new) - end]
+    before, now = Counter(op.name for op in old), Counter(op.name for op in new)
+    if sum(before[op] * now[op] for op in before) > _DIFF_LIMIT:
+        return _extra_ops(new, old), _extra_ops(old, new)
+    added: list[OpSummary] = []
+    removed: list[OpSummary] = []
+    matcher = difflib.SequenceMatcher(None, [op.name for op in old], [op.name for op in new], autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        if tag != "equal":
+            removed += old[i1:i2]
+            added += new[j1:j2]
+    return tuple(added), tuple(removed)
+
+
+def _extra_ops(of: tuple[OpSummary, ...], over: tuple[OpSummary, ...]) -> tuple[OpSummary, ...]:
+    """Of each op as many as ``of`` has more than ``over``, the last ones."""
+    more = Counter(op.name for op in of) - Counter(op.name for op in over)
+    out = []
+    for op in reversed(of):
+        if more[op.name] > 0:
+            more[op.name] -= 1
+            out.append(op)
+    return tuple(reversed(out))
+
+
+def _exact(value: Any) -> Any:
+    """Equal for values that the recorder takes for equal: 1, 1.0 and True are three, and 0.0 and -0.0 are two."""
+    if isinstance(value, (tuple, list)):
+        return [_exact(part) for part in value]
+    if isinstance(value, complex):
+        return "complex", struct.pack("dd", value.real, value.imag)
+    return type(value).__name__, struct.pack("d", value) if isinstance(value, float) else value
+
+
+def _arguments_by_position(op: OpSummary) -> dict[int, Any]:
+    return dict.fromkeys((position for position, _ in op.taken), TENSOR) | dict(op.baked)
+
+
+def _argument_change(old: OpSummary, new: OpSummary) -> ArgumentChange | None:
+    before, after = _arguments_by_position(old), _arguments_by_position(new)
+    position = next((i for i in sorted({*before, *after}) if _exact(before.get(i)) != _exact(after.get(i))), None)
+    if position is None:
+        return None
+    name, kind = _describe_argument(new.op, position)
+    rule = RULES.get(new.op)
+    special = kind in _NUMBERS and rule is not None and name not in rule.bake
+    values = before.get(position), after.get(position)
+    return ArgumentChange(new, name, kind, *values, special, _has_tensor_overload(new.op, name, kind))
+
+
+def _describe_argument(op: str, position: int) -> tuple[str, str]:
+    """(name, type) of an argument, from the op's schema; ops of our own, and what we add to arguments, have none."""
+    try:
+        argument = dispatcher.schema(decompose.overload(op)).arguments[position]
+    except (AttributeError, IndexError, RuntimeError):
+        return f"number {position}", ""
+    return argument.name, str(argument.type)
+
+
+def _has_tensor_overload(op: str, name: str, kind: str) -> bool:
+    if kind not in _NUMBERS:  # a float or an int of the schema stays one
+        return False
+    packet = decompose.overload(op).overloadpacket
+    overloads = (dispatcher.schema(getattr(packet, overload)) for overload in packet.overloads())
+    return any(argument.name == name and str(argument.type) == "Tensor" for s in overloads for argument in s.arguments)

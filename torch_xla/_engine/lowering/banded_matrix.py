@@ -1,0 +1,83 @@
+"""Static banded matrices applied along one dimension: what resampling and adaptive averaging have in common.
+
+Row o of a Band says which few inputs make output o, and with which weights. Its transpose, for gradients, is a Band
+again, so that neither direction scatters.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+# Wider bands are one gather and one sum, narrower ones a chain of gathers, which fuses best.
+_MOST_UNROLLED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BandedMatrix:
+    """``weights[o, k]`` belongs to input ``index[o, k]``; rows are filled up with zero weights."""
+
+    index: NDArray[Any]  # int32 [outputs, width]
+    weights: NDArray[Any]  # float64 [outputs, width]
+    inputs: int
+
+    @staticmethod
+    def of_entries(
+        row: NDArray[Any], column: NDArray[Any], weight: NDArray[Any], outputs: int, inputs: int
+    ) -> BandedMatrix:
+        """From the matrix entries (row, column, weight), 1-d arrays; entries at the same place add up."""
+        matrix: dict[int, dict[int, float]] = {}
+        for r, c, w in zip(row.tolist(), column.tolist(), weight.tolist(), strict=True):
+            entries = matrix.setdefault(r, {})
+            entries[c] = entries.get(c, 0.0) + w
+        width = max((len(entries) for entries in matrix.values()), default=1)
+        index, weights = np.zeros((outputs, width), np.int32), np.zeros((outputs, width))
+        for r, entries in matrix.items():
+            columns = sorted(entries)
+            index[r, : len(columns)] = columns
+            index[r, len(columns) :] = columns[-1]
+            weights[r, : len(columns)] = [entries[c] for c in columns]
+        return BandedMatrix(index, weights, inputs)
+
+    def transpose(self) -> BandedMatrix:
+        """The band of the gradient."""
+        rows = np.broadcast_to(np.arange(len(self.index))[:, None], self.index.shape)
+        used = self.weights != 0
+        return BandedMatrix.of_entries(self.index[used], rows[used], self.weights[used], self.inputs, len(self.index))
+
+    def apply(self, x: jax.Array, axis: int) -> jax.Array:
+        """The product of the matrix with ``x`` along ``axis``."""
+        width = self.index.shape[1]
+        if self._is_identity():
+            return x
+
+        def take(index: NDArray[Any]) -> jax.Array:
+            return jnp.take(x, index, axis=axis, mode="clip")
+
+        shape = [-1 if i == axis else 1 for i in range(x.ndim)]
+        if width <= _MOST_UNROLLED:
+            terms = [_scale(take(self.index[:, k]), self.weights[:, k].reshape(shape)) for k in range(width)]
+            return functools.reduce(jnp.add, terms)
+        shape[axis : axis + 1] = self.index.shape
+        taken = take(self.index.reshape(-1)).reshape(*x.shape[:axis], *self.index.shape, *x.shape[axis + 1 :])
+        return _scale(taken, self.weights.reshape(shape)).sum(axis + 1)
+
+    def is_selection(self) -> bool:
+        """Whether every output is a copy of one input."""
+        return self.index.shape[1] == 1 and bool(np.all(self.weights == 1))
+
+    def _is_identity(self) -> bool:
+        return self.is_selection() and np.array_equal(self.index[:, 0], np.arange(self.inputs))
+
+
+def _scale(x: jax.Array, weights: NDArray[Any]) -> jax.Array:
+    if np.all(weights == 1):
+        return x
+    # an unused place must not turn an infinity into a NaN
+    return jnp.where(weights == 0, 0, x * weights.astype(x.dtype))

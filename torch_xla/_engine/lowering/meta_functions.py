@@ -1,0 +1,82 @@
+"""Shapes and dtypes of operators that have a rule here and no meta function in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_xla._engine.compat import dispatcher
+
+#: Kept alive: a registration ends with its library.
+_LIBRARY = torch.library.Library("aten", "IMPL", "Meta")
+
+
+def _empty_like(position: int) -> Callable[..., torch.Tensor]:
+    return lambda *args, **_: torch.empty_like(args[position], device="meta")
+
+
+def _geqrf(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(a), a.new_empty((*a.shape[:-2], min(a.shape[-2:])))
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, times: torch.Tensor, lengths: torch.Tensor, blank: int = 0, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    steps, batch, labels = log_probs.shape
+    if not 0 <= blank < labels:
+        raise RuntimeError("blank must be in label range")
+    for name, given in (("input_lengths", times), ("target_lengths", lengths)):
+        if given.numel() != batch:
+            raise RuntimeError(f"{name} must be of size batch_size: ctc_loss got {given.numel()} for {batch} rows")
+    if targets.shape[0] != batch:
+        raise RuntimeError(f"ctc_loss: targets {list(targets.shape)} are not those of {batch} rows")
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[1] + 1)
+
+
+def _lstsq(
+    a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Of drivers that say without values how large their results are: the others run on the CPU."""
+    if a.dim() < 2 or not 0 <= a.dim() - b.dim() <= 1 or driver not in (None, "gels", "gelsd", "gelss", "gelsy"):
+        raise RuntimeError("torch.linalg.lstsq: shapes or driver, as the CPU says in its words")
+    batch, (rows, columns), dtype = a.shape[:-2], a.shape[-2:], a.dtype.to_real()
+    vectors = b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
+    right = () if vectors else b.shape[-1:]
+    if b.shape != (*batch, rows, *right) or b.dtype != a.dtype or not (a.is_floating_point() or a.is_complex()):
+        raise RuntimeError("torch.linalg.lstsq: operands that do not fit, as the CPU says in its words")
+    has_residuals = driver == "gels" and rows > columns
+    return (
+        a.new_empty((*batch, columns, *right)),
+        a.new_empty((*batch, *(right or (1,))) if has_residuals else 0, dtype=dtype),
+        a.new_empty(0 if driver == "gels" else batch, dtype=torch.int64),
+        a.new_empty((*batch, min(rows, columns)) if driver in ("gelsd", "gelss") else 0, dtype=dtype),
+    )
+
+
+def _window(length: int, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> torch.Tensor:
+    if length < 0:
+        raise RuntimeError(f"kaiser_window requires non-negative window_length, got window_length={length}")
+    return torch.empty(length, dtype=dtype, device="meta")
+
+
+_RESULTS: dict[str, Callable[..., Any]] = {
+    "_ctc_loss.Tensor": _ctc_loss,
+    "_ctc_loss_backward.Tensor": _empty_like(1),
+    "_logcumsumexp": _empty_like(0),
+    "_sample_dirichlet": _empty_like(0),
+    "_standard_gamma_grad": _empty_like(0),
+    "binomial": _empty_like(0),
+    "geqrf": _geqrf,
+    "linalg_lstsq": _lstsq,
+    "kaiser_window": _window,
+    "kaiser_window.beta": _window,
+    "kaiser_window.periodic": _window,
+    "multi_margin_loss_backward": _empty_like(1),
+    "multilabel_margin_loss_backward": _empty_like(1),
+}
+
+for _name, _result in _RESULTS.items():
+    if not dispatcher.has_kernel(f"aten::{_name}", "Meta"):
+        _LIBRARY.impl(_name, _result)

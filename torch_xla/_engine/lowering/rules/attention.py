@@ -1,0 +1,354 @@
+"""Attention as one op: the weights of all pairs exist in blocks only, and are computed again for the gradient.
+
+The heads of the query come in groups that share a key and a value: arrays are [batch, group, head, row, ...].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from torch_xla._engine.base import partitioning
+from torch_xla._engine.lowering import cpu_kernel_call
+from torch_xla._engine.lowering.cast import convert
+from torch_xla._engine.lowering.registry import LoweringRuleContext, Promise, lower
+from torch_xla._engine.lowering.rules.matmul import precision_for
+
+Maybe = jax.Array | None
+
+#: Weights that may exist at once. More queries than that are worked through in blocks, in a loop.
+BLOCK_ELEMENTS = 1 << 26
+#: Rows of a block from which on more of them save nothing: each block reads all keys and values.
+_ROWS = 512
+
+#: So many blocks at most are no loop where rows see only what is before them: each then has those keys alone.
+_APART = 4
+
+#: Products in scores from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
+_LEAST_PRODUCTS = 1 << 23
+
+
+def _accumulation_dtype(dtype: Any) -> np.dtype:
+    """What products of factors of that dtype are summed up in: float32, or float64."""
+    return np.dtype(jnp.promote_types(dtype, np.float32))
+
+
+def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """In float32 at least, of factors of one dtype."""
+    return jnp.einsum(
+        subscripts, a, b, precision=precision_for(a.dtype), preferred_element_type=_accumulation_dtype(a.dtype)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What stays the same for all blocks of one call."""
+
+    scale: float
+    is_causal: bool
+    dropout: float = 0.0
+    key_data: Maybe = None  # uint32[2], of the dropout mask
+    soft_cap: float | None = None  # scores approach it, and its negative, but are never beyond; before the bias
+    window: int | None = None  # a row sees so many positions on both sides of its own
+
+    def scores(self, q: jax.Array, k: jax.Array, bias: Maybe, block: jax.Array) -> tuple[jax.Array, Maybe]:
+        """The scores, and their derivative by the scaled products; None where that is 1."""
+        scores, slope = _product("bghld,bgsd->bghls", q, k) * self.scale, None
+        if self.soft_cap is not None:
+            bent = jnp.tanh(scores / self.soft_cap)
+            scores, slope = self.soft_cap * bent, 1 - bent * bent
+        if bias is not None:
+            scores = jnp.where(bias, scores, -jnp.inf) if bias.dtype == np.bool_ else scores + bias
+        if self.is_causal or self.window is not None:
+            rows = (block * q.shape[3]).astype(np.int32) + lax.broadcasted_iota(np.int32, scores.shape, 3)
+            columns = lax.broadcasted_iota(np.int32, scores.shape, 4)
+            if self.is_causal:
+                scores = jnp.where(columns <= rows, scores, -jnp.inf)
+            if self.window is not None:
+                scores = jnp.where(abs(columns - rows) <= self.window, scores, -jnp.inf)
+        return scores, slope
+
+    def dropped(self, weights: jax.Array, block: jax.Array) -> jax.Array:
+        """The weights after dropout; linear in them, and the same mask in both directions."""
+        if self.dropout == 0 or self.key_data is None:
+            return weights
+        key = jax.random.fold_in(jax.random.wrap_key_data(self.key_data, impl="threefry2x32"), block)
+        kept = jax.random.bernoulli(key, 1 - self.dropout, weights.shape)
+        return jnp.where(kept, weights / (1 - self.dropout), 0)
+
+
+def _softmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(weights, log of their sum before they were divided by it). A row with nothing but -inf has no weight at all."""
+    top = jnp.max(scores, -1, keepdims=True)
+    top = jnp.where(jnp.isneginf(top), 0, top)
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, -1, keepdims=True)
+    empty = total == 0
+    return weights / jnp.where(empty, 1, total), jnp.where(empty, jnp.inf, top + jnp.log(total))[..., 0]
+
+
+def _group_heads(x: jax.Array, groups: int) -> jax.Array:
+    """[batch, heads, ...] as [batch, groups, heads of one, ...]."""
+    return x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+
+
+def _grouped_bias(bias: Maybe, groups: int) -> Maybe:
+    if bias is None:
+        return None
+    bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+    return bias[:, None] if bias.shape[1] == 1 else _group_heads(bias, groups)
+
+
+def _blocks(q: jax.Array, k: jax.Array) -> int:
+    heads, rows = math.prod(q.shape[:3]), q.shape[3]
+    blocks = -(-heads * rows * k.shape[2] // BLOCK_ELEMENTS)
+    if blocks * _ROWS > rows:
+        # Few rows at a time. Over several devices each has some of the batch's heads only, as a rule.
+        mine = -(-heads // partitioning.partition_count())
+        blocks = min(blocks, max(-(-mine * rows * k.shape[2] // BLOCK_ELEMENTS), -(-rows // _ROWS)))
+    return min(blocks, rows)
+
+
+def _split(x: jax.Array, n: int) -> jax.Array:
+    """Axis 3 in ``n`` blocks, which become the first axis; padded with zeros."""
+    if n == 1:
+        return lax.expand_dims(x, (0,))
+    rows = -(-x.shape[3] // n)
+    padded = jnp.pad(x, [(0, n * rows - x.shape[3] if axis == 3 else 0) for axis in range(x.ndim)])
+    return jnp.moveaxis(padded.reshape(*x.shape[:3], n, rows, *x.shape[4:]), 3, 0)
+
+
+def _join(x: jax.Array, rows: int) -> jax.Array:
+    """What _split took apart: its first ``rows`` rows."""
+    if x.shape[0] == 1:
+        return lax.squeeze(x, (0,))
+    together = jnp.moveaxis(x, 0, 3)
+    return together.reshape(*x.shape[1:4], -1, *x.shape[5:])[:, :, :, :rows]
+
+
+def _over_blocks(block: Callable[[Any, Any], tuple[Any, Any]], carry: Any, blocks: Any, n: int) -> tuple[Any, Any]:
+    """``lax.scan``; without a loop around a single block, which jax would trace, and XLA take apart again."""
+    if n > 1:
+        return lax.scan(block, carry, blocks)
+    carry, found = block(carry, jax.tree.map(lambda x: lax.squeeze(x, (0,)), blocks))
+    return carry, jax.tree.map(lambda x: lax.expand_dims(x, (0,)), found)
+
+
+def _use_causal_blocks(call: Attention, bias: Maybe, n: int) -> bool:
+    """Whether each block is to be computed with the keys that its rows can see; half of all have no weight.
+
+    Not with dropout: its mask would be another one, for no good reason.
+    """
+    return call.is_causal and bias is None and call.dropout == 0 and 1 < n <= _APART
+
+
+def _pad_or_trim(x: jax.Array, count: int) -> jax.Array:
+    """The first ``count`` of axis 3, or with zeros as many."""
+    return jnp.pad(x[:, :, :, :count], [(0, max(count - x.shape[3], 0) if axis == 3 else 0) for axis in range(x.ndim)])
+
+
+def _split_bias(bias: Maybe, n: int) -> jax.Array | None:
+    """The bias of each block, where rows have one of their own; else None: it is the same for all."""
+    return None if bias is None or bias.shape[3] == 1 else _split(bias, n)
+
+
+def _is_empty(*arrays: jax.Array) -> bool:
+    return any(0 in x.shape for x in arrays)
+
+
+def attention_forward(
+    call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe
+) -> tuple[jax.Array, ...]:
+    """The result, and the logarithm of the sum of each row's weights; [batch, head, row, ...].
+
+    ``bias`` is added to the scores, or, of bool, says who sees whom.
+    """
+    if _is_empty(query, key, value):
+        zeros = jnp.zeros((*query.shape[:3], value.shape[3]), value.dtype)
+        return zeros, jnp.full(query.shape[:3], jnp.inf, _accumulation_dtype(query.dtype))
+    q, bias = _group_heads(query, key.shape[1]), _grouped_bias(bias, key.shape[1])
+    n = _blocks(q, key)
+    biases = _split_bias(bias, n)
+
+    def block(x: tuple[jax.Array, Maybe, Any], seen: int) -> tuple[jax.Array, jax.Array]:
+        q, own_bias, number = x
+        k, v = key[:, :, :seen], value[:, :, :seen]
+        weights, logsumexp = _softmax(call.scores(q, k, bias if biases is None else own_bias, number)[0])
+        weights = call.dropped(weights, number).astype(v.dtype)
+        return _product("bghls,bgsd->bghld", weights, v).astype(v.dtype), logsumexp
+
+    rows, keys = query.shape[2], key.shape[2]
+    if _use_causal_blocks(call, bias, n):
+        queries = _split(q, n)
+        each = [block((queries[i], None, np.uint32(i)), (i + 1) * queries.shape[4]) for i in range(n)]
+        out, logsumexp = (jnp.stack(parts) for parts in zip(*each, strict=True))
+    else:
+        blocks = _split(q, n), biases, jnp.arange(n, dtype=np.uint32)
+        _, (out, logsumexp) = _over_blocks(lambda _, x: (None, block(x, keys)), None, blocks, n)
+    out = _join(out, rows).reshape(*query.shape[:3], value.shape[3])
+    return out, _join(logsumexp, rows).reshape(query.shape[:3])
+
+
+def attention_backward(
+    call: Attention, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, out: jax.Array,
+    logsumexp: jax.Array, wants_bias: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array, Maybe]:  # fmt: skip
+    """Gradients of the query; of the key and the value, [batch, group, head of the group, ...]; and of the bias."""
+    groups, rows = key.shape[1], query.shape[2]
+    if _is_empty(query, key, value):
+        each = query.shape[0], groups, query.shape[1] // max(groups, 1)
+        of_key, of_value = (jnp.zeros((*each, *x.shape[2:]), _accumulation_dtype(x.dtype)) for x in (key, value))
+        return jnp.zeros_like(query), of_key, of_value, None if bias is None else jnp.zeros_like(bias)
+    q, do, o = (_group_heads(x, groups) for x in (query, grad, out))
+    grouped = _grouped_bias(bias, groups)
+    n = _blocks(q, key)
+    biases = _split_bias(grouped, n)
+    # 16-bit storage of float32 loses too much of a logarithm: then the sums are computed again
+    known = logsumexp.dtype.itemsize >= 4
+
+    def block(sums: tuple[jax.Array, jax.Array], x: Any) -> Any:
+        q, do, o, lse, own_bias, number = x
+        seen = sums[0].shape[3]
+        k, v = key[:, :, :seen], value[:, :, :seen]
+        scores, slope = call.scores(q, k, grouped if biases is None else own_bias, number)
+        weights = jnp.exp(scores - lse[..., None]) if known else _softmax(scores)[0]
+        pulled = call.dropped(_product("bghld,bgsd->bghls", do, v), number)
+        delta = jnp.sum(do.astype(pulled.dtype) * o.astype(pulled.dtype), -1, keepdims=True)
+        inner = weights * (pulled - delta)
+        narrow = (inner if slope is None else inner * slope).astype(q.dtype)
+        dropped = call.dropped(weights, number).astype(do.dtype)
+        sums = (
+            sums[0] + _product("bghls,bghld->bghsd", narrow, q) * call.scale,
+            sums[1] + _product("bghls,bghld->bghsd", dropped, do),
+        )
+        dq = (_product("bghls,bgsd->bghld", narrow, k) * call.scale).astype(query.dtype)
+        return sums, (dq, inner if wants_bias else None)
+
+    lse = _group_heads(logsumexp, groups)
+    heads, dtype = q.shape[:3], _accumulation_dtype(query.dtype)
+    zeros = jnp.zeros((*heads, *key.shape[2:]), dtype), jnp.zeros((*heads, *value.shape[2:]), dtype)
+    parts = [_split(x, n) for x in (q, do, o, lse)]
+    inner: Any = None
+    if _use_causal_blocks(call, bias, n):
+        dk, dv = zeros[0][:, :, :, :0], zeros[1][:, :, :, :0]
+        found: list[Any] = []
+        for i in range(n):
+            seen = min((i + 1) * parts[0].shape[4], key.shape[2])
+            # else XLA finds that forward has computed these scores, and keeps those of all layers until then
+            mine = lax.optimization_barrier([x[i] for x in parts])
+            (dk, dv), (one, _) = block((_pad_or_trim(dk, seen), _pad_or_trim(dv, seen)), (*mine, None, np.uint32(i)))
+            found.append(one)
+        dk, dv, dq = _pad_or_trim(dk, key.shape[2]), _pad_or_trim(dv, key.shape[2]), jnp.stack(found)
+    else:
+        blocks = (*parts, biases, jnp.arange(n, dtype=np.uint32))
+        (dk, dv), (dq, inner) = _over_blocks(block, zeros, blocks, n)
+    dbias = None
+    if bias is not None and wants_bias:
+        dbias = _sum_to(_join(inner, rows).reshape(*query.shape[:3], -1), bias.shape).astype(bias.dtype)
+    return _join(dq, rows).reshape(query.shape), dk, dv, dbias
+
+
+def _use_cpu_kernel(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe) -> bool:
+    """Whether ATen's kernel is to compute it on a CPU. It knows no shared heads, and one size of all vectors."""
+    plain = bias is None and call.dropout == 0 and key.shape[1] == query.shape[1] and value.shape == key.shape
+    products = math.prod(query.shape) * key.shape[2]
+    return (
+        plain
+        and cpu_kernel_call.is_profitable(products, _LEAST_PRODUCTS)
+        and cpu_kernel_call.all_float32(query, key, value)
+    )
+
+
+def _attend(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe) -> tuple[jax.Array, ...]:
+    """As ``attend``."""
+    if not _use_cpu_kernel(call, query, key, value, bias) or _is_empty(query, key, value):
+        return attention_forward(call, query, key, value, bias)
+    outs = [jax.ShapeDtypeStruct(query.shape, query.dtype), jax.ShapeDtypeStruct(query.shape[:3], query.dtype)]
+    call = replace(call, key_data=None)  # unused without dropout; by_xla must close over no array
+    by_xla = lambda q, k, v: attention_forward(call, q, k, v, None)
+    found = cpu_kernel_call.cpu_kernel_call(
+        "attention", by_xla, [query, key, value], outs, causal=call.is_causal, scale=call.scale
+    )
+    return tuple(found)
+
+
+def _attend_backward(
+    call: Attention, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe,
+    out: jax.Array, logsumexp: jax.Array, wants_bias: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """As ``attend_backward``."""
+    operands = [grad, query, key, value, out, logsumexp]
+    if (
+        not _use_cpu_kernel(call, query, key, value, bias)
+        or _is_empty(query, key, value)
+        or not cpu_kernel_call.all_float32(*operands)
+    ):
+        return attention_backward(call, grad, query, key, value, bias, out, logsumexp, wants_bias)
+    call = replace(call, key_data=None)  # unused without dropout; by_xla must close over no array
+
+    def by_xla(
+        grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, out: jax.Array, lse: jax.Array
+    ) -> list[jax.Array]:
+        dq, dk, dv, _ = attention_backward(call, grad, q, k, v, None, out, lse, False)
+        return [dq, dk.reshape(k.shape), dv.reshape(v.shape)]
+
+    outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)]
+    found = cpu_kernel_call.cpu_kernel_call(
+        "attention_backward", by_xla, operands, outs, causal=call.is_causal, scale=call.scale
+    )
+    dq, dk, dv = found
+    return dq, dk[:, :, None], dv[:, :, None], None
+
+
+@lower("aten::_scaled_dot_product_efficient_attention", random=True)
+def _attention(
+    ctx: LoweringRuleContext, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, with_logsumexp: bool,
+    dropout: float = 0.0, is_causal: bool = False, scale: float | None = None,
+) -> tuple[jax.Array, ...]:  # fmt: skip
+    """The result, the logarithms of the weights' sums (padded as torch promises), and the key of the dropout mask."""
+    key_data = jax.random.key_data(ctx.key())
+    call = Attention(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
+    out, logsumexp = _attend(call, query, key, value, bias)
+    shape, dtype = ctx.outs[1][0], ctx.dtype_of(1)
+    padding = [(0, 0), (0, 0), (0, shape[2] - query.shape[2])]
+    saved = jnp.pad(logsumexp, padding) if with_logsumexp else jnp.zeros(shape)
+    return out, convert(saved, dtype), *(convert(key_data[i], ctx.dtype_of(2 + i)) for i in (0, 1))
+
+
+@lower("aten::_scaled_dot_product_efficient_attention_backward", ctx=True)
+def _attention_backward(
+    ctx: LoweringRuleContext, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, out: jax.Array,
+    logsumexp: jax.Array, seed: jax.Array, offset: jax.Array, dropout: float, mask: list[bool],
+    is_causal: bool = False, scale: float | None = None,
+) -> tuple[Maybe, ...]:  # fmt: skip
+    """The gradients of query, key, value and bias; None for a bias that wants none."""
+    key_data = jnp.stack([seed.astype(np.uint32), offset.astype(np.uint32)])
+    call = Attention(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
+    lse = logsumexp[:, :, : query.shape[2]]
+    dq, dk, dv, dbias = _attend_backward(call, grad, query, key, value, bias, out, lse, mask[3])
+    return (
+        dq,
+        _reduce_shared_heads(dk, ctx.outs[1]).astype(key.dtype),
+        _reduce_shared_heads(dv, ctx.outs[2]).astype(value.dtype),
+        dbias,
+    )
+
+
+def _reduce_shared_heads(gradient: jax.Array, out: Promise) -> jax.Array:
+    """The gradient of a shared key or value, from one per head: what torch 2.11 to 2.14 promise; 2.15, their sum."""
+    per_head = gradient.reshape(gradient.shape[0], -1, *gradient.shape[3:])
+    return per_head if per_head.shape == out[0] else jnp.sum(gradient, 2)
+
+
+def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The sum over what was broadcast from ``shape``."""
+    full = (1,) * (x.ndim - len(shape)) + shape
+    over = tuple(i for i, size in enumerate(full) if size == 1 and x.shape[i] != 1)
+    return jnp.sum(x, over, keepdims=True).reshape(shape)

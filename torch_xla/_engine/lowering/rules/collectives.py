@@ -1,0 +1,187 @@
+"""Collectives: what replicas exchange. Each rule runs inside a shard_map over the axis ``AXIS`` of all participants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from torch_xla._engine.lowering.cast import opmath
+from torch_xla._engine.lowering.registry import Number, Operand, lower
+
+AXIS = "replica"
+
+COLLECTIVES = frozenset(
+    f"torch_xla::{name}"
+    for name in (
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "collective_permute",
+        "collective_broadcast",
+    )
+)
+
+Groups = list[list[int]] | None
+
+
+def split_groups(flat: Sequence[int]) -> list[list[int]]:
+    """The groups of ordinals that ``flat`` spells with -1 between them; none for an empty one."""
+    groups: list[list[int]] = [[]]
+    for ordinal in flat:
+        if ordinal < 0:
+            groups.append([])
+        else:
+            groups[-1].append(ordinal)
+    return [group for group in groups if group]
+
+
+def _positions(flat: Sequence[int]) -> Groups:
+    """The groups as positions on the axis, None for one group of all in order: the axis has the named ones only."""
+    groups = split_groups(flat)
+    members = sorted(ordinal for group in groups for ordinal in group)
+    place = {ordinal: position for position, ordinal in enumerate(members)}
+    if not groups or groups == [members]:
+        return None
+    return [[place[ordinal] for ordinal in group] for group in groups]
+
+
+def _gather_over_groups(x: jax.Array, groups: Groups) -> jax.Array:
+    return lax.all_gather(x, AXIS, axis_index_groups=groups)
+
+
+def _exchangeable(x: jax.Array) -> jax.Array:
+    # Not every transport knows bools.
+    return x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
+
+
+def _product(x: jax.Array, groups: Groups) -> jax.Array:
+    return jnp.prod(_gather_over_groups(x, groups), axis=0, dtype=x.dtype)
+
+
+def _sum(x: jax.Array, groups: Groups) -> jax.Array:
+    return lax.psum(x, AXIS, axis_index_groups=groups)
+
+
+def _min_max(x: jax.Array, groups: Groups, largest: bool) -> jax.Array:
+    reduce: Callable[..., jax.Array] = lax.pmax if largest else lax.pmin
+    return reduce(x, AXIS, axis_index_groups=groups)
+
+
+def _bits(x: jax.Array, groups: Groups, union: bool) -> jax.Array:
+    parts = _gather_over_groups(x, groups)
+    zero = np.zeros((), parts.dtype)
+    return lax.reduce(parts, zero if union else ~zero, lax.bitwise_or if union else lax.bitwise_and, (0,))
+
+
+_REDUCTIONS: dict[str, Callable[[jax.Array, Groups], jax.Array]] = {
+    "sum": _sum,
+    "mul": _product,
+    "min": lambda x, groups: _min_max(x, groups, False),
+    "max": lambda x, groups: _min_max(x, groups, True),
+    "and": lambda x, groups: _bits(x, groups, False),
+    "or": lambda x, groups: _bits(x, groups, True),
+}
+
+
+def _reduce_over_groups(x: jax.Array, op: str, groups: Groups) -> jax.Array:
+    if x.dtype == jnp.bool_ and op in ("sum", "mul"):
+        op = "or" if op == "sum" else "and"
+    return _REDUCTIONS[op](_exchangeable(x), groups).astype(x.dtype)
+
+
+@lower("torch_xla::all_reduce")
+def _all_reduce(inputs: Sequence[jax.Array], op: str, scale: Operand, groups: Sequence[int]) -> list[jax.Array]:
+    return [_scale(_reduce_over_groups(x, op, _positions(groups)), scale) for x in inputs]
+
+
+def _scale(x: jax.Array, scale: Operand) -> jax.Array:
+    if not isinstance(scale, Number) and scale == 1:
+        return x
+    factor = scale.value if isinstance(scale, Number) else jnp.asarray(scale)
+    wide = opmath(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else np.dtype(np.float64)
+    return (x.astype(wide) * factor.astype(wide)).astype(x.dtype)
+
+
+@lower("torch_xla::all_gather")
+def _all_gather(x: jax.Array, dim: int, shards: int, groups: Sequence[int]) -> jax.Array:
+    gathered = lax.all_gather(_exchangeable(x), AXIS, axis=dim, axis_index_groups=_positions(groups), tiled=True)
+    return gathered.astype(x.dtype)
+
+
+@lower("torch_xla::reduce_scatter")
+def _reduce_scatter(x: jax.Array, op: str, dim: int, shards: int, groups: Sequence[int]) -> jax.Array:
+    where = _positions(groups)
+    if op == "sum" and x.dtype != jnp.bool_:
+        return lax.psum_scatter(x, AXIS, scatter_dimension=dim, axis_index_groups=where, tiled=True)
+    size = x.shape[dim] // shards
+    return lax.dynamic_slice_in_dim(_reduce_over_groups(x, op, where), _place_in_group(where) * size, size, dim)
+
+
+def _place_in_group(groups: Groups) -> jax.Array:
+    """This replica's position in its group."""
+    index = lax.axis_index(AXIS)
+    if groups is None:
+        return index
+    places = {position: place for group in groups for place, position in enumerate(group)}
+    return jnp.asarray([places[position] for position in sorted(places)])[index]
+
+
+@lower("torch_xla::all_to_all")
+def _all_to_all(x: jax.Array, split: int, concat: int, shards: int, groups: Sequence[int]) -> jax.Array:
+    parts = lax.all_to_all(_exchangeable(x), AXIS, split, concat, axis_index_groups=_positions(groups), tiled=True)
+    return parts.astype(x.dtype)
+
+
+@lower("torch_xla::collective_permute")
+def _collective_permute(x: jax.Array, pairs: Sequence[int], groups: Sequence[int]) -> jax.Array:
+    place = {ordinal: position for position, ordinal in enumerate(sorted(g for g in groups if g >= 0))}
+    moves = [(place.get(a, a), place.get(b, b)) for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+    return lax.ppermute(_exchangeable(x), AXIS, moves).astype(x.dtype)
+
+
+@lower("torch_xla::collective_broadcast")
+def _collective_broadcast(inputs: Sequence[jax.Array], root: int, groups: Sequence[int]) -> list[jax.Array]:
+    where = _positions(groups)
+    is_root = _place_in_group(where) == root
+    return [_from_root(x, is_root, where) for x in inputs]
+
+
+def _from_root(x: jax.Array, is_root: jax.Array, groups: Groups) -> jax.Array:
+    """The root's bits: a sum in which all others are zero, taken over integers so that -0.0 and NaN arrive as sent."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return lax.complex(_from_root(x.real, is_root, groups), _from_root(x.imag, is_root, groups))
+    if x.dtype == jnp.bool_:
+        return _from_root(x.astype(jnp.uint32), is_root, groups).astype(jnp.bool_)
+    plain = np.dtype(f"uint{x.dtype.itemsize * 8}")
+    bits = lax.bitcast_convert_type(x, plain)
+    wide = bits.astype(jnp.uint32) if x.dtype.itemsize < 4 else bits
+    total = lax.psum(jnp.where(is_root, wide, 0), AXIS, axis_index_groups=groups)
+    return lax.bitcast_convert_type(total.astype(plain), x.dtype)
+
+
+def opaque_to_compiler(value: jax.Array | list[jax.Array], earlier: jax.Array | None) -> jax.Array | list[jax.Array]:
+    """What a collective exchanges, unchanged, but nothing that the compiler can reason about.
+
+    The programs of replicas may differ outside of collectives (a number that is 0 here and 1 there), and XLA takes it
+    that they are equal: it would fold the sum of a constant, and could run collectives in another order in each. So
+    the value becomes one that the compiler cannot know, and cannot compute before ``earlier``, which
+    the collective before gave. (Optimization barriers are gone before XLA decides on an order.)
+    """
+    if isinstance(value, list):
+        return [_opaque_value(x, earlier) for x in value]
+    return _opaque_value(value, earlier)
+
+
+def _opaque_value(value: jax.Array, earlier: jax.Array | None) -> jax.Array:
+    index = lax.axis_index(AXIS)
+    other = index.astype(value.dtype)
+    if earlier is not None:
+        some = lax.slice_in_dim(earlier.ravel(), 0, min(1, earlier.size))
+        other = jnp.where(jnp.any(some != 0), other, jnp.zeros_like(other))
+    # Never true, as there are not so many replicas.
+    return jnp.where(index > 1 << 30, other, value)

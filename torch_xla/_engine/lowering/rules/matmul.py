@@ -1,0 +1,232 @@
+"""Matrix products: mm and its relatives, and the ``add*`` forms ``beta * self + alpha * (a @ b)``.
+
+``precision_for`` is the one place that says how exactly products are computed; convolutions ask it too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.lowering import cpu_kernel_call
+from torch_xla._engine.lowering.cast import convert, opmath
+from torch_xla._engine.lowering.nn_common import widen
+from torch_xla._engine.lowering.registry import LoweringRuleContext, Operand, lower, register, result_type
+
+Product = Callable[..., jax.Array]
+
+_MATRIX: lax.DotDimensionNumbers = (((1,), (0,)), ((), ()))
+_BATCH: lax.DotDimensionNumbers = (((2,), (1,)), ((0,), (0,)))
+_VECTOR: lax.DotDimensionNumbers = (((0,), (0,)), ((), ()))
+_HANDLERS = {(2, 2, _MATRIX): "mm", (3, 3, _BATCH): "bmm"}  # by the numbers of dimensions of both
+_MATRIX_VECTOR = (((1,), (0,)), ((), ()))
+_SUM_OF_BATCH = (((0, 2), (0, 1)), ((), ()))
+
+#: Products of numbers from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
+_LEAST_PRODUCTS = 1 << 22
+
+
+class Precision(NamedTuple):
+    """How exactly a program computes products of factors with 32 bits and more."""
+
+    products: lax.Precision = lax.Precision.HIGHEST
+    convolutions: lax.Precision = lax.Precision.HIGHEST
+
+
+EXACT = Precision()
+_precision: ContextVar[Precision] = ContextVar("precision", default=EXACT)
+
+
+@contextmanager
+def precision_scope(value: Precision) -> Iterator[None]:
+    """The programs that this thread traces in the block compute their products so; elsewhere fully, as torch does."""
+    token = _precision.set(value)
+    try:
+        yield
+    finally:
+        _precision.reset(token)
+
+
+def precision_for(dtype: np.dtype, convolution: bool = False) -> lax.Precision | None:
+    """What the program being traced asks for; 16-bit factors have one precision only."""
+    if dtypes.is_reduced_floating(dtype):
+        return None
+    return _precision.get().convolutions if convolution else _precision.get().products
+
+
+def matmul_rule(dimensions: lax.DotDimensionNumbers) -> Product:
+    """The product of a family: ``(a, b, dtype of the result or None)`` -> array. Sums are kept in float32 at least."""
+
+    def multiply(a: jax.Array, b: jax.Array, dtype: np.dtype | None = None) -> jax.Array:
+        def by_xla(a: jax.Array, b: jax.Array) -> list[jax.Array]:
+            return [_dot(a, b, dimensions, dtype)]
+
+        handler = _HANDLERS.get((a.ndim, b.ndim, dimensions)) if dtype in (None, a.dtype) else None
+        if handler is None or not cpu_kernel_call.is_profitable(math.prod(a.shape) * b.shape[-1], _LEAST_PRODUCTS):
+            return by_xla(a, b)[0]
+        if not cpu_kernel_call.all_bfloat16(a, b) or 0 in (*a.shape, *b.shape):  # in float32 XLA is as fast
+            return by_xla(a, b)[0]
+        out = jax.ShapeDtypeStruct((*a.shape[:-1], b.shape[-1]), a.dtype)
+        return cpu_kernel_call.cpu_kernel_call(handler, by_xla, [a, b], [out])[0]
+
+    return multiply
+
+
+def _dot(a: jax.Array, b: jax.Array, dimensions: lax.DotDimensionNumbers, dtype: np.dtype | None) -> jax.Array:
+    """lax.dot_general; on TPUs, whose compiler has no products of 64-bit integers, those as a sum of products."""
+
+    def usual(a: jax.Array, b: jax.Array) -> jax.Array:
+        return lax.dot_general(a, b, dimensions, precision=precision_for(a.dtype), preferred_element_type=dtype)
+
+    def summed(a: jax.Array, b: jax.Array) -> jax.Array:
+        (of_a, of_b), (batch_a, batch_b) = dimensions
+        rows, columns = _free_dims(a, of_a, batch_a), _free_dims(b, of_b, batch_b)
+        lead, common = [a.shape[i] for i in batch_a], [a.shape[i] for i in of_a]
+        left, right = [a.shape[i] for i in rows], [b.shape[i] for i in columns]
+        first = a.transpose(*batch_a, *rows, *of_a).reshape(*lead, math.prod(left), math.prod(common), 1)
+        second = b.transpose(*batch_b, *of_b, *columns).reshape(*lead, 1, math.prod(common), math.prod(right))
+        return (first * second).sum(-2, dtype=a.dtype).reshape(*lead, *left, *right)
+
+    if a.dtype not in (np.int64, np.uint64):
+        return usual(a, b)
+    return lax.platform_dependent(a, b, tpu=summed, default=usual)
+
+
+def _free_dims(x: jax.Array, *dimensions: Sequence[int]) -> list[int]:
+    """The dimensions that are in none of these."""
+    return [i for i in range(x.ndim) if all(i not in some for some in dimensions)]
+
+
+def addmm_rule(multiply: Product) -> Callable[..., jax.Array]:
+    """The rule ``beta * self + alpha * multiply(a, b)``."""
+
+    def rule(self: jax.Array, a: jax.Array, b: jax.Array, beta: Operand = 1, alpha: Operand = 1) -> jax.Array:
+        # With no factors the sum rounds the same in 16 bits, and XLA fuses the bias into the product's kernel.
+        wide = a.dtype if _is_scalar(alpha, 1) and (_is_scalar(beta, 0) or _is_scalar(beta, 1)) else opmath(a.dtype)
+        return add_scaled(self, multiply(a, b, wide), beta, alpha).astype(a.dtype)
+
+    return rule
+
+
+def _is_scalar(x: Operand, value: int) -> bool:
+    return isinstance(x, (bool, int, float, complex)) and x == value
+
+
+def add_scaled(self: jax.Array, value: jax.Array, beta: Operand, alpha: Operand) -> jax.Array:
+    """``beta * self + alpha * value`` in the dtype of ``value``; a beta of 0 hides NaNs in ``self``."""
+    if not _is_scalar(alpha, 1):
+        value = value * convert(alpha, value.dtype)
+    if _is_scalar(beta, 0):
+        return value
+    self = self.astype(value.dtype)
+    return value + (self if _is_scalar(beta, 1) else self * convert(beta, value.dtype))
+
+
+def _with_dtype(multiply: Product) -> Callable[..., jax.Array]:
+    return lambda a, b, dtype: multiply(a, b, dtypes.storage_numpy_dtype(dtype))
+
+
+def _add_with_dtype(multiply: Product) -> Callable[..., jax.Array]:
+    def rule(
+        self: jax.Array, a: jax.Array, b: jax.Array, dtype: torch.dtype, beta: Operand = 1, alpha: Operand = 1
+    ) -> jax.Array:
+        return add_scaled(self, multiply(a, b, dtypes.storage_numpy_dtype(dtype)), beta, alpha)
+
+    return rule
+
+
+PRODUCTS: dict[str, lax.DotDimensionNumbers] = {
+    "aten::bmm": _BATCH,
+    "aten::dot": _VECTOR,
+    "aten::mm": _MATRIX,
+    "aten::mv": _MATRIX_VECTOR,
+}
+ADDED_PRODUCTS: dict[str, lax.DotDimensionNumbers] = {
+    "aten::addbmm": _SUM_OF_BATCH,
+    "aten::addmm": _MATRIX,
+    "aten::addmv": _MATRIX_VECTOR,
+    "aten::baddbmm": _BATCH,
+}
+for _name, _dimensions in PRODUCTS.items():
+    register(_name, matmul_rule(_dimensions))
+for _name, _dimensions in ADDED_PRODUCTS.items():
+    register(_name, addmm_rule(matmul_rule(_dimensions)))
+for _name in ("aten::bmm", "aten::mm"):
+    register(f"{_name}.dtype", _with_dtype(matmul_rule(PRODUCTS[_name])))
+for _name in ("aten::addmm", "aten::baddbmm"):
+    register(f"{_name}.dtype", _add_with_dtype(matmul_rule(ADDED_PRODUCTS[_name])))
+register("aten::_int_mm", lambda a, b: matmul_rule(_MATRIX)(a, b, np.dtype(np.int32)))
+register("aten::vdot", lambda a, b: matmul_rule(_VECTOR)(jnp.conj(a), b))
+
+
+@lower("aten::linear")
+def _linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """``input`` (..., k) by the transpose of ``weight`` (n, k) or (k,), plus ``bias`` (n,) or (): (..., n) or (...)."""
+    rows = input.reshape(math.prod(input.shape[:-1]), input.shape[-1])
+    columns = weight.reshape(-1, input.shape[-1]).T if weight.size else weight.T
+    multiply = matmul_rule(_MATRIX)
+    result = multiply(rows, columns) if bias is None else addmm_rule(multiply)(bias, rows, columns)
+    return result.reshape(*input.shape[:-1], *weight.shape[:-1])
+
+
+@lower("aten::_addmm_activation")
+def _addmm_activation(
+    self: jax.Array, a: jax.Array, b: jax.Array, beta: Operand = 1, alpha: Operand = 1, use_gelu: bool = False
+) -> jax.Array:
+    value = widen(addmm_rule(matmul_rule(_MATRIX))(self, a, b, beta, alpha))
+    return (jax.nn.gelu(value, approximate=False) if use_gelu else jax.nn.relu(value)).astype(a.dtype)
+
+
+@lower("aten::addr")
+def _addr(self: jax.Array, a: jax.Array, b: jax.Array, beta: Operand = 1, alpha: Operand = 1) -> jax.Array:
+    dtype = dtypes.storage_numpy_dtype(result_type(self, a, b))
+    wide = opmath(dtype)
+    outer = a.astype(wide)[:, None] * b.astype(wide)[None, :]
+    shape = jnp.broadcast_shapes(self.shape, outer.shape)
+    return jnp.broadcast_to(add_scaled(self, outer, beta, alpha).astype(dtype), shape)
+
+
+@lower("aten::ger", "aten::outer")
+def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
+    dtype = dtypes.storage_numpy_dtype(result_type(a, b))
+    return a.astype(dtype)[:, None] * b.astype(dtype)[None, :]
+
+
+def _ragged_dot(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Each of the groups of rows of ``a`` (m, k) by its matrix of ``b`` (g, k, n)."""
+    return lax.ragged_dot(a, b, sizes, precision=precision_for(a.dtype))
+
+
+@lower("aten::_grouped_mm", ctx=True)
+def _grouped_mm(
+    ctx: LoweringRuleContext,
+    a: jax.Array,
+    b: jax.Array,
+    ends: jax.Array | None = None,
+    bias: Any = None,
+    dtype: Any = None,
+) -> jax.Array:
+    """Products by groups, which end at ``ends``: of the rows of a, the columns of b, or what is summed over."""
+    if ends is None:
+        return matmul_rule(_BATCH)(a, b).astype(ctx.dtype)
+    sizes = jnp.diff(ends, prepend=0).astype(np.int32)
+    if a.ndim == 2 and b.ndim == 3:
+        result = _ragged_dot(a, b, sizes)
+    elif b.ndim == 2 and a.ndim == 3:
+        result = _ragged_dot(b.T, a.swapaxes(1, 2), sizes).T
+    else:
+        place, starts = lax.iota(np.int32, a.shape[1]), ends - sizes
+        within = (place >= starts[:, None]) & (place < ends[:, None])
+        parts = jnp.where(within[:, None, :], a, jnp.zeros((), a.dtype))
+        result = jax.vmap(lambda part: matmul_rule(_MATRIX)(part, b))(parts)
+    return result.astype(ctx.dtype)

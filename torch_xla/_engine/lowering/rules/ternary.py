@@ -1,0 +1,58 @@
+"""Elementwise operators of three tensors: where, clamp, lerp, addcmul, addcdiv."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from torch_xla._engine.lowering.cast import convert, opmath
+from torch_xla._engine.lowering.elementwise import add, arithmetic, divide, multiply, register_table, select, subtract
+from torch_xla._engine.lowering.registry import LoweringRuleContext, Operand, lower
+
+
+def _addcdiv(x: jax.Array, numerator: jax.Array, denominator: jax.Array, value: jax.Array) -> jax.Array:
+    return add(x, multiply(value, divide(numerator, denominator)))
+
+
+def _addcmul(x: jax.Array, a: jax.Array, b: jax.Array, value: jax.Array) -> jax.Array:
+    return add(x, multiply(multiply(value, a), b))
+
+
+def lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
+    """What is between two values, reckoned from the nearer one, so that both are met exactly."""
+    return lerp_apply(start, end, *lerp_weights(weight))
+
+
+def lerp_weights(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether the start is nearer than the end, and how much of the span is to be added to the nearer one."""
+    near = jnp.abs(weight) < 0.5
+    return near, select(near, weight, weight - 1)
+
+
+def lerp_apply(start: jax.Array, end: jax.Array, near: jax.Array, part: jax.Array) -> jax.Array:
+    """``lerp`` by what ``nearer`` gives."""
+    return add(select(near, start, end), multiply(part, subtract(end, start)))
+
+
+register_table(arithmetic, {"addcdiv": _addcdiv, "addcmul": _addcmul})
+register_table(arithmetic, {"lerp": lerp}, "Scalar", "Tensor")
+register_table(arithmetic, {"clamp_max": jnp.minimum, "clamp_min": jnp.maximum}, "", "Tensor")
+
+
+@lower("aten::clamp", "aten::clamp.Tensor", ctx=True)
+def _clamp(
+    context: LoweringRuleContext, x: jax.Array, low: Operand | None = None, high: Operand | None = None
+) -> jax.Array:
+    """Where low exceeds high the result is high; nan anywhere gives nan."""
+    compute = opmath(context.dtype)
+    x = convert(x, compute)
+    x = x if low is None else jnp.maximum(x, convert(low, compute))
+    x = x if high is None else jnp.minimum(x, convert(high, compute))
+    return convert(x, context.dtype)
+
+
+@lower("aten::where.self", ctx=True)
+def _where(context: LoweringRuleContext, condition: jax.Array, x: Operand, y: Operand) -> jax.Array:
+    chosen = convert(condition, np.dtype(np.bool_))
+    return jnp.where(chosen, convert(x, context.dtype), convert(y, context.dtype))

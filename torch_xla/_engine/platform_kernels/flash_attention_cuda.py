@@ -1,0 +1,93 @@
+"""Flash attention on NVIDIA GPUs: cuDNN's for 16-bit arrays, where there is one, else jax's kernel in Triton."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Maybe = jax.Array | None
+#: The Triton kernel's blocks; lengths are multiples of it.
+BLOCK = 64
+_LARGEST = 128
+_DTYPES = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
+
+
+class _Options(Protocol):
+    @property
+    def causal(self) -> bool: ...
+    @property
+    def scale(self) -> float: ...
+
+
+def supports(q: Any, k: Any, v: Any, ab: Maybe, q_ids: Maybe, kv_ids: Maybe) -> bool:
+    """Whether one of the kernels computes such a call: of 16 bits, without bias and segments, in whole blocks."""
+    plain = ab is None and q_ids is None and kv_ids is None
+    alike = q.shape[:2] == k.shape[:2] and k.shape == v.shape and 0 not in (*q.shape, *k.shape)
+    whole = q.shape[2] % BLOCK == 0 and k.shape[2] % BLOCK == 0
+    return plain and alike and whole and q.dtype in _DTYPES and q.shape[3] % 8 == 0 and 16 <= q.shape[3] <= _LARGEST
+
+
+def forward(options: _Options) -> Callable[..., Any]:
+    """(q, k, v, None, None, None) -> result, logarithms of sums."""
+
+    def run(q: Any, k: Any, v: Any, *_: None) -> Any:
+        moved = [jnp.moveaxis(x, 1, 2) for x in (q, k, v)]
+        if _has_cudnn(options, moved):
+            out, lse = _cudnn(options, residual=True)(*moved)
+            lse = jnp.moveaxis(lse, 1, 2)
+        else:
+            out, lse = _triton(options, residual=True)(*moved)
+            lse = lse * math.log(2)
+        return jnp.moveaxis(out, 2, 1), lse.astype(np.float32)
+
+    return run
+
+
+def backward(options: _Options) -> Callable[..., Any]:
+    """(gradient, arguments of forward, its results) -> gradients of q, k, v. Neither kernel takes what forward kept."""
+
+    def run(grad: Any, q: Any, k: Any, v: Any, *_: Any) -> Any:
+        moved = [jnp.moveaxis(x, 1, 2) for x in (q, k, v)]
+        kernel = _cudnn(options) if _has_cudnn(options, moved) else _triton(options)
+        _, vjp = jax.vjp(kernel, *moved)
+        return tuple(jnp.moveaxis(g, 2, 1) for g in vjp(jnp.moveaxis(grad, 1, 2)))
+
+    return run
+
+
+def _cudnn(options: _Options, residual: bool = False) -> Callable[..., Any]:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        call: Any = jax.nn.dot_product_attention  # its overloads know no return_residual that is a variable
+        return call(
+            q, k, v, scale=options.scale, is_causal=options.causal, implementation="cudnn", return_residual=residual
+        )
+
+    return attention
+
+
+def _has_cudnn(options: _Options, moved: list[Any]) -> bool:
+    """Whether this machine has cuDNN, of a release that takes the call: jax knows when it traces one."""
+    try:
+        jax.eval_shape(_cudnn(options, residual=True), *moved)
+        jax.eval_shape(lambda *a: jax.vjp(_cudnn(options), *a)[0], *moved)
+    except (RuntimeError, ValueError, NotImplementedError):
+        return False
+    return True
+
+
+def _triton(options: _Options, residual: bool = False) -> Callable[..., Any]:
+    from jax.experimental.pallas.ops.gpu import attention as kernel
+
+    blocks = kernel.BlockSizes(
+        block_q=BLOCK, block_k=BLOCK, block_q_dkv=32, block_kv_dkv=32, block_q_dq=32, block_kv_dq=32
+    )
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return kernel.mha(q, k, v, None, options.scale, options.causal, blocks, return_residuals=residual)
+
+    return attention

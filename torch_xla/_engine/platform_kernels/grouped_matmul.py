@@ -1,0 +1,114 @@
+"""Products of groups of rows, each with a matrix of its own (mixtures of experts).
+
+TPU: jax's megablox kernels; everywhere else ``jax.lax.ragged_dot``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from torch_xla._engine.lowering.rules.matmul import precision_for
+from torch_xla._engine.platform_kernels.platform_dispatch import platform_dependent
+
+Tiling = tuple[int, int, int]
+Maybe = jax.Array | None
+LANES = 128
+#: Of rows, of what is summed over, of columns.
+TILING = (512, 512, 512)
+_FLOATS = (np.dtype(jnp.bfloat16), np.dtype(np.float32))
+_CONTRACTED_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+
+
+def gmm(
+    lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, offset: Maybe, tiling: Tiling, transpose_rhs: bool
+) -> jax.Array:
+    """The rows of each group times its matrix, [m, n], of lhs's dtype; rows of no group are zero.
+
+    ``rhs`` has the matrices of the groups from ``offset`` on.
+    """
+    sizes = group_sizes.astype(np.int32)
+    offset = None if offset is None else offset.reshape(()).astype(np.int32)
+    takes = lhs.dtype in _FLOATS and rhs.dtype in _FLOATS and 0 not in (*lhs.shape, *rhs.shape)
+    kernel = functools.partial(_gmm_tpu, tiling, transpose_rhs) if takes else None
+    found: jax.Array = platform_dependent(functools.partial(_gmm, transpose_rhs), lhs, rhs, sizes, offset, tpu=kernel)
+    return found
+
+
+def _gmm(transpose_rhs: bool, lhs: Any, rhs: Any, sizes: Any, offset: Maybe) -> Any:
+    dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
+    matrices = (jnp.swapaxes(rhs, 1, 2) if transpose_rhs else rhs).astype(dtype)
+    if offset is not None or len(sizes) > len(rhs):
+        # Rows before the groups that are here have a group of their own, whose matrix is 0.
+        sizes = _local(sizes, offset, len(rhs))
+        matrices = jnp.concatenate([jnp.zeros_like(matrices[:1]), matrices])
+    wide = jnp.promote_types(dtype, np.float32)
+    out = lax.ragged_dot(
+        lhs.astype(dtype), matrices, sizes, precision=precision_for(dtype), preferred_element_type=wide
+    )
+    return out.astype(lhs.dtype)
+
+
+def _local(sizes: Any, offset: Maybe, count: int) -> Any:
+    """How many rows come before the ``count`` groups from ``offset`` on, then their sizes."""
+    start = jnp.int32(0) if offset is None else offset
+    before = jnp.sum(jnp.where(jnp.arange(len(sizes)) < start, sizes, 0), dtype=np.int32)
+    return jnp.concatenate([before[None], lax.dynamic_slice(sizes, (start,), (count,))])
+
+
+def _gmm_tpu(tiling: Tiling, transpose_rhs: bool, lhs: Any, rhs: Any, sizes: Any, offset: Maybe) -> Any:
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm as kernel
+
+    rows = len(lhs)
+    tiles = _tile_sizes(tiling, rows, lhs.shape[1], rhs.shape[1] if transpose_rhs else rhs.shape[2])
+    padded = jnp.pad(lhs, [(0, -rows % tiles[0]), (0, 0)])
+    out = kernel(padded, rhs, sizes, lhs.dtype, tiles, offset, transpose_rhs=transpose_rhs)[:rows]
+    # The kernel writes nothing where no group is.
+    start = jnp.int32(0) if offset is None else offset
+    ends = jnp.cumsum(jnp.concatenate([jnp.zeros(1, np.int32), sizes]))
+    row = jnp.arange(rows, dtype=np.int32)
+    return jnp.where(((row >= ends[start]) & (row < ends[start + len(rhs)]))[:, None], out, 0)
+
+
+def tgmm(
+    lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, offset: Maybe, tiling: Tiling, count: int
+) -> jax.Array:
+    """For each of ``count`` groups from ``offset`` on, its columns of lhs [k, m] times its rows of rhs [m, n]."""
+    sizes = group_sizes.astype(np.int32)
+    offset = None if offset is None else offset.reshape(()).astype(np.int32)
+    takes = lhs.dtype in _FLOATS and rhs.dtype in _FLOATS and 0 not in (*lhs.shape, *rhs.shape)
+    kernel = functools.partial(_tgmm_tpu, tiling, count) if takes else None
+    found: jax.Array = platform_dependent(functools.partial(_tgmm, count), lhs, rhs, sizes, offset, tpu=kernel)
+    return found
+
+
+def _tgmm(count: int, lhs: Any, rhs: Any, sizes: Any, offset: Maybe) -> Any:
+    dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
+    local = _local(sizes, offset, count)
+    out = lax.ragged_dot_general(
+        lhs.T.astype(dtype), rhs.astype(dtype), local, _CONTRACTED_ROWS,
+        precision=precision_for(dtype), preferred_element_type=jnp.promote_types(dtype, np.float32),
+    )  # fmt: skip
+    return out[1:].astype(lhs.dtype)
+
+
+def _tgmm_tpu(tiling: Tiling, count: int, lhs: Any, rhs: Any, sizes: Any, offset: Maybe) -> Any:
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm as kernel
+
+    rows = len(rhs)
+    tiles = _tile_sizes(tiling, rows, lhs.shape[0], rhs.shape[1])
+    more = -rows % tiles[0]
+    padded = jnp.pad(lhs, [(0, 0), (0, more)]), jnp.pad(rhs, [(0, more), (0, 0)])
+    return kernel(*padded, sizes, lhs.dtype, tiles, offset, count)
+
+
+def _tile_sizes(tiling: Tiling, *sizes: int) -> Tiling:
+    """At most the wanted tiles, and none larger than what it covers, in whole lanes."""
+    m, k, n = (min(wanted, math.ceil(size / LANES) * LANES) for wanted, size in zip(tiling, sizes, strict=True))
+    return m, k, n

@@ -1,0 +1,35 @@
+"""Kernels over several devices: ``jax.shard_map``, with the layout that the caller gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSharding:
+    """How the main arrays of a kernel lie: for each dimension its axes of the mesh, or None."""
+
+    mesh: Mesh
+    spec: tuple[Any, ...]
+
+
+def shard_kernel(
+    layout: KernelSharding | None,
+    kernel: Callable[..., Any],
+    specs: Sequence[Sequence[Any] | None],
+    outs: Sequence[Any],
+) -> Callable[..., Any]:
+    """``kernel`` on the parts that each device has; as it is without a layout.
+
+    ``specs`` and ``outs`` are the partition specs of its arguments and results; None for an argument that is None.
+    """
+    if layout is None:
+        return kernel
+    ins = tuple(None if spec is None else PartitionSpec(*spec) for spec in specs)
+    results = tuple(PartitionSpec(*spec) for spec in outs)
+    return jax.shard_map(kernel, mesh=layout.mesh, in_specs=ins, out_specs=results, check_vma=False)

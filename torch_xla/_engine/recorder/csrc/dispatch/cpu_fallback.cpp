@@ -1,0 +1,90 @@
+#include "dispatch/cpu_fallback.h"
+
+#include <map>
+
+#include "compat/torch_internal.h"
+#include "dispatch/strided_layout.h"
+#include "runtime/device.h"
+#include "runtime/generator.h"
+#include "tensor/xla_tensor.h"
+
+namespace torch_xla {
+
+namespace {
+
+// What a call reads. It may read from several devices only where it is many calls in one, each with tensors of one
+// device, and nothing is returned that would have to be on one of them: lists that are written to in place.
+std::map<int8_t, std::vector<NodePtr>> inputs_by_device(const c10::OperatorHandle& handle, const std::string& name,
+                                                        const torch::jit::Stack& stack) {
+  std::map<int8_t, std::vector<NodePtr>> inputs;
+  const auto want = [&](const at::Tensor& t) {
+    if (XlaTensor* x = maybe_xla(t)) {
+      inputs[x->device_index()].push_back(x->value());
+    }
+  };
+  for (const c10::IValue& value : torch::jit::last(stack, handle.schema().arguments().size())) {
+    if (value.isTensor()) {
+      want(value.toTensor());
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      for (const c10::IValue& element : value.toListRef()) {
+        if (element.isTensor()) {
+          want(element.toTensor());
+        }
+      }
+    }
+  }
+  TORCH_CHECK(inputs.size() < 2 || handle.schema().returns().empty(), name,
+              ": expected all tensors on one device, but found xla:", static_cast<int>(inputs.begin()->first),
+              " and xla:", static_cast<int>(inputs.rbegin()->first));
+  return inputs;
+}
+
+// What is written to lies on the device, where results can be brought back to it, and apart from what is read.
+void check_written(const c10::OperatorHandle& handle, const std::string& name, const torch::jit::Stack& stack) {
+  const auto& schema = handle.schema().arguments();
+  const auto arguments = torch::jit::last(stack, schema.size());
+  for (size_t i = 0; i < schema.size(); ++i) {
+    const auto* alias = schema[i].alias_info();
+    if (alias == nullptr || !alias->isWrite() || !arguments[i].isTensor() || !arguments[i].toTensor().defined()) {
+      continue;
+    }
+    XlaTensor* written = maybe_xla(arguments[i].toTensor());
+    TORCH_CHECK(written != nullptr, name, ": expected all tensors on one device, but argument '", schema[i].name(),
+                "' (", arguments[i].toTensor().sizes(), ") is on ", arguments[i].toTensor().device(),
+                "; make it there: .to('xla')");
+    check_no_partial_overlap(*written, arguments);
+  }
+}
+
+}  // namespace
+
+void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  const std::string& name = handle.operator_name().name;
+  const std::string& overload = handle.operator_name().overload_name;
+  const std::string full = overload.empty() ? name : name + "." + overload;
+  check_written(handle, full, *stack);
+  counter(full)->add();
+  const PythonReentryScope here;
+  const std::map<int8_t, std::vector<NodePtr>> wanted = inputs_by_device(handle, full, *stack);
+  hooks().fallback(full);
+  for (const auto& [device, values] : wanted) {
+    hooks().materialize(values, device);  // one run for all inputs instead of one per input
+  }
+  compat::cpu_fallback(handle, stack);
+  hooks().fallback_done();
+}
+
+bool needs_cpu_fallback(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.needs_cpu != nullptr && op.needs_cpu(arguments)) {
+    return true;
+  }
+  for (size_t i = 0; op.random && i < arguments.size(); ++i) {
+    if (op.kinds[i] == ArgKind::kGenerator && !arguments[i].isNone() &&
+        maybe_xla(arguments[i].toGenerator()) == nullptr) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace torch_xla

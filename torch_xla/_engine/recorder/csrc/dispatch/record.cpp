@@ -1,0 +1,308 @@
+#include "dispatch/record.h"
+
+#include <ATen/core/Generator.h>
+#include <c10/core/DefaultDtype.h>
+
+#include "dispatch/copy.h"
+#include "dispatch/cpu_fallback.h"
+#include "dispatch/graph_size_limit.h"
+#include "dispatch/slice_starts.h"
+#include "inference/output_spec_cache.h"
+#include "ir/attribute_hash.h"
+#include "ir/source_location.h"
+#include "runtime/generator.h"
+#include "runtime/rng_state.h"
+#include "tensor/xla_tensor.h"
+
+namespace torch_xla {
+namespace {
+
+// Builds one Node out of a call's arguments.
+class Recording {
+ public:
+  Recording(const Op& op, c10::ArrayRef<c10::IValue> arguments)
+      : op_(op), arguments_(arguments), node_(c10::make_intrusive<Node>()) {
+    node_->op = &op;
+    node_->key = op.key;
+    node_->origin = current_origin();
+    node_->attrs.reserve(arguments.size());
+  }
+
+  NodePtr run() {
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      argument(i);
+    }
+    if (device_ < 0) {
+      device_ = validated_index(c10::Device(c10::DeviceType::XLA, current_device()));
+    }
+    node_->device = device_;
+    mix_globals();
+    node_->signature = infer_output_spec(op_, node_->key, arguments_);
+    if (C10_UNLIKELY(op_.converts_numbers)) {
+      check_numbers();
+    }
+    if (op_.random) {
+      add_seed();
+    }
+    return std::move(node_);
+  }
+
+ private:
+  // Whatever of the process decides what an op returns, besides its arguments. That is the default dtype: neither
+  // deterministic algorithms nor inference mode nor the default device change a shape or a dtype below autograd.
+  void mix_globals() { mix_default_dtype(*node_, c10::get_default_dtype_as_scalartype()); }
+
+  // Raises torch's error for a number that does not fit the dtype it is converted to.
+  void check_numbers() const {
+    const at::ScalarType dtype = node_->signature->outs[0].dtype;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      const bool wrapped = op_.kinds[i] == ArgKind::kTensor && (node_->numbers >> i & 1) != 0;
+      if (wrapped || (op_.kinds[i] == ArgKind::kScalar && !arguments_[i].isNone())) {
+        check_fits(node_->attrs[i].toScalar(), dtype);
+      }
+    }
+  }
+
+  void argument(size_t i) {
+    const c10::IValue& value = arguments_[i];
+    switch (op_.kinds[i]) {
+      case ArgKind::kTensor:
+        node_->attrs.push_back(value.isTensor() ? tensor(i, value.toTensor())
+                               : value.isNone() ? none()
+                                                : given(i, value));
+        break;
+      case ArgKind::kTensorList:
+        tensor_list(i, value);
+        break;
+      case ArgKind::kScalar:
+        scalar(value);
+        break;
+      case ArgKind::kScalars:
+        scalar_list(value);
+        break;
+      case ArgKind::kDevice:
+        if (value.isDevice()) {
+          on(i, validated_index(value.toDevice()));
+        }
+        node_->attrs.emplace_back();
+        break;
+      case ArgKind::kGenerator:
+        generator_ = value.isNone() ? nullptr : maybe_xla(value.toGenerator());
+        node_->attrs.emplace_back();
+        break;
+      case ArgKind::kIgnored:
+        node_->attrs.emplace_back();
+        break;
+      case ArgKind::kDtype:
+      case ArgKind::kAttribute:
+        if (C10_LIKELY(op_.part == PartForm::kNone) || !part(i)) {
+          mix_attribute(node_->key, value);
+          node_->attrs.push_back(value);
+        }
+        break;
+    }
+  }
+
+  // Whether argument `i` is the start or the end of a part that may start elsewhere.
+  bool part(size_t i) {
+    if (i == op_.start) {
+      // The gradient of a slice takes the sizes of the sliced tensor.
+      const auto found = arguments_[1].isIntList() ? range_of(op_, arguments_, arguments_[1].toDimVector())
+                                                   : range_of(op_, arguments_, node_->inputs[0]->shape().sizes);
+      if (!found || !found->can_move()) {
+        return false;
+      }
+      range_ = *found;
+      mix_part(*node_, range_);
+      node_->attrs.emplace_back(range_.begin);
+      return true;
+    }
+    if (!node_->has_start || op_.part != PartForm::kSlice || i != op_.start + 1u) {
+      return false;
+    }
+    node_->attrs.emplace_back(range_.end);
+    return true;
+  }
+
+  c10::IValue none() {
+    node_->key.mix(kNone);
+    return {};
+  }
+
+  c10::IValue given(size_t i, const c10::IValue& value) {
+    return input(i, c10::static_intrusive_pointer_cast<Node>(value.toCapsule()));
+  }
+
+  // An input's position, or the number itself for a Python number that met a tensor.
+  c10::IValue tensor(size_t i, const at::Tensor& t) {
+    if (!t.defined()) {
+      return none();
+    }
+    if (XlaTensor* x = maybe_xla(t)) {
+      return input(i, x->value());
+    }
+    if (t.dim() != 0 || !t.device().is_cpu()) {
+      if (op_.cpu_indices && i == 1 && device_ >= 0 && t.device().is_cpu()) {
+        return input(i, upload(op_.name.c_str(), t, t.scalar_type(), device_));
+      }
+      raise_not_xla(op_, i, t, device_);
+    }
+    if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
+      c10::IValue number = read_wrapped_number(t);
+      mix_scalar(node_->key, number);
+      node_->numbers |= 1ull << i;
+      return number;
+    }
+    static const Op* scalar_tensor = find_op("aten::scalar_tensor");
+    return input(i,
+                 record_node(*scalar_tensor,
+                             {c10::IValue(t.item()), c10::IValue(static_cast<int64_t>(t.scalar_type())), c10::IValue(),
+                              c10::IValue(c10::Device(c10::DeviceType::XLA, device_ < 0 ? current_device() : device_)),
+                              c10::IValue()}));
+  }
+
+  c10::IValue input(size_t i, const NodePtr& value) {
+    on(i, value->device);
+    node_->key.mix(value->shape().hash);
+    node_->inputs.push_back(value);
+    return static_cast<int64_t>(node_->inputs.size() - 1);
+  }
+
+  // Argument `i` is on this device, or asks for it: a Node has one.
+  void on(size_t i, int8_t device) {
+    if (device_ >= 0 && device != device_) {
+      TORCH_CHECK(false, op_.name, ": expected all tensors on one device, but found xla:", static_cast<int>(device_),
+                  " and xla:", static_cast<int>(device), " (argument '", op_.arg_names[i], "')");
+    }
+    device_ = device;
+  }
+
+  void tensor_list(size_t i, const c10::IValue& value) {
+    if (value.isNone()) {
+      node_->attrs.push_back(none());
+      return;
+    }
+    const auto list = value.toListRef();
+    c10::List<int64_t> positions;
+    positions.reserve(list.size());
+    node_->key.mix(kList + (static_cast<uint64_t>(list.size()) << 32));
+    for (const auto& element : list) {
+      if (element.isNone() || !element.toTensor().defined()) {
+        node_->key.mix(kNone);
+        positions.push_back(-1);
+        continue;
+      }
+      at::Tensor t = element.toTensor();
+      if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
+        t.unsafeGetTensorImpl()->set_wrapped_number(false);  // in a list it counts as the 0-d tensor that it is
+      }
+      positions.push_back(tensor(i, t).toInt());
+    }
+    node_->attrs.emplace_back(std::move(positions));
+  }
+
+  void scalar(const c10::IValue& value) {
+    if (value.isNone()) {
+      node_->key.mix(kNone);
+    } else {
+      mix_scalar(node_->key, value);
+    }
+    node_->attrs.push_back(value);
+  }
+
+  void scalar_list(const c10::IValue& value) {
+    const auto list = value.toListRef();
+    node_->key.mix(kList + (static_cast<uint64_t>(list.size()) << 32));
+    const bool uniform = is_uniform(list);
+    if (uniform) {
+      node_->key.mix(kUniform);
+    }
+    for (const auto& element : uniform ? list.slice(0, 1) : list) {
+      mix_scalar(node_->key, element);
+    }
+    node_->attrs.push_back(value);
+  }
+
+  // After shape inference, whose cache must not see the offset.
+  void add_seed() {
+    TORCH_CHECK(generator_ == nullptr || generator_->device().index() == device_, op_.name,
+                ": expected a generator of xla:", static_cast<int>(device_), ", but found one of ",
+                generator_->device());
+    RngOperand draw = generator_ != nullptr ? next_rng_operand(*generator_) : next_rng_operand(device_);
+    node_->inputs.push_back(std::move(draw.seed));
+    node_->attrs.emplace_back(static_cast<int64_t>(draw.offset));
+    node_->key.mix(static_cast<uint64_t>(draw.offset));
+  }
+
+  const Op& op_;
+  c10::ArrayRef<c10::IValue> arguments_;
+  NodePtr node_;
+  int8_t device_ = -1;
+  XlaGenerator* generator_ = nullptr;
+  Range range_;  // of the part that the op reads or writes, where node_ has_start
+};
+
+void push_results(const NodePtr& node, torch::jit::Stack* stack) {
+  const auto& outs = node->signature->outs;
+  if (outs.size() == 1 && !node->signature->is_list) {
+    stack->emplace_back(make_tensor(node));
+    return;
+  }
+  const auto result = [&](uint32_t i) {
+    return outs[i].dtype == at::ScalarType::Undefined ? at::Tensor() : make_tensor(getitem_node(node, i));
+  };
+  if (node->signature->is_list) {
+    c10::List<at::Tensor> list;
+    list.reserve(outs.size());
+    for (uint32_t i = 0; i < outs.size(); ++i) {
+      list.push_back(result(i));
+    }
+    stack->emplace_back(std::move(list));
+    return;
+  }
+  for (uint32_t i = 0; i < outs.size(); ++i) {
+    stack->emplace_back(result(i));
+  }
+}
+
+}  // namespace
+
+void raise_not_xla(const Op& op, size_t argument, const at::Tensor& t, int8_t device) {
+  std::string type = t.toString();  // CPUFloatType -> torch.FloatTensor, torch.cuda.FloatTensor
+  type = type.rfind("CPU", 0) == 0 ? "torch." + type.substr(3, type.size() - 7) + "Tensor" : type;
+  const std::string where = device >= 0 ? "xla:" + std::to_string(device) : std::string("xla");
+  TORCH_CHECK(false, "Input tensor is not an XLA tensor: ", type, "\n  ", op.name, ": argument '",
+              op.arg_names[argument], "' is ", at::toString(t.scalar_type()), t.sizes(), " on ", t.device(),
+              ", the other tensors are on ", where, "; move it with .to('", where, "')");
+}
+
+void record(const Op& op, torch::jit::Stack* stack) {
+  flush_if_over_limit();
+  const size_t n = op.kinds.size();
+  const c10::ArrayRef<c10::IValue> arguments = torch::jit::last(*stack, n);
+  if (needs_cpu_fallback(op, arguments)) {
+    run_on_cpu(op.handle, stack);
+    return;
+  }
+  const NodePtr node = Recording(op, arguments).run();
+  op.recorded->add();
+  torch::jit::drop(*stack, n);
+  push_results(node, stack);
+  count_pending(node->device, op_count(*node));
+}
+
+NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  block_if_shutting_down();
+  op.recorded->add();
+  return Recording(op, arguments).run();
+}
+
+NodePtr cast(NodePtr value, at::ScalarType dtype) {
+  if (value->shape().dtype == dtype) {
+    return value;
+  }
+  static const Op* convert = find_op("prims::convert_element_type");
+  return record_node(*convert, {c10::IValue(make_tensor(std::move(value))), c10::IValue(static_cast<int64_t>(dtype))});
+}
+
+}  // namespace torch_xla

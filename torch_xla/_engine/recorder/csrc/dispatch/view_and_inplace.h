@@ -1,0 +1,21 @@
+// What a dispatcher call of an op does that returns a view, or writes in place. The other forms: dispatch/record.h, dispatch/factories.h,
+// dispatch/out_variants.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include "ir/op.h"
+
+namespace torch_xla {
+
+class XlaTensor;
+
+// A view that is one tensor; `arguments` are all of the op's.
+at::Tensor record_one_view(const Op& op, XlaTensor& base, c10::ArrayRef<c10::IValue> arguments);
+void record_view(const Op& op, torch::jit::Stack* stack);
+void record_inplace(const Op& op, torch::jit::Stack* stack);
+// t_(), squeeze_(), transpose_(): the tensor becomes the view.
+void record_inplace_view(const Op& op, torch::jit::Stack* stack);
+
+}  // namespace torch_xla

@@ -1,0 +1,39 @@
+// One walk from the results of a graph to its leaves, without recursion: numbers nodes, operands before users, and
+// leaves in order of first use; mixes both into the graph's key; packs the numbers that are operands. What it notes in
+// a Node (epoch, index, uses) is valid until another walk of the same device, under the execution lock.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "graph/graph.h"
+
+namespace torch_xla {
+
+// Equal for values of one shape that lie on the devices in one way.
+inline uint64_t layout_hash(const Node& node) {
+  return node.shape().hash ^ (node.sharding.load(std::memory_order_relaxed) * 0x9E3779B97F4A7C15ull);
+}
+
+class PostOrder {
+ public:
+  explicit PostOrder(Graph& graph) : graph_(graph), epoch_(new_epoch()) {}
+
+  // From one more root. `uses` of a node that was seen is how often others of the graph take it.
+  void visit(Node* root);
+
+  uint64_t epoch() const { return epoch_; }
+  bool seen(const Node* node) const { return node->epoch == epoch_; }
+
+ private:
+  void enter(Node* node);
+  void leave(Node* node);
+  void numbers(const Node& node);
+  void number(const c10::IValue& value);
+
+  Graph& graph_;
+  const uint64_t epoch_;
+  std::vector<std::pair<Node*, size_t>> stack_;
+};
+
+}  // namespace torch_xla

@@ -1,0 +1,217 @@
+#include "inference/argument_checks.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <string>
+#include <unordered_set>
+
+#include "inference/index_checks.h"
+#include "inference/pointwise_inference.h"
+#include "inference/random_checks.h"
+#include "inference/redispatch.h"
+
+namespace torch_xla {
+namespace {
+
+constexpr int64_t kMostDims = 64;
+
+// Ops whose meta functions let pass what the kernels refuse, such as dims of a tensor that has none, beside those that
+// are pointwise. They would fail when the graph is compiled, at another line than the user's. Small ones are tried on
+// the CPU.
+bool meta_checks_incomplete(const Op& op) {
+  static const std::unordered_set<std::string> names{"aten::_fft_c2c",
+                                                     "aten::_fft_c2r",
+                                                     "aten::_fft_r2c",
+                                                     "aten::_log_softmax",
+                                                     "aten::_logcumsumexp",
+                                                     "aten::_native_batch_norm_legit.no_stats",
+                                                     "aten::_native_batch_norm_legit_functional",
+                                                     "aten::_native_batch_norm_legit_no_training",
+                                                     "aten::_softmax",
+                                                     "aten::amax",
+                                                     "aten::amin",
+                                                     "aten::aminmax",
+                                                     "aten::argmax",
+                                                     "aten::argmin",
+                                                     "aten::binary_cross_entropy",
+                                                     "aten::bucketize.Scalar",
+                                                     "aten::bucketize.Tensor",
+                                                     "aten::convolution",
+                                                     "aten::cummax",
+                                                     "aten::cummin",
+                                                     "aten::diagonal_scatter",
+                                                     "aten::glu",
+                                                     "aten::hardswish",
+                                                     "aten::index_fill.int_Scalar",
+                                                     "aten::index_fill.int_Tensor",
+                                                     "aten::index_select",
+                                                     "aten::kthvalue",
+                                                     "aten::linalg_cross",
+                                                     "aten::linalg_lu_factor_ex",
+                                                     "aten::log_sigmoid_forward",
+                                                     "aten::masked_fill.Tensor",
+                                                     "aten::max",
+                                                     "aten::max.dim",
+                                                     "aten::median.dim",
+                                                     "aten::min",
+                                                     "aten::min.dim",
+                                                     "aten::mode",
+                                                     "aten::nanmedian.dim",
+                                                     "aten::nansum",
+                                                     "aten::native_group_norm",
+                                                     "aten::native_layer_norm",
+                                                     "aten::polar",
+                                                     "aten::put",
+                                                     "aten::rsub.Tensor",
+                                                     "aten::searchsorted.Scalar",
+                                                     "aten::searchsorted.Tensor",
+                                                     "aten::select_scatter",
+                                                     "aten::slice_scatter",
+                                                     "aten::sort",
+                                                     "aten::sort.stable",
+                                                     "aten::std.correction",
+                                                     "aten::topk",
+                                                     "aten::var.correction"};
+  return names.count(op.functional ? op.functional->name : op.name) != 0;
+}
+
+bool is_floating(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && at::isFloatingType(value.toTensor().scalar_type());
+}
+
+void try_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  try {
+    raise_cpu_error(op, arguments, 1 << 12);
+  } catch (const c10::NotImplementedError& error) {
+    if (!is_missing_kernel(op, error)) {
+      throw;
+    }
+  }
+}
+
+// Whether an argument is, or has among its elements, a tensor of another dtype than floats.
+bool has_other_than_floats(const c10::IValue& argument) {
+  if (argument.isTensorList()) {
+    const auto list = argument.toTensorVector();
+    return std::any_of(list.begin(), list.end(), [](const at::Tensor& t) { return !is_floating(t); });
+  }
+  return argument.isTensor() && argument.toTensor().defined() && !is_floating(argument);
+}
+
+// Whole numbers, bools and complex numbers that the CPU has no kernel for: most of these XLA does not have either,
+// which it would say when the graph is compiled. Whatever else the CPU has to say of zeros is of no interest.
+void check_dtype(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  // Other devices count whole numbers, too, and libraries hand them nothing else: the experts that tokens go to.
+  if (op.name.rfind("aten::", 0) != 0 ||
+      ((op.functional ? op.functional->name : op.name) == "aten::histc" && arguments[0].isTensor() &&
+       at::isIntegralType(arguments[0].toTensor().scalar_type(), /*includeBool=*/false)) ||
+      std::none_of(arguments.begin(), arguments.end(), has_other_than_floats)) {
+    return;
+  }
+  try {
+    raise_cpu_error(op, arguments, 1 << 12);
+  } catch (const c10::NotImplementedError& error) {
+    const std::string said = error.what_without_backtrace();
+    if (!is_missing_kernel(op, error) && (said.find("not implemented for") != std::string::npos ||
+                                          said.find("not supported for") != std::string::npos)) {
+      throw;
+    }
+  } catch (const c10::Error&) {
+  }
+}
+
+bool is_of_many_dims(const c10::IValue& value) {
+  if (value.isTensorList()) {
+    const auto list = value.toTensorVector();
+    return std::any_of(list.begin(), list.end(),
+                       [](const at::Tensor& t) { return t.defined() && t.dim() > kMostDims; });
+  }
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() > kMostDims;
+}
+
+// What the kernels refuse and the meta functions let pass: products of different dtypes.
+void check_dtypes_agree(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  static const std::unordered_set<std::string> products{
+      "aten::addbmm", "aten::addmm", "aten::addmv", "aten::addr",        "aten::baddbmm", "aten::bmm",
+      "aten::dot",    "aten::mm",    "aten::mv",    "aten::convolution", "aten::vdot"};
+  if (products.count(op.functional ? op.functional->name : op.name) == 0) {
+    return;
+  }
+  at::ScalarType first = at::ScalarType::Undefined;
+  for (const auto& value : arguments) {
+    if (!value.isTensor() || !value.toTensor().defined()) {
+      continue;
+    }
+    const at::ScalarType dtype = value.toTensor().scalar_type();
+    if (first != at::ScalarType::Undefined && dtype != first) {
+      raise_cpu_error(op, arguments);
+      TORCH_CHECK(false, op.name, ": expected operands of one dtype, but got ", at::toString(first), " and ",
+                  at::toString(dtype));
+    }
+    first = dtype;
+  }
+}
+
+bool any_below(const c10::IValue& numbers, int64_t least) {
+  const auto list = numbers.toIntVector();
+  return std::any_of(list.begin(), list.end(), [&](int64_t n) { return n < least; });
+}
+
+// Whether a sum is asked for in a dtype that the CPU does not add up in: a dtype of an argument is not looked at
+// otherwise.
+bool adds_up_in_another_dtype(const Op& op, const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
+  if (name != "aten::cumsum" && name != "aten::cumprod" && name != "aten::nansum") {
+    return false;
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (op.kinds[i] == ArgKind::kDtype && !arguments[i].isNone()) {
+      return !at::isFloatingType(arguments[i].toScalarType());
+    }
+  }
+  return false;
+}
+
+// Where the meta functions let pass what the kernels refuse, for reasons that shapes, dtypes and numbers tell.
+void check_for_reasons(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  static const std::unordered_set<std::string> lenient{"aten::as_strided_copy",  "aten::as_strided_scatter",
+                                                       "aten::bucketize.Tensor", "aten::complex",
+                                                       "aten::index_add",        "aten::masked_scatter"};
+  const std::string& name = op.functional ? op.functional->name : op.name;
+  if (op.random) {
+    check_random(op, arguments);
+  } else if (name == "aten::nll_loss_forward") {
+    const at::ScalarType target = arguments[1].toTensor().scalar_type();
+    TORCH_CHECK(target == at::kLong || target == at::kByte, "expected target dtype to be Long or Byte, but got ",
+                at::toString(target));
+  } else if (name == "aten::nll_loss2d_forward") {
+    const at::ScalarType target = arguments[1].toTensor().scalar_type();
+    TORCH_CHECK(target == at::kLong, "expected scalar type Long but found ", at::toString(target));
+  } else if (lenient.count(name) != 0 || is_invalid_index_write(name, arguments) ||
+             adds_up_in_another_dtype(op, name, arguments) ||
+             (name == "aten::convolution" &&
+              (any_below(arguments[3], 1) || any_below(arguments[4], 0) || any_below(arguments[5], 1)))) {
+    raise_cpu_error(op, arguments);
+  }
+}
+
+}  // namespace
+
+void check_accepted_by_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
+  // The CPU's kernels keep sets of dims in 64 bits, and iterate over no more: most refuse such tensors, meta functions
+  // and XLA do not. Draws are not tried: the CPU's generator must not move on.
+  if (!op.random && (std::any_of(arguments.begin(), arguments.end(), is_of_many_dims) ||
+                     std::any_of(results.begin(), results.end(), is_of_many_dims))) {
+    try_on_cpu(op, arguments);
+  }
+  if (meta_checks_incomplete(op)) {
+    try_on_cpu(op, arguments);
+  }
+  if (!op.random && !op.pointwise) {
+    check_dtype(op, arguments);
+  }
+  check_dtypes_agree(op, arguments);
+  check_for_reasons(op, arguments);
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,109 @@
+#include "inference/redispatch.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <string>
+
+#include "compat/python_internal.h"
+
+namespace torch_xla {
+namespace {
+
+c10::IValue substituted(const c10::IValue& value, const DeviceSubstitution& substitute) {
+  if (value.isTensor()) {
+    return substitute(value.toTensor());
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& t : value.toTensorVector()) {
+      list.push_back(substitute(t));
+    }
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const c10::IValue& t : value.toListRef()) {
+      list.push_back(t.isNone() ? std::optional<at::Tensor>() : std::optional<at::Tensor>(substitute(t.toTensor())));
+    }
+    return list;
+  }
+  return value.isDevice() ? c10::IValue(substitute.device) : value;
+}
+
+}  // namespace
+
+torch::jit::Stack redispatch(const Op& op, c10::ArrayRef<c10::IValue> arguments, const DeviceSubstitution& substitute) {
+  // Below everything that is not the kernel itself: these tensors have no autograd of their own.
+  c10::impl::ExcludeDispatchKeyGuard below(
+      c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset |
+      c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::ADInplaceOrView}));
+  torch::jit::Stack stack;
+  for (const auto& argument : arguments) {
+    stack.push_back(substituted(argument, substitute));
+  }
+  op.handle.callBoxed(&stack);
+  return stack;
+}
+
+std::optional<torch::jit::Stack> raise_cpu_error(const Op& op, c10::ArrayRef<c10::IValue> arguments,
+                                                 int64_t most_elements) {
+  int64_t elements = 0;
+  const auto on_cpu = [&](const at::Tensor& t) {
+    elements += t.numel();
+    TORCH_CHECK(elements <= most_elements, "too large to try");
+    return at::zeros(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
+  };
+  try {
+    for (const auto& argument : arguments) {
+      substituted(argument, DeviceSubstitution{at::kCPU, on_cpu});
+    }
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+  elements = 0;
+  return redispatch(op, arguments, DeviceSubstitution{at::kCPU, on_cpu});
+}
+
+namespace {
+
+// Zeros of so many elements in place of each of our tensors.
+DeviceSubstitution zeros_on_cpu(int64_t most_elements) {
+  return {at::kCPU, [most_elements](const at::Tensor& t) {
+            TORCH_CHECK(t.numel() <= most_elements, "too large to try");
+            return at::zeros(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
+          }};
+}
+
+// For calls that zeros do not do for, such as the places of an LU decomposition, or that are long: structured kernels
+// look at dtypes before all else.
+void raise_for_structured_out(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  try {
+    redispatch(op, arguments, zeros_on_cpu(1 << 20));
+  } catch (const c10::Error& error) {
+    if (std::string(error.what_without_backtrace()).find("Expected out tensor to have dtype") != std::string::npos) {
+      throw;
+    }
+  } catch (const std::exception&) {
+    compat::raise_interrupts();
+  }
+}
+
+}  // namespace
+
+void raise_cpu_out_error(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
+  std::vector<c10::IValue> matching(arguments.begin(), arguments.end());
+  std::copy(results.begin(), results.end(), matching.end() - static_cast<std::ptrdiff_t>(results.size()));
+  const DeviceSubstitution few = zeros_on_cpu(1 << 12);
+  try {
+    redispatch(op, matching, few);
+  } catch (const std::exception&) {
+    compat::raise_interrupts();
+    raise_for_structured_out(op, arguments);
+    return;
+  }
+  redispatch(op, arguments, few);
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,247 @@
+#include "inference/shape_inference.h"
+
+#include <ATen/Functions.h>
+
+#include "compat/python_internal.h"
+#include "inference/argument_checks.h"
+#include "inference/pointwise_inference.h"
+#include "inference/redispatch.h"
+
+namespace torch_xla {
+namespace {
+
+// The dtypes of base/dtypes.py. Whatever torch has beside them, today or in a later release, is refused where a tensor
+// of it is made: inside a graph the line is not known any more.
+bool exists_on_xla(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBool:
+    case at::kByte:
+    case at::kUInt16:
+    case at::kUInt32:
+    case at::kUInt64:
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kFloat8_e4m3fn:
+    case at::kFloat8_e4m3fnuz:
+    case at::kFloat8_e5m2:
+    case at::kFloat8_e5m2fnuz:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void add_result(const Op& op, OutputSpec& signature, at::ScalarType dtype, at::IntArrayRef sizes) {
+  TORCH_CHECK(dtype != at::kComplexHalf, op.name, ": XLA has no complex numbers of two 16-bit floats (", sizes,
+              " of torch.complex32); use torch.complex64");
+  TORCH_CHECK_TYPE(exists_on_xla(dtype), op.name, ": the dtype ", at::toString(dtype), " does not exist on xla (",
+                   sizes, "); use another one, or make the tensor on the CPU");
+  signature.outs.emplace_back(dtype, sizes);
+}
+
+void add_result(const Op& op, OutputSpec& signature, const at::Tensor& t) {
+  if (t.defined()) {
+    add_result(op, signature, t.scalar_type(), t.sizes());
+  } else {
+    signature.outs.emplace_back();
+  }
+}
+
+// torch's meta function takes 16-bit brains alone, and asks for strides that are multiples of 16 bytes.
+at::Tensor grouped_product_on_meta(c10::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor a = arguments[0].toTensor();
+  const at::Tensor b = arguments[1].toTensor();
+  const bool rows = a.dim() == 2;
+  const bool columns = b.dim() == 2;
+  const auto shapes = [&] { return c10::str(a.scalar_type(), a.sizes(), " and ", b.scalar_type(), b.sizes()); };
+  const auto is_2_or_3 = [](const at::Tensor& t) { return t.dim() == 2 || t.dim() == 3; };
+  TORCH_CHECK(is_2_or_3(a) && is_2_or_3(b), "aten::_grouped_mm: mat_a and mat_b have to be 2 or 3 dimensional, got ",
+              shapes());
+  TORCH_CHECK(a.scalar_type() == b.scalar_type() &&
+                  (a.scalar_type() == at::kFloat || a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16),
+              "Expected mat_a to be Float32, BFloat16 or Float16 matrix, and mat_b to be one of the same dtype, got ",
+              shapes());
+  TORCH_CHECK(a.size(-1) == b.size(-2), "contraction dimension of mat_a and mat_b must match, got ", shapes());
+  TORCH_CHECK(arguments[2].isNone() != (rows || columns),
+              "aten::_grouped_mm: have to provide offsets if there is a 2d matrix, and only then");
+  TORCH_CHECK(arguments[3].isNone(), "aten::_grouped_mm: bias is not supported yet");
+  at::DimVector sizes;
+  const int64_t groups = arguments[2].isNone() ? a.size(0) : arguments[2].toTensor().numel();
+  TORCH_CHECK((rows || a.size(0) == groups) && (columns || b.size(0) == groups),
+              "matrix batch sizes have to match: ", shapes(), " for ", groups, " groups");
+  if (rows == columns) {
+    sizes.push_back(groups);
+  }
+  sizes.push_back(a.size(-2));
+  sizes.push_back(b.size(-1));
+  const at::ScalarType dtype = arguments[4].isNone() ? a.scalar_type() : arguments[4].toScalarType();
+  return at::empty(sizes, at::TensorOptions().dtype(dtype).device(at::kMeta));
+}
+
+// Whether the sizes of results depend on values.
+bool by_values(const Op& op) {
+  return op.random || op.handle.hasTag(at::Tag::dynamic_output_shape) ||
+         op.handle.hasTag(at::Tag::data_dependent_output);
+}
+
+torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.name == "aten::_grouped_mm") {
+    return {grouped_product_on_meta(arguments)};
+  }
+  // The kernels take targets of one byte, the meta functions refuse them.
+  const bool byte_targets = op.name.rfind("aten::nll_loss", 0) == 0;
+  const auto on_meta = [&](const at::Tensor& t) {
+    const at::ScalarType dtype = byte_targets && t.scalar_type() == at::kByte ? at::kLong : t.scalar_type();
+    return at::empty(t.sizes(), at::TensorOptions().dtype(dtype).device(at::kMeta));
+  };
+  try {
+    return redispatch(op, arguments, DeviceSubstitution{at::kMeta, on_meta});
+  } catch (const std::exception&) {
+    compat::raise_interrupts();
+    // Some refuse what the kernels compute: bool << int, numbers that are complex by their dtype alone.
+    auto results = raise_cpu_error(op, arguments, op.pointwise ? 1 << 26 : 1 << 20);
+    if (results && !by_values(op)) {
+      return std::move(*results);
+    }
+    throw;
+  }
+}
+
+// The first operand of these is expanded to the product of the other two, and no further.
+void check_expands(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  const bool vectors = op.name == "aten::addr";
+  if (!vectors && op.name != "aten::addmm" && op.name != "aten::addmv" && op.name != "aten::addbmm" &&
+      op.name != "aten::baddbmm") {
+    return;
+  }
+  const at::IntArrayRef left = arguments[1].toTensor().sizes();
+  const at::IntArrayRef right = arguments[2].toTensor().sizes();
+  const bool sums_up = op.name == "aten::addbmm";
+  at::DimVector product(vectors ? left : left.slice(sums_up ? 1 : 0, left.size() - (sums_up ? 2 : 1)));
+  if (op.name != "aten::addmv") {
+    product.push_back(right.back());
+  }
+  at::empty(arguments[0].toTensor().sizes(), at::kMeta).expand(product);
+}
+
+// What an op would return must fit into the tensor that it writes to.
+void check_result_fits(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  const torch::jit::Stack stack = results_on_meta(*op.functional, arguments);
+  if (stack.size() == 1 && stack[0].isTensor()) {
+    const at::ScalarType result = stack[0].toTensor().scalar_type();
+    const at::ScalarType self = arguments[0].toTensor().scalar_type();
+    TORCH_CHECK(c10::canCast(result, self), "result type ", at::toString(result),
+                " can't be cast to the desired output type ", at::toString(self));
+  }
+}
+
+void add_results(const Op& op, OutputSpec& signature, const torch::jit::Stack& stack) {
+  for (const auto& result : stack) {
+    if (result.isTensorList()) {
+      signature.is_list = true;
+      for (const at::Tensor& t : result.toTensorVector()) {
+        add_result(op, signature, t);
+      }
+    } else {
+      add_result(op, signature, result.isNone() ? at::Tensor() : result.toTensor());
+    }
+  }
+}
+
+SignaturePtr signature_of(const Op& op, at::IntArrayRef sizes, at::ScalarType dtype) {
+  auto signature = c10::make_intrusive<OutputSpec>();
+  add_result(op, *signature, dtype, sizes);
+  return signature;
+}
+
+// What one element and the operands' shapes say, without torch's meta functions: most of those are Python's, and the
+// first imports torch._dynamo, for a second. Null where the CPU gives no single dtype, or where shapes do not go
+// together, which each kernel says in words of its own.
+SignaturePtr infer_pointwise(const Op& op, c10::ArrayRef<c10::IValue> arguments, bool in_place) {
+  at::DimVector shape;
+  try {
+    shape = in_place ? at::DimVector(arguments[0].toTensor().sizes()) : broadcast_shape(arguments);
+  } catch (const c10::Error&) {
+    return SignaturePtr();
+  }
+  check_accepted_by_cpu(op, arguments, {});
+  const std::optional<at::ScalarType> dtype = cpu_result_dtype(op, arguments);
+  if (!dtype) {
+    return SignaturePtr();
+  }
+  return signature_of(op, shape, *dtype);
+}
+
+// The same of an op on lists whose elements have equal shapes, as an optimizer's do.
+SignaturePtr infer_lists(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  const auto dtypes = cpu_result_dtypes_of_lists(op, arguments);
+  if (!dtypes) {
+    return SignaturePtr();
+  }
+  auto signature = c10::make_intrusive<OutputSpec>();
+  signature->is_list = true;
+  const auto list = first_list(arguments);
+  for (size_t i = 0; i < dtypes->size(); ++i) {
+    add_result(op, *signature, (*dtypes)[i], list[i].toTensor().sizes());
+  }
+  return signature;
+}
+
+// Casts, and memory like another tensor's: null where there is anything special about it.
+SignaturePtr infer_like(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.name == "prims::convert_element_type") {
+    return signature_of(op, arguments[0].toTensor().sizes(), arguments[1].toScalarType());
+  }
+  if (op.name != "aten::empty_like") {
+    return SignaturePtr();
+  }
+  const at::Tensor self = arguments[0].toTensor();
+  const at::ScalarType dtype = arguments[1].isNone() ? self.scalar_type() : arguments[1].toScalarType();
+  const bool dense = arguments[2].isNone() || arguments[2].toLayout() == at::kStrided;
+  const bool formatted = !arguments[5].isNone() && arguments[5].toMemoryFormat() != at::MemoryFormat::Preserve;
+  return dense && !formatted && !at::isQIntType(dtype) ? signature_of(op, self.sizes(), dtype) : SignaturePtr();
+}
+
+}  // namespace
+
+SignaturePtr infer_uncached(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (SignaturePtr found = infer_like(op, arguments)) {
+    return found;
+  }
+  const bool in_place = op.functional != nullptr && !op.random;
+  if (op.pointwise && in_place) {
+    check_broadcasts_to_self(arguments);
+  }
+  if (op.pointwise && !op.random) {
+    if (SignaturePtr found = infer_pointwise(op, arguments, in_place)) {
+      return found;
+    }
+  }
+  if (op.foreach && !op.random) {
+    if (SignaturePtr found = infer_lists(op, arguments)) {
+      return found;
+    }
+  }
+  const torch::jit::Stack stack = results_on_meta(op, arguments);
+  check_accepted_by_cpu(op, arguments, stack);
+  check_expands(op, arguments);
+  if (in_place && !op.pointwise) {
+    check_result_fits(op, arguments);
+  }
+  auto signature = c10::make_intrusive<OutputSpec>();
+  add_results(op, *signature, stack);
+  if (in_place && signature->outs.size() == 1) {
+    check_same_sizes(arguments[0].toTensor().sizes(), signature->outs[0].sizes);
+  }
+  return signature;
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,105 @@
+#include "runtime/device.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "support/counters.h"
+#include "support/fork_safe_lock.h"
+
+namespace torch_xla {
+namespace {
+
+thread_local int8_t current = 0;
+
+struct DeviceGuard final : c10::impl::DeviceGuardImplInterface {
+  static constexpr auto kType = c10::DeviceType::XLA;
+  c10::DeviceType type() const override { return kType; }
+  c10::Device getDevice() const override { return {kType, current}; }
+  void setDevice(c10::Device d) const override { current = validated_index(d); }
+  // A device without an index is the current one.
+  void uncheckedSetDevice(c10::Device d) const noexcept override { current = d.has_index() ? d.index() : current; }
+  c10::Device exchangeDevice(c10::Device d) const override {
+    const c10::Device before = getDevice();
+    current = validated_index(d);
+    return before;
+  }
+  // One in-order queue per device: there is nothing to choose a stream for.
+  c10::Stream getStream(c10::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
+  c10::Stream getDefaultStream(c10::Device d) const override { return getStream(d); }
+  c10::Stream getNewStream(c10::Device d, int) const override { return getStream(d); }
+  c10::Stream exchangeStream(c10::Stream s) const override { return getStream(s.device()); }
+  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(advertised_devices()); }
+};
+
+const c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::XLA, new DeviceGuard);
+
+int8_t checked(int64_t index) {
+  static std::atomic<int> known{0};  // devices do not go away: ask the executor only for an index not seen yet
+  if (index < 0 || index >= known.load(std::memory_order_relaxed)) {
+    const int count = std::min(hooks().device_count(), kMaxDevices);
+    known.store(count);
+    TORCH_CHECK(
+        index >= 0 && index < count, "xla:", index, " does not exist: this process has ", count, " xla device",
+        count == 1 ? "" : "s", " (xla:0", count == 1 ? "" : " to xla:" + std::to_string(count - 1),
+        "). On CPU, set the environment variable CPU_NUM_DEVICES before the first use of a device to have more.");
+  }
+  return static_cast<int8_t>(index);
+}
+
+const bool states_held = [] {
+  for (int device = 0; device < kMaxDevices; ++device) {
+    ForkSafeLock(device_state(static_cast<int8_t>(device)).mutex);
+  }
+  return true;
+}();
+
+// Tensors that are made and die are counted with the list, whose lock is held then anyway.
+void count_tensors() {
+  static Counter* created = counter("CreateXlaTensor");
+  static Counter* destroyed = counter("DestroyXlaTensor");
+  for (int device = 0; device < kMaxDevices; ++device) {
+    DeviceState& state = device_state(static_cast<int8_t>(device));
+    uint64_t made;
+    uint64_t died;
+    {
+      std::lock_guard<SpinLock> lock(state.mutex);
+      made = state.linked - std::exchange(state.linked_counted, state.linked);
+      died = state.unlinked - std::exchange(state.unlinked_counted, state.unlinked);
+    }
+    created->add(static_cast<int64_t>(made));
+    destroyed->add(static_cast<int64_t>(died));
+  }
+}
+
+const bool tensors_counted = [] {
+  add_counter_source(&count_tensors);
+  return true;
+}();
+
+}  // namespace
+
+Hooks& hooks() {
+  static auto* h = new Hooks;
+  return *h;
+}
+
+std::atomic<int>& advertised_devices() {
+  static std::atomic<int> count{8};
+  return count;
+}
+
+int8_t validated_index(c10::Device device) {
+  TORCH_CHECK(device.type() == c10::DeviceType::XLA, "expected an xla device, got ", device);
+  return checked(device.has_index() ? device.index() : current);
+}
+
+int8_t validated_ordinal(int64_t ordinal) { return ordinal == 0 ? 0 : checked(ordinal); }
+
+int8_t current_device() { return current; }
+void set_current_device(int8_t index) { current = index; }
+
+}  // namespace torch_xla

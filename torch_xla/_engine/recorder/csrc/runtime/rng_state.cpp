@@ -1,0 +1,115 @@
+#include "runtime/rng_state.h"
+
+#include <mutex>
+
+#include "compat/torch_internal.h"
+#include "ir/op.h"
+#include "runtime/device.h"
+#include "support/hash.h"
+
+namespace torch_xla {
+namespace {
+
+uint64_t mix_seed(uint64_t x) {
+  Key key;
+  key.mix(x);
+  return key.a ^ key.b;
+}
+
+uint64_t torch_seed() { return compat::getDefaultCPUGenerator().current_seed(); }
+
+NodePtr make_seed(uint64_t seed, int8_t device) {
+  static const SignaturePtr signature = make_signature(at::kLong, {});
+  auto node = c10::make_intrusive<Node>();
+  node->op = seed_op();
+  node->key = seed_op()->key;
+  node->signature = signature;
+  node->device = device;
+  node->attrs.emplace_back(static_cast<int64_t>(seed));
+  return node;
+}
+
+// The device's state after the draws since the last cut: a Weyl sequence, so that a number depends on the seed and on
+// how many draws came before, not on where the program was cut. The streams of two seeds that differ by less than 2^32
+// meet after 2^32 draws at the earliest. lowering/recorder_ops.py computes the same on the device.
+uint64_t state_after(const DeviceState& state) {
+  constexpr uint64_t kStride = 0x9E3779B900000001ull;
+  return state.seed + state.offset * kStride;
+}
+
+// With the device's mutex held; gives the Node that is no longer needed, to be freed without it.
+NodePtr next_seed(DeviceState& state) {
+  state.seed = state_after(state);
+  state.offset = 0;
+  return std::move(state.seed_node);
+}
+
+// With the device's mutex held.
+void ensure_seeded(DeviceState& state, int8_t device) {
+  if (!state.seed_node) {
+    // torch.manual_seed tells us itself; this also notices a generator that was seeded directly.
+    const uint64_t now = torch_seed();
+    if (!state.seeded || now != state.torch_seed) {
+      state.seed = mix_seed(now + static_cast<uint64_t>(device));
+      state.torch_seed = now;
+      state.seeded = true;
+    }
+    state.seed_node = make_seed(state.seed, device);
+    state.offset = 0;
+  }
+}
+
+}  // namespace
+
+RngOperand next_rng_operand(int8_t device) {
+  auto& state = device_state(device);
+  NodePtr before;
+  std::lock_guard<SpinLock> lock(state.mutex);
+  ensure_seeded(state, device);
+  if (C10_UNLIKELY(static_cast<uint32_t>(state.seed) + uint64_t{state.offset} > UINT32_MAX)) {
+    before = next_seed(state);  // on the device the halves of the state do not carry
+    ensure_seeded(state, device);
+  }
+  return {state.seed_node, state.offset++};
+}
+
+RngOperand next_rng_operand(XlaGenerator& generator) {
+  return {make_seed(generator.next_seed(), generator.device().index()), 0};
+}
+
+void advance_seed(int8_t device) {
+  auto& state = device_state(device);
+  NodePtr before;
+  std::lock_guard<SpinLock> lock(state.mutex);
+  if (state.seed_node && state.offset > 0) {
+    before = next_seed(state);
+  }
+}
+
+void set_seed(int8_t device, uint64_t seed) {
+  auto& state = device_state(device);
+  NodePtr before;
+  std::lock_guard<SpinLock> lock(state.mutex);
+  before = std::move(state.seed_node);
+  state.seed = seed;
+  state.torch_seed = torch_seed();
+  state.seeded = true;
+  state.offset = 0;
+}
+
+void set_all_seeds(uint64_t seed) {
+  // Distinct streams per device, as torch.cuda.manual_seed_all gives them only across seeds: replicas that want equal
+  // numbers set equal states with xm.set_rng_state.
+  for (int device = 0; device < kMaxDevices; ++device) {
+    set_seed(static_cast<int8_t>(device), seed + static_cast<uint64_t>(device));
+  }
+}
+
+uint64_t get_seed(int8_t device) {
+  auto& state = device_state(device);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  ensure_seeded(state, device);
+  return state_after(state);
+}
+
+}  // namespace torch_xla

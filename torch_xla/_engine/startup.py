@@ -1,0 +1,145 @@
+"""What importing torch_xla does to the process: loads the recorder, registers the ops, installs the hooks.
+
+Starts no backend and no thread: processes fork after importing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import warnings
+from types import ModuleType
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dynamo_hooks, import_hooks, logging_config, partitioning, user_frames
+from torch_xla._engine.base.settings import Settings, settings
+from torch_xla._engine.compat import dispatcher, dynamo, lax_scan, process_exit, versions
+from torch_xla._engine.compilation import hlo_metadata
+from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
+from torch_xla._engine.device import devices
+from torch_xla._engine.diagnostics import completion, debug_analysis, observer, recompilation_tracker, step_timings
+from torch_xla._engine.execution import background_threads, barrier, eager_mode, executor, transfers
+from torch_xla._engine.lowering import RULES, composites, decompose, load_rules, recorder_ops
+from torch_xla._engine.lowering.rules import custom_call, jax_call
+from torch_xla._engine.parallel import collective_ops, shutdown, spmd
+from torch_xla._engine.recorder import source_info
+from torch_xla._engine.torch_patches import (
+    autograd_threading,
+    checkpoint_barrier,
+    control_flow,
+    dataloader_timing,
+    device_module,
+    fused_optimizers,
+    manual_seed,
+    module_to,
+    serialization,
+    transformer_encoder,
+)
+
+_started = False
+
+
+def initialize() -> None:
+    """Makes ``xla`` a device of this process; once."""
+    global _started
+    if _started:
+        return
+    _started = True
+    logging_config.configure_logging()
+    versions.warn_untested_versions()
+    collective_ops.define()
+    for operators in (jax_call, custom_call, composites, fused_optimizers):
+        operators.define()
+    load_rules()
+    partitioning.set_partition_count(spmd.partition_count)
+    lax_scan.use_int32_scan_counters()
+    module = recorder.bindings()
+    module.set_hooks(
+        device_count=dynamo_hooks.dynamo_disable(devices.count),
+        upload=dynamo_hooks.dynamo_disable(transfers.upload),
+        download=dynamo_hooks.dynamo_disable(transfers.download),
+        transfer=dynamo_hooks.dynamo_disable(transfers.copy_between_devices),
+        materialize=dynamo_hooks.dynamo_disable(executor.materialize),
+        cut=dynamo_hooks.dynamo_disable(barrier.flush_graph),
+        fallback=dynamo_hooks.dynamo_disable(_handle_fallback),
+        fallback_done=dynamo_hooks.dynamo_disable(step_timings.end_fallback),
+    )
+    module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
+    eager_mode.set_eager(settings.XLA_USE_EAGER_DEBUG_MODE)
+    module.set_advertised_devices(_max_device_count())
+    _register(module)
+    if settings.XLA_IR_DEBUG or settings.XLA_HLO_DEBUG:
+        source_info.set_capture(True)
+    else:
+        recompilation_tracker.watcher.capture = source_info.set_capture
+    if settings.XLA_HLO_DEBUG:
+        hlo_metadata.enable()
+    autograd_threading.patch_backward()
+    barrier.install_optimizer_hook()
+    manual_seed.patch_manual_seed()
+    dataloader_timing.patch_dataloader()
+    if settings.PT_XLA_DEBUG:
+        atexit.register(debug_analysis.write_exit_summary)
+    serialization.patch_serialization()
+    transformer_encoder.patch_transformer_encoder()
+    fused_optimizers.patch_fused_optimizers()
+    control_flow.register_control_flow()
+    module_to.patch_module_to()
+    checkpoint_barrier.patch_checkpoint()
+    dynamo_hooks.install_dynamo_hooks()
+    import_hooks.on_import(
+        "torch._subclasses.fake_tensor", lambda _: dynamo.wrap_fake_tensors(device_module.make_fake_tensor)
+    )
+    dispatcher.register_device_module("xla", device_module)
+    devices.on_backend_start(persistent_cache.start_prefetch)
+    os.register_at_fork(after_in_child=lambda: _abandon_devices(module))
+    atexit.register(shutdown.at_exit)  # before the next, so that it runs after it
+    atexit.register(lambda: module.close(threads=threading.active_count() > 1))
+    # Before the executables go, and after the threads that launch programs (feeds, preloading) have ended: those
+    # register later, so they end earlier.
+    atexit.register(completion.wait_at_exit)
+    atexit.register(background_threads.report_failures)  # what still runs may use devices
+    process_exit.flush_queues_before_atexit()
+
+
+def _abandon_devices(module: ModuleType) -> None:
+    if devices.inherited_objects():
+        module.lose_devices(devices.LOST, devices.inherited_objects())
+
+
+def _max_device_count() -> int:
+    # Read, but not for good: scripts set the number of devices after importing, too.
+    return max(8, Settings.CPU_NUM_DEVICES.read(), Settings.XRT_DEVICE_MAP.read().count("|") + 1)
+
+
+def _register(module: ModuleType) -> None:
+    module.register_special_kernels()
+    for name, rule in RULES.items():
+        if name not in recorder_ops.UNRECORDED:
+            module.register_recorded_ops(name, rule.bake, rule.random)
+    for name in decompose.decomposition_table():
+        # A decomposition is traced with the numbers it was called with: all of them are constants.
+        numbers = {a.name for a in dispatcher.schema(decompose.overload(name)).arguments}
+        module.register_recorded_ops(name, numbers, False)
+    module.register_schema_kinds()
+
+
+_fallen: set[tuple[str, str]] = set()  # ops, and the lines of users that have been told of them
+
+
+def _handle_fallback(op: str) -> None:
+    line = user_frames.user_line()
+    if settings.XLA_FALLBACK_WARN and (op, line) not in _fallen:
+        _fallen.add((op, line))
+        _warn_of_fallback(op, line)
+    observer.on_fallback(op, line)
+
+
+def _warn_of_fallback(op: str, line: str) -> None:
+    warnings.warn(
+        f"torch_xla: {op} has no lowering and runs on the CPU (at {line}): its inputs travel from "
+        "the device and its results back, at every call. The counter of that name says how often.",
+        UserWarning,
+        stacklevel=3,
+    )

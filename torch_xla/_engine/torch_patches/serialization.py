@@ -1,0 +1,224 @@
+"""How xla tensors get into files and other processes, and back: by value, with the name of their device.
+
+torch pickles a tensor of a device without storage as a CPU copy and the device's name. What it leaves open is closed
+here, by wrapping names that are private to torch (compat/serialization.py has those) or have no hook:
+
+    Tensor._reduce_ex_internal       a leaf that requires grad could not be loaded again
+    torch.save                       a tensor saved together with a view of it is refused, as documented
+    torch._utils._get_restore_location   map_location as a function; a device that does not exist
+    torch.serialization._legacy_load, torch._utils._rebuild_device_tensor_from_cpu_tensor   files from before 1.6,
+                                     whose values come after the tensors that are made of them
+    torch.serialization.register_package (public)   files of other devices with map_location="xla"
+    multiprocessing's ForkingPickler (public)       queues, pipes and arguments of processes
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch.multiprocessing import reductions
+
+from torch_xla._engine import recorder
+from torch_xla._engine.compat import serialization
+from torch_xla._engine.device import devices
+from torch_xla._engine.execution import barrier
+
+#: What __reduce_ex__ gives: a function and its arguments.
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class SaveContext:
+    """What one torch.save has seen. Lives as long as that call, and belongs to its thread."""
+
+    def __init__(self, older: bool) -> None:
+        self._older = older
+        self._owner: dict[int, int] = {}  # memory -> the tensor that was saved first
+        self._copies: dict[int, torch.Tensor] = {}  # tensor -> its values on the CPU
+        self._cut: set[int] = set()
+
+    def values(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values on the CPU, one copy for tensors that are one. RuntimeError for a view of another tensor."""
+        if self._older:
+            raise RuntimeError(
+                "torch.save: a file of the older format (_use_new_zipfile_serialization=False) cannot hold xla tensors "
+                f"({tensor.dtype}{list(tensor.shape)} on {tensor.device}): its values come after its tensors, which "
+                "torch.load moves to their device before it has them. Leave that argument out, or save tensor.cpu()."
+            )
+        self._run_pending(tensor.device.index)
+        module = recorder.bindings()
+        memory = module.storage_id(tensor)
+        if memory == 0:
+            return tensor.detach().cpu()
+        number = module.tensor_id(tensor)
+        first = self._owner.setdefault(memory, number)
+        if first != number:
+            raise RuntimeError(
+                f"Tensor ID {number} is sharing a view with tensor ID {first}\n  torch.save: a tensor "
+                f"({tensor.dtype}{list(tensor.shape)} on {tensor.device}) is a view of the memory of another one in "
+                "the same file. xla tensors are saved by value, so the two would no longer share it. Save clone() of "
+                "one of them, or move the tensor to the CPU with .cpu() and save that with its views (xm.save copies "
+                "everything to the CPU)."
+            )
+        if number not in self._copies:
+            self._copies[number] = tensor.detach().cpu()
+        return self._copies[number]
+
+    def _run_pending(self, device: int) -> None:
+        # One graph for all that is about to be saved, not one for each tensor.
+        if device not in self._cut:
+            self._cut.add(device)
+            if recorder.bindings().pending_count(device):
+                barrier.flush_graph(device)
+
+
+class _Thread(threading.local):
+    saving: SaveContext | None = None
+    awaited: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of a file of the older format: see _load_older
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def _save_scope(older: bool) -> Iterator[None]:
+    before, _thread.saving = _thread.saving, SaveContext(older)
+    try:
+        yield
+    finally:
+        _thread.saving = before
+
+
+def _reduce(original: Callable[..., Reduced], tensor: torch.Tensor, protocol: Any) -> Reduced:
+    if tensor.device.type != "xla" or serialization.is_skip_data():
+        return original(tensor, protocol)
+    torch.utils.hooks.warn_if_has_hooks(tensor)
+    values = tensor.detach().cpu() if _thread.saving is None else _thread.saving.values(tensor)
+    arguments = (values, tensor.dtype, str(tensor.device), tensor.requires_grad)
+    return serialization.rebuild_function(), arguments
+
+
+def _load_older(original: Callable[..., Any], file: Any, map_location: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch.load of a file whose values come last: what was made of them before they were there is filled in then."""
+    before = _thread.awaited, serialization.map_location()
+    _thread.awaited = []
+    serialization.set_map_location(map_location)  # torch sets it for the newer format only
+    try:
+        loaded = original(file, map_location, *args, **kwargs)
+        for tensor, values in _thread.awaited:
+            tensor.data.copy_(values)
+    finally:
+        _thread.awaited = before[0]
+        serialization.set_map_location(before[1])
+    return loaded
+
+
+def _rebuild_on_device(original: Callable[..., Any], values: torch.Tensor, *args: Any) -> Any:
+    tensor = original(values, *args)
+    if _thread.awaited is not None and tensor.device.type == "xla":
+        _thread.awaited.append((tensor, values))
+    return tensor
+
+
+def _check(device: Any) -> Any:
+    """``device`` as it is. RuntimeError for an xla device that does not exist."""
+    place = torch.device(device)
+    if place.type == "xla" and place.index is not None and place.index >= devices.count():
+        count = devices.count()
+        raise RuntimeError(
+            f"torch.load: there is a tensor for {place}, which does not exist: this process has {count} xla "
+            f"device{'s'[: count != 1]} (xla:0{f' to xla:{count - 1}' if count > 1 else ''}). Pass "
+            "map_location='xla:0' or map_location='cpu'."
+        )
+    return device
+
+
+def _restore_location(original: Callable[[Any], Any], device: Any) -> Any:
+    """Where torch.load puts a tensor that was saved on ``device``."""
+    where = serialization.map_location()
+    if not str(device).startswith("xla"):
+        return original(device)
+    if where is None or isinstance(where, (dict, str, torch.device)):
+        return _check(original(device))
+    storage: Any = where(torch.UntypedStorage(0), str(device))  # as for other devices: (storage, location)
+    return _check(device if storage is None else storage.device)
+
+
+class LoadingStorage(torch.UntypedStorage):
+    """A storage that torch.load has read, for a tensor on xla: torch asks where it is, and calls ``set_`` there."""
+
+    destination: torch.device
+    asked = False  # a tensor has been made of it
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The xla device."""
+        self.asked = True
+        return self.destination
+
+    def _set_from_file(self, *args: Any) -> Any:
+        if not self.asked:
+            # A storage alone, as pickle has it of a CPU tensor's: it is one of the CPU, and so is what is made of it.
+            self.__class__ = torch.UntypedStorage  # type: ignore[assignment]
+            return self._set_from_file(*args)
+        raise RuntimeError(
+            "torch.load: a file in torch's format from before 1.6 cannot be loaded onto xla directly, because its "
+            "values come after its tensors; use map_location='cpu', then .to('xla')"
+        )
+
+
+def _deserialize(storage: Any, location: str) -> Any:
+    if not location.startswith("xla"):
+        return None
+    _check(location)
+    storage.__class__ = LoadingStorage
+    storage.destination = torch.device(location)
+    return storage
+
+
+def _rebuild(kind: type, file: bytes, device: str, requires_grad: bool) -> torch.Tensor:
+    tensor: torch.Tensor = torch.load(io.BytesIO(file)).to(device)
+    if issubclass(kind, torch.nn.Parameter):
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def _reduce_for_process(tensor: torch.Tensor) -> Any:
+    """For queues, pipes and arguments of processes: the bytes themselves.
+
+    CPU tensors go through shared memory, which the sender has to outlive; a copy in it would gain nothing.
+    """
+    if tensor.device.type != "xla" or (tensor.requires_grad and not tensor.is_leaf):
+        return reductions.reduce_tensor(tensor)
+    file = io.BytesIO()
+    torch.save(tensor.detach().cpu(), file)
+    return _rebuild, (type(tensor), file.getvalue(), str(tensor.device), tensor.requires_grad)
+
+
+def patch_serialization() -> None:
+    """Wraps the names above, once."""
+    original_save = torch.serialization.save
+    if getattr(original_save, "_torch_xla", False):
+        return
+
+    @functools.wraps(original_save)
+    def save(*args: Any, **kwargs: Any) -> None:
+        newer = args[4] if len(args) > 4 else kwargs.get("_use_new_zipfile_serialization", True)
+        with _save_scope(older=not newer):
+            original_save(*args, **kwargs)
+
+    save._torch_xla = True  # type: ignore[attr-defined]
+    torch.save = torch.serialization.save = save
+    serialization.wrap_reduce(_reduce)
+    serialization.wrap_legacy_load(_load_older)
+    serialization.wrap_rebuild(_rebuild_on_device)
+    serialization.wrap_restore_location(_restore_location)
+    torch.serialization.register_package(27, lambda storage: None, _deserialize)
+    ForkingPickler.register(torch.Tensor, _reduce_for_process)
+    ForkingPickler.register(torch.nn.Parameter, _reduce_for_process)

@@ -1,0 +1,129 @@
+"""A function of xla tensors, compiled for a target: ``torch_xla.aot.compile``."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import torch
+from jax.experimental import serialize_executable
+
+from torch_xla._engine import recorder
+from torch_xla._engine.aot import cache_export, program_analysis, program_collector, target_compiler, targets
+from torch_xla._engine.aot.collective_costs import CollectiveCost
+from torch_xla._engine.aot.program_analysis import ExpensiveOp, LargeBuffer, MemoryUsage, ProgramCost
+from torch_xla._engine.aot.targets import Target
+from torch_xla._engine.base import user_frames
+from torch_xla._engine.compat import executables
+from torch_xla._engine.compilation import hlo_metadata
+from torch_xla._engine.execution import executor
+from torch_xla._engine.graph import graph_spec
+from torch_xla._engine.recorder import source_info
+
+
+class Compiled:
+    """A program for a target. It cannot be run here; it can be looked at, and written to where it can be.
+
+    Attributes:
+      target: what it is for.
+      seconds: how long it took to compile.
+      memory: bytes on one chip: arguments, outputs, aliased, temporaries, code, peak, padding.
+      cost: what one run costs a chip: products, flops, bytes, seconds (an estimate), utilisation, intensity.
+      collectives: kind, group, count, bytes and seconds (an estimate) of each kind.
+      expensive, largest: the dearest operations, and the largest values of its own, with lines where they are known.
+    """
+
+    def __init__(self, compiled: target_compiler.CompiledTargetProgram) -> None:
+        found = program_analysis.analyze_program(compiled)
+        self._compiled = compiled
+        self.target: Target = compiled.lowered.target
+        self.seconds = compiled.seconds
+        self.memory: MemoryUsage = found.memory
+        self.cost: ProgramCost = found.work
+        self.collectives: tuple[CollectiveCost, ...] = found.collectives
+        self.expensive: tuple[ExpensiveOp, ...] = found.expensive
+        self.largest: tuple[LargeBuffer, ...] = found.largest
+
+    @property
+    def fits(self) -> bool:
+        """Whether a chip has room for it."""
+        return self.memory.peak <= self.target.chip.hbm_bytes
+
+    def hlo(self) -> str:
+        """What the target's compiler has made of it, with the user's lines."""
+        return hlo_metadata.inline_sources(self._compiled.stage.as_text() or "")
+
+    def stablehlo(self) -> str:
+        """What the target's compiler was given."""
+        return self._compiled.lowered.text()
+
+    def serialize(self) -> bytes:
+        """The executable, for ``load`` on a machine that has the target, with the same versions of jax and libtpu."""
+        return pickle.dumps(serialize_executable.serialize(self._compiled.stage))
+
+    def fill_cache(self, folder: str | Path) -> Path | None:
+        """Puts the executable into a folder for XLA_PERSISTENT_CACHE_PATH; None for a program that calls Python."""
+        return cache_export.write_to_cache(Path(folder), self._compiled)
+
+    def __repr__(self) -> str:
+        return (
+            f"<program for {self.target.name}: {self.memory.peak} bytes of {self.target.chip.hbm_bytes} at most, "
+            f"{self.cost.flops:.3g} FLOP>"
+        )
+
+
+def compile(function: Callable[..., Any], *args: Any, target: str | Target, **kwargs: Any) -> Compiled:
+    """Compiles for ``target`` the program that ``function(*args, **kwargs)`` records on the current xla device.
+
+    What was recorded before runs here first; the function is called once, and what it records is pending afterwards, as
+    after any call. CPU tensors among the arguments are moved to the device. The program computes what a
+    ``torch_xla.sync()`` after the call would: also what the function writes in place.
+
+    Raises ValueError for a target that does not exist or a function that records nothing, MissingCompilerError,
+    LoweringError, TooLargeError, TargetError.
+    """
+    wanted = targets.get_target(target) if isinstance(target, str) else target
+    device = int(recorder.bindings().current_device())
+    line = user_frames.user_line()
+    moved_args, moved_kwargs = jax.tree.map(
+        lambda leaf: leaf.to(f"xla:{device}") if _on_cpu(leaf) else leaf, (args, kwargs)
+    )
+    executor.sync_device(device)
+    before = source_info.is_capturing()
+    hlo_metadata.enable()
+    source_info.set_capture(True)
+    try:
+        result = function(*moved_args, **moved_kwargs)
+        lowered, spec = recorder.bindings().with_execution_lock(device, _lower_for_target, device, wanted)
+    finally:
+        source_info.set_capture(before)
+    del result  # kept until here: what nobody keeps is no result
+    return Compiled(target_compiler.compile_for_target(lowered, spec, line))
+
+
+def _on_cpu(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
+
+
+def _lower_for_target(device: int, target: Target) -> tuple[target_compiler.TargetProgram, graph_spec.GraphSpec]:
+    graph = recorder.bindings().collect(device)
+    if not graph.root_count:
+        raise ValueError(f"aot.compile, target {target.name}: the function records nothing on xla:{device}")
+    spec = graph_spec.describe_graph(graph)
+    return target_compiler.lower_for_target(spec, target, program_collector.program_placement(graph, spec)), spec
+
+
+def load(data: bytes) -> jax.stages.Compiled:
+    """An executable that ``Compiled.serialize`` has written, on this machine's devices: a ``jax.stages.Compiled``.
+
+    It takes (floats, ints, *leaves), as the recorder has them; programs of scripts are better carried by
+    ``fill_cache``, where the engine finds them itself. Only data from a trusted source may be loaded. Raises what jax
+    and XLA raise where versions or devices differ.
+    """
+    payload, in_tree, out_tree = pickle.loads(data)
+    executables.initialize_kernels(payload)
+    loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(payload, in_tree, out_tree)
+    return loaded

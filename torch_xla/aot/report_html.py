@@ -1,0 +1,99 @@
+"""A report on a target as one HTML file that needs nothing else, its numbers inside."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from torch_xla._engine.diagnostics.metrics import format_bytes
+from torch_xla.aot import report_text
+from torch_xla.debug import report_html
+
+_COLORS = {"arguments": "#4c78a8", "new": "#59a14f", "temporaries": "#e8a33d", "others": "#9c9c9c"}
+_WIDTH = 960
+
+
+def render_html(data: dict[str, Any]) -> str:
+    """The whole file."""
+    target = data["target"]
+    title = f"{target['name']}: {report_text.verdict(data)}"
+    failure = f'<div class="verdict"><p>{escape(data["failure"])}</p></div>' if data["failure"] else ""
+    programs = "".join(_program(row) for row in data["programs"])
+    tables = "".join(
+        [
+            report_html.html_table(
+                "Not as on the CPU",
+                ("dtype", "ops", "first at", "what"),
+                [(r["dtype"], str(r["ops"]), r["line"], r["what"]) for r in data["lacks"]],
+            ),
+            report_html.html_table(
+                "Would compile again", ("times", "why"), [(str(r["times"]), r["text"]) for r in data["recompilations"]]
+            ),
+            report_html.html_table(
+                "On the CPU",
+                ("op", "line", "a step"),
+                [(r["op"], r["line"], f"{r['per_step']:.2f}") for r in data["fallbacks"]],
+            ),
+            report_html.html_table(
+                "Values read", ("line", "a step"), [(r["line"], f"{r['per_step']:.2f}") for r in data["reads"]]
+            ),
+        ]
+    )
+    stored = json.dumps(data).replace("<", "\\u003c")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{report_html.STYLE}</style></head><body><h1>{escape(title)}</h1>"
+        f"<p>{target['chips']} × {escape(target['chip'])}, {format_bytes(target['hbm_bytes'])} each</p>{failure}"
+        f"{programs}{tables}<p>{escape(' '.join(report_text.estimate_notes(data)))}</p>"
+        f'<script type="application/json" id="data">{stored}</script></body></html>\n'
+    )
+
+
+def _program(row: dict[str, Any]) -> str:
+    head = f"Program {row['number']}: {row['ops']} ops, ran {report_text.format_run_count(row['runs'])}"
+    lines = [f"{row['cause']}, {row['line']}", report_text.format_memory(row["memory"])]
+    if row["error"]:
+        lines.append(row["error"])
+    if row["work"] is not None:
+        lines += [report_text.format_cost(row["work"]), report_text.format_time(row)]
+    lines += [report_text.format_collective(found) for found in row["collectives"]]
+    total = (row["work"] or {}).get("seconds") or 1.0
+    dearest = report_html.html_table(
+        "Dearest operations (estimates)",
+        ("share", "time", "operation", "line"),
+        [
+            (f"{e['seconds'] / total:.0%}", report_text.format_duration(e["seconds"]), e["op"] or e["name"], e["line"])
+            for e in row["expensive"]
+        ],
+    )
+    largest = report_html.html_table(
+        "Largest values",
+        ("bytes", "what", "line"),
+        [(format_bytes(e["bytes"]), e["what"], e["line"]) for e in row["memory"]["largest"]],
+    )
+    paragraphs = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    return f"<h2>{escape(head)}</h2>{_memory_bar(row['memory'])}{paragraphs}{dearest}{largest}"
+
+
+def _memory_bar(memory: dict[str, Any]) -> str:
+    """What a chip's memory holds, as a bar as long as the memory, or as what is needed."""
+    if "peak" not in memory:
+        return ""
+    parts = {
+        "arguments": memory["arguments"],
+        "new": max(0, memory["outputs"] - memory["aliased"]),
+        "temporaries": memory["temporaries"],
+        "others": memory["others"],
+    }
+    whole, x, out = max(memory["room"], memory["needs"]), 0.0, []
+    for name, size in parts.items():
+        width = _WIDTH * size / whole
+        out.append(
+            f'<rect x="{x:.2f}" y="0" width="{width:.2f}" height="18" fill="{_COLORS[name]}">'
+            f"<title>{name}: {format_bytes(size)}</title></rect>"
+        )
+        x += width
+    limit = _WIDTH * memory["room"] / whole
+    out.append(f'<line x1="{limit:.2f}" x2="{limit:.2f}" y1="0" y2="24" stroke="#d64550" stroke-width="2"/>')
+    return f'<svg viewBox="0 0 {_WIDTH} 24" role="img" aria-label="memory of a chip">{"".join(out)}</svg>'

@@ -1,0 +1,136 @@
+"""What a report comes down to: a sentence for each thing that holds the steps up, with what to do about it.
+
+The thresholds are shares of a step's time, and times a step, above which a thing is worth naming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_COMPILE_SHARE = 0.2  # of all time after the first two steps
+_INPUT_SHARE = 0.3
+_TRANSFER_SHARE = 0.3
+_TRACING_SHARE = 0.5
+_DEVICE_SHARE = 0.5  # waiting and execute
+_FALLBACK_SHARE = 0.05
+_PER_STEP = 0.5  # fallbacks and reads: in every second step
+_MEMORY_SHARE = 0.9
+_WARM_UP = 2  # steps
+
+Verdict = dict[str, str]
+
+
+def find_bottlenecks(data: dict[str, Any]) -> list[Verdict]:
+    """The verdicts on a report's numbers, what costs most first; at least one."""
+    if not data["steps"]["count"]:
+        return [
+            _verdict("no steps", "No step has ended.", "End each step with torch_xla.sync(); without it there is none.")
+        ]
+    found = [
+        *_compile_bound(data),
+        *_host_or_device_bound(data),
+        *_fallbacks(data),
+        *_blocking_reads(data),
+        *_memory_pressure(data),
+    ]
+    return found or [_verdict("balanced", "No single thing takes most of a step's time.", "")]
+
+
+def _verdict(kind: str, text: str, advice: str) -> Verdict:
+    return {"kind": kind, "text": text, "advice": advice}
+
+
+def _compile_bound(data: dict[str, Any]) -> Iterator[Verdict]:
+    rows = data["timeline"][_WARM_UP:]
+    compiling = sum(row["parts"]["compile"] for row in rows)
+    times = sum(row["compiled"] for row in rows)
+    if times and compiling >= _COMPILE_SHARE * sum(row["wall_ms"] for row in rows):
+        yield _verdict(
+            "compile-bound",
+            f"compile-bound: {times} compilations in the last {len(rows)} steps took {_ms(compiling)} of "
+            f"{_ms(sum(row['wall_ms'] for row in rows))}.",
+            "The recompilations below say what changed; a step that always looks the same compiles once.",
+        )
+
+
+def _host_or_device_bound(data: dict[str, Any]) -> Iterator[Verdict]:
+    if not data["settled"]["count"]:
+        return
+    time = data["time"]
+    share = {name: row["settled_share"] for name, row in time.items()}
+    ms = {name: row["settled_ms"] for name, row in time.items()}
+    step = sum(ms.values())
+    ops = data["steps"]["ops"]
+    if share["input"] >= _INPUT_SHARE:
+        yield _verdict(
+            "input-bound",
+            f"input-bound: waiting for the DataLoader takes {_ms(ms['input'])} of the {_ms(step)} of a step.",
+            "Give it workers (num_workers), cheaper transforms, and a loader that sends batches ahead.",
+        )
+    if share["transfers"] >= _TRANSFER_SHARE:
+        yield _verdict(
+            "transfer-bound",
+            f"transfer-bound: copies between CPU and device take {_ms(ms['transfers'])} of the {_ms(step)} of a step.",
+            "Send few large tensors rather than many small ones, and make constants on the device.",
+        )
+    if share["tracing"] >= _TRACING_SHARE:
+        each = f", {1000 * ms['tracing'] / ops:.1f} µs an op" if ops else ""
+        yield _verdict(
+            "tracing-bound",
+            f"tracing-bound: Python and recording take {_ms(ms['tracing'])} of the {_ms(step)} of a step "
+            f"({ops:.0f} ops{each}).",
+            "Larger batches give the device more to do for the same ops; work of the CPU belongs in the loader.",
+        )
+    if share["waiting"] + share["execute"] >= _DEVICE_SHARE:
+        yield _verdict(
+            "device-bound",
+            f"device-bound: {_ms(ms['waiting'] + ms['execute'])} of the {_ms(step)} of a step are spent on running "
+            "programs and waiting for their values.",
+            "That is as it should be; what is left to gain is in the model, its dtype and the device.",
+        )
+
+
+def _fallbacks(data: dict[str, Any]) -> Iterator[Verdict]:
+    step = data["steps"]["mean_ms"]
+    for row in data["fallbacks"]:
+        if row["per_step"] >= _PER_STEP or row["ms_per_step"] >= _FALLBACK_SHARE * step:
+            yield _verdict(
+                "fallback",
+                f"{_times(row['per_step'], 'fallback')} per step at {row['line']}: {row['op']} runs on the CPU and "
+                f"takes {_ms(row['ms_per_step'])} with its copies.",
+                "Use ops whose result has a shape that does not depend on values, or move it out of the step.",
+            )
+
+
+def _blocking_reads(data: dict[str, Any]) -> Iterator[Verdict]:
+    for row in data["reads"]:
+        if row["per_step"] >= _PER_STEP:
+            yield _verdict(
+                "read",
+                f"{_times(row['per_step'], 'value')} read per step at {row['line']}: Python waits there for the "
+                f"device, {_ms(row['ms_per_step'])} a step.",
+                "Keep it as a tensor, and read it every so many steps, after torch_xla.sync().",
+            )
+
+
+def _memory_pressure(data: dict[str, Any]) -> Iterator[Verdict]:
+    for device, info in data["memory"].items():
+        if info["peak_bytes_used"] >= _MEMORY_SHARE * info["bytes_limit"]:
+            yield _verdict(
+                "memory",
+                f"memory: {device} had {100 * info['peak_bytes_used'] / info['bytes_limit']:.0f} % of its memory in "
+                "use at once.",
+                "torch_xla.debug.memory.summary() lists what by the line that made it.",
+            )
+
+
+def _times(per_step: float, noun: str) -> str:
+    number = f"{per_step:.0f}" if abs(per_step - round(per_step)) < 0.05 else f"{per_step:.1f}"
+    return f"{number} {noun}{'' if number == '1' else 's'}"
+
+
+def _ms(value: float) -> str:
+    if value >= 1000:
+        return f"{value / 1000:.2f} s"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"

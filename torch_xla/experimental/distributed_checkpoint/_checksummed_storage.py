@@ -1,0 +1,179 @@
+"""Files of a checkpoint: torch.distributed.checkpoint's, each with a checksum, so that a damaged one is found."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from datetime import datetime
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+
+from torch_xla._engine.compat import serialization
+
+_METADATA = ".metadata"
+_SUM = ".crc32"
+_PIECE = 1 << 24
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be loaded; says which file is damaged or missing."""
+
+
+def is_url(path: str) -> bool:
+    """Whether a path is one for fsspec, such as ``gs://bucket/run``."""
+    return "://" in path
+
+
+def _checksum(fs: Any, path: Any) -> str:
+    total = 0
+    with fs.create_stream(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            total = zlib.crc32(piece, total)
+    return f"{total:08x}"
+
+
+def _write_checksum(fs: Any, path: Any) -> None:
+    with fs.create_stream(f"{path}{_SUM}", "wb") as file:
+        file.write(_checksum(fs, path).encode())
+
+
+def _verify_checksum(fs: Any, path: Any) -> None:
+    """Raises CheckpointError for a file that is not there, or not what was written. One without a checksum is taken."""
+    if not fs.exists(path):
+        raise CheckpointError(f"{path} is missing; the checkpoint cannot be loaded")
+    if fs.exists(f"{path}{_SUM}"):
+        with fs.create_stream(f"{path}{_SUM}", "rb") as file:
+            wanted = file.read().decode(errors="replace").strip()
+        if _checksum(fs, path) != wanted:
+            raise CheckpointError(f"{path} is damaged: it is not what was written; the checkpoint cannot be loaded")
+
+
+class _ChecksumWriterMixin:
+    """A writer that leaves a checksum beside each of its files."""
+
+    fs: Any
+    path: Any
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        done = super().write_data(plan, planner)  # type: ignore[misc]
+        for name in {result.storage_data.relative_path for result in done.wait()}:
+            _write_checksum(self.fs, self.fs.concat_path(self.path, name))
+        return done
+
+    def finish(self, metadata: Metadata, results: Any) -> None:
+        super().finish(metadata, results)  # type: ignore[misc]
+        _write_checksum(self.fs, self.fs.concat_path(self.path, _METADATA))
+
+
+class _ChecksumReaderMixin:
+    """A reader that looks at each file before it is read."""
+
+    fs: Any
+    path: Any
+    storage_data: Any
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = self.fs.concat_path(self.path, _METADATA)
+        _verify_checksum(self.fs, path)
+        try:
+            found: Metadata = super().read_metadata(*args, **kwargs)  # type: ignore[misc]
+        except Exception as error:  # whatever unpickling it raises
+            raise CheckpointError(f"{path} is damaged: {error!r}; the checkpoint cannot be loaded") from error
+        return found
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
+        for name in sorted({self.storage_data[item.storage_index].relative_path for item in plan.items}):
+            _verify_checksum(self.fs, self.fs.concat_path(self.path, name))
+        return super().read_data(plan, planner)  # type: ignore[misc]
+
+
+class _Writer(_ChecksumWriterMixin, FileSystemWriter):
+    pass
+
+
+class _Reader(_ChecksumReaderMixin, FileSystemReader):
+    pass
+
+
+def writer(path: str, threads: int) -> Any:
+    """What writes a checkpoint's files to the folder."""
+    if not is_url(path):
+        return _Writer(path, thread_count=threads, single_file_per_rank=True)
+    kind: type = type("_UrlWriter", (_ChecksumWriterMixin, serialization.fsspec_writer()), {})
+    return kind(path, thread_count=threads, single_file_per_rank=True, sync_files=False)
+
+
+def reader(path: str) -> Any:
+    """What reads them, and raises CheckpointError for a damaged one."""
+    if not is_url(path):
+        return _Reader(path)
+    kind: type = type("_UrlReader", (_ChecksumReaderMixin, serialization.fsspec_reader()), {})
+    return kind(path)
+
+
+def save(state_dict: Any, storage: Any, planner: SavePlanner, group: Any) -> None:
+    """dcp.save, which warns of a job of one process."""
+    if group is not None:
+        dcp.save(state_dict, storage_writer=storage, planner=planner, process_group=group)
+        return
+    planner.set_up_planner(state_dict, storage.storage_meta(), True)
+    storage.set_up_storage_writer(True)
+    plans, metadata = planner.create_global_plan([storage.prepare_local_plan(planner.create_local_plan())])
+    plan = planner.finish_plan(storage.prepare_global_plan(plans)[0])
+    storage.finish(metadata, [storage.write_data(plan, planner).wait()])
+
+
+def load(state_dict: Any, storage: Any, planner: LoadPlanner, group: Any) -> None:
+    """dcp.load likewise. Raises CheckpointError for a damaged file."""
+    if group is not None:
+        try:
+            dcp.load(state_dict, storage_reader=storage, planner=planner, process_group=group)
+        except dcp.CheckpointException as error:
+            for failure, _ in error.failures.values():
+                if isinstance(failure, CheckpointError):
+                    raise failure from None
+            raise
+        return
+    metadata = storage.read_metadata()
+    planner.set_up_planner(state_dict, metadata, True)
+    storage.set_up_storage_reader(metadata, True)
+    plans = planner.create_global_plan([storage.prepare_local_plan(planner.create_local_plan())])
+    storage.read_data(planner.finish_plan(storage.prepare_global_plan(plans)[0]), planner).wait()
+
+
+def is_finished(fs: Any, folder: str) -> bool:
+    """Whether a folder has a checkpoint that was written to its end; ``fs``: a filesystem of fsspec."""
+    return bool(fs.exists(f"{folder}/{_METADATA}"))
+
+
+def completion_time(fs: Any, folder: str) -> float:
+    """When a finished checkpoint was finished, in seconds; 0 where the filesystem keeps no times."""
+    try:
+        time: datetime = fs.modified(f"{folder}/{_METADATA}")
+    except NotImplementedError:
+        return 0.0
+    return time.timestamp()
+
+
+def remove(fs: Any, folder: str) -> None:
+    """Deletes a checkpoint, first what makes it one: killed in the middle, this leaves no half of one."""
+    if fs.exists(f"{folder}/{_METADATA}"):
+        fs.rm(f"{folder}/{_METADATA}")
+    fs.rm(folder, recursive=True)
+
+
+def replace(written: str, folder: str) -> None:
+    """Gives a folder of this machine, written to its end, its name; a checkpoint of that name goes when it has it."""
+    aside = backup_path(folder)
+    if os.path.exists(folder):
+        os.rename(folder, aside)
+    os.rename(written, folder)
+
+
+def backup_path(folder: str) -> str:
+    """The name that the checkpoint of that folder has while another one takes its place."""
+    return os.path.join(os.path.dirname(folder), f".{os.path.basename(folder)}.before")
