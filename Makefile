@@ -1,4 +1,4 @@
-# Every door of the project. Each sets up .venv first, which is done again only when the requirements change.
+# All targets of the project. Each creates .venv first, and updates it when the requirements change.
 # PYTEST_ARGS, SWEEP_ARGS, SANITIZE_ARGS and BENCH_ARGS are passed on, as in: make test PYTEST_ARGS="-k digits"
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -7,7 +7,7 @@ READY := .venv/.ready
 CLIENTS := .venv-clients
 CPP = $(shell find torch_xla/_engine/recorder/csrc torch_xla/_engine/cpu_backend/csrc tests/tools/sanitizer_faults -name '*.cpp' -o -name '*.h')
 
-# Containers often set it, and each interpreter that a test starts would compile all modules anew.
+# Containers often set it, and each interpreter that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-newest test-clients test-clients-sample test-client-suites test-ops test-targets \
@@ -16,23 +16,23 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo      train a CNN on handwritten digits on xla:0"
 	@echo "make test      all tests"
-	@echo "make smoke     the tests of half a minute"
+	@echo "make smoke     a 30-second smoke test"
 	@echo "make test-torch TORCH=2.15.0 [PY=python3.13]  all tests with another torch or Python"
 	@echo "make test-clients  accelerate, transformers, Lightning and others, unmodified (installs them)"
-	@echo "make test-clients-sample  of those a few of each library"
-	@echo "make test-client-suites  the tests that accelerate and ignite have for themselves, on xla (long)"
-	@echo "make test-isa  the tests that compare numbers, as on other CPUs (long)"
-	@echo "make test-long random programs, training, a zoo of models, as users compile them (long; before a release)"
-	@echo "make test-sanitize  tests of threads and lifetimes with a recorder that checks itself (long)"
-	@echo "make test-ops  every operator of torch against the CPU (long)"
-	@echo "make test-targets  every rule, compiled for a TPU and a GPU that are not here (long)"
-	@echo "make test-debian  what README says, on a clean Debian 12 and 13, as an ordinary user (root; long)"
-	@echo "make lint      formatting, lint, types, layers"
-	@echo "make fix       mend what can be mended of formatting and lint"
-	@echo "make bench     the benchmark tables, as markdown"
-	@echo "make docs      the documents as a site, in site/"
-	@echo "make docs-check  each page of it in headless Chromium: links, pictures, errors"
-	@echo "make notebooks run the notebooks, and keep what they print"
+	@echo "make test-clients-sample  a few of these tests of each library"
+	@echo "make test-client-suites  the test suites of accelerate and ignite, on xla (slow)"
+	@echo "make test-isa  numerical tests with other vector ISAs and thread counts (slow)"
+	@echo "make test-long random programs, training and a model zoo with default XLA flags (slow; before a release)"
+	@echo "make test-sanitize  threading and lifetime tests under ASan/UBSan and TSan (slow)"
+	@echo "make test-ops  compare every torch operator with the CPU (slow)"
+	@echo "make test-targets  cross-compile every lowering rule for TPU and GPU targets (slow)"
+	@echo "make test-debian  run the README's commands on clean Debian 12 and 13, as a non-root user (needs root; slow)"
+	@echo "make lint      check formatting, lint, types, import layers, names"
+	@echo "make fix       auto-fix formatting and lint"
+	@echo "make bench     print the benchmark tables as markdown"
+	@echo "make docs      build the documentation site in site/"
+	@echo "make docs-check  open each page in headless Chromium: check links, pictures, errors"
+	@echo "make notebooks run the notebooks and store their outputs"
 	@echo "make clean     remove .venv and everything generated"
 
 setup: $(READY)
@@ -52,17 +52,17 @@ test: $(READY)
 smoke: $(READY)
 	$(BIN)/python -m pytest -q tests/integration/test_smoke.py $(PYTEST_ARGS)
 
-# In an environment of its own: CUDA libraries of 5 GB come with most releases. The outcome goes into docs/versions.md.
+# In a separate environment: most releases install 5 GB of CUDA libraries. The result is written to docs/versions.md.
 # CORE=1: only the tests that depend most on torch.
 test-torch:
-	$(if $(TORCH),,$(error say which, as in: make test-torch TORCH=2.15.0 PY=python3.13))
+	$(if $(TORCH),,$(error set TORCH, e.g. make test-torch TORCH=2.15.0 PY=python3.13))
 	$(PYTHON) -m tests.tools.torch_versions $(TORCH) --python $(or $(PY),$(PYTHON)) $(if $(CORE),--core) -- -n auto $(PYTEST_ARGS)
 
-# As users install it, unpinned, on the newest Python there is.
+# As users install it, unpinned, on the newest installed Python.
 test-newest:
 	scripts/ci_newest.sh
 
-# In an environment of its own, so that no library decides which torch the other tests see.
+# In a separate environment, so that no library changes the torch version of the other tests.
 test-clients: $(CLIENTS)/.ready
 	$(CLIENTS)/bin/python -m pytest -q -n auto --dist worksteal tests/clients $(PYTEST_ARGS)
 
@@ -82,9 +82,9 @@ $(CLIENTS)/.ready: requirements-dev.txt tests/clients/requirements.txt pyproject
 test-isa: $(READY)
 	$(BIN)/python -m tests.tools.vector_isa -n auto --dist worksteal $(PYTEST_ARGS)
 
-# Without the flags of tests/support/fast_compile_flags.py: programs are optimized as those of users are. All 70,000 random programs. The
-# rules with the emitters that users have. An interrupt at every event of a step, then ten minutes of them at random
-# moments. Some 190 models of transformers and timm, in the environment of their own.
+# Without the flags of tests/support/fast_compile_flags.py: XLA optimizes programs as it does for users. Runs all 70,000 random
+# programs, the rules with XLA's default emitters, an interrupt at every event of a step, ten minutes of interrupts at random
+# moments, and some 190 models of transformers and timm in the environment of the client tests.
 test-long: test-sanitize $(CLIENTS)/.ready
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
 	    tests/fuzz/test_random_programs.py tests/fuzz/test_cross_feature.py tests/integration/test_training_parity.py tests/parallel/test_collectives.py \
@@ -98,21 +98,21 @@ test-long: test-sanitize $(CLIENTS)/.ready
 	$(BIN)/python -m tests.fuzz.interrupts --seconds 600
 	$(CLIENTS)/bin/python -m pytest -q -n auto --dist worksteal -m "" tests/clients/test_zoo.py $(PYTEST_ARGS)
 
-# AddressSanitizer with UBSan, then ThreadSanitizer: the first time, each builds a recorder of its own (minutes).
+# AddressSanitizer with UBSan, then ThreadSanitizer: each builds a separate recorder on first use (minutes).
 test-sanitize: $(READY)
 	$(BIN)/python -m tests.tools.sanitize $(SANITIZE_ARGS)
 
-# pytest ends with 5 where no test is marked so.
+# pytest exits with 5 if no test has the mark.
 test-ops: $(READY)
-	$(BIN)/python -m tests.ops.sweep --output docs/op_coverage.md --refusals docs/op_coverage.md $(SWEEP_ARGS)
+	$(BIN)/python -m tests.ops.sweep --output docs/op_coverage.md --invalid-calls docs/op_coverage.md $(SWEEP_ARGS)
 	$(BIN)/python -m pytest -m sweep $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
-# libtpu and jax's CUDA plugin come into .venv with it. TARGETS: others than these.
+# Installs libtpu and jax's CUDA plugin in .venv. TARGETS overrides the targets.
 test-targets: $(READY)
 	$(BIN)/python -m pip install --quiet ".[tpu,cuda]" --requirement requirements-dev.txt
 	$(BIN)/python -m tests.tools.compile_for_targets $(or $(TARGETS),v5e h100) --output docs/op_coverage.md $(PYTEST_ARGS)
 
-# In folders made by debootstrap, which it needs, as root. DEBIAN: bookworm or trixie alone; DEBIAN_ARGS: --quick
+# In folders made by debootstrap, which must be installed, as root. DEBIAN: bookworm or trixie only; DEBIAN_ARGS: --quick
 test-debian:
 	$(PYTHON) -m tests.tools.clean_debian $(DEBIAN) $(DEBIAN_ARGS)
 
@@ -148,14 +148,14 @@ DOCS := .venv-docs/bin
 	$(DOCS)/python -m pip install --quiet --requirement requirements-docs.txt
 	@touch $@
 
-# Strictly: a warning fails. It reads the package and does not import it.
+# Warnings are errors. mkdocs reads the package and does not import it.
 docs: .venv-docs/.ready
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict --quiet
 
 docs-check: docs
 	$(DOCS)/python scripts/docs/check.py
 
-# With what .venv has, and what notebooks need beside it; 04 with the libraries of make test-clients.
+# Uses .venv and .venv-docs; notebook 04 uses the libraries of make test-clients.
 notebooks: $(READY) $(CLIENTS)/.ready .venv-docs/.ready
 	$(DOCS)/python scripts/docs/notebooks.py --packages .venv $(or $(NOTEBOOKS),$(filter-out notebooks/04%,$(wildcard notebooks/*.ipynb)))
 	$(if $(NOTEBOOKS),,$(DOCS)/python scripts/docs/notebooks.py --packages $(CLIENTS) $(wildcard notebooks/04*.ipynb))

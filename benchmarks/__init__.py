@@ -3,5 +3,6 @@
 import os
 
 os.environ.setdefault("XLA_PERSISTENT_CACHE_PATH", "")
-os.environ.setdefault("TORCH_XLA_STORM", "compile")
-os.environ.setdefault("TORCH_XLA_FIRST_RUN", "compile")
+os.environ.setdefault("TORCH_XLA_COMPILE_POLICY", "compile")
+for name in ("TORCH_XLA_STORM", "TORCH_XLA_FIRST_RUN"):  # the same for older trees that --against measures
+    os.environ.setdefault(name, "compile")

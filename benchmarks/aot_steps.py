@@ -158,7 +158,7 @@ def main() -> None:
     if chips > 1:
         xr.use_spmd()
     watcher = program_collector.ProgramCollector(target)
-    abstract_device.enable(watcher.results)
+    abstract_device.enable(watcher.result_shardings)
     with watcher.collecting():
         step = llama(chips) if name == "Llama-1B" else steps_of(JOBS[name], chips)
         for _ in range(2):

@@ -87,8 +87,7 @@ def compile_once(kind: str, length: int) -> float:
 
 def _apart(kind: str, length: int) -> float:
     variables = {
-        "TORCH_XLA_FIRST_RUN": "compile",
-        "TORCH_XLA_STORM": "compile",
+        "TORCH_XLA_COMPILE_POLICY": "compile",
         "XLA_PERSISTENT_CACHE_PATH": "",
         "XLA_TRIM_GRAPH_SIZE": "1000000",
     }

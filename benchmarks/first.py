@@ -1,10 +1,11 @@
-"""The first steps of a training, before everything is compiled, for each TORCH_XLA_FIRST_RUN; next to eager CPU.
+"""The first steps of a training, before everything is compiled, for each TORCH_XLA_COMPILE_POLICY; next to eager CPU.
 
     python -m benchmarks.first [--only NAME] [--against TREE]
 
 Each cell is from a process of its own, with nothing on disk: milliseconds of the first, the second, the third and the
 fourth step. From the fourth on nothing is compiled. A second table has a second process, which finds on disk what the
-first one compiled: the time to its first result with TORCH_XLA_FIRST_RUN=compile, and of all four steps by default.
+first one compiled: the time to its first result with TORCH_XLA_COMPILE_POLICY=compile, and of all four steps by
+default.
 With TREE, the working tree of another commit (`git worktree add TREE COMMIT`), only a table of the first two steps with
 it and with this one, in turns.
 """
@@ -24,7 +25,7 @@ import torch
 from benchmarks.contestants import JOBS, Torch
 from benchmarks.report import setting, table
 
-WAYS = ("auto", "eager", "compile")
+WAYS = ("auto", "interpret_first", "compile")
 STEPS = 4
 
 
@@ -44,7 +45,7 @@ def _apart(name: str, device: str, way: str, folder: str = "", path: str | None 
     """The same in a process of its own, which keeps its programs in a folder, or nowhere. ``path``: a folder with other
     ``benchmarks`` and ``torch_xla``."""
     command = [sys.executable, "-m", "benchmarks.first", "--only", name, "--here", device]
-    environment = os.environ | {"TORCH_XLA_FIRST_RUN": way, "XLA_PERSISTENT_CACHE_PATH": folder}
+    environment = os.environ | {"TORCH_XLA_COMPILE_POLICY": way, "XLA_PERSISTENT_CACHE_PATH": folder}
     if path:
         environment["PYTHONPATH"] = path
     done = subprocess.run(command, env=environment, cwd=path, capture_output=True, text=True, check=True)

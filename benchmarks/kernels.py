@@ -2,7 +2,8 @@
 
     python -m benchmarks.kernels [--quick] [--only convolution] [--threads 1,2,4]
 
-docs/cpu_kernels.md has its table, which decides what programs call (torch_xla/_engine/lowering/cpu_kernel_call.py). An operation
+docs/cpu_kernels.md has its table, which decides what programs call
+(torch_xla/_engine/lowering/cpu_kernel_call.py). An operation
 without a handler has no third time; eager mode tells how fast one could be. Milliseconds; the contestants take turns,
 and the least counts. The last column says whether a program calls the handler for this much work.
 """
@@ -256,7 +257,7 @@ def _measure(contestants: Sequence[Callable[[], Any]], seconds: float) -> list[f
     return [min(times) for times in found]
 
 
-HEAD = ["one operation, ms", "eager", "XLA", "handler", "handler / XLA", "called"]
+HEAD = ["one operation, ms", "eager", "XLA", "kernel", "kernel / XLA", "called"]
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from benchmarks import models
 from benchmarks.report import setting, table
 
 ROUNDS, TOKENS, PROMPT, WORDS, LENGTHS = 3, 64, 8, 1000, 100
-DEFAULTS = {"TORCH_XLA_STORM": "interpret", "TORCH_XLA_FIRST_RUN": "auto", "XLA_PERSISTENT_CACHE_PATH": ""}
+DEFAULTS = {"TORCH_XLA_COMPILE_POLICY": "auto", "XLA_PERSISTENT_CACHE_PATH": ""}
 
 
 def _generator(name: str) -> Any:

@@ -1,9 +1,10 @@
-"""A jax function inside a torch model: a network reads spring and friction off a curve, and jax draws the curve.
+"""Use a jax function inside a torch model: a network estimates the parameters of a curve that jax simulates.
 
 python examples/jax_in_torch.py
 
-The encoder is torch's, the simulator is jax's (lax.scan); gradients flow through both, and a training step is one
-program. Nobody tells the network the two numbers: it learns them because its curve has to be the one that it was shown.
+The encoder is a torch module and the simulator a jax function (lax.scan). Gradients flow through both, and a training
+step is one program. The network is not trained on the two parameters, spring and friction: it learns them because the
+simulated curve must match its input.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from torch import nn
 import torch_xla
 from torch_xla.interop import jax_function
 
-STEPS, SECONDS = 64, 0.15  # of a curve, and of time between two of its points
+STEPS, SECONDS = 64, 0.15  # points of a curve, and the time between two points
 
 
 def simulate(spring: jax.Array, friction: jax.Array) -> jax.Array:
-    """Where a weight on a spring is at each moment, float[N, STEPS]; it starts at 1, at rest."""
+    """Return the position of a weight on a spring over time, float[N, STEPS]; it starts at 1, at rest."""
 
     def move(state: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         place, speed = state
@@ -36,7 +37,7 @@ def simulate(spring: jax.Array, friction: jax.Array) -> jax.Array:
 
 
 class Reader(nn.Module):
-    """Two numbers of a curve, and the curve that they make."""
+    """Estimates two parameters of a curve, and simulates the curve of these parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Reader(nn.Module):
 
 
 def examples(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Curves, and the numbers that nobody tells."""
+    """Return curves and their parameters."""
     numbers = torch.rand(count, 2, device="xla") * torch.tensor([3.0, 1.0], device="xla")
     numbers = numbers + torch.tensor([0.5, 0.0], device="xla")
     return jax_function(simulate)(numbers[:, 0], numbers[:, 1]), numbers
@@ -72,11 +73,11 @@ def main() -> None:
         optimizer.step()
         torch_xla.sync()
         if step % 100 == 0:
-            print(f"step {step}: mean square of the difference of curves {loss.item():.5f}", flush=True)
+            print(f"step {step}: mean squared error of the curves {loss.item():.5f}", flush=True)
     with torch.no_grad():
         curves, numbers = examples(256)
         error = (model(curves)[1] - numbers).abs().mean(0).tolist()
-    print(f"mean error of the spring {error[0]:.3f} (of 0.5 to 3.5), of the friction {error[1]:.3f} (of 0 to 1)")
+    print(f"mean error of the spring {error[0]:.3f} (range 0.5 to 3.5), of the friction {error[1]:.3f} (range 0 to 1)")
     if max(error) > options.target_error:
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""Options, data and network of the MNIST examples: MNIST where it is on disk, scikit-learn's digits where it is not."""
+"""Options, data and network of the MNIST examples: MNIST if it is on disk, otherwise scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx
 
 
 def parse(doc: str | None, cores: str) -> argparse.Namespace:
-    """The options on the command line of the example with this docstring; ``cores`` says what --num_cores counts."""
+    """Parse the command line of the example with this docstring; ``cores`` describes what --num_cores counts."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num_cores", type=int, default=1, help=f"{cores} (default: %(default)s)")
-    parser.add_argument("--batch_size", type=int, default=64, help="images of a step, all devices together")
+    parser.add_argument("--batch_size", type=int, default=64, help="images per step, over all devices")
     parser.add_argument("--num_epochs", type=int, default=6)
     parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--datadir", default="data", help="where MNIST's files are, if they are anywhere")
+    parser.add_argument("--datadir", default="data", help="folder with MNIST's files, if available")
     parser.add_argument("--target_accuracy", type=float, default=0.0, help="exit 1 below this test accuracy")
     return parser.parse_args()
 
 
 class MNIST(nn.Module):
-    """Two convolutions and two linear layers for 28 x 28 images in 10 classes; gives log probabilities."""
+    """Two convolutions and two linear layers for 28 x 28 images in 10 classes; returns log probabilities."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class MNIST(nn.Module):
 
 
 def datasets(folder: str) -> tuple[TensorDataset, TensorDataset, str]:
-    """Training set, test set and their name. Images are float32[N, 1, 28, 28] from 0 to 1, labels int64[N]."""
+    """Return training set, test set and their name. Images are float32[N, 1, 28, 28] in [0, 1], labels int64[N]."""
     found = [_find(Path(folder), name) for name in _FILES]
     if all(found):
         images, labels, test_images, test_labels = (_read_idx(path) for path in found if path)
@@ -62,7 +62,7 @@ def _find(folder: Path, name: str) -> Path | None:
 
 
 def _read_idx(path: Path) -> np.ndarray:
-    """The array in a file of MNIST's format: two zeros, a type, the number of dims, their sizes, the values."""
+    """Read an array in MNIST's file format: two zeros, a type, the number of dims, their sizes, the values."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         data = file.read()
     dims = data[3]

@@ -1,10 +1,10 @@
-"""Save a trained model as StableHLO, and serve it where there is jax and no torch.
+"""Save a trained model as StableHLO, and serve it with jax in an environment without torch.
 
 python examples/serve_stablehlo.py save digits.stablehlo        trains for a minute and saves
 python examples/serve_stablehlo.py serve digits.stablehlo       http://127.0.0.1:8000: POST images, get digits
 curl --data '[[...64 numbers from 0 to 1...]]' http://127.0.0.1:8000
 
-The second half imports numpy and jax only, and takes batches of any size. It is a demonstration, not a web server.
+The server imports only numpy and jax, and accepts batches of any size. It is a demonstration, not a production server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def save(folder: Path, epochs: int) -> None:
-    """Trains a network on scikit-learn's digits, on xla, and writes its program for batches of any size."""
+    """Train a network on scikit-learn's digits, on xla, and export its program with a dynamic batch size."""
     import torch
     from sklearn.datasets import load_digits
     from torch import nn
@@ -45,13 +45,13 @@ def save(folder: Path, epochs: int) -> None:
 
 
 class Model:
-    """What is in such a folder, as a function of numpy arrays: jax alone runs it, on whatever device jax has."""
+    """A StableHLO folder as a function of numpy arrays, which jax runs on its default device."""
 
     def __init__(self, folder: Path) -> None:
         import jax
         import numpy as np
 
-        jax.config.update("jax_enable_x64", True)  # programs have torch's dtypes
+        jax.config.update("jax_enable_x64", True)  # programs use torch's 64-bit dtypes
         meta = json.loads((folder / "functions" / "forward.meta").read_text())
         program = jax.export.deserialize(bytearray((folder / "functions" / "forward.jax").read_bytes()))
         self._places = meta["input_locations"]
@@ -63,14 +63,14 @@ class Model:
         self._call = jax.jit(program.call)
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """The results of one call."""
+        """Run the program and return its results."""
         held = self._held
         inputs = [held[p["name"]] if p["name"] in held else arguments[p["position"]] for p in self._places]
         return list(self._call(*inputs))
 
 
 def server(folder: Path, port: int) -> http.server.HTTPServer:
-    """Answers a POST of images, JSON, with the digits and how sure the model is. Port 0: any."""
+    """Return a server that answers a POST of images (JSON) with digits and probabilities. Port 0: any free port."""
     import numpy as np
 
     model = Model(folder)
@@ -80,7 +80,7 @@ def server(folder: Path, port: int) -> http.server.HTTPServer:
             try:
                 images = np.array(json.loads(self.rfile.read(int(self.headers["Content-Length"]))), np.float32)
                 if images.ndim != 2 or images.shape[1] != 64:
-                    raise ValueError(f"images are rows of 64 numbers, not an array of shape {images.shape}")
+                    raise ValueError(f"expected images as rows of 64 numbers, got an array of shape {images.shape}")
                 (chances,) = model(images)
                 answer = {"digits": chances.argmax(1).tolist(), "chances": chances.max(1).round(3).tolist()}
                 self._answer(200, answer)
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("what", choices=("save", "serve"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--port", type=int, default=8000, help="0: one that is free")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
     options = parser.parse_args()
     if options.what == "save":
         save(options.folder, options.epochs)

@@ -1,10 +1,10 @@
 """Train on handwritten digits with Hugging Face's accelerate.
 
 python examples/train_accelerate.py                                                                 one device
-accelerate launch --tpu --num_processes 4 --main_training_function main examples/train_accelerate.py    four of them
-accelerate launch --mixed_precision bf16 examples/train_accelerate.py                               bfloat16 products
+accelerate launch --tpu --num_processes 4 --main_training_function main examples/train_accelerate.py    four devices
+accelerate launch --mixed_precision bf16 examples/train_accelerate.py                               bfloat16 matmuls
 
-Without a TPU: PJRT_DEVICE=CPU. The Accelerator finds the device, and its loaders end each step.
+Without a TPU, set PJRT_DEVICE=CPU. The Accelerator selects the device, and its loaders end each step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 
 def train_epoch(accelerator: Accelerator, model: nn.Module, loader: DataLoader, optimizer: optim.Optimizer) -> float:
-    """Returns the loss of the last step, the only one that is read."""
+    """Train for one epoch and return the loss of the last step; no other loss is read."""
     model.train()
     loss = torch.zeros(())
     for images, labels in loader:
@@ -34,7 +34,7 @@ def train_epoch(accelerator: Accelerator, model: nn.Module, loader: DataLoader, 
 
 @torch.no_grad()
 def evaluate(accelerator: Accelerator, model: nn.Module, loader: DataLoader) -> float:
-    """The accuracy on the test set, over all processes."""
+    """Return the accuracy on the test set, over all processes."""
     model.eval()
     right, total = torch.zeros((), device=accelerator.device), 0
     for images, labels in loader:
@@ -45,7 +45,7 @@ def evaluate(accelerator: Accelerator, model: nn.Module, loader: DataLoader) -> 
 
 
 def main() -> None:
-    options = parse(__doc__, "is not used: accelerate launch says how many")
+    options = parse(__doc__, "has no effect: set --num_processes of accelerate launch")
     accelerator = Accelerator()
     set_seed(1)
     train_set, test_set, name = datasets(options.datadir)
@@ -54,7 +54,7 @@ def main() -> None:
     model, optimizer, train_loader, test_loader = accelerator.prepare(
         model,
         optim.SGD(model.parameters(), lr=options.lr, momentum=0.5),
-        DataLoader(train_set, size, shuffle=True, drop_last=True),  # each shape of a batch is a program
+        DataLoader(train_set, size, shuffle=True, drop_last=True),  # every new batch shape compiles a program
         DataLoader(test_set, size, drop_last=True),
     )
     accuracy = 0.0

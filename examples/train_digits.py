@@ -1,9 +1,9 @@
-"""Train a small convolutional network on real handwritten digits, on an XLA device.
+"""Train a small convolutional network on handwritten digits, on an XLA device.
 
     python examples/train_digits.py                  on xla:0
     python examples/train_digits.py --device cpu     the same code in eager PyTorch, for comparison
 
-The 1,797 scans are part of scikit-learn; nothing is downloaded. What differs from a script for any other device: the
+The 1,797 scans are part of scikit-learn; nothing is downloaded. The script differs from one for other devices in the
 device's name, xm.optimizer_step(), which ends the step, and torch_xla.sync(), which ends an evaluation batch.
 """
 
@@ -30,7 +30,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
 
 BATCH = 64
-TEST_BATCH = 120  # divides the 360 test images: batches of one shape compile once
+TEST_BATCH = 120  # divides the 360 test images, so that all batches have the same shape
 
 
 class DigitNet(nn.Module):
@@ -52,17 +52,17 @@ class DigitNet(nn.Module):
 
 @dataclass
 class History:
-    """What the curves show, one entry an epoch, and what the speed is computed from."""
+    """Values for the plots, one per epoch, and for the throughput."""
 
     train_loss: list[float] = field(default_factory=list)
     test_loss: list[float] = field(default_factory=list)
     test_accuracy: list[float] = field(default_factory=list)
     train_seconds: list[float] = field(default_factory=list)
-    compilations: list[int] = field(default_factory=list)  # in total, up to the end of that epoch
+    compilations: list[int] = field(default_factory=list)  # cumulative, at the end of each epoch
 
 
 def make_loaders() -> tuple[DataLoader, DataLoader]:
-    """Loaders of the training and the test images. The split and the order of the batches are always the same."""
+    """Return loaders of the training and test images. The split and the order of the batches are deterministic."""
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
     x_train, x_test = (torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16 for x in parts[:2])
@@ -75,7 +75,7 @@ def make_loaders() -> tuple[DataLoader, DataLoader]:
 def train_epoch(
     model: nn.Module, loader: DataLoader, optimizer: Optimizer, schedule: LRScheduler, device: torch.device
 ) -> float:
-    """One pass over the training images. Returns the mean loss; losses are read when all steps are under way."""
+    """Train for one epoch and return the mean loss; losses are read after all steps are in flight."""
     model.train()
     losses = []
     for images, labels in loader:
@@ -86,14 +86,14 @@ def train_epoch(
             xm.optimizer_step(optimizer, barrier=True)
         else:
             optimizer.step()
-        schedule.step()  # a new learning rate every step is an input of the compiled step, not a new program
+        schedule.step()  # the learning rate is an input of the compiled step, so a new value compiles no program
         losses.append(loss.detach())
-    return sum(loss.item() for loss in losses) / len(losses)  # the steps have computed them: reading compiles nothing
+    return sum(loss.item() for loss in losses) / len(losses)  # already computed: reading compiles nothing
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: DataLoader, device: torch.device) -> tuple[float, float]:
-    """Mean loss and accuracy on the test images."""
+    """Return mean loss and accuracy on the test images."""
     model.eval()
     results = []
     for images, labels in loader:
@@ -107,13 +107,13 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device) -> tupl
 
 
 def compilations() -> int:
-    """Programs compiled so far in this process."""
+    """Return the number of programs that this process has compiled."""
     data = met.metric_data("CompileTime")
     return data[0] if data else 0
 
 
 def train(device: torch.device, epochs: int) -> History:
-    """Trains a new network and returns how it went."""
+    """Train a new network and return its history."""
     torch.manual_seed(0)
     train_loader, test_loader = make_loaders()
     model = DigitNet().to(device)
@@ -134,22 +134,22 @@ def train(device: torch.device, epochs: int) -> History:
 
 
 def plot(history: History, path: str, device: torch.device) -> None:
-    """Writes the curves of loss and accuracy over the epochs as a PNG."""
+    """Plot loss and accuracy over the epochs into a PNG file."""
     epochs = range(1, len(history.train_loss) + 1)
-    figure = Figure(figsize=(10, 4), layout="constrained")  # without pyplot: needs no screen
+    figure = Figure(figsize=(10, 4), layout="constrained")  # without pyplot: needs no display
     left, right = figure.subplots(1, 2)
     left.plot(epochs, history.train_loss, label="training, with dropout")
     left.plot(epochs, history.test_loss, label="test")
     left.set(title="Loss", xlabel="epoch", ylabel="cross entropy", yscale="log")
     left.legend()
     right.plot(epochs, history.test_accuracy, color="tab:green")
-    right.set(title="Test accuracy", xlabel="epoch", ylabel="fraction right")
+    right.set(title="Test accuracy", xlabel="epoch", ylabel="accuracy")
     figure.suptitle(f"Handwritten digits on {device}")
     figure.savefig(path, dpi=120)
 
 
 def report(history: History, device: torch.device) -> None:
-    """Prints the results. The first epoch, in which everything compiles, does not count for the speed."""
+    """Print the results. The throughput excludes the first epoch, in which the programs compile."""
     seconds = history.train_seconds[1:] or history.train_seconds
     images = len(seconds) * len(make_loaders()[0]) * BATCH
     print(f"\ntest accuracy: {history.test_accuracy[-1]:.4f}")
@@ -161,7 +161,7 @@ def report(history: History, device: torch.device) -> None:
 
 
 def failures(history: History) -> list[str]:
-    """What is not as it should be: too many errors, programs compiled late, operations that ran on the CPU."""
+    """Return the failed checks: low accuracy, late compilations, operations that ran on the CPU."""
     late = history.compilations[-1] - history.compilations[0]
     found = []
     if history.test_accuracy[-1] < 0.97:
@@ -178,8 +178,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="xla:0", help="xla:0 (default) or cpu")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--plot", default="digits.png", help="where to write the curves (default: %(default)s)")
-    parser.add_argument("--check", action="store_true", help="exit 1 unless all is as it should be")
+    parser.add_argument("--plot", default="digits.png", help="output file of the plots (default: %(default)s)")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a check of the results fails")
     options = parser.parse_args()
     device = torch.device(options.device)
     history = train(device, options.epochs)

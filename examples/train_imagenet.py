@@ -1,4 +1,4 @@
-"""Train ResNet-50 on made-up images of ImageNet's size, with a process for each device: for measuring speed.
+"""Train ResNet-50 on synthetic images of ImageNet's size, one process per device, to measure throughput.
 
 python examples/train_imagenet.py --fake_data --num_cores=2 --steps=10 --batch_size=16
 """
@@ -29,16 +29,16 @@ CLASSES = 1000
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fake_data", action="store_true", help="required: there is no reader of ImageNet here")
-    parser.add_argument("--num_cores", type=int, default=1, help="processes, one a device (default: %(default)s)")
+    parser.add_argument("--fake_data", action="store_true", help="required: the example has no reader of ImageNet")
+    parser.add_argument("--num_cores", type=int, default=1, help="processes, one per device (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch_size", type=int, default=8, help="images of a step on each device")
+    parser.add_argument("--batch_size", type=int, default=8, help="images per step and device")
     parser.add_argument("--image_size", type=int, default=224, help="height and width (default: %(default)s)")
-    parser.add_argument("--layers", type=int, default=50, choices=(18, 50), help="of the ResNet (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=50, choices=(18, 50), help="ResNet depth (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=0.02)
     options = parser.parse_args()
     if not options.fake_data:
-        parser.error("only made-up images can be trained on: pass --fake_data")
+        parser.error("only synthetic images are supported: pass --fake_data")
     return options
 
 
@@ -48,7 +48,7 @@ def _mp_fn(index: int, options: argparse.Namespace) -> None:
     images = torch.randn(options.batch_size, 3, options.image_size, options.image_size)
     batch = images, torch.randint(CLASSES, (options.batch_size,))
     loader = pl.MpDeviceLoader(xu.SampleGenerator(batch, options.steps), device)
-    torch.manual_seed(0)  # the same weights everywhere
+    torch.manual_seed(0)  # equal weights on all replicas
     model = ResNet(options.layers, classes=CLASSES).to(device).train()
     optimizer = optim.SGD(model.parameters(), lr=options.lr, momentum=0.9, weight_decay=1e-4)
     losses, times = [], []
@@ -61,7 +61,7 @@ def _mp_fn(index: int, options: argparse.Namespace) -> None:
         losses.append(loss.detach())
     xm.wait_device_ops()
     first, last = losses[0].item(), losses[-1].item()
-    # The first two steps compile; what they take is not the speed.
+    # The first two steps compile and do not count.
     warm = min(2, len(times) - 1)
     rate = (len(times) - warm) * options.batch_size * xr.world_size() / (time.perf_counter() - times[warm])
     xm.master_print(f"loss {first:.4f} to {last:.4f} in {len(losses)} steps, {rate:,.1f} images/s", flush=True)

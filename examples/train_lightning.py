@@ -1,8 +1,8 @@
 """Train on handwritten digits with Lightning.
 
 python examples/train_lightning.py                      on a TPU
-PJRT_DEVICE=CPU python examples/train_lightning.py      without one
-PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 python examples/train_lightning.py --num_cores=4      four devices, a process each
+PJRT_DEVICE=CPU python examples/train_lightning.py      without a TPU
+PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 python examples/train_lightning.py --num_cores=4      four devices, one process each
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 
 class Digits(lightning.LightningModule):
-    """The network of the MNIST examples, and what Lightning asks of one."""
+    """The network of the MNIST examples as a LightningModule."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Digits(lightning.LightningModule):
     def validation_step(self, batch: Any, index: int) -> None:
         images, labels = batch
         right = (self.net(images).argmax(1) == labels).float().mean()
-        self.log("accuracy", right, sync_dist=True)  # a tensor: nothing waits for it here
+        self.log("accuracy", right, sync_dist=True)  # a tensor: does not wait for the value
 
     def on_validation_epoch_end(self) -> None:
         if not self.trainer.sanity_checking:
@@ -46,7 +46,7 @@ class Digits(lightning.LightningModule):
 
 
 def main() -> None:
-    options = parse(__doc__, "devices, a process for each")
+    options = parse(__doc__, "devices, one process each")
     lightning.seed_everything(1, verbose=False)
     train_set, test_set, name = datasets(options.datadir)
     size = options.batch_size // options.num_cores
@@ -56,7 +56,7 @@ def main() -> None:
     )  # fmt: skip
     trainer.fit(
         Digits(options.lr),
-        DataLoader(train_set, size, shuffle=True, drop_last=True),  # each shape of a batch is a program
+        DataLoader(train_set, size, shuffle=True, drop_last=True),  # every new batch shape compiles a program
         DataLoader(test_set, size, drop_last=True),
     )
     accuracy = float(trainer.callback_metrics["accuracy"])

@@ -1,11 +1,11 @@
-"""Train a Llama on text that is on every machine, the sources of Python's standard library, byte by byte.
+"""Train a Llama, byte by byte, on the sources of Python's standard library, which every machine has.
 
 python examples/train_llama.py                                  two minutes on one CPU device
 python examples/train_llama.py --mesh 2x2x1 --scan --remat      data x fsdp x tensor: four devices, one process (SPMD)
 torchrun --nproc-per-node=2 examples/train_llama.py --mesh 2x2x1        the same in two processes
 
-The batch is split over "data" and "fsdp", every weight over "fsdp" and "tensor". What a step computes does not depend
-on the mesh. A killed run that is started again with its --checkpoints goes on where it was last saved.
+The batch is sharded over "data" and "fsdp", every weight over "fsdp" and "tensor". The result of a step does not depend
+on the mesh. A run that was killed and is started again with the same --checkpoints resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from torch_xla.experimental.scan_layers import StackedLayers, scan_layers
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of a Llama; the larger ones are those of Llama 3."""
+    """Sizes of a Llama; the larger presets are those of Llama 3."""
 
     width: int
     layers: int
@@ -60,7 +60,7 @@ PRESETS = {
 
 
 def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary embedding: pairs of x [batch, heads, length, size] turn by angles that grow with their position."""
+    """Apply rotary embeddings: rotate pairs of x [batch, heads, length, size] by angles that grow with the position."""
     half = x.shape[-1] // 2
     frequencies = base ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = positions[:, None] * frequencies
@@ -79,11 +79,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.heads * self.size, config.width, bias=False)
 
     def heads(self, x: Tensor) -> Tensor:
-        """[batch, length, heads * size] -> [batch, heads, length, size]"""
+        """Split the heads: [batch, length, heads * size] -> [batch, heads, length, size]."""
         return x.unflatten(-1, (-1, self.size)).transpose(1, 2)
 
     def forward(self, x: Tensor, positions: Tensor, cache: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """With a cache, keys and values of all positions so far are read from it, and these are written to it."""
+        """Compute attention; with a cache, write keys and values to it and read those of all previous positions."""
         base = self.config.rope_base
         query = rotate(self.heads(self.query(x)), positions, base)
         key, value = rotate(self.heads(self.key(x)), positions, base), self.heads(self.value(x))
@@ -96,17 +96,17 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-#: A mesh, and how its devices share tensors.
+#: A mesh, and the sharding of activations on it.
 Layout = tuple[xs.Mesh, tuple[Any, ...]]
 
 
 def spread(x: Tensor, layout: Layout | None) -> Tensor:
-    """Activations and their gradients split over a mesh: then weights come to where these are, not the other way."""
+    """Shard activations and their gradients over a mesh, so that XLA gathers weights rather than activations."""
     return x if layout is None else xs.mark_sharding_with_gradients(x, *layout)
 
 
 class Block(nn.Module):
-    """With ``remat``, backward computes again what happens in here, and only the input is kept."""
+    """A transformer block. With ``remat``, backward recomputes its activations and only the input is saved."""
 
     layout: Layout | None = None
 
@@ -134,9 +134,9 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Logits [batch, length, vocabulary] of tokens [batch, length].
+    """Return logits [batch, length, vocabulary] for tokens [batch, length].
 
-    With ``scan`` the blocks are one loop, with ``stack`` one over weights that are stacked to begin with.
+    With ``scan`` the blocks are one loop; with ``stack`` the loop reads weights that are stored as stacks.
     """
 
     layout: Layout | None = None
@@ -165,7 +165,7 @@ class Llama(nn.Module):
         return self.head(self.norm(spread(x, self.layout)))
 
     def each_block(self) -> list[Callable[..., Tensor]]:
-        """The blocks, one by one."""
+        """Return the blocks, one by one."""
         if not isinstance(self.blocks, StackedLayers):
             return list(self.blocks)
         states = [self.blocks.layer_state_dict(number) for number in range(len(self.blocks))]
@@ -173,7 +173,7 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def generate(self, prompt: Tensor, count: int, temperature: float = 0.8) -> Tensor:
-        """``count`` sampled tokens that go on from ``prompt`` [batch, length]. Two programs: the prompt, one token."""
+        """Sample ``count`` tokens after ``prompt`` [batch, length]. Compiles two programs: the prompt, one token."""
         batch, length = prompt.shape
         config = self.config
         shape = (batch, config.key_heads, length + count, config.width // config.heads)
@@ -192,7 +192,7 @@ class Llama(nn.Module):
         return torch.cat(found, 1)
 
 
-#: How weights lie on the mesh, by the end of their names. Products split over "tensor" meet in the next product.
+#: Sharding of weights by the end of their names. Pairs of matmuls over "tensor" need one reduction.
 LAYOUT = {
     ("query.weight", "key.weight", "value.weight", "gate.weight", "up.weight"): ("tensor", "fsdp"),
     ("out.weight", "down.weight"): ("fsdp", "tensor"),
@@ -202,18 +202,18 @@ LAYOUT = {
 
 
 def shard(model: Llama, mesh: xs.Mesh) -> None:
-    """Splits the weights over the mesh, before they are made; gradients and the optimizer's state lie like them."""
+    """Shard the weights over the mesh before they are allocated; gradients and optimizer state inherit the sharding."""
     for module in model.modules():
         if isinstance(module, (Llama, Block)):
             module.layout = mesh, (("data", "fsdp"), None, None)
     for name, parameter in model.named_parameters():
         for ends, layout in LAYOUT.items():
-            if name.endswith(ends):  # a stack has one dimension more
+            if name.endswith(ends):  # a stack has an additional dimension
                 xs.mark_sharding(parameter, mesh, (None,) * (parameter.dim() - 2) + layout)
 
 
 class Text:
-    """The sources of Python's standard library as bytes; the batch of a step depends on its number alone."""
+    """The sources of Python's standard library as bytes; the batch of a step depends only on its number."""
 
     def __init__(self, length: int) -> None:
         files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
@@ -221,14 +221,14 @@ class Text:
         self.length = length
 
     def batch(self, step: int, size: int) -> Tensor:
-        """[size, length + 1]"""
+        """Return tokens [size, length + 1]."""
         generator = torch.Generator().manual_seed(step)
         starts = torch.randint(len(self.bytes) - self.length - 1, (size, 1), generator=generator)
         return self.bytes[starts + torch.arange(self.length + 1)].long()
 
 
 class Trainer:
-    """A model, its optimizer, and where it is; all that a checkpoint holds."""
+    """A model, its optimizer and the step number: the state of a checkpoint."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -250,7 +250,7 @@ class Trainer:
         self.step = 0
 
     def rate(self, step: int) -> float:
-        """Warms up, then a half cosine down to a tenth."""
+        """Return the learning rate factor: warmup, then a half cosine down to a tenth."""
         warmup, total = self.options.warmup, self.options.steps
         if step < warmup:
             return (step + 1) / warmup
@@ -267,7 +267,7 @@ class Trainer:
         self.step = state["step"]
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The parts of this step's batch, on the device."""
+        """Yield the microbatches of this step, on the device."""
         options = self.options
         for part in self.text.batch(self.step, options.batch_size).chunk(options.accumulate):
             both = [t.contiguous().to("xla") for t in (part[:, :-1], part[:, 1:])]
@@ -277,12 +277,12 @@ class Trainer:
             yield both[0], both[1]
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Nobody keeps the logits: what has a name at the end of a step is a result of the step, and takes memory."""
+        """Return the loss; logits are not bound to a name, because live tensors at the end of a step are outputs."""
         logits = self.model(tokens).float()
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def train_step(self) -> Tensor:
-        """Returns the loss, before the weights change."""
+        """Run a step and return the loss before the update."""
         total = torch.zeros((), device="xla")
         for tokens, targets in self.batches():
             loss = self.loss(tokens, targets) / self.options.accumulate
@@ -297,14 +297,14 @@ class Trainer:
         return total
 
     def flops(self) -> float:
-        """Of a step, forward and backward, without what is computed again: 6 per weight and token, and attention."""
+        """Return FLOPs of a step without recomputation: 6 per weight and token, and attention."""
         options, config = self.options, self.config
         weights = sum(p.numel() for p in self.model.parameters()) - self.model.embedding.weight.numel()
         tokens = options.batch_size * options.length
         return tokens * (6 * weights + 6 * config.layers * config.width * options.length)
 
     def train(self, checkpoints: CheckpointManager | None) -> float:
-        """Runs to the end; returns the loss of the last step, nan where none was left to run."""
+        """Train to the last step; return its loss, nan if no step was left."""
         options, losses = self.options, []
         bar = tqdm(total=options.steps, initial=self.step, unit="step", disable=not xm.is_master_ordinal(local=False))
         start, before, first = time.perf_counter(), 0.0, self.step
@@ -320,12 +320,12 @@ class Trainer:
                     speed = rate * options.batch_size * options.length
                     bar.set_postfix_str(f"loss {shown}, {speed:,.0f} tokens/s, {self.utilisation(rate)}")
             if checkpoints is not None:
-                checkpoints.save_async(self.step, self.state())  # where one is due
+                checkpoints.save_async(self.step, self.state())  # if one is due
         bar.close()
         return losses[-1].item() if losses else math.nan
 
     def utilisation(self, steps_per_second: float) -> str:
-        """Model FLOP/s, as part of what the devices can do where that is given."""
+        """Format the model FLOP/s, as a fraction of the devices' peak if that is given."""
         achieved = self.flops() * steps_per_second / 1e12
         peak = self.options.peak_tflops
         return f"MFU {achieved / peak:.1%}" if peak else f"{achieved * 1000:,.1f} GFLOP/s"
@@ -336,26 +336,28 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--preset", choices=PRESETS, default="tiny")
     add(
-        "--mesh", type=lambda s: tuple(map(int, s.split("x"))), help="sizes of data x fsdp x tensor; one device without"
+        "--mesh",
+        type=lambda s: tuple(map(int, s.split("x"))),
+        help="sizes of data x fsdp x tensor; default: one device",
     )
-    add("--scan", action="store_true", help="the blocks as one loop: compiles in the time of one")
-    add("--stack", action="store_true", help="as --scan, over weights that are stacks: nothing is copied in a step")
-    add("--remat", action="store_true", help="computes activations again in backward instead of keeping them")
+    add("--scan", action="store_true", help="run the blocks as one loop: compiles as fast as one block")
+    add("--stack", action="store_true", help="like --scan, with weights stored as stacks: no copies during a step")
+    add("--remat", action="store_true", help="recompute activations in backward instead of saving them")
     add("--bf16", action="store_true", help="weights and computation in bfloat16")
     add("--steps", type=int, default=300)
     add("--batch_size", type=int, default=16)
     add("--length", type=int, default=128)
-    add("--accumulate", type=int, default=1, help="parts that the batch is computed in")
+    add("--accumulate", type=int, default=1, help="number of microbatches per batch")
     add("--lr", type=float, default=2e-3)
     add("--warmup", type=int, default=20)
     add("--clip", type=float, default=1.0)
     add("--seed", type=int, default=1)
     add("--log_every", type=int, default=10)
-    add("--checkpoints", help="a folder; a run that finds a checkpoint there goes on from it")
+    add("--checkpoints", help="folder of checkpoints; a run resumes from the latest one in it")
     add("--save_every", type=int, default=50)
-    add("--generate", type=int, default=120, help="bytes to write at the end")
-    add("--peak_tflops", type=float, default=0.0, help="of all devices together, for the utilisation (MFU)")
-    add("--target_loss", type=float, default=math.inf, help="exit code 1 above it")
+    add("--generate", type=int, default=120, help="number of bytes to generate at the end")
+    add("--peak_tflops", type=float, default=0.0, help="total peak of all devices, for the utilization (MFU)")
+    add("--target_loss", type=float, default=math.inf, help="exit code 1 above this loss")
     return parser.parse_args(arguments)
 
 

@@ -1,10 +1,10 @@
-"""Train on handwritten digits with a thread for each device.
+"""Train on handwritten digits with one thread per device.
 
     python examples/train_mnist.py                      on one device
-    python examples/train_mnist.py --num_cores=4        on four; without a TPU or GPUs, four made from the CPU
+    python examples/train_mnist.py --num_cores=4        on four; without a TPU or GPUs, four emulated by the CPU
     python examples/train_mnist.py --num_cores=0        in native PyTorch, on the CPU
 
-The same with processes, which make better use of a machine: examples/train_mp_mnist.py.
+Processes use a host better than threads: see examples/train_mp_mnist.py.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import torch_xla.distributed.data_parallel as dp
 
 
 def train(options: argparse.Namespace) -> float:
-    """Trains and returns the accuracy on the test set."""
+    """Train and return the accuracy on the test set."""
     torch.manual_seed(1)
     os.environ.setdefault("CPU_NUM_DEVICES", str(max(1, options.num_cores)))  # read when a device is first used
     devices = (xm.get_xla_supported_devices(max_devices=options.num_cores) or []) if options.num_cores else []
     if len(devices) < options.num_cores:
-        sys.exit(f"--num_cores={options.num_cores}, but there are {len(devices)} devices")
+        sys.exit(f"--num_cores={options.num_cores}, but only {len(devices)} devices are available")
     train_set, test_set, name = datasets(options.datadir)
     size = options.batch_size // max(1, len(devices))
     train_loader = DataLoader(train_set, size, shuffle=True, drop_last=True)

@@ -1,8 +1,8 @@
-"""Train on handwritten digits with a process for each device.
+"""Train on handwritten digits with one process per device.
 
 python examples/train_mp_mnist.py                   on one device
-python examples/train_mp_mnist.py --num_cores=4     on four; without a TPU or GPUs, four made from the CPU
-python -m torch_xla.distributed.xla_dist --hosts=a,b -- python train_mp_mnist.py --num_cores=4      on two machines
+python examples/train_mp_mnist.py --num_cores=4     on four; without a TPU or GPUs, four emulated by the CPU
+python -m torch_xla.distributed.xla_dist --hosts=a,b -- python train_mp_mnist.py --num_cores=4      on two hosts
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import torch_xla.runtime as xr
 
 
 def loader_for(data: Dataset, size: int, shuffle: bool) -> DataLoader:
-    """A loader of this process's part of the data."""
+    """Return a loader of this process's samples."""
     sampler = DistributedSampler(data, xr.world_size(), xr.global_ordinal(), shuffle=shuffle)
     return DataLoader(data, size, sampler=sampler, drop_last=True)
 
 
 def train_epoch(model: nn.Module, loader: pl.MpDeviceLoader, optimizer: optim.Optimizer) -> float:
-    """Returns the loss of the last step."""
+    """Train for one epoch and return the loss of the last step."""
     model.train()
     loss = torch.zeros(())
     for data, target in tqdm(loader, unit="step", disable=not xm.is_master_ordinal(local=False)):
@@ -45,7 +45,7 @@ def train_epoch(model: nn.Module, loader: pl.MpDeviceLoader, optimizer: optim.Op
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: pl.MpDeviceLoader) -> float:
-    """The accuracy on the test set, over all processes."""
+    """Return the accuracy on the test set, over all processes."""
     model.eval()
     correct, total = torch.zeros((), dtype=torch.int64, device=xm.xla_device()), 0
     for data, target in loader:
@@ -78,5 +78,5 @@ def _mp_fn(index: int, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    arguments = parse(__doc__, "processes, one a device")
+    arguments = parse(__doc__, "processes, one per device")
     xmp.spawn(_mp_fn, args=(arguments,), nprocs=arguments.num_cores)

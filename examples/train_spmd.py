@@ -1,9 +1,9 @@
-"""Train on handwritten digits with one process that drives all devices: tensors are spread over a mesh of them (SPMD).
+"""Train on handwritten digits with one process that drives all devices: tensors are sharded over a mesh (SPMD).
 
-python examples/train_spmd.py --num_cores=4         on four devices; without a TPU or GPUs, four made from the CPU
+python examples/train_spmd.py --num_cores=4         on four devices; without a TPU or GPUs, four emulated by the CPU
 
-The batch is split over the axis "data", the weights of the largest layer over the axis "model"; the rest is on every
-device. The loop is that of one device.
+The batch is sharded over the axis "data", the weights of the largest layer over the axis "model"; other tensors are
+replicated. The training loop is that of one device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch_xla.distributed.spmd.debugging import visualize_tensor_sharding
 
 
 def train_epoch(model: nn.Module, loader: MpDeviceLoader, optimizer: optim.Optimizer) -> float:
-    """Returns the loss of the last step."""
+    """Train for one epoch and return the loss of the last step."""
     model.train()
     loss = torch.zeros(())
     for images, labels in tqdm(loader, unit="step"):
@@ -39,7 +39,7 @@ def train_epoch(model: nn.Module, loader: MpDeviceLoader, optimizer: optim.Optim
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: MpDeviceLoader) -> float:
-    """The accuracy on the test set."""
+    """Return the accuracy on the test set."""
     model.eval()
     correct, total = torch.zeros((), dtype=torch.int64, device="xla"), 0
     for images, labels in loader:

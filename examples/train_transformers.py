@@ -1,9 +1,9 @@
-"""Train a small BERT with the Trainer of transformers to tell Python's code from the words about it, byte by byte.
+"""Train a small BERT with the Trainer of transformers to distinguish Python code from comments, byte by byte.
 
-python examples/train_transformers.py               without a TPU: PJRT_DEVICE=CPU
+python examples/train_transformers.py               without a TPU: set PJRT_DEVICE=CPU
 
-Nothing comes from a hub: the model is made from a configuration, and the text is that of Python's standard library.
-Every row has one length, so that the step is one program.
+Nothing is downloaded: the model is created from a configuration, and the text is Python's standard library. All rows
+have the same length, so that the step is one program.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
 LENGTH = 64
-PAD = 0  # no text has this byte
+PAD = 0  # does not occur in text
 
 
 def lines(limit: int) -> tuple[list[str], list[str]]:
-    """Lines of code, and lines of comments and docstrings, of Python's standard library."""
+    """Return lines of code, and lines of comments and docstrings, of Python's standard library."""
     code, words = set[str](), set[str]()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         with tokenize.open(path) as file:
@@ -42,7 +42,7 @@ def lines(limit: int) -> tuple[list[str], list[str]]:
 
 
 def rows(limit: int) -> list[dict[str, Any]]:
-    """Rows as the Trainer takes them, in random order: bytes, which of them count, and 0 for code or 1 for words."""
+    """Return rows for the Trainer, in random order: bytes, attention mask, and label 0 for code or 1 for comments."""
     found = []
     for label, texts in enumerate(lines(limit)):
         for text in texts:
@@ -55,7 +55,7 @@ def rows(limit: int) -> list[dict[str, Any]]:
 
 
 def model() -> BertForSequenceClassification:
-    """A BERT of 0.5 million weights."""
+    """Return a BERT with 0.5 million weights."""
     config = BertConfig(
         vocab_size=256, hidden_size=96, num_hidden_layers=3, num_attention_heads=4, intermediate_size=192,
         max_position_embeddings=LENGTH, num_labels=2,
@@ -64,14 +64,14 @@ def model() -> BertForSequenceClassification:
 
 
 def accuracy(evaluated: Any) -> dict[str, float]:
-    """What the Trainer asks after each epoch."""
+    """Compute the metric of the Trainer after each epoch."""
     return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num_epochs", type=float, default=3)
-    parser.add_argument("--rows", type=int, default=2048, help="of each kind; a tenth is for the test")
+    parser.add_argument("--rows", type=int, default=2048, help="rows per class; a tenth is for the test")
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--target_accuracy", type=float, default=0.0, help="exit 1 below this test accuracy")
     options = parser.parse_args()

@@ -1,15 +1,15 @@
-"""Every test starts from a cut graph and the same seed; programs are compiled quickly rather than well."""
+"""Gives every test an empty graph and the same seed, and compiles programs without optimizations."""
 
 from __future__ import annotations
 
 import gc
 import os
 
-# There is a worker for each core: a second thread of torch's waits for work by spinning, and takes time from the other.
+# One worker runs per core: a second torch thread waits for work by spinning and takes time from the other worker.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# As importing scikit-learn does, of which some tests take the digits: forks are refused to those whose variables of
-# OpenMP are others than those that their server was started with (fork_server.py), and interpreters take seconds.
+# Importing scikit-learn sets it, too (for the digits dataset). The fork server (fork_server.py) cannot fork for a
+# client whose OpenMP variables differ from its own, and a new interpreter takes seconds.
 os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
 os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 
@@ -22,8 +22,8 @@ from torch_xla._engine.compilation import program_cache
 from torch_xla._engine.diagnostics.recompilation_tracker import watcher
 from torch_xla._engine.torch_patches import manual_seed
 
-#: Files whose tests start processes or wait, the longest first. They are begun before all others, so that none of them
-#: is what one worker still does when the rest have nothing left (`make test` hands the short ones over then).
+#: Files whose tests start processes or wait, the longest first. They start before all others, so that no worker runs
+#: one of them alone at the end (`make test` distributes the short ones then).
 LONG_FIRST = [
     "test_large_models", "test_sharded", "test_build", "test_process_lifetime", "test_collectives", "test_examples",
     "test_training_parity", "test_fork", "test_docs", "test_multi_host", "test_spmd", "test_distributed_checkpoint",
@@ -36,16 +36,16 @@ LONG_FIRST = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first; others stay in their order."""
+    """Run long tests first; others keep their order."""
     place = {name: number for number, name in enumerate(LONG_FIRST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
 @pytest.fixture(autouse=True, scope="module")
 def settled() -> None:
-    """What was imported, and kept by files before, is a million objects that no collection of garbage looks at.
+    """Exclude imported objects and module fixtures, about a million objects, from garbage collection.
 
-    Tests ask for collections, each half a second otherwise; tracing makes thousands of objects that go by themselves.
+    Tests call gc.collect(), each half a second otherwise; tracing makes thousands of objects that need no collection.
     """
     gc.set_threshold(20_000, 10, 10)
     gc.collect()
@@ -54,15 +54,15 @@ def settled() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    """Nothing pending from the test before, no optimizer without its barrier, no lines captured, seed 0."""
+    """Start with no pending operations, no optimizer without a barrier, no source capture, and seed 0."""
     torch_xla.sync()
-    watcher.stop_line_capture()  # an unexpected compilation in the test before has their capture on for 100 steps
-    # As torch.manual_seed, which notes the whole stack for devices of other kinds, should they be used one day.
+    watcher.stop_line_capture()  # an unexpected compilation in the previous test enables capture for 100 steps
+    # Like torch.manual_seed, which also captures the whole stack for lazily initialized devices of other types.
     torch.default_generator.manual_seed(0)
     manual_seed.seed_all(0)
 
 
 @pytest.fixture
 def cold() -> None:
-    """No program compiled by tests before, whichever these were: for tests that count compilations."""
+    """Clear the program cache: for tests that count compilations."""
     program_cache.cache.clear()

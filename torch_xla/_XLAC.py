@@ -1,4 +1,4 @@
-"""The names of upstream's C++ module that scripts call."""
+"""Functions of upstream's C++ extension module that scripts and libraries call."""
 
 from __future__ import annotations
 
@@ -16,63 +16,63 @@ from torch_xla.torch_xla import real_devices
 
 
 def _xla_metrics_report() -> str:
-    """The metrics report; see torch_xla.debug.metrics."""
+    """Return the metrics report; see torch_xla.debug.metrics."""
     return metrics.report()
 
 
 def _xla_get_devices() -> list[str]:
-    """The hardware behind each xla device."""
+    """Return the hardware device of each xla device."""
     return real_devices()
 
 
 def _xla_get_default_device() -> str:
-    """The current xla device."""
+    """Return the current xla device."""
     return f"xla:{recorder.bindings().current_device()}"
 
 
 def _xla_set_default_device(device: str) -> str:
-    """Makes ``device`` the current one of this thread and returns it."""
+    """Make ``device`` the current device of this thread and return it."""
     index = recorder.ordinal(device)
     recorder.bindings().set_current_device(index)
     return f"xla:{index}"
 
 
 def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
-    """The graph that computes the tensors, as text; nothing runs."""
+    """Return the graph that computes the tensors as text, without running it."""
     return pending_graph.render_pending("_get_xla_tensors_text", tensors, "text")
 
 
 def _get_xla_tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
-    """The graph that computes the tensors, for Graphviz."""
+    """Return the graph that computes the tensors in Graphviz's DOT language."""
     return pending_graph.render_pending("_get_xla_tensors_dot", tensors, "dot")
 
 
 def _get_xla_tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
-    """The graph that computes the tensors, as HLO."""
+    """Return the graph that computes the tensors as HLO text."""
     return pending_graph.render_pending("_get_xla_tensors_hlo", tensors, "hlo")
 
 
 def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
-    """16 bytes that are equal for graphs that are one program: the same operations on the same shapes."""
+    """Return a 16-byte hash that is equal for graphs that share a program: the same operations on the same shapes."""
     return pending_graph.pending_key("_get_graph_hash", tensors)
 
 
 def _get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:
-    """What is known of a tensor: its id, shape and device, how it lies, and the graph that computes it if it waits."""
+    """Return the id, shape, device and sharding of a tensor, and the pending graph that computes it, if any."""
     text = pending_graph.render_pending("_get_xla_tensor_debug_info", [tensor], "text")
-    lies = _get_xla_sharding_spec(tensor) or "on one device"
-    head = f"id: {_xla_get_tensor_id(tensor)}, {tensor.dtype}{list(tensor.shape)} on {tensor.device}, {lies}"
+    sharding = _get_xla_sharding_spec(tensor) or "on one device"
+    head = f"id: {_xla_get_tensor_id(tensor)}, {tensor.dtype}{list(tensor.shape)} on {tensor.device}, {sharding}"
     return f"XLATensor {{{head}}}\n{text}"
 
 
 def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
-    """XLA's words for how a tensor lies over the devices, as in ``{devices=[2,1]0,1}``; '' without SPMD."""
+    """Return the sharding of a tensor as XLA prints it, such as ``{devices=[2,1]0,1}``; '' without SPMD."""
     return xla_sharded_tensor.sharding_spec(tensor) if xla_sharded_tensor.is_sharded(tensor) else ""
 
 
 def _xla_set_mat_mul_precision(precision: str) -> None:
-    """torch_xla.backends.set_mat_mul_precision. ValueError for another name."""
-    backends.set_mat_mul_precision(precision)  # type: ignore[arg-type]  # any text: what it is says the function
+    """Set the matmul precision; see torch_xla.backends.set_mat_mul_precision. Raises ValueError for an unknown name."""
+    backends.set_mat_mul_precision(precision)  # type: ignore[arg-type]  # the function checks the text
 
 
 def _xla_get_mat_mul_precision() -> str:
@@ -81,8 +81,9 @@ def _xla_get_mat_mul_precision() -> str:
 
 
 def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
-    """A number from 1 that is the tensor's own; ``tensor.data`` and ``detach()``, which are the same memory, share it.
+    """Return a tensor's unique id, from 1; ``tensor.data`` and ``detach()``, which share its memory, share the id.
 
-    RuntimeError for a tensor of another device.
+    Raises:
+      RuntimeError: the tensor is not on an xla device.
     """
     return int(recorder.bindings().tensor_id(tensor))

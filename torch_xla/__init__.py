@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch_xla._engine.base.diagnostic_commands import is_diagnostic_command as _looks_at_importing
 from torch_xla._version import __version__
 
-if not _looks_at_importing():  # a command that says why importing fails has to come as far as running
+if not _looks_at_importing():  # a command that diagnoses import errors must be able to start
     from torch_xla._engine import startup as _start
 
     _start.initialize()

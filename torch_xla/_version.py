@@ -1,3 +1,3 @@
-"""The version: that of the torch release this package is for."""
+"""The package version, equal to the torch release that the package targets."""
 
 __version__ = "2.13.0"

@@ -1,13 +1,13 @@
-"""``python -m torch_xla.build``: compiles ahead what the first import and the first program would.
+"""Build the native libraries ahead of the first use: ``python -m torch_xla.build``.
 
-That is the recorder, and torch's own kernels as programs on the CPU call them.
+It compiles the recorder (a C++ extension of torch) and the library of ATen's CPU kernels that CPU programs call.
 
-Run it where a compiler is, once for each environment: in the recipe of an image, or before many processes start. It
-needs torch and a C++ compiler, and no device. The builds are kept in the cache folder (TORCH_XLA_CACHE_DIR); where the
-folder goes along, the machine that runs the script needs no compiler.
+Run it where a compiler is installed, once per environment: when an image is built, or before many processes start. It
+needs torch and a C++ compiler, but no device. The libraries are stored in the cache folder (TORCH_XLA_CACHE_DIR); a
+machine to which that folder is copied needs no compiler.
 
-exit code   0   both are there
-            1   one cannot be built; the message says what is missing
+exit code   0   both libraries are available
+            1   a library cannot be built; the message names what is missing
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Builds what is not built yet, and prints where each is. Returns the exit code."""
+    """Build the libraries that are missing, print the path of each, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m torch_xla.build", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--into-package",
         action="store_true",
-        help="copy them beside their sources as well, where a wheel is made from them",
+        help="also copy the libraries beside their sources, to build a wheel from them",
     )
     options = parser.parse_args(argv)
-    from torch_xla._engine.cpu_backend import library  # imports torch, which --help does without
+    from torch_xla._engine.cpu_backend import library  # imports torch, which --help does not need
     from torch_xla._engine.recorder import build, toolchain
 
     try:
-        build.load_recorder()  # a build that cannot be imported is none
+        build.load_recorder()  # an extension that cannot be imported does not count as built
         for extension in (build.recorder_extension(), library.kernel_extension()):
             path = build.build_or_find(extension)
             print(build.store_in_package(extension, path) if options.into_package else path)

@@ -1,9 +1,9 @@
-"""torch_xla and jax in one program: arrays shared without a copy, functions of each called from the other.
+"""Use torch_xla and jax in one program: share arrays without a copy, call functions of one from the other.
 
-to_jax, from_jax               an xla tensor as a jax.Array and back: the same memory
-jax_function                   a jax function on xla tensors, one node of the graph, with its gradient
-torch_function_as_jax,         a torch function, or a module, as a jax function, with the gradient that torch's
-module_as_jax                  autograd gives
+to_jax, from_jax               convert an xla tensor to a jax.Array and back; both share memory
+jax_function                   call a jax function on xla tensors as one node of the graph, with its gradient
+torch_function_as_jax,         call a torch function or module as a jax function, with the gradient that torch's
+module_as_jax                  autograd computes
 """
 
 from __future__ import annotations
@@ -22,34 +22,40 @@ __all__ = ["from_jax", "jax_function", "module_as_jax", "to_jax", "torch_functio
 
 
 def to_jax(tensor: torch.Tensor) -> jax.Array:
-    """The tensor's values as a jax.Array of its shape and dtype, in the same memory; runs what they need first.
+    """Convert an xla tensor to a jax.Array of its shape and dtype that shares its memory; runs the pending graph first.
 
-    Later writes to the tensor do not show in the array. While the array is alive, its memory is not donated to a
-    program of ours; arrays that jax makes of it without a copy (``addressable_data``, ``device_put`` to the same
-    device) do not keep it so, the array itself must be kept. It must not be deleted, nor donated to a function of jax,
-    as long as the tensor is used. Where the device stores a dtype as a narrower one (``XLA_USE_BF16``), and only there,
-    it is a copy. TypeError for a tensor of another device.
+    Later writes to the tensor do not change the array. While the array is alive, torch_xla does not donate its memory
+    to a program. Arrays that jax derives from it without a copy (``addressable_data``, ``device_put`` to the same
+    device) do not protect the memory: keep a reference to the array itself. Do not delete the array or donate it to a
+    jax function while the tensor is in use. If the device stores the dtype in a narrower storage dtype
+    (``XLA_USE_BF16``), the array is a copy.
+
+    Raises:
+      TypeError: the tensor is not on an xla device.
     """
     return array_sharing.to_jax(tensor)
 
 
 def from_jax(array: jax.Array) -> torch.Tensor:
-    """An xla tensor with the array's values, shape and dtype, in the same memory.
+    """Convert a jax.Array to an xla tensor of its shape and dtype that shares its memory.
 
-    It is on the xla device of the array's own device. An array of another device or platform, or (without SPMD) one
-    that lies on several, is copied to the current xla device. The array may be used on; it must not be deleted, nor
-    donated to a function of jax, as long as the tensor is used. TypeError for what is no array, or of a dtype that
-    torch lacks; ValueError for an array that was deleted, or has parts in other processes.
+    The tensor is on the xla device of the array's device. An array on another device or platform, or (without SPMD) an
+    array sharded over several devices, is copied to the current xla device. The array stays usable; do not delete it or
+    donate it to a jax function while the tensor is in use.
+
+    Raises:
+      TypeError: the argument is not an array, or torch does not support its dtype.
+      ValueError: the array was deleted, or has shards in other processes.
     """
     return array_sharing.from_jax(array)
 
 
 def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A jax function as a function of xla tensors, with its gradient: jax.vjp's, as one more node of the graph.
+    """Convert a jax function to a differentiable function of xla tensors; jax.vjp provides the gradient.
 
-    Arguments are as for ``torch_xla.core.xla_builder.call_jax``. Results of integer dtypes have no gradient, nor have
-    arguments that require none. There is no second derivative: RuntimeError in a backward pass with
-    ``create_graph=True``.
+    Forward and backward are one node of the graph each. Arguments are as for
+    ``torch_xla.core.xla_builder.call_jax``. Results of integer dtypes, and arguments that do not require a gradient,
+    have no gradient. There is no second derivative: a backward pass with ``create_graph=True`` raises RuntimeError.
     """
 
     @functools.wraps(function)
@@ -60,20 +66,23 @@ def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def torch_function_as_jax(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A pure torch function of xla tensors as a function of jax arrays.
+    """Convert a pure torch function of xla tensors to a function of jax arrays.
 
-    It takes and gives structures that jax knows; leaves that are no arrays go to ``function`` as they are. The function
-    is run at each call, or once for each trace of jax, on xla tensors without values. One that draws random numbers
-    needs ``seed=``, an integer. RuntimeError where it is not pure: it asks for values, uses xla tensors that are no
-    arguments, or writes to an argument.
+    Arguments and results are pytrees; leaves that are not arrays are passed to ``function`` unchanged. The function
+    runs at each call, or once per jax trace, on abstract xla tensors (shape and dtype only). A function that draws
+    random numbers requires ``seed=``, an integer.
+
+    Raises:
+      RuntimeError: the function is not pure: it reads values, uses xla tensors that are not arguments, or writes to an
+        argument.
     """
     return torch_to_jax.torch_function_as_jax(function)
 
 
 def module_as_jax(module: torch.nn.Module) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
-    """``(function, parameters)``: ``function(parameters, *args, **kwargs)`` is the module's forward pass.
+    """Convert a module on xla to ``(function, parameters)``; ``function(parameters, *args, **kwargs)`` is forward.
 
-    ``parameters`` are those of a module on xla, and its buffers, by name, in the same memory (see to_jax).
+    ``parameters`` holds the module's parameters and buffers by name and shares their memory (see to_jax).
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 

@@ -1,8 +1,8 @@
-"""``xr``: which devices and processes take part in a job, and which one this is.
+"""``xr``: devices, processes and replicas of a job, and this process's indices in it.
 
-An ordinal counts replicas: devices that train together, one for each process or thread. A process that was started
-by itself is a job of one: world size 1, ordinal 0. Unless it says so, a function here starts no backend, so that a
-process can still fork afterwards.
+A replica is a device that trains together with others; each process or thread drives one, identified by its ordinal.
+A process that was started alone is a job of one: world size 1, ordinal 0. Functions start no backend unless their
+docstring says so, so that a process can still fork afterwards.
 """
 
 from __future__ import annotations
@@ -24,75 +24,78 @@ from torch_xla._engine.job import replicas
 
 
 def device_type() -> str:
-    """The kind of device: ``CPU``, ``TPU``, ``CUDA``, or what PJRT_DEVICE names.
+    """Return the device type: ``CPU``, ``TPU``, ``CUDA``, or the value of PJRT_DEVICE.
 
-    Where nobody has asked for a kind and no device was used yet, the kind that will be found when one is.
+    If the device type is not configured and no device is in use, return the type that will be selected.
     """
     return devices.device_type()
 
 
 def set_device_type(pjrt_device: str) -> None:
-    """Chooses the kind of device, ``CPU``, ``TPU`` or ``CUDA``, for this process and those it starts.
+    """Select the device type, ``CPU``, ``TPU`` or ``CUDA``, for this process and the processes it starts.
 
-    Sets PJRT_DEVICE. Raises RuntimeError when a device of another kind is in use already.
+    Sets PJRT_DEVICE.
+
+    Raises:
+      RuntimeError: a device of another type is in use.
     """
     if devices.backend_started() and pjrt_device.upper() != device_type():
         raise RuntimeError(
-            f"set_device_type: devices of kind {device_type()} are in use already; choose {pjrt_device.upper()} before "
-            "the first xla tensor is made"
+            f"set_device_type: devices of type {device_type()} are in use; select {pjrt_device.upper()} before "
+            "creating the first xla tensor"
         )
     settings.export("PJRT_DEVICE", pjrt_device)
 
 
 def using_pjrt() -> bool:
-    """Whether devices are driven through PJRT, XLA's runtime interface. They always are."""
+    """Return True: all devices are driven through PJRT, XLA's runtime interface."""
     return True
 
 
 def is_bf16_supported() -> bool:
-    """Whether ``torch.bfloat16`` exists on xla devices."""
+    """Return whether xla devices support ``torch.bfloat16``."""
     return dtypes.is_supported(torch.bfloat16)
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
-    """An xla device; see torch_xla.core.xla_model.xla_device. Starts the backend."""
+    """Return an xla device; see torch_xla.core.xla_model.xla_device. Starts the backend."""
     from torch_xla.core import xla_model
 
     return xla_model.xla_device(n, devkind)
 
 
 def world_size() -> int:
-    """The number of replicas in the job, on all machines."""
+    """Return the number of replicas of the job, on all hosts."""
     return replicas.world_size()
 
 
 def global_ordinal() -> int:
-    """This replica's number among all of the job, from 0."""
+    """Return this replica's ordinal among all replicas of the job, from 0."""
     return replicas.global_ordinal()
 
 
 def local_ordinal() -> int:
-    """This replica's number among those on this machine, from 0."""
+    """Return this replica's ordinal among the replicas of this host, from 0."""
     return replicas.local_ordinal()
 
 
 def process_count() -> int:
-    """The number of processes in the job."""
+    """Return the number of processes of the job."""
     return replicas.process_count()
 
 
 def process_index() -> int:
-    """This process's number among those of the job, from 0."""
+    """Return this process's index in the job, from 0."""
     return replicas.process_index()
 
 
 def local_process_count() -> int:
-    """The number of the job's processes on this machine."""
+    """Return the number of the job's processes on this host."""
     return replicas.local_process_count()
 
 
 def host_index() -> int:
-    """This machine's number among those of the job, from 0, where every machine has as many processes."""
+    """Return this host's index in the job, from 0; all hosts must have the same number of processes."""
     plugin = pjrt_plugins.registered_plugin(devices.device_type())
     if plugin is not None:
         return plugin.host_index()
@@ -100,94 +103,106 @@ def host_index() -> int:
 
 
 def addressable_device_count() -> int:
-    """The number of xla devices of this process; starts the backend."""
+    """Return the number of xla devices of this process. Starts the backend."""
     return devices.count()
 
 
 def local_device_count() -> int:
-    """The number of xla devices of all the job's processes on this machine; starts the backend."""
+    """Return the number of xla devices of all the job's processes on this host. Starts the backend."""
     return addressable_device_count() * local_process_count()
 
 
 def global_device_count() -> int:
-    """The number of xla devices of all processes of the job; starts the backend."""
+    """Return the number of xla devices of all processes of the job. Starts the backend."""
     return len(_all_devices())
 
 
 def addressable_runtime_device_count() -> int:
-    """The number of devices that XLA's runtime gives this process; starts the backend."""
+    """Return the number of devices that XLA's runtime provides to this process. Starts the backend."""
     return len(devices.devices())
 
 
 def global_runtime_device_count() -> int:
-    """The number of devices that XLA's runtime knows, in all processes; starts the backend."""
+    """Return the number of devices that XLA's runtime has in all processes. Starts the backend."""
     return len(_all_devices())
 
 
 def runtime_device_attributes(device: str) -> dict[str, Any]:
-    """What XLA's runtime says of one device, ``"xla:0"``, such as its kind and its place in a TPU's grid.
+    """Return the runtime's attributes of one device, such as its kind and its coordinates in a TPU topology.
 
-    Starts the backend. RuntimeError for a device that does not exist.
+    Starts the backend.
+
+    Args:
+      device: name of an xla device, such as ``"xla:0"``.
+
+    Raises:
+      RuntimeError: the device does not exist.
     """
     place = torch.device(device)
     ordinal = place.index or 0
     if place.type != "xla" or ordinal >= len(devices.devices()):
-        raise RuntimeError(f"runtime_device_attributes: {device} is not one of {len(devices.devices())} xla devices")
+        raise RuntimeError(
+            f"runtime_device_attributes: {device} does not exist; this process has {len(devices.devices())} xla devices"
+        )
     return _attributes(devices.device(ordinal))
 
 
 def global_runtime_device_attributes() -> list[dict[str, Any]]:
-    """What XLA's runtime says of each device of all processes; starts the backend."""
+    """Return the runtime's attributes of each device of all processes. Starts the backend."""
     return [_attributes(device) for device in _all_devices()]
 
 
 def get_master_ip() -> str:
-    """The address of the machine of process 0, where the processes of a job meet."""
+    """Return the address of the host of process 0, which runs the job's coordinator."""
     return socket.gethostbyname(settings.MASTER_ADDR or "localhost")
 
 
 def get_num_cached_compilation_graph() -> int:
-    """How many compiled programs are kept in memory."""
+    """Return the number of compiled programs in the in-memory cache."""
     return len(program_cache.cache)
 
 
 def is_spmd() -> bool:
-    """Whether ``xla:0`` stands for all devices, over which tensors are spread; see use_spmd."""
+    """Return whether SPMD is enabled: ``xla:0`` is a virtual device over all devices of the job; see use_spmd."""
     return replicas.is_spmd()
 
 
 def use_spmd(auto: bool | None = False) -> None:
-    """From now on one device, ``xla:0``, stands for all devices of the job, and a tensor can be spread over them.
+    """Enable SPMD: ``xla:0`` becomes a virtual device over all devices of the job, on which tensors can be sharded.
 
-    A tensor is there on every device until torch_xla.distributed.spmd.mark_sharding says otherwise; XLA splits the work
-    and exchanges what is needed. Call it before the first tensor; xla tensors that exist already are replicated when
-    they are next used. With several processes each runs the same script on the same values.
+    A tensor is replicated until torch_xla.distributed.spmd.mark_sharding shards it; XLA partitions the computation and
+    inserts the collectives. Call this function before the first tensor is created; existing xla tensors are replicated
+    when they are next used. With several processes, each runs the same script on the same values.
 
     Args:
-      auto: must be false: choosing the shardings is XLA's work only for tensors that nobody marks.
+      auto: must be false. XLA chooses shardings only for unannotated tensors.
 
-    Raises NotImplementedError for ``auto``, RuntimeError where tensors live on devices other than ``xla:0``.
+    Raises:
+      NotImplementedError: ``auto`` is true.
+      RuntimeError: tensors exist on devices other than ``xla:0``.
     """
     if auto:
-        raise NotImplementedError("use_spmd(auto=True): mark the inputs and parameters, XLA chooses the rest")
+        raise NotImplementedError("use_spmd(auto=True): mark the inputs and parameters; XLA shards the other tensors")
     live = (
         [n for n in range(1, devices.count()) if recorder.bindings().live_tensor_count(n)]
         if devices.backend_started()
         else []
     )
     if live:
-        raise RuntimeError(f"use_spmd: tensors live on xla:{live[0]}; there is only xla:0 with SPMD, so call it first")
+        raise RuntimeError(
+            f"use_spmd: tensors exist on xla:{live[0]}, but SPMD has only xla:0; call use_spmd before creating tensors"
+        )
     replicas.use_spmd()
-    os.environ["XLA_USE_SPMD"] = "1"  # scripts look there for how they run; nothing here reads it
+    os.environ["XLA_USE_SPMD"] = "1"  # scripts read it to detect SPMD; torch_xla does not
 
 
 def _all_devices() -> list[jax.Device]:
-    # Those of the platform in use, which need not be jax's default one.
+    # The devices of the platform in use, which may differ from jax's default platform.
     found: list[jax.Device] = jax.devices(devices.platform())
     return found
 
 
-#: Attributes of a jax.Device; the last three exist on TPUs only.
+#: Attributes of a jax.Device; only TPUs have the last three.
 _ATTRIBUTES = ("id", "process_index", "platform", "device_kind", "coords", "core_on_chip", "slice_index")
 
 

@@ -8,13 +8,13 @@ from torch_xla._engine.base.settings import settings, variables
 
 __all__ = ["main", "settings", "table"]
 
-_WIDTH = 120  # columns of a terminal that the table may fill
+_WIDTH = 120  # terminal columns
 
 
 def table() -> str:
-    """One paragraph a variable: name, value and where it is from, then what it means and the form it takes.
+    """Return one paragraph per variable: name, value and its source, then the meaning and the expected format.
 
-    A value that cannot be read is shown as its error, so that the table always lists everything.
+    An invalid value is shown as its error, so that the table is always complete.
     """
     lines = ["Environment variables of torch_xla. A value marked * is set in the environment.", ""]
     for variable in variables():
@@ -26,13 +26,14 @@ def table() -> str:
         default = "" if source is None else f"   (default: {variable.default or 'unset'})"
         lines.append(f"{'*' if source else ' '} {variable.name} = {value}{default}")
         also = f" Also read as {', '.join(variable.aliases)}." if variable.aliases else ""
+        also += f" Replaces {', '.join(variable.deprecated)} (deprecated)." if variable.deprecated else ""
         text = f"{variable.meaning}. Expects {variable.kind.form}.{also}"
         lines += textwrap.wrap(text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
 
 def _show(value: object) -> str:
-    """A value as one would write it in the environment."""
+    """Format a value as it is written in the environment."""
     if value is None or value == "":
         return "(unset)"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Devices and the step barrier: what ``torch_xla`` itself offers."""
+"""Devices, the step barrier, compilation, and process launch: the functions of the ``torch_xla`` package."""
 
 from __future__ import annotations
 
@@ -23,33 +23,37 @@ R = TypeVar("R")
 
 @dynamo_hooks.graph_break
 def device(index: int | None = None) -> torch.device:
-    """The xla device of that ordinal, or the current one. IndexError, and RuntimeError, for one that does not exist."""
+    """Return the xla device with this ordinal; default: the current one.
+
+    Raises:
+      IndexError, RuntimeError: the device does not exist (the exception is an instance of both).
+    """
     return torch.device("xla", recorder.ordinal(index))
 
 
 @dynamo_hooks.graph_break
 def devices() -> list[torch.device]:
-    """All xla devices of this process."""
+    """Return all xla devices of this process."""
     return [torch.device("xla", i) for i in range(device_count())]
 
 
 @dynamo_hooks.graph_break
 def device_count() -> int:
-    """The number of xla devices of this process; starts the backend."""
+    """Return the number of xla devices of this process. Starts the backend."""
     return _devices.count()
 
 
 @dynamo_hooks.graph_break
 def real_devices() -> list[str]:
-    """The hardware behind each xla device, such as ``CPU:0`` or ``TPU:3``."""
+    """Return the hardware device of each xla device, such as ``CPU:0`` or ``TPU:3``."""
     return [_devices.hardware_name(i) for i in range(device_count())]
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
-    """The step barrier: compiles (or finds) the program of everything recorded so far and starts it.
+    """Run the step barrier: compile the program of all pending operations (or find it in the cache) and start it.
 
     Args:
-      wait: return only when the device has finished. ``XLA_SYNC_WAIT=1`` makes every sync wait.
+      wait: return only after the device has finished. ``XLA_SYNC_WAIT=1`` makes every sync wait.
       reset_scope: accepted for compatibility.
     """
     del reset_scope
@@ -58,7 +62,7 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
 
 @contextmanager
 def step() -> Iterator[None]:
-    """Wraps one step: a barrier before it and one after it, also when it raises."""
+    """Run a step barrier before and after the block, also if it raises."""
     with sync_reasons.sync_reason(sync_reasons.STEP):
         sync()
     try:
@@ -78,16 +82,17 @@ def compile(
     f: Callable[P, R] | None = None, full_graph: bool = False, name: str | None = None,
     max_different_graphs: int | None = None,
 ) -> Callable[P, R] | ContextDecorator:  # fmt: skip
-    """Makes one graph of a function, also in eager mode: what is pending before it runs first, then all it records.
+    """Compile a function as one graph, also in eager mode; operations that are pending before it run first.
 
-    A decorator (``@torch_xla.compile``, ``@torch_xla.compile(full_graph=True)``), a wrapper
-    (``step = torch_xla.compile(step)``) or a context (``with torch_xla.compile(): ...``).
+    Use it as a decorator (``@torch_xla.compile``, ``@torch_xla.compile(full_graph=True)``), a wrapper
+    (``step = torch_xla.compile(step)``) or a context manager (``with torch_xla.compile(): ...``).
 
     Args:
-      f: the function; None for the decorator with arguments, and the context.
-      full_graph: nothing may run before the end: RuntimeError, at the line that needs a value.
-      name: for messages; default: the function's. Contexts of one name count their graphs together.
-      max_different_graphs: RuntimeError instead of one graph more than that; wrappers of one function count together.
+      f: the function; None for the decorator with arguments and for the context manager.
+      full_graph: raise RuntimeError, at the line that reads a value, if part of the graph runs before the end.
+      name: name for messages; default: the name of the function. Contexts with the same name share a graph count.
+      max_different_graphs: raise RuntimeError when more different graphs than this are compiled; wrappers of one
+        function share a count.
     """
     if f is None:
         return _regions.named_region(name, full_graph, max_different_graphs)
@@ -101,10 +106,18 @@ def launch(
     start_method: str = "spawn",
     debug_single_process: bool = False,
 ) -> None:
-    """Runs ``fn(index, *args)`` on every device of this machine, a process each, and waits for all.
+    """Run ``fn(index, *args)`` on every device of this host, in one process per device, and wait for all processes.
 
-    In a process that torchrun (or spawn) has started it calls ``fn(LOCAL_RANK, *args)``: the processes are there. With
-    ``debug_single_process`` one process does it, this one. For the errors see xla_multiprocessing.spawn.
+    In a process that torchrun (or spawn) has started, call ``fn(LOCAL_RANK, *args)`` instead.
+
+    Args:
+      fn: the function; it must be picklable.
+      args: its further arguments.
+      start_method: as for multiprocessing; see xla_multiprocessing.spawn.
+      debug_single_process: run in this process, on one device.
+
+    Raises:
+      See xla_multiprocessing.spawn.
     """
     if _replicas.process_count() > 1:
         fn(_replicas.local_ordinal(), *args)
@@ -116,5 +129,5 @@ def launch(
 
 @dynamo_hooks.graph_break
 def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:
-    """Seeds the random numbers of one xla device (default: the current one)."""
+    """Seed the random number generator of one xla device (default: the current one)."""
     recorder.bindings().set_seed(recorder.ordinal(device), seed & _seeding.MASK)

@@ -46,6 +46,8 @@ def variables() -> str:
     for variable in module.variables():
         also = "".join(f", `{alias}`" for alias in variable.aliases)
         text = f"{variable.meaning}. Expects {variable.kind.form}."
+        if variable.deprecated:
+            text += f" Replaces {', '.join(variable.deprecated)} (deprecated)."
         default = f"`{variable.default}`" if variable.default else ""
         rows.append(
             f"| `{variable.name}`{also} | {default} | {escape(text, quote=False).replace('|', chr(92) + '|')} |"

@@ -1,6 +1,6 @@
 """No two modules define a public class of one name, so that a name says which class is meant.
 
-Classes of upstream's interface (tests/tools/upstream_names.txt) are called what upstream calls them and are not counted.
+Classes of upstream's interface (tests/tools/upstream_names.txt) keep upstream's names and are not counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Programs for accelerators that are not here: what they need, and what the command says of scripts.
+"""Ahead-of-time compilation: memory and cost of programs, and the reports of the command.
 
-What is counted is held against jax and against what a program is known to do, on a target of this machine's CPU. What
-needs libtpu or jax's CUDA plugin is skipped without them.
+The counts are compared with jax and with known costs of programs, on a target that is this machine's CPU. Tests that
+require libtpu or jax's CUDA plugin are skipped without them.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ ACCELERATORS = [pytest.param("v5e", marks=TPU), pytest.param("h100", marks=GPU)]
 
 @pytest.fixture(scope="module")
 def here() -> Target:
-    """A target whose compiler is this machine's own."""
+    """A target whose compiler is that of this machine's CPU."""
     return Target("here", "cpu", hardware_specs.GPUS["h100"], tuple(jax.local_devices(backend="cpu")))
 
 
 def recorded(make: Callable[[], Any]) -> graph_spec.GraphSpec:
-    """The graph of what ``make`` records, which is not run."""
+    """Return the graph that ``make`` records, without running it."""
     torch_xla.sync()
-    kept = make()
+    results = make()
     spec = graph_spec.describe_graph(recorder.bindings().collect(0))
-    del kept
+    del results
     return spec
 
 
@@ -79,7 +79,7 @@ class Net(nn.Module):
 
 
 def training() -> graph_spec.GraphSpec:
-    """A training step of Net, whose products are counted in ``test_a_training_step``."""
+    """Return the graph of a training step of Net; ``test_a_training_step`` counts its products."""
     net = Net().to("xla")
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     x, y = torch.randn(8, 1, 8, 8, device="xla"), torch.zeros(8, dtype=torch.int64, device="xla")
@@ -96,7 +96,7 @@ def training() -> graph_spec.GraphSpec:
 
 @pytest.mark.parametrize("name", ["here", *ACCELERATORS])
 def test_a_training_step(name: str, here: Target) -> None:
-    """Compiles for every target; the products are those of the model."""
+    """A training step compiles for every target; the products are those of the model."""
     target = here if name == "here" else targets.get_target(name)
     spec = training()
     compiled = target_compiler.compile_for_target(target_compiler.lower_for_target(spec, target), spec)
@@ -110,7 +110,7 @@ def test_a_training_step(name: str, here: Target) -> None:
 
 
 def test_dtypes_of_a_target(here: Target) -> None:
-    """float64 is float32 in a program for a TPU, whatever this process's devices store, and only there."""
+    """float64 is float32 in a program for a TPU, independent of the storage dtypes of this process's devices."""
     spec = recorded(lambda: torch.ones(3, dtype=torch.float64, device="xla") * torch.arange(3, device="xla"))
     as_tpu = Target("tpu", "tpu", hardware_specs.TPUS["v5e"], here.devices)
     assert "xf64>" in target_compiler.lower_for_target(spec, here).text()
@@ -118,8 +118,8 @@ def test_dtypes_of_a_target(here: Target) -> None:
     assert dtypes.storage_numpy_dtype(torch.float64) == np.float64
 
 
-def test_a_refusal_keeps_the_program(here: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An error of the compiler names the program; what was to be compiled is in a file."""
+def test_compile_error_dumps_the_program(here: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A compiler error names the program and a file with its StableHLO."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     spec = recorded(lambda: torch.ones(3, device="xla") + 1)
     lowered = target_compiler.lower_for_target(spec, here)
@@ -130,7 +130,7 @@ def test_a_refusal_keeps_the_program(here: Target, monkeypatch: pytest.MonkeyPat
         "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 26.50G of "
         "15.75G hbm. Exceeded hbm capacity by 10.75G.": (DoesNotFitError, 53 << 29, 63 << 28),
     }
-    for text, (kind, needs, room) in texts.items():
+    for text, (kind, required, capacity) in texts.items():
 
         class Stage:
             as_text = lowered.stage.as_text
@@ -145,18 +145,18 @@ def test_a_refusal_keeps_the_program(here: Target, monkeypatch: pytest.MonkeyPat
             )  # type: ignore[arg-type]
         assert caught.value.file == begun[0] and begun[0].read_text() == lowered.text()
         if isinstance(caught.value, DoesNotFitError):
-            assert (caught.value.needs, caught.value.room) == (needs, room)
-            assert caught.value.beside == ("temporaries" in text)
+            assert (caught.value.required_bytes, caught.value.capacity_bytes) == (required, capacity)
+            assert caught.value.excludes_arguments == ("temporaries" in text)
 
 
 @pytest.mark.parametrize("name", ["", "v9", "v5e:", "v5e:2y2", "h100:2x2", "cpu", "v5e:2x2x2x2", "../v5e"])
 def test_no_target(name: str) -> None:
-    with pytest.raises(ValueError, match=r"expected a TPU with a shape, as in v5e:2x2"):
+    with pytest.raises(ValueError, match=r"expected a TPU with a topology, e.g. v5e:2x2"):
         targets.get_target(name)
 
 
 @pytest.mark.parametrize(("name", "extra"), [("v5e", "tpu"), ("h100", "cuda")])
-def test_what_is_missing(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(targets.MissingCompilerError, match=rf"pip install 'torch_xla\[{extra}\]'"):
         targets.get_target.__wrapped__(name)
@@ -169,7 +169,7 @@ def test_what_is_missing(name: str, extra: str, monkeypatch: pytest.MonkeyPatch)
 )
 def test_topologies(name: str, count: int, hosts: int) -> None:
     if name == "v6e:8":
-        with pytest.raises(ValueError, match="libtpu has no such topology"):
+        with pytest.raises(ValueError, match="libtpu does not support this topology"):
             targets.get_target(name)
         return
     found = targets.get_target(name)
@@ -184,18 +184,18 @@ def test_gpus(name: str) -> None:
     assert found.devices[0].device_kind == found.chip.title
 
 
-def watched(target: Target, script: Callable[[], None], steps: int | None = None) -> dict[str, Any]:
-    """The report on what a function does."""
-    watcher = program_collector.ProgramCollector(target, steps)
-    with watcher.collecting():
+def report_on(target: Target, script: Callable[[], None], steps: int | None = None) -> dict[str, Any]:
+    """Run a function and return the report on its programs."""
+    collector = program_collector.ProgramCollector(target, steps)
+    with collector.collecting():
         script()
-    for seen in watcher.programs:
+    for seen in collector.programs:
         seen.compile(lambda file: None)
-    return report_data.build_report(watcher, None)
+    return report_data.build_report(collector, None)
 
 
 def test_the_report_on_a_loop(here: Target, cold: None) -> None:
-    """Each distinct program once, with line, cause and runs; lines of the model's operations; text, page and JSON."""
+    """The report lists each distinct program once, with line, sync reason, runs and the lines of its operations."""
     torch_xla.sync()
 
     def script() -> None:
@@ -206,27 +206,27 @@ def test_the_report_on_a_loop(here: Target, cold: None) -> None:
             loss.backward()
             optimizer.step()
             torch_xla.sync()
-        with warnings.catch_warnings():  # of the fallback, once in a process
+        with warnings.catch_warnings():  # the fallback warns once in a process
             warnings.filterwarnings("ignore", ".*masked_select has no lowering", UserWarning)
             torch.masked_select(loss, loss > 0)
         torch_xla.sync()
 
-    data = watched(here, script)
+    data = report_on(here, script)
     assert data["fits"] and command.exit_code(data) == 0
     rows = data["programs"]
     assert [row["runs"] for row in rows][:2] in ([1, 3], [4, 1])
     assert all(row["line"].startswith(__file__) and row["error"] is None for row in rows)
     assert rows[0]["cause"] == "user torch_xla.sync"
-    dearest = [found["op"] for found in rows[0]["expensive"]]
-    assert any(op.startswith(("Net/", "backward/Net/")) for op in dearest), dearest
+    expensive = [found["op"] for found in rows[0]["expensive"]]
+    assert any(op.startswith(("Net/", "backward/Net/")) for op in expensive), expensive
     assert any(found["line"].startswith(__file__) for found in rows[0]["expensive"])
     assert "aten::masked_select" in [row["op"] for row in data["fallbacks"]]
     text, page = report_text.render_text(data), report_html.render_html(json.loads(json.dumps(data)))
     assert "fits: " in text and "user torch_xla.sync" in text and "Program 1" in page
 
 
-def test_what_does_not_fit(here: Target) -> None:
-    """A program that needs more than a chip has: the verdict, the largest values with their lines, and exit code 3."""
+def test_program_that_does_not_fit(here: Target) -> None:
+    """For a program that exceeds the chip's memory, the report lists the largest buffers; the exit code is 3."""
     small = Target(
         "small",
         "cpu",
@@ -240,12 +240,12 @@ def test_what_does_not_fit(here: Target) -> None:
         x += 1
         torch_xla.sync()
 
-    data = watched(small, script)
+    data = report_on(small, script)
     assert not data["fits"] and command.exit_code(data) == 3
     row = data["programs"][-1]["memory"]
-    assert row["needs"] >= 2 << 20 and row["updated"] == 2 << 20
+    assert row["required_bytes"] >= 2 << 20 and row["updated"] == 2 << 20
     assert row["largest"][0]["what"].startswith("argument float32[512, 1024]")
-    # Other tests may have left tensors.
+    # Tensors of other tests may be alive.
     assert re.search(r"does not fit: needs \d+\.\d\dMB, has 1\.00MB", report_text.render_text(data))
 
 
@@ -255,28 +255,28 @@ def test_steps_end_a_script(here: Target) -> None:
             torch.ones(2, device="xla").add_(1)
             torch_xla.sync()
 
-    watcher = program_collector.ProgramCollector(here, 3)
-    with pytest.raises(program_collector.StepLimitReached), watcher.collecting():
+    collector = program_collector.ProgramCollector(here, 3)
+    with pytest.raises(program_collector.StepLimitReached), collector.collecting():
         script()
-    assert watcher.barriers == 3
+    assert collector.barriers == 3
 
 
-def test_nobody_is_told_afterwards(here: Target) -> None:
-    watcher = program_collector.ProgramCollector(here)
-    with pytest.raises(KeyError), watcher.collecting():
+def test_collecting_ends_with_the_block(here: Target) -> None:
+    collector = program_collector.ProgramCollector(here)
+    with pytest.raises(KeyError), collector.collecting():
         raise KeyError
     torch_xla.sync()
     torch.ones(2, device="xla").add_(1).cpu()
-    assert watcher.programs == []
+    assert collector.programs == []
 
 
-def test_a_team_has_its_layout(here: Target) -> None:
-    """Only one device: a mesh of more is refused in words."""
+def test_mesh_larger_than_the_target(here: Target) -> None:
+    """Retargeting a mesh with more devices than the target raises."""
     mesh = jax.sharding.Mesh(np.array(here.devices[:1] * 1), ("x",))
     moved = target_compiler._RetargetSharding(Target("none", "cpu", here.chip, ()))
     with pytest.raises(ValueError, match=r"target none has 0 devices, the program's mesh {'x': 1} needs 1"):
         moved(jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-    assert ProgramPlacement().team is None
+    assert ProgramPlacement().replica_group is None
 
 
 def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -293,7 +293,7 @@ def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--target", "v9", "x.py"), "target 'v9': expected a TPU with a shape"),
+        (("--target", "v9", "x.py"), "target 'v9': expected a TPU with a topology"),
         (("x.py",), "--target"),
         (("--target", "v5e", "--steps", "0", "x.py"), "--steps 0: expected at least 1"),
     ],
@@ -327,7 +327,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 @TPU
 def test_a_script_that_fails(tmp_path: Path) -> None:
-    """The report is of what ran before."""
+    """The report covers the programs that ran before the failure."""
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""
         import torch, torch_xla
@@ -342,8 +342,8 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
 
 
 @TPU
-def test_what_a_tpu_has_no_room_for(tmp_path: Path) -> None:
-    """64 GB on a chip of 16: nothing is allocated here, the compiler refuses, and the command says what is needed."""
+def test_program_larger_than_a_tpu(tmp_path: Path) -> None:
+    """64 GB on a chip of 16 GB: nothing is allocated here, compilation fails, and the command reports the memory."""
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""
         import torch, torch_xla
@@ -369,19 +369,19 @@ def train_step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor
 
 @pytest.mark.parametrize("name", ["here", *ACCELERATORS])
 def test_the_library(name: str, here: Target, tmp_path: Path) -> None:
-    """What a call records is compiled, once; it is pending afterwards, and right."""
+    """``aot.compile`` compiles the operations of one call; they are pending afterwards, with correct results."""
     target = here if name == "here" else targets.get_target(name)
-    net, twin = Net().to("xla"), Net()
-    twin.load_state_dict({n: v.cpu() for n, v in net.state_dict().items()})
+    net, reference = Net().to("xla"), Net()
+    reference.load_state_dict({n: v.cpu() for n, v in net.state_dict().items()})
     batch = torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64)
-    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (net, twin)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (net, reference)]
     found = aot.compile(train_step, net, optimizers[0], *batch, target=target)
     conv, fc = 2 * 8 * 4 * 36 * 9, 2 * 8 * 4 * 36 * 3
     assert found.cost.products == pytest.approx(2 * conv + 3 * fc)
     assert found.fits and found.collectives == () and found.target is target
     assert "stablehlo.convolution" in found.stablehlo() and "ENTRY" in found.hlo() and __file__ in found.hlo()
-    train_step(twin, optimizers[1], *batch)
-    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+    train_step(reference, optimizers[1], *batch)
+    for ours, theirs in zip(net.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
     assert len(found.serialize()) > 1000
     assert found.fill_cache(tmp_path) is not None and len(list(tmp_path.iterdir())) == 1
@@ -402,7 +402,7 @@ def test_a_loaded_program_runs(here: Target) -> None:
 
 @pytest.mark.parametrize("kind", ["step", "SPMD"])
 def test_a_filled_cache_is_used(kind: str, tmp_path: Path) -> None:
-    """What is compiled for a target that happens to be this machine is what a process here looks for."""
+    """If the target is this machine, a process on this machine finds the exported programs in the cache."""
     code = """
         import sys
         from pathlib import Path
@@ -422,10 +422,11 @@ def test_a_filled_cache_is_used(kind: str, tmp_path: Path) -> None:
             torch_xla.sync()
             return x
         if FILL:
-            watcher = program_collector.ProgramCollector(Target("here", "cpu", hardware_specs.GPUS["h100"], devices.devices()))
-            with watcher.watching():
+            target = Target("here", "cpu", hardware_specs.GPUS["h100"], devices.devices())
+            watcher = program_collector.ProgramCollector(target)
+            with watcher.collecting():
                 script()
-            for seen in watcher.programs:
+            for seen in collector.programs:
                 seen.compile(lambda file: None)
                 assert seen.error is None, seen.error
                 cache_export.write_to_cache(Path("FOLDER"), seen.compiled)
@@ -443,7 +444,7 @@ def test_a_filled_cache_is_used(kind: str, tmp_path: Path) -> None:
 
 
 def test_devices_without_values() -> None:
-    """Nothing is computed or allocated: a model of 80 GB trains; what is read is zeros, and is counted."""
+    """In abstract mode nothing is computed or allocated: a model of 80 GB trains; reads are zeros, and are counted."""
     run_script("""
         import json, resource
         import jax, torch, torch.nn.functional as F, torch_xla
@@ -453,8 +454,9 @@ def test_devices_without_values() -> None:
         from torch_xla._engine.device import abstract_device, devices
         from torch_xla.aot import report_data
         abstract_device.enable()
-        watcher = program_collector.ProgramCollector(Target("here", "cpu", hardware_specs.GPUS["h100"], devices.devices()))
-        with watcher.watching():
+        target = Target("here", "cpu", hardware_specs.GPUS["h100"], devices.devices())
+        watcher = program_collector.ProgramCollector(target)
+        with watcher.collecting():
             with torch.device("xla"):
                 model = nn.Sequential(*[nn.Linear(1 << 16, 1 << 16, bias=False) for _ in range(5)])
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -468,7 +470,7 @@ def test_devices_without_values() -> None:
             y = torch.ones(3, device="xla")
             assert (y + 1).tolist() == [0, 0, 0] and y.to("cpu").dtype == torch.float32
             torch_xla.sync()
-        data = report_data.build_report(watcher, None)
+        data = report_data.build_report(collector, None)
         step = data["programs"][-2] if len(data["programs"]) > 2 else data["programs"][-1]
         assert not data["fits"] and data["abstract"], data
         updated = [row["memory"]["updated"] for row in data["programs"]]
@@ -479,28 +481,28 @@ def test_devices_without_values() -> None:
 
 
 def test_results_of_ops_with_several() -> None:
-    """On devices without values each result has its own shape and dtype, and so has what is computed of it."""
+    """In abstract mode each result of an op has its own shape and dtype, and so have values computed from it."""
     run_script("""
         import torch, torch_xla
         from torch_xla._engine.device import abstract_device
         abstract_device.enable()
         x = torch.ones(3, 5, device="xla")
         values, places = x.max(1)
-        parts = x.split([1, 4], 1)
+        chunks = x.split([1, 4], 1)
         conv = torch.nn.Conv2d(2, 4, 3).to("xla")
         conv(torch.ones(1, 2, 8, 8, device="xla")).sum().backward()
         torch_xla.sync()
         assert places.cpu().dtype == torch.int64 and (places + 1).cpu().shape == (3,)
-        assert [part.cpu().shape for part in parts] == [(3, 1), (3, 4)]
+        assert [chunk.cpu().shape for chunk in chunks] == [(3, 1), (3, 4)]
         assert [p.grad.cpu().shape for p in conv.parameters()] == [(4, 2, 3, 3), (4,)]
     """)
 
 
-@pytest.mark.parametrize("asked", ["the target's compiler", "the CPU's"])
-def test_spmd_without_values(asked: str) -> None:
-    """Marked tensors keep their shardings from step to step, and lie in parts on the target's chips.
+@pytest.mark.parametrize("compiler", ["the target's compiler", "the CPU's"])
+def test_spmd_without_values(compiler: str) -> None:
+    """In abstract mode, marked tensors retain their shardings from step to step, and are sharded over the target.
 
-    How the others lie the compiler of the target says, or that of the CPU where it refuses the program.
+    The shardings of unannotated outputs come from the target's compiler, or from the CPU's if that fails.
     """
     run_script(
         """
@@ -510,50 +512,53 @@ def test_spmd_without_values(asked: str) -> None:
         from torch_xla._engine.aot.targets import Target
         from torch_xla._engine.device import abstract_device, devices
         xr.use_spmd()
-        watcher = program_collector.ProgramCollector(Target("here", "cpu", hardware_specs.GPUS["h100"], devices.devices()))
+        target = Target("here", "cpu", hardware_specs.GPUS["h100"], devices.devices())
+        watcher = program_collector.ProgramCollector(target)
         from_target = ASKED == "the target's compiler"
         abstract_device.enable(watcher.results if from_target else None)
-        with watcher.watching():
+        with watcher.collecting():
             w = torch.ones(64, 64).to("xla")
             xs.mark_sharding(w, xs.Mesh(np.arange(4), (4,), ("a",)), ("a", None))
-            momentum = w * 2  # nobody says how it lies: as the compiler likes
+            momentum = w * 2  # unannotated: the compiler chooses its sharding
             torch_xla.sync()
             for _ in range(3):
                 momentum += w
                 w += (w @ momentum).sum()
                 torch_xla.sync()
-        assert [seen.found is not None for seen in watcher.programs] == [from_target, False], watcher.programs
-        step = watcher.programs[-1]
+        assert [seen.found is not None for seen in collector.programs] == [from_target, False], collector.programs
+        step = collector.programs[-1]
         assert [a.bytes for a in step.arguments] == [64 * 64 * 4 // 4] * 2, step.arguments
         assert step.runs >= 2 and step.lowered.chips == 4
         step.compile(lambda file: None)
         assert step.error is None and step.found.collectives, step.error
-        """.replace("ASKED", repr(asked)),
+        """.replace("COMPILER", repr(compiler)),
         CPU_NUM_DEVICES="4",
     )
 
 
-def test_marks_within_functions_of_jax_are_moved(here: Target) -> None:
-    """What a function asks for inside, at any depth, is asked of the target's devices; others are left as they are."""
-    names = {name: jax.sharding.Mesh(np.array(here.devices[:1]), (name,)) for name in ("ours", "theirs")}
-    lies = {name: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(name)) for name, mesh in names.items()}
+def test_retarget_constraints_inside_jax_functions(here: Target) -> None:
+    """Sharding constraints at any depth are mapped to the target's devices; jaxprs without them remain unchanged."""
+    meshes = {name: jax.sharding.Mesh(np.array(here.devices[:1]), (name,)) for name in ("ours", "theirs")}
+    shardings = {
+        name: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(name)) for name, mesh in meshes.items()
+    }
 
     def marked(x: jax.Array) -> jax.Array:
-        mark = lambda c, y: (lax.with_sharding_constraint(c + y, lies["ours"]), c)
+        mark = lambda c, y: (lax.with_sharding_constraint(c + y, shardings["ours"]), c)
         return lax.cond(x[0, 0] > 0, jax.jit(lambda x: lax.scan(mark, x[0], x)[0]), lambda x: x[0], x)
 
     traced = jax.jit(marked).trace(jax.ShapeDtypeStruct((4, 8), np.float32))
-    closed = retarget.retarget_jaxpr(traced, lambda sharding: lies["theirs"])
+    closed = retarget.retarget_jaxpr(traced, lambda sharding: shardings["theirs"])
     assert closed is not None and "'ours'" in str(traced.jaxpr) and "'ours'" not in str(closed)
     assert "'theirs'" in str(closed) and str(closed).count("scan[") == 1
     plain = jax.jit(lambda x: lax.scan(lambda c, y: (c + y, c), x[0], x)[0]).trace(
         jax.ShapeDtypeStruct((4, 8), np.float32)
     )
-    assert retarget.retarget_jaxpr(plain, lambda sharding: lies["theirs"]) is None
+    assert retarget.retarget_jaxpr(plain, lambda sharding: shardings["theirs"]) is None
 
 
-def test_scripts_are_told_of_the_target() -> None:
-    """Kinds of devices are the target's, whatever PJRT_DEVICE says; values are computed here."""
+def test_scripts_see_the_device_type_of_the_target() -> None:
+    """Device types are the target's, regardless of PJRT_DEVICE; values are computed on this machine."""
     out = run_script(
         """
         import os, torch, torch_xla
@@ -563,14 +568,15 @@ def test_scripts_are_told_of_the_target() -> None:
         import torch_xla.core.xla_model as xm, torch_xla.runtime as xr
         assert xr.device_type() == "TPU" and xm.xla_device_hw("xla:0") == "TPU", xr.device_type()
         assert xm.xla_device_kind("xla:0") == "TPU v5 lite" and xm.xla_real_devices(["xla:0"]) == ["TPU:0"]
-        assert matmul_precision.current_precision() == matmul_precision.precision_for_platform("tpu") != matmul_precision.precision_for_platform("cpu")
+        on = {name: matmul_precision.precision_for_platform(name) for name in ("tpu", "cpu")}
+        assert matmul_precision.current_precision() == on["tpu"] != on["cpu"]
         print((torch.ones(3, device="xla") + 1).tolist(), xr.device_type())
         """
     ).stdout
     assert "[2.0, 2.0, 2.0] TPU" in out
 
 
-#: Starts a process for each device; its values are those of 4 equal replicas.
+#: Spawns a process per device; the results are those of equal replicas.
 PROCESSES = """
 import torch, torch_xla
 import torch.distributed as dist, torch.nn.functional as F
@@ -605,7 +611,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("chips", [4, 256])
 @pytest.mark.parametrize("values", [True, False])
 def test_processes_of_a_script(chips: int, values: bool, tmp_path: Path) -> None:
-    """The first one runs here, in a job as large as the target, and stands for all of them; nothing is exchanged."""
+    """Only the first process runs, with the world size of the target; it simulates all of them without collectives."""
     (tmp_path / "train.py").write_text(PROCESSES)
     out = run_script(
         f"""
@@ -616,12 +622,13 @@ def test_processes_of_a_script(chips: int, values: bool, tmp_path: Path) -> None
         from torch_xla._engine.aot.targets import Target
         from torch_xla._engine.device import abstract_device, devices
         devices.emulate_device("tpu", "TPU v5 lite")
-        watcher = program_collector.ProgramCollector(Target("here", "cpu", hardware_specs.TPUS["v5e"], devices.devices()))
+        target = Target("here", "cpu", hardware_specs.TPUS["v5e"], devices.devices())
+        collector = program_collector.ProgramCollector(target)
         if not {values}:
             abstract_device.enable(watcher.results)
-        with watcher.watching():
+        with watcher.collecting():
             runpy.run_path({str(tmp_path / "train.py")!r}, run_name="__main__")
-        (step,) = (seen for seen in watcher.programs if seen.runs > 2)
+        (step,) = (seen for seen in collector.programs if seen.runs > 2)
         step.compile(lambda file: None)
         (gradients,) = step.found.collectives
         print("step", step.lowered.chips, gradients.kind, gradients.group, gradients.bytes)

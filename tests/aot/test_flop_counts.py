@@ -1,4 +1,4 @@
-"""Counted from HLO: products, bytes, padding, rounds of loops, kernels; against XLA's own counts and known ones."""
+"""Counts from HLO (products, bytes, padding, trip counts, kernels), compared with XLA's counts and known values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_xla._engine.aot import collective_costs, cost_model, hardware_specs, 
 
 
 def counted(function: Callable[..., Any], *structs: jax.ShapeDtypeStruct) -> tuple[cost_model.OpCost, float]:
-    """What is counted of a jax function, and the products and the rest that XLA counts."""
+    """Return the counts of a jax function, and the flops that XLA counts."""
     compiled = jax.jit(function).lower(*structs).compile()
     total = cost_model.OpCost()
     counter = cost_model.CostCounter(hlo_parser.parse_hlo(compiled.as_text()))
@@ -41,7 +41,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...], 
     "batches": (jnp.matmul, (struct(7, 30, 40), struct(7, 40, 50)), 2 * 7 * 30 * 40 * 50),
     "convolution": (convolution(), (struct(8, 6, 12, 12), struct(10, 6, 5, 5)), 2 * 8 * 10 * 6 * 8 * 8 * 25),
     "stride": (convolution(2), (struct(8, 6, 13, 13), struct(10, 6, 5, 5)), 2 * 8 * 10 * 6 * 5 * 5 * 25),
-    # of the 14 places of a kernel of 3 on 5 elements padded by 1, those at the two ends meet padding
+    # of the 15 taps of a kernel of 3 on 5 elements padded by 1, those at the two ends read padding
     "padding": (convolution(pad=1), (struct(2, 3, 5, 5), struct(4, 3, 3, 3)), 2 * 2 * 4 * 3 * 13 * 13),
     "groups": (convolution(groups=3), (struct(8, 6, 12, 12), struct(9, 2, 5, 5)), 2 * 8 * 9 * 2 * 8 * 8 * 25),
     "dilated image": (
@@ -60,14 +60,14 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...], 
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_of_hlo(name: str) -> None:
-    """The number of multiplications is the one that the program has by its mathematics, loops unrolled."""
+    """The number of multiplications is the mathematical one, with loops unrolled."""
     function, structs, expected = PRODUCTS[name]
     assert counted(function, *structs)[0].products == expected
 
 
 @pytest.mark.parametrize("name", [name for name in PRODUCTS if name not in ("loop", "scan")])
 def test_flops_agree_with_xla(name: str) -> None:
-    """XLA counts the same of programs without loops, but for what it counts of elementwise operations."""
+    """XLA counts the same for programs without loops, except for elementwise operations."""
     function, structs, _ = PRODUCTS[name]
     total, xla = counted(function, *structs)
     assert total.flops == pytest.approx(xla, rel=0.02, abs=2 * 30 * 40)
@@ -137,7 +137,7 @@ ENTRY %main (p: f32[8,128], q: f32[10,8,128]) -> f32[8,128] {
 
 
 def test_loops_collectives_and_slices() -> None:
-    """A loop counts as often as its condition says; a slice moves what it takes; groups are read in both forms."""
+    """A loop counts its trip count; a slice counts the elements it reads; replica groups parse in both notations."""
     counter = cost_model.CostCounter(hlo_parser.parse_hlo(HLO))
     operations = counter.operations()
     assert counter.unknown_loops == 0
@@ -159,7 +159,7 @@ def test_loops_collectives_and_slices() -> None:
     assert found[0].seconds == pytest.approx(reduced)
 
 
-#: (where a loop starts, what its body adds): rounds up to 12
+#: (start of a loop, increment of its body) -> trip count up to 12
 ROUNDS = {("0", "1"): 12, ("2", "1"): 10, ("0", "2"): 6, ("1", "3"): 4}
 
 
@@ -200,9 +200,9 @@ ENTRY %main (p: f32[8]) -> f32[8] {{
     assert added.times == ROUNDS[start, step] and counter.unknown_loops == 0
 
 
-#: As libtpu writes them: a loop that counts with two halves of 64 bits, groups by names of a mesh's axes, an all-gather
-#: that goes on while fusions compute, and a reduce-scatter.
-OF_A_TPU = """HloModule jit_graph, is_scheduled=true
+#: HLO of libtpu: a loop with a 64-bit counter in two halves, replica groups by mesh axes, an asynchronous all-gather
+#: that overlaps with fusions, and a reduce-scatter.
+TPU_HLO = """HloModule jit_graph, is_scheduled=true
 
 %sum (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -277,9 +277,9 @@ ENTRY %main (p: f32[8,128], q: f32[16,16]) -> f32[8,128] {
 """
 
 
-def test_what_a_tpu_fuses() -> None:
-    """A collective is counted once, where it begins, and its bytes of HBM not again where it goes on."""
-    module = hlo_parser.parse_hlo(OF_A_TPU)
+def test_collectives_that_a_tpu_fuses() -> None:
+    """An asynchronous collective and its bytes are counted once, for the fusion that starts it."""
+    module = hlo_parser.parse_hlo(TPU_HLO)
     counter = cost_model.CostCounter(module)
     operations = counter.operations()
     found = collective_costs.collectives_per_op(operations, module, 8)
@@ -297,7 +297,7 @@ def test_what_a_tpu_fuses() -> None:
 
 
 def test_loops_count_with_32_bits_on_tpus() -> None:
-    """What libtpu cannot see through is a loop that counts with 64 bits, as jax makes it with 64-bit types."""
+    """Loop counters have 32 bits: libtpu does not analyze loops with 64-bit counters, which jax emits with x64."""
     with jax.enable_x64(True):
         traced = jax.jit(lambda x: lax.scan(lambda c, y: (c + y, c), x[0], x)[0]).trace(struct(6, 3))
         texts = {place: traced.lower(lowering_platforms=(place,)).as_text() for place in ("tpu", "cpu")}
@@ -305,7 +305,7 @@ def test_loops_count_with_32_bits_on_tpus() -> None:
     assert counters == {"tpu": ["i32"], "cpu": ["i64"]}
 
 
-#: op_name of an instruction: what a report calls it
+#: op_name of an instruction -> its scope in a report
 ORIGINS = {
     "jit(graph)/Net/fc/aten::addmm/dot_general": "Net/fc/aten::addmm",
     "jit(program_of_arrays)/backward/Net/aten::mm/dot_general": "backward/Net/aten::mm",
@@ -325,7 +325,7 @@ def test_origins_of_instructions(op_name: str) -> None:
     assert program_analysis.op_scope(op_name) == ORIGINS[op_name]
 
 
-#: A kernel's name and its configuration: multiplications and additions; None: unknown
+#: (name, configuration) of a kernel -> multiplications and additions; None if unknown
 KERNELS = {
     ("mine", '{"custom_call_config":{"body":"TUw","cost_estimate":{"flops":"4320","bytes_accessed":"7"}}}'): 4320,
     ("flash_mha_bwd_dq_block_q_major_512.1", "{}"): 3 * 2 * 2 * 4 * 64 * 128 * 32,
@@ -336,7 +336,7 @@ KERNELS = {
 
 @pytest.mark.parametrize(("name", "config"), KERNELS)
 def test_products_of_kernels(name: str, config: str) -> None:
-    """A kernel in Pallas says itself what it computes, or is known; else the report says that nobody knows."""
+    """A Pallas kernel declares its cost, or its cost is known; otherwise the report counts it as unknown."""
     counter = cost_model.CostCounter(
         hlo_parser.parse_hlo(f"""HloModule m
 

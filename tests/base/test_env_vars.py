@@ -1,13 +1,15 @@
-"""Every environment variable has a test that sets it for a process of its own, and sees what it does there.
+"""Every environment variable has a test that sets it in a separate process and checks its effect.
 
-A variable of the settings table is in one of three tables: EFFECTS (many are set in one process), ALONE of
-test_env_vars_jobs.py (a process each), or IN_TESTS_OF_THEIR_OWN. One that is in none of them fails a test here.
+A variable of the settings table is in one of three tables: EFFECTS (several are set in one process), ALONE of
+test_env_vars_jobs.py (one process each), or IN_TESTS_OF_THEIR_OWN. A test here fails for a variable in none of them.
+Deprecated names are in DEPRECATED.
 """
 
 from __future__ import annotations
 
 import ast
 import textwrap
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +17,10 @@ import pytest
 
 from tests.base.test_env_vars_jobs import ALONE
 from tests.support.helpers import ROOT, link_builds, run_script
-from torch_xla._engine.base.settings import variables
+from torch_xla._engine.base import settings as settings_module
+from torch_xla._engine.base.settings import Settings, variables
 
-#: What the documents of 2019 and 2020 name, by its spelling there.
+#: Variables in the documents of 2019 and 2020, by their spelling there.
 DOCUMENTED = {
     "XRT_TPU_CONFIG", "XRT_DEVICE_MAP", "XRT_WORKERS", "COLAB_TPU_ADDR", "XLA_IR_DEBUG", "XLA_HLO_DEBUG",
     "XLA_SAVE_TENSORS_FILE", "XLA_SAVE_TENSORS_FMT", "XLA_METRICS_FILE", "GET_TENSORS_OPBYOP", "SYNC_TENSORS_OPBYOP",
@@ -27,9 +30,9 @@ DOCUMENTED = {
 
 @dataclass(frozen=True)
 class Effect:
-    """``look`` prints a line: ``without`` where the variable is not set, ``as_set`` where it is ``value``.
+    """``look`` prints a line: ``without`` if the variable is unset, ``as_set`` if it is ``value``.
 
-    ``{tmp}`` in a value is a folder of the test's. Variables of one ``group`` are set together.
+    ``{tmp}`` in a value is a folder of the test. Variables of one ``group`` are set together.
     """
 
     value: str
@@ -44,10 +47,10 @@ _NARROW = """
         print(torch.tensor(1 + 2**-10, dtype=dtype).to("xla").item(), end=" ")
     print()
     """
-_LOADED_FROM = 'print("{}" in recorder.module().__file__)'
+_LOADED_FROM = 'print("{}" in recorder.bindings().__file__)'
 
 EFFECTS = {
-    "XLA_EXPLAIN_RECOMPILATIONS": Effect(
+    "TORCH_XLA_EXPLAIN_RECOMPILATIONS": Effect(
         "1",
         """
         told = []
@@ -124,7 +127,7 @@ from torch_xla.debug import metrics as met
 
 
 def _looked(names: list[str], environment: dict[str, str]) -> dict[str, str]:
-    """What the variables' looks print, one after the other in one process."""
+    """Return what the scripts of the variables print, run one after the other in one process."""
     looks = "".join(f"print({name!r}, end=': ')\n{textwrap.dedent(EFFECTS[name].look)}\n" for name in names)
     lines = run_script(PRELUDE + looks, **environment).stdout.splitlines()
     return {name: rest.strip() for name, rest in (line.split(": ") for line in lines)}
@@ -141,7 +144,9 @@ def test_effects(tmp_path: Path) -> None:
         assert _looked(list(members), environment) == {name: effect.as_set for name, effect in members.items()}
 
 
+_DEFAULT_FOLDER = "compilation/test_persistent_cache.py::test_the_users_own_folder_is_used_where_none_is_named"
 _DTYPES = "device/test_storage_dtypes.py::test_variables"
+_DEFAULT_FOLDER = "compilation/test_persistent_cache.py::test_the_users_own_folder_is_used_where_none_is_named"
 _ONE_BY_ONE = "execution/test_op_by_op.py::test_environment"
 _JOB_OF_SIX = "device/test_runtime.py::test_set_device_type_and_a_job_of_six_on_two_machines"
 _JOB_BY_HAND = "base/test_env_vars_jobs.py::test_a_job_by_hand"
@@ -158,25 +163,24 @@ IN_TESTS_OF_THEIR_OWN = {
     "LOCAL_WORLD_SIZE": _JOB_BY_HAND,
     "MASTER_ADDR": _JOB_OF_SIX,
     "MASTER_PORT": _JOB_OF_SIX,
-    "TORCH_XLA_RENDEZVOUS": _JOB_BY_HAND,
+    "TORCH_XLA_RENDEZVOUS_FILE": _JOB_BY_HAND,
     "TORCH_XLA_GRACE_PERIOD": "integration/test_process_tree.py::test_grace_period",
-    "XLA_RENDEZVOUS_TIMEOUT": _JOB_BY_HAND,
+    "TORCH_XLA_RENDEZVOUS_TIMEOUT": _JOB_BY_HAND,
     "XLA_USE_BF16": _DTYPES,
     "XLA_DOWNCAST_FP16": _DTYPES,
     "XLA_USE_32BIT_LONG": _DTYPES,
-    "XLA_TRIM_GRAPH_SIZE": "recorder/test_graph_flush.py::test_large_graphs_are_cut",
-    "XLA_AUTO_BARRIER": "recorder/test_graph_flush.py::test_automatic_barrier_can_be_turned_off",
+    "XLA_TRIM_GRAPH_SIZE": "recorder/test_graph_flush.py::test_large_graphs_are_flushed",
+    "TORCH_XLA_AUTO_SYNC": "recorder/test_graph_flush.py::test_automatic_barrier_can_be_disabled",
     "XLA_SYNC_WAIT": "diagnostics/test_diagnostic_variables.py::test_sync_wait",
     "RATE_TRACKER_SMOOTHING": "execution/test_step_closures.py::test_rates_are_smoothed_as_the_environment_says",
     "XLA_COMPILATION_CACHE_SIZE": "execution/test_sync.py::test_program_cache_is_bounded",
     "XLA_PERSISTENT_CACHE_PATH": "compilation/test_persistent_cache.py::test_second_process_compiles_nothing",
-    "TORCH_XLA_PERSISTENT_CACHE_GB": "compilation/test_persistent_cache.py::test_the_users_own_folder_is_used_where_none_is_named",
+    "TORCH_XLA_PERSISTENT_CACHE_MAX_GB": _DEFAULT_FOLDER,
     "XLA_PERSISTENT_CACHE_READ_ONLY": "compilation/test_persistent_cache.py::test_second_process_compiles_nothing",
-    "TORCH_XLA_STORM": "execution/test_compile_policy.py::test_environment",
-    "TORCH_XLA_FIRST_RUN": "execution/test_compile_policy.py::test_environment",
+    "TORCH_XLA_COMPILE_POLICY": "execution/test_compile_policy.py::test_environment",
     "TORCH_XLA_CPU_KERNELS": "cpu_backend/test_cpu_kernels.py::test_off",
-    "TORCH_XLA_KEEP_HEAP": "diagnostics/test_device_memory.py::test_the_users_own_arrays_may_stay_with_the_process",
-    "XLA_FALLBACK_WARN": "recorder/test_fallback.py::test_warnings_can_be_turned_off",
+    "TORCH_XLA_KEEP_HEAP": "diagnostics/test_device_memory.py::test_freed_user_arrays_may_stay_resident",
+    "TORCH_XLA_WARN_FALLBACK": "recorder/test_fallback.py::test_warnings_can_be_turned_off",
     "XLA_METRICS_SAMPLES": "diagnostics/test_metrics.py::test_settings",
     "XLA_METRICS_PERCENTILES": "diagnostics/test_metrics.py::test_settings",
     "XLA_IR_DEBUG": "recorder/test_source_info.py::test_ir_debug",
@@ -196,22 +200,102 @@ IN_TESTS_OF_THEIR_OWN = {
 }
 
 
+#: Deprecated names with a text that is not the default -> the variable that replaces them, and its text.
+DEPRECATED: list[tuple[dict[str, str], str, str]] = [
+    ({"XLA_AUTO_BARRIER": "0"}, "TORCH_XLA_AUTO_SYNC", "0"),
+    ({"XLA_FALLBACK_WARN": "0"}, "TORCH_XLA_WARN_FALLBACK", "0"),
+    ({"XLA_EXPLAIN_RECOMPILATIONS": "5"}, "TORCH_XLA_EXPLAIN_RECOMPILATIONS", "5"),
+    ({"XLA_RENDEZVOUS_TIMEOUT": "7"}, "TORCH_XLA_RENDEZVOUS_TIMEOUT", "7"),
+    ({"TORCH_XLA_RENDEZVOUS": "/store"}, "TORCH_XLA_RENDEZVOUS_FILE", "/store"),
+    ({"TORCH_XLA_PERSISTENT_CACHE_GB": "2"}, "TORCH_XLA_PERSISTENT_CACHE_MAX_GB", "2"),
+    ({"TORCH_XLA_STORM": "interpret"}, "TORCH_XLA_COMPILE_POLICY", "auto"),
+    ({"TORCH_XLA_STORM": "compile"}, "TORCH_XLA_COMPILE_POLICY", "interpret_large"),
+    ({"TORCH_XLA_FIRST_RUN": "auto"}, "TORCH_XLA_COMPILE_POLICY", "auto"),
+    ({"TORCH_XLA_FIRST_RUN": "eager"}, "TORCH_XLA_COMPILE_POLICY", "interpret_first"),
+    ({"TORCH_XLA_FIRST_RUN": "compile"}, "TORCH_XLA_COMPILE_POLICY", "interpret_unstable"),
+    ({"TORCH_XLA_STORM": "compile", "TORCH_XLA_FIRST_RUN": "eager"}, "TORCH_XLA_COMPILE_POLICY", "interpret_once"),
+    ({"TORCH_XLA_STORM": "compile", "TORCH_XLA_FIRST_RUN": "compile"}, "TORCH_XLA_COMPILE_POLICY", "compile"),
+]
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment that sets no variable of torch_xla, in a process that has not warned of a deprecated name."""
+    for variable in variables():
+        for name in variable.spellings:
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(settings_module, "_warned_deprecated", set())
+    return monkeypatch
+
+
+@pytest.mark.parametrize(("old", "new", "text"), DEPRECATED, ids=str)
+def test_deprecated_name(old: dict[str, str], new: str, text: str, environment: pytest.MonkeyPatch) -> None:
+    """Its value is that of the new name, with one warning that says what to set; the new name takes precedence."""
+    for name, value in old.items():
+        environment.setenv(name, value)
+    with pytest.warns(
+        FutureWarning, match=f"{' and '.join(old)} (is|are) deprecated .* set {new}={text} instead"
+    ) as warned:
+        found = [Settings().get(name) for name in (new, *old)]
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Settings().get(new) == found[0], "warned once"
+        environment.setenv(new, text)
+        environment.setattr(settings_module, "_warned_deprecated", set())
+        assert found == [Settings().get(new)] * len(found)
+        for name in old:
+            environment.setenv(name, "invalid")
+        assert Settings().get(new) == found[0]
+
+
+def test_deprecated_names_are_in_the_table() -> None:
+    assert {name for old, _, _ in DEPRECATED for name in old} == {n for v in variables() for n in v.deprecated}
+    assert {text for _, new, text in DEPRECATED if new == "TORCH_XLA_COMPILE_POLICY"} == set(
+        settings_module._COMPILE_POLICIES.values()
+    )
+
+
+def test_invalid_text_of_a_deprecated_name(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("TORCH_XLA_FIRST_RUN", "never")
+    with pytest.raises(ValueError, match="TORCH_XLA_FIRST_RUN='never' is not auto, eager or compile"):
+        Settings().get("TORCH_XLA_COMPILE_POLICY")
+
+
+def test_deprecated_name_in_a_process() -> None:
+    """The warning is visible by default, once, and the variable has its effect."""
+    code = """
+        import warnings
+        warnings.resetwarnings()
+        import torch, torch_xla
+        import torch_xla.debug.metrics as met
+        for n in range(3):
+            y = torch.ones(n + 1).to("xla") * 3
+            torch_xla.sync()
+        print(met.counter_value("InterpretedGraphs"))
+    """
+    old = {"TORCH_XLA_STORM": "compile", "TORCH_XLA_FIRST_RUN": "eager"}
+    done = run_script(code, check=False, TORCH_XLA_COMPILE_POLICY="", **old)
+    assert done.stdout == "3\n"
+    assert done.stderr.count("FutureWarning") == done.stderr.count("set TORCH_XLA_COMPILE_POLICY=interpret_once") == 1
+
+
 def test_every_variable_is_in_one_table() -> None:
     tables = [*EFFECTS, *ALONE, *IN_TESTS_OF_THEIR_OWN]
     assert len(tables) == len(set(tables))
     assert set(tables) >= {variable.name for variable in variables()}, "a setting without a test"
     assert set(tables) - {variable.name for variable in variables()} <= {"CUDA_VISIBLE_DEVICES"}, "it no longer exists"
-    assert {name for variable in variables() for name in (variable.name, *variable.aliases)} >= DOCUMENTED
+    assert {name for variable in variables() for name in variable.spellings} >= DOCUMENTED
 
 
 @pytest.mark.parametrize("name", IN_TESTS_OF_THEIR_OWN)
 def test_the_test_of_a_variable_sets_it_in_a_process(name: str) -> None:
-    """As far as its source tells: it runs scripts, and has the name as a keyword or a text of its own."""
+    """Check the source: the test calls run_script and contains the name as a keyword or a string."""
     file, _, function = IN_TESTS_OF_THEIR_OWN[name].partition("::")
     tree = ast.parse((ROOT / "tests" / file).read_text())
     (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
     words = {node.arg for node in ast.walk(found) if isinstance(node, ast.keyword)}
     words |= {node.value for node in ast.walk(found) if isinstance(node, ast.Constant)}
     calls = {node.id for node in ast.walk(found) if isinstance(node, ast.Name)}
-    spellings = next({v.name, *v.aliases} for v in variables() if v.name == name)
+    spellings = set(next(v.spellings for v in variables() if v.name == name))
     assert "run_script" in calls and words & spellings

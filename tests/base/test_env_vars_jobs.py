@@ -1,4 +1,4 @@
-"""Environment variables that decide on devices and jobs, each in a process of its own. See test_env_vars.py."""
+"""Environment variables of devices and jobs, each in a separate process. See test_env_vars.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.helpers import run_script
 
 @dataclass(frozen=True)
 class Effect:
-    """Patterns in what the script prints ``without`` the variable, and where it is set ``as_set`` to the value.
+    """Patterns in the output of the script: ``without`` the variable, and ``as_set`` if it has the value.
 
     None of the scripts starts a backend. ``rest`` is set in both processes.
     """
@@ -59,7 +59,9 @@ ALONE = {
     "XRT_TPU_CONFIG": Effect("localservice;0;localhost:51011", _KIND, _HERE, "^TPU$"),
     "COLAB_TPU_ADDR": Effect(_CLOUD, _KIND, _HERE, "^COLAB_TPU_ADDR names a device .* no longer exist: .*PJRT_DEVICE="),
     "TORCH_XLA_DIST": Effect("here", _SPAWN, "^0$", "^1$", _OF_TWO),
-    "XLA_EVEN_HEARTBEAT_TIMEOUT": Effect("1", _EVEN, "^ended with 0$", "made no step for 1 s, .* so have the .* 124$"),
+    "XLA_EVEN_HEARTBEAT_TIMEOUT": Effect(
+        "1", _EVEN, "^ended with 0$", "made no step for 1 s, .* have stopped, too.* 124$"
+    ),
     "XLA_UNEVEN_HEARTBEAT_TIMEOUT": Effect("1", _UNEVEN, "^ended with 0$", "worker 1 has made no step .* 124$"),
 }
 
@@ -76,7 +78,7 @@ _JOB = """
 import torch, torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
-both = torch.distributed.FileStore(os.environ["MEET"], 2)  # importing takes one of them longer than the other
+both = torch.distributed.FileStore(os.environ["MEET"], 2)  # the ranks take different times to import
 both.set(os.environ["RANK"], "here")
 both.wait(["0", "1"])
 x = torch.full((1,), 5.0 + xr.global_ordinal(), device="xla")
@@ -87,7 +89,7 @@ try:
 except RuntimeError as error:
     print(error)
     both.set("done", "")
-both.wait(["done"])  # alive until then: nobody waits for a process that has ended
+both.wait(["done"])  # stay alive until then: a rendezvous does not wait for a process that has ended
 """
 
 
@@ -96,10 +98,10 @@ def _own_lines(text: str) -> list[str]:
 
 
 def test_a_job_by_hand(tmp_path: Path) -> None:
-    """TORCH_XLA_RENDEZVOUS, RANK and the others make a job of two processes; XLA_RENDEZVOUS_TIMEOUT ends its waits."""
+    """TORCH_XLA_RENDEZVOUS_FILE, RANK etc. start a job; TORCH_XLA_RENDEZVOUS_TIMEOUT ends its waits."""
     shared = {
-        "MEET": str(tmp_path / "meet"), "TORCH_XLA_RENDEZVOUS": str(tmp_path / "store"), "XLA_RENDEZVOUS_TIMEOUT": "8",
-        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        "MEET": str(tmp_path / "meet"), "TORCH_XLA_RENDEZVOUS_FILE": str(tmp_path / "store"),
+        "TORCH_XLA_RENDEZVOUS_TIMEOUT": "8", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
     }  # fmt: skip
     with ThreadPoolExecutor(2) as pool:
         ranks = [
@@ -109,11 +111,11 @@ def test_a_job_by_hand(tmp_path: Path) -> None:
     zero, one = (_own_lines(rank.result().stdout) for rank in ranks)
     assert one == ["[5.0, 6.0] 2 1 1 2"]
     assert zero[0] == "[5.0, 6.0] 2 0 0 2"
-    assert zero[1].startswith("rendezvous 'alone': replica 0 waited 8 s (XLA_RENDEZVOUS_TIMEOUT) at ")
+    assert zero[1].startswith("rendezvous 'alone': replica 0 waited 8 s (TORCH_XLA_RENDEZVOUS_TIMEOUT) at ")
 
 
 def test_a_rank_that_never_comes(tmp_path: Path) -> None:
-    """XLA_RENDEZVOUS_TIMEOUT ends the wait for a rank that does not use its device, with an error of Python."""
+    """TORCH_XLA_RENDEZVOUS_TIMEOUT ends the wait for a rank that uses no device, with a Python exception."""
     code = """
     import torch, torch_xla
     try:
@@ -121,6 +123,10 @@ def test_a_rank_that_never_comes(tmp_path: Path) -> None:
     except RuntimeError as error:
         print(error)
     """
-    shared = {"TORCH_XLA_RENDEZVOUS": str(tmp_path / "store"), "XLA_RENDEZVOUS_TIMEOUT": "1", "WORLD_SIZE": "3"}
+    shared = {
+        "TORCH_XLA_RENDEZVOUS_FILE": str(tmp_path / "store"),
+        "TORCH_XLA_RENDEZVOUS_TIMEOUT": "1",
+        "WORLD_SIZE": "3",
+    }
     done = run_script(code, **shared, LOCAL_WORLD_SIZE="3", RANK="0", LOCAL_RANK="0")
-    assert "rank 0 waited 1 s (XLA_RENDEZVOUS_TIMEOUT) for rank 1, 2 of 3 to use its xla device" in done.stdout
+    assert "rank 0 waited 1 s (TORCH_XLA_RENDEZVOUS_TIMEOUT) for rank 1, 2 of 3 to use its xla device" in done.stdout

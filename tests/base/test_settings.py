@@ -1,4 +1,4 @@
-"""The table of environment variables."""
+"""The settings table of environment variables."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch_xla._engine.device import hardware_detection
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """A table that has read nothing yet, in an environment that sets nothing."""
+    """A table that has read nothing yet, in an environment without its variables."""
     for variable in variables():
-        for name in (variable.name, *variable.aliases):
+        for name in variable.spellings:
             monkeypatch.delenv(name, raising=False)
     return Settings()
 
@@ -50,8 +50,8 @@ def test_alias_gives_way_to_the_name(settings: Settings, monkeypatch: pytest.Mon
 
 
 def test_empty_is_unset(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_AUTO_BARRIER", "")
-    assert settings.XLA_AUTO_BARRIER is True
+    monkeypatch.setenv("TORCH_XLA_AUTO_SYNC", "")
+    assert settings.TORCH_XLA_AUTO_SYNC is True
 
 
 @pytest.mark.parametrize(("text", "count"), [("0,1", 2), (" 3 ", 1), ("-1", 0), ("", 0)])
@@ -79,7 +79,7 @@ def test_cache_folder(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_p
         ("TRIM_GRAPH_SIZE", "many", "an integer of at least 1"),
         ("CPU_NUM_DEVICES", "0", "an integer of at least 1"),
         ("XLA_SYNC_WAIT", "maybe", r"1 or 0 \(also true/false, yes/no, on/off\)"),
-        ("XLA_METRICS_PERCENTILES", "0.5:1", "numbers between 0 and 1"),
+        ("XLA_METRICS_PERCENTILES", "0.5:1", "colon-separated numbers between 0 and 1"),
     ],
 )
 def test_error_names_variable_value_and_form(

@@ -40,6 +40,6 @@ def test_both_are_in_one_group() -> None:
     assert text.count("sdy.sharding_group") == 2
 
 
-def test_other_shapes_are_refused() -> None:
+def test_other_shapes_are_rejected() -> None:
     with pytest.raises(ValueError, match="the shapes differ"):
         shard_alike.own_shard_alike(jnp.ones(3), jnp.ones(4))

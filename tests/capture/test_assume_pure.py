@@ -1,4 +1,4 @@
-"""Pure functions recorded once give the function's own values and gradients; impure ones are refused."""
+"""Pure functions, captured once, return the function's values and gradients; impure functions raise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_xla.experimental.assume_pure import PureModule, assume_pure, assume_p
 
 
 class Block(nn.Module):
-    """A layer of a decoder."""
+    """A decoder layer."""
 
     def __init__(self, size: int = 16, heads: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def _ops(*tensors: Tensor) -> list[str]:
 
 
 def trained(layers: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
-    """The parameters after three steps."""
+    """Return the parameters after three steps."""
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
@@ -135,7 +135,7 @@ def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
         lambda a, b: (a * 2, b * 2),
     ],
 )
-def test_other_signatures_are_recorded_anew(change: Callable[[Tensor, Tensor], Any]) -> None:
+def test_other_signatures_are_captured_again(change: Callable[[Tensor, Tensor], Any]) -> None:
     pure = assume_pure(_sum_of_products)
     a, b = torch.randn(3, 4), torch.randn(4, 5)
     for args in ((a, b), change(a, b), (a, b)):
@@ -207,14 +207,14 @@ _outside = torch.ones(3)
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        (lambda a: a * float(a.sum()), RuntimeError, "a value is needed in it"),
-        (lambda a: a * a.cpu().sum().item(), RuntimeError, "a value is needed in it"),
+        (lambda a: a * float(a.sum()), RuntimeError, "needs a tensor value"),
+        (lambda a: a * a.cpu().sum().item(), RuntimeError, "needs a tensor value"),
         (lambda a: a.add_(1), RuntimeError, "writes to its argument 0 in place"),
         (lambda a: a[:2].zero_(), RuntimeError, "writes to its argument 0 in place"),
-        (lambda a: 3, TypeError, "expected a structure of xla tensors as the result"),
+        (lambda a: 3, TypeError, "expected a pytree of xla tensors as the result"),
     ],
 )
-def test_impure_functions_are_refused(function: Callable[..., Any], error: type[Exception], message: str) -> None:
+def test_impure_functions_are_rejected(function: Callable[..., Any], error: type[Exception], message: str) -> None:
     x = torch.ones(3).to("xla")
     with pytest.raises(error, match=rf"assume_pure: lambda.*{message}"):
         assume_pure(function)(x)
@@ -222,7 +222,7 @@ def test_impure_functions_are_refused(function: Callable[..., Any], error: type[
     assert_same(x + 1, torch.ones(3) + 1)
 
 
-def test_a_function_that_keeps_a_tensor_is_refused() -> None:
+def test_a_function_that_keeps_a_tensor_is_rejected() -> None:
     kept: list[Tensor] = []
 
     def keeping(a: Tensor) -> Tensor:
@@ -230,7 +230,9 @@ def test_a_function_that_keeps_a_tensor_is_refused() -> None:
         return a * kept[-1]
 
     x = torch.ones(3).to("xla").requires_grad_()
-    with pytest.raises(RuntimeError, match=r"assume_pure: keeping keeps . tensors after its end .*torch.float32\[3\]"):
+    with pytest.raises(
+        RuntimeError, match=r"assume_pure: keeping stores . tensors that outlive the call .*torch.float32\[3\]"
+    ):
         assume_pure(keeping)(x)
     torch_xla.sync()
     assert_same(x.detach() + 1, torch.ones(3) + 1)
@@ -251,14 +253,14 @@ def test_an_error_that_is_kept_holds_nothing_up() -> None:
 
 
 @pytest.mark.parametrize("needs_gradient", [True, False])
-def test_a_tensor_from_outside_is_refused(needs_gradient: bool) -> None:
+def test_a_tensor_from_outside_is_rejected(needs_gradient: bool) -> None:
     outside = torch.ones(3).to("xla").requires_grad_(needs_gradient)
     with pytest.raises(RuntimeError, match=r"uses a tensor from outside.*pass it as one"):
         assume_pure(lambda a: a * outside)(torch.ones(3).to("xla"))
     torch_xla.sync()
 
 
-def test_batchnorm_in_training_is_refused_and_in_evaluation_pure() -> None:
+def test_batchnorm_in_training_is_rejected_and_in_evaluation_pure() -> None:
     norm = nn.BatchNorm1d(4).to("xla")
     pure, x = PureModule(norm), torch.randn(3, 4).to("xla")
     with pytest.raises(RuntimeError, match="PureModule: BatchNorm1d writes to its argument"):
@@ -348,7 +350,7 @@ def test_calls_with_one_seed_draw_equal_numbers() -> None:
     y = drop(x, rng_seed=3)
     assert_same(torch.autograd.grad(y.sum(), x)[0], y.detach().cpu())
     for wrong in (None, 1.0, True, torch.tensor(3), torch.tensor(3.0).to("xla")):
-        with pytest.raises(TypeError, match="expected rng_seed=, an integer or an int64 xla tensor"):
+        with pytest.raises(TypeError, match="expected rng_seed=, an integer or a 0-dimensional int64 xla tensor"):
             drop(x, rng_seed=wrong)
 
 

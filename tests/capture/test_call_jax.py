@@ -1,4 +1,4 @@
-"""jax functions on xla tensors: one node of the program, with the values, dtypes and gradients that jax gives."""
+"""jax functions on xla tensors: one node of the program, with jax's values, dtypes and gradients."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_functions_of_nothing(function: Callable[[], Any], expected: Any) -> Non
     assert_same(got, expected)
 
 
-def test_a_function_made_anew_at_each_step_is_compiled_once() -> None:
+def test_a_function_created_at_each_step_is_compiled_once() -> None:
     x = torch.ones(5).to("xla")
     torch_xla.sync()
     with counts() as moved:
@@ -86,7 +86,7 @@ def test_a_function_made_anew_at_each_step_is_compiled_once() -> None:
 
 def test_functions_that_differ_in_a_constant_only_do_not_share_a_program() -> None:
     x = torch.ones(3).to("xla")
-    table = np.arange(300.0, dtype=np.float32)  # longer than what is printed of an array
+    table = np.arange(300.0, dtype=np.float32)  # longer than the printed representation of an array
     other = table.copy()
     other[150] = -1
     results = [call_jax(lambda a, t=t: a + jnp.sum(jnp.asarray(t)), (x,), name="same") for t in (1.0, -0.0, 0.0)]
@@ -139,7 +139,7 @@ def test_call_jax_has_no_gradient() -> None:
 
 
 def _both(function: Callable[..., Any], reference: Callable[..., Any], *inputs: torch.Tensor) -> None:
-    """Values and gradients of a jax function and of the same function in torch on the CPU."""
+    """Compare values and gradients of a jax function with those of the same torch function on the CPU."""
     ours = [x.detach().clone().to("xla").requires_grad_(x.requires_grad) for x in inputs]
     got, expected = jax_function(function)(*ours), reference(*inputs)
     weights = torch.linspace(0.5, 2, expected.numel()).view(expected.shape)
@@ -189,7 +189,7 @@ def test_a_training_step_with_a_jax_function_compiles_once_and_donates() -> None
     assert not moved.fallbacks
 
 
-def test_a_second_derivative_is_refused() -> None:
+def test_a_second_derivative_is_rejected() -> None:
     x = torch.randn(3).to("xla").requires_grad_()
     y = jax_function(lambda a: a**3)(x).sum()
     with pytest.raises(RuntimeError, match="jax_function: lambda has a gradient of the first order only"):

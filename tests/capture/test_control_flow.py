@@ -1,4 +1,4 @@
-"""torch's control flow on xla tensors is one operation of the graph, and gives what it gives on the CPU."""
+"""torch's control flow on xla tensors is one operation of the graph, with the results of the CPU."""
 
 from __future__ import annotations
 
@@ -219,21 +219,21 @@ def test_control_flow_within_a_scan() -> None:
     same(run, torch.randn(3).requires_grad_(), torch.randn(5, 3).requires_grad_(), rtol=1e-4, atol=1e-5)
 
 
-def test_refused() -> None:
+def test_rejected() -> None:
     x = torch.ones(3).to("xla")
     yes = torch.tensor(True).to("xla")
-    refused: list[tuple[Callable[[], Any], str]] = [
-        (lambda: torch.cond(yes, lambda a: a, lambda a: a[:1], (x,)), "true_fn gives .*3.*false_fn gives .*1"),
-        (lambda: loops.while_loop(lambda a: a.sum() < 9, lambda a: (a.double(),), (x,)), "it is .*float32.*float64"),
+    rejected: list[tuple[Callable[[], Any], str]] = [
+        (lambda: torch.cond(yes, lambda a: a, lambda a: a[:1], (x,)), "true_fn returns .*3.*false_fn returns .*1"),
+        (lambda: loops.while_loop(lambda a: a.sum() < 9, lambda a: (a.double(),), (x,)), "got .*float32.*float64"),
         (
             lambda: loops.while_loop(lambda a: a < 9, lambda a: (a + 1,), (x,)),
-            "cond_fn to give a tensor with one element",
+            "cond_fn must return a tensor with one element",
         ),
-        (lambda: associative_scan(lambda a, b: (a + b).long(), x, 0), r"combine_fn to give \[float32\[\]\]"),
-        (lambda: torch.cond(yes, lambda a: a + a.sum().item(), lambda a: a, (x,)), "a value is needed in it"),
+        (lambda: associative_scan(lambda a, b: (a + b).long(), x, 0), r"combine_fn to return \[float32\[\]\]"),
+        (lambda: torch.cond(yes, lambda a: a + a.sum().item(), lambda a: a, (x,)), "needs a tensor value"),
     ]
-    for call, words in refused:
-        with pytest.raises(RuntimeError, match=words):
+    for call, message in rejected:
+        with pytest.raises(RuntimeError, match=message):
             call()
     graded = torch.ones(3).to("xla").requires_grad_()
     (out,) = loops.while_loop(lambda a: a.sum() < 9, lambda a: (a * 2,), (graded,))

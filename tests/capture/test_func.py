@@ -1,4 +1,4 @@
-"""torch.func, forward-mode gradients, checkpoints, hooks and custom ops do on xla what they do on the CPU."""
+"""torch.func, forward-mode AD, checkpoints, hooks and custom ops behave on xla as on the CPU."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_linearize() -> None:
     same(run, torch.randn(4, 3))
 
 
-def test_vmap_of_a_value_is_refused_as_on_the_cpu() -> None:
+def test_vmap_of_a_value_is_rejected_as_on_the_cpu() -> None:
     for device in ("cpu", "xla"):
         with pytest.raises(RuntimeError, match=r"vmap: It looks like you're calling .item\(\) on a Tensor"):
             vmap(lambda v: v.item())(torch.ones(3, device=device))

@@ -1,4 +1,4 @@
-"""torch_xla.interop: memory shared with jax and never taken away from it; torch functions inside of jax."""
+"""torch_xla.interop: memory shared with jax, which is never donated; torch functions inside jax."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_the_user_has_let_go_is_donated_again() -> None:
     x = torch.ones(64).to("xla")
     torch_xla.sync()
     array = to_jax(x)
-    twin = array_sharing._alias_array(array)  # knows whether the memory is gone
+    twin = array_sharing._alias_array(array)  # detects whether the buffer was deleted
     held = len(array_sharing._shared)
     del array
     gc.collect()
@@ -117,11 +117,11 @@ def test_a_module_in_jit_and_grad() -> None:
     for name, parameter in net.named_parameters():
         got = torch.from_numpy(np.asarray(gradients[name]).copy())
         torch.testing.assert_close(got, parameter.grad, rtol=1e-4, atol=1e-5)
-    torch_xla.sync()  # nothing without a value is left
+    torch_xla.sync()  # no placeholder is left
 
 
 def test_gradients_are_torchs_where_jax_has_others() -> None:
-    """The gradient of a norm at zero: torch gives 0, jax NaN."""
+    """The gradient of a norm at zero is 0 in torch, NaN in jax."""
     norm = torch_function_as_jax(lambda a: a.norm())
     assert np.asarray(jax.grad(norm)(jnp.zeros(3))).tolist() == [0.0] * 3
     assert np.isnan(np.asarray(jax.grad(jnp.linalg.norm)(jnp.zeros(3)))).all()

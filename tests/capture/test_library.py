@@ -1,4 +1,4 @@
-"""Ops that users register with torch.library, and programs exported by torch.export, run on xla."""
+"""User operators of torch.library, and programs exported by torch.export, run on xla."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ for _key in ("CPU", "XLA"):
 
 @torch.library.custom_op("xla_test::scaled", mutates_args=())
 def scaled(x: Tensor, by: float) -> Tensor:
-    """A custom op in Python, with a fake, a gradient and a rule for vmap."""
+    """A custom op in Python with a fake implementation, a gradient and a vmap rule."""
     return x * by
 
 
@@ -56,19 +56,19 @@ scaled.register_vmap(lambda info, in_dims, x, by: (scaled(x, by), in_dims[0]))
 
 @torch.library.custom_op("xla_test::through_numpy", mutates_args=(), device_types="cpu")
 def through_numpy(x: Tensor) -> Tensor:
-    """Knows the CPU's memory only."""
+    """A kernel that only accepts CPU memory."""
     return torch.from_numpy(x.numpy() + 1)
 
 
 @torch.library.custom_op("xla_test::bump", mutates_args={"x"})
 def bump(x: Tensor) -> None:
-    """Writes to its argument."""
+    """A kernel that writes to its argument."""
     x.add_(1)
 
 
 @torch.library.custom_op("xla_test::both", mutates_args=(), device_types="cpu")
 def both(x: Tensor) -> Tensor:
-    """One kernel for the CPU, and one for xla."""
+    """One kernel for the CPU and one for xla."""
     return x + 1
 
 
@@ -123,7 +123,7 @@ def test_a_step_with_custom_ops_compiles_once() -> None:
 
 
 class Program(nn.Module):
-    """With parameters, a buffer that is written to, a constant and a factory."""
+    """A module with parameters, a buffer that it writes to, a constant and a factory function."""
 
     def __init__(self) -> None:
         super().__init__()

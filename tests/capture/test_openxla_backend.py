@@ -1,4 +1,4 @@
-"""torch.compile(backend="openxla"): values, gradients, writes, views and counts, against eager torch on the CPU."""
+"""torch.compile(backend="openxla") against eager torch on the CPU: values, gradients, writes, views and counts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ FUNCTIONS: list[Function] = [_write, _views, _broken, _written_then_viewed, _con
 @pytest.mark.parametrize("backend", ["openxla", "openxla_eval"])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_inference(function: Function, backend: str) -> None:
-    """The results, and the arguments after two calls and a write to the first result, are those on the CPU."""
+    """Results, and the arguments after two calls and a write to the first result, equal those on the CPU."""
     compiled = torch.compile(function, backend=backend)
 
     def twice(call: Function, device: str) -> tuple[Any, ...]:
@@ -171,7 +171,7 @@ def test_parameters_that_change_are_seen() -> None:
 
 
 def test_the_bridge_alone() -> None:
-    """As torch's backend calls it: arguments like the first ones, results in order, writes done."""
+    """Called as torch's backend calls it: with arguments like the first ones; results in order, writes done."""
     from torch_xla.core.dynamo_bridge import extract_compiled_graph
 
     class Graph(nn.Module):

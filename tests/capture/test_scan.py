@@ -1,4 +1,4 @@
-"""scan and scan_layers give what a loop in Python gives on the CPU, with gradients, as one loop of the program."""
+"""scan and scan_layers equal a Python loop on the CPU, including gradients, and are one loop of the program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def _loop(fn: Step, carry: Any, xs: Any) -> tuple[Any, Any]:
-    """The oracle: what scan's documentation says."""
+    """The reference implementation from scan's documentation."""
     length = next(len(t) for t in tree_leaves(xs) if t is not None)
     ys = []
     for i in range(length):
@@ -57,7 +57,7 @@ def _rnn(c: Tensor, x: Tensor, w: Tensor) -> tuple[Any, Any]:
 
 
 def _from_outside(c: Tensor, x: Tensor, w: Tensor) -> tuple[Any, Any]:
-    """Tensors that depend on one another: the gradient of each ends at the loop."""
+    """Dependent tensors from outside: the gradient of each ends at the loop."""
     double = w * 2
 
     def step(c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ def _nested_values(c: Tensor, x: Tensor, w: Tensor) -> tuple[Any, Any]:
 
 
 def _gradient_begins_inside(c: Tensor, x: Tensor, w: Tensor) -> tuple[Any, Any]:
-    """What is carried has no gradient before the first step, and one after it; another one never has."""
+    """One carry requires a gradient only after the first step; another one never does."""
 
     def step(carry: Any, x: Tensor) -> tuple[Any, Any]:
         (a, b), x = carry, x.detach()
@@ -102,7 +102,7 @@ def _cut_inside(c: Tensor, x: Tensor, w: Tensor) -> tuple[Any, Any]:
 
 
 def _within(c: Tensor, x: Tensor, w: Tensor) -> tuple[Any, Any]:
-    """A loop in a loop, which uses what is from outside both, and from outside the inner one."""
+    """A nested loop that uses tensors from outside both loops, and from outside the inner loop."""
 
     def outer(c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         shift = x.sum() * w
@@ -253,7 +253,7 @@ def test_a_scan_draws_other_numbers_the_next_time() -> None:
 
 
 def _kept(run: Callable[[], Tensor]) -> int:
-    """How many elements forward hands on to backward."""
+    """Return the number of elements that forward saves for backward."""
     total = 0
 
     def pack(t: Tensor) -> Tensor:
@@ -266,7 +266,7 @@ def _kept(run: Callable[[], Tensor]) -> int:
     return total
 
 
-def test_what_is_kept_for_backward() -> None:
+def test_values_saved_for_backward() -> None:
     x, w = torch.randn(8, 16, 16).to("xla").requires_grad_(), torch.randn(16, 16).to("xla").requires_grad_()
 
     def step(c: Tensor, x: Tensor) -> tuple[Tensor, None]:
@@ -300,7 +300,7 @@ def test_a_partition_changes_no_value(partition: Any) -> None:
     same(run, *_operands(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_partition_that_adds_operations_is_refused() -> None:
+def test_a_partition_that_adds_operations_is_rejected() -> None:
     def adds(joint: Any, inputs: Any, *, num_fwd_outputs: int) -> Any:
         forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
         with forward.graph.inserting_before():
@@ -308,7 +308,7 @@ def test_a_partition_that_adds_operations_is_refused() -> None:
         return forward, backward
 
     c, x, w = (t.to("xla").detach().requires_grad_() for t in _operands())
-    with pytest.raises(ValueError, match="partition_fn adds adds operations of its own"):
+    with pytest.raises(ValueError, match="partition_fn adds adds operations"):
         scan(lambda c, x: (torch.tanh(c @ w + x), None), c, x, partition_fn=adds)
 
 
@@ -334,24 +334,28 @@ def test_a_pure_function_runs_once_and_another_at_each_call() -> None:
 
 W = torch.ones(4, 4)
 REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[Exception], str]] = {
-    "structure": (lambda c, x: ((c, c), None), ValueError, "gives a carry of another structure than init's"),
+    "structure": (
+        lambda c, x: ((c, c), None),
+        ValueError,
+        "the structure of the returned carry differs from that of init",
+    ),
     "shape": (
         lambda c, x: (c[0], None),
         ValueError,
-        r"init is \[float32\[3, 4\]\], and the function gives \[float32\[4",
+        r"init is \[float32\[3, 4\]\], but the function returns \[float32\[4",
     ),
-    "dtype": (lambda c, x: (c.double(), None), ValueError, r"the function gives \[float64\[3, 4\]\]; convert it"),
+    "dtype": (lambda c, x: (c.double(), None), ValueError, r"the function returns \[float64\[3, 4\]\]; convert it"),
     "no pair": (lambda c, x: c, TypeError, "expected a pair"),
-    "number": (lambda c, x: (c, 1.0), TypeError, "expected a structure of xla tensors, found <class 'float'>"),
+    "number": (lambda c, x: (c, 1.0), TypeError, "expected a pytree of xla tensors, found <class 'float'>"),
     "cpu": (lambda c, x: (c, torch.ones(1)), TypeError, r"found torch.float32\[1\] on cpu"),
-    "value": (lambda c, x: (c * c.sum().item(), None), RuntimeError, "a value is needed in it"),
+    "value": (lambda c, x: (c * c.sum().item(), None), RuntimeError, "needs a tensor value"),
     "write": (lambda c, x: (c.add_(1), None), RuntimeError, "writes to its argument 0 in place"),
     "write x": (lambda c, x: (c, x.add_(1)), RuntimeError, "writes to its argument 1 in place"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_rejected(name: str) -> None:
     step, kind, words = REFUSED[name]
     c, x, _ = (t.to("xla").detach() for t in _operands())
     with pytest.raises(kind, match=words):
@@ -359,12 +363,12 @@ def test_refused(name: str) -> None:
     assert_same(c + 1, c.cpu() + 1)
 
 
-def test_refused_arguments() -> None:
+def test_rejected_arguments() -> None:
     c, x, w = (t.to("xla").detach() for t in _operands())
     step = lambda c, x: (c, None)
-    with pytest.raises(ValueError, match="need one size in dimension 0"):
+    with pytest.raises(ValueError, match="must have equal size in dimension 0"):
         scan(step, c, (x, w))
-    with pytest.raises(ValueError, match="need one size in dimension 0"):
+    with pytest.raises(ValueError, match="must have equal size in dimension 0"):
         scan(step, c, w.sum())
     with pytest.raises(ValueError, match="xs has no tensor"):
         scan(step, c, None)
@@ -416,8 +420,8 @@ def test_training_stacked_layers_is_training_the_layers() -> None:
 
 
 @pytest.mark.parametrize("how", ["stacked", "scanned"])
-def test_layers_that_nobody_has_any_more_are_freed(how: str) -> None:
-    """What is known of a layer keeps neither it nor its parameters, which may be all of a large model."""
+def test_layers_without_references_are_freed(how: str) -> None:
+    """Caches reference neither a layer nor its parameters, which may be those of a large model."""
     layers = [Block().to("xla") for _ in range(3)]
     parameters = [weakref.ref(parameter) for layer in layers for parameter in layer.parameters()]
     kept = StackedLayers(layers) if how == "stacked" else scan_layers(layers, torch.ones(2, 4, 16).to("xla")).detach()
@@ -436,7 +440,7 @@ def test_stacked_layers_stack_nothing_in_a_step() -> None:
 
 
 class _Two(nn.Module):
-    """Several arguments, a tied weight, a parameter that is not used, and one that is frozen."""
+    """Several arguments, a tied weight, an unused parameter, and a frozen one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -478,7 +482,7 @@ def test_no_layers() -> None:
     assert scan_layers([], x) is x
 
 
-def test_layers_that_differ_are_refused() -> None:
+def test_layers_that_differ_are_rejected() -> None:
     x = torch.ones(2, 4).to("xla")
     linear = lambda *size: nn.Linear(*size).to("xla")
     for others, words in (
@@ -491,7 +495,7 @@ def test_layers_that_differ_are_refused() -> None:
             scan_layers([linear(4, 4), others], x)
 
 
-def test_layers_that_write_to_buffers_are_refused() -> None:
+def test_layers_that_write_to_buffers_are_rejected() -> None:
     layers = [nn.BatchNorm1d(4).to("xla") for _ in range(2)]
     with pytest.raises(RuntimeError, match=r"writes to its argument.*BatchNorm in training writes"):
         scan_layers(layers, torch.ones(2, 4).to("xla"))
@@ -566,7 +570,7 @@ def test_layers_over_four_devices() -> None:
 
 
 class _Checkpointed(nn.Module):
-    """Its backward pass runs it again, when whoever replaced its parameters may have put them back."""
+    """Its backward pass recomputes it, when the caller may already have restored the parameters."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""torch.compile takes modules and tensors on xla as it takes others, with every backend but the default one."""
+"""torch.compile accepts modules and tensors on xla like others, with every backend except the default."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Convolutional(nn.Module):
 
 
 class Writing(nn.Module):
-    """Views, copies that only strides ask for, writes, a buffer."""
+    """Views, copies that only strides require, writes, a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Writing(nn.Module):
 
 
 class Reading(nn.Module):
-    """A decision and a number that Python takes: the traced graph ends there."""
+    """A branch and a number that Python reads: graph breaks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def _pair(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
 
 
 def _step(run: Callable[[Tensor], Any], x: Tensor) -> Any:
-    """What it gives, after the gradient of all of it."""
+    """Return the outputs after the gradient of their sum."""
     out = run(x)
     sum(t.square().sum() for t in pytree.tree_leaves(out) if t.requires_grad).backward()
     return out
@@ -224,7 +224,7 @@ def test_a_compiled_step_trains() -> None:
 
 
 def test_compiled_while_modules_are_followed() -> None:
-    """Global hooks say which module runs; torch.compile must not see into them."""
+    """Global hooks record which module runs; torch.compile must not trace into them."""
     module = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).to("xla")
     source_info.set_capture(True)
     try:
@@ -238,6 +238,6 @@ def test_compiled_while_modules_are_followed() -> None:
 @pytest.mark.parametrize("function", [lambda x: x.sin() + 1, lambda x: torch.ones(2, device="xla") + 1])
 def test_the_default_backend_says_that_it_knows_no_xla(function: Callable[[Any], Any], how: dict[str, Any]) -> None:
     x = torch.ones(3, device="xla")
-    with pytest.raises(RuntimeError, match=r"has none for xla.*torch.compile\(f, backend='openxla'\)"):
+    with pytest.raises(RuntimeError, match=r"does not support xla.*torch.compile\(f, backend='openxla'\)"):
         torch.compile(function, **how)(x)
     assert x.sum().item() == 3

@@ -88,7 +88,7 @@ def test_jit_trace() -> None:
 
 @torch.library.custom_op("xla_tracing::scaled", mutates_args=())
 def scaled(x: Tensor, by: float) -> Tensor:
-    """Gives a tensor of its own."""
+    """Return a new tensor."""
     return x.sin() * by
 
 
@@ -101,7 +101,7 @@ scaled.register_autograd(
 
 @torch.library.custom_op("xla_tracing::scale_", mutates_args=("x",))
 def scale_(x: Tensor, by: float) -> None:
-    """Writes to its argument."""
+    """Write to the argument."""
     x.mul_(by)
 
 
@@ -109,7 +109,9 @@ def scale_(x: Tensor, by: float) -> None:
 CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.15, of its own clone
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch 2.15 warns about its clone
 @pytest.mark.parametrize("gradient", [False, True])
 def test_opcheck(gradient: bool) -> None:
     x = torch.randn(3, device="xla", requires_grad=gradient)

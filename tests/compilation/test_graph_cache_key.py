@@ -96,7 +96,7 @@ DEVICE = jax.devices()[0]
 #: What changes a program, one thing at a time.
 CHANGES: dict[str, Callable[[GraphSpec], GraphSpec]] = {
     "an op": lambda spec: _with(spec, op="aten::sub.Tensor"),
-    "a form": lambda spec: _with(spec, form=2),
+    "a schema kind": lambda spec: _with(spec, schema_kind=2),
     "an argument": lambda spec: _with(spec, args=[*spec.nodes[-1].args, (0, 7)]),
     "True for 1": lambda spec: _with(spec, args=[(0, True)]),
     "1 for True": lambda spec: _with(spec, args=[(0, 1)]),
@@ -134,7 +134,7 @@ def test_whatever_changes_a_program_changes_its_name(monkeypatch: pytest.MonkeyP
     # How a leaf lies the array itself tells, whatever its number in this process.
     assert {*GraphSpec.__slots__} == {"leaves", "nodes", "roots", "donated", "precision", "leaf_origins", "floats",
                                       "root_shardings", "ints", "leaf_shardings"}, "is it in the name?"  # fmt: skip
-    assert {*NodeSpec.__slots__} == {"op", "form", "args", "outs", "is_list", "origin", "default_dtype"}
+    assert {*NodeSpec.__slots__} == {"op", "schema_kind", "args", "outs", "is_list", "origin", "default_dtype"}
 
 
 #: What is around a graph while it is traced.

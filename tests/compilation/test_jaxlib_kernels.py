@@ -41,7 +41,7 @@ _RUN = """
         y = x.to("xla")
         torch_xla.sync()
         torch.testing.assert_close(decompose(y).cpu(), expected, rtol=1e-4, atol=1e-4)
-    print(*(moved[f"PersistentCache{name}"] for name in ("Hit", "HitUntraced", "Miss", "DeserializeFailure")))
+    print(*(moved[f"PersistentCache{name}"] for name in ("Hit", "GraphHit", "Miss", "DeserializeFailure")))
 """
 
 _LOAD = """

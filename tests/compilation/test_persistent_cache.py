@@ -83,7 +83,7 @@ SCRIPT = """
     print(loss.item().hex(), model[0].weight.sum().item().hex())
     assert jax.config.values == before and jax.config.jax_compilation_cache_dir is None
     samples = lambda name: (met.metric_data(name) or [0])[0]
-    counters = [met.counter_value(f"PersistentCache{name}") or 0 for name in ("Hit", "HitUntraced", "Miss")]
+    counters = [met.counter_value(f"PersistentCache{name}") or 0 for name in ("Hit", "GraphHit", "Miss")]
     print(samples("CompileTime"), samples("PersistentCacheLoad"), *counters)
     """
 
@@ -110,7 +110,7 @@ OWN = """
 
     print((torch.arange(6.0).to("xla") * 2).sum().item(), (met.metric_data("CompileTime") or [0])[0])
     lines = str(step_report.report()).splitlines()
-    print(lines[lines.index("Programs on disk") + 1] if "Programs on disk" in lines else None)
+    print(lines[lines.index("Persistent compilation cache") + 1] if "Persistent compilation cache" in lines else None)
     """
 
 
@@ -127,12 +127,12 @@ def test_the_users_own_folder_is_used_where_none_is_named(tmp_path: Path) -> Non
     value, told = run().stdout.splitlines()
     assert value == "30.0 1" and folder.stat().st_mode & 0o777 == 0o700
     assert re.fullmatch(rf"  0 loaded, 1 added; \d\S+ of 4.00GB in {folder}", told)
-    value, told = run(TORCH_XLA_PERSISTENT_CACHE_GB="1").stdout.splitlines()
+    value, told = run(TORCH_XLA_PERSISTENT_CACHE_MAX_GB="1").stdout.splitlines()
     assert value == "30.0 0" and re.fullmatch(rf"  1 loaded, 0 added; \d\S+ of 1.00GB in {folder}", told)
     folder.chmod(0o770)
     done = run()
     assert done.stdout.splitlines() == ["30.0 1", "None"]
-    assert f"not kept for the next process: others than this user may write to {folder}" in done.stderr
+    assert f"the persistent compilation cache is disabled: others than this user may write to {folder}" in done.stderr
 
 
 LATE = """
@@ -152,7 +152,7 @@ LATE = """
         print(len(os.listdir(os.environ["TO"])) > 0, *sorted(str(w.message) for w in said), sep="\\n")
 
     compile((2, 3))
-    os.environ.update(TORCH_XLA_PERSISTENT_CACHE_GB="1", XLA_PERSISTENT_CACHE_READ_ONLY="neither")
+    os.environ.update(TORCH_XLA_PERSISTENT_CACHE_MAX_GB="1", XLA_PERSISTENT_CACHE_READ_ONLY="neither")
     compile((4, 3))
     compile((5, 3))
     """
@@ -164,9 +164,8 @@ def test_a_folder_that_is_named_too_late_is_told(named: str, tmp_path: Path) -> 
     first, to = tmp_path / "first", tmp_path / "to"
     to.mkdir()
     found = run_script(LATE, TO=str(to), NAMED=named, XLA_PERSISTENT_CACHE_PATH=str(first)).stdout.splitlines()
-    late = "torch_xla: {} was set after the first use of a device, and changes nothing: compiled programs are kept in "
-    late += f"{to if named else first}, as was decided then. Set it before, or call "
-    late += "torch_xla.runtime.initialize_cache(path)."
+    late = "torch_xla: {} was set after the first use of a device and has no effect: the persistent compilation cache "
+    late += f"uses {to if named else first}. Set it earlier, or call torch_xla.runtime.initialize_cache(path)."
     others = [late.format(name) for name in ("TORCH_XLA_PERSISTENT_CACHE_GB", "XLA_PERSISTENT_CACHE_READ_ONLY")]
     if named:
         assert found == ["True", "True", *others, "True"]
@@ -289,7 +288,7 @@ def test_many_may_make_room_at_once(tmp_path: Path) -> None:
 
 
 def test_read_only(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"the folder .*/none, to be read only, does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"the read-only folder .*/none does not exist"):
         persistent_cache.initialize(tmp_path / "none", readonly=True)
     persistent_cache.initialize(tmp_path, readonly=True)
     assert run().only(*CACHE) == {"PersistentCacheMiss": 1}
@@ -307,7 +306,9 @@ def test_damaged_file_is_compiled_again(tmp_path: Path, cut: int) -> None:
     (file,) = programs_in(tmp_path)
     whole = file.read_bytes()
     file.write_bytes(whole[:cut])
-    with pytest.warns(RuntimeWarning, match=f"cannot be loaded, and is compiled again: {file} is damaged"):
+    with pytest.warns(
+        RuntimeWarning, match=f"could not load a program from the .* compiling it again: {file} is damaged"
+    ):
         moved = run()
     assert moved.only(*CACHE) == {"PersistentCacheMiss": 1, "PersistentCacheDeserializeFailure": 1}
     assert run().only(*CACHE) == UNTRACED, "mended"
@@ -354,7 +355,9 @@ def test_program_runs_where_the_folder_cannot_be_written(tmp_path: Path) -> None
     folder = tmp_path / "gone"
     persistent_cache.initialize(folder)
     folder.rmdir()
-    with pytest.warns(RuntimeWarning, match=f"cannot be added to the persistent compilation cache in {folder}"):
+    with pytest.warns(
+        RuntimeWarning, match=f"could not write a program to the persistent compilation cache in {folder}"
+    ):
         moved = run()
     assert moved.only(*CACHE) == {"PersistentCacheMiss": 1, "PersistentCacheWriteFailure": 1}
 
@@ -396,4 +399,4 @@ _PROGRAMS: dict[str, tuple[Callable[[], str], bool]] = {
 @pytest.mark.parametrize("kind", _PROGRAMS)
 def test_programs_that_mean_something_in_one_process_only_are_not_kept(kind: str, tmp_path: Path) -> None:
     text, is_kept = _PROGRAMS[kind]
-    assert (CacheFolder(tmp_path, False).file(text(), [jax.devices()[0]]) is not None) == is_kept
+    assert (CacheFolder(tmp_path, False).executable_path(text(), [jax.devices()[0]]) is not None) == is_kept

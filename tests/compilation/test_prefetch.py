@@ -28,7 +28,7 @@ SCRIPT = """
     if "leave" in os.environ.get("HOW", ""):
         sys.exit(0)
     values = [(x * 2).sum().item(), (x.reshape(2, 3) @ x.reshape(3, 2)).sum().item()]
-    counted = [met.counter_value(f"PersistentCache{name}") or 0 for name in ("Hit", "Preloaded", "Miss")]
+    counted = [met.counter_value(f"PersistentCache{name}") or 0 for name in ("Hit", "PrefetchHit", "Miss")]
     print(*values, *counted)
     if "count" in os.environ.get("HOW", ""):
         print(met.counter_value("PersistentCacheWarmup") or 0)
@@ -39,7 +39,11 @@ def run(folder: Path, **environment: str) -> list[str]:
     script = folder / "train.py"
     script.touch()
     done = run_script(
-        SCRIPT, SCRIPT=str(script), XLA_PERSISTENT_CACHE_PATH=str(folder), TORCH_XLA_FIRST_RUN="compile", **environment
+        SCRIPT,
+        SCRIPT=str(script),
+        XLA_PERSISTENT_CACHE_PATH=str(folder),
+        TORCH_XLA_COMPILE_POLICY="compile",
+        **environment,
     )
     return done.stdout.split()
 

@@ -19,7 +19,7 @@ from torch_xla._engine.compilation import program_cache
 from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
 from torch_xla._engine.compilation.persistent_cache import warmup
 from torch_xla._engine.compilation.persistent_cache.prefetch import Prefetcher
-from torch_xla._engine.compilation.persistent_cache.storage import CacheFolder
+from torch_xla._engine.compilation.persistent_cache.storage import CachedProgram, CacheFolder
 from torch_xla._engine.cpu_backend import compile_options
 
 Record = Callable[[torch.Tensor], object]
@@ -70,14 +70,14 @@ def test_what_cannot_run_ahead_is_there_all_the_same(tmp_path: Path, caplog: pyt
     lowered = jax.jit(lambda key: jax.random.key_data(key) + 1).lower(jax.random.key(0))
     file = files.executable_path(lowered.as_text(), [place])
     assert file is not None
-    files.write(file, compile_options.compile_with_options(lowered, [place]), [place])
+    files.write(file, CachedProgram(compile_options.compile_with_options(lowered, [place]), is_harmless=True), [place])
     note = tmp_path / f"{'f' * 64}.script"
     files.write_script_entry(note, [file.name])
     ahead = Prefetcher(files, place, note)
     with caplog.at_level(logging.DEBUG, "torch_xla.compile"), counts() as moved:
         ahead.start()
         ahead._thread.join()
-    assert f"{file.name}: not run ahead" in caplog.text and not moved.only("PersistentCacheWarmup")
+    assert f"{file.name}: warm-up run failed" in caplog.text and not moved.only("PersistentCacheWarmup")
     found = ahead.take(file, [place])
     assert found is not None and found.compiled(jax.random.key(3)).tolist() == [1, 4]
 
@@ -87,7 +87,7 @@ def test_what_was_taken_meanwhile_is_not_run(tmp_path: Path, monkeypatch: pytest
     lowered = jax.jit(jnp.sin).lower(jnp.ones(2))
     file = files.executable_path(lowered.as_text(), [place])
     assert file is not None
-    files.write(file, lowered.compile(), [place])
+    files.write(file, CachedProgram(lowered.compile(), is_harmless=True), [place])
     note = tmp_path / f"{'f' * 64}.script"
     files.write_script_entry(note, [file.name])
     ahead, go = Prefetcher(files, place, note), threading.Event()

@@ -450,11 +450,11 @@ def test_over_several_devices() -> None:
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
         import jax, numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-        from tests.cpu_backend.test_cpu_kernels import _arrays, _rule, library, on_cpu
+        from tests.cpu_backend.test_cpu_kernels import _arrays, _rule, library, cpu_kernel_call
         mesh = Mesh(np.array(jax.devices()), ("x",))
         x, w = _arrays()
         split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
-        with library.offered("cpu") as (_, called):
+        with library.kernels_enabled("cpu") as (_, called):
             spread = jax.jit(_rule, in_shardings=(split, whole), out_shardings=split).lower(x, w).compile()
             assert not called and "all-gather" not in spread.as_text()
             each = jax.jit(jax.shard_map(_rule, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x")))

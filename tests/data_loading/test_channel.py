@@ -1,4 +1,4 @@
-"""The queue between the threads that load."""
+"""The channel between the loader threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training in threads: the same weights as one device with the joined batch, results in order, errors, ends."""
+"""DataParallel training in threads: weights as on one device with the joined batch, result order, errors, shutdown."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ attempt(fails_in_the_loader)
 print([t.name for t in threading.enumerate() if "ends of" not in t.name])
 print(parallel(lambda model, loader, device, context: str(device), []))
 """,
-        XLA_EXPLAIN_RECOMPILATIONS="0",  # each thread compiles programs of its own at the same lines
+        TORCH_XLA_EXPLAIN_RECOMPILATIONS="0",  # each thread compiles different programs at the same lines
         CPU_NUM_DEVICES="3",
         PJRT_DEVICE="CPU",
     )
@@ -150,7 +150,7 @@ print(parallel(lambda model, loader, device, context: str(device), []))
         "KeyError 'mine' True",
         "KeyError 'mine, too' True",
         "AbandonedError rendezvous 'each': replica 0 has returned, and the others wa True",
-        "RuntimeError the replicas meet for different things, so none of them can  True",
+        "RuntimeError replicas reached different synchronization points: replica 0 True",
         "ZeroDivisionError division by zero True",
         "['MainThread']",
         "['xla:0', 'xla:1', 'xla:2']",
@@ -218,7 +218,7 @@ def test_loops_of_2019_get_numbers(device_ids: list[str]) -> None:
     assert parallel(numbered, batches) == parallel(enumerated, batches) == [expected]
     assert parallel(functools.partial(numbered), batches) == [expected]
     assert parallel(plain, batches) == [[row[1:] for row in expected]]
-    nested = [(torch.tensor([0.0]), batch) for batch in batches]  # pairs with pairs in them, taken apart as they are
+    nested = [(torch.tensor([0.0]), batch) for batch in batches]  # nested pairs, flattened as they are
     assert [row[0].tolist() for row in parallel(numbered, nested)[0]] == [[0.0]] * 2
 
 
@@ -239,7 +239,7 @@ def test_which_loops_want_numbers(loop: Callable[..., Any], wanted: bool) -> Non
 
 @pytest.mark.parametrize("python", ["python3.12", "python3.13", "python3.14"])
 def test_which_loops_want_numbers_on_other_pythons(python: str) -> None:
-    """The module needs nothing but Python, so that an interpreter without torch can run it."""
+    """The module imports only the standard library, so that an interpreter without torch can run it."""
     if shutil.which(python) is None or subprocess.run([python, "--version"], capture_output=True).returncode:
         pytest.skip(f"there is no {python} here")
     sources = "\n".join(inspect.getsource(loop) for loop, _ in LOOPS)

@@ -1,4 +1,4 @@
-"""Loading in the background: order, barriers, ends of all kinds, and no thread left."""
+"""Prefetching loaders: order, step barriers, shutdown, and no leaked thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def loading_threads() -> list[str]:
 
 
 def none_left() -> bool:
-    deadline = time.monotonic() + 30  # a machine under load; the threads need no time of their own
+    deadline = time.monotonic() + 30  # for a machine under load; the threads themselves need no time
     while loading_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     return not loading_threads()
@@ -187,7 +187,7 @@ def test_error_on_the_way_to_the_device() -> None:
     source = [torch.ones(2), torch.empty(2, dtype=torch.float8_e8m0fnu), torch.ones(2)]
     batches = iter(MpDeviceLoader(source, "xla", host_to_device_transfer_threads=2))
     assert next(batches).tolist() == [1, 1]
-    with pytest.raises(TypeError, match="float8_e8m0fnu does not exist on xla"):
+    with pytest.raises(TypeError, match="float8_e8m0fnu is not supported on xla"):
         next(batches)
 
 
@@ -275,7 +275,7 @@ def test_fixed_batch_size_ends_at_the_first_other_one() -> None:
 @pytest.mark.parametrize(
     ("devices", "options", "error", "message"),
     [
-        (["cpu"], {}, ValueError, "expected different xla devices, got cpu"),
+        (["cpu"], {}, ValueError, "expected distinct xla devices, got cpu"),
         ([], {}, ValueError, "got none"),
         (["xla:0", "xla:0"], {}, ValueError, "got xla:0, xla:0"),
         (["xla:0"], {"loader_prefetch_size": 0}, ValueError, "loader_prefetch_size must be at least 1, got 0"),

@@ -1,4 +1,4 @@
-"""Several CPU devices of a process have threads enough to meet, whatever else the machine computes."""
+"""The CPU client has enough threads for the collectives of several CPU devices in one process, under any load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""jax's options are the user's: training on xla is independent of all of them."""
+"""Training on xla is independent of the user's jax options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ jax_option_programs.check_all()
 
 
 def test_training_is_independent_of_the_options_of_jax() -> None:
-    done = run_script(OPTIONS, check=False, TORCH_XLA_FIRST_RUN="compile", CPU_NUM_DEVICES="2")
+    done = run_script(OPTIONS, check=False, TORCH_XLA_COMPILE_POLICY="compile", CPU_NUM_DEVICES="2")
     assert done.returncode == 0, done.stderr[-6000:]
 
 

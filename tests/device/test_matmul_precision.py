@@ -1,4 +1,4 @@
-"""How exact float32 matrix products are: torch's setting, torch_xla's, and that a change compiles anew."""
+"""Precision of float32 matmuls: torch's setting, torch_xla's, and a change compiles again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every public function that takes a device or an ordinal: one that does not exist is refused, wherever it is named.
+"""Every public function that takes a device or an ordinal raises for one that does not exist.
 
-The functions are found by their signatures; a new one has to be called here, or the first test fails.
+The functions are found by their signatures; the first test fails if a new one is not called here.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _found() -> Iterator[str]:
         for name, function in vars(module).items():
             is_of_package = str(getattr(function, "__module__", "")).startswith("torch_xla")
             callable_ = inspect.isfunction(function) or type(function) is type and not issubclass(function, Exception)
-            if name.startswith("_") or name == "of_fake_tensor" or not is_of_package or not callable_:
+            if name.startswith("_") or name == "make_fake_tensor" or not is_of_package or not callable_:
                 continue
             if _PARAMETERS & set(inspect.signature(function).parameters):
                 yield f"{title}.{name}"
@@ -78,7 +78,7 @@ def test_every_function_that_takes_a_device_is_called_here() -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_no_device_is_refused(name: str) -> None:
+def test_what_is_no_device_is_rejected(name: str) -> None:
     for wrong in WRONG:
         if name in _LEAVES and isinstance(wrong, int) and wrong < 0:
             CALLS[name](wrong)

@@ -1,4 +1,4 @@
-"""Devices of others: what of a plugin jax is told, and when."""
+"""PJRT plugins of third-party devices: registration with jax, and its time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_registered_plugin_is_what_jax_loads() -> None:
     done = run_script(REGISTERED, check=False, PJRT_DEVICE="mydevice")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "plugins.default: no plugin is registered for devices of kind MYDEVICE",
+        "plugins.default: no plugin is registered for the device type MYDEVICE",
         "PJRT_DEVICE asks for MYDEVICE: jax has no mydevice True True",
         "mydevice {'library_path': '/no/such/library.so', 'create_options': {'speed': 2, 'name': 'x'}} ['single']",
     ]
@@ -106,7 +106,7 @@ def test_too_late() -> None:
         PJRT_DEVICE="CPU",
     )
     assert done.stdout.splitlines() == [
-        "register_plugin: devices of kind CPU are in use; register NAME before",
+        "register_plugin: devices of type CPU are in use; register NAME before",
         "DevicePlugin: library_path() must give the path of the PJRT plugin",
     ]
 

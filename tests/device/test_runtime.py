@@ -1,4 +1,4 @@
-"""``torch_xla.runtime``: worlds, ordinals, kinds of devices."""
+"""``torch_xla.runtime``: world sizes, ordinals, device types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_attributes() -> None:
     attributes = xr.runtime_device_attributes("xla:0")
     assert attributes["id"] == 0 and attributes["device_kind"] == xm.xla_device_kind("xla:0")
     assert xr.global_runtime_device_attributes()[0] == attributes
-    with pytest.raises(RuntimeError, match=r"^runtime_device_attributes: xla:9 is not one of"):
+    with pytest.raises(RuntimeError, match=r"^runtime_device_attributes: xla:9 does not exist"):
         xr.runtime_device_attributes("xla:9")
 
 
@@ -55,7 +55,7 @@ def test_spmd_does_not_choose_by_itself() -> None:
 def test_another_kind_of_device_comes_too_late() -> None:
     xm.xla_device()
     other = "TPU" if xr.device_type() == "CPU" else "CPU"
-    with pytest.raises(RuntimeError, match=f"^set_device_type: devices of kind {xr.device_type()} are in use already"):
+    with pytest.raises(RuntimeError, match=f"^set_device_type: devices of type {xr.device_type()} are in use; select"):
         xr.set_device_type(other)
 
 

@@ -1,6 +1,6 @@
 """Devices that store a dtype as a narrower one: XLA_USE_BF16, XLA_DOWNCAST_BF16, XLA_USE_32BIT_LONG, and TPUs.
 
-Most tests switch this process over and back; those of the variables have a process of their own.
+Most tests switch this process over and back; those of the variables run in a separate process.
 """
 
 from __future__ import annotations

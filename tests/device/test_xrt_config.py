@@ -1,4 +1,4 @@
-"""The device configuration of 2019 to 2023 works on this machine, and explains itself for another."""
+"""The legacy (XRT) device configuration works for this machine, and raises for a remote one."""
 
 from __future__ import annotations
 

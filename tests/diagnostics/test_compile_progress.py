@@ -1,4 +1,4 @@
-"""The line that a long compilation shows: on a terminal, of rank 0, after some patience."""
+"""The progress line of long compilations: on a terminal, on rank 0, after a delay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 
 
 def open_terminal(monkeypatch: pytest.MonkeyPatch, patience: float = 0.05) -> Terminal:
-    """stderr from now on. Not a fixture: pytest sets stderr anew before the test itself."""
+    """Replace stderr. This is not a fixture, because pytest replaces stderr again before the test."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(compile_progress, "PATIENCE", patience)
@@ -35,11 +35,11 @@ def _showing() -> bool:
 
 def _until(condition: Callable[[], bool]) -> None:
     while not condition():
-        assert _showing(), "nothing will come any more"
+        assert _showing(), "the line never appeared"
         time.sleep(0.01)
 
 
-def test_one_line_that_is_brought_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch)
     with compile_progress.show_compile_progress(1234):
         _until(lambda: terminal.getvalue().count("\r") >= 3)
@@ -71,7 +71,7 @@ def test_a_short_compilation_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_ranks_and_files_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And start no thread."""
+    """They also start no thread."""
     terminal = open_terminal(monkeypatch)
     monkeypatch.setattr(replicas, "process_index", lambda: 1)
     with compile_progress.show_compile_progress(2):

@@ -1,4 +1,4 @@
-"""Memory: how much, by what, at most when; and the test helper that finds leaks."""
+"""Device memory: use, provenance and peaks; the leak checker; memory of compilations returned to the system."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _used() -> int:
     return xm.get_memory_info("xla")["bytes_used"]
 
 
-def test_keys_of_both_eras() -> None:
+def test_keys_of_all_releases() -> None:
     info = xm.get_memory_info(xm.xla_device())
     assert set(info) == {"bytes_used", "bytes_limit", "peak_bytes_used", "kb_free", "kb_total"}
     assert all(isinstance(value, int) for value in info.values())
@@ -41,7 +41,7 @@ def test_follows_buffers() -> None:
     x = torch.ones(64, KB).to("xla")
     assert _used() - before == 256 * KB
     y = x * 3
-    assert _used() - before == 256 * KB, "what is recorded takes nothing"
+    assert _used() - before == 256 * KB, "recorded ops use no memory"
     torch_xla.sync()
     assert _used() - before == 512 * KB
     half = y.half()
@@ -83,22 +83,22 @@ def test_peak_of_each_step() -> None:
     del x
 
 
-def test_buffers_and_who_made_them() -> None:
-    x = torch.ones(512, KB).to("xla")  # 2 MB: the largest of all
+def test_buffers_and_their_provenance() -> None:
+    x = torch.ones(512, KB).to("xla")  # 2 MB: the largest buffer
     y = x.double() + 1
     torch_xla.sync()
     largest, second = memory.buffers()[:2]
     assert (largest.shape, largest.dtype, largest.bytes, largest.kind) == ((512, KB), "float64", 4 << 20, "result")
     assert (second.shape, second.dtype, second.bytes, second.kind) == ((512, KB), "float32", 2 << 20, "upload")
-    first = test_buffers_and_who_made_them.__code__.co_firstlineno
+    first = test_buffers_and_their_provenance.__code__.co_firstlineno
     assert second.line == f"{__file__}:{first + 1}" and largest.line == f"{__file__}:{first + 3}"
     text = memory.summary(rows=1)
     assert text.startswith("xla:0: ") and largest.line in text and "4.00MB" in text and " more lines" in text
     del x, y
 
 
-def test_batches_are_of_the_line_of_their_loop() -> None:
-    """Threads send them, which run no code of the user's."""
+def test_batches_have_the_line_of_their_loop() -> None:
+    """Batches are uploaded by threads without user frames."""
     here = sys._getframe().f_lineno
     for batch in MpDeviceLoader([torch.ones(7, 3), torch.ones(7, 3)], torch.device("xla:0")):
         made = {b.line for b in memory.buffers() if b.shape == batch.shape and b.kind == "upload"}
@@ -151,12 +151,12 @@ print(before - resident())
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
-def test_what_compiling_has_freed_is_the_systems() -> None:
-    """12 MB without, for a program that is not optimized."""
+def test_memory_freed_by_compilation_returns_to_the_system() -> None:
+    """It is 12 MB without trimming, for a program that is not optimized."""
     assert float(run_script(COMPILED).stdout) < 4
 
 
-#: Prints how many thousand pages the system has to find for most steps that make 48 MB, once the heap has grown.
+#: Prints the thousands of page faults of most steps that allocate 48 MB, after the heap has grown.
 _PAGES = """
 import resource, statistics, torch, torch_xla
 x = torch.randn(12 * 1024 * 1024).to("xla")
@@ -173,7 +173,7 @@ for _ in range(40):
 print("pages", round(statistics.median(found[20:]) / 1000))
 """
 
-#: Prints how many thousand pages the system has to find for most rounds in which a thread uses 90 MB, in blocks of 30.
+#: Prints the thousands of page faults of most rounds in which a thread uses 90 MB, in blocks of 30 MB.
 _PAGES_OF_A_THREAD = """
 import ctypes, resource, statistics, threading
 c = ctypes.CDLL(None)
@@ -181,7 +181,7 @@ c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 c.free.argtypes = [ctypes.c_void_p]
 found, compiled = [], threading.Event()
 def rounds():
-    c.free(c.malloc(1 << 20))  # from now on it has a heap of its own: later threads may have to share one
+    c.free(c.malloc(1 << 20))  # creates a separate heap for this thread; later threads may have to share one
     compiled.wait()
     for _ in range(10):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -214,8 +214,8 @@ print("pages", round(statistics.median(found[1:]) / 1000))
     ],
     ids=["program", "tunables", "thread", "thread with MALLOC_TOP_PAD_"],
 )
-def test_memory_is_found_again(script: str, environment: dict[str, str], pages: int) -> None:
-    output = run_script(script, TORCH_XLA_FIRST_RUN="compile", **environment).stdout
+def test_memory_is_reused(script: str, environment: dict[str, str], pages: int) -> None:
+    output = run_script(script, TORCH_XLA_COMPILE_POLICY="compile", **environment).stdout
     assert int(output.split("pages")[1]) == pages, output
 
 
@@ -235,7 +235,7 @@ def test_memory_is_found_again(script: str, environment: dict[str, str], pages: 
 def test_variables_that_configure_malloc(
     variables: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What each does to a process is malloc's; an interpreter for one of either kind is in the test before."""
+    """malloc defines the effect of each variable; the previous test runs an interpreter with one of each kind."""
     for name in {*os.environ} - {*variables}:
         if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES":
             monkeypatch.delenv(name)
@@ -244,7 +244,7 @@ def test_variables_that_configure_malloc(
     assert malloc_tuning._user_configured_malloc.__wrapped__() is expected
 
 
-#: Prints how many MB of numpy arrays of so many MB each are resident when they have been freed.
+#: Prints the resident MB of freed numpy arrays, by their size in MB.
 _FREED = """
 import gc, os, pathlib, re
 import numpy as np, torch, torch_xla
@@ -269,18 +269,18 @@ print(round(left_of_arrays(24, 3)), round(left_of_arrays(200, 1)))
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
 @pytest.mark.parametrize("keeps", ["1", "0"])
-def test_the_users_own_arrays_may_stay_with_the_process(keeps: str) -> None:
-    """Up to the size of what programs have used, as documented with the setting; none of them where it is off."""
+def test_freed_user_arrays_may_stay_resident(keeps: str) -> None:
+    """They stay up to the size that programs have used, as documented with the setting; none stay if it is off."""
     by_size = {
         size: [
             int(part)
             for part in run_script(
-                _FREED, SIZE=str(size), TORCH_XLA_KEEP_HEAP=keeps, TORCH_XLA_FIRST_RUN="compile"
+                _FREED, SIZE=str(size), TORCH_XLA_KEEP_HEAP=keeps, TORCH_XLA_COMPILE_POLICY="compile"
             ).stdout.split()
         ]
         for size in (1, 240)
     }
-    assert by_size[1][1] < 8, "larger than any block of a program: unmapped when it is freed"
+    assert by_size[1][1] < 8, "larger than any program buffer: unmapped when freed"
     if keeps == "0":
         assert max(by_size[1][0], *by_size[240]) < 8
     else:

@@ -1,4 +1,4 @@
-"""The environment variables that watch a process, each in a process of its own: files, streams, analyses, logs."""
+"""Environment variables for diagnostics, each in a separate process: files, streams, analyses, logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRAIN = """
 
 
 def _blocks(text: str) -> list[tuple[int, str]]:
-    """(step, report) of a metrics file. Fails on anything else in it."""
+    """Return (step, report) of each block of a metrics file. Fails on any other content."""
     parts = re.split(r"^\[MetricsData; step=(\d+)\]\n", text, flags=re.MULTILINE)
     assert parts[0] == "" and len(parts) % 2 == 1
     assert all(report.endswith("\n\n") for report in parts[2::2])
@@ -30,9 +30,9 @@ def _blocks(text: str) -> list[tuple[int, str]]:
 
 
 def test_metrics_file(tmp_path: Path) -> None:
-    """Appended at every step, by each of several processes to a file of its own."""
+    """The report is appended at every step; each of several processes writes a separate file."""
     file = tmp_path / "metrics"
-    file.write_text("[MetricsData; step=7]\nCounter: MarkStep\n  Value: 8\n\n")  # of an earlier run
+    file.write_text("[MetricsData; step=7]\nCounter: MarkStep\n  Value: 8\n\n")  # from an earlier run
     more = f'\n    from torch_xla.debug import metrics_saver\n    metrics_saver.save_metrics("{tmp_path}/asked")\n'
     run_script(TRAIN + more, XLA_METRICS_FILE=str(file))
     earlier, *blocks = _blocks(file.read_text())
@@ -53,7 +53,7 @@ def test_metrics_to_a_stream_and_steplog() -> None:
 
 
 def test_sync_wait() -> None:
-    """With XLA_SYNC_WAIT a sync returns when the device has finished: nothing is left to wait for."""
+    """With XLA_SYNC_WAIT, a sync returns when the device has finished."""
     code = """
         import torch, torch_xla
         from torch_xla._engine import recorder
@@ -146,16 +146,16 @@ def test_logs_and_the_default_explanation() -> None:
     lines = out.stderr.splitlines()
     assert sum("torch_xla.compile INFO: 1 ops in " in line for line in lines) == 6
     assert sum("torch_xla.transfer INFO: to xla:0: torch.float32[" in line for line in lines) == 6
-    assert sum("torch_xla.recompilation WARNING: torch_xla: the graph of 1 ops" in line for line in lines) == 1
+    assert sum("torch_xla.recompilation WARNING: torch_xla: recompiled the graph at " in line for line in lines) == 1
     assert len(lines) == 6 + 12 + 1
     out = run_script(code, check=False)
-    assert len(out.stderr.splitlines()) == 1 and out.stderr.startswith("torch_xla: the graph of 1 ops that runs at ")
+    assert len(out.stderr.splitlines()) == 1 and out.stderr.startswith("torch_xla: recompiled the graph at ")
 
 
 def test_unknown_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_XLA_LOGS", "+graphs")
     monkeypatch.setattr(logging_config, "settings", Settings())
-    with pytest.raises(ValueError, match="TORCH_XLA_LOGS: there is no log 'graphs'; there are all, compile"):
+    with pytest.raises(ValueError, match="TORCH_XLA_LOGS: unknown log 'graphs'; use all, compile"):
         logging_config.configure_logging()
 
 

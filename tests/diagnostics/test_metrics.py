@@ -1,4 +1,4 @@
-"""Counters, metrics, and the report in the format of the documents."""
+"""Counters, metrics, and the documented format of the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.helpers import counts, run_script
 from torch_xla._engine.compilation import program_cache
 from torch_xla._engine.diagnostics import metrics
 
-# The grammar of the report, as in the documents' examples.
+# The grammar of the report, as in the documentation.
 TIME = r"(?:\d{2}d)?(?:\d{2}h)?(?:\d{2}m)?(?:\d{2}s)?(?:\d{3}ms)?\d{1,3}\.\d{3}us"
 BYTES = r"\d+\.\d{2}(?:B|KB|MB|GB|TB|PB)"
 PLAIN = r"\d+\.\d{2}"
@@ -32,7 +32,7 @@ COUNTER = r"Counter: (?P<name>\S+)\n  Value: \d+\n"
 
 
 def parse(report: str) -> list[tuple[str, str]]:
-    """(kind, name) of all blocks. Raises AssertionError at the first line that the grammar does not know."""
+    """Return (kind, name) of all blocks. Raises AssertionError at the first line outside the grammar."""
     patterns = [("Metric", re.compile(METRIC.format(value=value))) for value in (TIME, BYTES, PLAIN)]
     patterns.append(("Counter", re.compile(COUNTER)))
     blocks, at = [], 0
@@ -45,8 +45,8 @@ def parse(report: str) -> list[tuple[str, str]]:
     return blocks
 
 
-def test_the_documents_examples_are_of_that_grammar() -> None:
-    """As they are in the README of 2019, and a report that is not: a line missing, another unit, a name left out."""
+def test_documented_examples_match_the_grammar() -> None:
+    """The examples of upstream's README parse; reports with a missing line, another unit or no name do not."""
     example = (
         "Metric: CompileTime\n  TotalSamples: 202\n  Counter: 06m09s401ms746.001us\n"
         "  ValueRate: 778ms572.062us / second\n  Rate: 0.425201 / second\n"
@@ -62,7 +62,7 @@ def test_the_documents_examples_are_of_that_grammar() -> None:
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """A process that has done some of everything, counted from zero."""
+    """A workload that moves every kind of counter, counted from zero."""
     program_cache.cache.clear()
     met.clear_all()
     x = torch.rand(3, 3).to("xla")
@@ -226,8 +226,8 @@ def test_settings() -> None:
     assert parse(report.rstrip("\n") + "\n") == [("Metric", "InboundData")]
 
 
-# What moves, as users know it from other releases. Metrics by their number of samples; what is not named is not moved.
-# Numbers that are operands travel with the program, so ``mul_(4.5)`` needs no upload of its own.
+# The expected counter changes, as in other releases; metrics by their number of samples. Others do not change.
+# Scalar inputs are passed with the program, so ``mul_(4.5)`` needs no separate upload.
 _WATCHED = ("CreateXlaTensor", "CreateDataHandles", "CreateCompileHandles", "CachedSyncTensors", "UncachedSyncTensors",
             "MarkStep", "CompileTime", "ExecuteTime", "ExecuteComputation", "TransferToServerTime",
             "TransferFromServerTime", "OutboundData", "InboundData", "TensorsGraphSize", "InputOutputAliasCount",
@@ -240,7 +240,7 @@ _READS = {"TransferFromServerTime": 1, "InboundData": 1}
 
 
 def test_counter_movements() -> None:
-    """The table of what moves, line by line, on the same tensor."""
+    """The counter changes, line by line, on the same tensor."""
     program_cache.cache.clear()
     source = torch.rand(3, 3)
     kept: list[torch.Tensor] = []
@@ -287,7 +287,7 @@ def test_counter_movements() -> None:
 
 
 def test_fallback_movements() -> None:
-    """An op on the CPU: one run for its inputs, a download for each, an upload for each result."""
+    """A CPU fallback: one execution for its inputs, a download for each input, an upload for each result."""
     x = torch.tensor([0.0, 1.0, 2.0]).to("xla") * 2
     with counts() as moved, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -298,16 +298,16 @@ def test_fallback_movements() -> None:
 
 
 def _execute_time() -> tuple[int, float]:
-    """(how many programs, their time in s)"""
+    """Return (number of programs, their time in s)."""
     total, accumulated, samples = met.metric_data("ExecuteTime") or (0, 0.0, ())
     assert total == len(samples) or total > 1024
     return total, accumulated / 1e9
 
 
-def test_execute_time_is_that_of_the_program_and_not_of_its_launch() -> None:
-    """Programs count when they are launched, and for as long as they run; reading a metric waits for none."""
+def test_execute_time_is_of_the_program_not_of_its_launch() -> None:
+    """ExecuteTime counts programs at their launch, with the time so far; reading the metric does not wait."""
     x = torch.rand(800, 800, device="xla") / 800
-    for _ in range(2):  # compiled in the first
+    for _ in range(2):  # compiled in the first iteration
         torch_xla.sync(wait=True)
         count, before = _execute_time()
         y = x
@@ -325,11 +325,11 @@ def test_execute_time_is_that_of_the_program_and_not_of_its_launch() -> None:
     assert launched < 0.5 * elapsed < after - before < 1.1 * elapsed, (launched, elapsed, after - before)
 
 
-def test_what_lasts_counts_as_long_as_it_has_lasted() -> None:
+def test_open_samples_count_the_time_so_far() -> None:
     metric = metrics.Metric("Some", metrics.format_time)
     metric.add(1e9)
     first, second = metric.begin(), metric.begin()
-    assert metric.data()[:2] == (3, 1e9), "neither has had its turn"
+    assert metric.data()[:2] == (3, 1e9), "both are queued"
     first.since = time.perf_counter_ns() - 10**9
     total, accumulated, samples = metric.data()
     assert (total, len(samples)) == (3, 3) and 2e9 <= accumulated < 3e9
@@ -339,8 +339,8 @@ def test_what_lasts_counts_as_long_as_it_has_lasted() -> None:
     assert (metric.data()[:2], [value for _, value in metric.data()[2]]) == ((3, 13e9), [1e9, 5e9, 7e9])
 
 
-def test_a_process_ends_in_the_middle_of_a_program() -> None:
-    """Without a word: the thread that waits for the program's end is not in XLA when the interpreter is gone."""
+def test_exit_during_a_program() -> None:
+    """Exit is silent: the thread that waits for the program is not inside XLA during finalization."""
     code = """
         import torch, torch_xla
         x = torch.rand(800, 800, device="xla") / 800

@@ -1,4 +1,4 @@
-"""Reports as numbers, and a report held against earlier ones."""
+"""Parsing metrics reports, and comparing a report with earlier ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Counter: aten::nonzero
 
 
 @pytest.mark.parametrize("word", ["Counter", "Accumulator"])
-def test_both_words(word: str) -> None:
+def test_both_field_names(word: str) -> None:
     found = compare.parse_metrics_report(REPORT.format(word=word))
     assert found == pytest.approx(
         {
@@ -59,7 +59,7 @@ def test_as_text() -> None:
     assert found["InboundData__Accumulator"] == "1.50KB" and found["CachedSyncTensors__Value"] == "395"
 
 
-def test_reads_our_own_report() -> None:
+def test_parses_this_release() -> None:
     (torch.ones(3).to("xla") * 3 + 1).sum().item()
     found = compare.parse_metrics_report(met.metrics_report())
     assert found["MarkStep__Value"] == met.counter_value("MarkStep")

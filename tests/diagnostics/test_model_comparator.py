@@ -1,4 +1,4 @@
-"""Comparing tensors, saved runs, and the layers of a module on xla and on the CPU."""
+"""Comparisons of tensors, of saved runs, and of module layers on xla and on the CPU."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_saved_runs(tmp_path: Path, unconfigured: None) -> None:
     assert (done.returncode, done.stdout.splitlines()[1]) == (1, "weight.1: 2 of 2 elements differ")
 
 
-def test_folder_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mc, "_configured", False)
     monkeypatch.setenv("MODELCMP_SAVEDIR", str(tmp_path))
     settings.reload()
@@ -89,24 +89,24 @@ class Net(nn.Module):
         return {"out": self.norm(x), "sum": x.sum()}
 
 
-def test_layers_that_agree() -> None:
+def test_equal_layers() -> None:
     net, x = Net(), torch.randn(4, 3)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     assert compare_module(net, x, scale=2.0) is None
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    with recompilation.watch() as told:  # its own programs surprise nobody
+    with recompilation.watch() as told:  # compilations of the tool are not reported
         assert compare_module(net.to("xla"), x.to("xla"), scale=2.0) is None
     assert told == []
     assert not any(module._forward_hooks for module in net.modules())
 
 
-def test_the_first_layer_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_different_layer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     right = RULES["aten::softplus"]
 
     def wrong(*args: Any) -> Any:
         return right.function(*args) * 1.01
 
-    monkeypatch.setitem(RULES, "aten::softplus", Rule(right.name, wrong, right.ctx, right.random, right.bake))
+    monkeypatch.setitem(RULES, "aten::softplus", Rule(right.name, wrong, right.ctx, right.random, right.static_args))
     found = compare_module(Net(), torch.randn(7, 3), scale=2.0)
     assert found is not None
     assert (found.name, found.kind, found.call) == ("act", "Softplus", 0)
@@ -119,7 +119,7 @@ def test_a_difference_of_the_module_itself(monkeypatch: pytest.MonkeyPatch) -> N
     def wrong(*args: Any) -> Any:
         return right.function(*args) + 1
 
-    monkeypatch.setitem(RULES, "aten::sum", Rule(right.name, wrong, right.ctx, right.random, right.bake))
+    monkeypatch.setitem(RULES, "aten::sum", Rule(right.name, wrong, right.ctx, right.random, right.static_args))
     found = compare_module(Net(), torch.randn(6, 3), scale=2.0)
     assert found is not None and found.name == ""
     assert str(found).startswith("the module itself (Net): 1 of 1 elements differ")

@@ -1,4 +1,4 @@
-"""Profiles: annotations, steps and op names in jax's trace files; recording and programs in torch.profiler's."""
+"""Profiles: annotations, steps and op names in jax's trace files; recording and programs in torch.profiler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_xla.debug import profiler as xp
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    """The events of the one profile below a folder, in the form that Perfetto and TensorBoard read."""
+    """Return the events of the only profile in a folder, in the format of Perfetto and TensorBoard."""
     (file,) = folder.glob("plugins/profile/*/*.trace.json.gz")
     with gzip.open(file) as content:
         found: list[dict[str, Any]] = json.load(content)["traceEvents"]
@@ -60,7 +60,7 @@ def test_trace_has_annotations_steps_and_ops(tmp_path: Path) -> None:
     for outer, inner in zip(steps, built, strict=True):
         assert outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
     assert sum(event["name"] == "forward" for event in found) == 3
-    assert any(event["name"].startswith("dot") for event in found), "no op of the device"
+    assert any(event["name"].startswith("dot") for event in found), "no device op"
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
 
 
@@ -94,7 +94,7 @@ def test_marked_step_is_of_the_thread() -> None:
 
 def test_torch_profiler_shows_recording() -> None:
     x = torch.ones(4, 4, device="xla")
-    (x @ x).relu()  # shape inference asks torch's meta functions once, which would show as well
+    (x @ x).relu()  # the first shape inference calls torch's meta functions, which the profile would show
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         with torch.profiler.record_function("my part"):
             (x @ x).relu()
@@ -112,7 +112,7 @@ def products(x: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def test_torch_profiler_shows_programs() -> None:
-    """By their lines: compiled once, launched and run as often as the loop says, on a thread of the device's own."""
+    """One row per program and line: compiled once, launched and executed per iteration, on the device's thread."""
     x = torch.randn(300, 300, device="xla")
     torch_xla.sync(wait=True)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -132,19 +132,19 @@ def test_torch_profiler_shows_programs() -> None:
     }  # fmt: skip
     by_name = {
         what: [e for e in profile.events() if e.name.startswith(f"xla::{what}")]
-        for what in ("launch", "execute", "to_host")
+        for what in ("launch", "execute", "device_to_host")
     }
     for launch, run, read in zip(*by_name.values(), strict=True):
         assert run.thread != launch.thread == read.thread
         assert run.time_range.start <= launch.time_range.end + 1 and run.time_range.start < run.time_range.end
-        assert run.time_range.end <= read.time_range.end + 1, "what was read had been computed"
+        assert run.time_range.end <= read.time_range.end + 1, "a read value had been computed"
     steps = [event for event in profile.events() if event.name == "step"]
     assert all({"aten::matmul", f"xla::launch {name}"} <= {child.name for child in step.cpu_children} for step in steps)
 
 
-def test_a_run_ends_when_somebody_sees_it() -> None:
-    """The thread that waits for programs may be woken late: what was launched meanwhile begins when it was launched."""
-    device, woken = 7, threading.Event()  # of this device's programs, no other test waits for the ends
+def test_an_execution_ends_when_its_end_is_observed() -> None:
+    """The completion thread may wake up late: a program launched meanwhile starts at its launch."""
+    device, woken = 7, threading.Event()  # no other test uses the completion thread of this device
     value = jax.numpy.ones(3).block_until_ready()
 
     class Late:
@@ -164,7 +164,7 @@ def test_a_run_ends_when_somebody_sees_it() -> None:
     assert runs[0].end == seen <= launched == runs[1].start < runs[1].end
 
 
-def test_torch_profiler_shows_what_runs_one_by_one() -> None:
+def test_torch_profiler_shows_op_by_op_execution() -> None:
     from torch_xla.experimental import eager_mode
 
     eager_mode(True)
@@ -177,7 +177,7 @@ def test_torch_profiler_shows_what_runs_one_by_one() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*legacy|.*deprecated")
-def test_other_profilers_are_told_nothing() -> None:
+def test_other_profilers_get_no_spans() -> None:
     x = torch.ones(64, 64, device="xla")
     products(x, 2).cpu()
     with profiler_legacy.profile() as profile:
@@ -186,18 +186,18 @@ def test_other_profilers_are_told_nothing() -> None:
     assert "aten::mm" in names and not any(name.startswith("xla::") for name in names)
 
 
-def test_nothing_is_noted_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_recorded_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(64, 64, device="xla")
     with torch.profiler.profile():
         y = products(x, 40)
-        torch_xla.sync()  # perhaps under way when the profile ends
+        torch_xla.sync()  # may be in flight when the profile ends
     monkeypatch.setattr(torch.profiler, "record_function", None)
     products(y, 2).cpu()
     assert not profiler_spans._open_events()
 
 
 def test_server(tmp_path: Path) -> None:
-    """A server of this process, profiled at its address while it works; in a process of its own."""
+    """A separate process starts a server and profiles itself through its address while it works."""
     run_script(
         f"""
         import glob, gzip, json, socket, time
@@ -215,7 +215,7 @@ def test_server(tmp_path: Path) -> None:
         except ValueError as error:
             assert str(port) in str(error)
         x = torch.ones(8, 8, device="xla")
-        for _ in range(2):  # compiled before anything is traced
+        for _ in range(2):  # compile before the trace
             x = x * 0.5
             torch_xla.sync(wait=True)
         tracing = xp.trace_detached(f"localhost:{{port}}", {str(tmp_path)!r}, duration_ms=800)

@@ -1,4 +1,4 @@
-"""torch_xla.debug.report(): the numbers of a loop, verdicts on numbers, and the page in a browser."""
+"""torch_xla.debug.report(): data of a loop, bottlenecks, and the HTML page in a browser."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Slow(torch.utils.data.Dataset[torch.Tensor]):
 
 @pytest.fixture(scope="module")
 def loop() -> dict[str, Any]:
-    """A report of a loop with a slow loader, a value read and an op on the CPU in each step."""
+    """A report of a loop with a slow loader, a value read and a CPU fallback in each step."""
     torch_xla.sync()
     step_timings.clear()
     program_cache.cache.clear()
@@ -71,8 +71,8 @@ def loop_line(text: str) -> int:
     return Path(__file__).read_text().splitlines().index(f"            {text}") + 1
 
 
-def test_verdicts_of_the_loop(loop: dict[str, Any]) -> None:
-    found = {v["kind"]: v["text"] for v in loop["verdicts"]}
+def test_bottlenecks_of_the_loop(loop: dict[str, Any]) -> None:
+    found = {v["kind"]: v["text"] for v in loop["bottlenecks"]}
     assert "input-bound" in found and found["input-bound"].startswith("input-bound: waiting for the DataLoader takes ")
     line = loop_line("y.nonzero()")
     assert found["fallback"].startswith(f"1 fallback per step at {__file__}:{line}: aten::nonzero runs on the CPU")
@@ -97,14 +97,14 @@ def test_no_steps() -> None:
     step_timings.clear()
     try:
         empty = report()
-        assert empty.as_dict()["verdicts"][0]["kind"] == "no steps"
+        assert empty.as_dict()["bottlenecks"][0]["kind"] == "no steps"
         assert "No step has ended" in str(empty) and "<svg" not in empty.as_html()
     finally:
         step_timings._history.extend(kept)
 
 
 def numbers(wall: float = 10.0, steps: int = 10, compiled: int = 0, **parts: float) -> dict[str, Any]:
-    """A report in which every step has these parts, in ms; the rest is other."""
+    """Return report data in which every step has these parts in ms, and the rest is "other"."""
     every = dict.fromkeys(report_data.CATEGORIES, 0.0) | parts
     every["other"] = wall - sum(parts.values())
     row = {"parts": every, "wall_ms": wall, "compiled": compiled}
@@ -119,12 +119,12 @@ def numbers(wall: float = 10.0, steps: int = 10, compiled: int = 0, **parts: flo
 @pytest.mark.parametrize(
     ("data", "kind", "text"),
     [
-        (numbers(tracing=6.0), "tracing-bound", "6 ms of the 10 ms of a step (100 ops, 60.0 µs an op)"),
+        (numbers(tracing=6.0), "tracing-bound", "6 ms of the 10 ms of a step (100 ops, 60.0 µs per op)"),
         (numbers(input=4.0), "input-bound", "4 ms of the 10 ms"),
         (numbers(transfers=3.5), "transfer-bound", "3.5 ms of the 10 ms"),
         (numbers(waiting=3.0, execute=3.0), "device-bound", "6 ms of the 10 ms"),
         (numbers(compiled=1, compile=5.0), "compile-bound", "8 compilations in the last 8 steps took 40 ms of 80 ms"),
-        (numbers(), "balanced", "No single thing"),
+        (numbers(), "balanced", "No single category"),
         (
             numbers() | {"fallbacks": [{"op": "aten::unique", "line": "a.py:3", "per_step": 3.0, "ms_per_step": 0.1}]},
             "fallback",
@@ -138,17 +138,17 @@ def numbers(wall: float = 10.0, steps: int = 10, compiled: int = 0, **parts: flo
         (
             numbers() | {"memory": {"xla:1": {"peak_bytes_used": 95, "bytes_limit": 100}}},
             "memory",
-            "xla:1 had 95 % of its memory",
+            "xla:1 used up to 95 % of its memory",
         ),
     ],
 )
-def test_verdict(data: dict[str, Any], kind: str, text: str) -> None:
+def test_bottleneck(data: dict[str, Any], kind: str, text: str) -> None:
     found = bottlenecks.find_bottlenecks(data)
     assert [v["kind"] for v in found] == [kind]
     assert text in found[0]["text"], found
 
 
-def test_rare_things_are_no_verdict() -> None:
+def test_rare_events_are_no_bottleneck() -> None:
     rare = {"op": "aten::unique", "line": "a.py:3", "per_step": 0.1, "ms_per_step": 0.1}
     assert [v["kind"] for v in bottlenecks.find_bottlenecks(numbers() | {"fallbacks": [rare], "reads": [rare]})] == [
         "balanced"
@@ -157,7 +157,7 @@ def test_rare_things_are_no_verdict() -> None:
 
 @pytest.fixture
 def chromium() -> str:
-    """The browser's command."""
+    """Return the command of the browser."""
     found = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), None)
     if found is None:
         pytest.skip("needs a browser, as in apt-get install chromium")
@@ -170,7 +170,7 @@ def test_times_beside_a_chart() -> None:
     ]  # fmt: skip
 
 
-#: Whether every label of a chart is inside of it, and every head of a table on one line.
+#: Checks that every chart label is inside the chart, and every table header on one line.
 _FITS = """<script>
 let fits = true;
 for (const label of document.querySelectorAll("svg text")) fits &&= label.getBBox().x >= 0;
@@ -180,21 +180,21 @@ document.body.dataset.fits = fits;
 
 
 def test_page_in_a_browser(loop: dict[str, Any], chromium: str, tmp_path: Path) -> None:
-    """From disk, without a network: the script runs, every step has its bar, and something is drawn."""
+    """Loaded from disk without a network, the script runs, every step has a bar, and the charts are drawn."""
     hostile = loop | {
-        "verdicts": [{"kind": "x", "text": "</script><b id=hostile>", "advice": "& more"}],
+        "bottlenecks": [{"kind": "x", "text": "</script><b id=hostile>", "advice": "& more"}],
         "recompilations": [{"times": 2, "text": "why " * 100}],
     }
     page, picture = torch_xla.debug.Report(hostile).save(tmp_path / "report.html"), tmp_path / "page.png"
     text = page.read_text()
     page.write_text(text.replace("</body>", f"{_FITS}</body>"))
-    assert not re.search(r"""(src|href)=|https?://|@import|url\(""", text), "everything is inside"
+    assert not re.search(r"""(src|href)=|https?://|@import|url\(""", text), "the page is self-contained"
     browser = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,1600",
                "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}/profile"]  # fmt: skip
     done = subprocess.run([*browser, "--dump-dom", page.as_uri()], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert 'data-ready="6"' in done.stdout, "the script has run to its end"
-    assert 'data-fits="true"' in done.stdout, "a label is cut off, or a head is broken"
+    assert 'data-ready="6"' in done.stdout, "the script finished"
+    assert 'data-fits="true"' in done.stdout, "a label is clipped, or a header wraps"
     assert "<b id=" not in done.stdout and "&lt;b id=hostile&gt;" in done.stdout
     last = loop["timeline"][-1]
     assert f"step {last['number']} (MainThread): {last['wall_ms']:.3f} ms" in done.stdout
@@ -202,4 +202,4 @@ def test_page_in_a_browser(loop: dict[str, Any], chromium: str, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     pixels = matplotlib.image.imread(picture)[:, :, :3].reshape(-1, 3)
     colors = {tuple(int(255 * c + 0.5) for c in pixel) for pixel in pixels[::3]}
-    assert {(0xE8, 0xA3, 0x3D), (0x4C, 0x78, 0xA8)} <= colors, "bars in the colours of input and of tracing"
+    assert {(0xE8, 0xA3, 0x3D), (0x4C, 0x78, 0xA8)} <= colors, "bars in the colors of input and tracing"

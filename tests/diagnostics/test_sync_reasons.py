@@ -1,4 +1,4 @@
-"""Who ended a step, as PT_XLA_DEBUG, logs and reports say it."""
+"""Sync reasons, as PT_XLA_DEBUG, logs and reports show them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 class Listener:
-    """Notes why graphs run."""
+    """Collects the sync reasons of executed graphs."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
@@ -101,7 +101,7 @@ def test_compile_runs_what_is_pending_before_it(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_graphs_are_counted_by_function() -> None:
-    """Another wrapper of the same function does not start anew; another function, and another object, do."""
+    """Wrappers of one function share the count of graphs; other functions and other objects have separate counts."""
 
     def double(x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -124,11 +124,11 @@ def test_graphs_are_counted_by_function() -> None:
 
 
 def test_an_interrupt_leaves_no_reason_behind() -> None:
-    """Entering and leaving run no code of Python, at whose start an interrupt could come: one that stayed would win."""
+    """Entering and leaving the scope run no Python code, where an interrupt could leave the reason set."""
     called: list[str] = []
     sys.setprofile(lambda frame, event, argument: called.append(frame.f_code.co_name) if event == "call" else None)
     with sync_reasons.sync_reason("a test"):
         inside = sync_reasons.current_sync_reason()
     sys.setprofile(None)
     assert inside == "a test" and recorder.bindings().reason() is None
-    assert "because" in called and not {"__enter__", "__exit__"} & set(called)
+    assert "sync_reason" in called and not {"__enter__", "__exit__"} & set(called)

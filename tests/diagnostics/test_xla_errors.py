@@ -1,4 +1,4 @@
-"""What XLA itself raises arrives as an exception of torch that says what was being done, with what, and where."""
+"""XLA errors are translated to torch exceptions with the failed action, its values and the user's line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BROKEN = "INTERNAL: the compiler has lost its way\n*** Begin stack trace ***\n\t
 
 
 class _Raises:
-    """Stands for a compiled program, an array or a function of jax."""
+    """A fake for a compiled program, an array or a jax function."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -72,8 +72,8 @@ def test_out_of_memory(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
         call()
     text = str(caught.value)
     assert f"out of memory on xla:0 (cpu) while {doing.replace(chr(92), '')}, at {__file__}:" in text
-    assert "asked for: 16.00GB (RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.)" in text
-    held = text[text.index("held by live tensors") :].split("\n")
+    assert "requested: 16.00GB (RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.)" in text
+    held = text[text.index("live tensors") :].split("\n")
     assert "buffers; the largest:" in held[0] and held[1].split() == ["3.81MB", "float32[1000,", "1000]"]
     if "graph" in doing:
         assert "aten::mm: float32[2, 2]" in text
@@ -82,7 +82,7 @@ def test_out_of_memory(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     del large
     call()
     torch_xla.sync()
-    assert x.tolist() == [0, 1, 2, 3, 4, 5], "nothing was lost, and it can be tried again"
+    assert x.tolist() == [0, 1, 2, 3, 4, 5], "no value is lost, and the read can be retried"
 
 
 @pytest.mark.parametrize("where", CALLS)
@@ -117,7 +117,7 @@ def test_amounts(text: str, amount: int | None) -> None:
     assert xla_errors.requested_bytes(text) == amount
 
 
-def test_real_allocation_that_cannot_be() -> None:
+def test_real_allocation_that_fails() -> None:
     x = torch.ones(1, device="xla")
     peak = xm.get_memory_info(x.device)["peak_bytes_used"]
     huge = x.expand(1 << 24, 1 << 24)
@@ -126,4 +126,4 @@ def test_real_allocation_that_cannot_be() -> None:
     assert "xla:0" in str(caught.value) and __file__ in str(caught.value)
     del huge
     assert (x + 1).tolist() == [2]
-    assert xm.get_memory_info(x.device)["peak_bytes_used"] < peak + (1 << 24), "what never ran was never in use"
+    assert xm.get_memory_info(x.device)["peak_bytes_used"] < peak + (1 << 24), "a program that never ran used no memory"

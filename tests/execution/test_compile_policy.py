@@ -36,7 +36,7 @@ def _set(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 
 @pytest.fixture
 def storm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    _set(monkeypatch, TORCH_XLA_STORM="interpret")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_unstable")
     yield
     compile_policy.reset()
 
@@ -44,7 +44,14 @@ def storm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every graph is interpreted when it is new."""
-    _set(monkeypatch, TORCH_XLA_FIRST_RUN="eager")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_once")
+    yield
+    compile_policy.reset()
+
+
+@pytest.fixture
+def storm_and_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_first")
     yield
     compile_policy.reset()
 
@@ -90,7 +97,7 @@ def test_which_graphs_are_compiled(
     ],
 )
 def test_which_graphs_are_compiled_after_an_eager_run(
-    storm: None, first: None, lengths: list[int], compiled: int, interpreted: int
+    storm_and_first: None, lengths: list[int], compiled: int, interpreted: int
 ) -> None:
     moved, found = _grows(lengths)
     assert (moved["CompileTime"], moved["InterpretedGraphs"]) == (compiled, interpreted)
@@ -107,7 +114,7 @@ def test_sites_are_told_apart(storm: None) -> None:
 
 def test_many_sites_with_one_graph_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six lines whose graphs ran once: what is new after that is interpreted, and compiled when it comes again."""
-    _set(monkeypatch, TORCH_XLA_FIRST_RUN="auto")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_large")
     names = {"x": torch.zeros(3).to("xla"), "torch_xla": torch_xla}
     with counts() as moved:
         for number in range(7):
@@ -117,19 +124,21 @@ def test_many_sites_with_one_graph_each(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_compile_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(monkeypatch, TORCH_XLA_STORM="compile")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="compile")
     assert _grows([2, 3, 4, 5, 6])[0].only(*NAMES) == {"CompileTime": 5, "ExecuteTime": 5}
 
 
 @pytest.mark.parametrize(
-    ("variables", "interpreted"),
+    ("policy", "interpreted"),
     [
-        ({"TORCH_XLA_STORM": "interpret"}, "2"),
-        ({"TORCH_XLA_STORM": "compile"}, "None"),
-        ({"TORCH_XLA_STORM": "compile", "TORCH_XLA_FIRST_RUN": "eager"}, "4"),
+        ("auto", "2"),
+        ("interpret_unstable", "2"),
+        ("compile", "None"),
+        ("interpret_once", "4"),
+        ("interpret_large", "None"),
     ],
 )
-def test_environment(variables: dict[str, str], interpreted: str) -> None:
+def test_environment(policy: str, interpreted: str) -> None:
     program = """
         import torch, torch_xla
         import torch_xla.debug.metrics as met
@@ -139,7 +148,7 @@ def test_environment(variables: dict[str, str], interpreted: str) -> None:
             torch_xla.sync()
         print(y.tolist(), met.counter_value("InterpretedGraphs"))
     """
-    done = run_script(program, XLA_EXPLAIN_RECOMPILATIONS="0", **variables)
+    done = run_script(program, TORCH_XLA_EXPLAIN_RECOMPILATIONS="0", TORCH_XLA_COMPILE_POLICY=policy)
     assert done.stdout == f"[3.0, 3.0, 3.0, 3.0] {interpreted}\n"
 
 
@@ -148,9 +157,9 @@ def test_a_storm_is_told_once(storm: None, caplog: pytest.LogCaptureFixture) -> 
         _grows([21, 22, 23, 24, 25])
     told = [record.getMessage() for record in caplog.records]
     # Where tests before have trained at this line, its second program is told of, too.
-    (text,) = [text for text in told if "is another one each time: its input" in text]
-    assert "float32[22, 3] and is float32[23, 3]" in text
-    assert __file__ in text and "TORCH_XLA_STORM=compile" in text
+    (text,) = [text for text in told if "unstable graph at" in text]
+    assert "float32[22, 3] to float32[23, 3]" in text
+    assert __file__ in text and "TORCH_XLA_COMPILE_POLICY=compile" in text
 
 
 def test_first_run(first: None) -> None:
@@ -190,7 +199,7 @@ def _kinds(x: torch.Tensor, ops: int) -> torch.Tensor:
 def test_a_large_graph_is_compiled_when_it_comes_again(
     monkeypatch: pytest.MonkeyPatch, record: Callable[[torch.Tensor, int], torch.Tensor], ops: int, waits: bool
 ) -> None:
-    _set(monkeypatch, TORCH_XLA_FIRST_RUN="auto")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_large")
     compiled, launched = {"CompileTime": 1, "ExecuteTime": 1}, {"ExecuteTime": 1}
     for expected in ({"InterpretedGraphs": 1}, compiled) if waits else (compiled, launched):
         x = torch.arange(5.0).to("xla")
@@ -255,13 +264,13 @@ def test_training_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
             losses.append(loss)
         return [loss.item() for loss in losses]
 
-    _set(monkeypatch, TORCH_XLA_FIRST_RUN="eager")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_once")
     with counts() as moved:
         losses = train()
     assert moved["InterpretedGraphs"] >= 5 and moved["InterpreterUnsupportedGraphs"] == 0
-    _set(monkeypatch, TORCH_XLA_FIRST_RUN="eager")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_once")
     assert train() == losses
-    _set(monkeypatch, TORCH_XLA_FIRST_RUN="compile")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="compile")
     torch.testing.assert_close(train(), losses, rtol=1e-4, atol=1e-5)
 
 
@@ -311,9 +320,9 @@ def test_draws_are_those_of_a_program(shape: tuple[int, ...], monkeypatch: pytes
         torch_xla.sync()
         return [tensor.cpu() for tensor in found]
 
-    _set(monkeypatch, TORCH_XLA_FIRST_RUN="compile")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="compile")
     compiled = draw()
-    _set(monkeypatch, TORCH_XLA_FIRST_RUN="eager")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_once")
     with counts() as moved:
         interpreted = draw()
     assert moved["CompileTime"] == moved["OpByOpCompileCacheMiss"] and moved["InterpreterUnsupportedGraphs"] == 0
@@ -350,7 +359,7 @@ def test_where_the_device_stores_narrower_dtypes(variable: str) -> None:
             return [t.cpu().tolist() for t in (x, y, n, d, torch.randn(5, device="xla"))]
 
         found = []
-        for name, value in (("TORCH_XLA_FIRST_RUN", "compile"), ("TORCH_XLA_FIRST_RUN", "eager"),
+        for name, value in (("TORCH_XLA_COMPILE_POLICY", "compile"), ("TORCH_XLA_COMPILE_POLICY", "interpret_once"),
                             ("XLA_SYNC_TENSORS_OPBYOP", True)):
             settings.__dict__[name] = value
             program_cache.cache.clear()

@@ -34,7 +34,7 @@ for step, (x, y) in enumerate(batches):
     if step == 3:
         break
 torch_xla.sync()
-done = completion._watchers[0]
+done = completion._threads[0]
 atexit._run_exitfuncs()
 assert order.index("programs") > max(i for i, what in enumerate(order) if what == "feed"), order
 assert not done._thread.is_alive()

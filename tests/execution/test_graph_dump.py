@@ -326,9 +326,9 @@ def test_listing_and_errors(
     assert re.fullmatch(r"0: 2 operations, 1 inputs, 1 results  ScheduleSyncTensorsGraph [0-9a-f]{32}", first)
     (tmp_path / "other").write_text("HloModule x")
     for arguments, message in (
-        ((tmp_path / "other",), "no graph in the form text or dot"),
+        ((tmp_path / "other",), "no graph in the format text or dot"),
         ((tmp_path / "missing",), "No such file"),
-        ((training, "--svg", tmp_path / "o", "--graph", 7), "there is no graph 7: the file has 2"),
+        ((training, "--svg", tmp_path / "o", "--graph", 7), "--graph 7: the file has 2 graphs"),
     ):
         assert _main(monkeypatch, *arguments) == 1
         assert message in capsys.readouterr().err

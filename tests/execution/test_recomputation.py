@@ -59,9 +59,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_the_work_of_a_step_does_not_grow(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_XLA_FIRST_RUN", "compile")
+    monkeypatch.setenv("TORCH_XLA_COMPILE_POLICY", "compile")
     with (
-        pytest.warns(UserWarning, match="recomputes .* operations of earlier steps.*XLA_AUTO_BARRIER"),
+        pytest.warns(UserWarning, match="recomputes .* operations of earlier steps.*TORCH_XLA_AUTO_SYNC"),
         counts() as moved,
     ):
         losses = train("xla")

@@ -44,7 +44,7 @@ def _reason(name: str, said: str) -> str | None:
 def test_refusals_are_those_of_the_cpu(first: int) -> None:
     done = subprocess.run(
         [*scripts.PYTHON, str(FUZZ), str(first), "3", "3"],
-        env=os.environ | scripts.server_variables() | {"XLA_FALLBACK_WARN": "0"},
+        env=os.environ | scripts.server_variables() | {"TORCH_XLA_WARN_FALLBACK": "0"},
         capture_output=True,
         text=True,
     )

@@ -1,6 +1,6 @@
-"""Tests as torch writes them, for any device; nothing in here asks for xla. Run with TORCH_TEST_DEVICES.
+"""Tests in torch's device-generic style, independent of xla. Run with TORCH_TEST_DEVICES.
 
-What torch ships of its own tests are the tables that they go through: operators, modules and optimizers.
+torch ships the tables that its test suite uses: operators, modules and optimizers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 class TestTensors(TestCase):
-    """The decorators and helpers that device-generic tests are written with."""
+    """The decorators and helpers of device-generic tests."""
 
     @dtypes(torch.float32, torch.float64, torch.int64, torch.complex64, torch.bool)
     def test_make_and_compare(self, device: str, dtype: torch.dtype) -> None:
@@ -63,7 +63,7 @@ class TestTensors(TestCase):
         x = x.flip(0) if reverse else x
         self.assertEqual(x.cumsum(0)[-1], x.sum())
 
-    def test_refusal(self, device: str) -> None:
+    def test_size_mismatch(self, device: str) -> None:
         with self.assertRaisesRegex(RuntimeError, "must match the size"):
             torch.ones(2, device=device) + torch.ones(3, device=device)
 
@@ -73,11 +73,11 @@ class TestTensors(TestCase):
             self.assertEqual(str(torch.ones(1, device=device).device).partition(":")[0], device.partition(":")[0])
 
     @onlyCPU
-    def test_cpu_alone(self, device: str) -> None:
+    def test_cpu_only(self, device: str) -> None:
         self.assertEqual(device, "cpu")
 
     @skipXLA
-    def test_elsewhere_alone(self, device: str) -> None:
+    def test_other_devices_only(self, device: str) -> None:
         self.assertNotIn("xla", device)
 
 
@@ -91,7 +91,7 @@ class TestTables(TestCase):
 
     @modules(module_db, allowed_dtypes=(torch.float32,))
     def test_module(self, device: str, dtype: torch.dtype, module_info: Any, training: bool) -> None:
-        """Results and gradients of every module that torch lists are those of the CPU."""
+        """Results and gradients of every module in torch's table match the CPU."""
         torch.manual_seed(0)
         inputs = module_info.module_inputs_func(
             module_info, device="cpu", dtype=dtype, requires_grad=True, training=training
@@ -103,7 +103,7 @@ class TestTables(TestCase):
                 arguments = given.constructor_input.args, given.constructor_input.kwargs
                 module = module_info.module_cls(*arguments[0], **arguments[1]).to(dtype).train(training)
             if any(map(is_lazy, module.parameters())):
-                self.skipTest("its parameters are drawn where it is first called: by each device in its own way")
+                self.skipTest("its parameters are drawn at the first call, with a different generator per device")
             found = [self._run(copy.deepcopy(module), d, given.forward_input) for d in ("cpu", device)]
             self.assertEqual(found[1], found[0], exact_device=False, rtol=1e-4, atol=1e-4)
 
@@ -122,13 +122,13 @@ class TestTables(TestCase):
 
     @optims(optim_db, dtypes=(torch.float32,))
     def test_optimizer(self, device: str, dtype: torch.dtype, optim_info: Any) -> None:
-        """Three steps of every optimizer, with every choice that torch lists for the device."""
+        """Three steps of every optimizer, with every option that torch lists for the device."""
         if optim_info.only_supports_sparse_grads:
             self.skipTest("sparse gradients")
         for chosen in optim_info.optim_inputs_func(device=device):
             options = {k: v for k, v in chosen.kwargs.items() if k not in ("capturable", "foreach", "fused")}
             found = [self._train(optim_info.optim_cls, *pair) for pair in (("cpu", options), (device, chosen.kwargs))]
-            rounding = 1e-3 if optim_info.name == "Muon" else 1e-4  # it multiplies in bfloat16
+            rounding = 1e-3 if optim_info.name == "Muon" else 1e-4  # its matmuls are in bfloat16
             self.assertEqual(found[1], found[0], exact_device=False, rtol=rounding, atol=rounding, msg=chosen.desc)
 
     def _train(self, make: Any, device: str, options: Any) -> list[torch.Tensor]:
@@ -143,7 +143,7 @@ class TestTables(TestCase):
             return loss
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a lazy device misses the end of a step
+            warnings.simplefilter("ignore")  # a lazy device warns about missing step barriers
             for _ in range(3):
                 optimizer.step(closure)
         return [p.detach() for p in parameters]

@@ -1,4 +1,4 @@
-"""The benchmark of what watching costs: what it counts, and how it sums up. Its times are no test's business."""
+"""The benchmark of the monitoring overhead: what it counts, and its summary. Its timings are not tested."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from benchmarks.watched import STEP, WATCHED
 from benchmarks.watching import Pair
 
 
-def test_what_an_operation_counts() -> None:
+def test_counts_of_an_operation() -> None:
     counted = watched._counted(torch.device("xla:0"))
-    assert counted["add"] == (3, 1), "the op, a tensor made, a tensor destroyed"
+    assert counted["add"] == (3, 1), "the op, a tensor created, a tensor destroyed"
     assert counted["add_"] == (1, 1)
     movements, ops = counted[STEP]
     assert movements > ops > 20

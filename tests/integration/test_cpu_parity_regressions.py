@@ -1,7 +1,7 @@
-"""What lies between the ops: programs that must give on xla what they give on the CPU, or be refused as they are there.
+"""Interactions of ops: programs that must return the CPU's results on xla, or raise the CPU's error.
 
-Each case is a function of a device. What it returns on the CPU, it returns on xla; what it raises there, it raises here
-with the same type, at the line that does it there: before anything is computed.
+Each case is a function of a device. xla must return what the CPU returns. If the CPU raises, xla must raise the same
+type at the same line, before anything is computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Case = Callable[[str], Any]
 
 
 def outcome(program: Case, device: str) -> tuple[Any, type[Exception] | None]:
-    """(what the program returns, None), or (its error's words, the type of its error)."""
+    """Return (the program's result, None), or (the error message, the type of the error)."""
     try:
         return program(device), None
     except Exception as error:
@@ -31,14 +31,14 @@ def outcome(program: Case, device: str) -> tuple[Any, type[Exception] | None]:
 
 
 def check(programs: Mapping[str, Case]) -> None:
-    """All of them are recorded before any is run: one graph, compiled once."""
+    """Record all programs before any is run: one graph, compiled once."""
     computed, differences = {}, []
     for name, program in programs.items():
-        expected, refused = outcome(program, "cpu")
+        expected, cpu_error = outcome(program, "cpu")
         got, raised = outcome(program, "xla")
-        if raised != refused:
-            differences.append(f"{name}: the CPU: {refused} {expected}; xla: {raised} {got}")
-        elif refused is None:
+        if raised != cpu_error:
+            differences.append(f"{name}: the CPU: {cpu_error} {expected}; xla: {raised} {got}")
+        elif cpu_error is None:
             computed[name] = got, expected
     torch_xla.sync()
     for name, (got, expected) in computed.items():
@@ -54,7 +54,7 @@ def complexes(device: str) -> Tensor:
 
 
 def written(view: Callable[[Tensor], Tensor], write: Callable[[Tensor], Any], base: Callable[[str], Tensor]) -> Case:
-    """A program that writes through a view, and returns what is viewed, the view, and a view made before."""
+    """Return a program that writes through a view, and returns the base, the view, and an earlier view."""
 
     def program(device: str) -> list[Tensor]:
         x = base(device)
@@ -66,7 +66,7 @@ def written(view: Callable[[Tensor], Tensor], write: Callable[[Tensor], Any], ba
     return program
 
 
-#: views whose elements are not those of the memory, but conjugates, negatives or parts of them
+#: Views whose elements are conjugates, negatives or components of the stored values.
 LAZY: dict[str, Callable[[Tensor], Tensor]] = {
     "conj": lambda x: x.conj(),
     "conj_of_conj": lambda x: x.conj().conj(),
@@ -136,7 +136,7 @@ def test_writes_through_negatives_of_real_numbers() -> None:
 INF, NAN = float("inf"), float("nan")
 BYTES = torch.uint8
 
-#: Kernels of the CPU go through an iterator of 64 dims, or keep a set of dims in 64 bits; views do not.
+#: CPU kernels use an iterator with 64 dims, or a 64-bit set of dims; views do not.
 OF_MANY_DIMS: dict[str, Callable[[Tensor], Tensor]] = {
     "flip": lambda x: x.flip(0), "roll": lambda x: x.roll(1, 0), "add": lambda x: x + x, "exp": lambda x: x.exp(),
     "clone": lambda x: x.clone(), "sum": lambda x: x.sum(), "sum 0": lambda x: x.sum(0), "amax": lambda x: x.amax(0),
@@ -149,10 +149,10 @@ OF_MANY_DIMS: dict[str, Callable[[Tensor], Tensor]] = {
     "stack": lambda x: torch.stack([x, x]), "ones_like": torch.ones_like, "unsqueeze": lambda x: x[None] + 1,
     "copy_": lambda x: x.copy_(x[:1] * 2), "var": lambda x: x.var(0, correction=0), "pad": lambda x: F.pad(x, (0, 1)),
 }  # fmt: skip
-#: what the CPU has no kernel for, and xla still computes, or fails at when it is compiled
+#: Cases that the CPU has no kernel for; xla computes them, or fails at compile time.
 NOT_REFUSED = {("logcumsumexp", torch.int64)}
 
-#: programs that give a tensor, or tensors, or are refused
+#: Programs that return a tensor, or tensors, or raise.
 PROGRAMS: dict[str, dict[str, Case]] = {
     "numbers that do not fit a dtype": {
         "full": lambda d: torch.full((2,), 300, dtype=BYTES, device=d),
@@ -418,7 +418,7 @@ PROGRAMS: dict[str, dict[str, Case]] = {
 
 def edges(device: str) -> Tensor:
     parts = (INF, -INF, NAN, 1.0)
-    # of exp(inf + i y) CPUs differ: its vector form gives nan where C gives inf
+    # CPUs differ on exp(inf + i y): the vectorized code returns nan where libc returns inf.
     return torch.tensor([complex(a, b) for a in parts for b in parts if not (a == INF and b != 1.0)], device=device)
 
 
@@ -452,8 +452,8 @@ def resized(device: str, view: Callable[[Tensor], Tensor], size: tuple[int, ...]
     return [x, shown.clone()]
 
 
-def test_views_that_outgrow_their_memory() -> None:
-    """They go on with what comes next in it, in a row; what follows is not defined."""
+def test_resized_views_beyond_their_storage() -> None:
+    """They extend into the next elements of their memory, contiguously; later elements are undefined."""
 
     def grown(device: str) -> list[Tensor]:
         across = torch.arange(6.0, device=device).reshape(2, 3).t()
@@ -474,7 +474,7 @@ def cross_entropy_gradient(device: str) -> Tensor | None:
 
 
 def written_outside(device: str, view: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a tensor of inference mode is, once a view of it is written to outside."""
+    """Return a tensor of inference mode after a view of it is written outside."""
     with torch.inference_mode():
         made = torch.ones(4, device=device)
     view(made).mul_(2)
@@ -497,7 +497,7 @@ def test_programs(kind: str) -> None:
     check(PROGRAMS[kind])
 
 
-#: What the CPU looks at before it converts: complex numbers for real tensors, floats for integers.
+#: Checks that the CPU makes before converting: complex numbers for real tensors, floats for integers.
 BY_VALUE: dict[str, Case] = {
     f"{name} of {value} into {dtype}": lambda d, f=function, v=value, t=dtype: f(
         torch.ones(3, dtype=t, device=d), torch.tensor(v, device=d), torch.tensor([True, False, True], device=d)
@@ -515,19 +515,19 @@ BY_VALUE: dict[str, Case] = {
 
 
 @pytest.mark.filterwarnings("ignore:torch_xla. aten.*runs on the CPU")
-def test_values_that_only_the_device_has() -> None:
+def test_device_only_values() -> None:
     check(BY_VALUE)
 
 
-def test_weights_that_are_no_distribution_give_a_category() -> None:
+def test_invalid_weights_give_a_category() -> None:
     for weights in ([0.0, 0.0], [NAN, 1.0], [-1.0, 1.0], [INF, 1.0]):
         drawn = torch.multinomial(torch.tensor(weights, device="xla"), 64, replacement=True)
         assert set(drawn.tolist()) <= {0, 1}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_grouped_products(dtype: torch.dtype) -> None:
-    """What mixtures of experts are made of: groups of rows, of columns, of what is summed over, of matrices."""
+def test_grouped_matmuls(dtype: torch.dtype) -> None:
+    """Grouped matmul, as in mixtures of experts: groups of rows, of columns, of the contracted dim, of matrices."""
     numbers = torch.Generator().manual_seed(0)
 
     def program(a: Tensor, b: Tensor, grouped: bool) -> Case:
@@ -535,7 +535,7 @@ def test_grouped_products(dtype: torch.dtype) -> None:
             x, y = (t.detach().clone().to(device).requires_grad_() for t in (a, b))
             ends = torch.tensor([4, 4, 16], dtype=torch.int32, device=device) if grouped else None
             product = F.grouped_mm(x, y, offs=ends)
-            product.backward(torch.ones_like(product))  # of a sum it has strides of 0, which the CPU refuses
+            product.backward(torch.ones_like(product))  # the gradient of sum() has strides of 0, which the CPU rejects
             return [product, x.grad, y.grad]
 
         return run
@@ -546,7 +546,7 @@ def test_grouped_products(dtype: torch.dtype) -> None:
         "sums": ((8, 16), (16, 8)),
         "batch": ((3, 8, 8), (3, 8, 16)),
     }
-    # small whole numbers: sums are exact in any order
+    # Small integers: sums are exact in any order.
     made = {n: [torch.randint(-3, 4, s, generator=numbers).to(dtype) for s in both] for n, both in shapes.items()}
     check({name: program(a, b, name != "batch") for name, (a, b) in made.items()})
 

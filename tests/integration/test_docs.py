@@ -1,8 +1,8 @@
-"""What the documents show runs: every ```python block of the README and of docs/, and the example.
+"""Run the documentation: every ```python block of the README and of docs/, and the example.
 
-A block that is no program (a signature, a fragment) has the line ``<!-- not run -->`` right before it. The blocks of a
-page with ``<!-- one program -->`` are one, but for those with a mark of their own: ``<!-- with NAME=VALUE -->`` sets
-variables, ``<!-- as a file -->`` (``, with NAME=VALUE``) is for programs that start processes, and
+A block that is not a program (a signature, a fragment) has the line ``<!-- not run -->`` directly before it. The blocks
+of a page with ``<!-- one program -->`` form one program, except those with another mark: ``<!-- with NAME=VALUE -->``
+sets variables, ``<!-- as a file -->`` (``, with NAME=VALUE``) is for programs that start processes, and
 ``<!-- with clients -->`` for those that need other libraries, which `make test-clients` runs.
 """
 
@@ -51,27 +51,25 @@ def _programs() -> list[object]:
 
 @pytest.mark.parametrize(("mark", "program"), _programs())
 def test_block_runs(mark: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an error, and without a word on stderr."""
-    monkeypatch.chdir(tmp_path)  # for the files that it writes
+    """It runs without an error and without output on stderr."""
+    monkeypatch.chdir(tmp_path)  # for files that it writes
     variables = dict(re.findall(r"(\w+)=(\S+)", mark))
     if mark.startswith("as a file"):
-        # Its processes are forks here: an interpreter takes five seconds of a core (test_spawn.py starts some).
+        # Fork its processes: an interpreter takes five seconds of a core (test_spawn.py starts some).
         program, calls = re.subn(r"(xmp\.spawn|torch_xla\.launch)\((\w+)", r'\1(\2, start_method="fork"', program)
         assert calls == 1
-    run_script(
-        program, **{"TORCH_XLA_STORM": "interpret", "TORCH_XLA_FIRST_RUN": "auto"} | variables
-    )  # as users have it
+    run_script(program, **{"TORCH_XLA_COMPILE_POLICY": "auto"} | variables)  # as users have it
 
 
 def test_marks_are_known() -> None:
-    """A mark that is spelled wrong would leave its block to the others."""
+    """A misspelled mark would leave its block to other tests, or to none."""
     for path in DOCUMENTS:
         for mark in re.findall(r"<!-- (.*) -->\n```python", path.read_text()):
             assert re.fullmatch(r"not run|with clients|as a file(, with .*)?|with \w+=.*", mark), (path, mark)
 
 
-def test_pictures_are_those_that_are_drawn() -> None:
-    """By scripts/docs/pictures.py; each is shown somewhere."""
+def test_pictures_are_up_to_date() -> None:
+    """The pictures equal the output of scripts/docs/pictures.py, and each is used in a page."""
     spec = importlib.util.spec_from_file_location("pictures", ROOT / "scripts" / "docs" / "pictures.py")
     assert spec is not None and spec.loader is not None
     pictures = importlib.util.module_from_spec(spec)
@@ -84,16 +82,16 @@ def test_pictures_are_those_that_are_drawn() -> None:
 
 
 def _rows(path: Path, start: str) -> list[list[str]]:
-    """The cells of the table whose first line starts so."""
+    """Return the cells of the table whose first line starts with ``start``."""
     text = path.read_text()
     lines = text[text.index(start) :].partition("\n\n")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_readme_has_the_figures_of_the_benchmarks() -> None:
+def test_readme_figures_match_benchmarks() -> None:
     names, _, *measured = _rows(ROOT / "docs" / "benchmarks.md", "| a step in a row")
     columns = [0, *map(names.index, ("here, ms", "eager CPU", "inductor", "jax"))]
-    _, _, *shown = _rows(ROOT / "README.md", "| | torch_xla | eager torch | torch.compile | jax, by hand |")
+    _, _, *shown = _rows(ROOT / "README.md", "| | torch_xla | eager torch | torch.compile | JAX (hand-written) |")
     assert shown == [[row[column] for column in columns] for row in measured]
 
 
@@ -105,22 +103,22 @@ def test_each_file_of_the_recorder_is_in_its_readme() -> None:
 
 
 def test_readme_shows_a_program() -> None:
-    """Guards the pattern above: a README without a block would pass."""
+    """Check the pattern above: a README without a block would pass."""
     assert any("README.md" in str(p) for p in _programs())
 
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in DOCUMENTS])
-def test_links_lead_somewhere(path: Path) -> None:
-    """Links inside the repository name files that exist."""
+def test_links_resolve(path: Path) -> None:
+    """Links inside the repository point to existing files."""
     missing = [link for link in _LINK.findall(path.read_text()) if not (path.parent / link).exists()]
     assert not missing
 
 
 def test_example_trains(tmp_path: Path) -> None:
-    """One epoch of the digits; `make demo` runs all of them and checks the result."""
+    """Train one epoch of the digits; `make demo` trains all of them and checks the result."""
     plot = tmp_path / "digits.png"
     command = [*scripts.PYTHON, "-W", "error", str(ROOT / "examples/train_digits.py"), "--epochs", "1"]
-    # Without the flags of conftest.py: training with a program that is not optimized takes longer than optimizing it.
+    # Without the flags of conftest.py: training an unoptimized program takes longer than optimizing it.
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | scripts.server_variables()
     done = subprocess.run([*command, "--plot", str(plot)], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -132,7 +130,7 @@ def test_example_trains(tmp_path: Path) -> None:
     assert not on_cpu
 
 
-def test_each_tested_release_has_a_run_behind_it() -> None:
+def test_each_tested_release_has_a_run() -> None:
     rows = [line.strip("| ").split(" | ") for line in torch_versions.TABLE.read_text().splitlines() if "passed" in line]
     good = [row for row in rows if row[4].split(", ")[1] == "0 failed"]
     for name, column in (("torch", 0), ("Python", 1), ("jax", 2)):

@@ -1,4 +1,4 @@
-"""Common mistakes are refused on xla by the exceptions of the CPU, in its words."""
+"""Common mistakes raise the CPU's exceptions on xla, with the same message."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
 
 
 def _over(d: str, write: Callable[[Tensor, Tensor], Any]) -> Any:
-    """The tensor that is written to begins an element after the operand, in the same memory."""
+    """The written tensor starts one element after the operand, in the same memory."""
     x = torch.arange(6.0, device=d)
     return write(x[1:], x[:-1])
 
@@ -172,44 +172,44 @@ MISTAKES |= {
 }
 
 
-def _refusal(call: Callable[[str], Any], device: str) -> tuple[type, str]:
+def _error(call: Callable[[str], Any], device: str) -> tuple[type, str]:
     with pytest.raises(Exception) as caught:  # noqa: PT011
         call(device)
     return caught.type, str(caught.value).split("\n")[0].replace("xla:0", "cpu")
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistake(name: str) -> None:
-    assert _refusal(MISTAKES[name], "xla") == _refusal(MISTAKES[name], "cpu")
+def test_mistake_raises_cpu_error(name: str) -> None:
+    assert _error(MISTAKES[name], "xla") == _error(MISTAKES[name], "cpu")
 
 
-def test_a_tensor_that_changed_before_its_gradient() -> None:
-    """The words name the type of the tensor, which is another one."""
-    kind, words = _refusal(chg, "cpu")
-    assert _refusal(chg, "xla") == (kind, words.replace("torch.FloatTensor", "XLAFloatType"))
+def test_in_place_change_before_backward() -> None:
+    """The message contains the type of the tensor, which differs."""
+    kind, message = _error(chg, "cpu")
+    assert _error(chg, "xla") == (kind, message.replace("torch.FloatTensor", "XLAFloatType"))
 
 
-#: What the CPU refuses and xla does not, with the reason and what it gives.
+#: Cases that raise on the CPU but not on xla, with the result and the reason.
 LENIENT: dict[str, tuple[Callable[[str], Any], list[float], str]] = {
     "histc": (lambda d: torch.tensor([3, 1, 1, 0, 9], device=d, dtype=torch.int32).histc(4, 0, 3), [1.0, 2.0, 0.0, 1.0],
-              "whole numbers, as on other devices: libraries count so which experts get how many tokens"),
-    "view": (lambda d: o(d, 2, 3).t().view(6), [1.0] * 6, "there are no strides that could be in the way"),
+              "integers, as on other devices: libraries count tokens per expert with it"),
+    "view": (lambda d: o(d, 2, 3).t().view(6), [1.0] * 6, "xla tensors have no strides that could prevent it"),
     "index": (lambda d: torch.arange(3.0, device=d)[torch.tensor([5, -7], device=d)], [2.0, 0.0],
-              "values are not looked at: reading takes the nearest element"),
+              "values are not checked: an index out of range reads the nearest element"),
     "gather": (lambda d: torch.arange(3.0, device=d).gather(0, torch.tensor([5, -7], device=d)), [2.0, 0.0],
                "the same"),
     "embedding": (lambda d: F.embedding(torch.tensor([5], device=d), torch.arange(3.0, device=d)[:, None]), [2.0],
                   "the same"),
     "scatter": (lambda d: o(d, 3).scatter(0, torch.tensor([5, 1], device=d), 9.0), [1.0, 9.0, 1.0],
-                "values are not looked at: writing writes nothing"),
+                "values are not checked: a write out of range has no effect"),
     "index_add": (lambda d: o(d, 3).index_add(0, torch.tensor([5], device=d), o(d, 1)), [1.0, 1.0, 1.0], "the same"),
     "cross_entropy": (lambda d: F.cross_entropy(o(d, 1, 3), torch.tensor([5], device=d)).isnan(), [1.0],
-                      "values are not looked at: the loss of such a row is NaN"),
+                      "values are not checked: the loss of such a row is NaN"),
 }  # fmt: skip
 
 
-def test_operands_that_are_written_to_may_share_memory_otherwise() -> None:
-    """Wholly, or without a common element: nothing is refused, and the values are the CPU's."""
+def test_allowed_overlap_of_output_and_operand() -> None:
+    """Full overlap, or no common element: no error, and the CPU's values."""
 
     def write(d: str) -> list[Tensor]:
         x = torch.arange(6.0, device=d)
@@ -223,7 +223,7 @@ def test_operands_that_are_written_to_may_share_memory_otherwise() -> None:
 
 
 @pytest.mark.parametrize("name", LENIENT)
-def test_what_only_the_cpu_refuses(name: str) -> None:
+def test_errors_of_the_cpu_only(name: str) -> None:
     call, expected, _ = LENIENT[name]
     with pytest.raises((RuntimeError, IndexError)):
         call("cpu")

@@ -1,4 +1,4 @@
-"""Bad input is a Python exception that says what, where and what to do; the process goes on with everything it had."""
+"""Invalid input raises a Python exception with cause, location and remedy; the process can continue."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ import torch_xla.core.xla_model as xm
 from tests.support.helpers import assert_same, counts
 from torch_xla._engine.compilation import program_cache
 from torch_xla._engine.lowering import RULES
-from torch_xla._engine.lowering.registry import Number
+from torch_xla._engine.lowering.registry import ScalarOperand
 
 Call = Callable[[str], Any]
 
 
 @pytest.fixture(autouse=True)
 def goes_on() -> Iterator[None]:
-    """Whatever the test did, tensors from before it still have their values, pending or not."""
+    """Check after the test that earlier tensors still have their values, pending or not."""
     ready, pending = torch.full((2,), 3.0).to("xla"), torch.full((2,), 2.0, device="xla")
     view = pending[1:]
     pending = pending * ready
@@ -39,7 +39,7 @@ def goes_on() -> Iterator[None]:
 
 
 def _raised(call: Call, device: str = "xla") -> Exception:
-    """What the call raises; the innermost line of this file in its traceback must be the call's own."""
+    """Return the error of the call; the innermost line of this file in its traceback must be the call's line."""
     with pytest.raises(Exception) as caught:  # noqa: PT011
         call(device)
     mine = [frame for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename == __file__]
@@ -47,7 +47,7 @@ def _raised(call: Call, device: str = "xla") -> Exception:
     return caught.value
 
 
-# Every call is one line: the line that has to be in the traceback.
+# Every call is one line: the line that must be in the traceback.
 SHAPES: dict[str, Call] = {
     "add": lambda d: ones(2, 3, device=d) + ones(2, 4, device=d),
     "in place": lambda d: ones(2, 3, device=d).mul_(ones(4, device=d)),
@@ -99,7 +99,7 @@ def _words(error: Exception) -> str:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_shape_errors_in_torchs_words(name: str) -> None:
+def test_shape_errors_match_torch(name: str) -> None:
     got, expected = _raised(SHAPES[name]), _raised(SHAPES[name], "cpu")
     assert isinstance(got, type(expected))
     assert _words(expected) in _words(got)
@@ -161,7 +161,7 @@ def test_names_of_cpu_tensors(dtype: str) -> None:
         ones(2, device="xla") * ones(2, dtype=kinds[dtype])
 
 
-def test_numbers_and_cpu_tensors_without_dimensions_are_welcome() -> None:
+def test_numbers_and_zero_dim_cpu_tensors_are_accepted() -> None:
     x = ones(2, device="xla")
     two = torch.tensor(2.0)
     for result in (x + two, two.double() * x + 1, x.to(int64) + two, x + two.long(), x.add_(two)):
@@ -196,7 +196,7 @@ INDICES: dict[str, Call] = {
 
 @pytest.mark.parametrize("name", INDICES)
 def test_indices_may_be_on_the_cpu(name: str) -> None:
-    """As on other devices."""
+    """CPU indices are accepted, as on other devices."""
     with counts() as moved:
         assert_same(INDICES[name]("xla"), INDICES[name]("cpu"))
     assert moved.fallbacks == set()
@@ -212,7 +212,7 @@ def test_indices_may_be_on_the_cpu(name: str) -> None:
         lambda d: torch.tensor([1.0], device=d),
     ],
 )
-def test_device_that_does_not_exist(make: Call) -> None:
+def test_nonexistent_device(make: Call) -> None:
     error = _raised(make, "xla:9")
     assert isinstance(error, RuntimeError)
     assert "xla:9 does not exist: this process has 1 xla device (xla:0)" in str(error)
@@ -220,7 +220,7 @@ def test_device_that_does_not_exist(make: Call) -> None:
 
 
 @pytest.mark.parametrize("call", [torch_xla.device, xm.xla_device])
-@pytest.mark.parametrize("error", [IndexError, RuntimeError])  # as upstream's functions, and as torch
+@pytest.mark.parametrize("error", [IndexError, RuntimeError])  # as in upstream's functions, and as in torch
 def test_device_by_number(call: Callable[[int], object], error: type[Exception]) -> None:
     for number in (9, -2):
         with pytest.raises(error, match=f"^xla:{number} does not exist"):
@@ -264,7 +264,7 @@ def _quantized() -> Tensor:
         "mkldnn",
     ],
 )
-def test_layouts_that_do_not_exist(call: Call, advice: str) -> None:
+def test_unsupported_layouts(call: Call, advice: str) -> None:
     with pytest.raises((RuntimeError, NotImplementedError), match=advice):
         call("xla")
 
@@ -286,30 +286,30 @@ def _fail(*args: Any) -> Any:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (_fail, r"aten::sinh\(float32\[2, 3\]\): cannot be built for XLA: no such thing in this world"),
+        (_fail, r"aten::sinh\(float32\[2, 3\]\): could not lower to XLA: no such thing in this world"),
         (
             lambda x: x.astype(jnp.int32),
-            r"aten::sinh: result 0 of the lowering is int32\[2, 3\], torch promises float32\[2, 3\]",
+            r"aten::sinh: result 0 of the lowering is int32\[2, 3\], torch declares float32\[2, 3\]",
         ),
-        (lambda x: x[0], r"aten::sinh: result 0 of the lowering is float32\[3\], torch promises float32\[2, 3\]"),
-        (lambda x: (x, x), "aten::sinh: the lowering gives 2 results, torch promises 1"),
+        (lambda x: x[0], r"aten::sinh: result 0 of the lowering is float32\[3\], torch declares float32\[2, 3\]"),
+        (lambda x: (x, x), "aten::sinh: the lowering returns 2 results, torch declares 1"),
         (lambda x: np.asarray(x), "aten::sinh"),
     ],
     ids=["raises", "dtype", "shape", "results", "numpy of a tracer"],
 )
-def test_lowering_that_fails(monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any], message: str) -> None:
+def test_failing_lowering_rule(monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any], message: str) -> None:
     program_cache.cache.clear()
     x = torch.full((2, 3), 2.0).to("xla")
-    before = x.add_(1)  # in place: its old buffer must not be gone
+    before = x.add_(1)  # in place: its old buffer must be retained
     with monkeypatch.context() as patch:
         patch.setitem(RULES, "aten::sinh", dataclasses.replace(RULES["aten::sinh"], function=rule, ctx=False))
         y = x.sinh()
         for ask in (torch_xla.sync, y.cpu):
             with counts() as moved, pytest.raises(RuntimeError, match=message):
                 ask()
-            assert moved.executions == (ask is torch_xla.sync), "the addition goes on without it"
-        torch_xla.sync()  # has told it once
-    assert torch.allclose(y.cpu(), torch.full((2, 3), 3.0).sinh()), "with its rule mended it runs"
+            assert moved.executions == (ask is torch_xla.sync), "the addition runs without it"
+        torch_xla.sync()  # does not raise a second time
+    assert torch.allclose(y.cpu(), torch.full((2, 3), 3.0).sinh()), "it runs after its rule is fixed"
     assert before.sum().item() == 18
 
 
@@ -317,7 +317,7 @@ def test_failed_graph_can_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RULES, "aten::sinh", dataclasses.replace(RULES["aten::sinh"], function=_fail, ctx=False))
     x = ones(5).to("xla")
     y, z = x.sinh(), x + 1
-    assert z.tolist() == [2] * 5, "what does not need it is not held up"
+    assert z.tolist() == [2] * 5, "independent operations run"
     del y
     torch_xla.sync()
 
@@ -328,11 +328,11 @@ def test_number_operand_reaches_a_rule_as_number(monkeypatch: pytest.MonkeyPatch
     spy = lambda *args: seen.append(args) or rule.function(*args)
     monkeypatch.setitem(RULES, "aten::leaky_relu", dataclasses.replace(rule, function=spy))
     F.leaky_relu(ones(7, device="xla"), 0.123).cpu()
-    assert isinstance(seen[0][-1], Number) and seen[0][-1].kind is float
+    assert isinstance(seen[0][-1], ScalarOperand) and seen[0][-1].kind is float
 
 
 def test_data_errors_do_not_stop_the_device() -> None:
-    """Values are not checked on a device; whatever an index outside gives, the process goes on."""
+    """Values are not checked on a device; after an index out of range the process continues."""
     x = torch.arange(3.0, device="xla")
     (x[torch.tensor([1, 7], device="xla")] + 1).cpu()
     assert torch.tensor([0.0, -1.0], device="xla").log().isfinite().any().item() is False

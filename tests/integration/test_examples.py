@@ -1,4 +1,4 @@
-"""The examples run as a user runs them, and learn."""
+"""Run the examples as a user does, and check that they learn."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def test_mnist_over_a_mesh(tmp_path: Path) -> None:
     assert len(re.findall(r"CPU \d, \d", out)) == 2 and "epoch 3: digits" in out
 
 
-def test_imagenet_with_made_up_images() -> None:
+def test_imagenet_with_synthetic_images() -> None:
     out = run_example(
         "train_imagenet.py", "--fake_data", "--steps=2", "--batch_size=2", "--image_size=32", "--layers=18"
     )
     assert re.search(r"loss [\d.]+ to [\d.]+ in 2 steps, [\d.]+ images/s", out)
 
 
-def test_llama_goes_on_from_a_checkpoint_on_another_mesh(tmp_path: Path) -> None:
-    """One device to the end; then again from its first checkpoint, on two processes of two devices each, as one loop:
+def test_llama_resumes_on_another_mesh(tmp_path: Path) -> None:
+    """Train on one device; then resume from the first checkpoint, with two processes of two devices each and scan.
 
-    the same last loss.
+    The last losses are equal.
     """
     sizes = (
         "--steps=4",
@@ -80,7 +80,7 @@ def test_llama_goes_on_from_a_checkpoint_on_another_mesh(tmp_path: Path) -> None
     assert float(again[1]) == pytest.approx(float(whole[1]), abs=2e-3)
 
 
-#: Trains the Llama, and ends the process at some moment of a step, if it is to be killed.
+#: Trains the Llama, and kills the process at a random moment of a step if requested.
 TRAINED = """
 import os, random, signal, sys, threading
 sys.path.insert(0, "examples")
@@ -102,7 +102,7 @@ train_llama.main()
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.sweep)])
 def test_llama_killed_at_random_steps(kills: int, tmp_path: Path) -> None:
-    """It ends with the loss of a run that nobody disturbed, to the last digit that it prints."""
+    """It ends with the loss of an uninterrupted run, to the last printed digit."""
     steps, cache = 16 * kills, str(tmp_path / "programs")
     sizes = f"--steps={steps} --batch_size=2 --length=8 --save_every=2 --generate=0 --warmup=4"
 
@@ -139,10 +139,10 @@ print(weights, xm.get_memory_info()["peak_bytes_used"], *losses)
 """
 
 
-def test_llama_takes_a_part_of_the_memory_on_each_of_eight_devices() -> None:
-    """On 4 x 2 devices at most 0.3 of what one device needs at once; the losses are the same.
+def test_llama_memory_per_device_on_eight_devices() -> None:
+    """On 4 x 2 devices, the peak is at most 0.3 of the peak of one device; the losses are equal.
 
-    Of XLA's own kernels on both: a program over several devices has no others, and those of one device need less.
+    Both run XLA's own kernels: programs over several devices use no others, and ATen's kernels need less memory.
     """
     alone, spread = (
         [float(word) for word in run_script(
@@ -155,15 +155,15 @@ def test_llama_takes_a_part_of_the_memory_on_each_of_eight_devices() -> None:
     assert spread[2:] == pytest.approx(alone[2:], abs=2e-3)
 
 
-def test_a_jax_function_in_a_model() -> None:
+def test_jax_function_in_model() -> None:
     out = run_example("jax_in_torch.py", "--steps=200", "--target_error=0.4")
     losses = [float(loss) for loss in re.findall(r"step \d+: .* ([\d.]+)", out)]
     assert len(losses) == 2 and losses[1] < 0.01
-    assert re.search(r"mean error of the spring [\d.]+ \(of 0.5 to 3.5\), of the friction [\d.]+", out)
+    assert re.search(r"mean error of the spring [\d.]+ \(range 0.5 to 3.5\), of the friction [\d.]+", out)
 
 
 def test_saving_and_serving(tmp_path: Path) -> None:
-    """Saved by this package, served by a process that has imported neither it nor torch."""
+    """Saved by this package, served by a process that imports neither it nor torch."""
     folder = tmp_path / "digits.stablehlo"
     out = run_example("serve_stablehlo.py", "save", str(folder))
     accuracy = re.search(r"test accuracy ([\d.]+)", out)
@@ -182,7 +182,7 @@ def test_saving_and_serving(tmp_path: Path) -> None:
             assert np.mean(np.array(found["digits"]) == labels[:count]) > 0.8 and len(found["chances"]) == count
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(address, b"[[1, 2]]")
-        assert "rows of 64 numbers, not an array of shape (1, 2)" in refused.value.read().decode()
+        assert "rows of 64 numbers, got an array of shape (1, 2)" in refused.value.read().decode()
         refused.value.close()
         serving.terminate()
         imported = set(re.findall(r"\| +([\w.]+)$", serving.stderr.read(), re.MULTILINE))

@@ -1,4 +1,4 @@
-"""The scripts that install: what they call, seen by programs that stand in for gcloud, make and Python."""
+"""Installation scripts: record their calls of gcloud, make and Python with fake programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.support.helpers import ROOT
 
 SCRIPTS = sorted(p for folder in ("scripts", "test", "docker") for p in (ROOT / folder).rglob("*.sh"))
-#: Notes its words, one line a call; keeps a copy of the archive that is sent.
+#: Records its arguments, one line per call; copies the archive that is sent.
 STAND_IN = """#!/bin/sh
 echo "$(basename "$0") $(printf %s "$*" | tr '\\n' ';')" >> {folder}/calls
 for word in "$@"; do case "$word" in *.tar.gz) [ -f "$word" ] && cp "$word" {folder}/sent.tar.gz;; esac; done
@@ -21,7 +21,7 @@ for word in "$@"; do case "$word" in *.tar.gz) [ -f "$word" ] && cp "$word" {fol
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that names what was called."""
+    """The file that lists the calls."""
     for name in ("gcloud", "make", "python"):
         (tmp_path / name).write_text(STAND_IN.format(folder=tmp_path))
         (tmp_path / name).chmod(0o755)
@@ -40,7 +40,7 @@ def test_shell_can_read_it(script: Path) -> None:
     assert subprocess.run(["bash", "-n", script]).returncode == 0
 
 
-def test_there_are_scripts() -> None:
+def test_scripts_exist() -> None:
     assert len(SCRIPTS) >= 6
 
 
@@ -57,19 +57,19 @@ def test_tpu_vm(calls: Path) -> None:
         assert "torch_xla_source/pyproject.toml" in archive.getnames()
 
 
-def test_tpu_vm_that_is_there(calls: Path) -> None:
+def test_existing_tpu_vm(calls: Path) -> None:
     assert run("scripts/setup_tpu_vm.sh", "mine", "a-zone", "--install-only").returncode == 0
     assert [line.split()[4] for line in calls.read_text().splitlines()] == ["scp", "ssh"]
 
 
-def test_tpu_vm_only_said(calls: Path) -> None:
+def test_tpu_vm_dry_run(calls: Path) -> None:
     done = run("scripts/setup_tpu_vm.sh", "mine", "a-zone", "--dry-run")
     assert done.stdout.startswith("gcloud compute tpus tpu-vm create mine --zone=a-zone")
     assert not calls.exists()
 
 
 @pytest.mark.parametrize("words", [["mine"], ["mine", "a-zone", "h100"], ["mine", "a-zone", "--what"]])
-def test_tpu_vm_refuses(calls: Path, words: list[str]) -> None:
+def test_tpu_vm_errors(calls: Path, words: list[str]) -> None:
     assert run("scripts/setup_tpu_vm.sh", *words).returncode == 2
     assert not calls.exists()
 
@@ -93,7 +93,7 @@ def test_help(script: str) -> None:
     assert done.returncode == 0 and f"scripts/{script}.sh" in done.stdout
 
 
-def test_dockerfile_names_what_is_there() -> None:
+def test_dockerfile_names_existing_files() -> None:
     text = (ROOT / "docker" / "Dockerfile").read_text()
     assert "COPY docker/steps.sh" in text and "USER user" in text
     assert "examples/train_digits.py" in text and (ROOT / "examples" / "train_digits.py").exists()

@@ -1,7 +1,7 @@
-"""Workers beside the program at the end of a process: the failure of the last task is reported.
+"""Background threads at process exit: the failure of the last task is reported.
 
-``WORKERS`` has every place of the package that makes a thread or a pool, found in the sources, and says where a failure
-in it goes. A new place fails here until it is listed.
+``WORKERS`` lists every place of the package that creates a thread or a pool, found in the sources, with the path of a
+failure in it. The test fails for a new place until it is listed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pytest
 
 from tests.support.helpers import ROOT, run_script
 
-#: What makes threads, by the last name of a call.
+#: Callables that create threads, by the last name of a call.
 _MAKES_THREADS = {"Thread", "Timer", "ThreadPoolExecutor", "ThreadPool", "start_new_thread", "ProcessPoolExecutor"}
 
-#: Where a failure goes, by module and number of places in it.
+#: How a failure is reported, by module and number of places in it.
 WORKERS = {
     ("_engine/execution/background_threads.py", 1): "reported at the end; the cases below",
     (
@@ -33,13 +33,13 @@ WORKERS = {
     ): "loads ahead; the caller loads, and raises, what this could not",
     ("_engine/data_loading/prefetch.py", 1): "get() raises in place of the batch; no batch follows the last",
     ("_engine/lowering/decompose.py", 1): "the caller waits for the result",
-    ("_engine/parallel/watchdog.py", 1): "ends the process itself, with a report",
+    ("_engine/parallel/watchdog.py", 1): "terminates the process itself, with a report",
     ("debug/profiler.py", 1): "threading.excepthook; the thread is the caller's",
-    ("distributed/_parent_death.py", 1): "it ends its process",
+    ("distributed/_parent_death.py", 1): "it terminates its process",
     ("distributed/data_parallel.py", 1): "the call waits for its threads",
     ("distributed/launcher/launch.py", 1): "the launcher waits for its pool",
     ("distributed/launcher/worker_process.py", 2): "readers and waiter of a process, which the launcher joins",
-    ("doctor/device_check.py", 1): "reads a pipe; the end of the pipe is an answer",
+    ("doctor/device_check.py", 1): "reads a pipe; the end of the pipe is a result",
     ("utils/utils.py", 1): "the caller waits for its pool",
 }
 
@@ -49,7 +49,7 @@ CPP_WORKERS = {
     (
         "_engine/cpu_backend/csrc/threading/kernel_thread.cpp",
         1,
-    ): "parts of a loop; the caller takes part and waits for the others",
+    ): "chunks of a loop; the caller takes part and waits for the others",
     ("_engine/recorder/csrc/graph/launch.cpp", 1): "joined, and its error raised, by its caller",
 }
 
@@ -91,10 +91,10 @@ if __name__ == "__main__":
     print("after the call")
 """
 
-SAVE = """_storage._Writer.write_data = fail
+SAVE = """_checksummed_storage._Writer.write_data = fail
     CheckpointManager(os.environ["WHERE"], save_interval=1).save_async(1, {"x": torch.ones(2, device="xla")})"""
 
-#: Work that fails after its call has returned, and what the report names.
+#: Work that fails after its call has returned, and the subject of the report.
 FAILING = {
     "run_async": (
         "xm.add_step_closure(fail, (1,), run_async=True); xm.mark_step()",
@@ -121,7 +121,7 @@ def test_failure_of_the_last_task(tmp_path: Path, name: str) -> None:
     assert done.returncode == 1, done.stderr
     assert f"{subject} failed, and the process ended before the failure was raised:\nTraceback" in done.stderr
     assert done.stderr.rstrip().endswith("ValueError: of the last one") and "Exception ignored" not in done.stderr
-    assert done.stdout == "after the call\nregistered later\n", "what is registered with atexit is called"
+    assert done.stdout == "after the call\nregistered later\n", "atexit functions are called"
 
 
 def test_failure_that_was_raised_is_not_reported(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_failure_in_spawned_processes(tmp_path: Path) -> None:
     assert done.stdout.startswith("ProcessRaisedException True\n"), done.stderr
 
 
-#: A step that is launched, computes, and fails then: a handler on the CPU refuses what it is given.
+#: A step whose program fails after its launch: an FFI kernel on the CPU rejects its input.
 STEP = """
 import gc; gc.unfreeze()
 import jax, jax.numpy as jnp, numpy as np, torch, torch_xla

@@ -1,7 +1,7 @@
-"""APIs that return before their work is done: each mutable argument is changed right after the call.
+"""Functions that return before their work is done: change each mutable argument right after the call.
 
-The work sees the arguments as they were at the call. A function of the package that hands work to another thread, or
-queues it, needs an entry in ``HANDOVERS``.
+The work must see the arguments as they were at the call. A function of the package that hands work to another thread,
+or queues it, needs an entry in ``HANDOVERS``.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Plain:
 
 
 def _add_to(values: Any) -> None:
-    """Adds 5 in place to a tensor or an array."""
+    """Add 5 in place to a tensor or an array."""
     values += 5
 
 
-#: Values that can change: how to make one, how to change it, and what is compared.
+#: Mutable values: how to create one, how to change it, and what is compared.
 MUTABLE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
     "xla tensor": (lambda: torch.ones(3, device="xla"), _add_to, torch.Tensor.tolist),
     "CPU tensor": (lambda: torch.ones(3), _add_to, torch.Tensor.tolist),
@@ -100,7 +100,7 @@ MUTABLE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Writers of checkpoints wait for it: what they write, they read after that."""
+    """An event for which checkpoint writers wait: they read what they write after it."""
     event, plain = threading.Event(), _checksummed_storage.save
 
     def save(*args: Any) -> None:
@@ -112,7 +112,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def _fresh() -> tuple[dict[str, Any], dict[str, Any]]:
-    """One of each, and what each is compared by."""
+    """Return one of each, and how each is compared."""
     state = {name: make() for name, (make, _, _) in MUTABLE.items()}
     return state, {name: MUTABLE[name][2](value) for name, value in state.items()}
 
@@ -143,7 +143,7 @@ def test_save_async(tmp_path: Path, held: threading.Event, depth: str) -> None:
     assert state["list"] == [1, 2, 3] and state["named tuple"].second.tolist() == [6.0, 6.0]
 
 
-def test_save_async_refuses_at_the_call(tmp_path: Path) -> None:
+def test_save_async_raises_at_the_call(tmp_path: Path) -> None:
     manager = CheckpointManager(str(tmp_path), save_interval=1, chkpt_on_preemption=False)
     with pytest.raises(TypeError, match="cannot pickle"):
         manager.save_async(1, {"lock": threading.Lock()})
@@ -160,7 +160,7 @@ def test_stager() -> None:
     assert staged["xla tensor"].device.type == "cpu"
 
 
-#: Of the kinds above, those that a closure gets as they were; other objects it shares with the program.
+#: The values above that a closure receives unchanged; other objects are shared with the program.
 _COPIED = (
     "xla tensor",
     "CPU tensor",
@@ -187,7 +187,7 @@ def test_run_async() -> None:
     _change(state)
     xm.mark_step()
     go.set()
-    step_closures._beside.wait()
+    step_closures._background.wait()
     _assert_as_before(seen, {name: expected[name] for name in _COPIED})
 
 
@@ -227,7 +227,7 @@ def _call_back(callback: Callable[..., Any], *args: Any) -> torch.Tensor:
     return found
 
 
-#: Calls of jax functions: what they get, in which form, and how it changes. Each result is 2 everywhere.
+#: Calls of jax functions: argument, call, and mutation. All results are 2.
 CALLS_OF_JAX: dict[str, tuple[Callable[[], Any], Callable[[torch.Tensor, Any], torch.Tensor], Callable[[Any], Any]]] = {
     "xla tensor": (lambda: torch.ones(3, device="xla"), lambda x, v: call_jax(jnp.add, (x, v)), _add_to),
     "argument": (lambda: np.ones(3, np.float32), lambda x, v: call_jax(jnp.add, (x, v)), _add_to),
@@ -273,7 +273,7 @@ CALLS_OF_JAX: dict[str, tuple[Callable[[], Any], Callable[[torch.Tensor, Any], t
 
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_calls_of_jax(is_ready: bool) -> None:
-    """Also of tensors that are computed already, whose buffers the next program may write over."""
+    """Also with computed tensors, whose buffers the next program may overwrite."""
     found = []
     for make, call, change in CALLS_OF_JAX.values():
         x, value = torch.ones(3, device="xla"), make()
@@ -289,7 +289,7 @@ def test_calls_of_jax(is_ready: bool) -> None:
 @pytest.mark.parametrize("size", [3, 1 << 16])
 @pytest.mark.parametrize("kind", [jax.pure_callback, io_callback])
 def test_buffers_of_callbacks(kind: Callable[..., Any], size: int) -> None:
-    """A callback may return one buffer each time, refilled, and keep what it is given."""
+    """A callback may return one buffer each time, refilled, and store its argument."""
     buffer, kept = np.zeros(size, np.float32), []
 
     def refill(array: Any) -> np.ndarray:
@@ -310,7 +310,7 @@ def test_buffers_of_callbacks(kind: Callable[..., Any], size: int) -> None:
 
 
 def test_from_the_device() -> None:
-    """A read of a tensor is a copy, and what is pending when it is saved is saved as it was."""
+    """Reading a tensor copies it, and a pending tensor is saved with its value at the call."""
     x = torch.ones(4, device="xla") * 2
     file, read, array = io.BytesIO(), x.to("cpu", non_blocking=True), x.cpu().numpy()
     torch.save({"x": x}, file)
@@ -320,7 +320,7 @@ def test_from_the_device() -> None:
     assert read.tolist() == array.tolist() == torch.load(file)["x"].tolist() == [2.0] * 4
 
 
-#: What a loader may yield again and again, refilled: how to make one, how to refill it, and what is compared.
+#: Objects that a loader may yield repeatedly, refilled: how to create one, how to refill it, and what is compared.
 REFILLED: dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any], Callable[[Any], Any]]] = {
     "tensor": (lambda: torch.zeros(3), lambda v, i: v.fill_(i), torch.Tensor.tolist),
     "large tensor": (
@@ -360,7 +360,7 @@ REFILLED: dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any], Callable
 
 
 class Refilling(IterableDataset[Any]):
-    """Yields one object of each kind, changed in place for each of the batches."""
+    """Yields one object of each kind, changed in place for each batch."""
 
     def __init__(self, collect: Callable[[dict[str, Any]], Any] = dict) -> None:
         self._collect = collect
@@ -377,7 +377,7 @@ def _shown(batches: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: REFILLED[name][2](value) for name, value in batch.items()} for batch in batches]
 
 
-#: Loaders that refill one batch, and what they are read with.
+#: Loaders that refill one batch, and their options.
 REFILLING: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "iterable": (Refilling, {}),
     "iterable, read ahead": (Refilling, {"loader_prefetch_size": 4}),
@@ -398,7 +398,7 @@ def test_refilled_batches(name: str) -> None:
 
 
 def test_refilled_batches_for_several_devices() -> None:
-    """The batches of a group are read before the first of them is sent."""
+    """The batches of a group are read before the first one is sent."""
     devices = (torch.device("xla:0"), torch.device("xla:1"))
     feed = prefetch.PrefetchFeed(Refilling(), prefetch.PrefetchOptions(devices, place=lambda batch, device: batch))
     assert _shown(feed.get(i % 2) for i in range(6)) == _shown(Refilling())
@@ -406,7 +406,7 @@ def test_refilled_batches_for_several_devices() -> None:
 
 
 def test_loaders_that_allocate_are_not_copied() -> None:
-    """What is known to allocate each batch is read ahead without a copy on the host."""
+    """Loaders that are known to allocate each batch are prefetched without a copy on the host."""
     rows = TensorDataset(torch.arange(4.0))
     own = ([torch.ones(1)], (torch.ones(1),), DataLoader(rows), DataLoader(rows, batch_size=2, num_workers=1))
     assert all(map(snapshots.has_own_batches, own))
@@ -414,7 +414,7 @@ def test_loaders_that_allocate_are_not_copied() -> None:
     assert not any(map(snapshots.has_own_batches, other))
 
 
-#: Functions that hand work over (``.run(``, ``.submit(``, ``Thread(`` and the like), and what protects the arguments.
+#: Modules that hand work over (``.run(``, ``.submit(``, ``Thread(`` and the like), and what protects the arguments.
 HANDOVERS = {
     "_engine/diagnostics/compile_progress.py": "own text",
     "_engine/diagnostics/profiler_spans.py": "own records",
@@ -431,14 +431,14 @@ HANDOVERS = {
     "distributed/launcher/launch.py": "waits",
     "distributed/launcher/worker_process.py": "own streams",
     "doctor/device_check.py": "own streams",
-    "experimental/callback.py": "gets the tensor itself, as documented; its value is computed before",
+    "experimental/callback.py": "receives the tensor itself, as documented; its value is computed before",
     "experimental/distributed_checkpoint/manager.py": "test_save_async",
     "utils/closures.py": "a closure without arguments",
     "utils/utils.py": "waits",
 }
 
 _HANDS_OVER = {"Thread", "Timer", "ThreadPoolExecutor", "ThreadPool", "start_new_thread", "submit"}
-_RUNNERS = {"_beside", "_runner", "_writer", "_runner()"}
+_RUNNERS = {"_background", "_runner", "_writer", "_runner()"}
 
 
 def _hands_over(file: Path) -> bool:

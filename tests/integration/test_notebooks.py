@@ -1,4 +1,4 @@
-"""The notebooks as they are kept: outputs of one whole run, and no error. `make notebooks` runs them."""
+"""The stored notebooks have the outputs of one complete run, and no error. `make notebooks` runs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _code(path: Path) -> list[dict[str, Any]]:
     return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
-def test_there_are_notebooks() -> None:
+def test_notebooks_exist() -> None:
     assert len(NOTEBOOKS) >= 6
 
 
@@ -29,7 +29,7 @@ def test_outputs_are_of_one_run(path: Path) -> None:
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert not [output for output in outputs if output["output_type"] == "error"]
     text = json.dumps(outputs)
-    assert "ipykernel_" not in text and "/tmp/" not in text  # nothing of the machine that ran it
+    assert "ipykernel_" not in text and "/tmp/" not in text  # no paths of the machine that ran it
 
 
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])

@@ -1,4 +1,4 @@
-"""What torch_xla does to a process: import, fork, threads, exit, long graphs, several devices, memory."""
+"""torch_xla in the life of a process: import, fork, threads, exit, long graphs, several devices, memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_fork_after_import() -> None:
     assert sorted(out.stdout.splitlines()) == ["[0, 0] [2.0, 2.0]", "child 4.0", "child 6.0"]
 
 
-#: An end costs two seconds of a core: what can be alive at one end, without hiding another failure, shares it.
+#: A process exit takes two seconds of a core, so cases that cannot hide each other's failures share one.
 EXITS = {
     "live tensors": """
         x = torch.ones(2, device="xla", requires_grad=True)
@@ -119,14 +119,14 @@ EXITS = {
 
 @pytest.mark.parametrize("name", EXITS)
 def test_clean_exit(name: str) -> None:
-    """With garbage to collect, as at the end of a process that was not forked; ``nothing`` is one that was not."""
+    """Collect garbage at exit, as in a process that was not forked; ``nothing`` is one that was not."""
     start = "import gc, torch, torch_xla\ngc.unfreeze()\n"
-    # Where threads that record together cut their graph varies, of which a warning would speak.
+    # Threads that record together flush their graph at varying points, about which a warning would be printed.
     fresh = "the end itself" if name == "nothing" else None
-    run_script(start + textwrap.dedent(EXITS[name]), fresh=fresh, XLA_EXPLAIN_RECOMPILATIONS="0")
+    run_script(start + textwrap.dedent(EXITS[name]), fresh=fresh, TORCH_XLA_EXPLAIN_RECOMPILATIONS="0")
 
 
-def test_exception_at_exit_is_the_users() -> None:
+def test_exception_at_exit_is_unchanged() -> None:
     out = run_script(
         "import torch, torch_xla\nx = torch.ones(2, device='xla') + 1\nraise KeyError('mine')", check=False
     )
@@ -134,7 +134,7 @@ def test_exception_at_exit_is_the_users() -> None:
 
 
 def test_threads() -> None:
-    """Recording, reading, freeing and differentiating on several threads at once."""
+    """Record, read, free and differentiate on several threads at the same time."""
     out = run_script(
         """
         import gc, threading
@@ -198,13 +198,13 @@ def test_threads() -> None:
         print(errors, common.shape)
         """,
         XLA_FLAGS=fast_compile_flags.FLAGS,
-        XLA_EXPLAIN_RECOMPILATIONS="0",  # each sync finds what the other threads happen to have recorded
+        TORCH_XLA_EXPLAIN_RECOMPILATIONS="0",  # each sync finds what the other threads happen to have recorded
     )
     assert out.stdout == "[] 0 0\n[] torch.Size([6, 2])\n"
 
 
 def test_a_million_pending_operations() -> None:
-    """Recorded, walked over by a read of something else, and dropped."""
+    """Record a million operations, traverse them in a read of another tensor, and drop them."""
     out = run_script(
         """
         import torch, torch_xla
@@ -293,7 +293,7 @@ def test_two_devices() -> None:
 
 
 def test_backward_before_any_backend_and_cpu_training_goes_on() -> None:
-    """Autograd makes its threads at the first backward of the process, which may know nothing of xla."""
+    """Autograd creates its threads at the first backward of the process, which may not involve xla."""
     out = run_script(
         """
         import torch, torch_xla

@@ -1,6 +1,6 @@
-"""A tree of processes: signals to each of its processes, and threads that start processes and end before them.
+"""Process trees: signals to each process, and threads that start processes and exit before them.
 
-The workers do not use their devices, so that a tree costs forks only (process_tree_programs.py).
+The workers do not use their devices, so that a tree costs only forks (process_tree_programs.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support import scripts
 from tests.support.helpers import run_script
 
 PROGRAM = str(scripts.ROOT / "tests" / "programs" / "process_tree_programs.py")
-#: Seconds after which a test has failed.
+#: Timeout of a test in seconds.
 LIMIT = 300
 
 
@@ -42,7 +42,7 @@ def has_ended(pid: int) -> bool:
 
 @dataclass
 class Tree:
-    """A running program, its workers' pids by index, and the other lines that it has printed."""
+    """A running program, its workers' pids by index, and its other output lines."""
 
     process: subprocess.Popen[str]
     workers: dict[int, int] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Tree:
                 self.lines.append(" ".join(words))
 
     def finish(self) -> tuple[int, list[str], str]:
-        """The exit code, the lines printed besides, and stderr, when no worker is left."""
+        """Return the exit code, the other lines and stderr, after all workers have exited."""
         out, err = self.process.communicate(timeout=LIMIT)
         until(lambda: all(map(has_ended, self.workers.values())))
         return self.process.returncode, [*self.lines, *out.split("\n")[:-1]], err
@@ -87,7 +87,7 @@ def tree(*words: str, launcher: tuple[str, ...] = ()) -> Iterator[Tree]:
 
 @dataclass(frozen=True)
 class Case:
-    """A signal to the parent: what its workers and it do about SIGTERM; how it ends, and whether the workers save."""
+    """A signal to the parent: how workers and parent handle SIGTERM, the exit code, and whether workers save."""
 
     number: signal.Signals
     workers: str
@@ -122,7 +122,7 @@ def test_signal_to_the_parent(name: str, tmp_path: Path) -> None:
     assert case.said in err if case.said else "Traceback" not in err, err
 
 
-#: Worker 0 sends SIGTERM when the parent has a handler of it.
+#: Worker 0 sends SIGTERM when the parent has a handler for it.
 STUBBORN = """
     import os, signal, time, torch_xla.distributed.xla_multiprocessing as xmp
 
@@ -146,8 +146,8 @@ STUBBORN = """
 def test_grace_period() -> None:
     done = run_script(STUBBORN, check=False, TORCH_XLA_GRACE_PERIOD="1")
     assert done.returncode == -signal.SIGTERM
-    # Process 1 may get the signal before it ignores it.
-    said = r"torch_xla: spawn killed process 0(, 1)?, still running 1 s \(TORCH_XLA_GRACE_PERIOD\) after SIGTERM\n"
+    # Process 1 may receive the signal before it ignores it.
+    said = r"torch_xla: spawn killed process 0(, 1)?, which still ran 1 s \(TORCH_XLA_GRACE_PERIOD\) after SIGTERM\n"
     assert re.fullmatch(said, done.stderr)
 
 
@@ -162,7 +162,7 @@ def test_a_signal_that_the_parent_ignores(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_signal_to_a_worker(number: signal.Signals, tmp_path: Path) -> None:
-    """The parent says which process ended by what, and ends the other one."""
+    """The parent reports the signal that ended the process, and terminates the other one."""
     with tree("spawn", "dies", "none", str(tmp_path)) as started:
         os.kill(started.workers[1], number)
         code, _, err = started.finish()
@@ -172,7 +172,7 @@ def test_signal_to_a_worker(number: signal.Signals, tmp_path: Path) -> None:
 
 
 def test_signal_to_the_launcher(tmp_path: Path) -> None:
-    """From xla_dist it goes through the parent to the workers."""
+    """xla_dist forwards it through the parent to the workers."""
     launcher = (*scripts.PYTHON, "-m", "torch_xla.distributed.xla_dist", "--local=1", "--")
     with tree("spawn", "saves", "none", str(tmp_path), launcher=launcher) as started:
         started.process.send_signal(signal.SIGTERM)
@@ -185,7 +185,7 @@ def test_signal_to_the_launcher(tmp_path: Path) -> None:
     ("method", "number"), [("fork", None), ("fork", signal.SIGKILL), ("forkserver", signal.SIGKILL)]
 )
 def test_spawn_from_a_thread_that_ends(method: str, number: signal.Signals | None, tmp_path: Path) -> None:
-    """The workers go on when it ends, and are killed with the process."""
+    """The workers continue after the thread exits, and are killed with the process."""
     with tree("spawn_from_thread", method, str(tmp_path)) as started:
         assert not any(map(has_ended, started.workers.values()))
         if number is not None:
@@ -196,18 +196,18 @@ def test_spawn_from_a_thread_that_ends(method: str, number: signal.Signals | Non
     assert (code, lines[1:]) == ((0, ["returned"]) if number is None else (-number, [])), err
 
 
-#: What stands for the process that compiles: it sends SIGTERM to the command, and ends by that signal, or ignores it.
+#: Replaces the compiling process: sends SIGTERM to the command, and exits by that signal, or ignores it.
 COMPILER = """#!/bin/sh
 {trap}
 echo $$
 kill -TERM $PPID
-exec sleep 300 >/dev/null 2>&1  # an orphan keeps no pipe open
+exec sleep 300 >/dev/null 2>&1  # an orphan holds no pipe open
 """
 
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM"])
 def test_signal_to_the_aot_command(trap: str, tmp_path: Path) -> None:
-    """It is forwarded to the process that compiles, which is killed at the end of its grace period."""
+    """It is forwarded to the compiling process, which is killed at the end of its grace period."""
     compiler, folder = tmp_path / "compiler", tmp_path / "temporary"
     compiler.write_text(COMPILER.format(trap=trap))
     compiler.chmod(0o755)
@@ -228,28 +228,34 @@ def test_signal_to_the_aot_command(trap: str, tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-#: Functions that start processes: a test that ends one of the two, or why none is needed.
+#: Functions that start processes: a test that terminates one of the two, or why none is needed.
 STARTS = {
-    "torch_xla/_engine/recorder/toolchain.py:_run": "recorder/test_build.py::test_build_outlives_the_process_that_asked_for_it",
+    "torch_xla/_engine/recorder/toolchain.py:_run": (
+        "recorder/test_build.py::test_build_outlives_the_process_that_started_it"
+    ),
     "torch_xla/aot/command.py:_run_in_subprocess": "integration/test_process_tree.py::test_signal_to_the_aot_command",
-    "torch_xla/debug/graph.py:svg": "it is waited for, and draws from its standard input to its end",
+    "torch_xla/debug/graph.py:svg": "it is waited for, and reads its standard input to the end",
     "torch_xla/distributed/_spawn_context.py:__init__": "integration/test_process_tree.py::test_signal_to_the_parent",
-    "torch_xla/distributed/launcher/job_attempt.py:_start": "public/test_launcher.py::test_interrupt_ends_everything",
-    "torch_xla/distributed/launcher/cluster.py:exec_job": "it becomes the command, whose signals are its own",
-    "torch_xla/distributed/launcher/launch.py:_check": "see complaint, which is in it",
-    "torch_xla/distributed/launcher/launch.py:complaint": "it asks a worker one thing, and has a time limit",
-    "torch_xla/distributed/launcher/worker_process.py:__init__": "integration/test_process_tree.py::test_signal_to_the_launcher",
-    "torch_xla/distributed/launcher/workers.py:_describe": "it asks gcloud one thing",
-    "torch_xla/doctor/environment.py:_compiler": "it asks a compiler for its version, and has a time limit",
-    "torch_xla/doctor/device_check.py:run_device_check": "public/test_doctor.py::test_process_that_does_not_answer",
-    "torch_xla/test/test_utils.py:_run_apart": "it runs one test, of a test suite",
+    "torch_xla/distributed/launcher/job_attempt.py:_start": (
+        "public/test_launcher.py::test_interrupt_terminates_all_workers"
+    ),
+    "torch_xla/distributed/launcher/cluster.py:exec_job": "it execs the command, which handles its own signals",
+    "torch_xla/distributed/launcher/launch.py:_check": "see complaint, which it contains",
+    "torch_xla/distributed/launcher/launch.py:complaint": "it runs a short check on a worker, with a time limit",
+    "torch_xla/distributed/launcher/worker_process.py:__init__": (
+        "integration/test_process_tree.py::test_signal_to_the_launcher"
+    ),
+    "torch_xla/distributed/launcher/workers.py:_describe": "it runs a single gcloud query",
+    "torch_xla/doctor/environment.py:_compiler": "it queries the compiler's version, with a time limit",
+    "torch_xla/doctor/device_check.py:run_device_check": "public/test_doctor.py::test_probe_that_dies_or_hangs",
+    "torch_xla/test/test_utils.py:_run_in_subprocess": "it runs one test, of a test suite",
 }
 _FUNCTIONS = {"Process", "Popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execvpe", "ProcessPoolExecutor"}
 _OF_SUBPROCESS = {"run", "call", "check_call", "check_output"}
 
 
 def _starters(tree: ast.Module, file: str) -> Iterator[str]:
-    """The functions, as FILE:FUNCTION, that start processes."""
+    """Yield the functions that start processes, as FILE:FUNCTION."""
     for function in ast.walk(tree):
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
@@ -266,7 +272,7 @@ def _modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def _assert_tests_exist(table: dict[str, str]) -> None:
-    """Those that the table names by file and function."""
+    """Check that the tests that the table names by file and function exist."""
     for value in table.values():
         file, sign, name = value.partition("::")
         if sign:
@@ -278,7 +284,7 @@ def test_every_start_of_a_process_is_in_the_table() -> None:
     _assert_tests_exist(STARTS)
 
 
-#: Forks while a loader is half read and programs have run, and ends the child as programs end.
+#: Forks while a loader is partly read and programs have run, and exits the child like a program.
 FORK = """
 import gc; gc.unfreeze()
 import os, signal, sys, threading, warnings
@@ -307,7 +313,7 @@ _FORKED = "integration/test_process_tree.py::test_fork_beside_each_thread"
 _LOCKS = "recorder/test_fork.py::test_locks_that_other_threads_hold"
 _LAUNCHER = "such a process forks by Popen only"
 
-#: Modules that start threads, whose queues and locks a fork may meet in any state.
+#: Modules that start threads, whose queues and locks may be in any state at a fork.
 THREADS = {
     "torch_xla/_engine/diagnostics/compile_progress.py": _LOCKS,
     "torch_xla/_engine/diagnostics/profiler_spans.py": _LOCKS,
@@ -316,7 +322,7 @@ THREADS = {
     "torch_xla/_engine/compilation/persistent_cache/prefetch.py": _LOCKS,
     "torch_xla/_engine/data_loading/prefetch.py": _FORKED,
     "torch_xla/_engine/lowering/decompose.py": "recorder/test_fork.py::test_fork_beside_threads",
-    "torch_xla/_engine/parallel/watchdog.py": "public/test_spawn.py::test_faults",
+    "torch_xla/_engine/parallel/watchdog.py": "public/test_spawn.py::test_failing_processes",
     "torch_xla/debug/profiler.py": "a profile of another process",
     "torch_xla/distributed/_parent_death.py": "integration/test_process_tree.py::test_spawn_from_a_thread_that_ends",
     "torch_xla/distributed/data_parallel.py": "its threads are waited for in the call that starts them",

@@ -1,7 +1,7 @@
-"""Every random operator draws from the distribution that torch documents, and equal seeds draw equal numbers.
+"""Random operators draw from the documented distributions, and equal seeds give equal numbers.
 
-Continuous distributions are held against scipy's by the Kolmogorov-Smirnov test, discrete ones by the chi-square test.
-The seed is fixed, so a test that passes does so always; the level of 1e-4 says how unlucky a right one could have been.
+Continuous distributions are compared with scipy's by the Kolmogorov-Smirnov test, discrete ones by the chi-square test.
+The seed is fixed, so the tests are deterministic; 1e-4 is the probability that a correct operator fails for a seed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def _choices(*weights: float, replacement: bool = True) -> Tensor:
 
 
 def _draw_without_replacement() -> Tensor:
-    """Which of six orders three weighted choices came in."""
+    """Return which of six orders three weighted draws without replacement came in."""
     rows = torch.tensor([1.0, 2.0, 3.0], device="xla").expand(N, 3).multinomial(3)
     return rows[:, 0] * 2 + (rows[:, 1] > rows[:, 2])
 
 
 def _orders(*weights: float) -> list[float]:
-    """The probabilities of _draw_without_replacement's numbers."""
+    """Return the probabilities of _draw_without_replacement's results."""
     total, out = sum(weights), []
     for first in range(3):
         second, third = (i for i in range(3) if i != first)
@@ -99,7 +99,7 @@ def _firsts_of_permutations(count: int) -> torch.Tensor:
     return torch.stack([torch.randperm(5, device="xla")[0] for _ in range(count)]).cpu()
 
 
-#: Name of the rule, how to draw whole numbers from 0, their probabilities (what is left over: any larger number).
+#: Name of the rule, how to draw integers from 0, their probabilities (the remainder: any larger number).
 DISCRETE: list[tuple[str, Draw, Any]] = [
     ("bernoulli", lambda: _full(0.3).bernoulli(), [0.7, 0.3]),
     ("bernoulli.p", lambda: _empty().bernoulli_(0.8), [0.2, 0.8]),
@@ -126,7 +126,7 @@ DISCRETE: list[tuple[str, Draw, Any]] = [
     ("randperm", lambda: torch.cat([_firsts_of_permutations(10) for _ in range(6)]), [0.2] * 5),
 ]
 
-#: Random rules that no row above can reach, and why.
+#: Random rules that no row above reaches, and why.
 ELSEWHERE = {
     name: "torch.Generator is the CPU's: these calls run there, with its numbers (test_generator_of_the_cpu)"
     for name in RULES
@@ -139,7 +139,7 @@ def _sample(name: str, draw: Draw) -> np.ndarray[Any, Any]:
     with counts() as moved:
         values: np.ndarray[Any, Any] = draw().double().cpu().numpy()
     assert moved.fallbacks == set()
-    # Counters have no overloads, and the name of the form that was called.
+    # Counter names lack the overload and have the called variant.
     function = name.split(".")[0]
     assert moved[f"xla::{function}"] + moved[f"xla::{function.removesuffix('_functional')}_"] > 0, sorted(moved)
     return values
@@ -160,8 +160,8 @@ def test_discrete(name: str, draw: Draw, probabilities: Any) -> None:
     assert (values == values.round()).all() and values.min() >= 0
     seen = np.bincount(values.clip(max=len(chances)).astype(int), minlength=len(chances) + 1)
     chances = np.append(chances, max(0.0, 1 - chances.sum()))
-    assert not seen[chances < 1e-12].any(), "numbers that cannot come up"
-    # The test wants five expected in each cell: rare numbers share one.
+    assert not seen[chances < 1e-12].any(), "impossible numbers"
+    # The test requires an expected count of five per cell: rare numbers share one.
     rare = chances * len(values) < 5
     groups = [*np.flatnonzero(~rare)]
     observed = np.append(seen[groups], seen[rare].sum())

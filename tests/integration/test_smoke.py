@@ -1,4 +1,4 @@
-"""Half a minute that says whether the device works at all. Needs nothing but torch and torch_xla."""
+"""A 30-second test of the device. Needs only torch and torch_xla."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_autograd() -> None:
     assert x.grad is not None and x.grad.tolist() == [3.0, 12.0, 27.0]
 
 
-def test_error_leaves_everything_as_it_was() -> None:
+def test_error_leaves_tensors_unchanged() -> None:
     x = torch.ones(2, 3, device="xla") * 2
     with pytest.raises(RuntimeError, match=r"The size of tensor a \(3\) must match the size of tensor b \(2\)"):
         x + torch.ones(2, 2, device="xla")

@@ -1,4 +1,4 @@
-"""torch's device-generic tests run for xla as for any device: TORCH_TEST_DEVICES names torch_test_devices.py."""
+"""Run torch's device-generic tests for xla: TORCH_TEST_DEVICES names torch_test_devices.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.helpers import ROOT, run_script
 
-#: Runs tests of device_generic.py by their names; prints the names of those that ran.
+#: Runs tests of device_generic.py by name; prints the names of those that ran.
 CODE = """
     import sys, unittest
     from tests.support import fast_compile_flags
@@ -24,7 +24,7 @@ CODE = """
 
 
 def run(*names: str) -> tuple[set[str], str]:
-    """The tests that ran, and what unittest says of them at the end. They passed, or were skipped."""
+    """Return the names of the tests that ran, and unittest's summary. Each test passed or was skipped."""
     options = [part for name in names for part in ("-k", name)]
     device = str(ROOT / "tests" / "integration" / "torch_test_devices.py")
     done = run_script(CODE.format(names=options), check=False, TORCH_TEST_DEVICES=device)
@@ -32,15 +32,17 @@ def run(*names: str) -> tuple[set[str], str]:
     return set(done.stdout.split()), done.stderr
 
 
-def test_classes_are_made_for_xla() -> None:
-    """By torch, with nothing of it patched: dtypes, parameters, lists of devices, refusals, skips."""
+def test_classes_are_instantiated_for_xla() -> None:
+    """torch instantiates them without patches: dtypes, parameters, lists of devices, errors, skips."""
     ran, said = run("TestTensors")
     dtypes = ("float32", "float64", "int64", "complex64", "bool")
     xla = {f"TestTensorsXLA.test_make_and_compare_xla_{dtype}" for dtype in dtypes}
     xla |= {f"TestTensorsXLA.test_cumsum_reverse_{reverse}_xla_float32" for reverse in (False, True)}
-    xla |= {f"TestTensorsXLA.test_{name}_xla" for name in ("refusal", "devices", "cpu_alone", "elsewhere_alone")}
+    xla |= {
+        f"TestTensorsXLA.test_{name}_xla" for name in ("size_mismatch", "devices", "cpu_only", "other_devices_only")
+    }
     assert ran == xla | {name.replace("XLA", "CPU").replace("_xla", "_cpu") for name in xla}
-    assert "skipped=2" in said, "what is for the CPU, and what is for others than xla"
+    assert "skipped=2" in said, "the tests for the CPU only, and for devices other than xla"
 
 
 def test_tables_of_torch() -> None:
@@ -52,4 +54,4 @@ def test_tables_of_torch() -> None:
 def test_all_modules_and_optimizers() -> None:
     ran, said = run("TestTables")
     assert len(ran) > 140
-    assert int(re.findall(r"skipped=(\d+)", said)[0]) < 10, "lazy modules, and what has sparse gradients"
+    assert int(re.findall(r"skipped=(\d+)", said)[0]) < 10, "lazy modules, and sparse gradients"

@@ -1,4 +1,4 @@
-"""Corners of torch that scripts reach without naming a device: loaders that pin, nn.utils, choices of optimizers."""
+"""Edge cases of torch that do not name a device: pinned memory, nn.utils, optimizer options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimi
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")  # torch's, of xla, too
 def test_loader_that_pins() -> None:
-    """Memory cannot be pinned for xla, as torch says; the values come all the same, by hand and through our loader."""
+    """Pinned memory is not supported for xla, as torch warns; values arrive with .to and with MpDeviceLoader."""
     loader = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4, pin_memory=True)
     by_hand = [batch.to("xla", non_blocking=True) for (batch,) in loader]
     ours = [batch for (batch,) in MpDeviceLoader(loader, torch.device("xla"))]
@@ -34,7 +34,7 @@ def network() -> nn.Sequential:
 
 
 def _trained(model: nn.Module, device: str) -> list[Tensor]:
-    """Loss, gradients and parameters after a step."""
+    """Return loss, gradients and parameters after a step."""
     x = torch.linspace(-1, 1, 12).reshape(3, 4).to(device)
     loss = model(x).square().sum()
     loss.backward()
@@ -101,7 +101,7 @@ UTILS: dict[str, Callable[[nn.Module, str], list[Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", UTILS)
-def test_utils_of_nn(name: str) -> None:
+def test_nn_utils(name: str) -> None:
     """The CPU's values, on xla."""
     there = UTILS[name](network(), "cpu")
     torch.manual_seed(0)
@@ -109,12 +109,12 @@ def test_utils_of_nn(name: str) -> None:
     with counts() as moved:
         here = UTILS[name](model, "xla")
     assert not moved.fallbacks - {"aten::linalg_qr", "aten::linalg_solve_ex"}
-    lengths = name == "packed sequences"  # torch counts them on the CPU
+    lengths = name == "packed sequences"  # torch computes these on the CPU
     assert {value.device.type for value in here} <= ({"xla", "cpu"} if lengths else {"xla"})
     torch.testing.assert_close([v.cpu() for v in here], there, rtol=1e-4, atol=1e-5)
 
 
-#: What an optimizer can be told of how it works.
+#: Options that select the implementation of an optimizer.
 CHOICES: dict[str, dict[str, bool]] = {
     "capturable": {"capturable": True},
     "capturable, one by one": {"capturable": True, "foreach": False},
@@ -132,8 +132,8 @@ _TAKEN = {
 
 
 @pytest.mark.parametrize(("kind", "choice"), [(k, c) for k, taken in _TAKEN.items() for c in CHOICES if c in taken])
-def test_choices_of_optimizers(kind: Any, choice: str) -> None:
-    """The same training as with none of them on the CPU; nothing is compiled after the second step."""
+def test_optimizer_options(kind: Any, choice: str) -> None:
+    """Training matches the CPU without the option; nothing is compiled after the second step."""
     model = network()
     here = copy.deepcopy(model).to("xla")
     optimizers = kind(model.parameters(), lr=0.05), kind(here.parameters(), lr=0.05, **CHOICES[choice])
@@ -152,8 +152,8 @@ def test_choices_of_optimizers(kind: Any, choice: str) -> None:
     torch.testing.assert_close([p.cpu() for p in here.parameters()], list(model.parameters()), rtol=1e-5, atol=1e-6)
 
 
-def test_shares_that_are_made_later() -> None:
-    """ZeRO with lazy_init, a schedule made before the shares are: the rates arrive; a step that raised was none."""
+def test_lazily_created_shards() -> None:
+    """ZeRO with lazy_init, and a schedule created before the shards: rates apply; a failed step has no effect."""
     here = network().to("xla")
     there = copy.deepcopy(here).to("cpu")
     optimizer = ZeroRedundancyOptimizer(
@@ -161,7 +161,7 @@ def test_shares_that_are_made_later() -> None:
     )
     plain = torch.optim.Adam(there.parameters(), lr=0.1)
     schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (optimizer, plain)]
-    with pytest.raises(RuntimeError, match="needs init_zero"):
+    with pytest.raises(RuntimeError, match="requires init_zero"):
         optimizer.step()
     optimizer.init_zero()
     for _ in range(3):
@@ -176,8 +176,8 @@ def test_shares_that_are_made_later() -> None:
 
 @pytest.mark.parametrize("order", ["model, optimizer", "optimizer, model", "model", "data, optimizer"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_loaded_after_the_shares_were_made(order: str, dtype: torch.dtype) -> None:
-    """ZeRO takes parameters that were written after its construction, in any order; a step starts from them."""
+def test_weights_loaded_after_sharding(order: str, dtype: torch.dtype) -> None:
+    """ZeRO uses parameters that were written after its construction, in any order; a step starts from them."""
 
     def made() -> tuple[torch.nn.Module, ZeroRedundancyOptimizer]:
         model = torch.nn.Linear(4, 3).to("xla", dtype)
@@ -203,7 +203,7 @@ def test_weights_loaded_after_the_shares_were_made(order: str, dtype: torch.dtyp
     step(*fresh)
     for name, value in fresh[0].state_dict().items():
         torch.testing.assert_close(value.cpu(), weights[name], rtol=1e-2, atol=1e-5)
-    if order.endswith("model") and order != "model":  # what bfloat16 cannot hold of the master weights is kept
+    if order.endswith("model") and order != "model":  # digits of the master weights beyond bfloat16 are retained
         step(*trained)
         shares = [[share.cpu() for group in one[1]._shares for share in group] for one in (fresh, trained)]
         torch.testing.assert_close(*shares, rtol=0, atol=1e-8)

@@ -1,4 +1,4 @@
-"""Ten training steps on xla give the loss curve of the same steps on the CPU, without recompiling or falling back."""
+"""Ten training steps on xla match the CPU's loss curve, without recompilation or CPU fallbacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RTOL = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 @dataclass(frozen=True)
 class Case:
-    """A model, how it is trained, and in how many programs: one a step, one more where optimizers make their state."""
+    """A model, how it is trained, and its programs: one per step, one more for optimizers that create state."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -29,8 +29,8 @@ class Case:
     clip: float | None = None
 
 
-#: Each kind of block of a ResNet, but not all of them: with SSE's sums the CPU's own float32 is 2e-2 from its float64
-#: after three steps of ResNet-50, and 3e-7 after those of five blocks.
+#: Each kind of block of a ResNet once: with SSE sums the CPU's float32 differs from its float64 by 2e-2 after three
+#: steps of ResNet-50, and by 3e-7 after those of five blocks.
 CASES = [
     Case("mlp-sgd-momentum", lambda: models.MLP(3, 32), lambda: models.vectors(16, 32),
          lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)),
@@ -54,7 +54,7 @@ CASES = [
 
 
 def train(case: Case, model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """The losses of the steps, with a step barrier after each."""
+    """Return the losses of the steps, with a step barrier after each."""
     optimizer = case.optimizer(model.parameters())
     losses = []
     for _ in range(case.steps):
@@ -70,11 +70,11 @@ def train(case: Case, model: nn.Module, inputs: Tensor, targets: Tensor) -> list
 
 
 def _apart(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What is defined of the parameters, and what is rounding noise: the biases of attention's keys.
+    """Split the state into well-defined parameters and rounding noise: the biases of attention's keys.
 
-    Such a bias adds the same to all scores of a query, and softmax takes that away again. So its gradient is 0, and
-    what is computed for it is the last bits of other numbers, which Adam divides by their own size: a step of the
-    learning rate, in a direction that the CPU's vector instructions decide.
+    Such a bias adds the same value to all scores of a query, which softmax cancels. So its gradient is 0, and the
+    computed value consists of rounding errors of other numbers, which Adam divides by their size: a step of the
+    learning rate, in a direction that depends on the CPU's vector instructions.
     """
     defined, noise = dict(state), {}
     for name in [name for name in state if name.endswith("qkv.bias")]:
@@ -104,7 +104,7 @@ def test_ten_steps(case: Case, dtype: torch.dtype) -> None:
     assert moved.executions <= case.steps + 1
     curves = [torch.stack([loss.cpu() for loss in losses]) for losses in (got, expected)]
     torch.testing.assert_close(*curves, rtol=RTOL[dtype], atol=0)
-    assert curves[1][-1] < curves[1][0], "the case does not learn, so it shows little"
+    assert curves[1][-1] < curves[1][0], "the case does not learn, so the comparison has little value"
     mine = {name: value.cpu() for name, value in twin.state_dict().items()}
     (mine, my_noise), (expected, noise) = _apart(mine), _apart(dict(model.state_dict()))
     torch.testing.assert_close(mine, expected, rtol=100 * RTOL[dtype], atol=RTOL[dtype])
@@ -118,7 +118,7 @@ def test_eval_mode_batch_norm() -> None:
     with counts() as moved:
         for net, x in ((model, batch), (twin, batch.to("xla"))):
             for _ in range(3):
-                net(x)  # moves the running statistics only
+                net(x)  # only updates the running statistics
             torch_xla.sync()
             net.eval()
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What other users of a machine can see: command lines, listening sockets, and files."""
+"""What other users of a host can see: command lines, listening sockets, and files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.public.test_launcher import DOCKER, describe, fakes, place  # noqa: F
 from tests.support.helpers import ROOT, run_script
 from torch_xla.distributed import xla_dist
 
-#: Prints the command lines of all processes that have the secret, then the variable. Its own has it otherwise.
+#: Prints the command lines of all processes that contain the secret, then the variable. Its own has another spelling.
 LOOK = """cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -a 's3cr[3]t'; echo "$X" """
 
 WHERE = {
@@ -33,8 +33,8 @@ def test_values_are_on_no_command_line(fakes: Path, capfd: pytest.CaptureFixture
     assert capfd.readouterr().out == "[0] s3cr3t\n"
 
 
-#: One of two processes computes something together with the other, then prints the addresses at which it listens, and
-#: the modes of what it has written.
+#: One of two processes runs a collective with the other, then prints the addresses on which it listens, and the modes
+#: of its files.
 JOB = """
 import os, socket, struct, sys
 from pathlib import Path
@@ -57,43 +57,44 @@ for host, port in listening():
 xm.rendezvous("all have looked")
 """
 
-#: Where torch's own store listens, which rank 0 makes outside of torchrun: torch has no argument for its address.
+#: Where torch's store listens, which rank 0 creates outside torchrun: torch has no argument for its address.
 TORCH_STORE = "MASTER_PORT"
 
 
-@pytest.mark.parametrize("meeting", ["file", "localhost"])
-def test_a_job_on_this_machine_listens_there_alone(tmp_path: Path, meeting: str) -> None:
+@pytest.mark.parametrize("rendezvous_kind", ["file", "localhost"])
+def test_local_job_listens_on_loopback_only(tmp_path: Path, rendezvous_kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    if meeting == "file":  # as spawn has it
-        shared["TORCH_XLA_RENDEZVOUS"] = str(tmp_path / "store")
+    if rendezvous_kind == "file":  # as spawn does
+        shared["TORCH_XLA_RENDEZVOUS_FILE"] = str(tmp_path / "store")
     else:
         shared |= {"MASTER_ADDR": "localhost", TORCH_STORE: port}
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(lambda rank: run_script(JOB, **shared, RANK=rank, LOCAL_RANK=rank), "01"))
     found = {tuple(line.split()[1:]) for one in done for line in one.stdout.splitlines() if line.startswith("listens")}
-    hosts = {host.removeprefix("::ffff:") for host, number in found if number != port or meeting == "file"}
+    hosts = {host.removeprefix("::ffff:") for host, number in found if number != port or rendezvous_kind == "file"}
     assert hosts == {"127.0.0.1"}, found
 
 
-#: Calls of the package that listen, or make something listen, by file: what covers them, or why others may connect.
+#: Calls of the package that listen, or make other code listen, by file: their test, or why others may connect.
 LISTENERS = {
     "torch_xla/_engine/job/coordination.py": {
-        "bind": "public/test_spawn.py::test_a_port_in_use_is_passed_over",  # never listens
-        "jax.distributed.initialize": "integration/test_visibility.py::test_a_job_on_this_machine_listens_there_alone",
-        "set_gloo_address": "integration/test_visibility.py::test_a_job_on_this_machine_listens_there_alone",
-        "dist.rendezvous": "integration/test_visibility.py::test_a_job_on_this_machine_listens_there_alone",  # TORCH_STORE
+        "bind": "public/test_spawn.py::test_port_in_use_is_skipped",  # never listens
+        "jax.distributed.initialize": "integration/test_visibility.py::test_local_job_listens_on_loopback_only",
+        "set_gloo_address": "integration/test_visibility.py::test_local_job_listens_on_loopback_only",
+        "dist.rendezvous": "integration/test_visibility.py::test_local_job_listens_on_loopback_only",  # TORCH_STORE
     },
-    "torch_xla/debug/profiler.py": {"start_server": "the user asks for it, and jax has no argument for the address"},
-    "torch_xla/distributed/launcher/launch.py": {"create_server": "on 127.0.0.1, and closed at once"},
+    "torch_xla/debug/profiler.py": {"start_server": "the user requests it, and jax has no argument for the address"},
+    "torch_xla/distributed/launcher/launch.py": {"create_server": "on 127.0.0.1, and closed immediately"},
     "torch_xla/distributed/xla_multiprocessing.py": {"bind": "never listens"},
     "torch_xla/distributed/xla_backend.py": {"new_group": "the caller names the backend"},
     "torch_xla/utils/utils.py": {"bind": "never listens"},
     "torch_xla/experimental/distributed_checkpoint/manager.py": {"new_group": "torch's gloo, at the machine's address"},
 }
 _LISTENS = {
-    "bind", "listen", "create_server", "jax.distributed.initialize", "dist.rendezvous", "start_server", "TCPStore", "new_group",
+    "bind", "listen", "create_server", "jax.distributed.initialize", "dist.rendezvous", "start_server",
+    "TCPStore", "new_group",
     "set_gloo_address", "HTTPServer", "start_unix_server", "init_process_group", "Listener",
 }  # fmt: skip
 
@@ -111,14 +112,14 @@ def test_every_listener_is_in_the_table() -> None:
     assert found == {file: set(calls) for file, calls in LISTENERS.items()}
 
 
-#: Modules that unpickle what they read: from where, and why no other user can write there.
+#: Modules that unpickle files: from where, and why no other user can write there.
 UNPICKLE = {
-    "torch_xla/_engine/compilation/persistent_cache/storage.py": "the cache folder, which only the user may write to",
-    "torch_xla/aot/api.py": "a file that the program names, as torch.load does",
+    "torch_xla/_engine/compilation/persistent_cache/storage.py": "the cache folder, which only the user may write",
+    "torch_xla/aot/api.py": "a file that the program names, as for torch.load",
 }
 
 
-def test_nothing_of_ours_is_unpickled() -> None:
+def test_unpickling_modules_are_listed() -> None:
     found = set()
     for path in (ROOT / "torch_xla").rglob("*.py"):
         calls = (ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
@@ -127,7 +128,7 @@ def test_nothing_of_ours_is_unpickled() -> None:
     assert found == set(UNPICKLE)
 
 
-#: Prints the modes of what a run leaves or has meanwhile, with the usual umask: only the user's saved file is for all.
+#: Prints the modes of files and folders of a run, with the usual umask: only the file that the user saves is public.
 MODES = """
 import os
 os.umask(0o022)
@@ -137,7 +138,7 @@ import torch_xla.distributed.xla_multiprocessing as xmp
 
 def work(index):
     if index == 0:
-        store = os.environ["TORCH_XLA_RENDEZVOUS"]
+        store = os.environ["TORCH_XLA_RENDEZVOUS_FILE"]
         print("job", oct(os.stat(os.path.dirname(store)).st_mode & 0o777), flush=True)
 
 xmp.spawn(work, nprocs=2, start_method="fork")
@@ -147,6 +148,6 @@ print("saved", oct(os.stat(os.environ["SAVED"]).st_mode & 0o777))
 
 
 def test_modes_of_what_a_run_writes(tmp_path: Path) -> None:
-    """The folder of a job's store is the user's alone; test_cache_folders.py has the caches."""
+    """The folder of a job's store is private; test_cache_folders.py tests the caches."""
     done = run_script(MODES, SAVED=str(tmp_path / "saved"))
     assert done.stdout.split("\n") == ["job 0o700", "saved 0o644", ""]

@@ -1,7 +1,7 @@
 """xla as a device of torch's device-generic tests: TORCH_TEST_DEVICES names this file.
 
-torch.testing runs it among its own names when it makes the bases of such tests, and takes TEST_CLASS: a test that asks
-for a device then runs for xla, too, in a class of its own (TestSomethingXLA, test_something_xla_float32).
+torch.testing executes it in its namespace when it creates the bases of such tests, and uses TEST_CLASS: a test with a
+device argument is then instantiated for xla, too, in a separate class (TestSomethingXLA, test_something_xla_float32).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import torch_xla  # noqa: F401  # the device
 
 
-class XLATestBase(DeviceTypeTestBase):  # type: ignore[name-defined]  # noqa: F821  # given by torch.testing
+class XLATestBase(DeviceTypeTestBase):  # type: ignore[name-defined]  # noqa: F821  # defined by torch.testing
     device_type = "xla"
 
     @classmethod
@@ -23,7 +23,7 @@ class XLATestBase(DeviceTypeTestBase):  # type: ignore[name-defined]  # noqa: F8
         return "xla:0"
 
     def _should_stop_test_suite(self) -> bool:
-        return False  # nothing leaves a device in a state that the next test would find
+        return False  # no test leaves a device in an unusable state
 
 
 TEST_CLASS = XLATestBase

@@ -1,4 +1,4 @@
-"""Attention in pages, products of groups and of int8, splash attention, users' kernels: against eager CPU torch."""
+"""Paged attention, grouped and int8 matmul, splash attention and users' kernels, compared with eager CPU torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def close(ours: Tensor, theirs: Tensor, rounding: float) -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, cap: float | None = None, scale: float = 1.0) -> Tensor:
-    """[rows, heads, size] of one sequence; keys have fewer heads. A row that sees nothing is zero."""
+    """Compute attention of one sequence, [rows, heads, size]; keys have fewer heads. Fully masked rows are zero."""
     k, v = (x.double().repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
     scores = scores if cap is None else cap * torch.tanh(scores / cap)
@@ -134,7 +134,7 @@ def test_gmm_by_its_other_names() -> None:
     close(part, kernels.tgmm(lhs.t(), lhs, sizes).cpu()[1:3], 1e-5)
 
 
-#: name: block size, zero point, int4, rounded activations
+#: name -> (block size, zero point, int4, quantized activations)
 PRODUCTS = {
     "plain": (-1, False, False, False),
     "zero point": (-1, True, False, False),
@@ -142,7 +142,7 @@ PRODUCTS = {
     "rounded": (-1, False, False, True),
     "rounded, zero point": (-1, True, False, True),
     "blocks": (4, False, False, False),
-    "blocks, all of it": (4, True, True, False),
+    "blocks, all options": (4, True, True, False),
 }
 
 
@@ -155,7 +155,7 @@ def _weights(block: int, zero: bool) -> tuple[Tensor, Tensor, Tensor | None]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_quantized_matmul(name: str, dtype: torch.dtype) -> None:
-    """On xla, by the operator, and as a layer, what the definition in torch gives on the CPU; and that, dense."""
+    """The function, the operator and the layer agree with the torch reference on the CPU, and with a dense matmul."""
     block, zero, int4, rounded = PRODUCTS[name]
     x, (w, scale, point) = torch.randn(2, 3, 8, dtype=dtype), _weights(block, zero)
     options = block, int4, rounded
@@ -190,7 +190,7 @@ def test_quantized_matmul_int8() -> None:
 
 
 def test_quantized_decomposed() -> None:
-    """torch's own kernels on the CPU are what they are compared with; no loop over channels is recorded."""
+    """The operators agree with torch's CPU kernels; no loop over channels is recorded."""
     operators = torch.ops.quantized_decomposed
     x, bounds = torch.randn(3, 40), (-128, 127, torch.int8)
     per_channel = torch.rand(40) + 0.1, torch.randint(-3, 3, (40,)), 1
@@ -203,10 +203,10 @@ def test_quantized_decomposed() -> None:
     assert quantized.xla_quantize_per_tensor(x, 0.1, 3, *bounds).dtype == torch.int8
 
 
-#: name: causal, cap, window, segments, dtype
+#: name -> (causal, soft cap, window, segments, dtype)
 SPLASH = {
     "causal": (True, None, None, False, torch.float32),
-    "all of it": (True, 2.0, 2, True, torch.float32),
+    "all options": (True, 2.0, 2, True, torch.float32),
     "full": (False, 2.0, None, True, torch.float32),
     "bfloat16": (True, None, 2, False, torch.bfloat16),
 }
@@ -247,7 +247,7 @@ def test_splash_attention(name: str) -> None:
 
 
 def test_splash_attention_of_jax() -> None:
-    """jax can differentiate it, and call_jax takes it."""
+    """jax can differentiate it, and call_jax accepts it."""
     q = torch.randn(1, 2, 4, 8)
     config = SplashAttentionConfig()
     call = lambda x: splash_attention.splash_attention_jax_wrapper(x, x, x, None, True, config, None)
@@ -295,7 +295,7 @@ def test_kernels_of_users() -> None:
     close(total, x + y + x, 1e-6)
     close(top, torch.maximum(x, y), 0)
     wrong = kernels.make_kernel_from_pallas(add, lambda x, y: [(x.shape, torch.bfloat16)])
-    with pytest.raises(ValueError, match=r"add gives torch.float32\[16, 128\], and output_shape_dtype_fn promised"):
+    with pytest.raises(ValueError, match=r"add returned torch.float32\[16, 128\], but output_shape_dtype_fn declared"):
         wrong(*xla(x, y))
     kernels.jax_import_guard()
     assert kernels.to_jax_shape_dtype_struct(x.bfloat16()).dtype == kernels.convert_torch_dtype_to_jax(torch.bfloat16)
@@ -322,7 +322,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"^paged_attention: lengths is .* on cpu",
     ),
     "paged: shapes": (lambda: _pages(v=_t(2, 6, 4, 9)), ValueError, r"^paged_attention: q must be \[batch, heads"),
-    "paged: heads": (lambda: _pages(q=_t(2, 3, 8)), ValueError, "3 heads of q cannot share 2"),
+    "paged: heads": (lambda: _pages(q=_t(2, 3, 8)), ValueError, "3 heads of q must be a multiple of the 2"),
     "paged: lengths": (
         lambda: _pages(n=_t(2)),
         ValueError,
@@ -330,10 +330,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "paged: block": (lambda: _pages(block=2), ValueError, "a block of 2 pages does not divide the 3"),
     "paged: cores": (lambda: _pages(mode="x"), ValueError, "megacore_mode must be None"),
-    "ragged: heads": (lambda: _ragged(kv=_t(6, 4, 6, 8)), ValueError, "cannot share 6 heads of keys and values"),
+    "ragged: heads": (
+        lambda: _ragged(kv=_t(6, 4, 6, 8)),
+        ValueError,
+        "must be a multiple of the 6 heads of keys and values",
+    ),
     "ragged: starts": (lambda: _ragged(starts=_t(2, dtype=_INT)), ValueError, r"cu_q_lens must be .* \[3\]"),
     "ragged: window": (lambda: _ragged(sliding_window=0), ValueError, "sliding_window must be positive, got 0"),
-    "gmm: groups": (lambda: kernels.gmm(_t(4, 5), _t(2, 5, 6), _t(3, dtype=_INT)), ValueError, "needs group_offset"),
+    "gmm: groups": (lambda: kernels.gmm(_t(4, 5), _t(2, 5, 6), _t(3, dtype=_INT)), ValueError, "pass group_offset"),
     "gmm: inner": (lambda: kernels.gmm(_t(4, 5), _t(2, 6, 5), _t(2, dtype=_INT)), ValueError, "lhs has 5 columns"),
     "gmm: sizes": (lambda: kernels.gmm(_t(4, 5), _t(2, 5, 6), _t(2)), ValueError, "group_sizes must be integers"),
     "gmm: tiles": (
@@ -350,7 +354,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "int8: zero point": (
         lambda: kernels.quantized_matmul_int8(_t(2, 3), _t(4, 3, dtype=_int8), _t(4), _t(4)),
         NotImplementedError,
-        "quantized_matmul_xla takes zero_point=",
+        "quantized_matmul_xla with zero_point=",
     ),
     "quantized: blocks": (
         lambda: xla_quantized_matmul.quantized_matmul_xla(_t(2, 8), _t(3, 4, 5, dtype=_int8), _t(3, 5), block_size=4),
@@ -362,12 +366,12 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             *[_t(1, 2, 4, 8)] * 3, SplashAttentionConfig(attentiontype_local_sliding=True).to_json()
         ),
         ValueError,
-        "needs a slide_window_size",
+        "requires a slide_window_size",
     ),
     "splash: shapes": (
         lambda: splash_attention.splash_attention(_t(1, 2, 4, 8), *[_t(1, 3, 4, 8)] * 2, "{}"),
         ValueError,
-        "heads that divide those of q",
+        "numbers of heads that divide q",
     ),
 }
 
@@ -379,7 +383,7 @@ def test_errors(name: str) -> None:
         call()
 
 
-def test_no_gradient_is_said() -> None:
+def test_missing_gradient_raises() -> None:
     result = kernels.quantized_matmul_int8(_t(2, 3).requires_grad_(), _t(4, 3, dtype=_int8), _t(4))
     with pytest.raises(RuntimeError, match=r"^quantized_matmul_int8 has no gradient"):
         result.sum().backward()
@@ -430,7 +434,7 @@ splash_attention(alone[1], alone[1], alone[1], config.to_json()).square().sum().
 close(alone[1].grad, alone[0].grad, 1e-4)
 q = on_xla[0].detach()
 for wrong, message in (
-    (("data", None, "model", None), "only the batch and the heads"), (("data", "other", None, None), "is no axis"),
+    (("data", None, "model", None), "only the batch and the heads"), (("data", "other", None, None), "is not an axis"),
     (("data",), "entries"),
 ):
     try:
@@ -444,5 +448,5 @@ print("done")
 
 
 def test_on_a_mesh_of_four_devices() -> None:
-    done = run_script(SPMD, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4", XLA_FALLBACK_WARN="0")
+    done = run_script(SPMD, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4", TORCH_XLA_WARN_FALLBACK="0")
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr

@@ -1,4 +1,4 @@
-"""``flash_attention`` against its definition on the CPU: values and gradients."""
+"""Values and gradients of ``flash_attention``, compared with a reference on the CPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from tests.support.helpers import counts
 from torch_xla.experimental.custom_kernel import FlashAttention, flash_attention
 
-#: name: shape of q, length of k, size of v, causal, segments, ab's shape, scale, dtype
+#: name -> (shape of q, length of k, size of v, causal, segments, shape of ab, scale, dtype)
 CASES: dict[str, tuple[Any, ...]] = {
     "plain": ((2, 3, 5, 4), 5, 4, False, False, None, 1.0, torch.float32),
     "causal": ((2, 3, 5, 4), 5, 4, True, False, None, 0.5, torch.float32),
     "cross": ((2, 3, 5, 4), 7, 6, True, False, None, 0.5, torch.float32),
     "segments": ((2, 3, 5, 4), 7, 4, False, True, None, 0.5, torch.float32),
-    "all of it": ((2, 3, 5, 4), 7, 4, True, True, (2, 3, 5, 7), 0.5, torch.float32),
+    "all options": ((2, 3, 5, 4), 7, 4, True, True, (2, 3, 5, 7), 0.5, torch.float32),
     "one bias for all": ((2, 3, 5, 4), 7, 4, False, False, (1, 1, 5, 7), 0.25, torch.float32),
     "five dimensions": ((2, 2, 3, 5, 4), 7, 4, True, True, (2, 2, 3, 5, 7), 0.5, torch.float32),
     "bfloat16": ((2, 3, 5, 4), 7, 4, True, True, (2, 3, 5, 7), 0.5, torch.bfloat16),
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[Any, ...]] = {
 def reference(
     q: Tensor, k: Tensor, v: Tensor, ab: Tensor | None, ids: list[Tensor] | None, causal: bool, scale: float
 ) -> Tensor:
-    """In float64; a row that sees nothing is zero. The bias is scaled, too, as in jax's kernel."""
+    """Compute attention in float64; fully masked rows are zero. The bias is scaled as well, as in jax's kernel."""
     q, k, v = q.double(), k.double(), v.double()
     scores = (q @ k.mT + (0 if ab is None else ab.double())) * scale
     seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool)
@@ -92,8 +92,8 @@ def test_values_and_gradients(name: str, elements: int) -> None:
 
 
 def test_compiled_function_and_apply() -> None:
-    """What tracers see of the operator is what it gives; autograd's class gives the same gradients."""
-    leaves, _, options = _inputs("all of it")
+    """The operator's meta function matches its results; the autograd.Function returns the same gradients."""
+    leaves, _, options = _inputs("all options")
     ours = [t.to("xla").requires_grad_() for t in leaves]
     traced = [t.to("xla").requires_grad_() for t in leaves]
     applied = [t.to("xla").requires_grad_() for t in leaves]
@@ -110,8 +110,8 @@ def test_compiled_function_and_apply() -> None:
         torch.testing.assert_close(a.grad.cpu(), c.grad.cpu())
 
 
-def test_inside_functions_that_are_recorded_once() -> None:
-    """One node of a pure function, and the body of a loop."""
+def test_inside_pure_functions_and_loops() -> None:
+    """Flash attention works inside a pure function and inside the body of a loop."""
     from torch_xla.experimental.assume_pure import assume_pure
     from torch_xla.experimental.scan import scan
 
@@ -149,8 +149,8 @@ def test_autocast() -> None:
         assert flash_attention(q, k.bfloat16(), v).dtype == torch.bfloat16
 
 
-def test_block_sizes_are_programs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU they compute the same; a program that is compiled for a TPU must not take another's."""
+def test_block_sizes_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other block sizes compile another program, although on the CPU the results are the same."""
     from torch_xla.experimental.custom_kernel import _flash_attention
 
     names = []
@@ -171,18 +171,18 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "rank": (lambda: flash_attention(_q(2, 3, 4), _q(2, 3, 4), _q(2, 3, 4)), ValueError, "must be .batch, heads"),
     "heads": (lambda: flash_attention(_q(), _q(1, 1, 3, 4), _q(1, 1, 3, 4)), ValueError, "repeat_interleave"),
     "dtypes": (lambda: flash_attention(_q(), _q(), _q(dtype=torch.bfloat16)), TypeError, "one floating dtype"),
-    "one segment": (lambda: flash_attention(_q(), _q(), _q(), q_segment_ids=_q(1, 3)), ValueError, "together or not"),
+    "one segment": (lambda: flash_attention(_q(), _q(), _q(), q_segment_ids=_q(1, 3)), ValueError, "or neither"),
     "segments": (
         lambda: flash_attention(_q(), _q(), _q(), q_segment_ids=_q(1, 3), kv_segment_ids=_q(1, 3)),
         ValueError,
         r"q_segment_ids must be integers of shape \[1, 3\]",
     ),
     "bias": (lambda: flash_attention(_q(), _q(), _q(), ab=_q(1, 2, 3, 3) > 0), TypeError, "ab must be of a floating"),
-    "mesh": (lambda: flash_attention(_q(), _q(), _q(), mesh=object()), ValueError, "a mesh needs a partition_spec"),
+    "mesh": (lambda: flash_attention(_q(), _q(), _q(), mesh=object()), ValueError, "a mesh requires a partition_spec"),
     "no mesh": (
         lambda: flash_attention(_q(), _q(), _q(), partition_spec=("a", None, None, None)),
         ValueError,
-        "needs a mesh",
+        "requires a mesh",
     ),
 }
 
@@ -194,8 +194,8 @@ def test_errors(name: str) -> None:
         call()
 
 
-def test_second_derivative_is_refused() -> None:
+def test_second_derivative_raises() -> None:
     q = torch.randn(1, 2, 3, 4).to("xla").requires_grad_()
     (grad,) = torch.autograd.grad(flash_attention(q, q, q).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"^flash_attention has a gradient of the first order only"):
+    with pytest.raises(RuntimeError, match=r"^flash_attention has no second derivative"):
         grad.sum().backward()

@@ -1,6 +1,6 @@
-"""Kernels per platform: what is lowered for TPUs and GPUs, and that it computes what the CPU does.
+"""Platform kernels: lowering for TPUs and GPUs, and results compared with the CPU.
 
-The machine need have neither: jax lowers for them all the same, and its interpreter runs their kernels on the CPU.
+No accelerator is required: jax lowers for other platforms, and Pallas' interpreter runs their kernels on the CPU.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def _integers(high: int, *shape: int) -> jax.Array:
 
 
 def lowered(function: Callable[..., Any], arguments: tuple[Any, ...], platform: str) -> str:
-    """As a step is: with 64-bit types."""
+    """Lower a function for a platform with 64-bit types enabled, as steps are lowered."""
     with recorder.enable_x64():
         return str(jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text())
 
 
 @dataclass
 class Case:
-    """``kernel``: what a platform has in the place of ``function``; None where jax cannot interpret it."""
+    """A function and its kernel of another platform; None if jax cannot interpret the kernel."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     tpu: Callable[..., Any] | None = None
     cuda: Callable[..., Any] | None = None
-    marks: tuple[bool, bool] = (True, False)  # a kernel in the text for a TPU, for CUDA
+    marks: tuple[bool, bool] = (True, False)  # whether the lowered text has a kernel for (TPU, CUDA)
     rounding: float = 2e-5
 
 
@@ -65,7 +65,7 @@ def _qkv(heads: int, length: int, keys: int, size: int, dtype: Any = np.float32)
 
 
 def _flash(causal: bool, length: int, keys: int, size: int, ids: bool, ab: bool) -> tuple[Case, Case]:
-    """The forward and the backward pass."""
+    """Return the cases of the forward and the backward pass."""
     options = flash_attention.FlashAttentionOptions(causal, 0.3)
     bias = _normal(2, 2, length, keys) if ab else None
     segments = [jnp.sort(_integers(2, 2, n), 1) if ids else None for n in (length, keys)]
@@ -115,14 +115,14 @@ def _paged() -> Case:
         functools.partial(paged_attention._paged_tpu, 2, None, 10.0),
         functools.partial(paged_attention._paged_cuda, 2, 10.0),
     )
-    return Case(function, (*inputs, *where), tpu, cuda, (True, True), 3e-2)  # the TPU's rounds keys to bfloat16
+    return Case(function, (*inputs, *where), tpu, cuda, (True, True), 3e-2)  # the TPU kernel rounds keys to bfloat16
 
 
 def _ragged() -> Case:
     options = paged_attention.RaggedOptions(0.1, window=4, soft_cap=5.0)
     lengths, starts = jnp.asarray([18, 7, 30, 0], np.int32), jnp.asarray([0, 5, 6, 16, 16], np.int32)
     where = lengths, _integers(16, 4, 4), starts, jnp.asarray([3], np.int32)
-    # jax 0.10 cannot interpret this kernel: its interpreter does not know a reshaped copy.
+    # jax 0.10 cannot interpret this kernel: its interpreter does not support a reshaped copy.
     return Case(
         lambda *a: paged_attention.ragged_paged_attention(*a, options),
         (_normal(20, 4, 128), _normal(16, 8, 4, 128), *where),
@@ -148,10 +148,10 @@ def _tgmm(offset: bool) -> Case:
 CASES: dict[str, Callable[[], Case | tuple[Case, ...]]] = {
     "flash, whole tiles": lambda: _flash(True, 128, 256, 64, False, False),
     "flash, odd lengths": lambda: _flash(False, 100, 130, 40, False, False),
-    "flash, all of it": lambda: _flash(True, 130, 200, 136, True, True),
+    "flash, all options": lambda: _flash(True, 130, 200, 136, True, True),
     "flash, Triton": _flash_cuda,
     "splash, causal": lambda: _splash(True, False, None, None, True),
-    "splash, all of it": lambda: _splash(True, True, 5.0, 40, False),
+    "splash, all options": lambda: _splash(True, True, 5.0, 40, False),
     "splash, full": lambda: _splash(False, True, None, None, True),
     "paged": _paged,
     "ragged": _ragged,
@@ -179,8 +179,8 @@ def test_kernels_of_other_platforms(name: str) -> None:
                 np.testing.assert_allclose(*pair, rtol=case.rounding, atol=case.rounding)
 
 
-def test_cudnn_takes_the_place_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine has no cuDNN; which of the two is used is jax's answer to whether it does."""
+def test_cudnn_is_preferred_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice between cuDNN and Triton follows jax's check; this machine has no cuDNN."""
     used = []
     options = flash_attention.FlashAttentionOptions(True, 0.3)
     q, k, v = _qkv(2, 128, 128, 64)
@@ -211,7 +211,7 @@ def test_a_jax_without_the_private_kernel(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_implementation_of_the_platform() -> None:
-    """Chosen by the platform of lowering, traced only there, for several platforms at once, and without 64 bits."""
+    """The implementation follows the lowering platforms, possibly several; only it is traced, without 64-bit types."""
     traced = []
 
     def kernel(x: Any) -> Any:
@@ -238,8 +238,8 @@ def test_mapped() -> None:
     np.testing.assert_allclose(jax.vmap(call, (0, None))(x, y), x @ y, rtol=1e-6)
 
 
-def test_a_program_over_devices_gets_no_kernel() -> None:
-    """XLA cannot split one; within jax.shard_map it need not."""
+def test_partitioned_program_uses_the_default() -> None:
+    """XLA cannot partition a kernel; inside jax.shard_map it does not have to."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1] * 1), ("x",))
     call = lambda x: platform_dependent(lambda x: x * 3, x, tpu=lambda x: x * 5)
     split = jax.shard_map(call, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False)
@@ -249,7 +249,7 @@ def test_a_program_over_devices_gets_no_kernel() -> None:
     assert "3.0" in lowered(call, (sharded,), "tpu")
 
 
-def test_int4_weights_are_of_four_bits() -> None:
+def test_int4_weights_have_four_bits() -> None:
     w = jnp.asarray([[7, -8, 1, 0]], np.int8)
     out = quantized_matmul.matmul(jnp.eye(4, dtype=np.float32), w, jnp.ones(1, np.float32), None, -1, True, False)
     np.testing.assert_array_equal(np.asarray(out)[:, 0], [7, -8, 1, 0])

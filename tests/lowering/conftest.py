@@ -1,4 +1,4 @@
-"""The rules that a test checks are compiled together."""
+"""Compiles the rules that a test checks together, as one program."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ compile_for_targets.install()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:
-    """Checks what the test has asked for as a part of it."""
+    """Run the checks that the test has queued."""
     with together():
         return (yield)

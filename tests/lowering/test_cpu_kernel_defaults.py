@@ -1,6 +1,6 @@
-"""Defaults of the calls of ATen's kernels (lowering/cpu_kernel_call.py): what a program is given where it may call none.
+"""Defaults of CPU kernel calls (lowering/cpu_kernel_call.py), which are used where a program cannot call the kernel.
 
-Each is traced again when a program is lowered, and again where the compiler partitions the program over a mesh.
+Each default is traced again when a program is lowered, and again if the compiler partitions the program over a mesh.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CALLS = {"cpu_kernel_call", "cpu_kernel_call_in_place", "_KernelCall"}
 
 
 def _names_in(path: Path) -> set[str]:
-    """The first arguments of the calls in a file; what is no constant, as it is written."""
+    """Return the first arguments of the kernel calls in a file; the source text of those that are not constants."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call) or not node.args:
@@ -43,30 +43,30 @@ def _names_in(path: Path) -> set[str]:
     return found
 
 
-def test_every_call_is_of_a_handler_that_the_mesh_test_knows() -> None:
-    """Names that are not constants: matmul's, of a table, and what call and call_in_place hand on."""
+def test_every_kernel_call_is_covered_by_the_mesh_test() -> None:
+    """The names that are not constants are matmul's (``kernel``, from a table), and the forwarded ``op``."""
     found = set().union(*(_names_in(path) for path in ENGINE.rglob("*.py")))
-    assert {"handler", "op"} <= found
-    assert (found - {"handler", "op"}) | set(matmul._HANDLERS.values()) == set(library.kernel_names())
+    assert {"kernel", "op"} <= found
+    assert (found - {"kernel", "op"}) | set(matmul._CPU_KERNELS.values()) == set(library.kernel_names())
 
 
 MESH = """
     import numpy as np, torch
-    torch.backends.cpu.get_cpu_capability = lambda: "AVX512"  # products in 16 bits are calls there alone
+    torch.backends.cpu.get_cpu_capability = lambda: "AVX512"  # 16-bit matmuls are kernel calls only with AVX-512
     import torch_xla, torch_xla.runtime as xr, torch_xla.distributed.spmd as xs
     from torch_xla._engine.cpu_backend import library
     from torch_xla._engine.lowering import cpu_kernel_call
     from torch_xla._engine.compilation import cpu_scheduling
     from types import SimpleNamespace
     from tests.programs.cpu_kernel_programs import CASES, with_gradients
-    cpu_scheduling.partitioning = SimpleNamespace(partition_count=lambda: 1)  # else there is no call of "lists" over a mesh
+    cpu_scheduling.partitioning = SimpleNamespace(partition_count=lambda: 1)  # else "lists" is not called over a mesh
     xr.use_spmd()
     mesh = xs.Mesh(np.arange(2), (2,), ("data",))
     lowered, lower_default = set(), cpu_kernel_call._lower_default
-    def noted(ctx, *args, call, avals):
+    def lower_and_note(ctx, *args, call, avals):
         lowered.add(call.op)
         return lower_default(ctx, *args, call=call, avals=avals)
-    cpu_kernel_call._lower_default = noted
+    cpu_kernel_call._lower_default = lower_and_note
     for name, case in CASES.items():
         torch.manual_seed(0)
         given = [torch.randn(shape, dtype=case.dtype) for shape in case.shapes]
@@ -84,7 +84,7 @@ MESH = """
 
 
 def test_each_default_is_compiled_over_a_mesh() -> None:
-    """Partitioned by the compiler; values and gradients of the CPU."""
+    """The compiler partitions every default; values and gradients agree with the CPU."""
     done = run_script(MESH, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="2")
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
 
@@ -127,7 +127,7 @@ def _by_dataclass(y: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     "make", [_by_cell, _by_function, _by_container, _by_default, _by_partial, _by_dataclass], ids=lambda f: f.__name__
 )
-def test_a_default_that_closes_over_an_array_is_refused(make: Callable[..., Any]) -> None:
+def test_default_that_closes_over_an_array_raises(make: Callable[..., Any]) -> None:
     def program(x: jax.Array, y: jax.Array) -> Any:
         return cpu_kernel_call.cpu_kernel_call("sum", make(y), [x], [x])[0]
 

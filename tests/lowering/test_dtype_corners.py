@@ -1,7 +1,6 @@
-"""Corners of every dtype, in every elementwise rule and each way of computing: as on the CPU, and they end.
+"""Corner values of every dtype in every elementwise rule and execution mode: results of the CPU, and termination.
 
-Cases run in processes of their own, with a limit of processor time: a loop of a program that never ends cannot be
-interrupted, and ends its process here.
+The cases run in subprocesses with a limit of CPU time, because an endless loop in a program cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ DIVISORS = """
         found = torch.gcd(a.to("xla"), b.to("xla")), torch.lcm(a.to("xla"), b.to("xla"))
         torch_xla.sync()
         assert torch.equal(found[0].cpu(), wanted), dtype
-        defined = ~((a == limits.min) & (wanted == -1))  # there lcm on the CPU ends the process: min / -1
+        defined = ~((a == limits.min) & (wanted == -1))  # for min / -1, lcm on the CPU crashes
         assert torch.equal(found[1].cpu()[defined], torch.lcm(a[defined], b[defined])), dtype
     print("done")
 """
 
 
 def test_gcd_and_lcm_of_all_corners_of_integers() -> None:
-    """``jnp.gcd`` of the smallest integer never ends."""
-    done = run_script(DIVISORS, check=False, TORCH_XLA_STORM="compile")
+    """gcd and lcm of corner integers; ``jnp.gcd`` of the smallest integer does not terminate."""
+    done = run_script(DIVISORS, check=False, TORCH_XLA_COMPILE_POLICY="compile")
     assert done.returncode == 0 and done.stdout.endswith("done\n"), (done.returncode, done.stderr)
 
 
@@ -57,7 +56,7 @@ LARGEST = """
         numbers = torch.tensor([-largest, -1.0, 3.0, largest, float("inf"), float("nan")], dtype=dtype)
         of = torch.special.chebyshev_polynomial_t
         assert torch.equal(of(2.0, numbers.to("xla")).cpu(), of(2.0, numbers)), dtype
-    largest = torch.tensor([torch.finfo(torch.float64).max], dtype=torch.float64)  # there the CPU gives nan
+    largest = torch.tensor([torch.finfo(torch.float64).max], dtype=torch.float64)  # the CPU returns nan
     assert torch.igamma(largest.to("xla"), (largest / 2).to("xla")).item() == 0
     assert torch.igammac(largest.to("xla"), (largest / 2).to("xla")).item() == 1
     print("done")
@@ -65,16 +64,17 @@ LARGEST = """
 
 
 def test_gamma_zeta_and_polynomials_of_the_largest_numbers() -> None:
-    """Their loops go on until a term is small, or q is at least 9: the largest plus 1 is itself."""
-    done = run_script(LARGEST, check=False, TORCH_XLA_STORM="compile")
+    """Series with loops terminate for the largest numbers, for which x + 1 == x."""
+    done = run_script(LARGEST, check=False, TORCH_XLA_COMPILE_POLICY="compile")
     assert done.returncode == 0 and done.stdout.endswith("done\n"), (done.returncode, done.stderr)
 
 
-#: What differs from both loops of the CPU in compiled programs, by rule and dtype, and why. What agrees again fails.
+#: Known differences of compiled programs from both the scalar and the vectorized code of the CPU, by rule and dtype,
+#: with reasons. An entry that agrees again fails the test.
 _INTEGERS = {"aten::lgamma": "4.8e-7 where the CPU gives 0, at 1: XLA's sum of terms around 1 is rounded in float32"}
 _LDEXP = "0 times 2**254 is 0, where the CPU multiplies by infinity"
 _MAXIMUM = "of two zeros XLA's maximum and minimum take the sign in order, -0 before 0"
-_FUSED = "the CPU rounds a product and a sum at once (fma), where XLA's product alone overflows"
+_FUSED = "the CPU rounds a product and a sum together (fma), where XLA's product alone overflows"
 _FLOATS = {
     "aten::ldexp.Tensor": "exact, where the CPU multiplies 0 by infinity or infinity by 0",
     "aten::relu": f"0 where the CPU gives -0, at -0: {_MAXIMUM}",
@@ -82,7 +82,7 @@ _FLOATS = {
     "aten::special_i1": "-0 where the CPU gives 0, at -0: an odd function",
     "aten::special_i1e": "-0 where the CPU gives 0, at -0: an odd function",
 }
-#: All but float16, whose least normal number is no extreme of the float32 in which it is computed.
+#: For all dtypes but float16, whose smallest normal number is not extreme in float32, in which it is computed.
 _EXTREMES = _FLOATS | {
     "aten::addcdiv": "half of the least normal number, a quotient on the way, is flushed",
     "aten::addcmul": f"half of the least normal number, a product on the way, is flushed; {_FUSED}",
@@ -96,7 +96,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "bool": _INTEGERS,
     "int8": _INTEGERS | {
         "aten::special_zeta": "2**-126 is flushed to 0, at (126, 2)",
-        "aten::special_zeta.other_scalar": "as of tensors",
+        "aten::special_zeta.other_scalar": "as aten::special_zeta",
         "aten::ldexp.Tensor": "XLA flushes a subnormal value",
         "aten::exp2": "XLA flushes a subnormal value",
     },
@@ -128,7 +128,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "aten::special_modified_bessel_i1": "-0 where the CPU gives 0, at -0: an odd function",
     },
 }  # fmt: skip
-#: What differs only where an operand or the CPU's value is subnormal: XLA on the CPU makes 0 of those.
+#: Rules that differ only if an operand or the CPU's value is subnormal, which XLA's CPU backend flushes to 0.
 FLUSHED: dict[str, str] = {
     "float16": """
         special_xlog1py xlogy.Scalar_Other xlogy.Tensor
@@ -171,8 +171,8 @@ FLUSHED: dict[str, str] = {
         special_zeta sqrt sub.Tensor tan tanh tanh_backward xlogy.Scalar_Other xlogy.Scalar_Self xlogy.Tensor
     """,
 }
-#: What differs from the CPU in one other way of computing alone, by way and dtype. What is interpreted differs nowhere
-#: else; eager mode, which compiles each rule alone, differs where compiled programs do.
+#: Known differences in other execution modes, by (mode, dtype). The interpreter has no other differences; eager mode,
+#: which compiles each rule separately, differs where compiled programs do.
 KNOWN_OTHERWISE: dict[tuple[str, str], dict[str, str]] = {
     ("eager", "bfloat16"): {
         f"aten::{name}": "XLA flushes a subnormal operand"
@@ -180,7 +180,7 @@ KNOWN_OTHERWISE: dict[tuple[str, str], dict[str, str]] = {
     },
 }
 _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-#: (way, dtype) that `make test` runs: eager mode compiles each rule, and the CPU's polynomials of int32 take a minute.
+#: (mode, dtype) that `make test` runs: eager mode compiles each rule, and the CPU's polynomials of int32 take a minute.
 _QUICK = {
     ("compiled", "int8"),
     ("eager", "int8"),
@@ -197,10 +197,11 @@ RUNS = [
 
 
 def _differences(way: str, dtype: str, names: list[str], seconds: int) -> dict[str, str | None]:
-    """How each rule differs; of one that ends its process or never ends, that: the others run without it."""
-    code = f"from tests.programs import dtype_corner_programs; dtype_corner_programs.main({way!r}, {dtype!r}, {names!r}, {seconds})"
-    first = "eager" if way == "interpreted" else "compile"
-    done = run_script(code, check=False, TORCH_XLA_STORM="compile", TORCH_XLA_FIRST_RUN=first)
+    """Return how each rule differs; a rule that crashes or does not terminate is reported, and the others run again."""
+    arguments = f"{way!r}, {dtype!r}, {names!r}, {seconds}"
+    code = f"from tests.programs import dtype_corner_programs; dtype_corner_programs.main({arguments})"
+    policy = "interpret_once" if way == "interpreted" else "compile"
+    done = run_script(code, check=False, TORCH_XLA_COMPILE_POLICY=policy)
     if done.returncode == 0:
         found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
         return found
@@ -219,5 +220,5 @@ def test_corners_are_those_of_the_cpu(way: str, dtype: str) -> None:
         expected = flushed = set()
     expected = expected | set(KNOWN_OTHERWISE.get((way, dtype), {}))
     assert not {name: text for name, text in found.items() if name not in expected}
-    assert expected <= set(found), f"agree with the CPU again, leave them out: {sorted(expected - set(found))}"
+    assert expected <= set(found), f"agree with the CPU again, remove them: {sorted(expected - set(found))}"
     assert not {name: found[name] for name in flushed if not found[name].startswith(SUBNORMAL)}

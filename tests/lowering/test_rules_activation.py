@@ -1,4 +1,4 @@
-"""Activation rules and their gradients against torch on the CPU."""
+"""Rules of activation functions and their gradients, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def floats(dtype: torch.dtype = F32, *shape: int, seed: int = 0) -> torch.Tensor
 
 INPUTS = [floats(), floats(F64, 2, 3, 4), floats(BF16), floats(F16), torch.tensor(-1.5), torch.empty(0, 3)]
 
-# Operator -> its arguments after the tensor.
+# (operator, arguments after the tensor)
 ACTIVATIONS: list[tuple[str, tuple[Any, ...]]] = [
     ("celu", ()),
     ("celu", (0.7,)),
@@ -55,7 +55,7 @@ ACTIVATIONS: list[tuple[str, tuple[Any, ...]]] = [
 def test_activation(name: str, args: tuple[Any, ...]) -> None:
     for x in INPUTS:
         check(f"aten::{name}", x, *args)
-    # The CPU's vectorised gelu(inf) is nan; its scalar code, its tanh form and jax say inf.
+    # The CPU's vectorized gelu(inf) is nan; its scalar code, its tanh variant and jax return inf.
     edges = EDGES[:-3] if name == "gelu" else EDGES
     check(f"aten::{name}", edges, *args, rtol=1e-5, atol=1e-6)
 
@@ -86,7 +86,7 @@ def test_glu(dim: int) -> None:
         check("aten::glu_backward", grad, x, dim, rtol=2e-2 if dtype == BF16 else 1e-5, atol=1e-2)
 
 
-# Operator -> its arguments after the gradient and the tensor.
+# (operator, arguments after the gradient and the tensor)
 GRADIENTS: list[tuple[str, tuple[Any, ...]]] = [
     ("gelu_backward", ()),
     ("hardshrink_backward", (0.5,)),

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention is one op of the graph, and gives what torch's own way gives."""
+"""scaled_dot_product_attention is one op of the graph, with the results of torch's decomposition."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_masks(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     _assert_as_on_cpu(_inputs(4, 4, 5, 7), MASKS[name])
 
 
-#: (shape of the query, of the key; devices): blocks. One device must not have more weights than BLOCK_ELEMENTS at once;
-#: of 256 each has one of 256 batches, and blocks of 512 rows.
+#: (shape of the query, of the key; devices) -> number of blocks. A device must not materialize more weights than
+#: BLOCK_ELEMENTS; each of 256 devices has one of 256 batches, and blocks of 512 rows.
 BLOCKS = {
     ((1, 8, 4, 4096, 128), (1, 8, 4096, 128), 1): 8,
     ((256, 8, 4, 4096, 128), (256, 8, 4096, 128), 1): 2048,
@@ -95,8 +95,8 @@ def test_causal(rows: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     _assert_as_on_cpu(_inputs(4, 4, rows, 7), is_causal=True)
 
 
-def test_causal_blocks_have_the_keys_that_they_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two blocks of two rows: scores of two keys, and of four. Backward computes them itself."""
+def test_causal_blocks_read_only_the_keys_they_attend_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of two rows compute scores of two keys, and of four. Backward recomputes them."""
     monkeypatch.setattr(attention, "BLOCK_ELEMENTS", 8)
     call, x = attention.Attention(1.0, True), jax.ShapeDtypeStruct((1, 1, 4, 3), np.float32)
     forward = str(jax.make_jaxpr(lambda q, k, v: attention.attention_forward(call, q, k, v, None))(x, x, x))
@@ -109,7 +109,7 @@ def test_causal_blocks_have_the_keys_that_they_see(monkeypatch: pytest.MonkeyPat
         )(x, x, x, x, x, lse)
     )
     assert backward.count("f32[1,1,1,2,2] = dot_general") == 2 == backward.count("f32[1,1,1,2,4] = dot_general")
-    assert backward.count("optimization_barrier") == 2, "else XLA keeps the scores of forward"
+    assert backward.count("optimization_barrier") == 2, "without barriers XLA retains the scores of forward"
 
 
 def test_grouped_heads_and_scale() -> None:
@@ -133,7 +133,7 @@ def test_16_bit_products_have_16_bit_factors(dtype: torch.dtype) -> None:
 
 
 def _factors_of_products(dtype: torch.dtype) -> set[str]:
-    """The element types of the factors of all products in both directions, as the rules build them."""
+    """Return the operand dtypes of all matmuls in forward and backward, as lowered by the rules."""
     narrow = dtypes.storage_numpy_dtype(dtype)
     wide = np.dtype(np.float32)
 
@@ -153,7 +153,7 @@ def _factors_of_products(dtype: torch.dtype) -> set[str]:
     }
 
 
-def test_the_plain_way_where_the_one_op_cannot() -> None:
+def test_decomposition_of_unsupported_calls() -> None:
     inputs = _inputs(4, 4, 5, 7)
     with counts() as moved:
         for double in ([t.double() for t in inputs], [t[None] for t in inputs]):
@@ -203,7 +203,7 @@ def test_dropout_has_one_mask_in_both_directions() -> None:
     v = torch.ones(2, 2, 64, 4, device="xla", requires_grad=True)
     out = F.scaled_dot_product_attention(q, k, v, dropout_p=0.25)
     (grad,) = torch.autograd.grad(out.sum(), v)
-    # with equal weights a result is the share of the keys kept, over 0.75; a gradient is how often its key was kept
+    # with equal weights a result is the share of the remaining keys, over 0.75; a gradient counts the uses of its key
     kept = (out.detach() * 0.75 * 64).cpu()
     torch.testing.assert_close(kept, kept.round(), rtol=0, atol=1e-3)
     assert 0.7 < kept.mean() / 64 < 0.8 and kept.std() > 0

@@ -1,4 +1,4 @@
-"""Convolutions and their gradients against the CPU."""
+"""Rules of convolutions and their gradients, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_backward(case: str, dtype: torch.dtype) -> None:
 @each("case", [case for case, (*_, transposed, _, groups) in CASES.items() if not transposed and groups == 1])
 @each("dtype", [torch.float32, torch.float64])
 def test_backward_as_on_a_tpu(case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The form that TPUs compile, which gives the same numbers here."""
+    """The formulation for TPUs returns the same values, compiled for this machine."""
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **others: others.get("tpu", default)(*args))
     x, weight, bias, geometry = operands(case, dtype)
     grad = torch.randn_like(torch.ops.aten.convolution(x, weight, bias, *geometry))

@@ -1,4 +1,4 @@
-"""Elementwise rules against torch on the CPU: unary, binary, ternary, comparisons, bits, complex numbers, casts."""
+"""Elementwise rules (unary, binary, ternary, comparison, bitwise, complex, cast), compared with the CPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def complexes(dtype: torch.dtype = C64, seed: int = 0) -> torch.Tensor:
 
 
 def close(name: str, *args: Any, **kwargs: Any) -> None:
-    """check() where torch rounds some intermediate value to 16 bits, or jax computes in another way."""
+    """Check with tolerances for rules where torch rounds an intermediate to 16 bits, or jax computes differently."""
     dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
     rtol, atol = (1.6e-2, 1e-2) if BF16 in dtypes else (4e-3, 2e-3) if F16 in dtypes else (1e-5, 1e-5)
     check(name, *args, rtol=rtol, atol=atol, **kwargs)
@@ -51,7 +51,7 @@ def close(name: str, *args: Any, **kwargs: Any) -> None:
 
 EDGES = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -2.5, 1e-30, 1e30, INF, -INF, NAN])
 
-# The domain on which the function is finite and well conditioned, per operator.
+# Operator -> domain on which it is finite and well conditioned.
 FLOATING = {
     "acos": (-1, 1), "acosh": (1, 5), "asin": (-1, 1), "asinh": (-5, 5), "atan": (-5, 5), "atanh": (-0.9, 0.9),
     "cos": (-5, 5), "cosh": (-5, 5), "deg2rad": (-90, 90), "digamma": (0.1, 5), "erf": (-2, 2), "erfc": (-2, 2),
@@ -469,13 +469,13 @@ def test_foreach(name: str, args: tuple[Any, ...]) -> None:
     check(f"aten::_foreach_{name}", *args, rtol=1.6e-2, atol=1e-5)
 
 
-#: Operators that round once at most, with how many operands.
+#: Operators that round at most once -> number of operands.
 ONCE = {"add.Tensor": 2, "sub.Tensor": 2, "mul.Tensor": 2, "maximum": 2, "minimum": 2, "relu": 1}
 
 
 @each("dtype", [BF16, F16])
 def test_16_bits_as_on_accelerators(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The form that TPUs and GPUs compile, which gives the same numbers here."""
+    """The formulation for TPUs and GPUs returns the same values, compiled for this machine."""
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **others: default(*args))
     for name, count in ONCE.items():
         close(f"aten::{name}", *(floats(dtype, seed=seed) for seed in range(count)))
@@ -490,7 +490,7 @@ def test_16_bits_as_on_accelerators(dtype: torch.dtype, monkeypatch: pytest.Monk
 @each("place", ["tpu", "cuda", "cpu"])
 @each("name", ONCE)
 def test_accelerators_keep_16_bits(place: str, name: str) -> None:
-    """Else XLA leaves out the conversions between two operators, and float32 is what it keeps in memory."""
+    """On accelerators 16-bit operators stay in 16 bits; otherwise XLA removes conversions and stores float32."""
     context = LoweringRuleContext(f"aten::{name}", [((8,), BF16)])
     program = jax.jit(lambda *xs: RULES[context.op].function(context, *xs))
     traced = program.trace(*[jax.ShapeDtypeStruct((8,), jnp.bfloat16)] * ONCE[name])

@@ -1,4 +1,4 @@
-"""Bags of embeddings with their gradients, against the CPU."""
+"""Rules of embedding_bag and its gradients, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_without_a_gradient() -> None:
 
 
 def test_gradients_scaled_by_frequency() -> None:
-    # the CPU of torch 2.13 divides by the count of another index; the documentation says by that of the row
+    # the CPU kernel of torch 2.13 divides by the count of another index; documented is the count of the row
     scaled = _run("xla", torch.float32, {"mode": "mean", "scale_grad_by_freq": True})[1].cpu()
     plain = _run("cpu", torch.float32, {"mode": "mean"})[1]
     torch.testing.assert_close(scaled, plain / INDICES.bincount(minlength=6).clamp(min=1)[:, None])

@@ -1,4 +1,4 @@
-"""Operators that make tensors, against the CPU."""
+"""Rules of factory functions, compared with the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading and writing by index tensors and masks, and embeddings, against the CPU."""
+"""Rules of indexing by tensors and masks, scatters and embeddings, compared with the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear algebra, Fourier transforms, im2col and grid sampling against the CPU."""
+"""Rules of linear algebra, Fourier transforms, im2col and grid sampling, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def positive(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def same_product(name: str, *args: object, product: object, **kwargs: object) -> None:
-    """The factors may differ by signs; their product may not, nor may shapes and dtypes."""
+    """Check the product of the factors, and their shapes and dtypes; the factors may differ in sign."""
     with jax.enable_x64(True):
         expected, got = run(name, *args, **kwargs)
     assert [(t.shape, t.dtype) for t in got] == [(t.shape, t.dtype) for t in expected]
@@ -88,7 +88,7 @@ def test_solve_inverse_determinant(dtype: torch.dtype) -> None:
 
 
 def test_singular_matrices_are_reported() -> None:
-    """Eliminating this one takes halves and quarters of its numbers, which is exact: the zero is found at one place."""
+    """The elimination of this matrix is exact (halves and quarters), so that the position of the zero is defined."""
     a = torch.tensor([[4.0, 2.0, 1.0], [2.0, 1.0, 0.5], [0.0, 0.0, 1.0]])
     check("aten::linalg_lu_factor_ex", a)
     for name in ("_linalg_det", "_linalg_slogdet"):
@@ -99,13 +99,13 @@ def test_singular_matrices_are_reported() -> None:
 
 
 def test_singular_up_to_rounding() -> None:
-    """A third of 6 less 2 is 0 or a last bit, as the CPU multiplies and adds: so pivots and factors are its choice."""
+    """6 / 3 - 2 is 0 or one bit, depending on the CPU's rounding, so that pivots and factors may differ."""
     a = torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [0.0, 0.0, 1.0]])
     with jax.enable_x64(True):
         for name, *parts in (("linalg_lu_factor_ex", 0, 1), ("_linalg_det", 1, 2), ("_linalg_slogdet", 2, 3)):
             for result in run(f"aten::{name}", a):
                 p, lower, upper = torch.lu_unpack(*(result[part] for part in parts))
-                # of a determinant the LU of the transposed matrix comes out: see linalg.py
+                # determinants return the LU of the transposed matrix: see linalg.py
                 torch.testing.assert_close(p @ lower @ upper, a if name == "linalg_lu_factor_ex" else a.mT)
         for determinant, *_ in run("aten::_linalg_det", a):
             assert abs(determinant) < 1e-5
@@ -127,7 +127,7 @@ def test_cholesky(dtype: torch.dtype, upper: bool) -> None:
     check("aten::cholesky_solve", rand(4, 3, dtype=dtype), factor, upper, **LOOSE)
 
 
-def test_cholesky_says_which_minor_failed() -> None:
+def test_cholesky_reports_the_failed_minor() -> None:
     a = positive(3, 4, 4)
     a[1, 2, 2] = -1
     a[2, 0, 0] = 0
@@ -137,7 +137,7 @@ def test_cholesky_says_which_minor_failed() -> None:
             torch.testing.assert_close(got[1], expected[1])
 
 
-@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")  # of torch's kernel, once in a process
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")  # torch's kernel warns once in a process
 @each("dtype", DTYPES)
 def test_triangular(dtype: torch.dtype) -> None:
     a, b = rand(2, 4, 4, dtype=dtype) + 4 * torch.eye(4, dtype=dtype), rand(2, 4, 3, dtype=dtype)
@@ -237,7 +237,7 @@ def test_pinv(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         check("aten::linalg_pinv.atol_rtol_tensor", a + a.mH, cut, None, True, **LOOSE)
 
 
-#: A matrix, and what stands right of it.
+#: Shapes of (matrix, right-hand side).
 SYSTEMS = [
     ((3, 2), (3,)), ((2, 3), (2,)), ((2, 3, 2), (2, 3)), ((2, 3, 2), (2, 3, 4)), ((2, 2, 3), (2, 2)), ((3, 3), (3, 1)),
     ((3, 0), (3, 2)), ((0, 2), (0, 2)), ((3, 2), (3, 0)), ((0, 3, 2), (0, 3, 1)),
@@ -250,13 +250,13 @@ SYSTEMS = [
 def test_lstsq(shapes: tuple[tuple[int, ...], tuple[int, ...]], driver: str | None, dtype: torch.dtype) -> None:
     a, b = (rand(*shape, dtype=dtype) for shape in shapes)
     if driver in ("gelsd", "gelss") and (a.shape[-2] > a.shape[-1] or 0 in b.shape):
-        return  # how large the residuals are depends on values; the CPU's kernel refuses what is empty
+        return  # the size of the residuals depends on values; the CPU kernel raises for empty matrices
     if driver != "gels" and 0 in b.shape and 0 not in a.shape:
-        return  # the CPU's kernel writes no rank then
+        return  # the CPU kernel does not write the rank
     check("aten::linalg_lstsq", a, b, None, driver=driver, **LOOSE)
 
 
-@each("driver", ["gelsd", "gelss"])  # gelsy reads memory that nobody has written
+@each("driver", ["gelsd", "gelss"])  # gelsy reads uninitialized memory
 def test_lstsq_of_a_lower_rank(driver: str) -> None:
     a = rand(3, 1) @ rand(1, 4)
     check("aten::linalg_lstsq", a, rand(3, 2), 1e-3, driver=driver, **LOOSE)
@@ -279,6 +279,6 @@ def test_ormqr_of_more_columns_than_rows(left: bool) -> None:
 
 @each("shape", [(5, 3), (3, 5), (2, 4, 4), (0, 3)])
 def test_pinv_as_on_a_tpu(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """From singular vectors of complex numbers without imaginary parts; here by LAPACK."""
+    """The formulation for TPUs uses complex singular vectors without imaginary parts; here computed by LAPACK."""
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, tpu, default: tpu(*args))
     check("aten::linalg_pinv.atol_rtol_tensor", torch.randn(*shape), **LOOSE)

@@ -1,4 +1,4 @@
-"""Losses and their gradients against the CPU."""
+"""Rules of loss functions and their gradients, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_elementwise(name: str, constants: tuple, reduction: int, dtype: torch.d
     check(f"aten::{name}_backward", grad, x, y, reduction, *constants, **loose)
 
 
-# torch's kernel of a backward whose inputs broadcast resizes a result of its own.
+# torch's backward kernel resizes its result if the inputs broadcast.
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_elementwise_broadcast_promotion_and_0d() -> None:
     x, y = torch.randn(4, 1), torch.randn(5)
@@ -88,7 +88,7 @@ def test_nll(name: str, shape: tuple[int, ...], reduction: int, weighted: bool, 
 
 
 def check_nll(name: str, shape: tuple[int, ...], reduction: int, weighted: bool, dtype: torch.dtype) -> None:
-    """With targets that are ignored, and without; forward and backward."""
+    """Check forward and backward, with and without ignored targets."""
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=dtype)
     target = torch.randint(0, 5, shape[:1] + shape[2:] if len(shape) > 1 else ())
@@ -110,19 +110,19 @@ def test_nll_ignores_negative_targets_and_empty_batches() -> None:
 
 @each(("name", "shape"), NLL)
 def test_nll_as_on_a_tpu(name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The form that TPUs compile, which gives the same numbers here."""
+    """The formulation for TPUs returns the same values, compiled for this machine."""
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **others: others.get("tpu", default)(*args))
     check_nll(name, shape, MEAN, True, torch.float32)
     check_nll(name, shape, NONE, False, torch.bfloat16)
     x = torch.randn(shape)
-    x[..., 0] = -torch.inf  # a probability of 0 at places that are not picked, or are
+    x[..., 0] = -torch.inf  # a probability of 0, of targets and of other classes
     target = torch.randint(0, 5, shape[:1] + shape[2:] if len(shape) > 1 else ())
     check(f"aten::{name}_forward", x, target, None, SUM, -100)
 
 
 @each("place", ["tpu", "cpu", "cuda"])
-def test_what_nll_picks_from_is_not_kept_on_a_tpu(place: str) -> None:
-    """What a gather takes from is written to HBM there: all log-probabilities of a vocabulary, until backward."""
+def test_nll_uses_no_gather_on_a_tpu(place: str) -> None:
+    """libtpu writes the operand of a gather to HBM, which would retain all log-probabilities until backward."""
     x, target = jax.ShapeDtypeStruct((64, 1000), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)
     traced = jax.jit(lambda x, target: loss._gather_targets(x, target, 1)).trace(x, target)
     text = traced.lower(lowering_platforms=(place,)).as_text()
@@ -131,8 +131,8 @@ def test_what_nll_picks_from_is_not_kept_on_a_tpu(place: str) -> None:
 
 @each("place", ["tpu", "cpu"])
 @each("target", [-1, 3, 7])
-def test_a_class_that_does_not_exist_gives_nan(place: str, target: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a program that checks no indices."""
+def test_invalid_class_is_nan(place: str, target: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invalid class results in NaN, as programs do not check indices."""
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **others: others.get(place, default)(*args))
     assert jnp.isnan(loss._gather_targets(jnp.ones((1, 3)), jnp.array([target]), 1)).all()
 

@@ -1,4 +1,4 @@
-"""Matrix products against the CPU."""
+"""Rules of matrix multiplication, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_addmm_activation(use_gelu: bool, dtype: torch.dtype) -> None:
 def test_int_mm() -> None:
     a, b = torch.randint(-128, 127, (32, 64), dtype=torch.int8), torch.randint(-128, 127, (64, 16), dtype=torch.int8)
     check("aten::_int_mm", a // 16, b // 16)
-    # On CPUs without VNNI oneDNN adds pairs of products in 16 bits, and large ones are cut off.
+    # On CPUs without VNNI, oneDNN adds pairs of products in 16 bits, which saturate.
     with jax.enable_x64(True):
         _, (got,) = run("aten::_int_mm", a, b)
     torch.testing.assert_close(got, a.int() @ b.int())
@@ -107,7 +107,7 @@ def test_long_sums_keep_float32() -> None:
 
 
 def test_products_of_64_bit_integers_as_on_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums of products, which its compiler has: here by XLA's CPU compiler, whose products are others."""
+    """The formulation for TPUs multiplies and sums; here compiled by XLA's CPU compiler."""
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, tpu, default: tpu(*args))
     ints = lambda *shape: torch.randint(-(2**40), 2**40, shape)
     check("aten::mm", ints(3, 4), ints(4, 5))

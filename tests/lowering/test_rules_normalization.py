@@ -1,4 +1,4 @@
-"""Normalisation and softmax, with their gradients, against the CPU."""
+"""Rules of normalization and softmax and their gradients, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch_xla._engine.lowering.rules.softmax  # noqa: F401
 from tests.support.rule_check import check, each
 
 aten = torch.ops.aten
-# dtype of the input, dtype of the parameters
+# (dtype of the input, dtype of the parameters)
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
 SHAPES = [(4, 3), (2, 3, 4, 5)]
 

@@ -1,4 +1,4 @@
-"""Pooling and its gradients against the CPU."""
+"""Rules of pooling and its gradients, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 def data(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     torch.manual_seed(sum(shape))
-    return (torch.randint(-3, 4, shape) / 2).to(dtype)  # few values: ties everywhere
+    return (torch.randint(-3, 4, shape) / 2).to(dtype)  # few distinct values cause many ties
 
 
 def spatial(shape: tuple[int, ...], kernel: list[int]) -> int:
@@ -87,7 +87,7 @@ def test_avg_pool(case: tuple, dtype: torch.dtype) -> None:
     shape, *rest = case
     n, x = spatial(shape, rest[0]), data(shape, dtype)
     if n == 3 and dtype == torch.bfloat16:
-        return  # the CPU has none
+        return  # the CPU has no kernel
     check(f"aten::avg_pool{n}d", x, *rest)
     grad = torch.randn_like(getattr(aten, f"avg_pool{n}d")(x, *rest))
     loose = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
@@ -149,7 +149,7 @@ def test_max_unpool() -> None:
 @pytest.mark.parametrize("case", [case for case in MAX if set(case[4]) == {1}], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradient_of_maxima_on_accelerators(case: tuple[object, ...], dtype: torch.dtype) -> None:
-    """Where a TPU or a GPU would compute it, it selects; ties, of which there are many, go to the first."""
+    """On TPUs and GPUs the gradient is a select-and-scatter; of ties, the first element gets the gradient."""
     shape, kernel, stride, padding, dilation, ceil_mode = case
     n = 3 if len(shape) == 5 else 2
     x = data(shape, torch.float32).mul(2).round().to(dtype).requires_grad_()
@@ -178,7 +178,7 @@ FRACTIONAL = [
 @each("dtype", [torch.float32, torch.float64])
 @each("special", [None, math.nan, -math.inf])
 def test_fractional_max_pool(case: tuple, dtype: torch.dtype, special: float | None) -> None:
-    """Ties and several NaN in a window, and windows of nothing but -inf, too."""
+    """Includes ties and several NaNs in a window, and windows that are all -inf."""
     shape, kernel, outputs = case
     n, x = len(kernel), data(shape, dtype)
     if special is not None:
@@ -193,7 +193,7 @@ def test_fractional_max_pool(case: tuple, dtype: torch.dtype, special: float | N
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 3, 8, 8)])
 def test_max_pool_backward_as_on_accelerators(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By looking for the maxima once more, of images with and without a batch."""
+    """The formulation for accelerators searches the maxima again; of images with and without a batch."""
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
     x, geometry = torch.randn(shape), ([3, 3], [2, 2], [1, 1], [1, 1], False)
     y, indices = aten.max_pool2d_with_indices(x, *geometry)

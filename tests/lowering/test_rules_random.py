@@ -1,4 +1,4 @@
-"""Random rules: shapes, dtypes, determinism, and the first moments of what they draw."""
+"""Rules of random numbers: shapes, dtypes, determinism, and the first moments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT = 20_000
 
 
 def draw(name: str, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """What the rule draws, after holding its shape and dtype against the CPU's."""
+    """Return the numbers that a rule draws, after comparing shape and dtype with the CPU's."""
     with jax.enable_x64(True):
         expected, got = run(f"aten::{name}", *args, **kwargs)
     assert [(g.shape, g.dtype) for g in got] == [(e.shape, e.dtype) for e in expected]
@@ -26,13 +26,13 @@ def draw(name: str, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def assert_moments(x: torch.Tensor, mean: float, std: float) -> None:
-    """The mean within five standard errors, the deviation within 5 %."""
+    """Check the mean within five standard errors, and the standard deviation within 5 %."""
     assert abs(x.double().mean().item() - mean) < 5 * std / math.sqrt(x.numel()) + 1e-3 * abs(mean)
     assert abs(x.double().std().item() - std) < 0.05 * std
 
 
 UNIFORM_STD, GENERATOR = 1 / math.sqrt(12), None
-# name, arguments, mean, standard deviation; "x" stands for a tensor of COUNT elements.
+# (name, arguments, mean, standard deviation); "x" is replaced by a tensor of COUNT elements.
 CONTINUOUS: list[tuple[str, tuple[Any, ...], float, float]] = [
     ("rand", ([COUNT],), 0.5, UNIFORM_STD),
     ("rand_like", ("x",), 0.5, UNIFORM_STD),

@@ -1,4 +1,4 @@
-"""Reductions, scans, sorting and distances, against the CPU."""
+"""Rules of reductions, scans, sorting and distances, compared with the CPU."""
 
 from __future__ import annotations
 

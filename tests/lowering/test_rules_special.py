@@ -1,4 +1,4 @@
-"""Special functions where they are hard: left of zero, near poles, and orthogonal polynomials of every degree."""
+"""Rules of special functions for negative arguments and near poles, and of orthogonal polynomials of every degree."""
 
 from __future__ import annotations
 

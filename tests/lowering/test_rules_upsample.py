@@ -1,4 +1,4 @@
-"""Resizing and its gradients against the CPU."""
+"""Rules of upsampling and its gradients, compared with the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views, their scatters, and operators that rearrange elements, against the CPU."""
+"""Rules of views, their scatters, and operators that rearrange elements, compared with the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks one operator, dtype and kind on xla against the CPU, in this process."""
+"""Compares one operator, dtype and kind on xla with the CPU, in this process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 
 import torch_xla
 from tests.ops import compare, database, invalid_calls, invalid_inputs, tolerances
-from tests.ops.kinds import Case, cases, pointed_at
+from tests.ops.kinds import Case, cases, gather_indexed
 from tests.ops.outcome import Outcome
 from torch_xla._engine.compilation import program_cache
 from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.lowering import decompose
 
 READING = "aten::_local_scalar_dense"
-#: Samples that share a program: some operators have thousands, and compiling takes more than in proportion.
-TOGETHER = 64
+#: Samples that share a program: some operators have thousands, and compile time grows faster than linearly.
+SAMPLES_PER_PROGRAM = 64
 
 
 @dataclass(slots=True)
@@ -33,10 +33,10 @@ class _Pair:
 
 
 def check(name: str, dtype: torch.dtype, kind: str, limit: int) -> Outcome:
-    """Runs the first ``limit`` samples (0: all). Raises nothing of what the operator raises."""
+    """Run the first ``limit`` samples (0: all). Records the exceptions of the operator and raises none of them."""
     outcome = Outcome(name, str(dtype).removeprefix("torch."), kind)
     start, info = time.perf_counter(), database.ops()[name]
-    with warnings.catch_warnings(), _watched(outcome):
+    with warnings.catch_warnings(), _record_ops(outcome):
         warnings.simplefilter("ignore")
         if kind in invalid_inputs.KINDS:
             invalid_calls.check(info, list(invalid_inputs.calls(info, dtype, kind)), outcome)
@@ -50,8 +50,8 @@ def check(name: str, dtype: torch.dtype, kind: str, limit: int) -> Outcome:
 
 
 @contextmanager
-def _watched(outcome: Outcome) -> Iterator[None]:
-    """Notes which ops ran on the CPU and which by decomposition while the block ran."""
+def _record_ops(outcome: Outcome) -> Iterator[None]:
+    """Record which ops fall back to the CPU and which are decomposed in the block."""
     before, seen, original = metrics.counters(), set[str](), decompose.decomposition_rule
 
     def function(op: str) -> Any:
@@ -68,27 +68,27 @@ def _watched(outcome: Outcome) -> Iterator[None]:
 
 
 def _check_values(found: list[Case], outcome: Outcome) -> None:
-    for start in range(0, len(found), TOGETHER):
-        pairs = [pair for case in found[start : start + TOGETHER] if (pair := _expected(case)) is not None]
+    for start in range(0, len(found), SAMPLES_PER_PROGRAM):
+        pairs = [pair for case in found[start : start + SAMPLES_PER_PROGRAM] if (pair := _expected(case)) is not None]
         outcome.samples += len(pairs)
-        _check_together(pairs, outcome)
+        _check_in_one_program(pairs, outcome)
     if outcome.samples and outcome.status == "none":
         outcome.status = "right"
 
 
-def _check_together(pairs: list[_Pair], outcome: Outcome) -> None:
+def _check_in_one_program(pairs: list[_Pair], outcome: Outcome) -> None:
     recorded = [pair for pair in pairs if _record(pair, outcome)]
-    # One program for all of them; only if it cannot be built is each built alone, to see whose fault it is.
+    # One program for all samples; only if it fails does each run separately, to find the sample that fails.
     if _run() is not None:
         for pair in recorded:
             pair.got = None
-        recorded = [pair for pair in recorded if _record(pair, outcome) and _alone(pair, outcome)]
+        recorded = [pair for pair in recorded if _record(pair, outcome) and _run_separately(pair, outcome)]
     for pair in recorded:
         _compare(pair, outcome)
 
 
 def _expected(case: Case) -> _Pair | None:
-    """What the CPU makes of it; None if it refuses."""
+    """Run the case on the CPU; return None if it raises."""
     try:
         torch.manual_seed(0)
         return _Pair(case, case.run("cpu"))
@@ -108,7 +108,7 @@ def _record(pair: _Pair, outcome: Outcome) -> bool:
 
 
 def _run() -> str | None:
-    """Runs what is pending; the error in words, or None. Keeps no reference to what failed."""
+    """Run the pending graph; return the error as text, or None. Holds no reference to the failed values."""
     try:
         torch_xla.sync()
     except Exception as error:
@@ -116,7 +116,7 @@ def _run() -> str | None:
     return None
 
 
-def _alone(pair: _Pair, outcome: Outcome) -> bool:
+def _run_separately(pair: _Pair, outcome: Outcome) -> bool:
     message = _run()
     if message is not None:
         outcome.fail("error", message, pair.case.label)
@@ -130,7 +130,7 @@ def _compare(pair: _Pair, outcome: Outcome) -> None:
     try:
         values = info.name not in database.RANDOM and not _is_random(pair)
         process = _process(info, pair.case, outcome.kind)
-        limits = tolerances.of(outcome.op, outcome.dtype, outcome.kind)
+        limits = tolerances.limits_of(outcome.op, outcome.dtype, outcome.kind)
         compare.assert_same(pair.got, pair.expected, values=values, process=process, limits=limits)
     except AssertionError as error:
         outcome.fail("wrong", str(error), pair.case.label)
@@ -141,11 +141,11 @@ def _compare(pair: _Pair, outcome: Outcome) -> None:
 
 
 def _process(info: Any, case: Case, kind: str) -> Callable[[Any], Any] | None:
-    """What leaves of a result that which is unambiguous."""
+    """Return a function that reduces a result to its unambiguous part."""
     if kind == "grad":
         return None
     if info.name in database.TIES:
-        found = lambda result: pointed_at(info, case.sample, result)
+        found = lambda result: gather_indexed(info, case.sample, result)
         return (lambda result: (found(result[0]), found(result[1]), result[2])) if kind == "out" else found
     if info.name not in database.AMBIGUOUS:
         return None
@@ -153,7 +153,7 @@ def _process(info: Any, case: Case, kind: str) -> Callable[[Any], Any] | None:
 
 
 def _is_random(pair: _Pair) -> bool:
-    """Whether the CPU gives something else with one of some other seeds: a few coins may fall alike with the next."""
+    """Return whether the CPU returns other values with other seeds. Tries five: few random bits may agree by chance."""
     try:
         for seed in range(1, 6):
             torch.manual_seed(seed)
@@ -173,14 +173,14 @@ def _check_errors(found: list[Case], outcome: Outcome) -> None:
         if got is not None and got[0] == expected[0]:
             outcome.right += 1
         else:
-            said = f"raises {got[0]} ({got[1]})" if got else "raises nothing"
-            outcome.fail("wrong", f"{said} where the CPU raises {expected[0]} ({expected[1]})", case.label)
+            actual = f"raises {got[0]} ({got[1]})" if got else "raises nothing"
+            outcome.fail("wrong", f"{actual} where the CPU raises {expected[0]} ({expected[1]})", case.label)
     if outcome.samples and outcome.status == "none":
         outcome.status = "right"
 
 
 def _raised(case: Case, device: str) -> tuple[str, str] | None:
-    """Name and first words of what the case raises, when recorded or when run."""
+    """Return type name and beginning of the exception that the case raises when it is recorded or run."""
     try:
         result = case.run(device)
     except Exception as error:
@@ -195,5 +195,5 @@ def _raised(case: Case, device: str) -> tuple[str, str] | None:
         return None
     finally:
         del result
-    gc.collect()  # what cannot be run must not be pending when the next one is
+    gc.collect()  # operations that cannot run must not be pending in the next check
     return found

@@ -1,4 +1,4 @@
-"""Whether what xla gave is what the CPU gave: structure, types, shapes and values."""
+"""Compares results of xla with those of the CPU: structure, types, shapes and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils import _pytree
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may differ: ``rtol`` of each element, None for torch.testing's own; and everywhere the largest of
+    """Tolerances: ``rtol`` of each element, None for torch.testing's own; the absolute tolerance is the largest of
     torch.testing's atol, ``atol``, and ``scale`` times the largest finite value of the result.
     """
 
@@ -34,7 +34,7 @@ def assert_same(
     process: Callable[[Any], Any] | None = None,
     limits: Limits = TORCHS_OWN,
 ) -> None:
-    """Raises AssertionError for a difference. ``process`` leaves of both what is unambiguous, after the shapes."""
+    """Raise AssertionError for a difference. ``process`` reduces both to their unambiguous part."""
     _assert_structure(got, expected, device)
     if not values:
         return

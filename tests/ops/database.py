@@ -1,4 +1,4 @@
-"""torch's own database of operators: which there are, how their samples are made, and which are random."""
+"""Reads torch's own operator database: operators, their samples, and which of them are random."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.utils import _pytree
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
 
 
-def _words(text: str) -> frozenset[str]:
+def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Whole operators whose values are random or not set: held against the CPU by structure, shape and dtype alone.
-RANDOM = _words(
+#: Operators whose values are random or uninitialized: only structure, shape and dtype are compared.
+RANDOM = _names(
     """bernoulli cauchy empty empty_like empty_permuted empty_strided exponential geometric log_normal multinomial
     new_empty new_empty_strided nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d
     nn.functional.dropout3d nn.functional.feature_alpha_dropout nn.functional.fractional_max_pool2d
@@ -29,11 +29,11 @@ RANDOM = _words(
     randn_like svd_lowrank uniform"""
 )
 
-#: Results fixed only up to a sign, a phase or a basis: compared after the sample's own `output_process_fn_grad`.
-AMBIGUOUS = _words("linalg.eig linalg.eigh linalg.svd linalg.qr qr svd geqrf")
+#: Results defined only up to a sign, a phase or a basis: compared after the sample's own `output_process_fn_grad`.
+AMBIGUOUS = _names("linalg.eig linalg.eigh linalg.svd linalg.qr qr svd geqrf")
 
-#: Which of equal elements is found is up to the kernel: what their places point at is compared. Op -> (position of
-#: its argument dim, the result that holds places: None if it is the only one).
+#: Kernels may return the index of any of several equal elements: compare the indexed elements. Op -> (position of
+#: its argument dim, number of the result with indices: None if it is the only one).
 TIES: dict[str, tuple[int, int | None]] = {
     "topk": (1, 1),
     "kthvalue": (1, 1),
@@ -49,14 +49,14 @@ def _unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @functools.cache
 def ops() -> dict[str, Any]:
-    """Every OpInfo by its name, with its variant in parentheses where it has one."""
-    # Imported only here: it takes three seconds, and names are enough to collect tests.
+    """Return every OpInfo by its name, with its variant in parentheses if it has one."""
+    # Imported lazily: it takes three seconds, and collecting tests needs only names.
     from torch.testing._internal import common_methods_invocations, common_utils
     from torch.testing._internal.opinfo import core
 
-    # With a fixed seed inside the op a random op would look like one that is not.
+    # With a fixed seed inside the op, a random op would look deterministic.
     common_methods_invocations.wrapper_set_seed = _unseeded
-    # torch looks for the method of unittest that samples are made for: through all files of the stack, for each sample.
+    # torch searches the whole stack for the unittest method that the samples belong to, for each sample.
     common_utils.extract_test_fn = core.extract_test_fn = lambda: None
     found: dict[str, Any] = {}
     for info in common_methods_invocations.op_db:
@@ -65,25 +65,25 @@ def ops() -> dict[str, Any]:
 
 
 def name_of(info: Any) -> str:
-    """``add``, or ``div (floor_rounding)`` for a variant."""
+    """Return ``add``, or ``div (floor_rounding)`` for a variant."""
     return f"{info.name} ({info.variant_test_name})" if info.variant_test_name else str(info.name)
 
 
 def seed_all() -> None:
-    """The same samples for everybody."""
+    """Seed all generators, so that every process makes the same samples."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  torch's sample functions use the global state
     torch.manual_seed(0)
 
 
 def samples(info: Any, dtype: torch.dtype, limit: int, grad: bool = False) -> list[Any]:
-    """The first ``limit`` samples (0: all) on the CPU."""
+    """Return the first ``limit`` samples (0: all) on the CPU."""
     seed_all()
     return _first(info.sample_inputs("cpu", dtype, requires_grad=grad), limit)
 
 
 def error_samples(info: Any, limit: int) -> list[Any]:
-    """The op's error inputs, on the CPU; each has the sample as ``sample_input``."""
+    """Return the op's error inputs, on the CPU; each has the sample as ``sample_input``."""
     if info.error_inputs_func is None:
         return []
     seed_all()
@@ -97,7 +97,7 @@ def _first(found: Iterator[Any], limit: int) -> list[Any]:
 
 
 def on(device: str, value: Any) -> Any:
-    """Copies of all tensors in a tree on the device; the device "cpu" in arguments becomes it too."""
+    """Copy all tensors of a pytree to the device, and replace the device "cpu" in arguments by it."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What is known not to be as on the CPU, and why. Data; one that starts to pass fails the sweep."""
+"""Known differences from the CPU, with their reasons. Data; an entry that starts to pass fails the sweep."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ from tests.ops.outcome import Outcome
 
 SPARSE = "sparse tensors do not exist on xla; .to_dense() first"
 SAVED_16 = "the CPU saves mean and rstd in 16 bits, other devices in float32"
-VALUES = "an index out of range, or a weight below zero, is known only when the program runs; the CPU looks first"
-CROSSES = "torch takes it apart into a product, and a copy to out, which may lie on another device"
-BY_OUT = "the CPU adds up in this dtype where dtype= asks for it, and not where out= does"
-NAN_16 = "the CPU computes it in 16 bits and gives nan"
-COORDINATES_16 = "the CPU rounds the coordinates to 16 bits; here they are float32"
+VALUES = "an index out of range, or a weight below zero, is known only when the program runs; the CPU checks it first"
+CROSSES = "torch decomposes it into a matmul and a copy to out, which may be on another device"
+BY_OUT = "the CPU accumulates in this dtype for dtype=, but not for out="
+NAN_16 = "the CPU computes it in 16 bits and returns nan"
+COORDINATES_16 = "the CPU rounds the coordinates to 16 bits; xla keeps them in float32"
 
-SIZES = "how large the result is depends on values"
-CHECKED = "its lengths, its range, are checked before anything is computed, as on the CPU: a program cannot refuse"
-BY_VALUE = "refused by its value: a complex number for a real tensor, a float for an integer"
-NO_FUNCTION = "jax has no such function for all arguments"
+SIZES = "the shape of the result depends on values"
+CHECKED = (
+    "its lengths or its range are checked before anything is computed, as on the CPU: a compiled program cannot raise"
+)
+BY_VALUE = "raises depending on the value: a complex number for a real tensor, a float for an integer"
+NO_FUNCTION = "jax does not implement it for all arguments"
 
-#: What runs on the CPU, by the names of torch's operators without their overloads, and why.
+#: CPU fallbacks: name of torch's operator without overload -> reason.
 ON_CPU: dict[str, str] = {
     **dict.fromkeys(("nonzero", "masked_select", "index", "bincount", "repeat_interleave"), SIZES),
     **dict.fromkeys(("_unique", "_unique2", "unique_consecutive"), SIZES),
     **dict.fromkeys(("segment_reduce", "_segment_reduce_backward", "histogram"), CHECKED),
     **dict.fromkeys(("_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"), CHECKED),
     **dict.fromkeys(
-        ("linalg_eig", "_linalg_eigvals", "linalg_eigvals"), "XLA has eigenvalues of symmetric matrices alone"
+        ("linalg_eig", "_linalg_eigvals", "linalg_eigvals"), "XLA computes eigenvalues of symmetric matrices only"
     ),
-    **dict.fromkeys(("linalg_ldl_factor_ex", "linalg_ldl_solve"), "jax has no such decomposition"),
-    "linalg_lstsq": "how large the residuals of the drivers gelsd and gelss are depends on the rank, a value",
+    **dict.fromkeys(("linalg_ldl_factor_ex", "linalg_ldl_solve"), "jax does not implement this decomposition"),
+    "linalg_lstsq": "the shape of the residuals of the drivers gelsd and gelss depends on the rank, a value",
     **dict.fromkeys(("special_airy_ai", "special_bessel_j0", "special_bessel_j1", "special_bessel_y0"), NO_FUNCTION),
     **dict.fromkeys(("special_bessel_y1", "special_modified_bessel_k0", "special_modified_bessel_k1"), NO_FUNCTION),
     **dict.fromkeys(("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"), NO_FUNCTION),
@@ -54,32 +56,36 @@ EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("scatter", "*", "errors"): VALUES,
     ("scatter_add", "*", "errors"): VALUES,
     ("matmul", "*", "wrong out"): CROSSES,
-    ("kron", "*", "wrong out"): CROSSES + "; it is refused of another dtype, which the CPU converts to",
+    ("kron", "*", "wrong out"): CROSSES + "; an out of another dtype raises, where the CPU converts",
     ("nansum", "*", "wrong out"): BY_OUT,
     ("nanmean", "*", "wrong out"): BY_OUT,
-    ("std", "*", "wrong out"): "complex out: the CPU computes it over all dims, and refuses it over some",
-    ("var", "*", "wrong out"): "complex out: the CPU computes it over all dims, and refuses it over some",
-    ("normal", "*", "wrong out"): "draws are not written to complex numbers, whose parts the CPU draws apart",
+    ("std", "*", "wrong out"): "complex out: the CPU computes it over all dims, and raises over some of them",
+    ("var", "*", "wrong out"): "complex out: the CPU computes it over all dims, and raises over some of them",
+    (
+        "normal",
+        "*",
+        "wrong out",
+    ): "draws cannot be written to complex numbers; the CPU draws their real and imaginary parts separately",
     ("gradient", "*", "errors"): "a sample has a tensor on the device 'meta', which the check cannot move to xla",
 }
 
-#: The same, of samples that only a sweep of all (--samples 0) comes to.
+#: The same, for samples that only a full sweep (--samples 0) runs.
 LATE: dict[tuple[str, str, str], str] = {
     ("multinomial", "float32", "errors"): VALUES,
     ("nn.functional.multi_head_attention_forward", "bfloat16", "forward"): (
-        "a softmax of logits in the hundreds, a last bit of which is 2 in 16 bits: the CPU is as far from float64"
+        "a softmax of logits in the hundreds, whose ulp is 2 in 16 bits: the CPU's error against float64 is as large"
     ),
-    ("histc", "bfloat16", "forward"): "the CPU finds bins in 16 bits; here they are those of float64",
+    ("histc", "bfloat16", "forward"): "the CPU computes bins in 16 bits; xla computes them in float64",
 }
 
 
 def reason(outcome: Outcome) -> str | None:
-    """Why this check may fail; None if it may not."""
+    """Return why this check may fail, or None if it may not."""
     return next((why for key, why in (EXCEPTIONS | LATE).items() if _fits(key, outcome)), None)
 
 
 def outdated(outcomes: list[Outcome], whole: bool) -> list[tuple[str, str, str]]:
-    """The exceptions all of whose checks ran and were right: they must go. ``whole``: all samples ran."""
+    """Return the exceptions of which all checks ran and passed: remove them. ``whole``: all samples ran."""
     found = []
     for key in EXCEPTIONS | (LATE if whole else {}):
         ran = [o for o in outcomes if _fits(key, o) and o.status != "none"]

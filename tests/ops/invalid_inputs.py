@@ -1,7 +1,7 @@
-"""Calls that torch refuses, or answers at the edge of what it allows, for every operator of its database.
+"""Makes calls for which torch raises, or which are edge cases that it allows, for every operator of its database.
 
-wrong out   out= of each wrong kind: another dtype, another size, another device, elements that share their places
-overlap     a result written over a part of an operand, by out= and in place
+wrong out   invalid out=: another dtype, another size, another device, elements that share memory
+overlap     a result that overlaps an operand, by out= and in place
 empty       reductions over dimensions without elements
 """
 
@@ -18,34 +18,34 @@ from tests.ops import database
 
 KINDS = ("wrong out", "overlap", "empty")
 
-#: Samples of each op that the calls are made of: operands of the same shape and dtype are rare.
+#: Number of samples of each op to make calls from: operands of the same shape and dtype are rare.
 _SAMPLES = {"wrong out": 2, "overlap": 40}
 
 
 class Call(NamedTuple):
-    """A call with a label. Where the CPU's values are not defined, they are not compared if it computes some."""
+    """A labeled call. ``defined``: compare values if the CPU computes any; they are undefined otherwise."""
 
     label: str
     run: Callable[[str], Any]
     defined: bool = True
 
 
-#: What a result is written to in place of its own dtype.
+#: Dtypes of out= other than the result's.
 _DTYPES = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float64, torch.complex64)
 
-#: Reductions that the database does not list as such, and scans: what their dim is called with.
+#: Reductions that the database does not list as reductions, and scans.
 _MORE_REDUCTIONS = frozenset({
     "aminmax", "argmax", "argmin", "cummax", "cummin", "cumprod", "cumsum", "kthvalue", "log_softmax", "logcumsumexp",
     "logsumexp", "max (reduction_with_dim)", "median", "min (reduction_with_dim)", "mode", "msort", "nanmedian",
     "nn.functional.softmin", "quantile", "softmax", "sort", "std", "std_mean", "topk", "var", "var_mean",
 })  # fmt: skip
 
-#: torch's own kernels write past the end of such a tensor.
+#: torch's own kernels write past the end of an out= of the wrong size.
 CRASH_TORCH = frozenset({"narrow_copy", "nn.functional.avg_pool3d"})
 
 
 def calls(info: Any, dtype: torch.dtype, kind: str) -> Iterator[Call]:
-    """The calls of one op, dtype and kind."""
+    """Yield the calls of one op, dtype and kind."""
     if kind == "empty":
         yield from _empty(info, dtype)
         return
@@ -61,7 +61,7 @@ def _wider(out: torch.Tensor, result: torch.Tensor) -> bool:
 
 
 def _results(info: Any, sample: Any) -> Any:
-    """What the op gives on the CPU; None where it refuses the sample, or gives something else than full tensors."""
+    """Return the op's results on the CPU; None if it raises, or returns anything but tensors with elements."""
     try:
         found = info.get_op()(*database.on("cpu", (sample.input, *sample.args)), **database.on("cpu", sample.kwargs))
     except Exception:
@@ -81,7 +81,7 @@ def _wrong_outs(info: Any, sample: Any) -> Iterator[Call]:
             args, kwargs = database.on(device, ((sample.input, *sample.args), sample.kwargs))
             outs = _pytree.tree_map(lambda t: make(t, device), results)
             info.get_op()(*args, **kwargs, out=outs)
-            # Wider ones hold what was computed in the op's own dtype: that is what can be compared.
+            # A wider out= holds values computed in the op's own dtype: compare in that dtype.
             return _pytree.tree_map(
                 lambda out, t: (out.dtype, out.to(t.dtype) if _wider(out, t) else out), outs, results
             )
@@ -107,7 +107,7 @@ def _overlaps(info: Any, sample: Any) -> Iterator[Call]:
         return
 
     def shifted(device: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first operand, and a tensor of its size that begins an element later in the same memory."""
+        """Return the first operand, and a tensor of its size that begins an element later in the same memory."""
         memory = torch.cat([first.detach().reshape(-1), first.detach().reshape(-1)[:1]]).to(device)
         return memory[:-1].view(first.shape), memory[1:].view(first.shape)
 
@@ -136,12 +136,12 @@ def _overlaps(info: Any, sample: Any) -> Iterator[Call]:
     if info.supports_out and isinstance(result, torch.Tensor) and (result.shape, result.dtype) == (
         first.shape, first.dtype,
     ):  # fmt: skip
-        yield Call("out over a part of the operand", out, False)
+        yield Call("out overlaps the operand", out, False)
     if info.get_inplace() is not None and not sample.broadcasts_input:
         yield Call("in place, expanded", expanded, False)
         for number, arg in enumerate(sample.args):
             if isinstance(arg, torch.Tensor) and (arg.shape, arg.dtype) == (first.shape, first.dtype):
-                yield Call(f"in place over a part of argument {number}", in_place(number), False)
+                yield Call(f"in place, overlaps argument {number}", in_place(number), False)
 
 
 def _empty(info: Any, dtype: torch.dtype) -> Iterator[Call]:

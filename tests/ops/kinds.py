@@ -1,11 +1,11 @@
-"""The ways in which an operator is called: each turns a sample into a function of the device.
+"""Defines the kinds of calls of an operator; each turns a sample into a function of the device.
 
 forward         op(*args)
-noncontiguous   the same with tensors that have strides
-out             op(*args, out=...): what it returns, what it wrote, and whether these are one
+noncontiguous   the same with noncontiguous tensors
+out             op(*args, out=...): the returned tensor, the written tensor, and whether they are the same object
 inplace         op_(*args): the same
 grad            gradients of a weighted sum of the results
-errors          inputs that the op must refuse
+errors          inputs for which the op must raise
 wrong out, overlap, empty   see invalid_inputs.py
 """
 
@@ -26,7 +26,7 @@ KINDS = ("forward", "grad", "noncontiguous", "out", "inplace", "errors", *invali
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One sample of one kind: ``run("xla")`` must be ``run("cpu")``; ``process`` leaves what is unambiguous."""
+    """One sample of one kind: ``run("xla")`` must equal ``run("cpu")``; ``process`` returns the unambiguous part."""
 
     label: str
     run: Callable[[str], Any]
@@ -35,7 +35,7 @@ class Case:
 
 
 def cases(info: Any, dtype: torch.dtype, kind: str, limit: int) -> list[Case]:
-    """The cases of one op, dtype and kind; none where the op has no such form."""
+    """Return the cases of one op, dtype and kind; none if the op does not support the kind."""
     if kind == "errors":
         return [_case(info, error.sample_input, _forward) for error in database.error_samples(info, limit)]
     if not _has(info, dtype, kind):
@@ -60,34 +60,34 @@ def _case(info: Any, sample: Any, form: Callable[[Any, Any, str], Any]) -> Case:
     return Case(sample.summary(), lambda device: form(info, sample, device), sample.output_process_fn_grad, sample)
 
 
-def pointed_at(info: Any, sample: Any, result: Any) -> Any:
-    """A result of an op of database.TIES with the elements of the input in place of places."""
+def gather_indexed(info: Any, sample: Any, result: Any) -> Any:
+    """Return a result of an op of database.TIES with indices replaced by the elements of the input."""
     position, number = database.TIES[info.name]
-    places = result if number is None else result[number]
+    indices = result if number is None else result[number]
     base = sample.input.detach()
     dim = sample.kwargs.get("dim", sample.args[position] if len(sample.args) > position else -1)
     if base.ndim == 0:
-        found = base.expand(places.shape) + 0 * places
-    elif places.ndim < base.ndim:
-        found = torch.take_along_dim(base, places.unsqueeze(dim), dim).squeeze(dim)
+        found = base.expand(indices.shape) + 0 * indices
+    elif indices.ndim < base.ndim:
+        found = torch.take_along_dim(base, indices.unsqueeze(dim), dim).squeeze(dim)
     else:
-        found = torch.take_along_dim(base, places, dim)
+        found = torch.take_along_dim(base, indices, dim)
     return found if number is None else (result[0], found)
 
 
 def _call(function: Callable[..., Any], sample: Any, device: str, **more: Any) -> Any:
     args = list(database.on(device, (sample.input, *sample.args)))
     if function is torch.tensor_split:
-        args[1:] = sample.args  # places to split at are on the CPU, whatever the device
+        args[1:] = sample.args  # split indices are on the CPU for every device
     with _default(device, sample):
         return function(*args, **database.on(device, sample.kwargs), **more)
 
 
 def _default(device: str, sample: Any) -> AbstractContextManager[Any]:
-    """The device where nothing in a sample says one: arange(2)."""
+    """Return a scope with the default device for samples that specify no device, such as arange(2)."""
     given = _pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
-    placed = "device" in sample.kwargs or any(isinstance(leaf, torch.Tensor) for leaf in given)
-    return nullcontext() if placed else torch.device(device)
+    has_device = "device" in sample.kwargs or any(isinstance(leaf, torch.Tensor) for leaf in given)
+    return nullcontext() if has_device else torch.device(device)
 
 
 def _forward(info: Any, sample: Any, device: str) -> Any:
@@ -95,7 +95,7 @@ def _forward(info: Any, sample: Any, device: str) -> Any:
 
 
 def _out(info: Any, sample: Any, device: str) -> Any:
-    # Filled, so that what the op leaves alone is seen; on the device, so that both runs write to the same.
+    # Initialized, so that elements that the op does not write are compared, too, and on the device.
     outs = _pytree.tree_map(lambda t: torch.ones_like(t, device=device), _call(info.get_op(), sample, "cpu"))
     outs = tuple(outs) if isinstance(outs, (tuple, list)) else outs
     returned = _call(info.get_op(), sample, device, out=outs)
@@ -121,7 +121,7 @@ def _grad(info: Any, sample: Any, device: str) -> Any:
 
 
 def _weighted(result: torch.Tensor) -> torch.Tensor:
-    # Weights, because the plain sum of a softmax, say, has no gradient at all.
+    # Weighted, because the plain sum of a softmax, for example, has a zero gradient.
     weights = (torch.arange(result.numel()) % 7 / 7 + 0.5).reshape(result.shape).to(result.device)
     real = torch.view_as_real(result).sum(-1) if result.is_complex() else result
     return (real * weights).sum()

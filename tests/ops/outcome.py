@@ -1,17 +1,17 @@
-"""What a check of one operator, dtype and kind came to."""
+"""Defines the outcome of a check of one operator, dtype and kind."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: From best to worst. none: no sample that the CPU takes.
+#: From best to worst. none: the CPU raises for every sample.
 STATUSES = ("none", "right", "wrong", "error", "timeout", "crash")
 
 
 @dataclass(slots=True)
 class Outcome:
-    """``message`` is the first line of the first failure; ``cpu`` the ops that ran on the CPU."""
+    """Outcome of a check; ``message`` is the first line of the first failure, ``cpu`` the ops that ran on the CPU."""
 
     op: str
     dtype: str
@@ -34,7 +34,7 @@ class Outcome:
         return self.status not in ("none", "right")
 
     def fail(self, status: str, message: str, sample: str) -> None:
-        """Notes a failure; the first of the worst kind is the one that is told."""
+        """Record a failure; the first one with the worst status is reported."""
         if STATUSES.index(status) > STATUSES.index(self.status):
             self.status, self.message, self.sample = status, first_line(message), sample[:300]
 
@@ -43,11 +43,11 @@ class Outcome:
 
 
 def first_line(text: str, width: int = 300) -> str:
-    """The first line that says something, cut to ``width`` characters."""
+    """Return the first three nonempty lines as one, truncated to ``width`` characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (" ".join(lines[:3]) if lines else text)[:width]
 
 
 def from_dict(value: dict[str, Any]) -> Outcome:
-    """The Outcome of its ``as_dict()``, also after a trip through JSON."""
+    """Return the Outcome of an ``as_dict()``, also after a round trip through JSON."""
     return Outcome(**value | {"cpu": tuple(value["cpu"]), "decomposed": tuple(value["decomposed"])})

@@ -1,4 +1,4 @@
-"""Runs checks in worker processes, each with a time limit: one that crashes or hangs costs only itself."""
+"""Runs checks in worker processes, each with a time limit: a crash or a hang affects no other check."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 #: Seconds until a fresh worker has imported torch and its database.
 START_SECONDS = 180
-#: Checks after which a worker gives way to a fresh one: XLA does not give back all of its memory.
+#: Checks after which a worker is replaced: XLA does not return all of its memory.
 CHECKS_PER_WORKER = 600
 
 
 class WorkerDied(Exception):
-    """The worker ended before it answered; the text says how."""
+    """Raised when the worker exits before it answers; the message has its exit status."""
 
 
 class _Worker:
-    """One process. ``ask`` raises WorkerDied or TimeoutError; the worker is of no use then."""
+    """A worker process. ``ask`` raises WorkerDied or TimeoutError, after which the worker cannot be used."""
 
     def __init__(self) -> None:
         read, write = os.pipe()
@@ -53,7 +53,7 @@ class _Worker:
         try:
             print(json.dumps(job), file=self._process.stdin, flush=True)
         except BrokenPipeError:
-            raise WorkerDied(self._how()) from None
+            raise WorkerDied(self._exit_status()) from None
         answer: dict[str, Any] = json.loads(self._line(seconds))
         return answer
 
@@ -64,14 +64,14 @@ class _Worker:
                 raise TimeoutError(f"no answer within {seconds:.0f} s")
             chunk = os.read(self._answers, 1 << 16)
             if not chunk:
-                raise WorkerDied(self._how())
+                raise WorkerDied(self._exit_status())
             self._buffer += chunk
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line
 
-    def _how(self) -> str:
+    def _exit_status(self) -> str:
         code = self._process.wait()
-        return f"killed by signal {-code}" if code < 0 else f"ended with {code}"
+        return f"killed by signal {-code}" if code < 0 else f"exited with {code}"
 
     def close(self) -> None:
         self._process.kill()
@@ -80,7 +80,7 @@ class _Worker:
 
 
 def run(jobs: list[dict[str, Any]], workers: int, seconds: float) -> Iterator[Outcome]:
-    """The outcomes of the jobs (op, dtype, kind, samples), as they are done; ``seconds`` for each."""
+    """Yield the outcomes of the jobs (op, dtype, kind, samples) when done; ``seconds`` is the limit of each."""
     waiting: Queue[dict[str, Any]] = Queue()
     done: Queue[Outcome] = Queue()
     for job in jobs:

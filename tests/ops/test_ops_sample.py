@@ -1,4 +1,4 @@
-"""A sample of the sweep (`make test-ops`): ops of every family, float32, values and gradients."""
+"""Runs a sample of the sweep (`make test-ops`): ops of every family, float32, values and gradients."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def _names(text: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["forward", "grad"])
 @pytest.mark.parametrize("name", _names(OPS))
-def test_op_is_as_on_the_cpu(name: str, kind: str) -> None:
+def test_op_matches_cpu(name: str, kind: str) -> None:
     dtype = next(d for d in database.DTYPES if d in database.ops()[name].supported_dtypes("cpu"))
     outcome = check(name, dtype, kind, limit=2)
     assert not outcome.failed or exceptions.reason(outcome), f"{outcome.message}\n{outcome.sample}"
 
 
-def test_reasons_for_the_cpu() -> None:
-    """Each operator that the document says runs on the CPU has its reason there."""
+def test_cpu_fallbacks_have_reasons() -> None:
+    """Each CPU fallback of the document has its reason."""
     document = (Path(__file__).parents[2] / "docs" / "op_coverage.md").read_text()
-    rows = document.partition("## What runs on the CPU")[2].partition("\n## ")[0].splitlines()[4:]
+    rows = document.partition("## CPU fallbacks")[2].partition("\n## ")[0].splitlines()[4:]
     for row in filter(None, rows):
         _, parts, why = row.strip("| ").split(" | ")
         assert why == report.why_on_cpu(parts.split(", ")), row

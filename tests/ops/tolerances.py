@@ -1,19 +1,19 @@
-"""Where torch.testing's default tolerances are too narrow, and why. Data."""
+"""Lists the checks for which torch.testing's default tolerances are too strict, with reasons. Data."""
 
 from __future__ import annotations
 
 from tests.ops.compare import Limits
 
-ORDER = "sums of products, added up in another order: the error goes with the largest terms"
-STEEP = "a derivative that is steep near the edge of its domain, taken at a point that is rounded differently"
-ILL = "ill-conditioned: the CPU itself is as far from the result in float64"
-LOGARITHMS = "exp of sums of logarithms near 100, whose last bit is 1e-5 of the result; the CPU is no nearer to float64"
-LAST_BIT = "16-bit floats: rounded once at the end rather than between the steps; one last bit of the largest value"
-LOGITS_16 = "logits from 2 to 4 are rounded to 16 bits, half a last bit of which is 8e-3; the CPU to others"
+ORDER = "sums of products in another order: the error is proportional to the largest terms"
+STEEP = "a derivative that is steep near the edge of its domain, at a point that is rounded differently"
+ILL = "ill-conditioned: the CPU's error against float64 is as large"
+LOGARITHMS = "exp of sums of logarithms near 100, whose last bit is 1e-5 of the result; the CPU's error is as large"
+LAST_BIT = "16-bit floats: rounded once at the end, not between the steps; one last bit of the largest value"
+LOGITS_16 = "logits from 2 to 4 are rounded to 16 bits, half a last bit of which is 8e-3; the CPU rounds differently"
 ROUNDED = "the CPU rounds to 16 bits between the steps, XLA once at the end"
 
-#: (op, dtype or "*", kind or "*") -> (rtol, scale, reason). ``scale`` times the largest value of the result is allowed
-#: everywhere, as is torch.testing's own atol. The first that fits counts.
+#: (op, dtype or "*", kind or "*") -> (rtol, scale, reason). The absolute tolerance is ``scale`` times the largest value
+#: of the result, or torch.testing's own atol if that is larger. The first matching entry is used.
 TOLERANCES: dict[tuple[str, str, str], tuple[float, float, str]] = {
     ("addbmm", "bfloat16", "*"): (1.6e-2, 2e-2, ROUNDED),
     ("baddbmm", "bfloat16", "*"): (1.6e-2, 2e-2, ROUNDED),
@@ -40,16 +40,20 @@ TOLERANCES: dict[tuple[str, str, str], tuple[float, float, str]] = {
     ("nn.functional.multi_head_attention_forward", "float32", "*"): (1e-5, 2e-5, ILL),
     ("nn.functional.scaled_dot_product_attention", "float32", "*"): (1e-5, 4e-6, ORDER),
     ("nn.functional.ctc_loss", "float32", "grad"): (1e-3, 5e-5, LOGARITHMS),
-    ("pow", "complex64", "*"): (1e-5, 1e-6, "exp of a product with a logarithm: as far from complex128 as the CPU"),
+    ("pow", "complex64", "*"): (
+        1e-5,
+        1e-6,
+        "exp of a product with a logarithm: the CPU's error against complex128 is as large",
+    ),
     ("__rpow__", "complex64", "*"): (
         1e-5,
         1e-6,
-        "exp of a product with a logarithm: as far from complex128 as the CPU",
+        "exp of a product with a logarithm: the CPU's error against complex128 is as large",
     ),
     ("fft.hfft2", "*", "*"): (1e-5, 1e-6, ORDER),
     ("special.hermite_polynomial_he", "float32", "*"): (1e-5, 1e-6, ORDER),
     ("stft", "float32", "grad"): (1e-5, 1e-6, ORDER),
-    ("cdist", "float32", "*"): (1e-4, 1e-5, "by way of a product: squares that nearly cancel"),
+    ("cdist", "float32", "*"): (1e-4, 1e-5, "computed by a matmul: squares that nearly cancel"),
     ("triangular_solve", "float32", "grad"): (1e-5, 1e-6, ORDER),
     ("nn.functional.grid_sample", "float32", "grad"): (1e-5, 2e-6, ORDER),
     ("grid_sampler_2d", "float32", "grad"): (1e-5, 2e-6, ORDER),
@@ -61,7 +65,7 @@ TOLERANCES: dict[tuple[str, str, str], tuple[float, float, str]] = {
     ("linalg.eigh", "float32", "grad"): (2e-5, 1e-5, ILL),
     ("linalg.cond", "complex64", "forward"): (1e-5, 0.0, ILL),
     ("masked.normalize", "float32", "grad"): (2e-5, 1e-6, ILL),
-    ("nn.functional.nll_loss", "bfloat16", "forward"): (4e-2, 8e-3, "the CPU adds up in 16 bits"),
+    ("nn.functional.nll_loss", "bfloat16", "forward"): (4e-2, 8e-3, "the CPU accumulates in 16 bits"),
     ("linalg.tensorsolve", "float32", "*"): (1e-5, 1e-6, ORDER),
     ("ldexp", "float32", "grad"): (1e-5, 1e-6, ORDER),
     ("*", "bfloat16", "*"): (1.6e-2, 8e-3, LAST_BIT),
@@ -80,8 +84,8 @@ ABSOLUTE: dict[tuple[str, str, str], tuple[float, str]] = {
 }
 
 
-def of(op: str, dtype: str, kind: str) -> Limits:
-    """What a check allows."""
+def limits_of(op: str, dtype: str, kind: str) -> Limits:
+    """Return the tolerances of a check."""
     atol = ABSOLUTE.get((op, dtype, kind), (0.0, ""))[0]
     for key, (rtol, scale, _) in TOLERANCES.items():
         if all(wanted in ("*", name) for wanted, name in zip(key, (op, dtype, kind), strict=True)):

@@ -1,6 +1,6 @@
-"""A process that checks what it is told on stdin, one JSON line each, and answers with JSON lines on file descriptor 3.
+"""Worker process: reads checks from stdin as JSON lines and writes outcomes to a file descriptor as JSON lines.
 
-Lives for many checks, since importing torch and its database takes seconds; the pool ends it when a check takes too
+It runs many checks, because importing torch and its database takes seconds; the pool kills it when a check takes too
 long, and starts another when it dies.
 """
 
@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-os.environ.setdefault("XLA_FALLBACK_WARN", "0")
+os.environ.setdefault("TORCH_XLA_WARN_FALLBACK", "0")
 
 import torch
 
@@ -32,7 +32,7 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
     try:
         done = check(job["op"], getattr(torch, job["dtype"]), job["kind"], job["samples"])
     except Exception as error:
-        # Not the operator's fault: a sample that cannot be made, or a mistake of the sweep.
+        # Not the operator's fault: a sample that cannot be made, or a bug of the sweep.
         done = Outcome(job["op"], job["dtype"], job["kind"], "error", 1, 0, f"sweep: {type(error).__name__}: {error}")
     return done.as_dict()
 

@@ -25,9 +25,9 @@ xmp.spawn(replica_programs.everything, nprocs={world}, start_method="fork")
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.sweep), 4])
-def test_everything(world: int) -> None:
-    # Ranks take several ways: what is recorded again is explained at length.
-    done = run_script(SPAWN.format(world=world), check=False, XLA_EXPLAIN_RECOMPILATIONS="0")
+def test_all_programs(world: int) -> None:
+    # Ranks record different graphs, so explanations of recompilations are long.
+    done = run_script(SPAWN.format(world=world), check=False, TORCH_XLA_EXPLAIN_RECOMPILATIONS="0")
     assert done.returncode == 0, done.stderr[-4000:]
 
 
@@ -43,13 +43,13 @@ xmp.spawn(dtensor_programs.everything, args=({folder!r},), nprocs={world}, start
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.sweep), 4])
 def test_dtensor(world: int, tmp_path: Path) -> None:
     code = DTENSORS.format(world=world, folder=str(tmp_path / "checkpoint"))
-    done = run_script(code, check=False, XLA_EXPLAIN_RECOMPILATIONS="0")
+    done = run_script(code, check=False, TORCH_XLA_EXPLAIN_RECOMPILATIONS="0")
     assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
-def test_two_hundred_times(world: int) -> None:
+def test_two_hundred_repetitions(world: int) -> None:
     torch_xla.sync()
     xmp.spawn(replica_programs.repeated, args=(200,), nprocs=world)
 
@@ -63,7 +63,7 @@ def worker(rank, is_received):
     dist.init_process_group("xla", init_method="xla://")
     other, received = 1 - rank, torch.zeros(3, device="xla")
     request = dist.isend(torch.full((3,), 7.0 + rank, device="xla"), other)
-    torch_xla.sync()  # both ranks send first: it cannot run the send of one
+    torch_xla.sync()  # both ranks send first, so this cannot run a single send
     dist.recv(received, other)
     request.wait()
     assert received.tolist() == [7.0 + other] * 3
@@ -78,9 +78,9 @@ xmp.spawn(worker, args=({is_received},), nprocs=2, start_method="fork")
 
 
 @pytest.mark.parametrize("is_received", [True, False])
-def test_send_that_nobody_waits_for(is_received: bool) -> None:
-    """It is sent at the end of the process at the latest, which reports one that nobody receives."""
+def test_send_without_wait(is_received: bool) -> None:
+    """It is sent at the latest at process exit, which reports a send without a receive."""
     done = run_script(SENDS.format(is_received=is_received), check=False)
     assert done.returncode == (0 if is_received else 1), done.stderr[-4000:]
-    said = "torch_xla: a dist.isend that nobody waited for failed at the end of the process:"
+    said = "torch_xla: a dist.isend without wait() failed at the end of the process:"
     assert (said in done.stderr) == (not is_received), done.stderr[-4000:]

@@ -24,7 +24,7 @@ RUN = "from tests.programs import sharded_programs as s, large_model_programs as
 @pytest.mark.parametrize(("program", "devices"), CASES, ids=[f"{p.__name__}-{n}" for p, n in CASES])
 def test_values(program: Callable[[], None], devices: int) -> None:
     code = RUN + f"s.switched_on(p.{program.__name__}); print('done')"
-    done = run_script(code, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices), XLA_FALLBACK_WARN="0")
+    done = run_script(code, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices), TORCH_XLA_WARN_FALLBACK="0")
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
 
 
@@ -41,8 +41,8 @@ def _losses(process: subprocess.Popen[str]) -> list[float]:
     return found
 
 
-def test_meshes_of_several_sizes_and_kills(tmp_path: Path) -> None:
-    """A run on 4 devices, killed at random, goes on with 2, is killed, and ends on 1, with the losses of one alone."""
+def test_resume_on_meshes_of_several_sizes(tmp_path: Path) -> None:
+    """A run on 4 devices is killed, resumes on 2, is killed, and ends on 1, with the losses of a single device."""
     steps = 60
     whole = _losses(_run(tmp_path / "whole", steps, 4))
     for devices in (4, 2):
@@ -65,8 +65,8 @@ large_model_programs.checkpoint_job({path!r}, {steps}, {kill_at})
 """
 
 
-def test_processes_that_die_in_a_checkpoint(tmp_path: Path) -> None:
-    """Two processes, one killed while both save, then four, then one: all checkpoints before are whole."""
+def test_processes_killed_while_saving(tmp_path: Path) -> None:
+    """Two processes, one killed while both save, then four, then one: all earlier checkpoints are complete."""
 
     def job(count: int, steps: int, kill_at: int = 0) -> tuple[int, list[list[float]], str]:
         (tmp_path / "job.py").write_text(JOB.format(path=str(tmp_path / "run"), steps=steps, kill_at=kill_at))
@@ -88,7 +88,7 @@ def test_processes_that_die_in_a_checkpoint(tmp_path: Path) -> None:
     code, losses, error = job(2, 12, kill_at=6)
     assert code != 0 and "SIGKILL" in error and not losses, error
     assert sorted(p.name for p in (tmp_path / "run").glob("[0-9]*")) == ["2", "4"]
-    # Of step 6 nothing is left, or a folder that the next job removes: the first process may have been ended, too.
+    # Step 6 left nothing, or a folder that the next job removes: the first process may have ended, too.
     code, losses, error = job(4, 8)
     assert code == 0 and losses == [pytest.approx(whole[:8], rel=1e-4)] * 4, error
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["4", "6", "8"]
@@ -120,7 +120,7 @@ except RuntimeError as error:
 
 def test_preemption(tmp_path: Path) -> None:
     done = run_script(PREEMPTED.format(path=str(tmp_path)), check=False, PJRT_DEVICE="CPU")
-    assert done.returncode == 0 and done.stderr == "SIGTERM: step 3 is the last one\n", done.stderr
+    assert done.returncode == 0 and done.stderr == "SIGTERM: stopping after step 3\n", done.stderr
     first, second, third = done.stdout.splitlines()
     assert (first, second) == ("3 [3]", "{'step': 3}") and "chkpt_on_preemption=False" in third
 
@@ -135,12 +135,12 @@ xmp.spawn(fsdp_zero_programs.{name}, nprocs={count}, start_method="fork")
 @pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", ["fsdp", "zero"])
 def test_replicas(name: str, count: int) -> None:
-    done = run_script(SPAWN.format(name=name, count=count), False, PJRT_DEVICE="CPU", XLA_FALLBACK_WARN="0")
+    done = run_script(SPAWN.format(name=name, count=count), False, PJRT_DEVICE="CPU", TORCH_XLA_WARN_FALLBACK="0")
     assert done.returncode == 0 and done.stdout.count("done") == count, done.stderr
 
 
 def test_consolidated_checkpoints(tmp_path: Path) -> None:
-    """The command line: files of two replicas become one."""
+    """The command consolidates the files of two replicas."""
     code = "import torch; info = {'w': {'names': ['a', 'b'], 'pieces': [0, 0], 'shapes': [[3]], 'rows': False}}\n"
     code += "for rank in range(2):\n"
     code += "    meta = {'shard_info': info, 'world_size': 2, 'rank': rank}\n"

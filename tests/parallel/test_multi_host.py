@@ -28,7 +28,7 @@ def free_port() -> int:
 def nodes(
     folder: Path, address: str, each: int = 1, prefixes: Sequence[Sequence[str]] = ((), ())
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A torchrun of host_program for each prefix, which is a command that runs another. None is left after the block.
+    """Run a torchrun of host_program for each command prefix; end all of them after the block.
 
     torchrun and what it starts are forks of a process that has imported it all (see scripts.PYTHON). What they print is
     in ``node0``, ``node1`` in the folder.
@@ -47,7 +47,7 @@ def nodes(
         yield started
     finally:
         for process in started:
-            process.terminate()  # torchrun ends what it has started
+            process.terminate()  # torchrun ends its workers
         for process in started:
             process.wait()
 
@@ -69,7 +69,7 @@ def _ip(*words: str) -> None:
 
 @contextmanager
 def namespaces() -> Iterator[list[tuple[str, str]]]:
-    """Two network namespaces with a cable between them: their names and addresses. Skips where one may not make any."""
+    """Two connected network namespaces: names and addresses. Skips without the permission to create them."""
     names = [f"xla{os.getpid()}{end}" for end in "ab"]
     addresses = ["10.213.7.1", "10.213.7.2"]
     if shutil.which("ip") is None:
@@ -93,7 +93,7 @@ def namespaces() -> Iterator[list[tuple[str, str]]]:
 
 
 def test_two_network_namespaces(tmp_path: Path) -> None:
-    """The machine's name, a loopback address, is no way from one to the other."""
+    """The host name resolves to a loopback address, which is not reachable from the other namespace."""
     with namespaces() as both:
         prefixes = [("ip", "netns", "exec", name) for name, _ in both]
         with nodes(tmp_path, both[0][1], prefixes=prefixes) as processes:
@@ -101,7 +101,7 @@ def test_two_network_namespaces(tmp_path: Path) -> None:
     assert multi_host_program.check_weights(tmp_path, 2) == [(2, 0, 0), (2, 0, 1)]
 
 
-#: Forks two processes that are started as torchrun starts them, but that nobody watches: each must end by itself.
+#: Forks two processes with torchrun's environment but without a supervisor: each must end by itself.
 ENDS = """
     import os, sys
     import torch, torch_xla
@@ -114,7 +114,7 @@ ENDS = """
         reduce()
         if rank == 0:
             raise SystemExit(3)
-        reduce()  # known: nothing is compared before it runs
+        reduce()  # cached: no comparison before the launch
 
     def last_exits(rank):
         reduce()
@@ -150,12 +150,12 @@ ENDS = """
 @pytest.mark.parametrize(
     ("mode", "codes", "rank", "message"),
     [
-        ("first_exits", "[3, 1]", 1, "rank 0: nothing: it has ended"),
+        ("first_exits", "[3, 1]", 1, "rank 0: no collective: the process has exited"),
         ("last_exits", "[1, 4]", 0, ""),
         ("last_returns", "[1, 0]", 0, "for replica 1, which has ended"),
     ],
 )
-def test_a_rank_that_exits_is_not_waited_for(tmp_path: Path, mode: str, codes: str, rank: int, message: str) -> None:
+def test_ranks_do_not_wait_for_an_exited_rank(tmp_path: Path, mode: str, codes: str, rank: int, message: str) -> None:
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     done = run_script(ENDS, check=False, MODE=mode, WHERE=str(tmp_path), **where)
     said = [(tmp_path / str(i)).read_text() for i in range(2)]
@@ -163,7 +163,7 @@ def test_a_rank_that_exits_is_not_waited_for(tmp_path: Path, mode: str, codes: s
     assert message in said[rank], said
 
 
-def test_a_job_needs_a_port_that_all_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_requires_a_fixed_port(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     settings.reload()
@@ -178,12 +178,12 @@ def test_a_job_needs_a_port_that_all_know(monkeypatch: pytest.MonkeyPatch) -> No
         settings.reload()
 
 
-def test_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host_address.local_address_for("127.0.0.1") == host_address.local_address_for("localhost") == "127.0.0.1"
-    # A name that is the machine's own, which it takes to be on loopback: the address that has the default route.
+    # The host name, if it resolves to loopback: the address of the default route.
     routes = {"rank0": "127.0.1.1", host_address._ELSEWHERE: "10.1.2.3"}
     monkeypatch.setattr(host_address, "_source_address_for", routes.__getitem__)
     assert host_address.local_address_for("rank0") == "10.1.2.3"
-    # Other machines find another address by that name, unless there are none.
+    # Other machines resolve that name to another address, if there are any.
     assert host_address.loopback_for("rank0", all_here=False) is None
     assert host_address.loopback_for("rank0", all_here=True) == "127.0.1.1"

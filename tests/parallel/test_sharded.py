@@ -17,5 +17,5 @@ CASES += [(program, 4) for program in sharded_programs.ON_FOUR + capture_program
 def test_values(program: Callable[[], None], devices: int) -> None:
     code = "from tests.programs import sharded_programs as s; "
     code += f"import {program.__module__} as p; s.switched_on(p.{program.__name__}); print('done')"
-    done = run_script(code, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices), XLA_FALLBACK_WARN="0")
+    done = run_script(code, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices), TORCH_XLA_WARN_FALLBACK="0")
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr

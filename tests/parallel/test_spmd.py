@@ -1,4 +1,4 @@
-"""SPMD: one device in front of four, tensors spread over them; and the same over two processes."""
+"""SPMD: tensors sharded over four devices behind one xla device, and over two processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.helpers import run_script
 @pytest.mark.parametrize("name", [program.__name__ for program in spmd_programs.PROGRAMS])
 def test_four_devices(name: str) -> None:
     code = f"from tests.programs import spmd_programs; spmd_programs.{name}(); print('done')"
-    # What is said on stderr is that several ways to train are several programs.
-    done = run_script(code, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4", XLA_FALLBACK_WARN="0")
+    # stderr has explanations of recompilations, because the ways to train differ.
+    done = run_script(code, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4", TORCH_XLA_WARN_FALLBACK="0")
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
 
 
@@ -50,8 +50,8 @@ print(y.sum().item())
 """
 
 
-def test_processes_that_differ(tmp_path: Path) -> None:
-    """Each waits for the other in a program of its own: the one that notices says what differs, and the job ends."""
+def test_processes_with_different_programs(tmp_path: Path) -> None:
+    """Each rank waits in a different program: the watchdog reports the difference, and the job ends."""
     script = tmp_path / "script.py"
     script.write_text(DIFFERING)
     done = _torchrun(str(script), CPU_NUM_DEVICES="1")
@@ -69,7 +69,7 @@ print((x * x).sum().item(), len(xs.get_sharding(x).device_set), met.counter_valu
 """
 
 
-def test_programs_are_kept(tmp_path: Path) -> None:
+def test_programs_are_cached(tmp_path: Path) -> None:
     lines = [
         run_script(TWICE, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4", XLA_PERSISTENT_CACHE_PATH=str(tmp_path)).stdout
         for _ in range(2)

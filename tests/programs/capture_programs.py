@@ -1,4 +1,4 @@
-"""What is recorded once, compiled or exported, with sharded tensors: test_sharded.py runs it on four devices.
+"""Captured, compiled and exported functions with sharded tensors; test_sharded.py runs them on four devices.
 
 Every function asserts values and gradients against eager CPU torch.
 """
@@ -32,7 +32,7 @@ def _net() -> nn.Module:
 
 
 def _split(model: nn.Module) -> nn.Module:
-    """The model on xla, each parameter's first dimension over the devices."""
+    """Return the model on xla, with the first dimension of each parameter sharded."""
     model = model.to("xla")
     for p in model.parameters():
         xs.mark_sharding(p, row(), ("fsdp", *(None,) * (p.dim() - 1)))
@@ -45,7 +45,7 @@ def _batch(step: int, device: str) -> torch.Tensor:
 
 
 def _train(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor], device: str) -> list[torch.Tensor]:
-    """Four steps; the losses."""
+    """Train four steps and return the losses."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for step in range(4):
@@ -72,7 +72,7 @@ def _trains_as_the_cpu(wrap: Callable[[nn.Module], Callable[[torch.Tensor], torc
 
 
 def pure() -> None:
-    """PureModule, and assume_pure of a function of parameters: they stay split, the values are the module's."""
+    """PureModule, and assume_pure of a function of parameters: they stay sharded, with the values of the module."""
     net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 4))
 
     def functional(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -84,7 +84,7 @@ def pure() -> None:
 
 
 def compiled() -> None:
-    """torch.compile: buffers are written to, forward and backward are a node each of a program over all devices."""
+    """torch.compile: buffers are written; forward and backward are one node each of a program over all devices."""
     _trains_as_the_cpu(lambda model: torch.compile(model, backend="openxla"), _net())
     model = _net().eval()
     split = torch.compile(_split(copy.deepcopy(model)), backend="openxla")
@@ -98,7 +98,7 @@ def _cube(x: Any, w: Any) -> Any:
 
 
 def jax_functions() -> None:
-    """A jax function of split tensors, with its gradient; a computation of XLA's; a module of torch's under jax."""
+    """A jax function of sharded tensors with gradient; an XLA computation; a torch module under jax."""
     x, w = torch.randn(8, 4), torch.randn(4, 8)
     expected = [t.clone().requires_grad_() for t in (x, w)]
     _cube(*expected).sum().backward()
@@ -128,7 +128,7 @@ def _computation() -> Any:
 
 
 def shipped() -> None:
-    """A model exported to StableHLO, called with a split batch; nothing has asked for a device before."""
+    """A model exported to StableHLO, called with a sharded batch before any other use of a device."""
     model = _net().eval()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         stablehlo.save_torch_model_as_stablehlo(model, (_batch(0, "cpu"),), folder)
@@ -137,5 +137,5 @@ def shipped() -> None:
             torch.testing.assert_close(loaded(_batch(step, "xla")).cpu(), model(_batch(step, "cpu")))
 
 
-#: On four devices; on one: test_assume_pure.py, test_openxla_backend.py, test_interop.py, test_call_jax.py, test_stablehlo.py.
+#: For four devices; tests/capture covers one device.
 ON_FOUR: list[Callable[[], None]] = [pure, compiled, jax_functions, shipped]

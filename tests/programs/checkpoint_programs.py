@@ -1,4 +1,4 @@
-"""What the processes do that test_distributed_checkpoint.py spawns: each function asserts, on every rank."""
+"""Programs that test_distributed_checkpoint.py spawns; each function asserts on every rank."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def state_of(one: Trained) -> dict[str, Any]:
 
 
 def tensors_of(one: Trained) -> list[torch.Tensor]:
-    """All tensors of the model and of the optimizer, on the CPU."""
+    """Return all tensors of the model and the optimizer, on the CPU."""
     state = one[1].state_dict()["state"]
     return [t.detach().cpu() for t in (*one[0].state_dict().values(), *(v for s in state.values() for v in s.values()))]
 
 
 def save(one: Trained, folder: Path, **how: Any) -> Any:
-    """The checkpoint, and its tensors as a plain file beside it, to compare with."""
+    """Write the checkpoint, and its tensors to a plain file for comparison."""
     torch.save(tensors_of(one), folder.with_suffix(".expected"))
     return (
         dcp.async_save(state_of(one), checkpoint_id=folder, **how)
@@ -57,7 +57,7 @@ def save(one: Trained, folder: Path, **how: Any) -> Any:
 
 
 def assert_loads(folder: Path) -> None:
-    """The checkpoint gives its values to a model and an optimizer that had other ones."""
+    """Assert that the checkpoint restores a model and an optimizer with other values."""
     fresh = trained(2, steps=1)
     state = state_of(fresh) | {"epoch": 0}
     dcp.load(state, checkpoint_id=folder)
@@ -72,14 +72,14 @@ def save_and_load(index: int, folder: Path) -> None:
     assert xla_backend.ProcessGroupXla is not None
     dist.init_process_group("xla", init_method="xla://")
     one = trained(1)
-    assert_loads(folder / "alone")  # one process has written it
+    assert_loads(folder / "alone")  # written by one process
     save(one, folder / "both")
     assert_loads(folder / "both")
     group = dist.new_group(backend="gloo")
     future = save(one, folder / "behind", process_group=group, async_stager=checkpoint.Stager())
     with torch.no_grad():
         for parameter in one[0].parameters():
-            parameter.zero_()  # while the thread writes
+            parameter.zero_()  # while the background thread writes
     torch_xla.sync()
     future.result()
     dist.barrier()
@@ -89,7 +89,7 @@ def save_and_load(index: int, folder: Path) -> None:
 
 
 def _xm_save(rank: int, folder: Path) -> None:
-    """It has written when it returns, on every rank; and all are told of a failure."""
+    """A synchronous save has written when it returns on every rank; a failure raises on all ranks."""
     for number in range(3):
         total = xm.all_reduce("sum", torch.full((2,), number, device="xla"))
         xm.save({"total": total}, folder / "file.pt")
@@ -101,7 +101,7 @@ def _xm_save(rank: int, folder: Path) -> None:
 
 
 class Killing(io.FileIO):
-    """A file that ends the process without a word when it has taken ``limit`` bytes."""
+    """A file that kills the process silently after ``limit`` bytes."""
 
     limit = 0
 
@@ -114,7 +114,7 @@ class Killing(io.FileIO):
 
 
 def killed_while_saving(index: int, path: Path, limit: int) -> None:
-    """Rank 0 dies in the middle of the file; rank 1 waits for it."""
+    """Rank 0 dies while writing a file, and rank 1 waits for it."""
     values = xm.all_reduce("sum", torch.ones(5000, device="xla"))
     if index == 0:
         Killing.limit = limit
@@ -123,7 +123,7 @@ def killed_while_saving(index: int, path: Path, limit: int) -> None:
 
 
 def killed_in_a_checkpoint(index: int, folder: Path) -> None:
-    """Rank 1 dies when it has written a part of its data."""
+    """Rank 1 dies after writing part of its data."""
     dist.init_process_group("xla", init_method="xla://")
 
     class Writer(dcp.FileSystemWriter):

@@ -1,4 +1,4 @@
-"""Collectives held against their definitions, on every rank. Run in the processes that test_collectives.py spawns.
+"""Collectives compared with their definitions on every rank, in processes that test_collectives.py spawns.
 
 Every rank makes the data of all ranks from one seed, so each knows what it should receive.
 """
@@ -21,14 +21,14 @@ Case = tuple[str, Callable[[], Any], Any]
 
 
 class Replica:
-    """This rank and everyone's data."""
+    """The rank, and the data of all ranks."""
 
     def __init__(self, seed: int = 0) -> None:
         self.world, self.rank = xm.xrt_world_size(), xm.get_ordinal()
         self.generator = torch.Generator().manual_seed(seed)
 
     def data(self, *shape: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-        """The tensor of every rank, on the CPU. Small integers: sums are exact in any dtype and any order."""
+        """Return the CPU tensor of every rank. Values are small integers: sums are exact in any dtype and order."""
         values = torch.randint(-3, 4, (self.world, *shape), generator=self.generator)
         return list(values.abs().to(dtype) if dtype in (torch.uint8, torch.bool) else values.to(dtype))
 
@@ -36,7 +36,7 @@ class Replica:
         return data[self.rank].to("xla")
 
     def group(self, groups: list[list[int]] | None) -> list[int]:
-        """The ranks of this one's group."""
+        """Return the ranks of this rank's group."""
         return next(g for g in groups if self.rank in g) if groups else list(range(self.world))
 
 
@@ -91,8 +91,8 @@ def reduce_scatter(me: Replica) -> Iterator[Case]:
         group = me.group(groups)
         for op in ("sum", "max"):
             data = me.data(3, 4 * len(group))
-            whole = 0.5 * reduced(op, [data[rank] for rank in group])
-            expected = whole.chunk(len(group), 1)[group.index(me.rank)]
+            full = 0.5 * reduced(op, [data[rank] for rank in group])
+            expected = full.chunk(len(group), 1)[group.index(me.rank)]
             call = functools.partial(xm.reduce_scatter, op, me.mine(data), 0.5, 1, len(group), groups)
             yield f"reduce_scatter {op} {groups}", call, expected
 
@@ -133,7 +133,7 @@ FAMILIES = (all_reduce, all_gather, reduce_scatter, all_to_all, collective_permu
 
 
 def check_all(seed: int = 0) -> None:
-    """Every case of every family, a family in one graph; raises AssertionError that names the case."""
+    """Run every case, one graph per family; an AssertionError names the case."""
     for family in FAMILIES:
         cases = list(family(Replica(seed)))
         got = [call() for _, call, _ in cases]
@@ -148,7 +148,7 @@ def _list(value: Any) -> list[torch.Tensor]:
 
 
 def exact_broadcast() -> None:
-    """Bits arrive as sent: -0.0 and NaN."""
+    """-0.0 and NaN arrive bit for bit."""
     me = Replica()
     x = torch.tensor([-0.0, float("nan"), float("inf"), float(me.rank)], device="xla")
     xm.collective_broadcast([x])

@@ -1,4 +1,4 @@
-"""Programs of torch that call each of ATen's kernels once at least, small enough to be compiled over a mesh as well."""
+"""Torch programs that call each ATen kernel of the CPU backend at least once; also compiled over a mesh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 @dataclass
 class Case:
-    """A computation with gradients, large enough for a call of a kernel."""
+    """A computation with gradients that is large enough for a kernel call."""
 
     function: Callable[..., torch.Tensor]
     shapes: tuple[tuple[int, ...], ...]
@@ -38,7 +38,7 @@ CASES = {
 
 
 def with_gradients(case: Case) -> Callable[..., list[torch.Tensor]]:
-    """A function of the inputs: the result, and the gradients of a weighted sum of it."""
+    """Return a function of the inputs that returns the result and the gradients of a weighted sum of it."""
 
     def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
         out = case.function(*inputs)

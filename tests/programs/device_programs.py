@@ -1,4 +1,4 @@
-"""What test_devices.py runs in a process with two xla devices: each function asserts."""
+"""Programs that test_devices.py runs in a process with two xla devices; each function asserts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def overloads() -> Iterator[Any]:
 
 
 def call(op: Any, place: str | None, tensor: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-    """The op with device=place, tensors made by ``tensor``."""
+    """Call the op with device=place and arguments created by ``tensor``."""
     args: list[Any] = []
     options: dict[str, Any] = {"device": place}
     for a in op._schema.arguments:
@@ -51,7 +51,7 @@ def call(op: Any, place: str | None, tensor: Callable[[tuple[int, ...]], Tensor]
             args.append(ARGUMENTS[a.name])
         elif a.name == "self":
             args.append(tensor((2, 3)))
-        else:  # torch takes bounds on the CPU only where the result is not on their device
+        else:  # if the result is on another device, torch requires bounds on the CPU
             args.append(torch.tensor(4.0) if "_like" in op._schema.name else tensor(()))
     if op._schema.name.endswith("tril_indices"):
         options["dtype"] = torch.int64
@@ -60,7 +60,7 @@ def call(op: Any, place: str | None, tensor: Callable[[tuple[int, ...]], Tensor]
 
 
 def settled() -> None:
-    """Both devices run what is pending: no graph is broken."""
+    """Run the pending graphs of both devices: none is broken."""
     for ordinal in range(2):
         executor.sync_device(ordinal, wait=True)
 
@@ -76,7 +76,7 @@ def expected(place: str | None, own: str) -> torch.device:
 
 
 def factories() -> None:
-    """Every op that takes a device makes its result there, as torch does on the CPU; others are refused by name."""
+    """Ops with a device argument create their result there, as on the CPU; unknown devices raise with their name."""
     seen = 0
     for op in overloads():
         homes = ("xla:0", "xla:1") if takes_tensor(op) else ("cpu",)
@@ -111,18 +111,18 @@ def _factory(op: Any, home: str, place: str | None) -> None:
 
 
 def methods() -> None:
-    """What Python offers on top: new_tensor, Module.to_empty, out= forms, requires_grad."""
+    """Python-level functions: new_tensor, Module.to_empty, out= overloads, requires_grad."""
     for home in ("xla:0", "xla:1"):
         x = torch.ones(2, 3, device=home)
         for place in DEVICES[1:-1]:
             want = expected(place, home)
-            if place != "xla":  # on the tensor's own device, says torch
+            if place != "xla":  # torch documents the device of the tensor
                 assert x.new_tensor([1.0], device=place).device == want
             assert x.new_ones(2, device=place, requires_grad=True).requires_grad
             assert torch.empty_like(x, device=place, dtype=torch.int8).device == want
             assert torch.nn.Linear(2, 2, device=home).to_empty(device=place).weight.device == want
             assert x.to(place).device == want
-        with torch.device("cpu"):  # a default device is none that was asked for
+        with torch.device("cpu"):  # a default device is not an explicit device
             assert torch.zeros_like(x).device == x.device
         settled()
 
@@ -159,7 +159,7 @@ ALLOWED = {
     (name, device)
     for name, devices in {
         "torch.xla.set_device": (-1, -5), "torch.xla.device": (-1, -5),
-        # 1 << 40 is 0 to torch.device.
+        # torch.device truncates 1 << 40 to 0.
         "torch.Generator": ("cpu", 1 << 40), "torch.zeros": ("cpu", "meta", 1 << 40),
         "Tensor.to": ("cpu", "meta", 1 << 40), "Tensor.to of xla": ("cpu", "meta", 1 << 40),
     }.items()
@@ -168,7 +168,7 @@ ALLOWED = {
 
 
 def ordinals() -> None:
-    """Whatever takes a device refuses one that does not exist, or is none of xla, at once."""
+    """Every function with a device argument raises immediately for a missing or a non-xla device."""
     accepted = []
     for name, function in PUBLIC.items():
         for device in (2, 64, 99, 127, 300, 1 << 40, -1, -5, "cpu", "meta", "xla:2", "xla:99"):
@@ -183,7 +183,7 @@ def ordinals() -> None:
 
 
 def moves() -> None:
-    """A module moves from one xla device to another and keeps its parameters; so does what ``.data =`` is given."""
+    """A module moves between xla devices and keeps its Parameter objects; assigning ``.data`` does the same."""
     model = torch.nn.Linear(2, 2).to("xla:0")
     weight, before = model.weight, model.weight.tolist()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -208,10 +208,10 @@ def moves() -> None:
 
 
 def bindings() -> None:
-    """No function of the recorder that takes an ordinal takes one that does not exist."""
+    """Every recorder function with an ordinal argument raises for a missing device."""
     module = recorder.bindings()
     for name in ("collect", "live_buffers", "live_nodes", "live_tensor_count", "pending_count", "buffers", "take_peak",
-                 "memory_use", "get_seed", "set_current_device", "checked_ordinal"):  # fmt: skip
+                 "memory_use", "get_seed", "set_current_device", "validate_ordinal"):  # fmt: skip
         for ordinal in (2, 64, 300, -1):
             with pytest.raises(RuntimeError, match=f"xla:{ordinal} does not exist"):
                 getattr(module, name)(ordinal)
@@ -225,7 +225,7 @@ def bindings() -> None:
 
 
 def starts_nothing() -> None:
-    """Seeds and random states of the first device are set before a backend starts: processes fork after that."""
+    """Seeds and random states can be set before the backend starts, because processes fork afterwards."""
     from torch_xla._engine.device import devices
 
     torch.manual_seed(3)
@@ -250,7 +250,7 @@ def _of_lists(name: str, function: Callable[..., Any], rest: tuple[Any, ...], pl
 
 
 def foreach_lists() -> None:
-    """Lists with tensors on two devices: each is computed where it is, with torch's results; or torch refuses."""
+    """Lists with tensors on two devices: each tensor is computed on its device as in torch, or torch raises."""
     done = 0
     for name, function, rest in _foreach_calls():
         try:
@@ -266,7 +266,7 @@ def foreach_lists() -> None:
     assert done > 100
 
 
-#: Calls with tensors on two devices, which torch refuses on any device.
+#: Calls with tensors on two devices that raise in torch on any device.
 MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "add": lambda a, b: a + b,
     "add_": lambda a, b: a.add_(b),
@@ -293,7 +293,7 @@ MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 def mixed() -> None:
-    """Calls with tensors of two devices are refused when they are made, and leave both devices as they were."""
+    """Calls with tensors on two devices raise immediately, and leave both devices unchanged."""
     accepted = []
     for name, function in MIXED.items():
         a, b = (torch.tensor([[1.0, 2.0], [3.0, 5.0]]).to(f"xla:{i}") * (i + 2) for i in range(2))
@@ -310,7 +310,7 @@ def mixed() -> None:
 
 
 def in_place_lists_on_the_cpu() -> None:
-    """A fused optimizer's step on lists over two devices, which torch.optim never asks for: torch's CPU kernel runs."""
+    """A fused optimizer step on lists over two devices, which torch.optim never issues, runs torch's CPU kernel."""
     parameters = [torch.full((2,), 1.0 + i).to(f"xla:{i % 2}") * 1 for i in range(3)]
     gradients = [torch.full((2,), 2.0).to(p.device) * 1 for p in parameters]
     torch._fused_sgd_(

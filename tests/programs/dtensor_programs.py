@@ -1,4 +1,4 @@
-"""What processes of test_collectives.py do: torch's DTensor over process groups of xla, against the CPU."""
+"""DTensor over xla process groups, compared with the CPU, in processes that test_collectives.py spawns."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ OPS: list[Callable[[torch.Tensor], torch.Tensor]] = [
 ]
 
 
-def _whole(t: torch.Tensor) -> torch.Tensor:
+def _full(t: torch.Tensor) -> torch.Tensor:
     return (t.full_tensor() if isinstance(t, DTensor) else t).detach().cpu()
 
 
 def _close(got: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(_whole(got), expected.detach(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(_full(got), expected.detach(), rtol=1e-3, atol=1e-4)
 
 
 def operations(mesh: DeviceMesh, row: DeviceMesh) -> None:
-    """Values over a mesh of two dimensions and of one, and gradients."""
+    """Values and gradients over one- and two-dimensional meshes."""
     x, w = torch.randn(8, 9), torch.randn(9, 5)
     d = distribute_tensor(x, mesh, [Shard(0), Shard(1)])
     assert type(d) is DTensor and d.to_local().device.type == "xla" and not xr.is_spmd()
@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 def tensor_parallel(mesh: DeviceMesh, row: DeviceMesh) -> None:
-    """A block split by columns, rows and along the sequence trains as on the CPU; its loss is over parts of classes."""
+    """A block with column, row and sequence parallelism trains as on the CPU; the loss is sharded over classes."""
     plan = {
         "": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True),
         "a": ColwiseParallel(input_layouts=Shard(1)),
@@ -100,24 +100,24 @@ def tensor_parallel(mesh: DeviceMesh, row: DeviceMesh) -> None:
 
 
 def random_numbers(mesh: DeviceMesh, row: DeviceMesh) -> None:
-    """Each part has its own, all ranks go on alike, and a state gives the same once more."""
+    """Each shard has its own random numbers, all ranks advance alike, and a restored state repeats them."""
     torch.manual_seed(3)
     state = torch.xla.get_rng_state()
     first = randn(16, 4, device_mesh=row, placements=[Shard(0)])
     second = nn.functional.dropout(zeros(16, 4, device_mesh=row, placements=[Shard(0)]) + 1, 0.5)
-    values = _whole(first)
+    values = _full(first)
     assert len(set(values.flatten().tolist())) == 64
-    kept = _whole(second)
-    assert set(kept.flatten().tolist()) == {0.0, 2.0}
+    dropped = _full(second)
+    assert set(dropped.flatten().tolist()) == {0.0, 2.0}
     states = [torch.empty_like(state) for _ in range(dist.get_world_size())]
     dist.all_gather(states, torch.xla.get_rng_state())
     assert all(torch.equal(each, states[0]) for each in states)
     torch.xla.set_rng_state(state)
-    assert torch.equal(_whole(randn(16, 4, device_mesh=row, placements=[Shard(0)])), values)
+    assert torch.equal(_full(randn(16, 4, device_mesh=row, placements=[Shard(0)])), values)
 
 
 def modules_and_checkpoints(mesh: DeviceMesh, row: DeviceMesh, folder: str) -> None:
-    """distribute_module, torch.distributed.checkpoint from one layout to another, and what there is not."""
+    """distribute_module, torch.distributed.checkpoint between placements, and unsupported features."""
     layer = nn.Linear(6, 4)
     expected = layer.weight.detach().clone()
     layer = distribute_module(layer, row)

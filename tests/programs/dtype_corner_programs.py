@@ -1,4 +1,4 @@
-"""Elementwise rules at the corners of a dtype, against eager CPU torch; test_dtype_corners.py runs it in processes."""
+"""Elementwise rules at extreme values, compared with eager CPU torch; run by test_dtype_corners.py."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _FILLERS: dict[str, Any] = {"number": 2, "int": 2, "Optional[str]": "trunc"}
 #: Integer division: min / -1 and x / 0 end the process on the CPU.
 _DIVIDES = ("div.", "floor_divide", "remainder", "fmod", "lcm")
 _PROGRAM = 48  #: cases in one program
-_WIDEST = 128  #: elements that a vector loop takes at once: two vectors of 64 bytes, of the narrowest dtype 128
+_WIDEST = 128  #: elements per iteration of a vector loop: two vectors of 64 bytes of a one-byte dtype
 
 
 def overload(name: str) -> Any:
-    """The operator of a rule."""
+    """Return the operator of a rule."""
     packet, _, suffix = name.removeprefix("aten::").partition(".")
     return getattr(getattr(torch.ops.aten, packet), suffix or "default")
 
 
 def names() -> list[str]:
-    """Of all elementwise rules that take tensors and numbers alone."""
+    """Return the elementwise rules whose arguments are only tensors and numbers."""
     found = []
     for name, rule in RULES.items():
         if not name.startswith("aten::") or rule.random:
@@ -54,7 +54,7 @@ def names() -> list[str]:
 
 
 def corners(dtype: torch.dtype) -> torch.Tensor:
-    """The extremes of a dtype, numbers beside them, and what is no number."""
+    """Return the extreme values of a dtype, their neighbors, and NaN and infinity."""
     if dtype == torch.bool:
         return torch.tensor([False, True])
     if not dtype.is_floating_point:
@@ -76,11 +76,11 @@ def _arguments(name: str, dtype: torch.dtype) -> list[Any]:
     needed = [str(a.type) for a in overload(name)._schema.arguments if not a.has_default_value()]
     count, values = needed.count("Tensor"), corners(dtype)
     if "polynomial" in name and dtype.is_floating_point:
-        values = values[~values.isnan()]  # of nan the CPU returns a variable that it has not set
+        values = values[~values.isnan()]  # for NaN the CPU returns an uninitialized variable
     tensors = [values]
     if count > 1:
         second = values
-        if "polynomial" in name:  # the CPU computes as many terms as the number says
+        if "polynomial" in name:  # the CPU computes that number of terms
             second = torch.arange(0, 5).to(dtype)
         a, b = torch.cartesian_prod(values, second).unbind(1)
         if name.startswith(tuple(f"aten::{each}" for each in _DIVIDES)) and not dtype.is_floating_point:
@@ -97,7 +97,7 @@ def _flat(result: Any) -> list[torch.Tensor]:
 
 
 def _values_on_cpu(op: Any, given: list[Any]) -> list[list[torch.Tensor]]:
-    """Each result of the vector loop and of the scalar loop of the CPU's kernel, which differ at some corners.
+    """Return the results of the vector loop and of the scalar loop of the CPU kernel, which differ at some values.
 
     The vector loop takes contiguous operands whose number of elements is a multiple of its width; what is left over
     and strided operands go through the scalar loop.
@@ -121,13 +121,13 @@ def _is_subnormal(t: torch.Tensor) -> torch.Tensor:
 
 
 def _same(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Within the tolerance, which is relative alone, and of zeros the sign too."""
+    """Return whether values agree within a relative tolerance, including the sign of zeros."""
     near = torch.isclose(x, y, rtol=_TOLERANCE.get(y.dtype, 0), atol=0, equal_nan=True)
     return near & ((x != 0) | (x.signbit() == y.signbit()))
 
 
 def _difference(found: list[torch.Tensor], wanted: list[list[torch.Tensor]], given: list[Any]) -> str | None:
-    """What differs; it starts with SUBNORMAL where an operand or the CPU's result is subnormal at each such place."""
+    """Describe the differences, with prefix SUBNORMAL if each has a subnormal operand or CPU result."""
     operands = [g for g in given if isinstance(g, torch.Tensor)]
     for x, loops in zip(found, wanted, strict=True):
         x, y = x.cpu(), loops[0]
@@ -153,7 +153,7 @@ _TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-5, 
 
 
 def main(way: str, dtype_name: str, wanted_names: list[str], seconds: int) -> None:
-    """Prints as JSON how each rule differs from the CPU, null for not at all; ends after so much processor time."""
+    """Print the difference of each rule from the CPU as JSON (null: none); stop after a CPU time limit."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     if way == "eager":
         eager_mode(True)
@@ -162,9 +162,7 @@ def main(way: str, dtype_name: str, wanted_names: list[str], seconds: int) -> No
         cases = []
         for name in wanted_names[start : start + _PROGRAM]:
             given, op = _arguments(name, DTYPES[dtype_name]), overload(name)
-            with contextlib.suppress(
-                RuntimeError, NotImplementedError
-            ):  # refused by the CPU; other tests compare errors
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # the CPU raises; other tests compare errors
                 cases.append((name, given, _values_on_cpu(op, given)))
         print("running", *(name for name, _, _ in cases), flush=True)
         results = []

@@ -1,4 +1,4 @@
-"""What test_large_models.py runs in replicas, processes that spawn starts: FSDP and ZeRO among them, against the CPU."""
+"""FSDP and ZeRO over replicas, compared with the CPU; test_large_models.py spawns the processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimi
 
 
 def _net() -> nn.Sequential:
-    """Two blocks, and two layers that share their weight."""
+    """A model with two blocks and two layers that share a weight."""
     torch.manual_seed(0)
     net = nn.Sequential(Block(), Block(), nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     net[3].weight = net[2].weight
@@ -30,11 +30,11 @@ def _net() -> nn.Sequential:
 
 
 def _batch(step: int) -> torch.Tensor:
-    """What all replicas have together."""
+    """Return the batches of all replicas for a step."""
     return torch.randn(xr.world_size(), 4, 8, generator=torch.Generator().manual_seed(step))
 
 
-#: Options of the wrapper; the last two are not its own.
+#: Options of the wrapper; the last two are not options of FSDP.
 WAYS: list[dict[str, Any]] = [
     {},
     {"flatten_parameters": True},
@@ -53,7 +53,7 @@ def _wrapped(options: dict[str, Any]) -> nn.Module:
 
 
 def fsdp(rank: int) -> None:
-    """Weights, norms of gradients and consolidated checkpoints of the CPU, whatever the options."""
+    """Weights, gradient norms and consolidated checkpoints equal the CPU's with all options."""
     for options in WAYS:
         model, reference = _wrapped(options), _net()
         ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, reference))
@@ -65,17 +65,17 @@ def fsdp(rank: int) -> None:
             expected = nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
             (model(x[rank : rank + 1].to("xla")) - 1).square().mean().backward()
             torch.testing.assert_close(model.clip_grad_norm_(0.5).cpu(), expected, **near)
-            assert xm._fetch_gradients(ours) == [], "libraries reduce what is there: FSDP has"
+            assert xm._fetch_gradients(ours) == [], "FSDP has reduced the gradients: none are left for other libraries"
             theirs.step(), ours.step()
             torch_xla.sync()
         share = sum(p.numel() for p in model.parameters())
         assert share < 1.5 * sum(p.numel() for p in reference.parameters()) / xr.world_size() + 128 * 20
         mine = pickle.dumps({name: t.cpu() for name, t in model.state_dict().items()})
         states = [pickle.loads(state) for state in xm.rendezvous("states", mine)]
-        whole = consolidate_sharded_state_dicts(states, model.get_shard_metadata())
-        assert set(whole) == set(reference.state_dict())
+        full = consolidate_sharded_state_dicts(states, model.get_shard_metadata())
+        assert set(full) == set(reference.state_dict())
         for name, t in reference.state_dict().items():
-            torch.testing.assert_close(whole[name].float(), t, **near)
+            torch.testing.assert_close(full[name].float(), t, **near)
     assert model.clip_grad_norm_(1.0, math.inf).item() > 0
     with pytest.raises(RuntimeError, match="already wrapped"):
         FSDP(model)
@@ -83,7 +83,7 @@ def fsdp(rank: int) -> None:
 
 
 def zero(rank: int) -> None:
-    """Weights of the CPU's AdamW with clipping; a share of the state; saved and loaded."""
+    """Weights equal the CPU's AdamW with clipping; each replica has its shard of the state; save and load."""
     model, reference = _net().to("xla"), _net()
     ours = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.AdamW, max_norm=0.5, lr=0.01, save_master_weights=True
@@ -101,7 +101,7 @@ def zero(rank: int) -> None:
         torch.testing.assert_close(ours.grad_norm.cpu(), expected, rtol=1e-3, atol=1e-4)
         for schedule in schedules:
             schedule.step()
-        if step == 1:  # goes on with another optimizer, from what was saved
+        if step == 1:  # resume with another optimizer from the saved state
             saved = pickle.loads(pickle.dumps(xm._maybe_convert_to_cpu(ours.state_dict())))
             ours = ZeroRedundancyOptimizer(
                 model.parameters(), torch.optim.AdamW, max_norm=0.5, save_master_weights=True, lazy_init=True

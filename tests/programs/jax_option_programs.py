@@ -1,4 +1,4 @@
-"""What test_jax_options.py runs in a separate process: a step of training under each option of jax.
+"""A training step under each configuration option of jax; test_jax_options.py runs it in a separate process.
 
 ``check_all`` takes the options from jax.config.values, so that an option of a later jax is covered or fails the test.
 """
@@ -66,7 +66,7 @@ Case = tuple[str, Any]
 
 
 def list_cases() -> list[Case]:
-    """Every option and a value to set. Raises AssertionError for an option that is in no table."""
+    """Return every option with a value to set. Raises AssertionError for an option that is in no table."""
     cases: list[Case] = []
     for name, value in jax.config.values.items():
         if any(re.fullmatch(pattern, name) for pattern in LEFT_OUT):
@@ -80,9 +80,9 @@ def list_cases() -> list[Case]:
 
 
 def train(device: str) -> list[torch.Tensor]:
-    """A step with a matrix product, broadcasting, a scan and an optimizer, with NaN and infinity beside it.
+    """A step with a matmul, broadcasting, a scan and an optimizer, and separate NaN and infinity values.
 
-    All of it is one program: each option compiles it anew.
+    It is one program, which is recompiled for each option.
     """
     torch.manual_seed(0)
     table, weight = torch.randn(6, 8), torch.randn(8, 8)
@@ -100,7 +100,7 @@ def train(device: str) -> list[torch.Tensor]:
 
 
 def check_all() -> None:
-    """Trains under each option, with programs that are compiled under it, and compares with the CPU."""
+    """Train under each option, with programs compiled under it, and compare with the CPU."""
     expected = train("cpu")
     failed = []
     for name, value in list_cases():

@@ -1,4 +1,4 @@
-"""What test_large_models.py runs in processes of one CPU device and of four: FSDP, tensor parallelism, memory, checkpoints."""
+"""FSDP, tensor parallelism, memory and checkpoints on one and on four CPU devices; run by test_large_models.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from torch_xla.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
-    """A block of a transformer, without attention."""
+    """A transformer block without attention."""
 
     def __init__(self, width: int = 8, dropout: float = 0.0) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def net(width: int = 8, blocks: int = 2, seed: int = 0) -> nn.Sequential:
 
 
 def train(model: nn.Module, device: str, mark: Callable[[torch.Tensor], Any] = lambda t: None) -> list[float]:
-    """Four steps; the losses."""
+    """Train four steps and return the losses."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
     for step in range(4):
@@ -78,7 +78,7 @@ def train(model: nn.Module, device: str, mark: Callable[[torch.Tensor], Any] = l
 
 
 def same_as_cpu(model: nn.Module, mark: Callable[[torch.Tensor], Any] = lambda t: None) -> None:
-    """Trains the model on xla, which began as net() did, and net() on the CPU."""
+    """Train the model on xla and net(), which has the same initial weights, on the CPU; compare them."""
     reference = net()
     assert train(model, "xla", mark) == pytest.approx(train(reference, "cpu"), rel=1e-4)
     for got, want in zip(model.parameters(), reference.parameters(), strict=True):
@@ -86,9 +86,9 @@ def same_as_cpu(model: nn.Module, mark: Callable[[torch.Tensor], Any] = lambda t
 
 
 def spmd_fsdp() -> None:
-    """SpmdFullyShardedDataParallel: nested by both policies; parameters split, losses and weights of the CPU."""
+    """SpmdFullyShardedDataParallel, nested by both policies: sharded parameters, losses and weights equal the CPU's."""
     mesh = xs.Mesh(range(devices()), (devices(), 1), ("fsdp", "tensor"))
-    with pytest.raises(ValueError, match="give a mesh"):
+    with pytest.raises(ValueError, match="pass a mesh"):
         SpmdFullyShardedDataParallel(net())
     with pytest.raises(ValueError, match="no axis named 'fsdp'"):
         SpmdFullyShardedDataParallel(net(), mesh=xs.get_1d_mesh("data"))
@@ -138,7 +138,7 @@ def torch_words() -> None:
 
 
 def fsdp2() -> None:
-    """fully_shard alone, with what a policy of dtypes says."""
+    """fully_shard with a mixed precision policy."""
     model = net()
     for block in (model[0], model[1]):
         fully_shard(block)
@@ -157,7 +157,7 @@ def fsdp2() -> None:
 
 
 class _Nested(nn.Module):
-    """Takes and returns values in a class that has been made known to torch, as those of transformers are."""
+    """Takes and returns instances of a registered pytree class, as transformers does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class _Nested(nn.Module):
 
 
 def fsdp2_policies() -> None:
-    """Each field of a MixedPrecisionPolicy has the effect that torch says, or a warning at the user's line."""
+    """Each field of a MixedPrecisionPolicy has its documented effect, or warns at the user's line."""
     register_pytree_node(
         UserDict, lambda d: (list(d.values()), list(d)), lambda v, keys: UserDict(zip(keys, v, strict=True))
     )
@@ -195,7 +195,7 @@ def fsdp2_policies() -> None:
 
 
 def dtensor() -> None:
-    """DTensor's words: from_local, redistribute, full_tensor, placements; values and gradients."""
+    """DTensor methods: from_local, redistribute, full_tensor, placements; values and gradients."""
     mesh, cpu = _mesh(), torch.randn(7, 6)
     t = distribute_tensor(cpu, mesh, [Shard(0), Shard(1)])
     assert t.placements == (Shard(0), Shard(1)) and t.device_mesh is mesh and t.to_local() is t
@@ -210,7 +210,7 @@ def dtensor() -> None:
 
 
 def _temporaries() -> list[int]:
-    """From here on the temporary bytes of each program that is compiled."""
+    """Collect the temporary bytes of each program compiled from now on."""
     found: list[int] = []
     original = program_info.program_sizes
 
@@ -233,7 +233,7 @@ WAYS: dict[str, tuple[Callable[..., torch.Tensor], bool]] = {
 
 
 def rematerialization() -> None:
-    """What is computed again is: at most 0.45 of the temporary bytes; with dropout the same values and gradients."""
+    """Rematerialization uses at most 0.45 of the temporary bytes, and has equal values and gradients with dropout."""
     temporaries, results = _temporaries(), {}
     for name, (way, _) in WAYS.items():
         torch.manual_seed(0)
@@ -256,7 +256,7 @@ def rematerialization() -> None:
 
 
 def offload() -> None:
-    """An activation that waits on the host: values and gradients."""
+    """Activation offloading to the host: values and gradients."""
     x = torch.randn(16, 8)
     ours, theirs = x.to("xla").requires_grad_(), x.clone().requires_grad_()
     kept = place_to_host(ours.exp())
@@ -264,7 +264,7 @@ def offload() -> None:
     ((theirs * 2).sum() + theirs.exp().square().sum()).backward()
     torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
     torch.testing.assert_close(kept.detach().cpu(), x.exp())
-    # On the CPU the host's memory is the device's; a program for a GPU or TPU says where each is.
+    # On the CPU, host memory is device memory; a program for a GPU or TPU contains the memory kind of each.
     place = RULES["torch_xla::to_memory_kind"].function
     traced = jax.jit(lambda x: place(place(x * 3, True), False) + 1).trace(jax.ShapeDtypeStruct((8,), "float32"))
     for platform in ("cuda", "tpu"):
@@ -293,7 +293,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> floa
 
 
 def checkpoint_run(path: str, steps: int, preemption: bool = True) -> list[float]:
-    """Goes on from the last checkpoint, if there is one; the losses, by step from the first on."""
+    """Resume from the last checkpoint, if any, and return the losses by step."""
     manager = xc.CheckpointManager(path, save_interval=2, max_to_keep=3, chkpt_on_preemption=preemption)
     model, optimizer = _state(0)
     state: dict[str, Any] = {"model": model.state_dict(), "step": 0, "losses": []}
@@ -311,7 +311,7 @@ def checkpoint_run(path: str, steps: int, preemption: bool = True) -> list[float
 
 
 def checkpoint_job(path: str, steps: int, kill_at: int) -> None:
-    """One of several processes that run as one; the last is killed when it has written its part of a checkpoint."""
+    """One process of an SPMD job; the last process is killed after writing its part of a checkpoint."""
     xr.use_spmd()
     with pytest.raises(RuntimeError, match="init_process_group"):
         xc.CheckpointManager(path, save_interval=2)
@@ -331,11 +331,11 @@ def checkpoint_job(path: str, steps: int, kill_at: int) -> None:
 
 
 def checkpoints() -> None:
-    """Saved in the background, restored into a fresh model: the run goes on as if nothing had been."""
+    """Saved in the background and restored into a new model, the run continues with equal losses."""
     with tempfile.TemporaryDirectory() as folder:
-        whole = checkpoint_run(f"{folder}/whole", 8)
-        assert checkpoint_run(f"{folder}/parts", 4) == whole[:4]
-        assert checkpoint_run(f"{folder}/parts", 8) == pytest.approx(whole, rel=1e-5)
+        uninterrupted = checkpoint_run(f"{folder}/whole", 8)
+        assert checkpoint_run(f"{folder}/parts", 4) == uninterrupted[:4]
+        assert checkpoint_run(f"{folder}/parts", 8) == pytest.approx(uninterrupted, rel=1e-5)
         manager = xc.CheckpointManager(f"{folder}/parts", save_interval=3, max_to_keep=2)
         assert manager.all_steps() == [4, 6, 8] and not manager.save(10, {}) and not manager.reached_preemption(10)
         model, _ = _state(0)
@@ -350,7 +350,7 @@ def checkpoints() -> None:
         assert all(torch.equal(t.cpu(), saved[name]) for name, t in fresh.state_dict().items())
         plain = {"model": {name: torch.zeros_like(t) for name, t in saved.items()}}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch's: this is one process
+            warnings.simplefilter("ignore", UserWarning)  # torch warns about a single process
             dcp.load(plain, checkpoint_id=f"{folder}/parts/12", no_dist=True)
         assert all(torch.equal(t, saved[name]) for name, t in plain["model"].items()), "torch alone reads it"
         for name in (".metadata", "__0_0.distcp"):
@@ -358,11 +358,11 @@ def checkpoints() -> None:
 
 
 def _damaged(manager: xc.CheckpointManager, file: Path, state: Any) -> None:
-    """A file cut off, changed, or gone is an error that names it."""
+    """A truncated, changed or missing file raises an error with its name."""
     good = file.read_bytes()
     for bad in (good[: len(good) // 2], good[:40] + bytes([good[40] ^ 1]) + good[41:]):
         file.write_bytes(bad)
-        with pytest.raises(xc.CheckpointError, match=f"{file} is damaged"):
+        with pytest.raises(xc.CheckpointError, match=f"{file}(: checksum mismatch| is corrupt)"):
             manager.restore(12, state)
     file.unlink()
     with pytest.raises(
@@ -387,7 +387,7 @@ def fsspec_paths() -> None:
 
 
 def priming() -> None:
-    """prime_optimizer makes the state of a first step and changes nothing else."""
+    """prime_optimizer creates the state of a first step and changes nothing else."""
     model, optimizer = _state(0)
     before = [p.detach().cpu() for p in model.parameters()]
     xc.prime_optimizer(optimizer)
@@ -396,12 +396,12 @@ def priming() -> None:
         state = optimizer.state[p]
         assert torch.equal(p.detach().cpu(), value) and p.grad is None and float(state["step"]) == 0
         assert xs.get_sharding(state["exp_avg"]) == xs.get_sharding(p) and not state["exp_avg"].any()
-    with pytest.raises(RuntimeError, match="has a state already"):
+    with pytest.raises(RuntimeError, match="already has state"):
         xc.prime_optimizer(optimizer)
 
 
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """A file in Hugging Face's format."""
+    """Write a file in Hugging Face's format."""
     header, data = {}, b""
     for name, t in tensors.items():
         kind = {torch.float32: "F32", torch.bfloat16: "BF16"}[t.dtype]
@@ -413,7 +413,7 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def safetensors() -> None:
-    """A model on meta, sharded, given room and loaded: no program and no transfer ever has a whole tensor."""
+    """A model on meta is sharded, allocated and loaded: no program and no transfer has an unsharded tensor."""
     torch.manual_seed(3)
     tensors = {"weight": torch.randn(103, 64).to(torch.bfloat16), "bias": torch.randn(103)}
     with tempfile.TemporaryDirectory() as folder:
@@ -424,19 +424,19 @@ def safetensors() -> None:
         xs.mark_sharding(model.weight, row(), ("fsdp", None))
         xs.mark_sharding(model.bias, row(), ("fsdp",))
         model.to_empty(device="xla")
-        nn.init.ones_(model.bias)  # written to before anything has run
+        nn.init.ones_(model.bias)  # written before any program has run
         torch_xla.sync()
         with counts():
             xc.load_safetensors(model.state_dict(), folder)
         for name, t in model.state_dict().items():
             assert torch.equal(t.cpu(), tensors[name].to(t.dtype))
             assert len({str(s.indices) for s in t.local_shards}) == devices()
-        with pytest.raises(KeyError, match="does not have more"):
+        with pytest.raises(KeyError, match="lacks more"):
             xc.load_safetensors({"more": model.weight.detach()}, folder)
         with pytest.raises(ValueError, match=r"bias has shape \[103\], expected \[103, 64\]"):
             xc.load_safetensors({"bias": model.weight.detach()}, folder)
         file.write_bytes(file.read_bytes()[:-10])
-        with pytest.raises(xc.CheckpointError, match=f"{file} is damaged"):
+        with pytest.raises(xc.CheckpointError, match=f"{file} is corrupt"):
             xc.load_safetensors(model.state_dict(), folder)
 
 

@@ -1,4 +1,4 @@
-"""What one process of a job on several hosts does: trains with the others, and leaves its weights in a file.
+"""One process of a multi-host job: trains with the others and writes its weights to a file.
 
     multi_host_program.py FOLDER [PROCESSES]      started by torchrun, or by xla_dist with so many processes to spawn
 
@@ -45,7 +45,7 @@ def _train(model: nn.Module, batches: torch.Tensor, averaging: bool) -> list[tor
 
 
 def work(index: int, folder: Path) -> None:
-    """Trains with xm.optimizer_step, then with DistributedDataParallel."""
+    """Train with xm.optimizer_step, then with DistributedDataParallel."""
     world, rank = xr.world_size(), xr.global_ordinal()
     assert index == rank
     mine = _batches(world)[:, rank]
@@ -58,7 +58,7 @@ def work(index: int, folder: Path) -> None:
 
 
 def check_weights(folder: Path, world: int) -> list[tuple[int, int, int]]:
-    """Asserts that all ranks have the same weights, and those of one process with the joined batches, both times.
+    """Assert that all ranks have equal weights, and those of one process with the joined batches, both times.
 
     Returns (world size, local ordinal, host) as each rank saw them.
     """

@@ -1,4 +1,4 @@
-"""What the processes of test_process_tree.py run: a parent that spawns two workers, which print their pids."""
+"""Programs of test_process_tree.py: a parent that spawns two workers, which print their pids."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LIMIT = 300
 
 
 def say(text: str) -> None:
-    """Writes a line at once, so that lines of several processes do not mix."""
+    """Write a line with one system call, so that lines of several processes do not mix."""
     os.write(1, f"{text}\n".encode())
 
 
 def work(index: int, kind: str, folder: str) -> None:
-    """A worker: saves at SIGTERM, fails at it, or dies by it; returns once there is a file ``end``."""
+    """A worker that saves on SIGTERM, fails on it, or dies by it; returns when the file ``end`` exists."""
     asked = threading.Event()
     if kind != "dies":
         signal.signal(signal.SIGTERM, lambda *_: asked.set())
@@ -35,17 +35,17 @@ def work(index: int, kind: str, folder: str) -> None:
             return
     if kind == "fails":
         raise OSError("no space left on the device")
-    time.sleep(0.5 * index)  # the parent does not end the others when the first has saved
+    time.sleep(0.5 * index)  # the parent must not end the others after the first has saved
     Path(folder, f"saved{index}").touch()
 
 
 def note(number: int, frame: FrameType | None) -> None:
-    """A handler that goes on."""
+    """A signal handler that returns."""
     say("noted")
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """A handler that ends the process."""
+    """A signal handler that ends the process."""
     sys.exit(7)
 
 
@@ -53,7 +53,7 @@ HANDLERS = {"none": signal.SIG_DFL, "notes": note, "exits": leave, "ignores": si
 
 
 def announce_wait() -> None:
-    """Prints a line when this process begins to wait for its workers: it handles signals then."""
+    """Print a line when this process starts to wait for its workers and handles signals."""
     original = connection.wait
 
     def wait(*args: Any) -> Any:
@@ -65,8 +65,8 @@ def announce_wait() -> None:
 
 
 def spawn(kind: str, handler: str, folder: str) -> None:
-    """A parent that waits for its workers with a handler of SIGTERM."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells switch off in the background
+    """A parent with a SIGTERM handler that waits for its workers."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for background jobs
     signal.signal(signal.SIGTERM, HANDLERS[handler])
     announce_wait()
     xmp.spawn(work, (kind, folder), nprocs=2, start_method="fork")
@@ -75,7 +75,7 @@ def spawn(kind: str, handler: str, folder: str) -> None:
 
 
 def spawn_from_thread(method: str, folder: str) -> None:
-    """A parent whose workers are started by a thread, which ends before they do."""
+    """A parent that starts its workers on a thread, which ends before they do."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     set_forkserver_preload(["tests.programs.process_tree_programs"])
     contexts = []

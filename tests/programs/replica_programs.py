@@ -1,4 +1,4 @@
-"""What the processes do that test_collectives.py spawns: each function asserts, on every rank."""
+"""Programs that test_collectives.py spawns; each function asserts on every rank."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _model() -> nn.Module:
 
 
 def _train(model: nn.Module, inputs: list[torch.Tensor], step: Callable[[Any], Any]) -> list[torch.Tensor]:
-    """The weights after some steps of SGD on the mean loss."""
+    """Return the weights after some steps of SGD on the mean loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for i in range(STEPS):
         optimizer.zero_grad()
@@ -80,7 +80,7 @@ def _xla_step(step: Callable[[Any], Any], compiled: list[int]) -> Callable[[Any]
 
 
 def training() -> None:
-    """Gradients averaged over replicas give the weights of one device with the joined batch; one program per step."""
+    """Averaged gradients give the weights of one device with the joined batch, with one program per step."""
     world, rank = xm.xrt_world_size(), xm.get_ordinal()
     everything = torch.randn(STEPS, world, 4, 6, generator=torch.Generator().manual_seed(1))
     expected = _train(_model(), list(everything.flatten(1, 2)), lambda optimizer: optimizer.step())
@@ -100,12 +100,12 @@ def training() -> None:
         got = _train(model, mine, _xla_step(step, compiled))
         for one, other in zip(got, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-        # The first step makes the momentum, the second uses it.
+        # The first step creates the momentum, the second uses it.
         assert compiled[2:] == [0] * (STEPS - 2) and max(compiled) <= 1, compiled
 
 
 def distributed_data_parallel() -> None:
-    """The same through torch.distributed; also with gradients accumulated and a parameter that a rank does not use."""
+    """The same with DistributedDataParallel, gradient accumulation, and a parameter that one rank does not use."""
     world, rank = dist.get_world_size(), dist.get_rank()
     everything = torch.randn(STEPS, world, 4, 6, generator=torch.Generator().manual_seed(1))
     expected = _train(_model(), list(everything.flatten(1, 2)), lambda optimizer: optimizer.step())
@@ -150,11 +150,11 @@ def _unused(world: int, rank: int) -> None:
 
 
 def process_group() -> None:
-    """Every collective of torch.distributed against its definition."""
+    """Compare every collective of torch.distributed with its definition."""
     world, rank = dist.get_world_size(), dist.get_rank()
     data = [torch.arange(2.0) + 10 * r for r in range(world)]
     mine = data[rank].to("xla")
-    for tensor in (mine.clone(), data[rank].clone()):  # one on the CPU travels through the device
+    for tensor in (mine.clone(), data[rank].clone()):  # a CPU tensor is transferred through the device
         dist.all_reduce(tensor)
         assert torch.equal(tensor.cpu(), sum(data))
     mean = mine.clone()
@@ -165,11 +165,11 @@ def process_group() -> None:
     joined = torch.zeros(2 * world, device="xla")
     ALL_GATHER(joined, mine)
     assert torch.equal(torch.cat(outputs).cpu(), torch.cat(data)) and torch.equal(joined.cpu(), torch.cat(data))
-    part, whole = torch.zeros(2, device="xla"), torch.cat(data).to("xla") * (rank + 1)
-    REDUCE_SCATTER(part, whole)
+    part, full = torch.zeros(2, device="xla"), torch.cat(data).to("xla") * (rank + 1)
+    REDUCE_SCATTER(part, full)
     scale = world * (world + 1) / 2
     assert torch.equal(part.cpu(), data[rank] * scale)
-    dist.reduce_scatter(part, list(whole.chunk(world)), dist.ReduceOp.MAX)
+    dist.reduce_scatter(part, list(full.chunk(world)), dist.ReduceOp.MAX)
     assert torch.equal(part.cpu(), data[rank] * world)
     swapped = torch.zeros(world, device="xla")
     dist.all_to_all_single(swapped, torch.arange(float(world), device="xla") + 10 * rank)
@@ -184,7 +184,7 @@ def process_group() -> None:
 
 
 def _uneven(world: int, rank: int) -> None:
-    """all_to_all of parts that differ in size: rank r sends ``sizes[r][s]`` rows to rank s."""
+    """all_to_all with unequal sizes: rank r sends ``sizes[r][s]`` rows to rank s."""
     generator = torch.Generator().manual_seed(5)
     for most in (5, 5, 1):
         sizes = torch.randint(0, most + 1, (world, world), generator=generator).tolist()
@@ -202,18 +202,18 @@ def _uneven(world: int, rank: int) -> None:
         assert all(torch.equal(got.cpu(), one) for got, one in zip(several, expected, strict=True))
     _uneven_programs(world, rank)
     x = torch.ones(world, 2, device="xla")
-    with pytest.raises(ValueError, match="one a rank, that add up to the"):
+    with pytest.raises(ValueError, match="one per rank, that sum to the"):
         dist.all_to_all_single(x, x, [2] * world, [1] * world)
     if world > 1:
         wrong = [1] * world if rank else [0, 2] + [1] * (world - 2)
         with pytest.raises(ValueError, match="rank 0 sends 0 rows to rank 0, which expects 1"):
             dist.all_to_all_single(torch.empty_like(x), x, [1] * world, wrong)
-        with pytest.raises(ValueError, match="reduce_scatter needs an output and inputs of one shape"):
+        with pytest.raises(ValueError, match="reduce_scatter requires an output and inputs of the same shape"):
             dist.reduce_scatter(x[0], [x[0], x[0][:1]] + [x[0]] * (world - 2))
 
 
 def _uneven_programs(world: int, rank: int) -> None:
-    """Other sizes between the same totals compile nothing."""
+    """Other split sizes with the same totals do not recompile."""
     x = torch.ones(4 * world, 2, device="xla")
     compiled = []
     for shift in range(3):
@@ -248,7 +248,7 @@ def _rooted(world: int, rank: int, data: list[torch.Tensor], mine: torch.Tensor)
 
 
 def _objects(world: int, rank: int, text: str) -> None:
-    """Pickled objects of any size, which differ in size between ranks, without the device."""
+    """Pickled objects of different sizes per rank, without the device."""
     every = [text * r for r in range(world)]
     objects: list[Any] = [None] * world
     dist.all_gather_object(objects, every[rank])
@@ -280,14 +280,14 @@ def _smaller_groups(world: int, rank: int, data: list[torch.Tensor], mine: torch
             total = mine.clone()
             dist.all_reduce(total, group=group)
             assert torch.equal(total.cpu(), sum(data[r] for r in ranks))
-    if rank in members[0]:  # the others need not take part
+    if rank in members[0]:  # the other ranks do not take part
         first = mine.clone()
         dist.broadcast(first, members[0][-1], group=groups[0])
         assert torch.equal(first.cpu(), data[members[0][-1]])
 
 
 def _rings(world: int, rank: int) -> None:
-    """Rings and exchanges in which each rank posts its messages in a different order, device and host tensors."""
+    """Rings and pairwise messages that each rank posts in a different order, with device and host tensors."""
     following, previous = (rank + 1) % world, (rank - 1) % world
     for device in ("xla", "cpu"):
         sent = torch.full((3,), float(rank), device=device)
@@ -303,7 +303,7 @@ def _rings(world: int, rank: int) -> None:
         dist.recv(received, previous)
         request.wait()
         assert received.tolist() == [float((previous - 1) % world) + 1] * 3
-    # Everyone to everyone, twice to each, which keeps the order of the two; the barrier runs them.
+    # All ranks to all ranks, two messages each, in order; the barrier runs them.
     others = [other for other in range(world) if other != rank]
     buffers = {other: [torch.zeros(1, device="xla") for _ in range(2)] for other in others}
     for turn in range(2):
@@ -326,7 +326,7 @@ def differentiable() -> None:
     assert y.grad is not None and y.grad.tolist() == [float(world if rank == world - 1 else 0)] * 2
     z = torch.ones(1, 2, device="xla", requires_grad=True)
     (xf.all_gather(z, 0).sum(1) * torch.arange(1.0, world + 1, device="xla")).sum().backward()
-    assert z.grad is not None and z.grad.tolist() == [[float(rank + 1)] * 2]  # its own loss, its own part
+    assert z.grad is not None and z.grad.tolist() == [[float(rank + 1)] * 2]  # only the local loss and the local shard
     _sync_batch_norm(world, rank)
     _distributed_mm(world, rank)
 
@@ -334,12 +334,12 @@ def differentiable() -> None:
 def _sync_batch_norm(world: int, rank: int) -> None:
     everything = torch.randn(world, 3, 4, 2, generator=torch.Generator().manual_seed(2)) + 5
     oracle, norm = nn.BatchNorm1d(4), xf.SyncBatchNorm(4).to("xla")
-    whole = everything.flatten(0, 1).requires_grad_()
+    full = everything.flatten(0, 1).requires_grad_()
     mine = everything[rank].to("xla").requires_grad_()
-    oracle(whole).square().mul(whole).sum().backward()
+    oracle(full).square().mul(full).sum().backward()
     norm(mine).square().mul(mine).sum().backward()
-    assert whole.grad is not None and mine.grad is not None
-    torch.testing.assert_close(mine.grad.cpu(), whole.grad.unflatten(0, (world, 3))[rank], rtol=1e-3, atol=1e-3)
+    assert full.grad is not None and mine.grad is not None
+    torch.testing.assert_close(mine.grad.cpu(), full.grad.unflatten(0, (world, 3))[rank], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(norm.running_mean.cpu(), oracle.running_mean)
     torch.testing.assert_close(norm.running_var.cpu(), oracle.running_var)
 
@@ -353,7 +353,7 @@ def _distributed_mm(world: int, rank: int) -> None:
 
 
 def reads_of_some() -> None:
-    """A rank that reads no result runs the collective all the same, before what it reads later; whatever is known."""
+    """A rank that does not read a result runs its collective before later reads, with and without cached programs."""
     world, rank = xm.xrt_world_size(), xm.get_ordinal()
     for turn in range(3):
         mine = torch.tensor([rank + turn], device="xla")
@@ -377,9 +377,9 @@ def reads_of_some() -> None:
 
 
 def odd_ends() -> None:
-    """Ranks may differ in what is not a collective, and nobody need keep a result."""
+    """Ranks may differ in ops that are not collectives, and may drop results."""
     world, rank = xm.xrt_world_size(), xm.get_ordinal()
-    # 0, 1 and -1 are constants of a graph, other numbers are not.
+    # 0, 1 and -1 are constants of a graph, other numbers are inputs.
     total = xm.all_reduce("sum", torch.full((2,), rank, device="xla"))
     assert total.tolist() == [world * (world - 1) // 2] * 2
     x = torch.ones(2, device="xla")
@@ -391,7 +391,7 @@ def odd_ends() -> None:
         assert kept.tolist() == [3.0 * world] * 2
     assert xm.all_reduce("sum", []) == []
     if world > 1:
-        with pytest.raises(ValueError, match="name each of the"):
+        with pytest.raises(ValueError, match="contain each of the"):
             xm.all_reduce("sum", x, groups=[[0]])
         with pytest.raises(ValueError, match="cannot share equally"):
             xm.reduce_scatter("sum", torch.ones(world + 1, device="xla"), 1.0, 0, world)
@@ -402,7 +402,7 @@ def odd_ends() -> None:
 
 
 def buckets() -> None:
-    """Collectives of many tensors give what those of one give, in however many buckets."""
+    """Collectives of many tensors equal those of single tensors, for any number of buckets."""
     world, rank = xm.xrt_world_size(), xm.get_ordinal()
     numbers = torch.Generator().manual_seed(4)
     every = [torch.randn(world, 2 * world, 300 * i + 1, generator=numbers) for i in range(1, 4)]
@@ -436,13 +436,13 @@ def buckets() -> None:
 
 
 def channels() -> None:
-    """Values from replica to replica; ranks that have no part in it go on."""
+    """Point-to-point messages between replicas; other ranks continue."""
     world, rank = xm.xrt_world_size(), xm.get_ordinal()
     if world == 1:
-        with pytest.raises(RuntimeError, match="needs another replica"):
+        with pytest.raises(RuntimeError, match="requires a second replica"):
             xm.send(torch.ones(1, device="xla"), 0)
         return
-    for turn in range(3):  # there and back over one channel, and onwards over another
+    for turn in range(3):  # to and fro over one channel, onwards over another
         value = torch.arange(3.0, device="xla") + rank + 10 * turn
         out = torch.zeros(3, device="xla")
         if rank == 0:
@@ -485,6 +485,6 @@ def everything(index: int) -> None:
 
 
 def repeated(index: int, times: int) -> None:
-    """The same collectives on new data, over and over."""
+    """Repeat the same collectives with new data."""
     for seed in range(times):
         collective_cases.check_all(seed)

@@ -1,4 +1,4 @@
-"""What test_sharded.py runs in processes of one CPU device and of four: every function asserts, against the CPU."""
+"""Sharded programs on one and on four CPU devices, compared with the CPU; run by test_sharded.py."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from torch_xla.distributed.spmd import debugging
 
 
 def devices() -> int:
-    """How many devices there are."""
+    """Return the number of devices."""
     return xr.global_runtime_device_count()
 
 
 def grid(order: list[int] | None = None) -> xs.Mesh:
-    """A mesh of two axes, over the devices in the order."""
+    """Return a mesh of two axes over the devices in the given order."""
     shape = (2, 2) if devices() == 4 else (devices(), 1)
     return xs.Mesh(order or range(devices()), shape, ("data", "model"))
 
 
 def row(order: list[int] | None = None) -> xs.Mesh:
-    """A mesh of one axis."""
+    """Return a mesh of one axis."""
     return xs.Mesh(order or range(devices()), (devices(),), ("fsdp",))
 
 
@@ -42,7 +42,7 @@ def _orders() -> list[list[int]]:
 
 
 def layouts(rank: int) -> list[tuple[xs.Mesh, tuple[Any, ...]]]:
-    """Meshes of one and two axes, in several orders of the devices, with ways to split a tensor over them."""
+    """Return meshes of one and two axes in several device orders, with partition specs."""
     rest = (None,) * (rank - 1)
     out: list[tuple[xs.Mesh, tuple[Any, ...]]] = []
     for order in _orders():
@@ -55,13 +55,13 @@ def layouts(rank: int) -> list[tuple[xs.Mesh, tuple[Any, ...]]]:
 
 
 def layouts_of_mixed_orders(rank: int) -> list[tuple[xs.Mesh, tuple[Any, ...]]]:
-    """Each split of ``layouts`` once, over one of the orders of the devices in turn."""
+    """Return each partition spec of ``layouts`` once, rotating through the device orders."""
     every, orders = layouts(rank), len(_orders())
     count = len(every) // orders
     return [every[number % orders * count + number] for number in range(count)]
 
 
-#: What is computed of a tensor of 7 by 5: sums and products that anything filled up would spoil, moves, and choices.
+#: Functions of a 7 by 5 tensor: reductions that visible padding would change, movements and selections.
 OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda x: x.sum(0),
     "prod": lambda x: x.prod(0),
@@ -85,7 +85,7 @@ OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def uneven() -> None:
-    """7 by 5 over 4 devices: every value and gradient is the CPU's, nothing that fills the parts up is ever seen."""
+    """7 by 5 over 4 devices: values and gradients equal the CPU's, and padding is never visible."""
     cpu = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
     for mesh, spec in layouts_of_mixed_orders(2):
         leaf = cpu.clone().requires_grad_()
@@ -98,12 +98,12 @@ def uneven() -> None:
         for name in OPS:
             torch.testing.assert_close(got[name].detach().cpu(), want[name].detach(), msg=f"{name} {spec}")
         torch.testing.assert_close(x.grad.cpu(), leaf.grad, rtol=1e-4, atol=1e-4)
-        assert xs.get_sharding(x.grad) == xs.get_sharding(x), "a gradient lies as its tensor"
+        assert xs.get_sharding(x.grad) == xs.get_sharding(x), "a gradient has the sharding of its tensor"
         assert torch.equal(torch.from_numpy(np.array(interop.to_jax(x.detach()))), cpu)
 
 
 def writes() -> None:
-    """In-place writes, through views too, and what is laid out anew, keep values and layout."""
+    """In-place writes, writes through views and resharding preserve values and shardings."""
     for mesh, spec in layouts(2):
         cpu = torch.arange(35.0).reshape(7, 5)
         x = xs.mark_sharding(cpu.to("xla"), mesh, spec)
@@ -120,14 +120,14 @@ def writes() -> None:
 
 
 def meshes_meet() -> None:
-    """Issue 12: an unmarked tensor meets one marked over two axes; and tensors over all meshes meet in one program."""
+    """One program combines annotated and unannotated tensors, and tensors over all meshes."""
     w, x = torch.ones(128, 256, device="xla"), torch.ones(16, 128, device="xla")
     torch_xla.sync()
     xs.mark_sharding(x, grid(), ("data", None))
     assert torch.equal((x @ w).cpu(), torch.full((16, 256), 128.0))
     parts = [torch.randn(7, 5) for _ in layouts(2)]
     marked = [xs.mark_sharding(t.to("xla"), mesh, spec) for t, (mesh, spec) in zip(parts, layouts(2), strict=True)]
-    for _ in range(2):  # results of the first are read by the second
+    for _ in range(2):  # the second iteration reads results of the first
         marked = [t + 1 for t in marked]
         parts = [t + 1 for t in parts]
         total, expected = torch.stack(marked).sum(0), torch.stack(parts).sum(0)
@@ -156,7 +156,7 @@ def _train(device: str, mark: Callable[[torch.Tensor], Any], kind: type[torch.op
 
 
 def optimizers() -> None:
-    """Parameters of 7 and 3 rows over 4 devices are trained as on the CPU; what an optimizer keeps lies as they do."""
+    """Parameters of 7 and 3 rows over 4 devices train as on the CPU; optimizer state has their sharding."""
     for kind in (torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop):
         reference, _ = _train("cpu", lambda p: None, kind)
         with counts() as moved:
@@ -171,7 +171,7 @@ def optimizers() -> None:
 
 
 def memory() -> None:
-    """Bytes are those on one device."""
+    """Memory is counted per device."""
     before = xm.get_memory_info()["bytes_used"]
     x = xs.mark_sharding(torch.zeros(512, 1024).to("xla"), row(), ("fsdp", None))
     y = x + 1
@@ -180,7 +180,7 @@ def memory() -> None:
         2 * (2 << 20) // devices(), 2 * (2 << 20) // devices() + 4096
     )
     assert y.sum().item() == 512 * 1024
-    # Parameters that are marked on the CPU are split on their way: no device has one of them whole.
+    # Parameters annotated on the CPU are sharded during the upload: no device has a full parameter.
     before, highest = xm.get_memory_info()["bytes_used"], xm.get_memory_info()["peak_bytes_used"]
     layer = nn.Linear(1024, 3000, bias=False)
     expected, parameter = layer.weight.detach().clone(), layer.weight
@@ -192,7 +192,7 @@ def memory() -> None:
 
 
 def shards() -> None:
-    """What a sharded tensor can be asked: its parts, which can be written, and XLA's words for how it lies."""
+    """Methods of sharded tensors: local shards, which can be written, and XLA's text of the sharding."""
     cpu = torch.arange(35.0).reshape(7, 5)
     assert not hasattr(cpu, "local_shards") and not isinstance(cpu, xs.XLAShardedTensor)
     for mesh, spec in layouts(2):
@@ -221,7 +221,7 @@ def shards() -> None:
 
 
 def names() -> None:
-    """XLAShardedTensor's questions by the class, shardings apart from tensors, and their pictures."""
+    """Methods of XLAShardedTensor, shardings without tensors, and visualizations."""
     x, mesh = torch.arange(24.0).reshape(4, 6).to("xla"), grid()
     xs.mark_sharding(x, mesh, ("data", "model"))
     kind: Any = xs.XLAShardedTensor
@@ -236,13 +236,13 @@ def names() -> None:
     assert x.placements == kind.placements.__get__(x) == (Shard(0), Shard(1))
     x.invalidate_spec_cache()
     for spec in (("data", "model"), ("model", None), (None, None), (("data", "model"), None)):
-        told = mesh.get_op_sharding(spec)
+        op_sharding = mesh.get_op_sharding(spec)
         xs.mark_sharding(x, mesh, spec)
-        assert (str(told), told.type) == (x.sharding_spec, x.sharding_type), spec
-        assert str(xs.ShardingSpec(mesh, spec).xla_spec(x)) == str(told)
+        assert (str(op_sharding), op_sharding.type) == (x.sharding_spec, x.sharding_type), spec
+        assert str(xs.ShardingSpec(mesh, spec).xla_spec(x)) == str(op_sharding)
         pictures = [draw(of, use_color=False) for draw, of in (
-            (debugging.visualize_sharding, str(told)), (debugging.visualize_tensor_sharding, x))]  # fmt: skip
-        if told.type is not xs.ShardingType.REPLICATED:
+            (debugging.visualize_sharding, str(op_sharding)), (debugging.visualize_tensor_sharding, x))]  # fmt: skip
+        if op_sharding.type is not xs.ShardingType.REPLICATED:
             cells = [[list(c.cells) for c in picture.columns] for picture in pictures]
             assert cells[0] == cells[1], spec
     assert xs.ShardingSpec(mesh, ("data",)).xla_spec(x) is None
@@ -254,15 +254,15 @@ def names() -> None:
 
 
 def manual() -> None:
-    """Each device computes with its own part, and nothing is exchanged; values and gradients."""
+    """With manual sharding each device computes with its shard, without communication; values and gradients."""
     mesh = grid()
     xs.set_global_mesh(mesh)
     cpu, weight = torch.randn(8, 12), torch.randn(6, 5)
     expected, w = cpu.clone().requires_grad_(), weight.clone().requires_grad_()
     halves = [row.chunk(2, 1) for row in expected.chunk(2)]
     done = [torch.cat([torch.softmax(part @ w, 1) * (part.shape[0] + 1) for part in row], 1) for row in halves]
-    whole = torch.cat(done)
-    whole.square().sum().backward()
+    full = torch.cat(done)
+    full.square().sum().backward()
     x, v = (t.to("xla").requires_grad_() for t in (cpu, weight))
     for _ in range(2):
         x.grad = v.grad = None
@@ -273,11 +273,11 @@ def manual() -> None:
         del part, result
         y.square().sum().backward()
         torch_xla.sync()
-    torch.testing.assert_close(y.detach().cpu(), whole.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(y.detach().cpu(), full.detach(), rtol=1e-4, atol=1e-5)
     assert expected.grad is not None and x.grad is not None and w.grad is not None and v.grad is not None
     torch.testing.assert_close(v.grad.cpu(), w.grad, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(x.grad.cpu(), expected.grad, rtol=1e-3, atol=1e-4)
-    # A part along one axis is there on the devices of the other, too; in place and with what is in no part.
+    # A shard along one axis is replicated over the other; in-place ops, and ops with unsharded tensors.
     part = xs.enable_manual_sharding(x.detach(), (None, "model"))
     part[:, 0] = 1
     part.mul_(v.detach()[0, 0]).sub_(part.amax())
@@ -289,16 +289,19 @@ def manual() -> None:
         p.mul_(weight[0, 0]).sub_(p.amax())
     torch.testing.assert_close(z.cpu(), torch.cat(split, 1), rtol=1e-4, atol=1e-5)
     kept = xs.enable_manual_sharding(x.detach(), ("data", None)) + 1
-    with pytest.raises(RuntimeError, match="is still in the part of the program that enable_manual_sharding began"):
+    with pytest.raises(RuntimeError, match="is still manually sharded at the end of the graph"):
         kept.cpu()
     del kept
-    for refused, words in (
-        (lambda: xs.enable_manual_sharding(torch.ones(3, device="xla"), ("data",)), "cannot be split evenly"),
+    for call, words in (
+        (
+            lambda: xs.enable_manual_sharding(torch.ones(3, device="xla"), ("data",)),
+            "is not divisible by the partition counts",
+        ),
         (lambda: xs.disable_manual_sharding(x, ("data", None), (8, 12)), r"has shape \[4, 12\], got \[8, 12\]"),
-        (lambda: xs.enable_manual_sharding(x, ("data", None), mesh=grid([0, 1, 3, 2])), "another order"),
+        (lambda: xs.enable_manual_sharding(x, ("data", None), mesh=grid([0, 1, 3, 2])), "in order of their numbers"),
     ):
         with pytest.raises(ValueError, match=words):
-            refused()
+            call()
 
 
 def words() -> None:
@@ -319,7 +322,7 @@ def words() -> None:
 
 
 def linear() -> None:
-    """EinsumLinear is nn.Linear, values and gradients; inputs keep their three dimensions' axes."""
+    """EinsumLinear equals nn.Linear in values and gradients, and preserves the sharding of 3-D inputs."""
     cpu = _net()
     model = _net().to("xla")
     assert xs.apply_xla_patch_to_nn_linear(model) is model and type(model[0]) is xs.EinsumLinear
@@ -337,7 +340,7 @@ def linear() -> None:
 
 
 def alike() -> None:
-    """shard_as: both lie in one way, in pytrees, with gradients."""
+    """shard_as gives both the same sharding, in pytrees and with gradients."""
     a = xs.mark_sharding(torch.randn(8, 4).to("xla"), grid(), ("data", "model")).requires_grad_()
     b = torch.randn(8, 4, device="xla")
     torch_xla.sync()
@@ -346,12 +349,12 @@ def alike() -> None:
     assert xs.get_sharding(first["x"]) == xs.get_sharding(second["x"])
     (first["x"] * second["x"]).sum().backward()
     torch.testing.assert_close(a.grad.cpu(), 6 * b.cpu())
-    with pytest.raises(ValueError, match="cannot lie in the same way"):
+    with pytest.raises(ValueError, match="cannot have the same sharding"):
         xs.shard_as(a, b[:2])
 
 
 def regions() -> None:
-    """Shardings in a region of torch_xla.compile: what is marked inside, and what comes out."""
+    """Shardings inside and outside of a torch_xla.compile region."""
     w = xs.mark_sharding(torch.randn(8, 8).to("xla"), grid(), (None, "model"))
 
     @torch_xla.compile(full_graph=True)
@@ -367,7 +370,7 @@ def regions() -> None:
 
 
 def barrier() -> None:
-    """xm.optimization_barrier_: values, gradients and versions stay."""
+    """xm.optimization_barrier_ preserves values, gradients and versions."""
     x = torch.randn(4, 4, device="xla", requires_grad=True)
     h = x.exp()
     y = h * h
@@ -380,7 +383,7 @@ def barrier() -> None:
 
 
 def switched_on(program: Callable[[], None]) -> None:
-    """Runs a program with SPMD."""
+    """Run a program with SPMD."""
     xr.use_spmd()
     program()
 

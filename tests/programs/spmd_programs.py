@@ -1,4 +1,4 @@
-"""What test_spmd.py runs in processes of four CPU devices each: every function asserts."""
+"""SPMD programs on four CPU devices; run by test_spmd.py, each function asserts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ WAYS: dict[str, tuple[Callable[[nn.Module], None], Callable[[torch.Tensor], Any]
 
 
 def training() -> None:
-    """The weights of one device with the whole batch, one program for all steps but the first, shardings that stay."""
+    """Training gives the weights of one device with the full batch, one program after step one, stable shardings."""
     expected = _train("cpu", lambda model: None, lambda t: None)
     xr.use_spmd()
     for name, (prepare, mark) in WAYS.items():
@@ -106,7 +106,7 @@ def training() -> None:
 
 
 def tensors() -> None:
-    """What marked tensors are: still plain tensors, laid out as said, through views, writes, copies and files."""
+    """Annotated tensors remain plain tensors; views, writes, copies and files preserve the sharding."""
     before = torch.arange(8.0, device="xla")
     torch_xla.sync()
     xr.use_spmd()
@@ -131,7 +131,7 @@ def tensors() -> None:
     y = copy.deepcopy(x)
     x.copy_(torch.ones(8, 4))
     torch_xla.sync()
-    assert _spec(x) == P("data", "model"), "what is written lies as the tensor did"
+    assert _spec(x) == P("data", "model"), "a write preserves the sharding"
     assert torch.equal(y.cpu(), cpu)
     file = io.BytesIO()
     torch.save(y, file)
@@ -150,7 +150,7 @@ def _array(t: torch.Tensor) -> jax.Array:
 
 
 def donation() -> None:
-    """A marked tensor that is updated in place takes the memory that it had."""
+    """An in-place update of an annotated tensor reuses its memory."""
     xr.use_spmd()
     x = xs.mark_sharding(torch.zeros(8, 4).to("xla"), _mesh(4), ("data", None))
     torch_xla.sync()
@@ -164,7 +164,7 @@ def donation() -> None:
 
 
 def gradients() -> None:
-    """An activation marked both ways."""
+    """An activation annotated with both interfaces."""
     xr.use_spmd()
     mesh = _mesh(2, 2)
     x = torch.randn(8, 4)
@@ -177,7 +177,7 @@ def gradients() -> None:
 
 
 def dtensor() -> None:
-    """DTensor's words, which torch itself sends here."""
+    """DTensor functions, which torch dispatches to this backend."""
     mesh, x = _mesh(2, 2), torch.randn(8, 4)
     grid = DeviceMesh("xla", torch.arange(4).view(2, 2), mesh_dim_names=("data", "model"), _init_backend=False, _rank=0)
     assert api.convert_to_xla_mesh(grid) == mesh
@@ -198,7 +198,7 @@ def dtensor() -> None:
 
 
 def loading() -> None:
-    """Batches that are split on their way to the devices."""
+    """Batches sharded during the upload."""
     xr.use_spmd()
     spec = xs.ShardingSpec(_mesh(4), ("data", None))
     batches = [{"x": torch.full((8, 2), float(i)), "y": torch.arange(8)} for i in range(3)]
@@ -216,18 +216,18 @@ def loading() -> None:
     assert (_spec(split["x"]), _spec(split["y"])) == (P("data", None), P())
     sent = xm.send_cpu_data_to_device({"x": torch.ones(8, 3), "y": torch.ones(8, 1)}, "xla", by_key)
     assert (_spec(sent["x"]), _spec(sent["y"])) == (P("data", None), P())
-    with pytest.raises(ValueError, match="says nothing of y; None puts a tensor on every device"):
+    with pytest.raises(ValueError, match="has no entry for y; use None to replicate a tensor"):
         next(iter(MpDeviceLoader(batches, "xla", input_sharding={"x": spec})))
     with pytest.raises(TypeError, match=r"has keys \(x\), a batch is a list"):
         next(iter(MpDeviceLoader([[torch.ones(8, 2)]], "xla", input_sharding={"x": spec})))
 
 
-#: What is refused: the call, the type of the error, and a part of its text.
+#: Calls that raise, with the error type and part of the message.
 REFUSED: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
     (lambda x: xs.mark_sharding(x, _mesh(4), ("data",)), MeshError, "1 entries for 2 dimensions"),
     (lambda x: xs.mark_sharding(x, _mesh(2, 2), ("data", "data")), MeshError, "two dimensions over one axis"),
-    (lambda x: xs.mark_sharding(x, _mesh(4), ("rows", None)), MeshError, "'rows' is no axis"),
-    (lambda x: xs.mark_sharding(x, _mesh(4), (7, None)), MeshError, "7 is no axis"),
+    (lambda x: xs.mark_sharding(x, _mesh(4), ("rows", None)), MeshError, "'rows' is not an axis"),
+    (lambda x: xs.mark_sharding(x, _mesh(4), (7, None)), MeshError, "7 is not an axis"),
     (lambda x: xs.mark_sharding(x.cpu(), _mesh(4), ("data", None)), ValueError, "the tensor is on cpu"),
     (lambda x: xs.mark_sharding(x, _mesh(2), ("data", None)), MeshError, "the job has 4 devices"),
     (lambda x: xs.mark_sharding(x[:1].expand(8, 4), _mesh(4), ("data", None)), RuntimeError, "clone"),
@@ -235,18 +235,18 @@ REFUSED: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
     (lambda x: xs.Mesh([0, 0], (2,)), MeshError, "each once"),
     (lambda x: xs.Mesh(range(4), (2, 2), ("a", "a")), MeshError, "different names"),
     (lambda x: xr.use_spmd(auto=True), NotImplementedError, "auto"),
-    (lambda x: debugging.visualize_tensor_sharding(x[None]), ValueError, "sync or mark it first"),
+    (lambda x: debugging.visualize_tensor_sharding(x[None]), ValueError, "has no sharding yet"),
     (lambda x: dlpack.to_dlpack(x), BufferError, "over 4 devices"),
 ]  # fmt: skip
 
 
 def surface() -> None:
-    """Meshes, counts, pictures, and what is refused."""
+    """Meshes, device counts, visualizations and argument errors."""
     with pytest.raises(RuntimeError, match="use_spmd"):
         xs.mark_sharding(torch.ones(4, device="xla"), _mesh(4), ("data",))
     assert not xr.is_spmd() and torch_xla.device_count() == 4
     far = torch.ones(1, device="xla:2")
-    with pytest.raises(RuntimeError, match="tensors live on xla:2"):
+    with pytest.raises(RuntimeError, match="tensors exist on xla:2"):
         xr.use_spmd()
     del far
     xr.use_spmd()
@@ -273,23 +273,23 @@ PROGRAMS: list[Callable[[], None]] = [training, tensors, donation, gradients, dt
 
 
 def job() -> None:
-    """Two processes with two devices each, that train as one: each loads its half of every batch."""
+    """Two processes with two devices each train one model; each loads its half of every batch."""
     xr.use_spmd()
     assert (xr.process_count(), xr.world_size(), xr.global_runtime_device_count()) == (2, 1, 4)
     rank, mesh = xr.process_index(), _mesh(4)
     assert xm.rendezvous("here", bytes([rank])) == [b"\0", b"\1"] and xm.is_master_ordinal() == (rank == 0)
-    whole = [x for x, _ in _data()]
-    halves = [x.chunk(2)[rank] for x in whole]
+    full = [x for x, _ in _data()]
+    halves = [x.chunk(2)[rank] for x in full]
     spec = xs.ShardingSpec(mesh, ("data", None, None), minibatch=True)
     for part in (torch.ones(3, 6, 16), torch.ones(4)):
-        with pytest.raises(ValueError, match="no process has the whole"):
+        with pytest.raises(ValueError, match="no process has the global tensor"):
             spec.send(part, torch.device("xla"))
     model, reference = _block().to("xla"), _block()
     _fully_sharded(model)
     ours = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     theirs = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9)
     with counts() as moved:
-        for x, batch in zip(whole, MpDeviceLoader(halves, "xla", input_sharding=spec), strict=True):
+        for x, batch in zip(full, MpDeviceLoader(halves, "xla", input_sharding=spec), strict=True):
             assert batch.shape == x.shape and _spec(batch) == P("data", None, None)
             for network, optimizer, values in ((model, ours, batch), (reference, theirs, x)):
                 optimizer.zero_grad()
@@ -300,7 +300,7 @@ def job() -> None:
     for got, want in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=1e-5, atol=2e-6)
     part = _array(model.linear1.weight).addressable_shards
-    assert [s.data.shape for s in part] == [(8, 16)] * 2, "a process holds the rows of its own devices"
+    assert [s.data.shape for s in part] == [(8, 16)] * 2, "a process has the rows of its local devices"
 
 
 if __name__ == "__main__":

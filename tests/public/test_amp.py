@@ -1,4 +1,4 @@
-"""Mixed precision: dtypes by torch's lists, values by explicit casts on the CPU, scaling without a read."""
+"""Mixed precision: dtypes against torch's lists, values against explicit casts on the CPU, no host reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_xla._engine import recorder
 
 LOWER, FLOAT, SAME = "lower", "float32", "as given"
 
-# What torch's reference of ops says of CUDA: x and y are 4x4 float32, h is 4x4 of the region's dtype.
+# Policy of CUDA in torch's op reference: x and y are 4x4 float32, h is 4x4 of the region's dtype.
 POLICIES: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "matmul": (LOWER, lambda x, y, h: x @ y),
     "matmul mixed": (LOWER, lambda x, y, h: x @ h),
@@ -83,7 +83,7 @@ def _inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return x, y, h
 
 
-# The lists know nothing of the region's dtype: for float16 one op of each list will do.
+# The lists do not depend on the region's dtype: for float16 one op per list is enough.
 _CASES = [(name, "bfloat16") for name in POLICIES] + [
     (name, "float16") for name in ("matmul mixed", "softmax", "exp", "norm", "addcmul", "addcmul lower", "relu")
 ]
@@ -91,7 +91,7 @@ _CASES = [(name, "bfloat16") for name in POLICIES] + [
 
 @pytest.mark.parametrize(("name", "dtype"), _CASES)
 def test_policy(name: str, dtype: str) -> None:
-    """Dtype by the table; value and gradients of the CPU with the casts written out."""
+    """Dtype by the table; value and gradients equal those of the CPU with explicit casts."""
     lower = DTYPES[dtype]
     policy, function = POLICIES[name]
     want = lower if policy == LOWER else torch.float32
@@ -119,7 +119,7 @@ def test_policy(name: str, dtype: str) -> None:
             assert_same(leaf.grad, copy.grad, **loose)
 
 
-def test_double_and_integers_are_left_alone() -> None:
+def test_autocast_ignores_double_and_integers() -> None:
     x = torch.ones(2, 2, device="xla")
     with torch.autocast("xla"):
         assert (x.double() @ x.double()).dtype == torch.float64
@@ -127,8 +127,8 @@ def test_double_and_integers_are_left_alone() -> None:
         assert torch.cat([x.double(), x]).dtype == torch.float64
         assert x.long().sum().dtype == torch.int64
         assert x.long().cumsum(0).dtype == torch.int64
-        assert x.sum(dtype=torch.float16).dtype == torch.float16, "the caller's word counts"
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32, "the CPU's autocast is another"
+        assert x.sum(dtype=torch.float16).dtype == torch.float16, "an explicit dtype has priority"
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32, "the CPU has a separate autocast state"
 
 
 def test_region() -> None:
@@ -165,14 +165,14 @@ def test_amp_autocast(name: str) -> None:
     assert REGIONS[name]()(lambda: x @ x)().dtype == torch.bfloat16, "as a decorator"
 
 
-def test_amp_autocast_off_and_elsewhere() -> None:
+def test_amp_autocast_disabled_and_other_devices() -> None:
     x = torch.ones(2, 2, device="xla")
     for region in (amp.autocast("xla", enabled=False), amp.autocast(False)):
         with region:
             assert (x @ x).dtype == torch.float32
     with amp.autocast("xla", dtype=torch.float16):
         assert (x @ x).dtype == torch.float16
-    with pytest.raises(ValueError, match=r"torch_xla.amp.autocast is for xla devices, not for cpu"):
+    with pytest.raises(ValueError, match=r"torch_xla.amp.autocast: expected an xla device, got cpu"):
         amp.autocast("cpu")
 
 
@@ -185,7 +185,7 @@ def test_binary_cross_entropy() -> None:
     assert_same(got, F.binary_cross_entropy(p.bfloat16().float(), target))
 
 
-def test_weights_are_cast_once_a_region() -> None:
+def test_weights_are_cast_once_per_region() -> None:
     weight = torch.randn(4, 4, device="xla", requires_grad=True)
     x = torch.randn(4, 4, device="xla", dtype=torch.bfloat16)
     torch_xla.sync()
@@ -238,7 +238,7 @@ def test_custom_function() -> None:
 
 
 class Net(nn.Module):
-    """A bit of everything; `dtypes` notes what each part returned."""
+    """Ops of all lists; `dtypes` records the dtype that each part returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,7 +289,7 @@ def _train(device: str, dtype: torch.dtype, scaler: torch.amp.GradScaler | None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_training_is_the_cpus(dtype: str) -> None:
+def test_training_matches_cpu(dtype: str) -> None:
     lower = DTYPES[dtype]
     scaled = lower == torch.float16
     with counts() as moved:
@@ -324,7 +324,7 @@ def test_unscale(form: str, bad: float | None, dtype: torch.dtype) -> None:
     assert results[0][-1].item() == (bad is not None)
 
 
-def test_unscale_keeps_what_was_found_and_writes_through_views() -> None:
+def test_unscale_accumulates_found_inf_and_writes_through_views() -> None:
     base = torch.ones(2, 3, device="xla")
     found = torch.ones(1, device="xla")
     torch._amp_foreach_non_finite_check_and_unscale_([base[0]], found, torch.tensor([0.5], device="xla"))
@@ -361,7 +361,7 @@ OPTIMIZERS: dict[str, tuple[Make, dict[str, Any], str]] = {
     "Adam": (torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.1}, "free host"),
     "Adam capturable": (torch.optim.Adam, {"lr": 0.1, "capturable": True}, "device"),
     "AdamW": (torch.optim.AdamW, {"lr": 0.1, "amsgrad": True}, "free host"),
-    # Its first step is ten times lr, whatever the gradient: 1 at 0.1, and what follows makes much of the last bits.
+    # Its first step is ten times lr for any gradient: 1 at 0.1, and later steps amplify rounding differences.
     "RMSprop": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True, "capturable": True}, "device"),
     "NAdam": (torch.optim.NAdam, {"lr": 0.1, "capturable": True}, "device first"),
     "Adagrad": (torch.optim.Adagrad, {"lr": 0.1}, "host"),
@@ -416,10 +416,10 @@ def _cases() -> list[Any]:
     return [*cases, pytest.param("SGD momentum", "plain", False, id="SGD momentum-torch's scaler")]
 
 
-@pytest.mark.filterwarnings("ignore:torch_xla.amp.GradScaler. .* keeps part of its state")
+@pytest.mark.filterwarnings("ignore:torch_xla.amp.GradScaler. .* has state outside the device")
 @pytest.mark.parametrize(("name", "kind", "ours"), _cases())
-def test_scaled_steps_are_the_cpus(name: str, kind: str, ours: bool) -> None:
-    """An overflow skips the step and halves the scale, three good steps double it; the device is not asked."""
+def test_scaled_steps_match_cpu(name: str, kind: str, ours: bool) -> None:
+    """An overflow skips the step and halves the scale; three finite steps double it; no value is read."""
     make, options, traits = OPTIMIZERS[name]
     free = {"SGD": amp.syncfree.SGD, "Adam": amp.syncfree.Adam, "AdamW": amp.syncfree.AdamW}
     used: Make = free[name.split()[0]] if kind == "free" else make
@@ -439,7 +439,7 @@ def test_scaled_steps_are_the_cpus(name: str, kind: str, ours: bool) -> None:
 
 
 def test_one_program_for_all_steps() -> None:
-    """Overflow, growth and an ordinary step are the same program, from the second step on."""
+    """Overflow, growth and an ordinary step use the same program, from the second step on."""
     scaler = amp.GradScaler(**SCALER)
     _loop("xla", lambda p: amp.syncfree.Adam(p, lr=0.1), scaler)
     _, scales, moved = _loop("xla", lambda p: amp.syncfree.Adam(p, lr=0.1), amp.GradScaler(**SCALER))
@@ -447,9 +447,9 @@ def test_one_program_for_all_steps() -> None:
     assert [s.item() for s in scales] == [128.0, 128.0, 128.0, 256.0, 128.0, 128.0, 128.0, 256.0]
 
 
-def test_state_on_the_host_is_announced_and_taken_back() -> None:
+def test_host_state_warns_and_is_restored() -> None:
     class Counting(torch.optim.SGD):
-        """Keeps its count in Python, and uses it."""
+        """An optimizer whose step count is a Python attribute."""
 
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             for group in self.param_groups:
@@ -466,7 +466,7 @@ def test_state_on_the_host_is_announced_and_taken_back() -> None:
         optimizer.zero_grad()
         scaler.scale((p * value).sum()).backward()
         if warns:
-            with pytest.warns(UserWarning, match=r"Counting keeps part of its state outside .* at .*test_amp.py:\d+"):
+            with pytest.warns(UserWarning, match=r"Counting has state outside .* at .*test_amp.py:\d+"):
                 scaler.step(optimizer)
         else:
             scaler.step(optimizer)
@@ -550,7 +550,7 @@ def test_scaler_state() -> None:
     off = amp.GradScaler(enabled=False)
     x = torch.ones((), device="xla")
     assert off.scale(x) is x
-    with pytest.raises(TypeError, match="takes no device, but init_scale is 'xla'"):
+    with pytest.raises(TypeError, match="expected a number as init_scale, got 'xla'"):
         amp.GradScaler("xla")
 
 

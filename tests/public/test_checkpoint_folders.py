@@ -1,4 +1,4 @@
-"""A folder of checkpoints that is not empty: a second run, lower steps, leftovers of processes that ended, a umask."""
+"""A checkpoint folder that is not empty: a second run, lower steps, files of ended processes, a umask."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from tests.support.helpers import run_script
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager, _checksummed_storage, _leftovers
 
-#: (steps of the first run, steps of the run after it, max_to_keep, what is left).
+#: (steps of the first run, steps of the second run, max_to_keep, remaining steps).
 RUNS = [
     ([10, 20, 30], [2, 4], 3, [2, 4, 30]),  # restarted at a lower step
     ([10, 20, 30], [2], 1, [2]),
-    ([10, 20, 30], [30], 2, [20, 30]),  # the last step once more
-    ([10, 20, 30], [10], 2, [10, 30]),  # an old step once more is the newest checkpoint
+    ([10, 20, 30], [30], 2, [20, 30]),  # the last step again
+    ([10, 20, 30], [10], 2, [10, 30]),  # a repeated old step is the newest checkpoint
     ([10, 20, 30], [40], 3, [20, 30, 40]),
     ([1, 2], [3], 0, [1, 2, 3]),
 ]
@@ -52,7 +52,7 @@ def test_second_run(tmp_path: Path, url: bool, first: list[int], second: list[in
 
 
 def test_failed_save_removes_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails when a part has been written; an earlier checkpoint of the step stays."""
+    """A save that fails after writing a file; an earlier checkpoint of the step remains."""
     manager = _manager(tmp_path)
     manager.save(1, {"x": torch.ones(2)})
     plain = _checksummed_storage._Writer.write_data
@@ -68,7 +68,7 @@ def test_failed_save_removes_its_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"] and _restored(tmp_path, 1) == 1
 
 
-#: Forks a writer that is killed, or waits, within a save.
+#: Forks a writer that is killed, or waits, during a save.
 WRITER = """
 import os, signal, sys, time, torch, torch_xla
 from pathlib import Path
@@ -100,7 +100,7 @@ made()
 assert names() == ["3"], names()
 alive = forked(lambda: time.sleep(1000))
 made()
-assert names() == [".5.writing", "3"], "its writer lives"
+assert names() == [".5.writing", "3"], "its writer is alive"
 os.kill(alive, signal.SIGKILL)
 os.waitpid(alive, 0)
 lock = folder / ".5.writing" / ".writer"
@@ -118,7 +118,7 @@ def test_leftovers_of_killed_writers(tmp_path: Path) -> None:
     run_script(WRITER, WHERE=str(tmp_path))
 
 
-def test_folder_that_is_written_to_by_another_manager(tmp_path: Path) -> None:
+def test_folder_in_use_by_another_manager(tmp_path: Path) -> None:
     with _leftovers.lock_folder(str(tmp_path / ".7.writing")):
         _manager(tmp_path)
         assert (tmp_path / ".7.writing").is_dir()
@@ -139,12 +139,12 @@ def test_modes_are_those_of_the_umask(tmp_path: Path, umask: int) -> None:
     assert modes == {0o666 & ~umask} and _restored(tmp_path / "run", 2) == 1
 
 
-def test_folder_with_other_things_in_it(tmp_path: Path) -> None:
-    """What is no checkpoint is neither listed nor removed."""
+def test_folder_with_unrelated_files(tmp_path: Path) -> None:
+    """Other files and folders are neither listed nor removed."""
     others = ["notes.txt", ".x.writing", ".5.before.txt", "7x"]
     for name in others:
         (tmp_path / name).mkdir()
-    (tmp_path / "9").mkdir()  # no metadata: not finished
+    (tmp_path / "9").mkdir()  # no metadata: incomplete
     manager = _manager(tmp_path, max_to_keep=1)
     for step in (1, 2):
         manager.save(step, {"x": torch.ones(1)})

@@ -1,4 +1,4 @@
-"""Checkpoints of several processes, and of processes that die while they write one."""
+"""Checkpoints of several processes, and of processes that are killed while they write one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_xla._engine.base import atomic_file
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
-def test_of_two_processes_and_of_one(tmp_path: Path) -> None:
+def test_save_with_two_processes_load_with_one(tmp_path: Path) -> None:
     checkpoint_programs.save(checkpoint_programs.trained(1), tmp_path / "alone")
     spawn = """
         import os, sys
@@ -38,8 +38,8 @@ def test_of_two_processes_and_of_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     for name in ("both", "behind"):
         checkpoint_programs.assert_loads(tmp_path / name)
-    # A rank that dies leaves a folder that is no checkpoint, and the others as they are.
-    assert done.stdout.endswith("process 1 terminated with signal SIGKILL\n"), "after what gloo says"
+    # A killed rank leaves an incomplete folder, and the other checkpoints unchanged.
+    assert done.stdout.endswith("process 1 terminated with signal SIGKILL\n"), "after gloo's output"
     assert list((tmp_path / "half").glob("*.distcp")) and not (tmp_path / "half" / ".metadata").exists()
     with pytest.raises(dcp.api.CheckpointException, match="metadata"):
         checkpoint_programs.assert_loads(tmp_path / "half")
@@ -69,7 +69,7 @@ def test_a_rank_killed_while_it_saves_leaves_the_old_file(tmp_path: Path) -> Non
     assert part.stat().st_size == 8000
 
 
-#: Forks processes that save, each killed after another number of bytes; what is there is what was there, or the new.
+#: Forks processes that save and are killed after a number of bytes; the old or the new file must be readable.
 KILLED = """
     import os, signal, sys
     import torch, torch_xla
@@ -93,7 +93,7 @@ KILLED = """
         return -os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     save({"one": torch.zeros(2), "two": torch.zeros(2)}, path)
-    for limit in (0, 1, 700, 20_000, 40_000)[:5 if whole else 4]:  # 20 KB each: no file of a tensor is larger
+    for limit in (0, 1, 700, 20_000, 40_000)[:5 if whole else 4]:  # a tensor has 20 KB, the largest file
         assert ending(limit) == signal.SIGKILL, limit
         found = load(path)
         assert found["one"].tolist() == found["two"].tolist() == [0, 0], limit
@@ -107,7 +107,7 @@ def test_killed_after_any_number_of_bytes(tmp_path: Path, module: str) -> None:
     run_script(KILLED, MODULE=module, WHERE=str(tmp_path / "x.pt"), ROOT=str(Path(__file__).parents[2]))
 
 
-def test_whole_files(tmp_path: Path) -> None:
+def test_files_are_replaced_atomically(tmp_path: Path) -> None:
     path, link = tmp_path / "file", tmp_path / "link"
     path.write_bytes(b"old")
     path.chmod(0o640)
@@ -124,7 +124,7 @@ def test_whole_files(tmp_path: Path) -> None:
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-def test_part_files_of_containers_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_file_names_differ_between_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two containers that share a filesystem have the same process and thread ids."""
     monkeypatch.setattr("os.getpid", lambda: 1)
     monkeypatch.setattr("threading.get_ident", lambda: 2)

@@ -1,4 +1,4 @@
-"""The launcher, with workers on this machine and with a fake gcloud and a fake ssh."""
+"""The launcher, with local workers and with a fake gcloud and a fake ssh."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NASTY = "a b; touch PWNED & 'single' \"double\" $(touch PWNED) `touch PWNED` \\ 
 
 @pytest.fixture(autouse=True)
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Everything happens in an empty folder; what runs there at the end is a process left behind."""
+    """Run in an empty folder; a process that still runs there at the end is a leak."""
     monkeypatch.chdir(tmp_path)
     settings.reload()
     yield tmp_path
@@ -45,7 +45,7 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def left_in(folder: Path) -> list[str]:
-    """The command lines of other processes that have this working folder."""
+    """Return the command lines of other processes with this working folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -94,7 +94,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def describe(folder: Path, name: str, *addresses: str, **fields: str) -> None:
     endpoints = [{"ipAddress": address} for address in addresses]
-    part = folder / f"{name}.part"  # in one step: the fake gcloud may be reading it
+    part = folder / f"{name}.part"  # atomically: the fake gcloud may be reading it
     part.write_text(json.dumps({"state": "READY", "networkEndpoints": endpoints, **fields}))
     part.replace(folder / f"{name}.json")
 
@@ -127,7 +127,7 @@ DUMP = [
 
 
 @pytest.mark.parametrize("where", ["--local=1", "--hosts=user@far", "--tpu=pod"])
-def test_words_arrive_unchanged_and_execute_nothing(fakes: Path, capfd: pytest.CaptureFixture[str], where: str) -> None:
+def test_arguments_are_quoted(fakes: Path, capfd: pytest.CaptureFixture[str], where: str) -> None:
     describe(fakes, "pod", "10.0.0.1")
     assert xla_dist.main([where, f"--env=X={NASTY}", "--", *DUMP]) == 0
     out = capfd.readouterr().out
@@ -163,7 +163,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_worst_exit_code_and_the_rest_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+def test_worst_exit_code_and_termination_of_others(capfd: pytest.CaptureFixture[str]) -> None:
     script = "[ $RANK = 0 ] && exit 3; [ $RANK = 1 ] && exit 7; trap 'echo ended; exit 0' TERM; sleep 600 & wait"
     assert local(3, script) == 7
     assert "[2] ended" in capfd.readouterr().out
@@ -171,7 +171,7 @@ def test_worst_exit_code_and_the_rest_is_ended(capfd: pytest.CaptureFixture[str]
     assert local(1, "exit 255") == 255
 
 
-def test_a_worker_that_ignores_the_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_scripts, "PATIENCE", 1)
     assert local(2, "[ $RANK = 1 ] && exit 1; trap '' TERM; sleep 600 & while :; do wait; done") == 1
 
@@ -184,12 +184,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupt_ends_everything(fakes: Path, number: int, code: int) -> None:
+def test_interrupt_terminates_all_workers(fakes: Path, number: int, code: int) -> None:
     def interrupt() -> None:
         until(lambda: len(list(fakes.glob("started.*"))) == 2)
         os.kill(os.getpid(), number)
 
-    # A shell has what it runs in the background ignore Ctrl-C, these tests included.
+    # A shell starts background processes with SIGINT ignored, including these tests.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -200,10 +200,10 @@ def test_interrupt_ends_everything(fakes: Path, number: int, code: int) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     thread.join()
-    assert result == code  # and nothing is left: the fixture looks
+    assert result == code  # the fixture checks that no process is left
 
 
-def test_a_launcher_that_is_killed_takes_its_workers_with_it(place: Path) -> None:
+def test_workers_end_when_launcher_is_killed(place: Path) -> None:
     command = [sys.executable, "-m", "torch_xla.distributed.xla_dist", "--local=2", "--"]
     root = str(Path(xla_dist.__file__).parents[2])
     launcher = subprocess.Popen(
@@ -211,7 +211,7 @@ def test_a_launcher_that_is_killed_takes_its_workers_with_it(place: Path) -> Non
     )
     until(lambda: len(list(place.glob("started.*"))) == 2)
     launcher.kill()
-    launcher.wait()  # the fixture sees that nothing is left
+    launcher.wait()  # the fixture checks that no process is left
 
 
 def test_restart_after_a_lost_connection(fakes: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -223,16 +223,16 @@ def test_restart_after_a_lost_connection(fakes: Path, capfd: pytest.CaptureFixtu
     (fakes / "down").write_text("b")
     assert xla_dist.main(["--hosts=a,b", "--", "bash", "-c", "echo ran $RANK"]) == 0
     captured = capfd.readouterr()
-    assert "the connection to worker 1 (b) was lost; restart 1 of at most 50" in captured.err
+    assert "lost the connection to worker 1 (b); restart 1 of at most 50" in captured.err
     assert captured.out.splitlines().count("[1] ran 1") == 1
     (fakes / "down").write_text("b")
     assert xla_dist.main(["--hosts=a,b", "--max-restarts=0", "--", "bash", "-c", "echo ran $RANK"]) == 255
     assert "giving up after 0 restarts" in capfd.readouterr().err
 
 
-def test_restart_when_a_worker_stands_still(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_restart_after_missing_heartbeats(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("XLA_UNEVEN_HEARTBEAT_TIMEOUT", "2")
-    monkeypatch.setattr(job_attempt, "_TICK", 0.1)  # seen soon enough to be rounded to 2 s
+    monkeypatch.setattr(job_attempt, "_TICK", 0.1)  # detected early enough to be rounded to 2 s
     settings.reload()
     script = (
         f"echo {STEP} >&2; [ -e again.$RANK ] && exit 0; touch again.$RANK; "
@@ -240,7 +240,10 @@ def test_restart_when_a_worker_stands_still(monkeypatch: pytest.MonkeyPatch, cap
     )
     assert local(2, script) == 0
     captured = capfd.readouterr()
-    assert "worker 1 has made no step for 2 s, after 1 steps; others have made up to 2; restart 1" in captured.err
+    assert (
+        "worker 1 has made no step for 2 s, after 1 steps; other workers have made up to 2 steps; restart 1"
+        in captured.err
+    )
     assert STEP not in captured.err + captured.out and captured.out.count("waits") == 2
     assert local(2, f"echo {STEP} >&2; [ $RANK = 0 ] && echo {STEP}; sleep 600", "--max-restarts=0") == 124
 
@@ -255,23 +258,32 @@ def test_heartbeats() -> None:
     now = 0.0
     beats = Heartbeats(3, uneven=10, even=20, clock=lambda: now)
     now = 1000.0
-    assert beats.failure_reason() is None  # nobody has begun
+    assert beats.failure_reason() is None  # no worker has made a step
     for _ in range(2):
         for ordinal in range(3):
             beats.beat(ordinal)
     now += 20
     assert beats.failure_reason() is None
     now += 1
-    assert beats.failure_reason() == "worker 0 has made no step for 21 s, after 2 steps; and so have the others"
+    assert (
+        beats.failure_reason()
+        == "worker 0 has made no step for 21 s, after 2 steps; the other workers have stopped, too"
+    )
     beats.beat(1)
     beats.beat(2)
-    assert beats.failure_reason() == "worker 0 has made no step for 21 s, after 2 steps; others have made up to 3"
+    assert (
+        beats.failure_reason()
+        == "worker 0 has made no step for 21 s, after 2 steps; other workers have made up to 3 steps"
+    )
     beats.worker_exited(0)
     now += 15
     assert beats.failure_reason() is None
     beats.beat(0)  # its last lines, read late
     now += 15
-    assert beats.failure_reason() == "worker 1 has made no step for 30 s, after 3 steps; and so have the others"
+    assert (
+        beats.failure_reason()
+        == "worker 1 has made no step for 30 s, after 3 steps; the other workers have stopped, too"
+    )
     beats.worker_exited(1)
     beats.worker_exited(2)
     assert beats.failure_reason() is None
@@ -281,7 +293,7 @@ def test_heartbeats_name_a_worker_that_is_behind() -> None:
     now = 0.0
     beats = Heartbeats(3, uneven=10, even=20, clock=lambda: now)
     beats.beat(0)
-    beats.beat(0)  # ahead, and silent for longer than the others
+    beats.beat(0)  # ahead, and without output for longer than the others
     now += 1
     beats.beat(1)
     now += 1
@@ -289,10 +301,13 @@ def test_heartbeats_name_a_worker_that_is_behind() -> None:
     now += 9
     assert beats.failure_reason() is None
     now += 1
-    assert beats.failure_reason() == "worker 1 has made no step for 11 s, after 1 steps; others have made up to 2"
+    assert (
+        beats.failure_reason()
+        == "worker 1 has made no step for 11 s, after 1 steps; other workers have made up to 2 steps"
+    )
 
 
-def test_machines_that_cannot_be_used(fakes: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unusable_hosts(fakes: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (fakes / "down").write_text("b")
     assert xla_dist.main(["--hosts=a,b", "--", "touch", "ran"]) == 126
     assert "worker 1 (b), exit code 255" in capfd.readouterr().err and not (fakes / "ran").exists()
@@ -303,7 +318,7 @@ def test_machines_that_cannot_be_used(fakes: Path, capfd: pytest.CaptureFixture[
     assert "TPU creating is in state CREATING" in capfd.readouterr().err
 
 
-def test_maintenance_is_waited_for(fakes: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_waits_for_maintenance(fakes: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def maintain(seen: str) -> None:
         until((fakes / seen).exists)
         describe(fakes, "pod", "10.0.0.1", health="UNHEALTHY_MAINTENANCE")
@@ -311,7 +326,7 @@ def test_maintenance_is_waited_for(fakes: Path, capfd: pytest.CaptureFixture[str
         time.sleep(0.5)
         describe(fakes, "pod", "10.0.0.1")
 
-    # Maintenance begins while the command runs, which then fails: that is a reason to start again.
+    # Maintenance begins while the command runs, which then fails: a reason to restart.
     describe(fakes, "pod", "10.0.0.1")
     thread = threading.Thread(target=maintain, args=("once",))
     thread.start()
@@ -319,7 +334,7 @@ def test_maintenance_is_waited_for(fakes: Path, capfd: pytest.CaptureFixture[str
     assert xla_dist.main(["--tpu=pod", "--", "bash", "-c", script]) == 0
     thread.join()
     assert "pod worker 0 became unhealthy; restart 1" in capfd.readouterr().err
-    # And a job that has not begun waits for its end.
+    # A job that has not started waits for the end of maintenance.
     describe(fakes, "pod", "10.0.0.1", health="UNHEALTHY_MAINTENANCE")
     timer = threading.Timer(0.5, describe, (fakes, "pod", "10.0.0.1"))
     timer.start()
@@ -345,7 +360,7 @@ DOCKER = """\
 #!/bin/bash
 printf '%s\\n' "$*" >> docker.log
 [ "$1" = run ] || exit 0
-while [ "$1" != image ]; do [ "$1" = -e ] && export "$2"; shift; done  # a name alone stays what it is here
+while [ "$1" != image ]; do [ "$1" = -e ] && export "$2"; shift; done  # a name alone keeps its value
 shift; exec "$@"
 """
 
@@ -374,7 +389,7 @@ def test_conda_and_docker(fakes: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert xla_dist.main(["--local=2", *flags, "--docker-container=mine", "--", "bash", "-c", "exit $RANK"]) == 1
     log = (fakes / "docker.log").read_text()
     assert all(f"rm -f mine_{rank}\n" in log and f"--name mine_{rank} " in log for rank in range(2))
-    # A second job of the default name ends no container but its own, and its workers differ.
+    # A second job with the default name removes only its own container, and its workers have different names.
     flags += ["--env=HOME=/x"]
     assert xla_dist.main(["--local=2", *flags, "--", "bash", "-c", "[ $HOME = /x ]"]) == 0
     log = (fakes / "docker.log").read_text()
@@ -384,8 +399,8 @@ def test_conda_and_docker(fakes: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert "ps -aq --filter label=TORCH_XLA_DIST" in (fakes / "docker.log").read_text()
 
 
-def test_earlier_jobs_are_ended_when_asked(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # All jobs of the user are ended: with the real name, also those of tests that run beside this one.
+def test_termination_of_earlier_jobs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # All jobs of the user are terminated: with the real variable, also those of concurrent tests.
     mark = f"{remote_scripts.MARK}_{os.getpid()}"
     monkeypatch.setattr(remote_scripts, "MARK", mark)
     earlier = subprocess.Popen(["sleep", "600"], env={mark: "earlier"})
@@ -401,21 +416,21 @@ def test_earlier_jobs_are_ended_when_asked(place: Path, monkeypatch: pytest.Monk
         other.wait()
 
 
-def test_a_variable_of_the_launchers_own(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_env_name_passes_local_value(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("X", NASTY)
     assert xla_dist.main(["--local=1", "--env=X", "--", *DUMP]) == 0
     assert json.loads(capfd.readouterr().out.removeprefix("[0] "))[0] == NASTY
 
 
 ERRORS = [
-    ([], "say where to run"),
-    (["--local=1", "--hosts=a"], "say where to run"),
-    (["--local=-1"], "say where to run"),
-    (["--tpu=a", "--vm=b"], "a TPU is driven by its own machines"),
-    (["--hosts=-oProxyCommand=x"], "'-oProxyCommand=x' is not the name of a machine"),
-    (["--hosts=a;b"], "'a;b' is not the name of a machine"),
+    ([], "specify where to run"),
+    (["--local=1", "--hosts=a"], "specify where to run"),
+    (["--local=-1"], "specify where to run"),
+    (["--tpu=a", "--vm=b"], "a TPU is driven by its own hosts"),
+    (["--hosts=-oProxyCommand=x"], "'-oProxyCommand=x' is not a valid host name"),
+    (["--hosts=a;b"], "'a;b' is not a valid host name"),
     (["--local=1", "--docker-image=i", "--conda-env=c"], "are mutually exclusive."),
-    (["--local=1", "--docker-container=c"], "need --docker-image"),
+    (["--local=1", "--docker-container=c"], "require --docker-image"),
     (["--local=1", "--env=X"], "Environment variable to distribute (X) should follow the form: X=Y"),
     (["--local=1", "--env=A;B=1"], "should follow the form: X=Y"),
     (["--local=1", "--env=XRT_TPU_CONFIG=x"], "XRT_TPU_CONFIG should not be in the training command provided"),
@@ -429,8 +444,8 @@ def test_errors_in_options(capsys: pytest.CaptureFixture[str], options: list[str
     assert caught.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
 
 
-def test_as_accelerate_calls_it() -> None:
-    """Its launcher parses a made-up line, fills in the rest, and refuses any docker option that has a value."""
+def test_parser_as_used_by_accelerate() -> None:
+    """Its launcher parses a dummy command line, fills in the rest, and rejects any docker option that has a value."""
     options, _ = get_args_parser().parse_known_args(["--tpu", "pod", "--positional", "", "--restart-tpuvm-pod-server"])
     assert all(value in ("", None) for name, value in vars(options).items() if name.startswith("docker_"))
     options.positional = ["accelerate-launch", "--tpu", "script.py"]

@@ -1,4 +1,4 @@
-"""``xla_dist --cluster``: the variables of schedulers that are not here, and a job of two processes that have them."""
+"""``xla_dist --cluster``: the variables of emulated schedulers, and a job of two processes that use them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def names(rank: int, size: int, local: int, locals_: int, host: str, port: int) 
     return {name: str(value) for name, value in (found | {"MASTER_ADDR": host, "MASTER_PORT": port}).items()}
 
 
-#: What a scheduler sets, the port that the user asks for, and what the command gets.
+#: The variables of a scheduler, the port option, and the variables of the command.
 FOUND = {
     "slurm": (SLURM, None, names(3, 6, 1, 2, "node007", 4321 % 4096 + 61440)),
     "slurm, a task for each node": (
@@ -68,7 +68,7 @@ def test_what_schedulers_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _fake_kubernetes(labels: dict[str, str], subdomain: str | None) -> Any:
-    """The package, with a cluster that has one Indexed Job of four pods."""
+    """The kubernetes package, with a cluster that has one Indexed Job of four pods."""
     metadata = SimpleNamespace(
         name="train-2-x", labels={"job-name": "train"}, owner_references=[SimpleNamespace(controller=True, kind="Job")]
     )
@@ -90,7 +90,7 @@ def _fake_kubernetes(labels: dict[str, str], subdomain: str | None) -> Any:
 
 @pytest.fixture
 def kubernetes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes this process a pod, of a job with these labels and this subdomain."""
+    """Make this process a pod of a job with these labels and this subdomain."""
     from jax._src.clusters import K8sCluster
 
     def be_a_pod(labels: dict[str, str], subdomain: str | None) -> None:
@@ -126,7 +126,7 @@ def test_kubernetes(kubernetes: Any, labels: dict[str, str], subdomain: str | No
 
 
 def test_kubernetes_without_a_service(kubernetes: Any) -> None:
-    """What jax has to say arrives."""
+    """jax's error message is included."""
     kubernetes({}, None)
     with pytest.raises(LaunchError, match="--cluster: Pods within a job need a headless service"):
         cluster.torchrun_env(os.environ)
@@ -134,13 +134,13 @@ def test_kubernetes_without_a_service(kubernetes: Any) -> None:
 
 def test_no_scheduler(capsys: pytest.CaptureFixture[str]) -> None:
     assert xla_dist.main(["--cluster", "--", "true"]) == 126
-    assert "no scheduler has started this process. Known are Slurm (srun)" in capsys.readouterr().err
+    assert "no scheduler has started this process. Supported are Slurm (srun)" in capsys.readouterr().err
 
 
-def test_more_tasks_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (SLURM | {"SLURM_PROCID": "6"}).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LaunchError, match="slurm calls this process 6 of 6"):
+    with pytest.raises(LaunchError, match="slurm reports process index 6 of 6 processes"):
         cluster.torchrun_env(os.environ)
 
 
@@ -149,12 +149,12 @@ def test_more_tasks_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     [({}, 1), ({"SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_NODEID": "2"}, 1),
      ({"SLURM_TASKS_PER_NODE": "8"}, 8), ({"SLURM_TASKS_PER_NODE": "3", "SLURM_NODEID": "5"}, 1)],
 )  # fmt: skip
-def test_processes_of_a_machine(told: dict[str, str], count: int) -> None:
+def test_local_process_count(told: dict[str, str], count: int) -> None:
     assert cluster.local_process_count(told) == count
 
 
 @pytest.mark.parametrize("option", ["--local=2", "--conda-env=x", "--docker-image=x", "--restart-tpuvm-pod-server"])
-def test_options_that_do_not_go_with_it(option: str) -> None:
+def test_incompatible_options(option: str) -> None:
     with pytest.raises(ValueError, match="--cluster"):
         parse_job(get_args_parser().parse_args(["--cluster", option, "--", "true"]))
 
@@ -175,7 +175,7 @@ print(json.dumps([xr.global_ordinal(), xr.world_size(), xr.local_ordinal(), tota
 
 
 def test_a_job_of_two_tasks() -> None:
-    """Each is started as srun does it, by itself; they meet, and compute together."""
+    """Each process is started separately, as by srun; they rendezvous and run a collective."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     launch = [sys.executable, "-m", "torch_xla.distributed.xla_dist", "--cluster", f"--tpuvm-server-port={port}", "--"]
@@ -188,6 +188,6 @@ def test_a_job_of_two_tasks() -> None:
         )
         for i in range(2)
     ]  # fmt: skip
-    # Gloo has words of its own.
+    # gloo prints messages.
     told = [json.loads(task.communicate(timeout=240)[0].splitlines()[-1]) for task in tasks]
     assert told == [[0, 2, 0, [3.0]], [1, 2, 1, [3.0]]]

@@ -1,6 +1,6 @@
-"""Starting processes, and what happens when one of them fails.
+"""Spawn processes, and handle the failure of one of them.
 
-A process costs seconds to start, so one script per way of starting runs several jobs one after the other.
+Starting a process takes seconds, so one script per start method runs several jobs in sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.helpers import run_script
 from torch_xla._engine.device import hardware_detection
 from torch_xla._engine.job import coordination, replicas
 
-#: A job of two that fails in some way, started by fork from a process that has used no device.
+#: Jobs of two processes that fail in different ways, forked from a process that has used no device.
 FAULTS = """
     import os, signal, sys, time
     import torch, torch_xla
@@ -52,13 +52,13 @@ FAULTS = """
         if index == 0:
             xm.all_reduce("sum", x).cpu()
         else:
-            time.sleep(2)  # the later one is told
+            time.sleep(2)  # the later rank reports the mismatch
             xm.all_gather(x).cpu()
 
     def strays(index):
         x = torch.ones(2, device="xla")
         for collective in (xm.all_gather, lambda x: xm.all_reduce("sum", x)):
-            collective(x).cpu()  # known from here on
+            collective(x).cpu()  # compiled from here on
         if index == 0:
             xm.all_reduce("sum", x).cpu()
         else:
@@ -119,7 +119,7 @@ FAULTS = """
 """
 
 
-def test_faults(tmp_path: Path) -> None:
+def test_failing_processes(tmp_path: Path) -> None:
     done = run_script(FAULTS, check=False, WHERE=str(tmp_path / "ended"))
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.endswith("done\n")
@@ -132,7 +132,7 @@ TORCHRUN = """
     import torch_xla.distributed.xla_backend
 
     def main(index):
-        x = torch.ones(2, device="xla")  # a device is used before the group is made
+        x = torch.ones(2, device="xla")  # a device is used before the group is created
         dist.init_process_group("xla")
         assert index == dist.get_rank() == xm.get_ordinal() and dist.get_world_size() == xm.xrt_world_size() == 2
         dist.all_reduce(x)
@@ -159,28 +159,28 @@ def _remember(index: int, where: list[int]) -> None:
     where.append(index)
 
 
-def test_one_process_is_this_one() -> None:
+def test_single_process_runs_in_place() -> None:
     where: list[int] = []
     assert xmp.spawn(_remember, args=(where,), nprocs=1) is None
     assert where == [0]
 
 
-def test_impossible_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.ones(1, device="xla").cpu()
     with pytest.raises(ValueError, match="nprocs=0 must be at least 1"):
         xmp.spawn(_remember, args=([],), nprocs=0)
     monkeypatch.setattr(hardware_detection, "detect_device_type", lambda: "CUDA")
     monkeypatch.setattr(hardware_detection, "max_local_processes", lambda: 1)
-    with pytest.raises(ValueError, match="this machine has 1 CUDA devices"):
+    with pytest.raises(ValueError, match="this host has 1 CUDA devices"):
         xmp.spawn(_remember, args=([],), nprocs=2)
     monkeypatch.setattr(hardware_detection, "max_local_processes", lambda: 4)
-    with pytest.raises(RuntimeError, match="holds the machine's CUDA devices"):
+    with pytest.raises(RuntimeError, match="holds the host's CUDA devices"):
         xmp.spawn(_remember, args=([],), nprocs=2)
 
 
-def test_no_jobs_inside_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_spawn_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "process_count", lambda: 2)
-    with pytest.raises(RuntimeError, match="one of a job of several already"):
+    with pytest.raises(RuntimeError, match="already belongs to a job of several"):
         xmp.spawn(_remember, args=([],), nprocs=2)
 
 
@@ -196,7 +196,7 @@ def test_tpu_topology(monkeypatch: pytest.MonkeyPatch) -> None:
         hardware_detection.process_env(0, 3)
 
 
-def test_a_port_in_use_is_passed_over() -> None:
+def test_port_in_use_is_skipped() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -212,7 +212,7 @@ def test_models_are_moved_one_at_a_time() -> None:
     assert xmp.MpSerialExecutor().run(lambda: 5) == 5
 
 
-#: As in a notebook: nothing could import the function. The CPU's threads have been used, and are used again.
+#: As in a notebook: the function cannot be imported. The CPU's threads have been used, and are used again.
 SESSION = """
 import os, sys, torch, torch_xla, torch_xla.core.xla_model as xm
 
@@ -230,8 +230,8 @@ torch_xla.launch(train)
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_a_function_of_a_session(used: bool) -> None:
-    """It runs in forks; where those cannot be, the error says what to do."""
+def test_spawn_interactive_function(used: bool) -> None:
+    """The function runs in forked processes; if fork is not possible, the error contains a remedy."""
     environment = os.environ | {"CPU_NUM_DEVICES": "2", "PJRT_DEVICE": "CPU"}
     words = [*scripts.PYTHON, "-c", SESSION, *(["used"] if used else [])]
     done = subprocess.run(words, capture_output=True, text=True, env=environment | scripts.server_variables())
@@ -241,4 +241,4 @@ def test_a_function_of_a_session(used: bool) -> None:
         assert "%%writefile train.py" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("[2.0, 2.0]") == 2  # on one line, where both write at once
+        assert done.stdout.count("[2.0, 2.0]") == 2  # on one line if both write at the same time

@@ -1,4 +1,4 @@
-"""Models as StableHLO: what the folder says and computes, here and in a Python that has jax alone."""
+"""StableHLO export: contents of the folder and results, in this process and in a Python with jax only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_xla.stablehlo import StableHLOExportOptions, StableHLOGraphModule
 
 
 class Classifier(nn.Module):
-    """Convolutions, normalization in evaluation, pooling, a buffer, and a constant that is neither."""
+    """Convolutions, normalization in eval mode, pooling, a buffer, and a constant that is neither."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Classifier(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embeddings tied to the head, attention, layer norms; structures in and out."""
+    """Embeddings tied to the head, attention, layer norms; pytrees as input and output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def _tokens(batch: int, length: int) -> dict[str, torch.Tensor]:
     return {"tokens": torch.randint(0, 11, (batch, length)), "padding": padding}
 
 
-#: A model, arguments, dynamic shapes, and other arguments of other sizes.
+#: A model, arguments, dynamic shapes, and further arguments of other sizes.
 CASES: dict[str, tuple[nn.Module, tuple[Any, ...], Any, tuple[Any, ...] | None]] = {
     "convolutions": (Classifier().eval(), (torch.randn(2, 3, 8, 8),), None, None),
     "convolutions, any batch": (
@@ -97,7 +97,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equal_to_the_model(name: str, tmp_path: Path) -> None:
+def test_exported_program_matches_model(name: str, tmp_path: Path) -> None:
     model, args, shapes, others = CASES[name]
     stablehlo.save_as_stablehlo(_export(model, args, shapes), tmp_path)
     loaded = StableHLOGraphModule.load(tmp_path)
@@ -140,7 +140,7 @@ np.savez(folder / "results.npz", *map(np.asarray, program.call(*inputs)))
 """
 
 
-def test_runs_where_there_is_jax_alone(tmp_path: Path) -> None:
+def test_runs_with_jax_only(tmp_path: Path) -> None:
     model, args, shapes, others = CASES["convolutions, any batch"]
     assert others is not None
     stablehlo.save_as_stablehlo(_export(model, args, shapes), tmp_path)
@@ -151,12 +151,12 @@ def test_runs_where_there_is_jax_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "results.npz")["arr_0"], want.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_folder(tmp_path: Path) -> None:
+def test_folder_contents(tmp_path: Path) -> None:
     model, args, shapes, _ = CASES["convolutions, any batch"]
     options = StableHLOExportOptions(inline_all_constant=False, export_node_metadata=True)
     stablehlo.save_as_stablehlo(_export(model, args, shapes), tmp_path, options)
     names = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
-    # BatchNorm's counter is no input of a program in evaluation.
+    # BatchNorm's counter is not an input of a program in eval mode.
     held = set(model.state_dict()) - {"features.1.num_batches_tracked"}
     functions = {f"functions/forward.{ending}" for ending in ("mlir", "bytecode", "jax", "meta")}
     assert names == {f"data/{name}" for name in held} | functions | {"constants/0"}
@@ -200,7 +200,7 @@ class Custom(nn.Module):
         return twice(x + 1) * 3
 
 
-def test_operators_of_others_become_calls() -> None:
+def test_custom_operators_become_custom_calls() -> None:
     program = _export(Custom(), (torch.ones(3),))
     with pytest.raises(NotImplementedError, match=r"stablehlo_test::twice: .*custom_ops_allowed_in_graph"):
         stablehlo.exported_program_to_stablehlo(program)
@@ -214,7 +214,7 @@ class Drops(nn.Module):
         return nn.functional.dropout(x, 0.5, training=True)
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_export_and_load_errors(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match=r"draws random numbers.*model\.eval\(\)"):
         stablehlo.exported_program_to_stablehlo(_export(Drops(), (torch.ones(3),)))
     with pytest.raises(FileNotFoundError, match=r"no functions/\*\.meta"):
@@ -224,21 +224,21 @@ def test_refusals(tmp_path: Path) -> None:
         model, args, tmp_path, StableHLOExportOptions(save_weights=False, override_tracing_kwargs={"half": True})
     )
     loaded = StableHLOGraphModule.load(tmp_path)
-    with pytest.raises(TypeError, match=r"\['half'\] is False, and part of the program, which was made with True"):
+    with pytest.raises(TypeError, match=r"\['half'\] is False, but the program was exported with the constant True"):
         loaded(*args, half=False)
     with pytest.raises(TypeError, match=r"expected a dictionary of \['tokens', 'padding'\]"):
         loaded({"tokens": args[0]["tokens"]}, half=True)
     short = {name: value[:1] for name, value in args[0].items()}
-    with pytest.raises(TypeError, match=r"argument \d is (int64|bool)\[1, 6\]; the program takes (int64|bool)\[2, 6\]"):
+    with pytest.raises(TypeError, match=r"argument \d is (int64|bool)\[1, 6\]; expected (int64|bool)\[2, 6\]"):
         loaded(short, half=True)
     with pytest.raises(KeyError, match="which was not saved"):
         loaded(*args, half=True)
-    with pytest.raises(KeyError, match="no function 'backward'; there are forward"):
+    with pytest.raises(KeyError, match="unknown function 'backward'; available: forward"):
         loaded.evaluate("backward", args)
 
 
 @pytest.mark.parametrize("damaged", ["data/weight", "functions/forward.meta"])
-def test_damaged_files_are_named(damaged: str, tmp_path: Path) -> None:
+def test_corrupt_files_are_named(damaged: str, tmp_path: Path) -> None:
     stablehlo.save_as_stablehlo(_export(nn.Linear(4, 3), (torch.ones(2, 4),)), tmp_path)
     content = (tmp_path / damaged).read_bytes()
     (tmp_path / damaged).write_bytes(content[: len(content) // 2])
@@ -247,7 +247,7 @@ def test_damaged_files_are_named(damaged: str, tmp_path: Path) -> None:
 
 
 class Marked(nn.Module):
-    """Two parts that are marked, the second in a loop of Python, and what is around them."""
+    """Two marked regions, the second in a Python loop, and unmarked operations around them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Marked(nn.Module):
         return z * total, total
 
 
-def test_marked_parts_are_composites() -> None:
+def test_marked_regions_are_composites() -> None:
     model, arguments = Marked(), (torch.randn(2, 4), torch.randn(2, 4))
     program = torch.export.export(model, arguments)
     module = stablehlo.exported_program_to_stablehlo(program)
@@ -275,7 +275,7 @@ def test_marked_parts_are_composites() -> None:
     assert text.count('stablehlo.composite "lib.gelu"') == 2
     for got, expected in zip(module(*arguments), model(*arguments), strict=True):
         torch.testing.assert_close(got.cpu(), expected.detach())
-    # Marks change nothing where a module runs, and of dynamic sizes jax writes no composites.
+    # Marks have no effect when a module runs, and jax writes no composites with dynamic sizes.
     for place in ("cpu", "xla"):
         x, y = (t.detach().to(place).requires_grad_() for t in arguments)
         copy.deepcopy(model).to(place)(x, y)[0].sum().backward()

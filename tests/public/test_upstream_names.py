@@ -1,4 +1,4 @@
-"""docs/upstream.md says of each of upstream's names what has become of it."""
+"""docs/upstream.md lists the status of each of upstream's names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ def test_the_page_is_up_to_date() -> None:
     assert upstream_names.PAGE.read_text() == upstream_names.page(found), "run: python -m tests.tools.upstream_names"
 
 
-def test_notes_are_of_names_that_are_not_the_same() -> None:
+def test_notes_only_for_different_names() -> None:
     found = [f for f in (upstream_names.find(name) for name in upstream_names.names()) if f.state != "same"]
     assert {start for start in upstream_names.NOTES if not any(f.name.path.startswith(start) for f in found)} == set()
 
 
-def test_what_is_lacking_is_noticed() -> None:
-    """A name, an argument and a module that are not there."""
+def test_missing_names_are_detected() -> None:
+    """Detect a missing name, argument and module."""
     cases = {
         "torch_xla.core.xla_model nothing": "absent", "torch_xla.nowhere name": "absent",
         "torch_xla.core.xla_model mark_step": "same",

@@ -1,4 +1,4 @@
-"""What scripts use beside the engine: torch_xla.utils, torch_xla.test.test_utils, callbacks on values."""
+"""Utilities outside the engine: torch_xla.utils, torch_xla.test.test_utils, callbacks on values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torch_xla.utils.keyd_queue import KeydQueue, Queue
 
 
 class Pair(xu.DataWrapper):
-    """Two tensors that nothing else finds, made anew for each who asks."""
+    """Two tensors that only get_tensors exposes, created again at each call."""
 
     __slots__ = ("values",)
 
@@ -93,7 +93,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SOME_NAME", text)
         assert xu.getenv_as("SOME_NAME", kind) == expected
     monkeypatch.setenv("SOME_NAME", "maybe")
-    with pytest.raises(ValueError, match="SOME_NAME='maybe' is no bool"):
+    with pytest.raises(ValueError, match="SOME_NAME='maybe' is not a valid bool"):
         xu.getenv_as("SOME_NAME", bool)
     for text, flag in (("true", True), ("TRUE", True), ("3", True), ("0", False), ("", False), ("no", False)):
         monkeypatch.setenv("SOME_NAME", text)
@@ -102,7 +102,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert xenv.PJRT_DEVICE == "PJRT_DEVICE" and xenv.ORDINAL == "XRT_SHARD_ORDINAL"
 
 
-def test_things_that_end() -> None:
+def test_cleanup_and_lazy_values() -> None:
     called: list[int] = []
     cleaner = xu.Cleaner(lambda: called.append(1))
     folder = xu.TmpFolder()
@@ -190,7 +190,7 @@ def test_checkpoint_tagger(tmp_path: Path) -> None:
     assert removed == [b] and files[1].exists() and again.tags() == {"last": c, "best": a}
     tagger.tag("best", b)
     assert not files[0].exists()
-    with pytest.raises(ValueError, match="expected names with paths"):
+    with pytest.raises(ValueError, match="expected paths by tag"):
         CheckpointTagger.load_from_json("[1]")
 
 
@@ -198,7 +198,7 @@ def test_checkpoint_tagger(tmp_path: Path) -> None:
 
 
 class Writer:
-    """Takes what a SummaryWriter takes."""
+    """Records calls like a SummaryWriter."""
 
     def __init__(self) -> None:
         self.scalars: dict[str, tuple[float, int | None]] = {}
@@ -277,11 +277,11 @@ def main():
 """
 
 
-def test_tests_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_mp_test(tmp_path: Path) -> None:
     (tmp_path / "tests_apart.py").write_text(APART)
     done = run_script(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import tests_apart; tests_apart.main()")
     assert done.stdout.splitlines() == [
-        "1 ['AssertionError: 3 != 4'] []", "dies: its process ended with exit code 7",
+        "1 ['AssertionError: 3 != 4'] []", "dies: its process exited early with exit code 7",
     ]  # fmt: skip
 
 
@@ -300,7 +300,7 @@ def test_callbacks_when_values_are_ready() -> None:
 
     on_ready_callback(y, note("first"))
     on_ready_callback(y, note("second"))
-    y.add_(1)  # the callbacks are of the value as it was
+    y.add_(1)  # the callbacks see the earlier value
     torch_xla.sync()
     assert on_ready_event(y).wait(60) and met == [("first", True), ("second", True)]
     on_ready_callback(y, lambda _: done.set())

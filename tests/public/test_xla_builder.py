@@ -1,4 +1,4 @@
-"""Computations put together from XLA's operations give what torch gives."""
+"""Computations assembled from XLA operations match torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_elementwise_operations() -> None:
     assert_same(logic, (a & b, a | b, a ^ b, ~a))
 
 
-def test_shapes_choices_and_products() -> None:
+def test_shapes_selection_and_matmuls() -> None:
     x, w = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(3, 4)
 
     def function(x: xb.Op, w: xb.Op, scale: float = 1.0) -> xb.Op:
@@ -135,17 +135,17 @@ def test_a_builder_makes_a_computation() -> None:
     assert_same(twice(there), {"y": x * 2})
 
 
-def test_refused() -> None:
+def test_errors_of_the_builder() -> None:
     builder = xb.create_builder("wrong")
     a = xb.mkparam(builder, 0, xb.mkshape(xb.Type.F32, (2, 3)))
     b = xb.mkparam(builder, 1, xb.mkshape(xb.Type.S32, (2, 3)))
     refused: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: a + b, TypeError, r"operands are f32\[2,3\] and s32\[2,3\]; cast one"),
+        (lambda: a + b, TypeError, r"operands have shapes f32\[2,3\] and s32\[2,3\]; cast one"),
         (lambda: a + 1, TypeError, r"add: expected an Op, got 1 \(int\)"),
         (lambda: a.dot(a), ValueError, r"lhs_shape=\(2, 3\) rhs_shape=\(2, 3\)"),
-        (lambda: xb.mkparam(builder, 1, a.shape()), ValueError, "parameter 1 of wrong exists already"),
-        (lambda: xb.mkop("Nothing", (a,)), AttributeError, "there is no operation Nothing"),
-        (lambda: xb.Shape.create(xb.Type.F32, (2,), (True,)), ValueError, "no dynamic dimensions"),
+        (lambda: xb.mkparam(builder, 1, a.shape()), ValueError, "parameter 1 of wrong already exists"),
+        (lambda: xb.mkop("Nothing", (a,)), AttributeError, "unknown operation Nothing"),
+        (lambda: xb.Shape.create(xb.Type.F32, (2,), (True,)), ValueError, "dynamic dimensions are not supported"),
         (lambda: xla_op_registry.register("f", lambda a: a)(torch.ones(2)), TypeError, "expected xla tensors"),
     ]
     for call, kind, words in refused:

@@ -1,4 +1,4 @@
-"""The names of upstream's C++ module that scripts call."""
+"""Functions of upstream's C++ extension module that scripts and libraries call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_debug_info_and_sharding() -> None:
     assert out.stdout == "{devices=[2,1]0,1} 1\n"
 
 
-def test_precision_of_products() -> None:
+def test_matmul_precision_functions() -> None:
     before = _XLAC._xla_get_mat_mul_precision()
     try:
         _XLAC._xla_set_mat_mul_precision("high")

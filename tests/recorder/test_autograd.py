@@ -1,4 +1,4 @@
-"""Gradients of all kinds are the CPU's; hooks, versions and the graph behave as torch's."""
+"""Gradients match the CPU; hooks, version counters and graph lifetime behave as in torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the recorder is built on first import, with a stand-in extension that compiles in about a second."""
+"""The recorder build on first import, with a stand-in extension that compiles in about a second."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ GOOD = """
 static PyModuleDef def = {PyModuleDef_HEAD_INIT, "standin", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 PyMODINIT_FUNC PyInit_standin() { return PyModule_Create(&def); }
 """
-# A compiler that notes its process id and then waits for as long as the file "hold" exists.
+# A compiler that writes its process id and then waits while the file "hold" exists.
 SLOW_COMPILER = """#!/bin/sh
 case "$*" in *" -c "*) echo $$ > {folder}/compiling; while [ -e {folder}/hold ]; do sleep 0.05; done;; esac
 exec c++ "$@"
 """
 
-# One importing process. It stands in front of the packages' __init__, which import jax, and of torch itself, so that
-# ten of them start within the same tenth of a second and race; the build's own child process uses the real torch.
+# One importing process. It replaces the packages' __init__, which import jax, and torch itself, so that ten of them
+# start within the same tenth of a second and race; the build's child process uses the real torch.
 WORKER = """
 import sys, time, types
 from pathlib import Path
@@ -47,7 +47,7 @@ print(f"{time.perf_counter() - start:.4f}", "torch.utils.cpp_extension" in sys.m
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A folder with the sources of an extension named ``standin`` that can be built."""
+    """A folder with the sources of a buildable extension named ``standin``."""
     folder = tmp_path / "csrc"
     folder.mkdir()
     (folder / "standin.cpp").write_text(GOOD)
@@ -56,7 +56,7 @@ def sources(tmp_path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Built:
-    """A cache with one build of the sources, the library in it, and what building it said."""
+    """A cache with one build of the sources: its library, and the output of the build."""
 
     cache: Path
     library: Path
@@ -65,7 +65,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """To look at, and to copy: a build takes three seconds."""
+    """One build for tests to inspect and copy: a build takes three seconds."""
     folder = tmp_path_factory.mktemp("built")
     (folder / "csrc").mkdir()
     (folder / "csrc" / "standin.cpp").write_text(GOOD)
@@ -76,20 +76,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture
 def copied(built: Built, cache: Path) -> Path:
-    """``cache`` as a copy of what was built; the library's path in it."""
+    """Copy the build to ``cache``; return the library's path in it."""
     shutil.copytree(built.cache, cache)
     return cache / built.library.relative_to(built.cache)
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[Path]:
-    """A cache folder that is empty at first and has no half-built thing in it at the end."""
+    """A cache folder that is empty at first, and must contain no partial build at the end."""
     yield tmp_path / "cache"
     assert not list(tmp_path.glob("cache/**/tmp-*"))
 
 
 def start(sources: Path, cache: Path, **environment: str) -> subprocess.Popen[str]:
-    """Starts one importing process in a process group of its own."""
+    """Start an importing process in a separate process group."""
     command = [sys.executable, "-c", WORKER, str(ROOT), str(sources), str(cache), torch.__version__]
     return subprocess.Popen(
         command,
@@ -102,24 +102,24 @@ def start(sources: Path, cache: Path, **environment: str) -> subprocess.Popen[st
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Return code, standard output and standard error of a process, at its end."""
+    """Wait for a process; return its exit code, standard output and standard error."""
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 
 def load(sources: Path, cache: Path, **environment: str) -> tuple[int, str, str]:
-    """Imports the stand-in in one new process."""
+    """Import the stand-in in a new process."""
     return finish(start(sources, cache, **environment))
 
 
 def without_tools(tmp_path: Path) -> dict[str, str]:
-    """An environment in which no program is found."""
+    """Return an environment in which no program is found."""
     (tmp_path / "bin").mkdir(exist_ok=True)
     return {"PATH": str(tmp_path / "bin"), "CXX": ""}
 
 
 def wait_for(condition: object, seconds: float = 60) -> None:
-    """Waits until the callable ``condition`` is true. Fails after ``seconds``."""
+    """Wait until ``condition()`` is true. Fails after ``seconds``."""
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end, "waited in vain"
@@ -131,17 +131,17 @@ def test_ten_processes_build_once(sources: Path, cache: Path) -> None:
     assert [code for code, _, _ in results] == [0] * 10, results
     assert sum("building the recorder" in err for _, _, err in results) == 1
     assert sum("waiting for another process" in err for _, _, err in results) >= 1
-    assert len({out.split()[-1] for _, out, _ in results}) == 1  # all loaded the same file
+    assert len({out.split()[-1] for _, out, _ in results}) == 1  # all processes loaded the same file
 
 
 def test_cached_import_is_fast_and_silent(sources: Path, cache: Path, copied: Path) -> None:
     runs = [load(sources, cache) for _ in range(3)]
     assert [(code, err) for code, _, err in runs] == [(0, "")] * 3
     assert min(float(out.split()[0]) for _, out, _ in runs) < 0.05
-    assert all(out.split()[1] == "False" for _, out, _ in runs)  # torch.utils.cpp_extension stays out
+    assert all(out.split()[1] == "False" for _, out, _ in runs)  # torch.utils.cpp_extension is not imported
 
 
-def test_changed_source_is_built_anew(sources: Path, cache: Path, copied: Path) -> None:
+def test_changed_source_is_rebuilt(sources: Path, cache: Path, copied: Path) -> None:
     (sources / "more.h").write_text("// a header counts too\n")
     code, out, err = load(sources, cache)
     assert code == 0 and Path(out.split()[-1]) != copied, err
@@ -155,7 +155,7 @@ def test_status_is_a_line_at_the_start_and_one_at_the_end(built: Built) -> None:
 
 
 def test_compiler_of_several_words(sources: Path, cache: Path) -> None:
-    """As in CXX="ccache g++": torch takes what is in CXX for the name of one program."""
+    """CXX="ccache g++", for example: torch treats the value of CXX as the name of one program."""
     code, _, err = load(sources, cache, CXX="env LC_ALL=C c++")
     assert code == 0, err
 
@@ -177,8 +177,8 @@ def test_cached_without_compiler(sources: Path, cache: Path, copied: Path, tmp_p
     assert (code, out.split()[-1], err) == (0, str(copied), "")
 
 
-def test_package_brings_a_build(sources: Path, cache: Path, built: Built, tmp_path: Path) -> None:
-    """A wheel's: no compiler and no folder to write to are needed, and a compiler that is there changes nothing."""
+def test_package_contains_a_build(sources: Path, cache: Path, built: Built, tmp_path: Path) -> None:
+    """A wheel with a build needs no compiler and no writable folder, and ignores an installed compiler."""
     from torch_xla._engine.recorder import build
 
     copy = build.store_in_package(build.Extension("standin", sources, cache), built.library)
@@ -229,7 +229,7 @@ def test_failed_build_with_an_untested_torch_says_so(monkeypatch: pytest.MonkeyP
     assert last.startswith("  torch 2.99.0 was not tested with this torch_xla, which was tested with torch 2.11 to 2")
 
 
-def test_library_that_cannot_be_loaded_is_not_kept(sources: Path, cache: Path) -> None:
+def test_library_that_cannot_be_loaded_is_not_stored(sources: Path, cache: Path) -> None:
     (sources / "standin.cpp").write_text(GOOD + "int gone();\nint x = gone();\n")
     for _ in range(2):
         code, _, err = load(sources, cache)
@@ -237,7 +237,7 @@ def test_library_that_cannot_be_loaded_is_not_kept(sources: Path, cache: Path) -
         assert "undefined symbol" in err
 
 
-def test_cache_that_cannot_be_written(sources: Path, cache: Path) -> None:
+def test_read_only_cache(sources: Path, cache: Path) -> None:
     cache.parent.mkdir(exist_ok=True)
     cache.write_text("a file where the folder should be")
     _, _, err = load(sources, cache)
@@ -247,7 +247,7 @@ def test_cache_that_cannot_be_written(sources: Path, cache: Path) -> None:
 
 @pytest.fixture
 def held(sources: Path, cache: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process in the middle of building; its compiler goes on when the file tmp_path/hold is removed."""
+    """A process during a build; its compiler continues when the file tmp_path/hold is removed."""
     compiler = tmp_path / "slow-g++"
     compiler.write_text(SLOW_COMPILER.format(folder=tmp_path))
     compiler.chmod(0o755)
@@ -259,25 +259,27 @@ def held(sources: Path, cache: Path, tmp_path: Path) -> Iterator[subprocess.Pope
     process.communicate()
 
 
-def test_killed_build_leaves_nothing_in_the_way(
+def test_killed_build_does_not_block_the_next_one(
     sources: Path, cache: Path, tmp_path: Path, held: subprocess.Popen[str]
 ) -> None:
     os.killpg(held.pid, signal.SIGKILL)
-    os.kill(int((tmp_path / "compiling").read_text()), signal.SIGKILL)  # ninja gives compilers a group of their own
-    assert list(cache.glob("**/tmp-*"))  # the half-done build
+    os.kill(
+        int((tmp_path / "compiling").read_text()), signal.SIGKILL
+    )  # ninja starts compilers in a separate process group
+    assert list(cache.glob("**/tmp-*"))  # the partial build
     (tmp_path / "hold").unlink()
     code, _, err = load(sources, cache, CXX=str(tmp_path / "slow-g++"))
     assert code == 0, err
     assert "building the recorder" in err
 
 
-def test_build_outlives_the_process_that_asked_for_it(
+def test_build_outlives_the_process_that_started_it(
     sources: Path, cache: Path, tmp_path: Path, held: subprocess.Popen[str]
 ) -> None:
     os.kill(held.pid, signal.SIGKILL)
     waiting = start(sources, cache, CXX=str(tmp_path / "slow-g++"))
     time.sleep(1)
-    assert waiting.poll() is None  # the lock is still held, by the build
+    assert waiting.poll() is None  # the build still holds the lock
     (tmp_path / "hold").unlink()
     code, _, err = finish(waiting)
     assert code == 0, err

@@ -1,4 +1,4 @@
-"""Ops that torch takes apart by reading values or storages: here the step stays whole, and the results are torch's."""
+"""Ops that torch decomposes with reads of values or storages: the step is not split, and results match torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_without_gradients_one_op_is_recorded() -> None:
 
 @pytest.mark.parametrize("name", ["silu", "mish"])
 def test_gradients_of_16_bits_round_once(name: str) -> None:
-    """torch has a kernel for them on the CPU and takes them apart elsewhere, where each part rounds."""
+    """torch has a kernel for them on the CPU and decomposes them on other devices, where each op rounds."""
     torch.manual_seed(0)
     x, grad = torch.randn(2, 4096, dtype=torch.bfloat16)
     found = []
@@ -81,7 +81,7 @@ def test_equal_reads_one_bool() -> None:
     with counts() as moved:
         assert torch.equal(x, x.clone()) and not torch.equal(x, x + 1) and not torch.equal(x, x[:3])
         assert torch.equal(x[:0], x[:0])
-        assert torch.equal(x, x.long()) and not torch.equal(x + 0.5, x.long())  # as on the CPU
+        assert torch.equal(x, x.long()) and not torch.equal(x + 0.5, x.long())  # matches the CPU
     assert not moved.fallbacks and moved[READING] == 4
 
 
@@ -165,7 +165,7 @@ def test_batch_norms_write_their_statistics(training: bool) -> None:
 
 
 def _written_statistics(device: str, name: str, training: bool, sizes: list[int]) -> list[Any]:
-    """What batch norm writes: out and what it saves, and the running statistics; whether it returns its outs."""
+    """Return what batch norm writes: out, saved and running statistics; and whether it returns its outs."""
     x = torch.linspace(-1, 2, 12).reshape(4, 3).to(device)
     running = torch.zeros(3, device=device), torch.ones(3, device=device)
     outs = [torch.full((size,), 9.0, device=device) for size in sizes]
@@ -186,7 +186,7 @@ def test_batch_norms_write_to_out(name: str, training: bool, sizes: list[int]) -
     torch.testing.assert_close(got, _written_statistics("cpu", name, training, sizes))
 
 
-def test_batch_norm_refuses_an_out_of_another_dtype() -> None:
+def test_batch_norm_rejects_an_out_of_another_dtype() -> None:
     x, mean, var = torch.ones(4, 3, device="xla"), torch.zeros(3, device="xla"), torch.ones(3, device="xla")
     outs = {name: torch.zeros(3, device="xla", dtype=torch.float64) for name in ("out", "save_mean", "save_invstd")}
     with pytest.raises(RuntimeError, match="expected scalar type Float but found Double"):
@@ -233,7 +233,7 @@ def test_forward_mode() -> None:
         lambda x: x.masked_scatter(torch.ones(4, dtype=torch.uint8, device=x.device), x),
     ],
 )
-def test_refused_when_recorded_as_on_the_cpu(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_raises_when_recorded_as_on_the_cpu(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises((RuntimeError, IndexError)) as expected:
         call(torch.ones(4))
     with pytest.raises(expected.type) as got:

@@ -1,4 +1,4 @@
-"""Buffers that nothing reads again become results: training keeps one copy of the weights, and values stay right."""
+"""Donated buffers: training holds one copy of the weights, and values stay correct."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch_xla._engine.compilation import program_cache
 from torch_xla._engine.diagnostics import metrics
 
 
-def test_training_keeps_one_copy() -> None:
-    """After a step the device holds the parameters, the optimizer's state and the batch, and nothing else."""
+def test_training_holds_one_copy() -> None:
+    """After a step the device holds only the parameters, the optimizer's state and the batch."""
     model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)).to("xla")
     optimizer = optim.Adam(model.parameters(), lr=0.01)
     x, y = torch.randn(8, 32).to("xla"), torch.randint(3, (8,)).to("xla")
@@ -59,7 +59,7 @@ def test_updated_parameters_are_donated() -> None:
     assert not any(buffer.is_deleted() for buffer in recorder.bindings().live_buffers(0))
 
 
-def test_what_is_still_held_is_not_donated() -> None:
+def test_referenced_values_are_not_donated() -> None:
     w = torch.ones(4).to("xla")
     view, twin, alias = w[:2], w.clone(), w.detach()
     torch_xla.sync()
@@ -73,7 +73,7 @@ def test_what_is_still_held_is_not_donated() -> None:
 
 
 def test_a_value_is_not_donated_to_a_read() -> None:
-    """Reading runs a part of the graph; what the rest needs stays."""
+    """Reading runs a part of the graph; inputs of the rest are not donated."""
     w = torch.ones(3).to("xla")
     w.add_(1)
     y = w * 2
@@ -98,7 +98,7 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_value_is_written_over_itself(name: str) -> None:
-    """Where equal layers exchange their memory, each program copies both values."""
+    """If equal layers exchanged their buffers, each program would copy both values."""
     layers = [layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.BatchNorm1d(16))]
     model = nn.Sequential(*layers).to("xla")
     optimizer = OPTIMIZERS[name](model.parameters())
@@ -113,12 +113,13 @@ def test_each_value_is_written_over_itself(name: str) -> None:
         running = [b for b in model.buffers() if b.is_floating_point()]
         seen.append(_addresses([*model.parameters(), *state, *running]))
     assert seen[-1] == seen[-2]
-    assert len(set(seen[-1])) == len(seen[-1]) >= 16 + 8, "parameters, and what BatchNorm has seen"
+    assert len(set(seen[-1])) == len(seen[-1]) >= 16 + 8, "parameters and running statistics of BatchNorm"
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_weight_is_not_copied_before_its_update(name: str) -> None:
-    """On a CPU: the gradient of a layer's input and the update both read the weight, and neither needs the other."""
+    """On a CPU: the gradient of a layer's input and the update both read the weight, and neither depends on the
+    other."""
     model = nn.Sequential(*(nn.Linear(24, 24) for _ in range(4))).to("xla")
     optimizer = OPTIMIZERS[name](model.parameters())
     x = torch.randn(8, 24).to("xla")

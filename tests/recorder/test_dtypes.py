@@ -1,4 +1,4 @@
-"""Every dtype of torch that a device can hold: made, moved, cast, printed, and computed with where the CPU can."""
+"""Every dtype of torch that a device supports: creation, transfer, casts, printing, and ops that the CPU supports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
 ALL = list(dtypes._NUMPY)
 bits = lambda t: t.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])
 
-#: On two tensors of six small numbers. Where the CPU has no kernel for a dtype, xla may do as it likes.
+#: On two tensors of six small numbers. If the CPU has no kernel for a dtype, xla may return any result.
 OPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
@@ -74,7 +74,7 @@ def test_computes_where_the_cpu_does(dtype: torch.dtype) -> None:
             try:
                 expected[name] = op(a, b)
             except (NotImplementedError, RuntimeError):
-                continue  # the CPU has no such kernel
+                continue  # the CPU has no kernel
             got[name] = op(x, y)
         assert_same(got, expected, **({"rtol": 1e-2, "atol": 1e-2} if dtype in HALF else {}))
     assert len(expected) >= 15
@@ -107,7 +107,7 @@ EDGES = torch.cat([LIMITS, *(NORMAL * scale for scale in (1e-6, 1e-2, 1, 100, 1e
 
 
 def casts_to_small_floats() -> list[str]:
-    """Which casts from and to small floats give other values than on the CPU."""
+    """Return the casts from and to 8-bit floats whose values differ from the CPU."""
     sources = [torch.float32, torch.float64, torch.float16, torch.int64, *FLOAT8]
     targets = [*FLOAT8, *HALF, torch.float32, torch.float64]
     patterns = torch.arange(256, dtype=torch.uint8)
@@ -125,7 +125,8 @@ def casts_to_small_floats() -> list[str]:
 
 
 def test_casts_to_small_floats_round_as_on_the_cpu() -> None:
-    """As users compile them: XLA's older emitters, of which tests are made (fast_compile_flags.py), round some in another way."""
+    """With users' flags: XLA's older emitters, which tests use (fast_compile_flags.py), round some values
+    differently."""
     run_script(
         """
         import sys
@@ -147,8 +148,10 @@ def test_unsigned_integers_wrap(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_numbers_below_the_smallest_normal_one_are_zero(dtype: torch.dtype) -> None:
-    """As the guide says: what the CPU computes when it is told to take them for 0. Copies keep them."""
+def test_denormals_flush_to_zero(dtype: torch.dtype) -> None:
+    """Denormals flush to zero, as the guide says, and as on the CPU with torch.set_flush_denormal. Copies preserve
+    them.
+    """
     smallest = torch.finfo(dtype).tiny
     x = torch.tensor([smallest, smallest / 8, -smallest / 64, 0.0, 1.0], dtype=dtype)
     assert torch.equal(x.to("xla").cpu(), x)
@@ -162,4 +165,4 @@ def test_numbers_below_the_smallest_normal_one_are_zero(dtype: torch.dtype) -> N
     finally:
         torch.set_flush_denormal(False)
     torch.testing.assert_close([t.cpu() for t in program(x.to("xla"))], expected, rtol=1e-6, atol=0)
-    assert not torch.equal(program(x)[2], expected[2]), "what the CPU computes otherwise"
+    assert not torch.equal(program(x)[2], expected[2]), "what the CPU computes differently"

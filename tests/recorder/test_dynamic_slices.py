@@ -1,6 +1,7 @@
-"""Where a part of a tensor starts is an input of the program once it changes: a loop over windows compiles twice.
+"""The start of a slice is an input of the program once it changes: a loop over windows compiles twice.
 
-The first graph has its starts as constants, for which compilers make better code. See recorder/csrc/dispatch/slice_starts.h.
+The first graph has its starts as constants, for which XLA generates better code. See
+recorder/csrc/dispatch/slice_starts.h.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def data(dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS).to(dtype)
 
 
-#: a function of the data and of the step, that reads a part of it
+#: A function of the data and the step that reads a slice of the data
 READS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "slice": lambda x, i: x[i : i + 8] * 3,
     "slice from the end": lambda x, i: x[i - ROWS : i - ROWS + 8 or ROWS] * 3,
@@ -117,7 +118,7 @@ WRITES = {
 
 
 def _random_write(x: Tensor, choices: random.Random, starts: random.Random) -> None:
-    """A write through a chain of views: ``choices`` says of which and of what size, ``starts`` where they start."""
+    """A write through a view chain: ``choices`` are the views and their sizes, ``starts`` their starts."""
     view = x
     for _ in range(choices.randint(1, 4)):
         dim = choices.randrange(view.dim())
@@ -136,11 +137,11 @@ def _random_write(x: Tensor, choices: random.Random, starts: random.Random) -> N
 
 def check_counts(moved: Counts, most: int = 2) -> None:
     assert moved.compilations <= most
-    assert moved["InterpretedGraphs"] <= 1  # one that waits for its second run, but none of a storm
+    assert moved["InterpretedGraphs"] <= 1  # one that runs a second time, but none of an unstable call site
 
 
 @pytest.mark.parametrize("name", READS)
-def test_reads_at_any_place_are_one_program(name: str) -> None:
+def test_reads_at_any_start_are_one_program(name: str) -> None:
     x, read = data(), READS[name]
     on_device = x.to("xla")
     with counts() as moved:
@@ -158,7 +159,7 @@ def test_reads_at_any_place_are_one_program(name: str) -> None:
         *itertools.product(("_assign_slice", "_write_through_views"), (torch.bfloat16, torch.int8, torch.complex64)),
     ],
 )
-def test_writes_at_any_place_are_one_program(name: str, dtype: torch.dtype) -> None:
+def test_writes_at_any_start_are_one_program(name: str, dtype: torch.dtype) -> None:
     x, write = data(dtype) % 5 if not dtype.is_complex else data(dtype), WRITES[name]
     on_device = x.to("xla")
     with counts() as moved:
@@ -191,7 +192,7 @@ def _gradient(x: Tensor, i: int) -> Tensor:
     return weight.grad
 
 
-def test_gradients_at_any_place_are_one_program() -> None:
+def test_gradients_at_any_start_are_one_program() -> None:
     x = data()
     on_device = x.to("xla")
     with counts() as moved:
@@ -202,7 +203,7 @@ def test_gradients_at_any_place_are_one_program() -> None:
     check_counts(moved)
 
 
-def test_what_starts_where_it_did_is_a_constant() -> None:
+def test_unchanged_starts_are_constants() -> None:
     x = data().to("xla")
 
     def step(i: int) -> Tensor:
@@ -223,7 +224,7 @@ def test_what_starts_where_it_did_is_a_constant() -> None:
 
 def test_errors_are_those_of_the_cpu() -> None:
     x, on_device = data(), data().to("xla")
-    for i in range(ROWS - 3, ROWS + 2):  # past the end slices are shorter, and an index is refused
+    for i in range(ROWS - 3, ROWS + 2):  # past the end slices are shorter, and an index raises
         assert torch.equal(on_device[i : i + 4].cpu(), x[i : i + 4])
         for call in (lambda t, i=i: t[i], lambda t, i=i: t.narrow(0, i, 2), lambda t, i=i: t[-i - 1]):
             try:
@@ -235,7 +236,7 @@ def test_errors_are_those_of_the_cpu() -> None:
                 assert torch.equal(call(on_device).cpu(), expected)
 
 
-def test_the_memory_of_a_view_is_that_of_its_place() -> None:
+def test_view_shares_the_memory_of_its_start() -> None:
     x, on_device = data(), data().to("xla")
     for i in range(5):
         view, expected = on_device[i : i + 4], x[i : i + 4]
@@ -244,9 +245,8 @@ def test_the_memory_of_a_view_is_that_of_its_place() -> None:
         assert torch.equal(on_device.cpu(), x)
 
 
-@pytest.mark.parametrize("variables", [{}, {"TORCH_XLA_STORM": "compile", "TORCH_XLA_FIRST_RUN": "compile"},
-                                       {"TORCH_XLA_FIRST_RUN": "eager"}], ids=str)  # fmt: skip
-def test_a_training_over_windows(variables: dict[str, str]) -> None:
+@pytest.mark.parametrize("policy", ["auto", "compile", "interpret_once"])
+def test_a_training_over_windows(policy: str) -> None:
     run_script(
         """
         import torch, torch_xla
@@ -278,11 +278,11 @@ def test_a_training_over_windows(variables: dict[str, str]) -> None:
         interpreted = metrics.counter_value("InterpretedGraphs") or 0
         assert interpreted <= 2, interpreted
         """,
-        **variables,
+        TORCH_XLA_COMPILE_POLICY=policy,
     )
 
 
-def test_windows_of_what_lies_on_several_devices() -> None:
+def test_windows_of_sharded_tensors() -> None:
     run_script(
         """
         import numpy as np, torch, torch_xla

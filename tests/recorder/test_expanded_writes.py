@@ -1,4 +1,4 @@
-"""Writes to expanded tensors and parts of them change what they change on the CPU, or are refused as there."""
+"""Writes to expanded tensors and their views have the same effect as on the CPU, or raise the same error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-#: A tensor that is written to, with the memory it shows.
+#: The written tensor, with its base memory.
 SHOWN: dict[str, Callable[[Tensor], Tensor]] = {
     "column": lambda x: x[:3, None].expand(3, 4),
     "column, turned": lambda x: x[:3, None].expand(3, 4).t(),
@@ -68,27 +68,27 @@ def test_write(shown: str) -> None:
     assert (refused > 0) == (shown != "of one element")
 
 
-#: What the CPU does otherwise, with the reason.
+#: Writes that the CPU allows, with the reason why xla raises.
 DIFFERENT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "masked_fill": (lambda x: x[:3, None].expand(3, 4).masked_fill_(torch.ones(3, 4, device=x.device) > 0, 1.0),
                     "torch deprecates it on expanded tensors, with a warning"),
     "index": (lambda x: x[:3, None].expand(3, 4).index_fill_(0, torch.tensor([0], device=x.device), 1.0),
               "torch deprecates it on expanded tensors, with a warning"),
-    "tril": (lambda x: x[:4].expand(4, 4).tril_(), "the CPU does not look, and gives what its loops happen to"),
+    "tril": (lambda x: x[:4].expand(4, 4).tril_(), "unchecked on the CPU, where the result depends on its loops"),
     "windows": (lambda x: x.unfold(0, 3, 1).add_(1), "elements are added to several times, in the order of loops"),
     "as_strided": (lambda x: x.as_strided((3, 2), (1, 1)).mul_(2), "the same"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_refused_here_only(name: str) -> None:
+def test_rejected_on_xla_only(name: str) -> None:
     x = torch.arange(12.0, device="xla")
     with pytest.raises(RuntimeError, match=r"^unsupported operation: more than one element of the written-to tensor"):
         DIFFERENT[name][0](x)
     assert x.tolist() == list(range(12))
 
 
-def test_windows_may_be_filled_and_written_to_one_at_a_time() -> None:
+def test_windows_can_be_filled_and_written_separately() -> None:
     for device in ("cpu", "xla"):
         x = torch.arange(6.0, device=device)
         windows = x.unfold(0, 3, 1)

@@ -1,4 +1,4 @@
-"""An op without a lowering runs on the CPU: right results, counted, one warning that names op and line."""
+"""An op without a lowering runs on the CPU: correct results, counted, one warning that names op and line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch_xla.debug import metrics
 
 @pytest.fixture(autouse=True)
 def first_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if no op had fallen back in this process."""
+    """Reset the warnings, as if no op had fallen back in this process."""
     monkeypatch.setattr(startup, "_fallen", set())
 
 
 def watched(function: Callable[[], Any]) -> tuple[Any, Counts, list[str]]:
-    """The result, what moved, and the messages of the warnings."""
+    """Return the result, the counter deltas, and the messages of the warnings."""
     with warnings.catch_warnings(record=True) as caught, counts() as moved:
         warnings.simplefilter("always")
         result = function()
@@ -70,8 +70,8 @@ def test_one_warning_per_op_and_line() -> None:
     assert sorted(m.split()[1] for m in messages) == ["aten::bincount", "aten::nonzero"]
 
 
-def test_each_place_is_announced() -> None:
-    """Also after a library has let the first warning disappear, as the second model of a process once did."""
+def test_each_line_warns() -> None:
+    """Each line warns, even if a library suppressed the first warning of the process."""
     x = X.to("xla")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -80,9 +80,9 @@ def test_each_place_is_announced() -> None:
     assert moved["aten::nonzero"] == len(messages) == 1
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # torch's, of what it will give up one day
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # torch's own deprecation warnings
 def test_an_op_of_another_library_is_counted() -> None:
-    """By its own name, and among those that ran on the CPU."""
+    """It is counted under its own name, and is in executed_fallback_ops()."""
     packed = torch.ops.quantized.linear_prepack(torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8), None)
     linear = torch.ops.quantized.linear_dynamic
     got, moved, messages = watched(lambda: linear(X.to("xla"), packed))
@@ -92,7 +92,7 @@ def test_an_op_of_another_library_is_counted() -> None:
     assert "quantized::linear_dynamic" in metrics.short_metrics_report()
 
 
-def test_an_output_that_is_elsewhere_is_refused() -> None:
+def test_an_output_on_another_device_raises() -> None:
     x = X.to("xla")
     with pytest.raises(
         RuntimeError, match=r"aten::masked_select\.out: expected all tensors on one device, .*is on cpu"
@@ -108,7 +108,7 @@ def test_the_line_is_the_users() -> None:
     line = int(str(caught[0].message).split(f"{__file__}:")[1].split(")")[0])
     with open(__file__) as source:
         assert "# this line" in source.readlines()[line - 1]
-    assert (caught[0].filename, caught[0].lineno) == (__file__, line), "where the warning points"
+    assert (caught[0].filename, caught[0].lineno) == (__file__, line), "the location of the warning"
 
 
 def test_inputs_are_computed_in_one_run() -> None:
@@ -139,7 +139,7 @@ def test_inputs_are_computed_in_one_run() -> None:
          "masked_scatter_", "nansum"],
 )  # fmt: skip
 def test_in_place_and_out(function: Callable[[Tensor], Tensor]) -> None:
-    """Both the result and what it is a view of, whether or not the op has a lowering by now."""
+    """Both the result and its base are updated, whether or not the op has a lowering."""
     cpu, base = X + 0.25, (X + 0.25).to("xla")
     row = base[0]
     expected, got = function(cpu), function(base)
@@ -169,6 +169,6 @@ def test_generator_argument_runs_on_the_cpu_with_that_generator() -> None:
 
 def test_warnings_can_be_turned_off() -> None:
     code = "import torch, torch_xla\nprint(torch.tensor([0, 1], device='xla').nonzero().tolist())"
-    assert run_script(code, XLA_FALLBACK_WARN="0").stdout == "[[1]]\n"
+    assert run_script(code, TORCH_XLA_WARN_FALLBACK="0").stdout == "[[1]]\n"
     loud = run_script(code, check=False)
     assert loud.returncode == 1 and "aten::nonzero has no lowering" in loud.stderr  # the script runs with -W error

@@ -1,4 +1,4 @@
-"""torch._foreach_* in place: one operation for all elements where that is what the loop does; else the loop."""
+"""torch._foreach_* in place: one operation for all elements if it is equivalent to the loop; else the loop."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ ONE: dict[str, Call] = {
     "one argument": lambda t: torch._foreach_exp_(t),
     "zeros": lambda t: torch._foreach_zero_(t),
     "values": lambda t: torch._foreach_copy_(t[:1], t[3:]),
-    "a twin of itself": lambda t: torch._foreach_add_(t, [x.detach() for x in t]),
+    "an alias of itself": lambda t: torch._foreach_add_(t, [x.detach() for x in t]),
 }
-#: Calls whose elements are written or read twice, are shown by others, or come from elsewhere.
+#: Calls whose elements are written or read twice, have aliases, or are on another device.
 LOOPS: dict[str, Call] = {
     "crosswise": lambda t: torch._foreach_add_([t[0], t[3]], [t[3], t[0]]),
     "twice": lambda t: torch._foreach_mul_([t[0], t[0]], 3.0),
-    "a twin": lambda t: torch._foreach_mul_([t[0], t[0].detach()], 3.0),
+    "an alias": lambda t: torch._foreach_mul_([t[0], t[0].detach()], 3.0),
     "a view": lambda t: torch._foreach_mul_([t[0][1], t[2]], 3.0),
     "a view of another": lambda t: torch._foreach_add_([t[0], t[2]], [t[3], t[0].view(-1)[:5]]),
     "a view of itself": lambda t: torch._foreach_add_([t[3]], [t[3].view(-1).view(3, 4)]),
@@ -75,7 +75,7 @@ def test_values(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*ONE, *LOOPS])
 def test_versions(name: str) -> None:
-    """A tensor that autograd has kept is known to have changed."""
+    """The version counter changes, so autograd detects a modified saved tensor."""
     found = []
     for device in ("cpu", "xla"):
         tensors = four(device)
@@ -95,7 +95,7 @@ def test_one_operation(name: str) -> None:
 
 
 def test_equal_numbers_are_one_operand() -> None:
-    """An optimizer divides each of its tensors by the same number, which is another one at each step."""
+    """An optimizer divides each of its tensors by the same number, which differs in each step."""
     operands, keys = {}, []
     lists = {
         "equal": [2.5] * 3,
@@ -123,7 +123,7 @@ MISTAKES: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_torchs(name: str) -> None:
+def test_errors_match_torch(name: str) -> None:
     with pytest.raises(RuntimeError) as expected:
         MISTAKES[name](four())
     with pytest.raises(RuntimeError) as found:
@@ -132,7 +132,7 @@ def test_mistakes_are_torchs(name: str) -> None:
 
 
 def test_conversions() -> None:
-    """A wider operand does not widen what is written to."""
+    """A wider operand does not widen the written tensor."""
     same(
         called(lambda t: torch._foreach_add_(t[:1], [t[1].double()])),
         torch.ones(3, dtype=torch.bfloat16),
@@ -154,7 +154,7 @@ def mixed(device: str) -> list[Tensor]:
     return [t.to(device) for t in [*made, torch.ones(0, 2), torch.ones(2, dtype=torch.bool), torch.ones(3).bfloat16()]]
 
 
-#: Whose results have other dtypes or shapes than what they are computed from, or are none.
+#: Calls whose results differ from the operands in dtype or shape, or that raise.
 RESULTS: dict[str, Call] = {
     "products with a fraction": lambda t: torch._foreach_mul(t, 0.5),
     "quotients of numbers": lambda t: torch._foreach_div(t, [2, 2, 2.0, 1, True, 3]),
@@ -178,7 +178,7 @@ RESULTS: dict[str, Call] = {
     "products with many numbers": lambda t: torch._foreach_mul(t[:2], torch.ones(2)),
     "differences of bools": lambda t: torch._foreach_sub(t[4:5], t[4:5]),
     "signs of complex numbers": lambda t: torch._foreach_sign(t[2:3]),
-    "places in whole numbers": lambda t: torch._foreach_floor(t[:2]),
+    "decimals of integers": lambda t: torch._foreach_floor(t[:2]),
     "no list": lambda t: torch._foreach_exp([]),
     "lists of two lengths": lambda t: torch._foreach_add(t[:1], t[:2]),
 }
@@ -186,7 +186,7 @@ RESULTS: dict[str, Call] = {
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_results(name: str) -> None:
-    """As the CPU's: dtypes, shapes, values, and what is raised."""
+    """Dtypes, shapes, values and exceptions match the CPU."""
 
     def outcome(device: str) -> object:
         try:

@@ -1,4 +1,4 @@
-"""Processes forked while other threads are inside the recorder: none hangs, and nothing of XLA is called in a child."""
+"""Processes forked while other threads are inside the recorder: no child hangs or calls XLA."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.helpers import ROOT, run_script
 
-#: A parent whose threads upload, record, read and run while it forks; ``child`` is what each child does. A child that
-#: does not end within a minute has hung. The threads rest while children are waited for.
+#: A parent whose threads upload, record, read and run while it forks; ``child`` is the code of each child. A child that
+#: does not exit within a minute has hung. The threads pause while the parent waits for children.
 PROGRAM = """
 import os, random, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore")  # jax's and Python's own, about forking with threads
@@ -90,11 +90,11 @@ del kept
 gc.collect()
 """,
     "recording": """
-recorder.module().set_pending_limit(1 << 60)  # the parent may be just below its own
+recorder.bindings().set_pending_limit(1 << 60)  # the parent may be just below its own
 for _ in range(3):
     x = kept * 2 + torch.nn.functional.dropout(kept)
     kept.add_(1)
-    recorder.module().counters()
+    recorder.bindings().counters()
 """,
     "what needs a device": """
 for number, touch in enumerate((
@@ -121,13 +121,13 @@ def _script(child: str, end: str, forks: int) -> str:
 @pytest.mark.parametrize("name", CHILDREN)
 def test_fork_beside_threads(name: str) -> None:
     forks = 50 if name in ("work on the CPU", "what needs a device") else 20
-    done = run_script(_script(CHILDREN[name], "os._exit(0)", forks), check=False, XLA_FALLBACK_WARN="0")
+    done = run_script(_script(CHILDREN[name], "os._exit(0)", forks), check=False, TORCH_XLA_WARN_FALLBACK="0")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "failed: []", done.stdout[-3000:]
 
 
-def test_children_that_end_as_programs_do() -> None:
-    """Through atexit and the end of the interpreter, not os._exit."""
+def test_children_that_exit_normally() -> None:
+    """They exit through atexit and interpreter shutdown, not os._exit."""
     done = run_script(
         "import gc; gc.unfreeze()\n" + _script(CHILDREN["work on the CPU"], "sys.exit(0)", 4), check=False
     )
@@ -135,8 +135,8 @@ def test_children_that_end_as_programs_do() -> None:
     assert done.stdout.splitlines()[-1] == "failed: []", done.stdout[-3000:]
 
 
-def test_a_child_of_a_process_without_devices_has_them() -> None:
-    """Importing and seeding use no device: what a child records and runs is its own."""
+def test_child_of_a_process_without_devices_can_use_them() -> None:
+    """Importing and seeding use no device, so the child can record and run."""
     run_script(
         """
         import os, torch, torch_xla
@@ -151,7 +151,7 @@ def test_a_child_of_a_process_without_devices_has_them() -> None:
 
 
 def test_locks_that_other_threads_hold() -> None:
-    """Each lock of the life of the process, held by another thread at the fork, is free in the child."""
+    """Each global lock that another thread holds at the fork is free in the child."""
     run_script(
         """
         import os, signal, threading, warnings
@@ -195,7 +195,7 @@ def test_every_lock_of_a_module_is_free_in_a_child() -> None:
         for number, line in enumerate(file.read_text().splitlines(), 1):
             if re.match(r"\w+(: .*)? = threading\.R?Lock\(\)", line):
                 found.append(f"{file.relative_to(ROOT)}:{number}: {line}")
-    # Of the launcher's own process, which forks nothing.
+    # Used in the launcher process only, which does not fork.
     assert [line.partition(":")[0] for line in found] == ["torch_xla/distributed/launcher/worker_process.py"], found
 
 
@@ -251,8 +251,8 @@ except ZeroDivisionError:
 STARTS = {
     "run_async": "xm.add_step_closure(hold, (values,), run_async=True); xm.mark_step()",
     "full queue": "handler.run(hold); handler.run(lambda: done.append(0))",
-    "save_async": """_storage.save = hold
-_storage.replace = lambda *args: None
+    "save_async": """_checksummed_storage.save = hold
+_checksummed_storage.replace = lambda *args: None
 manager = CheckpointManager(tempfile.mkdtemp(), save_interval=1)
 manager.save_async(1, {"x": values})""",
 }
@@ -265,7 +265,7 @@ def test_fork_while_a_task_is_in_flight(name: str) -> None:
 
 
 def test_fork_beside_a_loader() -> None:
-    """Threads of a loader are not in the child: its batches are refused there, and the child ends."""
+    """Loader threads do not exist in the child: requesting a batch raises, and the child exits."""
     run_script(
         """
         import os, torch, torch_xla, warnings

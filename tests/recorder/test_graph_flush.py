@@ -1,4 +1,4 @@
-"""Graphs that nobody ends: the forgotten barrier, and graphs that grow too large."""
+"""Graphs without a step barrier: missing barriers, and graphs that exceed the size limit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.execution import barrier
 
 
-def _careless_loop(steps: int, optimizers: int = 1) -> tuple[list[float], Counts]:
-    """Trains without a barrier; sizes of the graphs that ran, and counts."""
+def _loop_without_barrier(steps: int, optimizers: int = 1) -> tuple[list[float], Counts]:
+    """Train without a barrier; return the sizes of the graphs that ran, and counts."""
     models = [nn.Linear(3, 1).to("xla") for _ in range(optimizers)]
     opts = [optim.Adam(model.parameters(), lr=0.01) for model in models]
     x = torch.randn(4, 3).to("xla")
@@ -26,7 +26,7 @@ def _careless_loop(steps: int, optimizers: int = 1) -> tuple[list[float], Counts
                 optimizer.zero_grad()
                 model(x).pow(2).mean().backward()
                 optimizer.step()
-    return _sizes()[-moved["TensorsGraphSize"] :], moved  # the last of a window, which may be full
+    return _sizes()[-moved["TensorsGraphSize"] :], moved  # the last graph of a window, which may be full
 
 
 def _sizes() -> list[float]:
@@ -34,11 +34,11 @@ def _sizes() -> list[float]:
     return [value for _, value in found.data()[2]] if found else []
 
 
-def test_forgotten_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(barrier, "_warned", False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        sizes, moved = _careless_loop(8)
+        sizes, moved = _loop_without_barrier(8)
     assert len(caught) == 1, [str(w.message) for w in caught]
     message = str(caught[0].message)
     assert f"{__file__}:" in message and "torch_xla.sync()" in message and "Adam.step()" in message
@@ -51,10 +51,10 @@ def test_forgotten_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(sizes[3:]) == min(sizes[3:]), "every step has the same graph"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _careless_loop(3)  # warns once a process
+        _loop_without_barrier(3)  # warns once per process
 
 
-def test_two_optimizers_between_barriers_are_fine() -> None:
+def test_two_optimizers_between_barriers_do_not_warn() -> None:
     nets = [nn.Linear(3, 3).to("xla") for _ in range(2)]
     opts = [optim.SGD(net.parameters(), lr=0.01) for net in nets]
     x = torch.randn(4, 3).to("xla")
@@ -68,7 +68,7 @@ def test_two_optimizers_between_barriers_are_fine() -> None:
     assert moved["GraphFlush"] == 0 and moved["MarkStep"] == 4 and moved.executions == 4
 
 
-def test_automatic_barrier_can_be_turned_off() -> None:
+def test_automatic_barrier_can_be_disabled() -> None:
     out = run_script(
         """
         import torch, torch_xla
@@ -81,12 +81,12 @@ def test_automatic_barrier_can_be_turned_off() -> None:
         print(met.counter_value("GraphFlush"), met.metric_data("ExecuteTime"))
         print(round(w[0].item(), 4))
         """,
-        XLA_AUTO_BARRIER="0",
+        TORCH_XLA_AUTO_SYNC="0",
     )
     assert out.stdout == "None None\n0.5\n"
 
 
-def test_large_graphs_are_cut() -> None:
+def test_large_graphs_are_flushed() -> None:
     out = run_script(
         """
         import torch, torch_xla

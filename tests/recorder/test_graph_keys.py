@@ -1,7 +1,7 @@
-"""All that is mixed into a graph's key can be named by the comparison that explains a recompilation.
+"""The comparison that explains a recompilation can name every ingredient of a graph's key.
 
-Each case records two graphs that differ in one ingredient of the key, and no other test says which ingredients there
-are: a table from the recorder's lines that mix something into a key to cases here is compared with its sources.
+Each case records two graphs that differ in one ingredient of the key. A table maps the recorder's lines that hash
+something into a key to these cases, and is compared with the recorder's sources, so that the list is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch_xla
 from tests.fuzz.cross_feature import default_dtype
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes, sharding_ids
-from torch_xla._engine.compilation import program_cache
+from torch_xla._engine.compilation import placement
 from torch_xla._engine.diagnostics.buffer_provenance import UNKNOWN
 from torch_xla._engine.diagnostics.recompilation_explanation import RecompilationContext, explain_difference
 from torch_xla._engine.graph import graph_spec
@@ -35,12 +35,12 @@ Recording = Callable[[], Tensor | list[Tensor]]
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A value that the device has."""
+    """A materialized value."""
     return torch.ones(shape, dtype=dtype).to("xla")
 
 
-def laid_out(*shape: int) -> Tensor:
-    """The same, noted to lie in some way on several devices."""
+def sharded_leaf(*shape: int) -> Tensor:
+    """The same value, marked as sharded over several devices."""
     mesh = Mesh([jax.devices("cpu")[0]], ("x",))
     number = sharding_ids.sharding_id(NamedSharding(mesh, PartitionSpec("x")), len(shape))
     recorder.bindings().set_sharding(number)
@@ -58,14 +58,14 @@ X, Y, WEIGHT, NUMBER, INDEX = (
 
 
 def wanted(make: Recording, precision: Precision = EXACT, place: str = "xla:0") -> GraphSummary:
-    """What the made tensors need, in brief."""
+    """Return a short description of the ops that the tensors need."""
     made = make()
     nodes = recorder.bindings().nodes_of(made if isinstance(made, list) else [made])
     return _summary(recorder.bindings().collect_only(0, nodes), precision, place)
 
 
 def pending(make: Recording) -> GraphSummary:
-    """The graph of a step that ends while the made tensors live."""
+    """Return the graph of a step that ends while the tensors are alive."""
     torch_xla.sync()
     made = make()
     assert made is not None
@@ -87,7 +87,7 @@ def in_float64(make: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 def viewed_before(view: Callable[[Tensor], Tensor]) -> Tensor:
-    """A view whose step is taken again, after its memory has been written to."""
+    """A view that is replayed after its base was written to."""
     memory = X().clone()
     shown = view(memory)
     memory.add_(Y())
@@ -115,7 +115,7 @@ def second_draw() -> Tensor:
 
 
 def first_draw() -> Tensor:
-    torch_xla.sync()  # which begins to count anew
+    torch_xla.sync()  # which restarts the offsets
     return torch.rand(2, device="xla")
 
 
@@ -141,7 +141,7 @@ def donating(keeps: bool) -> Callable[[], list[Tensor]]:
     return made
 
 
-def laid_out_again(axis: str | None) -> Tensor:
+def resharded_leaf(axis: str | None) -> Tensor:
     number = sharding_ids.sharding_id(
         NamedSharding(Mesh([jax.devices("cpu")[0]], ("x",)), PartitionSpec(axis, None)), 2
     )
@@ -149,7 +149,7 @@ def laid_out_again(axis: str | None) -> Tensor:
 
 
 NAN = float("nan")
-#: What differs -> two recordings, and the kind of difference.
+#: Ingredient -> two recordings, and the kind of difference.
 CASES: dict[str, tuple[Recording, Recording, str]] = {
     "op": (lambda: X().exp(), lambda: X().sin(), "ops"),
     "in place": (lambda: X().clone() + Y(), lambda: X().clone().add_(Y()), "ops"),
@@ -159,8 +159,8 @@ CASES: dict[str, tuple[Recording, Recording, str]] = {
     "shape": (lambda: leaf(2).exp(), lambda: leaf(3).exp(), "inputs"),
     "rank": (lambda: leaf(2).exp(), lambda: leaf(2, 3).exp(), "inputs"),
     "dtype": (lambda: X().exp(), lambda: leaf(2, 3, dtype=torch.float64).exp(), "inputs"),
-    "layout of an input": (lambda: leaf(2, 3).exp(), lambda: laid_out(2, 3).exp(), "layout"),
-    "layout of a result": (lambda: laid_out_again("x"), lambda: laid_out_again(None), "argument"),
+    "sharding of an input": (lambda: leaf(2, 3).exp(), lambda: sharded_leaf(2, 3).exp(), "layout"),
+    "sharding of a result": (lambda: resharded_leaf("x"), lambda: resharded_leaf(None), "argument"),
     "type of a number": (lambda: X() * 2, lambda: X() * 2.5, "argument"),
     "complex number": (lambda: X() * 2, lambda: X() * 2j, "argument"),
     "constant": (lambda: X() * 1, lambda: X() * -1, "argument"),
@@ -183,7 +183,7 @@ CASES: dict[str, tuple[Recording, Recording, str]] = {
     ),
     "int": (lambda: X().cumsum(0), lambda: X().cumsum(1), "argument"),
     "start": (lambda: X().narrow(1, 0, 2).exp(), lambda: X().narrow(1, 1, 2).exp(), "argument"),
-    "size of a part": (lambda: X().narrow(1, 0, 2).exp(), lambda: X().narrow(1, 0, 1).exp(), "argument"),
+    "size of a slice": (lambda: X().narrow(1, 0, 2).exp(), lambda: X().narrow(1, 0, 1).exp(), "argument"),
     "part or all": (lambda: X().narrow(1, 0, 2).exp(), lambda: X().narrow(1, 0, 3).exp(), "argument"),
     "float": (lambda: normed(True, True), lambda: normed(True, True, 1e-6), "argument"),
     "nan": (lambda: normed(True, True, NAN), lambda: normed(True, True, -NAN), "argument"),
@@ -203,7 +203,7 @@ CASES: dict[str, tuple[Recording, Recording, str]] = {
         lambda: tensors_of(lambda x, y: [torch.cat([x, y, x])]),
         "wiring",
     ),
-    "place in a list": (lambda: X()[:, INDEX()], lambda: X()[INDEX()], "argument"),
+    "position in a list": (lambda: X()[:, INDEX()], lambda: X()[INDEX()], "argument"),
     "wiring": (
         lambda: tensors_of(lambda x, y: [(x + y) * x]),
         lambda: tensors_of(lambda x, y: [(x + y) * y]),
@@ -229,27 +229,27 @@ CASES: dict[str, tuple[Recording, Recording, str]] = {
         "results",
     ),
 }
-#: The same, of the graph of a step.
+#: The same, for the graph of a step.
 STEPS: dict[str, tuple[Recording, Recording, str]] = {
     "donation": (donating(False), donating(True), "results"),
 }
 
-#: The recorder's lines that mix something into the key of a graph, by the cases that need them.
+#: The recorder's lines that hash something into the key of a graph -> the cases that cover them.
 INGREDIENTS = {
     # of a node
     "op->key.mix(std::string_view(op->name));": ["which result"],
     "key.mix(std::string_view(name));": ["op", "in place"],
     "node_->key.mix(value->shape().hash);": ["shape", "rank", "dtype"],
     "node->key.mix(operand->shape().hash);": ["shape", "rank", "dtype"],
-    "node->key.mix(value->shape().hash);": ["layout of a result"],
-    "node->key.mix(static_cast<uint64_t>(sharding));": ["layout of a result"],
+    "node->key.mix(value->shape().hash);": ["sharding of a result"],
+    "node->key.mix(static_cast<uint64_t>(sharding));": ["sharding of a result"],
     "item->key.mix(static_cast<uint64_t>(out));": ["which result"],
     "node->key.mix(0x5CA77E2ull);": ["written through a view"],
     "node->key.mix(static_cast<uint64_t>(out));": ["which result is written"],
     "node.key.mix(kDefaultDtype + (static_cast<uint64_t>(dtype) << 32));": ["default dtype", "default dtype of a view"],
     "node_->key.mix(static_cast<uint64_t>(draw.offset));": ["which draw", "whose draw"],
     # of its arguments
-    "node_->key.mix(kNone);": ["tensor or nothing", "number or nothing", "place in a list"],
+    "node_->key.mix(kNone);": ["tensor or nothing", "number or nothing", "position in a list"],
     "node_->key.mix(kList + (static_cast<uint64_t>(list.size()) << 32));": ["tensors in a list", "list of numbers"],
     "mix_scalar(node_->key, number);": ["number or tensor", "type of a number", "int or float", "int or bool"],
     "mix_scalar(node_->key, value);": ["number or nothing", "type of a number"],
@@ -278,18 +278,25 @@ INGREDIENTS = {
     "key.mix((ints ? kInts : kList) + (static_cast<uint64_t>(list.size()) << 32));": ["length of ints"],
     "key.mix(static_cast<uint64_t>(element.toInt()));": ["ints"],
     # of the graph
-    "graph_.key.mix(placed(*node));": ["shape", "layout of an input"],
+    "graph_.key.mix(layout_hash(*node));": ["shape", "layout of an input"],
     "graph_.key.mix(node->key);": ["op"],
     "graph_.key.mix((static_cast<uint64_t>(input->pending()) << 32) | input->index);": ["wiring", "an input twice"],
     "graph.key.mix((static_cast<uint64_t>(root->pending()) << 32) | root->index);": ["results", "order of results"],
     "graph.key.mix(0xD0000000ull | position);": ["donation"],
     "node.key.mix(kStart);": ["part or all"],
-    "node.key.mix(static_cast<uint64_t>(range.end - range.begin));": ["size of a part"],
+    "node.key.mix(static_cast<uint64_t>(range.end - range.begin));": ["size of a slice"],
     "graph.key.mix(static_cast<uint64_t>(varies));": ["start"],
     "graph.key.mix(static_cast<uint64_t>(graph.starts[i]));": ["start"],
 }
 #: Files that hash something else: streams of draws, strides of views, stacks of Python; and how a shape is hashed.
-OTHERS = {"generator.cpp", "layout.cpp", "origin.cpp", "random.cpp", "signature.cpp", "hash.h"}
+OTHERS = {
+    "generator.cpp",
+    "strided_layout.cpp",
+    "source_location.cpp",
+    "rng_state.cpp",
+    "output_spec_cache.cpp",
+    "hash.h",
+}
 SHAPE = {
     "key.mix(static_cast<uint64_t>(dtype));",
     "key.mix(static_cast<uint64_t>(sizes.size()));",
@@ -300,7 +307,7 @@ SHAPE = {
 def test_each_ingredient_has_a_case() -> None:
     sources: Path = build.recorder_extension().sources
     texts = [
-        path.read_text() for path in sources.iterdir() if path.suffix in (".cpp", ".h") and path.name not in OTHERS
+        path.read_text() for path in sources.rglob("*.*") if path.suffix in (".cpp", ".h") and path.name not in OTHERS
     ]
     calls = re.compile(r"^ +((?:[\w.>-]*key\.mix|mix_scalar|mix_attribute)\(.*;)$", re.MULTILINE)
     assert {line for text in texts for line in calls.findall(text)} - SHAPE == set(INGREDIENTS)
@@ -310,7 +317,7 @@ def test_each_ingredient_has_a_case() -> None:
 def named(old: GraphSummary, new: GraphSummary, kind: str) -> None:
     assert old.key != new.key
     assert diff_summaries(old, new).kind == diff_summaries(new, old).kind == kind
-    assert nearest_summary(new, [new, old]) is new, "of graphs that are as near the one that is the same"
+    assert nearest_summary(new, [new, old]) is new, "among equally close graphs the equal one"
     words = explain_difference(diff_summaries(old, new), RecompilationContext("train.py:9", "", (), (UNKNOWN,) * 9, 3))
     assert words.kind not in ("nothing", "unknown") and "train.py:9" in words.text, words.text
 
@@ -318,7 +325,7 @@ def named(old: GraphSummary, new: GraphSummary, kind: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_ingredient(case: str) -> None:
     old, new, kind = CASES[case]
-    if case in ("rank", "dtype", "layout of an input", "shape"):
+    if case in ("rank", "dtype", "sharding of an input", "shape"):
         assert len(wanted(old).leaves) == len(wanted(new).leaves)
     named(wanted(old), wanted(new), kind)
 
@@ -330,36 +337,35 @@ def test_ingredient_of_a_step(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_again_is_nothing(case: str) -> None:
+def test_equal_graphs_have_no_difference(case: str) -> None:
     first = CASES[case][0]
     old, new = wanted(first), wanted(first)
     assert old.key == new.key and diff_summaries(old, new).kind == "nothing"
 
 
-def test_what_stands_beside_the_key() -> None:
-    assert (
-        inspect.getsource(program_cache._key).split("return ")[1].startswith("whom, step.graph.key, id(step.products)")
-    )
+def test_lookup_key_besides_the_graph_key() -> None:
+    key = "replicas.is_spmd() else run.device, run.graph.key, id(run.precision))"
+    assert key in inspect.getsource(placement.cache_keys)
     fast = Precision(jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGHEST)
     exact, loose, spread = (wanted(lambda: X() @ Y().t(), *rest) for rest in ((), (fast,), (EXACT, "a mesh")))
     assert exact.key == loose.key == spread.key
     for other, words in (
-        (loose, "are DEFAULT (products), HIGHEST (convolutions)"),
-        (spread, "xla:0 and is for a mesh"),
+        (loose, "to DEFAULT (matmuls), HIGHEST (convolutions)"),
+        (spread, "xla:0 to a mesh"),
     ):
         found = explain_difference(diff_summaries(exact, other), RecompilationContext("train.py:9", "", (), (), 3))
         assert found.kind == "setting" and words in found.text, found.text
 
 
-def test_what_has_left_the_cache_says_so_and_nothing_else_does() -> None:
+def test_only_evicted_programs_are_reported_as_evicted() -> None:
     old = wanted(lambda: X().exp())
     again = explain_difference(
         diff_summaries(old, wanted(lambda: X().exp())), RecompilationContext("train.py:9", "", (), (), 1)
     )
-    assert again.kind == "nothing" and "has left the cache (XLA_COMPILATION_CACHE_SIZE)" in again.text
+    assert again.kind == "nothing" and "was evicted from the cache (XLA_COMPILATION_CACHE_SIZE)" in again.text
 
 
-def test_what_is_read_past_a_concatenation_is_what_is_read_directly() -> None:
+def test_forwarded_concatenation_has_the_same_key() -> None:
     def past() -> Tensor:
         return torch.cat([X(), Y()], 1)[:, 1:3] + 2.5
 

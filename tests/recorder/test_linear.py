@@ -1,4 +1,4 @@
-"""linear as one operation: values, gradients, what is recorded and kept; and where torch's own takes its place."""
+"""linear as one operation: values, gradients, recorded ops and saved tensors; and the cases that use torch's own."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from torch_xla._engine.graph import graph_spec
 
 
 def ops(*tensors: Tensor | None) -> Counter[str]:
-    """The operations that the values of these are to be computed by."""
+    """Return the pending operations of these tensors."""
     nodes = recorder.bindings().nodes_of([t for t in tensors if t is not None])
     return Counter(node.op for node in graph_spec.describe_graph(recorder.bindings().collect_only(0, nodes)).nodes)
 
 
 def parts(*lead: int, bias: bool = True, dtype: torch.dtype = torch.float32, grad: bool = True) -> list[Tensor | None]:
-    """Input (*lead, 4), weight (5, 4) and bias (5,), which have values on the CPU."""
+    """Input (*lead, 4), weight (5, 4) and bias (5,), with values, on the CPU."""
     sizes = [(*lead, 4), (5, 4), *([(5,)] if bias else [])]
     made: list[Tensor | None] = [torch.randn(size, dtype=dtype).requires_grad_(grad) for size in sizes]
     return made + [None] * (3 - len(made))
@@ -69,8 +69,8 @@ def test_unusual_shapes(case: str) -> None:
 
 
 @pytest.mark.parametrize("lead", [(3,), (2, 3)], ids=str)
-def test_what_is_recorded(lead: tuple[int, ...]) -> None:
-    """One operation, and backward three products and sums of matrices."""
+def test_recorded_operations(lead: tuple[int, ...]) -> None:
+    """One operation, and in backward three matmuls and reductions."""
     x, w, b = on_xla(parts(*lead))
     assert x is not None and w is not None
     y = F.linear(x, w, b)
@@ -90,8 +90,8 @@ def test_what_is_recorded(lead: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)], ids=str)
-def test_what_is_kept_for_the_gradient(wanted: tuple[bool, bool]) -> None:
-    """The input where the weight has a gradient, and the weight where the input has one."""
+def test_tensors_saved_for_backward(wanted: tuple[bool, bool]) -> None:
+    """The input if the weight requires grad, and the weight if the input does."""
     x, w, b = on_xla(parts(3, grad=False))
     assert x is not None and w is not None and b is not None
     x.requires_grad_(wanted[0]), w.requires_grad_(wanted[1])
@@ -126,7 +126,7 @@ def test_the_gradient_of_a_gradient() -> None:
 
 
 def test_backward_twice_and_changes_in_between() -> None:
-    """torch's errors, and its way of keeping what the first pass needed."""
+    """torch's errors for a freed graph and for a modified saved tensor."""
     x, w, b = on_xla(parts(3))
     y = F.linear(x, w, b).sum()
     y.backward(retain_graph=True)
@@ -151,7 +151,7 @@ MISTAKES: dict[str, Callable[[str], object]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_torchs(mistake: str) -> None:
+def test_errors_match_torch(mistake: str) -> None:
     with pytest.raises(RuntimeError) as expected:
         MISTAKES[mistake]("cpu")
     with pytest.raises(RuntimeError) as found:
@@ -166,7 +166,7 @@ def test_another_device() -> None:
 
 
 class Seen(TorchDispatchMode):
-    """The operations that a mode is shown."""
+    """Records the operations that a mode sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,8 +177,8 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_modes_see_the_parts() -> None:
-    """As on other devices, so that what is chosen by operation (selective checkpoints, counts of FLOPs) is chosen."""
+def test_modes_see_the_decomposition() -> None:
+    """As on other devices, so that modes that select by operation (selective checkpoints, FLOP counters) work."""
     x, w, b = on_xla(parts(3))
     with Seen() as forward:
         F.linear(x, w, b)
@@ -193,7 +193,7 @@ def test_modes_see_the_parts() -> None:
 
 
 class Wrapped(Tensor):
-    """A subclass of tensors that is told of operations."""
+    """A tensor subclass that records its operations."""
 
     seen: ClassVar[Counter[str]] = Counter()
 
@@ -205,7 +205,7 @@ class Wrapped(Tensor):
             return func(*map(plain, args), **(kwargs or {}))
 
 
-def test_subclasses_see_the_parts() -> None:
+def test_subclasses_see_the_decomposition() -> None:
     x, w, b = on_xla(parts(3, grad=False))
     assert x is not None
     F.linear(torch.Tensor._make_subclass(Wrapped, x), w, b)
@@ -278,8 +278,8 @@ def test_autocast_and_checkpoints() -> None:
     same(run, *parts(2, 3), rtol=5e-2, atol=5e-2)
 
 
-def test_the_gradient_called_by_its_name() -> None:
-    """As torch has it: any sizes, none of them checked before."""
+def test_direct_call_of_linear_backward() -> None:
+    """As in torch: any sizes, without a prior check."""
     call = lambda x, g, w: torch.ops.aten.linear_backward(x.to("xla"), g.to("xla"), w.to("xla"), [True, True, True])
     x, g, w = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(5, 4)
     expected = (g @ w, g.reshape(-1, 5).T @ x.reshape(-1, 4), g.sum((0, 1)))

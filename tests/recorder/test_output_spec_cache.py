@@ -1,4 +1,4 @@
-"""Cached signatures and programs: whatever decides what an op returns is in their keys."""
+"""Keys of cached output specs and programs contain everything that determines an op's results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fuzz.test_random_programs import OPTIONS, PROGRAMS, run
 from tests.support.helpers import assert_same
 from torch_xla._engine import recorder
 
-#: Ops whose results have the default dtype where no tensor says otherwise. The argument is a device.
+#: Ops whose results have the default dtype if no tensor determines it. The argument is a device.
 DEFAULTS: dict[str, Callable[[str], Tensor]] = {
     "sqrt of int": lambda d: torch.tensor([1, 4], device=d).sqrt(),
     "int + float": lambda d: torch.tensor([1, 4], device=d) + 0.5,
@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Callable[[str], Tensor]] = {
     "add_": lambda d: torch.tensor([1, 4], device=d).float().add_(0.5),
 }
 
-#: The same, with values of which only shape and dtype can be compared.
+#: The same, for values of which only shape and dtype can be compared.
 DRAWS: dict[str, Callable[[str], Tensor]] = {
     "rand": lambda d: torch.rand(2, device=d),
     "randn": lambda d: torch.randn(2, device=d),
@@ -62,7 +62,7 @@ ORDER = (torch.float32, torch.float64, torch.float32, torch.bfloat16, torch.floa
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_default_dtype(name: str) -> None:
-    """Signatures and programs that one default has left are not those of another."""
+    """Output specs and programs cached with one default dtype are not used with another."""
     for dtype in ORDER:
         with default_dtype(dtype):
             tolerance = 2e-2 if dtype == torch.bfloat16 else None
@@ -79,7 +79,7 @@ def test_default_dtype_of_draws(name: str) -> None:
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_run_under_another_default(name: str) -> None:
-    """A graph is lowered with the default that its ops were recorded with."""
+    """A graph is lowered with the default dtype that its ops were recorded with."""
     for recorded, ran in ((torch.float64, torch.float32), (torch.float32, torch.float64)):
         with default_dtype(recorded):
             got, expected = DEFAULTS[name]("xla"), DEFAULTS[name]("cpu")
@@ -89,7 +89,7 @@ def test_run_under_another_default(name: str) -> None:
 
 
 def test_one_program_for_each_default() -> None:
-    """Graphs that differ in nothing else have different keys."""
+    """Graphs that differ only in it have different keys."""
     module = recorder.bindings()
     x = torch.tensor([1, 4], device="xla")
     keys = []
@@ -109,7 +109,7 @@ def checked() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("checked")
-def test_signatures_of_random_programs() -> None:
+def test_output_specs_of_random_programs() -> None:
     options = settings(max_examples=40, derandomize=True, phases=(Phase.generate,), **OPTIONS)
     options(given(PROGRAMS)(run))()
 
@@ -133,7 +133,7 @@ def _training() -> list[Any]:
     return losses
 
 
-#: Global states of torch, each as a context: none changes what a cached signature says.
+#: Global states of torch, as context managers: none changes a cached output spec.
 STATES: dict[str, Callable[[], Any]] = {
     "deterministic": lambda: _deterministic(),
     "inference": torch.inference_mode,
@@ -155,8 +155,8 @@ def _deterministic() -> Iterator[None]:
 
 @pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize("name", STATES)
-def test_signatures_in_other_states(name: str) -> None:
-    """What was recorded before is asked for again in another state of torch."""
+def test_output_specs_in_other_states(name: str) -> None:
+    """Record the same ops again in another global state of torch."""
     cases = {**DEFAULTS, **DRAWS}
     for function in cases.values():
         function("xla")
@@ -170,7 +170,7 @@ def test_signatures_in_other_states(name: str) -> None:
 
 @pytest.mark.usefixtures("checked")
 def test_a_difference_is_found() -> None:
-    """An op whose meta function depends on what no key has."""
+    """verify_output_specs detects an op whose meta function depends on something outside the key."""
     library = torch.library.Library("torch_xla_signature_test", "DEF")
     library.define("changes(Tensor x) -> Tensor")
     sizes = [2]
@@ -180,11 +180,12 @@ def test_a_difference_is_found() -> None:
     changes = torch.ops.torch_xla_signature_test.changes
     assert changes(x).shape == changes(x).shape == (2,)
     sizes[0] = 4
-    with pytest.raises(RuntimeError, match=r"changes: the cached signature is Float\[2\], and a new one Float\[4\]"):
+    message = r"changes: the cached output spec is Float\[2\], but inference returns Float\[4\]"
+    with pytest.raises(RuntimeError, match=message):
         changes(x)
 
 
-#: Ops that go element by element. Shapes no other test has: nothing is known of them.
+#: Elementwise ops, with shapes that no other test uses: they are not cached.
 POINTWISE: dict[str, Callable[[Tensor], object]] = {
     "add": lambda x: x + x,
     "add number": lambda x: x + 2,
@@ -205,7 +206,7 @@ POINTWISE: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", POINTWISE)
 def test_pointwise_needs_no_python(name: str) -> None:
-    """torch's own meta functions of these are Python's: a hundred microseconds, and a second the first time."""
+    """torch's own meta functions of these are Python: a hundred microseconds, and a second for the first call."""
     x = torch.ones(1, list(POINTWISE).index(name) + 1009, 3, device="xla")
     called = []
 

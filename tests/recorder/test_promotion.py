@@ -1,7 +1,7 @@
-"""Operators of two operands with every pair of dtypes: what the CPU computes, refuses and promotes to, xla does too.
+"""Binary operators with every pair of dtypes: values, errors and promotion match the CPU.
 
-An operand is a tensor of one dim or of none, or a number of Python. torch's meta functions, which tell what an operator
-gives, refuse and promote otherwise than its kernels in places.
+An operand is a tensor of one dim or of none, or a Python number. torch's meta functions, which infer output specs,
+reject and promote some pairs differently from its kernels.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ IN_PLACE = (
     "logical_and_", "eq_", "lt_", "atan2_", "copysign_", "gcd_", "xlogy_", "ldexp_", "float_power_", "fill_", "copy_",
     "__ilshift__", "__ifloordiv__", "__rlshift__", "__rmod__", "__rpow__", "__rsub__",
 )  # fmt: skip
-#: Those whose promotions are not those of torch's meta functions: compiled, so that their rules are asked, too.
+#: Ops whose promotion differs from torch's meta functions: compiled, so that their rules are tested, too.
 COMPILED: dict[str, Call] = {
     "shift left": operator.lshift,
     "shift right": operator.rshift,
@@ -85,7 +85,7 @@ Operand = tuple[torch.dtype, int] | bool | int | float | complex
 
 
 def operands(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[Operand, Operand]]:
-    """Tensors of one dim with all; those of none, and numbers, with tensors of one dim."""
+    """Pairs of 1-d tensors with all others; 0-d tensors and numbers with 1-d tensors."""
     flat: list[Operand] = [(dtype, 1) for dtype in dtypes]
     others: list[Operand] = [*((dtype, 0) for dtype in dtypes), *NUMBERS]
     yield from ((a, b) for a in flat for b in flat)
@@ -107,21 +107,21 @@ def outcome(call: Call, a: Operand, b: Operand, device: str) -> tuple[Any, Excep
         return None, error
 
 
-def lacks(refusal: Exception) -> bool:
-    """Whether the CPU has no kernel for floats that XLA has."""
-    return isinstance(refusal, NotImplementedError) and any(dtype in str(refusal) for dtype in FLOATS)
+def lacks(cpu_error: Exception) -> bool:
+    """Return whether the CPU has no kernel for a float dtype that XLA supports."""
+    return isinstance(cpu_error, NotImplementedError) and any(dtype in str(cpu_error) for dtype in FLOATS)
 
 
 def differences(call: Call, dtypes: tuple[torch.dtype, ...]) -> Iterator[str]:
     computed = []
     for a, b in operands(dtypes):
-        (expected, refusal), (got, refused) = (outcome(call, a, b, device) for device in ("cpu", "xla"))
-        if "XLA has no complex numbers of two 16-bit floats" in str(refused):
+        (expected, cpu_error), (got, error) = (outcome(call, a, b, device) for device in ("cpu", "xla"))
+        if "XLA has no complex numbers of two 16-bit floats" in str(error):
             continue
-        if type(refusal) is not type(refused):
-            if refusal is None or refused is not None or not lacks(refusal):
-                yield f"{a}, {b}: the CPU: {refusal!r} {expected}; xla: {refused!r}"
-        elif refusal is not None:
+        if type(cpu_error) is not type(error):
+            if cpu_error is None or error is not None or not lacks(cpu_error):
+                yield f"{a}, {b}: the CPU: {cpu_error!r} {expected}; xla: {error!r}"
+        elif cpu_error is not None:
             continue
         elif not isinstance(expected, Tensor):
             if expected != got:
@@ -132,7 +132,9 @@ def differences(call: Call, dtypes: tuple[torch.dtype, ...]) -> Iterator[str]:
             computed.append((a, b, expected, got))
     torch_xla.sync()
     for a, b, expected, got in computed:
-        if expected.is_complex():  # which part of what is too large is infinite, and which none, is not defined
+        if (
+            expected.is_complex()
+        ):  # whether the real or the imaginary part of an overflow is infinite or nan is undefined
             got, expected = (torch.where(x.isfinite(), x, torch.inf) for x in (got.cpu(), expected))
         wide = torch.complex128 if expected.is_complex() else torch.float64
         if not torch.allclose(
@@ -143,16 +145,16 @@ def differences(call: Call, dtypes: tuple[torch.dtype, ...]) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is recorded is the same whether it is compiled."""
+    """Interpret graphs: the recorded operations are the same whether they are compiled or not."""
     if hasattr(request.node, "callspec") and request.node.callspec.params["name"] not in COMPILED:
-        monkeypatch.setitem(settings.__dict__, "TORCH_XLA_FIRST_RUN", "eager")
+        monkeypatch.setitem(settings.__dict__, "TORCH_XLA_COMPILE_POLICY", "interpret_once")
     yield
     compile_policy.reset()
 
 
 def check(name: str, dtypes: tuple[torch.dtype, ...]) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of conversions that drop an imaginary part
+        warnings.simplefilter("ignore")  # warnings of conversions that drop an imaginary part
         assert not list(differences(CALLS[name], dtypes))
 
 

@@ -1,4 +1,4 @@
-"""Random numbers on xla: repeatable, new at every call and every step, without recompiling."""
+"""Random numbers on xla: reproducible, different at every call and every step, without recompilation."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_steps_share_one_program() -> None:
 
 
 def _mixed(between: Callable[[Tensor], object]) -> list[Tensor]:
-    """Three steps of draws of several kinds, with ``between`` after each."""
+    """Three steps with draws of several distributions, with ``between`` after each."""
     drawn = []
     for _ in range(3):
         for draw in MIXED:
@@ -77,10 +77,10 @@ def _mixed(between: Callable[[Tensor], object]) -> list[Tensor]:
     return [t.cpu() for t in drawn]
 
 
-#: Exact ones: normal numbers are rounded as XLA fuses them.
+#: Exact distributions: the rounding of normal numbers depends on XLA's fusion.
 MIXED = [DRAWS[name] for name in ("rand", "randint", "dropout", "randperm", "bernoulli", "uniform_", "multinomial")]
 
-#: What may happen between two draws without changing a number.
+#: Actions between two draws that change no number.
 BETWEEN: dict[str, Callable[[Tensor], object]] = {
     "nothing": lambda t: None,
     "reads": lambda t: t.tolist(),
@@ -88,7 +88,7 @@ BETWEEN: dict[str, Callable[[Tensor], object]] = {
     "reads of another": lambda t: torch.ones(2, device="xla").sum().item(),
     "syncs": lambda t: torch_xla.sync(),
     "states": lambda t: xm.get_rng_state(),
-    "set to what they are": lambda t: xm.set_rng_state(xm.get_rng_state()),
+    "state set to itself": lambda t: xm.set_rng_state(xm.get_rng_state()),
     "state tensors": lambda t: torch.xla.set_rng_state(torch.xla.get_rng_state()),
     "graphs looked at": lambda t: xm.get_stablehlo([t]),
     "cuts by size": lambda t: recorder.bindings().set_pending_limit(2),
@@ -138,9 +138,9 @@ def test_reading_in_every_step_compiles_once() -> None:
     assert moved.compilations == 0
 
 
-def test_a_state_is_one_number_that_draws_move() -> None:
-    """The state after n draws does not depend on cuts; an int restores the stream anywhere."""
-    for start in (2**64 - 5, 2**32 - 3, 2**32 - 1, 0):  # the low half of the state overflows in between
+def test_state_is_an_integer_that_draws_advance() -> None:
+    """The state after n draws does not depend on flushes; an int restores the stream at any point."""
+    for start in (2**64 - 5, 2**32 - 3, 2**32 - 1, 0):  # the low half of the state overflows between the draws
         states, numbers = [], []
         for between in (BETWEEN["nothing"], BETWEEN["syncs"], BETWEEN["reads"]):
             xm.set_rng_state(start)
@@ -150,7 +150,7 @@ def test_a_state_is_one_number_that_draws_move() -> None:
         assert 0 <= states[0] < 2**64
 
 
-def test_each_device_has_a_stream_of_its_own() -> None:
+def test_each_device_has_a_separate_stream() -> None:
     run_script(
         """
         import torch, torch_xla
@@ -165,7 +165,7 @@ def test_each_device_has_a_stream_of_its_own() -> None:
         assert [d.tolist() for d in again] == draws
         """,
         CPU_NUM_DEVICES="4",
-        XLA_EXPLAIN_RECOMPILATIONS="0",
+        TORCH_XLA_EXPLAIN_RECOMPILATIONS="0",
     )
 
 
@@ -214,7 +214,7 @@ def test_state_round_trip() -> None:
 
 
 def test_state_in_the_middle_of_a_graph() -> None:
-    """Numbers before the state was taken or set stay what they were, computed before or after."""
+    """Numbers drawn before the state was read or set do not change, whether computed before or after."""
     xm.set_rng_state(11)
     a, state = torch.rand(3, device="xla"), xm.get_rng_state()
     b = torch.rand(3, device="xla")
@@ -249,7 +249,7 @@ def test_all_seeds(seed: int) -> None:
         assert xm.get_rng_state() == seed
 
 
-def test_cpu_stream_is_left_alone() -> None:
+def test_cpu_stream_is_unchanged() -> None:
     torch.manual_seed(3)
     expected = torch.rand(4).tolist()
     torch.manual_seed(3)
@@ -261,7 +261,7 @@ def test_cpu_stream_is_left_alone() -> None:
     assert torch.initial_seed() == 3
 
 
-def test_manual_seed_is_still_torchs() -> None:
+def test_manual_seed_still_seeds_torch() -> None:
     generator = torch.manual_seed(8)
     assert generator is torch.default_generator and torch.initial_seed() == 8
     with pytest.raises((TypeError, ValueError, RuntimeError)):
@@ -330,7 +330,7 @@ def test_generator_of_the_device(name: str) -> None:
     generator, other = (torch.Generator(device="xla").manual_seed(3) for _ in range(2))
     assert generator.device == torch.device("xla:0") and generator.initial_seed() == 3
     first, second = FROM_GENERATOR[name](generator).tolist(), FROM_GENERATOR[name](generator).tolist()
-    torch.manual_seed(7)  # of no concern to it
+    torch.manual_seed(7)  # does not affect it
     with counts() as moved:
         assert [FROM_GENERATOR[name](other).tolist() for _ in range(2)] == [first, second]
     assert first != second

@@ -1,4 +1,4 @@
-"""Where operations come from: the user's line and torch.nn module of each node, of buffers, and in HLO."""
+"""Source locations: the user's line and torch.nn module of each node, of buffers, and in HLO."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from torch_xla._engine.recorder.source_info import Origin
 
 @pytest.fixture
 def captured() -> Iterator[None]:
-    """Origins are captured in the test."""
+    """Capture source locations in the test."""
     source_info.set_capture(True)
     yield
     source_info.set_capture(False)
 
 
 def here() -> int:
-    """The caller's line."""
+    """Return the caller's line."""
     frame = inspect.currentframe()
     assert frame is not None and frame.f_back is not None
     return frame.f_back.f_lineno
@@ -43,12 +43,12 @@ def graph_of(*tensors: torch.Tensor) -> graph_spec.GraphSpec:
 
 
 def nodes(*tensors: torch.Tensor) -> dict[str, Origin | None]:
-    """The origin of the last node of each op that computes the tensors."""
+    """Return the source location of the last node of each op that computes the tensors."""
     return {node.op: node.origin for node in graph_of(*tensors).nodes}
 
 
 def line(origin: Origin | None) -> int:
-    """The line of an origin that must lie in this file."""
+    """Return the line of a source location, which must be in this file."""
     assert origin is not None and origin.line is not None
     file, _, number = origin.line.rpartition(":")
     assert Path(file) == Path(__file__)
@@ -76,7 +76,7 @@ class Net(nn.Module):
         return x.exp()
 
 
-def test_nothing_is_captured_unless_asked() -> None:
+def test_nothing_is_captured_by_default() -> None:
     x = torch.ones(2, device="xla") + 1
     assert set(nodes(x).values()) == {None}
     assert not source_info.is_capturing()
@@ -109,9 +109,9 @@ def test_views_and_writes(captured: None) -> None:
     view, at_view = x[0], here()
     view.copy_(torch.ones(3, device="xla")), (at_write := here())
     spec = graph_of(x)
-    assert [line(n.origin) for n in spec.nodes if n.form == graph_spec.SCATTER] == [at_write]
+    assert [line(n.origin) for n in spec.nodes if n.schema_kind == graph_spec.SCATTER] == [at_write]
     x.add_(1)
-    assert line(nodes(view + 1)["aten::select.int"]) == at_view  # computed again, from what was written
+    assert line(nodes(view + 1)["aten::select.int"]) == at_view  # recomputed from the written value
 
 
 def test_results_of_an_op_with_several(captured: None) -> None:
@@ -196,7 +196,7 @@ def test_modules_on_several_threads(captured: None) -> None:
     assert found == {i: f"Sequential/{i}" for i in range(4)}
 
 
-def test_origins_are_no_part_of_the_graph() -> None:
+def test_source_locations_are_not_in_the_graph_key() -> None:
     def step() -> torch.Tensor:
         return (torch.full((2,), 5.0, device="xla") * 7).tanh()
 
@@ -228,14 +228,14 @@ class _Erfinv(nn.Module):
 
 def test_errors_name_the_line(captured: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x = _broken(monkeypatch, 3)
-    wanted = r"^aten::erfinv.*no \(recorded at .*test_origins\.py:\d+, in Sequential/1\)"
+    wanted = r"^aten::erfinv.*no \(recorded at .*test_source_info\.py:\d+, in Sequential/1\)"
     with pytest.raises(LoweringError, match=wanted):
         x.cpu()
 
 
-def test_errors_say_how_to_get_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_explain_how_to_get_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     x = _broken(monkeypatch, 4)
-    with pytest.raises(LoweringError, match=r"no; XLA_IR_DEBUG=1 tells which line recorded it"):
+    with pytest.raises(LoweringError, match=r"no; set XLA_IR_DEBUG=1 to see the line that recorded it"):
         x.cpu()
 
 
@@ -267,7 +267,7 @@ assert "location=<module>@<string>:13, " in dump, dump
 
 
 def test_hlo_debug(tmp_path: Path) -> None:
-    """XLA_HLO_DEBUG: HLO has them, each call of a function that jax traces once its own; so has what is compiled."""
+    """XLA_HLO_DEBUG: HLO has them, separately for each call of a function that jax traces once; so has compiled HLO."""
     file = tmp_path / "graphs.txt"
     check = r"""
 import re

@@ -1,4 +1,4 @@
-"""Tensors on xla behave as tensors do: made, moved, printed, copied. Views are in test_views.py."""
+"""Tensors on xla behave like other tensors: creation, transfer, printing, copies. Views are in test_views.py."""
 
 from __future__ import annotations
 
@@ -103,22 +103,22 @@ def test_round_trip_and_casts(dtype: torch.dtype) -> None:
     assert x.dtype == dtype and torch.equal(x.cpu(), values)
     for other in (torch.bool, torch.int64, torch.bfloat16, torch.float64, torch.complex64):
         if dtype.is_complex and not other.is_complex:
-            continue  # warns that the imaginary part goes
+            continue  # warns that the imaginary part is dropped
         assert torch.equal(x.to(other).cpu(), values.to(other)), other
 
 
 def test_many_dims() -> None:
-    """More than an array of numpy can have."""
+    """More dimensions than numpy supports."""
     x = torch.arange(2.0).reshape([1] * 64 + [2])
     there = x.to("xla")
     assert torch.equal((there + 1).cpu(), x + 1)
-    assert torch.equal(there.amax().cpu(), x.amax())  # which torch's meta function refuses
+    assert torch.equal(there.amax().cpu(), x.amax())  # torch's meta function rejects it
 
 
 def test_moving() -> None:
     x = torch.arange(6.0).reshape(2, 3)
     y = x.t().to("xla")
-    x += 1  # the copy is a copy, also of a strided tensor
+    x += 1  # the copy is independent, also of a strided tensor
     assert y.tolist() == [[0, 3], [1, 4], [2, 5]]
     assert y.to("xla") is y and y.to("xla:0") is y and y.to(torch.float32) is y
     assert y.cpu().is_contiguous() and y.to("cpu", torch.int32).dtype == torch.int32
@@ -181,7 +181,7 @@ def test_deepcopy_keeps_ties() -> None:
     assert twin[1].weight is twin[0].weight and twin[0].weight is not model[0].weight
 
 
-def test_kind() -> None:
+def test_device_type() -> None:
     x = torch.ones(2, 3, device="xla")
     assert type(x) is torch.Tensor and x.is_xla and not x.is_cpu and x.layout == torch.strided
     assert x.get_device() == 0 and x.element_size() == 4 and x.nbytes == 24
@@ -194,7 +194,7 @@ def test_kind() -> None:
      lambda x: x[1:], lambda x: x[0], lambda x: x.t().t(), lambda x: x[:1].t(), lambda x: x.view(3, 2)],
 )  # fmt: skip
 def test_contiguous_as_on_the_cpu(view: Callable[[Tensor], Tensor]) -> None:
-    """Strides are not shown, but where they would have mattered contiguous() copies."""
+    """Strides are hidden, but contiguous() copies where the strides would require it."""
     x, y = torch.rand(2, 3, device="xla"), torch.rand(2, 3)
     shown, expected = view(x), view(y)
     assert shown.is_contiguous() == expected.is_contiguous() == (shown.contiguous() is shown)
@@ -244,14 +244,14 @@ def test_state_dict_loads_into_a_module_on_xla() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 @pytest.mark.parametrize("size", [3, 64, 5000])
 def test_copies_share_no_memory(size: int, dtype: torch.dtype) -> None:
-    """Neither a later write to the CPU tensor nor one on the device shows on the other side."""
+    """A later write to the CPU tensor or to the device tensor does not change the other."""
     zeros = torch.zeros(size, dtype=dtype)
     source = zeros.clone()
     x = source.to("xla")
     source.fill_(1)
     assert torch.equal(x.cpu(), zeros)
     x.logical_not_()
-    torch_xla.sync()  # donates what was uploaded
+    torch_xla.sync()  # donates the uploaded buffer
     back = x.cpu()
     back.fill_(0)
     assert torch.equal(source, zeros.logical_not().to(dtype)) and torch.equal(x.cpu(), source)

@@ -1,4 +1,4 @@
-"""Several threads with the same tensors; the thread that a backward pass runs on."""
+"""Several threads that use the same tensors; the thread that runs a backward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.helpers import run_script
 
 
 def test_reads_beside_writes() -> None:
-    """One thread writes to a tensor in place while others read it and view it: a reader never sees a freed value."""
+    """One thread writes to a tensor in place while others read and view it: no reader sees a freed value."""
     run_script(
         """
         import threading, time
@@ -44,7 +44,7 @@ def test_reads_beside_writes() -> None:
 
 
 def test_autograd_keeps_its_threads_for_other_devices() -> None:
-    """Recording and a backward pass of xla leave the switch as the user has set it."""
+    """Recording and a backward pass of xla do not change the user's setting of autograd's multithreading."""
     for wanted in (True, False):
         with torch.autograd.set_multithreading_enabled(wanted):
             x = torch.ones(3, device="xla", requires_grad=True)
@@ -58,7 +58,7 @@ def test_autograd_keeps_its_threads_for_other_devices() -> None:
 
 
 def test_backward_of_xla_runs_on_the_calling_thread() -> None:
-    """Also where the pass is asked for on another thread than the forward one, with grad, and within another pass."""
+    """Also if another thread ran the forward pass, with autograd.grad, and within another backward pass."""
     seen: list[tuple[int, bool]] = []
 
     def note(gradient: torch.Tensor) -> None:
@@ -83,7 +83,7 @@ def test_backward_of_xla_runs_on_the_calling_thread() -> None:
 
 
 def test_backward_through_xla_from_another_device() -> None:
-    """A loss on the CPU: autograd hands the part on xla to the device's thread, and the gradients are the same."""
+    """A loss on the CPU: autograd runs the xla part on the device's thread, and the gradients are the same."""
     x = torch.ones(3, device="xla", requires_grad=True)
     ((x * 2).cpu() * torch.arange(3.0)).sum().backward()
     assert x.grad is not None

@@ -1,4 +1,4 @@
-"""Dtypes that no device has are refused at the line that makes a tensor, and never inside a graph."""
+"""Dtypes that no device supports raise at the line that makes a tensor, never inside a graph."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ WAYS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # torch deprecates some of them
+@pytest.mark.filterwarnings("ignore")  # torch deprecates some dtypes
 @pytest.mark.parametrize("way", WAYS)
-def test_a_dtype_that_no_device_has_is_refused_where_it_is_made(way: str) -> None:
+def test_unsupported_dtype_raises_at_creation(way: str) -> None:
     x = torch.ones(2, device="xla")
     for dtype in MISSING:
         with pytest.raises((TypeError, RuntimeError)):

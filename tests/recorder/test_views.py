@@ -1,4 +1,4 @@
-"""Views and writes in place share memory on xla as they do on the CPU."""
+"""Views and in-place writes share memory on xla as on the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def case(*names: str) -> Callable[[Callable[[Tensor], Any]], Callable[[Tensor], 
     return add
 
 
-#: Each takes a 4 x 6 tensor of floats, and gives all tensors whose values are compared.
+#: Each takes a 4 x 6 float tensor, and returns the tensors to compare.
 CASES: dict[str, Callable[[Tensor], Any]] = {}
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -102,7 +102,7 @@ def test_view_of_view(first: str, second: str) -> None:
 
 
 @case()
-def siblings(x: Tensor) -> list[Tensor]:
+def aliases(x: Tensor) -> list[Tensor]:
     a, b = x[:3], x[1:]
     a += 1
     b *= 2
@@ -256,15 +256,15 @@ def test_aliasing(name: str) -> None:
     assert moved.fallbacks == set()
 
 
-#: torch rebuilds the gradient of a written view from the op that made the view where the device has no strides to go
-#: by, and does not renew that op when the view changes its shape in place.
-STALE_VIEW_FUNCTION = pytest.mark.xfail(strict=True, raises=RuntimeError, reason="torch keeps the view's old function")
+#: On devices without strides torch rebuilds the gradient of a written view from the op that made the view, and does not
+#: update that op when the view changes its shape in place.
+STALE_VIEW_FUNCTION = pytest.mark.xfail(strict=True, raises=RuntimeError, reason="torch keeps the view's old op")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "siblings",
+        "aliases",
         "index_put",
         "self_overlap",
         "in_place_shapes",
@@ -326,7 +326,7 @@ def test_writing_to_memory_that_overlaps_itself(view: Callable[[Tensor], Tensor]
     ],
 )
 def test_filling_an_expanded_tensor(view: Callable[[Tensor], Tensor], write: Callable[[Tensor], Any]) -> None:
-    """All elements become equal, so it does not matter that they share their places: other devices do it, too."""
+    """All elements become equal, so shared memory locations do not matter; other devices allow it, too."""
 
     def run(x: Tensor) -> list[Tensor]:
         y = view(x)
@@ -364,7 +364,7 @@ def test_reshape_copies_where_the_cpu_does(name: str) -> None:
         y.add_(10)
         return [x, y]
 
-    for _ in range(2):  # the second time the answer is known
+    for _ in range(2):  # the second call uses the cached result
         with counts() as moved:
             same(run, torch.rand(4, 6))
         assert moved.fallbacks == set()
@@ -395,7 +395,8 @@ def test_in_place_on_a_slice_of_a_parameter() -> None:
 
 
 def test_flat_buffer_of_parameters() -> None:
-    """As optimizers that flatten do: parameters are views of one buffer, and both sides see each other's writes."""
+    """As in optimizers that flatten parameters: parameters are views of one buffer, and both see each other's
+    writes."""
     flat = torch.arange(6.0, device="xla")
     first, second = nn.Parameter(flat[:2]), nn.Parameter(flat[2:].view(2, 2))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Every cache of the package, found in the code, and what keeps other values from its keys."""
+"""Lists every cache of the package, and why different values cannot share one of its keys."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch_xla
 
 _ROOT = Path(torch_xla.__file__).parent
 _MAKERS = {"LruCache", "WeakKeyDictionary", "WeakValueDictionary", "OrderedDict", "defaultdict", "lru_cache"}
-_LOCAL = {"LruCache", "WeakKeyDictionary", "lru_cache"}  # those that count inside functions as well
-# What C++ code can keep a value in: static and thread_local variables, globals, tables, and mutable members.
+_LOCAL = {"LruCache", "WeakKeyDictionary", "lru_cache"}  # counted inside functions as well
+# Where C++ code can cache a value: static and thread_local variables, globals, tables, and mutable members.
 _TABLE = r"(?:compat::FlatMap|std::(?:unordered_)?(?:multi)?(?:map|set))<[^;()]*>"
 _NATIVE = (
     re.compile(r"\s*(?:inline )?(?:static thread_local|static|thread_local)\s[^;={(]*[\s*&>](?P<name>\w+)\s*[;={([]"),
@@ -22,55 +22,58 @@ _NATIVE = (
                r"\s?(?P<name>\w+)\s*[;={]"),
 )  # fmt: skip
 
-# Those that hold no value that could become another one: constants, literals, locks, operators and counters by name.
+# Objects whose value never changes: constants, literals, locks, operators and counters by name.
 _NATIVE_FIXED = re.compile(
     r"constexpr"
     r"|static const std::(?:unordered_set|unordered_map|string|vector)\b[^()]*(?:\{\"|\{$|;| = \")"
     r"|static (?:const Op|Counter)\* \w+ = (?:find_op|special|counter)\(\""
     r"|\b(?:std::)?(?:shared_)?mutex \w+;"
 )
-_PARAMETERS = re.compile(r"\((?:\)|[^()\"]*\w[\s&*]+\w+[,)])")  # of a function; a variable has arguments there
+_PARAMETERS = re.compile(r"\((?:\)|[^()\"]*\w[\s&*]+\w+[,)])")  # of a function; a variable has constructor arguments
 
-#: A cache: the tests of its pairs (``test: names``), or why its key is complete.
+#: Cache -> the tests of its pairs (``test: names``), or why its key is complete.
 TABLE = """
 _engine/aot/cost_model:_inner           the name of a computation of one parsed module, which owns the cache
 _engine/aot/hlo_parser:instructions     names of one parsed computation, filled by its parser and never changed
-_engine/aot/targets:get_target          the name; figures of chips are constants, and the compiler is found once
-_engine/aot/program_collector:_by_key   device and graph, not the precision: runs count for the last one compiled
+_engine/aot/targets:get_target          the name; hardware specs are constants, and the compiler is located once
+_engine/aot/program_collector:_by_key   device and graph, not the precision: runs count for the program compiled last
 _engine/aot/program_collector:_by_text  the StableHLO for the target, or the nodes that cannot be lowered
 _engine/compat/pjrt_execution:transfer_guard no arguments; names of the installed jax, whose state is read at each use
 _engine/compat/pjrt_execution:x64_setter no arguments; names of the installed jax, whose state is read at each use
 _engine/compat/dynamo:_find_trace_context no arguments; a name of the installed jax, called at each use
 _engine/base/dtypes:_stored_as          dtypes; filled when the backend starts, from variables that warn if set later
 _engine/base/import_hooks:_waiting      not a cache: actions by module name until it is imported
-_engine/base/sharding_ids:_numbers      jax's sharding (mesh and spec by value) and the rank; numbers stand for good
-_engine/base/sharding_ids:padded_shape  shape and sharding, from which alone it is computed; both compared by value
+_engine/base/sharding_ids:_numbers      jax's sharding (mesh and spec by value) and the rank; ids are permanent
+_engine/base/sharding_ids:padded_shape  shape and sharding, which determine the result; both compared by value
 _engine/device/devices:devices          no arguments; the backend starts once, and a forked child gets an error
 _engine/device/pjrt_plugins:_registered a registry by name; a later plugin of that name replaces the first
 _engine/device/matmul_precision:_known  platform, set_precision's choice and torch's setting, all read at each call
 _engine/device/matmul_precision:_objects the value itself: one object for equal ones
-_engine/diagnostics/recompilation_explanation:details not a cache: what one report says
-_engine/diagnostics/step_timings:spent       not a cache: sums by kind
+_engine/diagnostics/recompilation_explanation:details not a cache: text of one report
+_engine/diagnostics/step_timings:spent       not a cache: sums by category
 _engine/diagnostics/metrics:_metrics    a registry by name
-_engine/diagnostics/profiler_spans:_tellers threads by device, replaced where one has ended
-_engine/diagnostics/completion:_watchers threads by device, until the process ends; a forked child has no devices
-_engine/execution/graph_dump:_hlo       test: test_dumps
-_engine/compilation/persistent_cache/graph_key:_is_portable_op the name; rules and decompositions are fixed when ops are registered
-_engine/cpu_backend/malloc_tuning:_function the name of a function of the C library, which is loaded for good
+_engine/diagnostics/profiler_spans:_tracks threads by device, replaced when one has ended
+_engine/diagnostics/completion:_threads threads by device, until the process ends; a forked child has no devices
+_engine/execution/graph_dump:_hlo       test: test_graph_dump
+_engine/compilation/persistent_cache/graph_key:_is_portable_op the name; rules and decompositions are fixed when ops
+    are registered
+_engine/cpu_backend/malloc_tuning:_function the name of a function of the C library, which is never unloaded
 _engine/cpu_backend/malloc_tuning:_max_block no arguments; the machine's memory
-_engine/cpu_backend/malloc_tuning:_user_configured_malloc no arguments; variables that glibc itself reads only when the process starts
-_engine/compilation/native_executable:_empty_scalars sharding (by value, with its devices) and dtype of an array without elements
+_engine/cpu_backend/malloc_tuning:_user_configured_malloc no arguments; variables that glibc reads only at process start
+_engine/compilation/native_executable:_empty_scalars sharding (by value, with its devices) and dtype of an array
+    without elements
 _engine/execution/op_by_op:_executables test: test_functions_with_other_callbacks_are_other_functions
-_engine/execution/op_by_op:_chains      test: test_functions_with_other_callbacks_are_other_functions
+_engine/execution/op_by_op:_sequences   test: test_functions_with_other_callbacks_are_other_functions
 _engine/compilation/program_cache:cache test: test_functions_with_other_callbacks_are_other_functions
 _engine/execution/compile_region:_named name, full_graph, max_graphs: contexts of one name count their graphs together
 _engine/execution/compile_region:_of_functions the owner, held weakly; function, name, full_graph, max_graphs
-_engine/compilation/hlo_metadata:_caller file, line and function name, of which alone the caller is compiled
+_engine/compilation/hlo_metadata:_caller file, line and function name, which determine the compiled caller
 _engine/graph/text_format:tags          not a cache: the tags of one line
-_engine/graph/text_format:_schema_arguments name and overload; texts of dumps only, and torch refuses to define one twice
+_engine/graph/text_format:_schema_arguments name and overload; text of dumps only, and torch rejects a second definition
 _engine/capture/array_sharing:_shared   id of an array, with a weak reference that is compared and removes it
 _engine/capture/jax_function:_calls     test: test_constants_that_differ_are_traced_apart
-_engine/capture/control_flow:_found     what; keys of the recordings; shapes and dtypes, whose number gives the split
+_engine/capture/control_flow:_found     operation, keys of the recordings, shapes and dtypes, whose number determines
+    the split
 _engine/capture/openxla_backend:_plans  test: test_jaxs_configuration_is_in_the_key_of_torch_functions
 _engine/capture/autograd_function:_backwards which gradients are given; a member of one Derivative, which fixes all else
 _engine/capture/autograd_function:_derivatives test: test_arrays_of_closures_are_copied_at_the_call
@@ -78,33 +81,33 @@ _engine/capture/object_keys:_removed_at the table itself, held weakly; a count o
 _engine/capture/scan:_by_recorded       the recording's key, the loop, the name and the policy, by identity
 _engine/capture/scan:_by_signature      test: test_structures_that_differ_are_recorded_apart
     test_jaxs_configuration_is_in_the_key_of_torch_functions
-_engine/capture/aot_partitioner:save_policy_for the policy by identity, held; it is asked anew for each graph
-_engine/capture/aot_partitioner:_opaque_target the name, of which alone the stand-in is made
-_engine/capture/pure_function:_by_recorded what, the recording's key and which tensors need gradients
+_engine/capture/aot_partitioner:save_policy_for the policy by identity, held; it is called again for each graph
+_engine/capture/aot_partitioner:_opaque_target the name, which determines the placeholder
+_engine/capture/pure_function:_by_recorded operation, the recording's key and which tensors need gradients
 _engine/capture/pure_function:_known    test: test_objects_without_a_value_are_refused_and_others_are_seen_to_change
     test_jaxs_configuration_is_in_the_key_of_torch_functions
 _engine/capture/capture_function:_recorded the graph's key, numbers and constants by content, results, precision
-_engine/capture/joint_graph:is_view     name and overload; torch refuses to define one twice
-_engine/job/coordination:_counts        not a cache: how often this process came to a place
-_engine/job/coordination:_roles         not a cache: the role in which this process came last
-_engine/lowering/rules/adaptive_pooling:_band both sizes, from which alone it is computed
-_engine/lowering/decompose:decomposition_table no arguments; taken when ops are registered, as names on disk require
-_engine/lowering/decompose:_tracer      no arguments; a thread, made anew after a fork
-_engine/lowering/rules/jax_call:_entries numbers that are never given to another function
+_engine/capture/joint_graph:is_view     name and overload; torch rejects a second definition
+_engine/job/coordination:_counts        not a cache: how often this process reached a rendezvous
+_engine/job/coordination:_roles         not a cache: the last role of this process
+_engine/lowering/rules/adaptive_pooling:_band both sizes, which determine the result
+_engine/lowering/decompose:decomposition_table no arguments; loaded when ops are registered, as keys on disk require
+_engine/lowering/decompose:_tracer      no arguments; a thread, created again after a fork
+_engine/lowering/rules/jax_call:_entries numbers that are never reused
 _engine/lowering/rules/jax_call:_numbers test: test_functions_with_other_callbacks_are_other_functions
-_engine/lowering/registry:RULES         a registry by operator, which refuses a second rule
-_engine/lowering/rules/upsample:_nearest all arguments: sizes, alignment, scale, type of positions, shift
-_engine/lowering/rules/upsample:_linear all arguments: sizes, alignment, scale, type of positions
-_engine/lowering/rules/upsample:_cubic  all arguments: sizes, alignment, scale, type of positions
-_engine/lowering/rules/upsample:_antialias_weights all arguments: sizes, alignment, scale, type of positions, filter
-_engine/parallel/collectives:_kept      not a cache: results by device until the graph is cut
-_engine/parallel/collectives:_counts    the graph's key, of which the count of collective ops is a function
-_engine/parallel/replica_program:_replicated_sharding the devices in order, of which alone the mesh is made
+_engine/lowering/registry:RULES         a registry by operator, which rejects a second rule
+_engine/lowering/rules/upsample:_nearest all arguments: sizes, alignment, scale, dtype of indices, shift
+_engine/lowering/rules/upsample:_linear all arguments: sizes, alignment, scale, dtype of indices
+_engine/lowering/rules/upsample:_cubic  all arguments: sizes, alignment, scale, dtype of indices
+_engine/lowering/rules/upsample:_antialias_weights all arguments: sizes, alignment, scale, dtype of indices, filter
+_engine/parallel/collectives:_retained      not a cache: results by device until the graph is flushed
+_engine/parallel/collectives:_counts    the graph's key, which determines the number of collective ops
+_engine/parallel/replica_program:_replicated_sharding the devices in order, which determine the mesh
 _engine/parallel/spmd:mesh_devices      no arguments; the backend starts once in a process
-_engine/parallel/spmd:replicated_sharding no arguments; made of mesh_devices()
-_engine/parallel/spmd:_resharding_function shape and both shardings by value; jax.jit has its own key for the array
+_engine/parallel/spmd:replicated_sharding no arguments; computed from mesh_devices()
+_engine/parallel/spmd:_resharding_function shape and both shardings by value; jax.jit has a separate key for the array
 _engine/parallel/spmd:_replicated       id of an array, with a weak reference that is compared and removes it
-_engine/recorder/source_info:origin_from_id the number of a stack of lines and a scope, which is never given to another
+_engine/recorder/source_info:origin_from_id the number of a stack of lines and a scope, which is never reused
 distributed/fsdp/wrap:known             not a cache: a table inside one call
 distributed/launcher/job_attempt:codes  not a cache: exit codes of one attempt
 distributed/spmd/_fully_shard:_fsdp_module no arguments; a class of torch
@@ -113,18 +116,19 @@ distributed/spmd/_fully_shard:_kept     not a cache: by module, from the pre-hoo
 distributed/spmd/_mesh:_jax_mesh        device ids, shape and axis names, by value; the process's devices
 experimental/callback:_runners          threads by device
 experimental/custom_kernel/_torch_ops:decode_sharding all arguments as text: spec, mesh and rank; the process's devices
-experimental/scan_layers:_calls         the module by identity, held weakly; its parts are compared at each call
+experimental/scan_layers:_calls         the module by identity, held weakly; its children are compared at each call
 experimental/scan_layers:_alike         test: test_layers_that_have_become_different_are_refused
 stablehlo/bundle:state_dict             not a cache: the contents of a bundle
 _engine/compat/pjrt_execution:isolating_options its argument; switches of the installed jax, set at each use
-_engine/base/engine_sources:_hash       no arguments; given up where the stamps of files differ from those at import
+_engine/base/engine_sources:_hash       no arguments; invalidated if the stamps of files differ from those at import
 _engine/base/xla_flags:read             test: test_cache_folders
 _engine/compilation/persistent_cache/graph_key:_releases no arguments; versions of modules that are imported
-_engine/compilation/persistent_cache/storage:_remove_leftovers the folder; returns nothing, removes old parts once in a process
+_engine/compilation/persistent_cache/storage:_remove_leftovers the folder; returns nothing, removes old parts once in
+    a process
 _engine/recorder/toolchain:stamps       not a cache: stamps of the files of one build
 """
 
-#: The same for what the C++ of the recorder and of the handlers keeps.
+#: The same for the C++ of the recorder and of the CPU kernels.
 NATIVE = """
 aten/autocast.cpp:library               the library that holds the autocast kernels, registered once
 csrc/bindings.cpp:seen                  not a cache: lives for one call
@@ -134,10 +138,11 @@ support/counters.cpp:counters           a registry by name
 support/counters.cpp:s                  a registry of functions
 support/counters.cpp:t                  holds counters.cpp:counters
 dispatch/cpu_fallback.cpp:inputs        not a cache: lives for one call
-runtime/device.cpp:count                a setting, written by Python: how many devices torch is told of
+runtime/device.cpp:count                a setting, written by Python: the number of devices reported to torch
 runtime/device.cpp:current              the current device of a thread
-runtime/device.cpp:h                    functions of Python, set once
-runtime/device.cpp:known                the number of devices, which never falls; asked again for an index beyond it
+runtime/device.cpp:h                    Python functions, set once
+runtime/device.cpp:known                the number of devices, which never decreases; queried again for an index
+    beyond it
 runtime/device.h:closing                a flag: the process is ending
 runtime/device.h:states                 by device: its live tensors and seed
 graph/donation.cpp:next                 not a cache: lives for one graph
@@ -146,72 +151,75 @@ runtime/execution_lock.cpp:locks        a lock for each device
 dispatch/foreach.cpp:places_            not a cache: lives for one call
 support/fork_safe_lock.cpp:handlers     a registry of functions
 graph/graph.cpp:found                   not a cache: lives for one graph
-csrc/ffi_handler.h:handler              the signature of a handler, of its template's arguments
+csrc/ffi_handler.h:handler              the signature of a handler, of its template arguments
 aten/unboxed_views.cpp:op               the operator of a slot, set when it is registered
 tensor/tensor_identity.cpp:last         a counter
 tensor/tensor_identity.cpp:next         a counter
 interpreter/graph_interpreter.cpp:last_look_ a time
 interpreter/graph_interpreter.cpp:taken not a cache: lives for one graph
-runtime/python_hooks.cpp:depth_         how deep a thread is inside the interpreter's gate
+runtime/python_hooks.cpp:depth_         the nesting depth of a thread inside the interpreter's gate
 runtime/python_hooks.cpp:door           one gate in a process
-runtime/python_hooks.cpp:handler        the terminate handler of before
+runtime/python_hooks.cpp:handler        the previous terminate handler
 runtime/python_hooks.cpp:lost           a message for the end of the process
 graph/launch.cpp:inputs                 not a cache: lives for one launch
 graph/launch.h:last_arrays              of one executable, with last_floats and last_ints, compared bit by bit
 graph/launch.h:last_floats              see last_arrays
 graph/launch.h:last_ints                see last_arrays
-dispatch/strided_layout.cpp:known       of each step its operator, attributes, operand's shape and dtype, result and start
+dispatch/strided_layout.cpp:known       for each step: operator, attributes, operand's shape and dtype, result and start
 runtime/memory_stats.cpp:accounts       sums by device
-runtime/memory_stats.cpp:provenance_of_thread what makes buffers on this thread, set around each launch
+runtime/memory_stats.cpp:provenance_of_thread provenance of buffers made on this thread, set around each launch
 ir/node.cpp:last                        a counter
 ir/node.cpp:p                           nodes that wait to be released
 ir/node.cpp:work                        not a cache: lives while nodes are released
 ir/op.cpp:baked                         not a cache: lives for one registration
 ir/op.cpp:constant_numbers              a setting, set when torch_xla is imported
-ir/op.cpp:handle                        the operator aten::alias of torch, which stands for our own
-ir/op.cpp:ops                           name and overload; torch refuses to define one twice, ours live as long as the process
+ir/op.cpp:handle                        torch's operator aten::alias, in place of the recorder's own
+ir/op.cpp:ops                           name and overload; torch rejects a second definition; the recorder's are never
+    unregistered
 ir/op.cpp:t                             holds op.cpp:ops
 threading/openmp.cpp:openmp             functions of the OpenMP library that the process has loaded
 ir/source_location.cpp:frames           not a cache: emptied at each use
-ir/source_location.cpp:numbers          scope, code objects (held, so that addresses are not given again), instructions
+ir/source_location.cpp:numbers          scope, code objects (held, so that addresses are not reused), instructions
 ir/source_location.cpp:scope            the scope of a thread
 ir/source_location.cpp:scopes           the number of an operation, stored with its scope and compared
-ir/source_location.cpp:t                holds origin.cpp:numbers
+ir/source_location.cpp:t                holds source_location.cpp:numbers
 ir/source_location.h:capturing_origins  a setting
 threading/xla_pool_affinity.cpp:known   whether this thread has joined the pool
-threading/xla_pool_affinity.cpp:pool    the pool of the process, made anew in a forked child
+threading/xla_pool_affinity.cpp:pool    the pool of the process, created again in a forked child
 threading/xla_pool_affinity.cpp:scheduling whether this thread is scheduling a task
 runtime/rng_state.cpp:signature         no arguments: one int64
 graph/sync_reason.cpp:reason_here       the reason of a thread
-graph/sync_reason.cpp:reasons           the text itself, kept for good
+graph/sync_reason.cpp:reasons           the text itself, never freed
 csrc/registration.cpp:by_namespace      a registry by namespace
-csrc/registration.cpp:libraries         libraries, kept for good
+csrc/registration.cpp:libraries         libraries, never freed
 csrc/registration.cpp:names             names that have a kernel
-dispatch/sharding.cpp:any               a flag that only rises: some value has a sharding
-dispatch/sharding.cpp:next              the sharding of the next buffer of a thread, taken once
+dispatch/sharding.cpp:any               a flag that is never cleared: some value has a sharding
+dispatch/sharding.cpp:next              the sharding of the next buffer of a thread, used once
 graph/concat_forwarding.cpp:found       three operators by name
-inference/output_spec_cache.cpp:c       holds signature.cpp:signatures
-inference/output_spec_cache.cpp:checking a setting: signatures are inferred anew and compared (recorder.check_signatures)
-inference/output_spec_cache.cpp:converts operator, dtypes of results and of out=, on which alone the check depends
+inference/output_spec_cache.cpp:c       holds output_spec_cache.cpp:signatures
+inference/output_spec_cache.cpp:checking a setting: output specs are inferred again and compared
+inference/output_spec_cache.cpp:converts operator, dtypes of results and of out=, which determine the check
 inference/output_spec_cache.cpp:recent  the same key as signatures, of this thread
-inference/output_spec_cache.cpp:signatures operator, default dtype, operands' shapes and dtypes, numbers' types, attributes
+inference/output_spec_cache.cpp:signatures operator, default dtype, operands' shapes and dtypes, numbers' types,
+    attributes
 dispatch/graph_size_limit.cpp:any_cut_due a flag
-dispatch/graph_size_limit.cpp:cut_due   the device of this thread whose graph is to be cut
+dispatch/graph_size_limit.cpp:cut_due   the device of this thread whose graph is to be flushed
 dispatch/graph_size_limit.cpp:limit     a setting
-dispatch/slice_starts.cpp:kinds         the graph's key without starts, and its device; only chooses which starts are operands
-dispatch/slice_starts.cpp:t             holds starts.cpp:kinds
-threading/kernel_thread.cpp:instance    the team of the process, made anew in a forked child
+dispatch/slice_starts.cpp:kinds         the graph's key without starts, and its device; only decides which starts are
+    operands
+dispatch/slice_starts.cpp:t             holds slice_starts.cpp:kinds
+threading/kernel_thread.cpp:instance    the thread team of the process, created again in a forked child
 """
 
 
 def reasons(table: str) -> dict[str, str]:
-    """The lines of a table: what is right of the name of each cache. A line that is indented continues the last one."""
+    """Return the reason of each cache, by its name. An indented line of the table continues the previous one."""
     lines = re.sub(r"\n +", " ", table.strip()).splitlines()
     return dict(line.split(maxsplit=1) for line in lines)  # type: ignore[misc]
 
 
 def find_caches() -> set[str]:
-    """``module:name`` of everything in the package that Python code can use as a cache."""
+    """Return ``module:name`` of every object of the package that Python code can use as a cache."""
     found: set[str] = set()
     for file in _ROOT.rglob("*.py"):
         module = file.relative_to(_ROOT).with_suffix("").as_posix()
@@ -220,13 +228,13 @@ def find_caches() -> set[str]:
 
 
 def find_native_caches() -> set[str]:
-    """``folder/file:name`` of what can be a cache in the C++ of the recorder and of the handlers."""
+    """Return ``folder/file:name`` of every possible cache in the C++ of the recorder and the CPU kernels."""
     files = [file for file in _ROOT.rglob("csrc/**/*") if file.suffix in (".cpp", ".h")]
     return {f"{file.parent.name}/{file.name}:{name}" for file in files for name in find_native_names(file.read_text())}
 
 
 def find_native_names(text: str) -> Iterator[str]:
-    """Yield the names of what can be a cache in C++ code that clang-format has laid out."""
+    """Yield the names of objects that can be a cache in C++ code formatted by clang-format."""
     for line in re.sub(r"[ \\]*//.*|[ \\]+$", "", text, flags=re.MULTILINE).splitlines():
         found = next((match for pattern in _NATIVE if (match := pattern.match(line))), None)
         if found is None or _NATIVE_FIXED.search(line) or _PARAMETERS.match(line, found.end("name")):

@@ -1,13 +1,13 @@
-"""A process that has imported torch, jax and torch_xla, and forks a child for each program that it is asked to run.
+"""Runs test scripts in forks of a process that has imported torch, jax and torch_xla.
 
-Importing takes five seconds, a fork a few milliseconds. It starts no backend and no thread, so that the child is what
-an interpreter is that has just imported them: its settings, its devices and its atexit handlers are its own. See
+Importing takes five seconds, a fork a few milliseconds. The process starts no backend and no thread, so a child is
+equivalent to an interpreter that has just imported them: it has its own settings, devices and atexit handlers. See
 ``Server`` in scripts.py, which starts this process, and forked_python.py. A second process, forked before torch_xla
-was imported, does the same for programs with variables that torch_xla reads while it is imported.
+was imported, does the same for scripts with variables that torch_xla reads while it is imported.
 
-A client connects and sends a Request, with the child's descriptors 0, 1 and 2 and, if it likes, its network namespace.
-It is told the child's id, and its exit code when it ends; or ``no`` where no fork can stand for an interpreter. The
-child of a client that goes before is killed.
+A client connects and sends a Request, with the child's descriptors 0, 1 and 2 and, optionally, its network namespace.
+It receives the child's id, and its exit code when it ends; or ``no`` if a fork cannot replace an interpreter. The
+server kills the child of a client that disconnects.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-#: Variables that libraries read when they are loaded, in C, where nobody sees it.
+#: Variables that libraries read in C when they are loaded, which cannot be observed.
 _READ_IN_C = ("DNNL_", "GLIBC_", "GOMP_", "GOTO_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL", "NPY_", "OMP_", "ONEDNN_",
               "OPENBLAS_", "PYTHON", "PYTORCH_", "TF_", "TORCH_CPP_", "TORCH_SHOW_", "TZ")  # fmt: skip
 
-#: What importing looks at for a bound, and reads again when it is needed (room for eight devices is made in any case);
-#: what shells and scripts.environment set for all that they start, which counts as read because somebody copies all
-#: variables.
+#: Variables that importing reads for a bound, and that are read again when they are needed (there is capacity for eight
+#: devices in any case); variables that shells and scripts.environment set for all children, which count as read because
+#: some library copies all variables.
 _READ_AGAIN = {"CPU_NUM_DEVICES", "OLDPWD", "PWD", "SHLVL", "XLA_PERSISTENT_CACHE_PATH", "_"}
 
-#: What launchers set for the processes that they start: a child is told otherwise.
-_TOLD = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
+#: Variables that launchers set for their processes: a child applies them after the fork.
+_APPLIED_LATER = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
 
 _CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True)
 class Request:
-    """What follows the word ``python`` on a command line; the folder to start in, and the whole environment."""
+    """The words after ``python`` on a command line, the working folder, and the full environment."""
 
     words: list[str]
     folder: str
@@ -59,7 +59,7 @@ class Request:
 
 @contextmanager
 def _noting_reads() -> Iterator[set[str]]:
-    """The environment variables that Python code looks at, while the block runs."""
+    """Record the environment variables that Python code reads in the block."""
     kind, seen = type(os.environ), set[str]()
     original = kind.__getitem__
 
@@ -75,7 +75,7 @@ def _noting_reads() -> Iterator[set[str]]:
 
 
 def _enter(request: Request, changes: dict[str, str | None], received: list[int]) -> None:
-    """What is the child's own, in the child: streams, network, folder, environment."""
+    """Set up the child's streams, network namespace, folder and environment."""
     for stream, number in zip(received, (0, 1, 2), strict=False):
         os.dup2(stream, number)
     for network in received[3:]:
@@ -89,7 +89,7 @@ def _enter(request: Request, changes: dict[str, str | None], received: list[int]
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    sys.modules["numpy"].random.seed()  # as at its import; Python's own generator does it by itself
+    sys.modules["numpy"].random.seed()  # as at its import; Python reseeds its own generator
     if changes.get("OMP_NUM_THREADS"):
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if changes.get("PYTHONUNBUFFERED"):
@@ -98,14 +98,14 @@ def _enter(request: Request, changes: dict[str, str | None], received: list[int]
 
 
 def _fork() -> int:
-    """os.fork, without what Python says from 3.12 on: BLAS has threads, and sees to them itself."""
+    """Call os.fork without Python's warning (3.12 and later): BLAS has threads, which handle forks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return os.fork()
 
 
 def _call_setns(namespace: int) -> None:
-    """os.setns, which Python 3.11 does not have."""
+    """Call setns, which os does not have in Python 3.11."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")
 
@@ -118,31 +118,31 @@ class _Child:
 
 
 class _Server:
-    def __init__(self, alive: socket.socket, door: socket.socket, before: dict[str, str], read: set[str]) -> None:
-        self.alive, self.door, self.before, self.read = alive, door, before, read
+    def __init__(self, alive: socket.socket, listener: socket.socket, before: dict[str, str], read: set[str]) -> None:
+        self.alive, self.listener, self.before, self.read = alive, listener, before, read
         self.selector = selectors.DefaultSelector()
-        for descriptor in (alive, door):
+        for descriptor in (alive, listener):
             self.selector.register(descriptor, selectors.EVENT_READ)
-        self.children: dict[int, _Child] = {}  # by its pidfd and by its client's descriptor
+        self.children: dict[int, _Child] = {}  # by pidfd and by the client's descriptor
 
     def serve(self) -> Request:
-        """Forks for each request, and returns in the children. The server ends when its owner has."""
+        """Fork for each request, and return in the children. The server exits when its owner does."""
         while True:
             for key, _ in self.selector.select():
                 if key.fileobj is self.alive:
                     os._exit(0)
-                if key.fileobj is self.door:
+                if key.fileobj is self.listener:
                     request = self.answer()
                     if request is not None:
                         return request
-                elif key.fd in self.children:  # not when both have come at once, and the first was the end
+                elif key.fd in self.children:  # not if both events arrived together, and the first one ended the child
                     self.end(self.children[key.fd], gone=key.fd == self.children[key.fd].client.fileno())
 
     def answer(self) -> Request | None:
-        """Starts what the next client asks for: the request in the child, None in the server."""
-        client, _ = self.door.accept()
+        """Handle the next client's request: return the request in the child, None in the server."""
+        client, _ = self.listener.accept()
         message, received, _, _ = socket.recv_fds(client, 1 << 20, 4)
-        if not message:  # it has ended between two calls
+        if not message:  # the client disconnected between two calls
             client.close()
             return None
         request = Request(**json.loads(message))
@@ -168,19 +168,19 @@ class _Server:
         return None
 
     def differences(self, environment: dict[str, str]) -> dict[str, str | None] | None:
-        """What to change to have this environment; None if importing depends on one of the variables."""
+        """Return the changes to get this environment; None if importing depends on one of the variables."""
         changes: dict[str, str | None] = {}
         for name in environment.keys() | self.before.keys():
             value = environment.get(name)
-            if value != self.before.get(name) and value != os.environ.get(name):  # as it was, or as importing sets it
+            if value != self.before.get(name) and value != os.environ.get(name):  # unchanged, or as importing sets it
                 changes[name] = value
-        for name in changes.keys() - _TOLD:
+        for name in changes.keys() - _APPLIED_LATER:
             if name in self.read or name.startswith(_READ_IN_C):
                 return None
         return changes
 
     def end(self, child: _Child, gone: bool) -> None:
-        """A child has ended, or is to, because its client is ``gone``."""
+        """Handle a child that has ended, or end it because its client is ``gone``."""
         if gone:
             os.kill(child.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
@@ -193,14 +193,14 @@ class _Server:
 
     @staticmethod
     def tell(client: socket.socket, text: str) -> None:
-        with suppress(OSError):  # nobody waits for it any more
+        with suppress(OSError):  # the client has disconnected
             client.send(text.encode())
 
     def close(self) -> None:
-        """In a child: the descriptors that are none of its business."""
+        """In a child, close the descriptors of the server."""
         self.selector.close()
         self.alive.close()
-        self.door.close()
+        self.listener.close()
         for descriptor, child in self.children.items():
             if descriptor == child.pidfd:
                 os.close(descriptor)
@@ -208,8 +208,8 @@ class _Server:
 
 
 def _run(words: list[str]) -> None:
-    """What ``python`` does with the words; ends the process, or returns where the interpreter's own end is wanted."""
-    # A new one: what importing has made, the old one's names among it, is frozen, and would not be freed at the end.
+    """Run a command line as ``python`` does; end the process, or return if the interpreter itself must shut down."""
+    # A new module: imported objects, names of the old module included, are frozen and would not be freed at the end.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__.update(__annotations__={}, __builtins__=builtins, __loader__=importlib.machinery.BuiltinImporter)
     try:
@@ -220,7 +220,10 @@ def _run(words: list[str]) -> None:
         if words[0] == "-c":
             sys.argv = ["-c", *words[2:]]
             code = compile(words[1], "<string>", "exec", dont_inherit=True)
-            if sys.version_info >= (3, 13):  # tracebacks show the lines of -c, which the interpreter notes by this
+            if sys.version_info >= (
+                3,
+                13,
+            ):  # tracebacks show the lines of -c, which the interpreter registers like this
                 linecache._register_code(code, words[1], "<string>")
             exec(code, main.__dict__)
         elif words[0] == "-m":
@@ -246,10 +249,10 @@ def _run(words: list[str]) -> None:
 
 
 def _end(main: types.ModuleType, code: int) -> None:
-    """Ends the process: waits for threads, calls what atexit has, lets the program's own objects go.
+    """End the process: wait for threads, run the atexit handlers, free the program's own objects.
 
-    An interpreter frees what was imported besides, which takes half a second, most of what a fork costs. Returns in a
-    program that has called ``gc.unfreeze()``, because the end is what it tests.
+    An interpreter also frees what was imported, which takes half a second, most of the cost of a fork. Returns in a
+    program that has called ``gc.unfreeze()`` to test interpreter shutdown.
     """
     if not gc.get_freeze_count():
         return
@@ -259,7 +262,7 @@ def _end(main: types.ModuleType, code: int) -> None:
         setattr(main, name, None)
     gc.collect()
     for text in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with suppress(AttributeError, OSError, ValueError):  # as where the other end is closed, or there is none
+        with suppress(AttributeError, OSError, ValueError):  # the other end is closed, or there is none
             text.flush()
     os._exit(code & 0xFF)
 
@@ -274,7 +277,7 @@ def _run_file(words: list[str], main: types.ModuleType) -> None:
 
 
 def _warn_as_usual() -> None:
-    """Without ``-W error``, with the filters that Python has without options, behind those of libraries."""
+    """Set Python's default warning filters, without ``-W error``, after those of libraries."""
     sys.warnoptions.clear()
     warnings.filters.remove(("error", None, Warning, None, 0))  # type: ignore[attr-defined]
     warnings.filterwarnings("default", category=DeprecationWarning, module="__main__", append=True)
@@ -282,28 +285,28 @@ def _warn_as_usual() -> None:
         warnings.simplefilter("ignore", category, append=True)
 
 
-def main(alive: int, door: int, libraries_door: int) -> None:
-    """Serves the listening sockets until ``alive`` has no other end; sends there a word when both can be asked.
+def main(alive: int, address: int, libraries_address: int) -> None:
+    """Serve the listening sockets until ``alive`` is closed; send a message to it when both are ready.
 
-    ``door`` is answered by forks that have imported torch_xla, ``libraries_door`` by those that have torch and jax.
+    Forks that have imported torch_xla answer ``address``, those that have imported torch and jax ``libraries_address``.
     """
     before = dict(os.environ)
     owner = socket.socket(fileno=alive)
-    doors = [socket.socket(fileno=number) for number in (door, libraries_door)]
+    listeners = [socket.socket(fileno=number) for number in (address, libraries_address)]
     with _noting_reads() as seen:
         for name in ("torch", "jax", "jax.numpy"):
             importlib.import_module(name)
         in_parent = _fork() > 0
-        doors.pop(1 if in_parent else 0).close()
+        listeners.pop(1 if in_parent else 0).close()
         if in_parent:
             importlib.import_module("torch_xla")
             owner.send(b"ready")
         importlib.import_module("torch._dynamo")  # as torch does when the first op is recorded, which takes a second
-    # What importing has made is not looked at by the children's garbage collections, which would also copy its pages.
-    # Nor is it freed at their end; where the end is the point: gc.unfreeze().
+    # The children's garbage collections skip imported objects, whose pages they would copy, and do not free them at
+    # exit; a test of interpreter shutdown calls gc.unfreeze().
     gc.set_threshold(20_000, 10, 10)
     gc.freeze()
-    server = _Server(owner, doors.pop(), before, seen - _READ_AGAIN)
+    server = _Server(owner, listeners.pop(), before, seen - _READ_AGAIN)
     request = server.serve()
     del server, owner
     _run(request.words)

@@ -1,10 +1,10 @@
-"""``python`` for programs that others start: a fork of the server at $TORCH_XLA_TEST_SERVER, if that can stand for it.
+"""Stands in for ``python`` in commands: runs them in a fork of the server at $TORCH_XLA_TEST_SERVER, if possible.
 
     python -IS forked_python.py (-c CODE | -m MODULE | FILE) [ARGUMENT ...]
 
-The fork has the descriptors 0 to 2 of this process, its folder, its environment and its network. It gets the signals
-that this process gets, ends when it ends, and this process ends as it does. Imports next to nothing: it has to be done
-in a moment. See scripts.PYTHON.
+The fork has the descriptors 0 to 2 of this process, its folder, its environment and its network namespace. It gets the
+signals that this process gets and ends when it ends, and this process has its exit status. It imports few modules, to
+start fast. See scripts.PYTHON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 
 
 def main() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # they wait for the fork
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # signals are blocked until the fork exists
     environment = dict(os.environ)
     network = os.open("/proc/self/ns/net", os.O_RDONLY)
     request = json.dumps({"words": sys.argv[1:], "folder": os.getcwd(), "environment": environment}).encode()
@@ -30,7 +30,7 @@ def main() -> None:
         answer = server.recv(100).decode().strip()
         if answer != "no":
             break
-    if answer == "no":  # a variable says how to import
+    if answer == "no":  # a variable changes how libraries are imported
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     child = int(answer)

@@ -1,4 +1,4 @@
-"""What several test files need: counter deltas, snippets in processes of their own, and comparison with the CPU."""
+"""Helpers of several test files: counter deltas, scripts in separate processes, and comparison with the CPU."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from torch_xla._engine.graph import graph_spec, program_info
 
 ROOT = scripts.ROOT
 
-#: Reading a value is the one thing that may carry an aten:: counter in a program that runs on the device as a whole.
+#: Counter of value reads: the only aten:: counter that may move in a program without CPU fallbacks.
 READING = "aten::_local_scalar_dense"
 
 
 class Counts(dict[str, int]):
-    """By how much each counter, and the number of samples of each metric, has grown; 0 for what has not."""
+    """Increase of each counter, and of the number of samples of each metric; 0 if unchanged."""
 
     def __missing__(self, name: str) -> int:
         return 0
@@ -55,7 +55,7 @@ def _now() -> dict[str, int]:
 
 @contextmanager
 def counts() -> Iterator[Counts]:
-    """Filled in when the block ends: what moved in it."""
+    """Count in a block; the result is filled when the block ends."""
     before, moved = _now(), Counts()
     yield moved
     after = _now()
@@ -63,29 +63,30 @@ def counts() -> Iterator[Counts]:
 
 
 def link_builds(cache: Path) -> None:
-    """Leads another cache folder to what has been compiled in this one: compiling takes up to half a minute."""
+    """Link the builds of this cache folder into another one: compiling takes up to half a minute."""
     cache.mkdir(parents=True, exist_ok=True)
     for builds in ("recorder", "CPU_kernels"):
         (cache / builds).symlink_to(settings.cache_dir / builds)
 
 
 def run_script(code: str, check: bool = True, fresh: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a snippet in a process of its own; with ``check`` it must end with 0 and leave nothing on stderr.
+    """Run a script in a separate process; with ``check`` it must exit with 0 and print nothing on stderr.
 
-    The process is a fork of one that has imported torch_xla, or torch and jax where variables are set that torch_xla
-    reads while it is imported (see fork_server.py). ``fresh`` says why a snippet needs an interpreter that has imported
-    nothing. A fork ends without freeing what it has imported: a snippet whose end is tested calls ``gc.unfreeze()``.
+    The process is a fork of one that has imported torch_xla, or torch and jax if variables are set that torch_xla
+    reads while it is imported (see fork_server.py). ``fresh`` is the reason why a script needs an interpreter that has
+    imported nothing. A fork ends without freeing imported objects: a script that tests shutdown calls
+    ``gc.unfreeze()``.
     """
     done = scripts.run(textwrap.dedent(code), fresh is not None, env)
     if check:
         assert done.returncode == 0, f"ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        # The recorder may have been built just now, which says so.
+        # The recorder may have been built in this process, which prints a line.
         lines = [line for line in done.stderr.splitlines() if not re.fullmatch(r"torch_xla: .*\.\.\..*", line)]
         assert not lines, "\n".join(lines)
     return done
 
 
-#: What programs were compiled from, which they do not keep: by the outline that they do keep.
+#: StableHLO of compiled programs, by the outline that programs store.
 _specs: dict[int, tuple[program_info.GraphOutline, graph_spec.GraphSpec]] = {}
 _outline = program_info.graph_outline
 
@@ -100,7 +101,7 @@ program_info.graph_outline = _noted
 
 
 def stablehlo() -> list[str]:
-    """The programs in the cache, oldest first, as what XLA is given: before it widens what a CPU does not have."""
+    """Return the programs in the cache, oldest first, as passed to XLA, before it widens dtypes for the CPU."""
     texts = []
     with jax.enable_x64(True):
         for found in program_cache.cache.values():
@@ -110,14 +111,14 @@ def stablehlo() -> list[str]:
 
 
 def products(text: str) -> list[tuple[str, str]]:
-    """(signature, precision) of every matrix product and convolution of a program in StableHLO."""
+    """Return (signature, precision) of every matrix multiplication and convolution of a StableHLO program."""
     lines = re.findall(r"stablehlo\.(?:dot|dot_general|convolution)\b.*", text)
     precision = re.compile(r"(?:precision = \[|#stablehlo<precision )(\w+)")
     return [(line.rpartition(" : ")[2], precision.findall(line)[0]) for line in lines]
 
 
 def to(device: str, value: Any) -> Any:
-    """Copies of all tensors in nested tuples, lists and dicts on the device; leaves keep requires_grad."""
+    """Copy all tensors in nested tuples, lists and dicts to the device; leaves keep requires_grad."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone().to(device).requires_grad_(value.requires_grad)
     if isinstance(value, (tuple, list)):
@@ -128,14 +129,14 @@ def to(device: str, value: Any) -> Any:
 
 
 def same(function: Callable[..., Any], *args: Any, rtol: float | None = None, atol: float | None = None) -> Any:
-    """Asserts that the function gives on copies of ``args`` on xla what it gives on the CPU; returns the xla result."""
+    """Assert that the function returns the same on xla and on the CPU for copies of ``args``; return the xla result."""
     expected, got = function(*to("cpu", args)), function(*to("xla", args))
     assert_same(got, expected, rtol, atol)
     return got
 
 
 def assert_same(got: Any, expected: Any, rtol: float | None = None, atol: float | None = None) -> None:
-    """Equal structure, dtypes, shapes and values (NaN equals NaN); every tensor of ``got`` on xla."""
+    """Assert equal structure, dtypes, shapes and values (NaN equals NaN); all tensors of ``got`` are on xla."""
     for tensor in _tensors(got):
         assert tensor.device.type == "xla"
     torch_xla.sync()

@@ -1,10 +1,10 @@
-"""Runs one lowering rule against the same operator on the CPU, without the recorder.
+"""Compares a lowering rule with the same operator on the CPU, without the recorder.
 
     check("aten::add.Tensor", torch.ones(2), torch.ones(2), alpha=2)
 
-Fills in the schema's defaults, makes non-baked Scalars program inputs (as the recorder does), jits, and compares.
-Compiling is most of the work, so that the cases of one test share a program; an error names the line of the case.
-Rules that may call ATen's kernels (lowering/cpu_kernel_call.py) are checked twice: as XLA computes them, and by these.
+Adds the schema's defaults, makes non-baked Scalars program inputs (as the recorder does), jits, and compares.
+Compiling is most of the work, so the cases of one test share a program; an error names the line of the case.
+Rules that may call CPU kernels (lowering/cpu_kernel_call.py) are checked twice: with XLA's code, and with the kernels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch_xla._engine.base.settings import settings
 from torch_xla._engine.cpu_backend import library
 from torch_xla._engine.lowering import RULES, cpu_kernel_call
 from torch_xla._engine.lowering.apply_rule import apply_rule
-from torch_xla._engine.lowering.registry import LoweringRuleContext, Number
+from torch_xla._engine.lowering.registry import LoweringRuleContext, ScalarOperand
 
 _NUMERIC = ("number", "Optional[number]", "Tensor")
 _WIDEST = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
@@ -59,7 +59,7 @@ def to_tensor(x: jax.Array) -> torch.Tensor:
 
 @dataclass
 class Case:
-    """One call of a rule: its arguments as a program sees them, and what the CPU makes of them."""
+    """One call of a rule: its arguments as program inputs, and the CPU's results."""
 
     name: str
     arguments: list[Any]
@@ -69,20 +69,20 @@ class Case:
     where: str = ""
 
     def apply(self, leaves: list[jax.Array]) -> Any:
-        """What the rule makes of the leaves, which are traced."""
+        """Apply the rule to the leaves, which are traced."""
         rule = RULES[self.name]
         outs = [(tuple(t.shape), t.dtype) if t is not None else ((), None) for t in self.expected]
         seed = jnp.array([1, 2], jnp.uint32) if rule.random else None
         try:
             return apply_rule(
-                rule, [_filled_in(a, leaves) for a in self.arguments], outs, LoweringRuleContext(self.name, outs, seed)
+                rule, [_substitute(a, leaves) for a in self.arguments], outs, LoweringRuleContext(self.name, outs, seed)
             )
         except Exception as error:
             error.add_note(self.where)
             raise
 
     def compare(self, got: list[Any]) -> None:
-        """Raises AssertionError where values, dtypes or shapes differ from the CPU's."""
+        """Raise AssertionError if values, dtypes or shapes differ from the CPU's."""
         for e, g in zip(self.expected, got, strict=True):
             if e is None or g is None:
                 assert e is g or g is None, f"{self.where}: None mismatch"
@@ -91,13 +91,13 @@ class Case:
             torch.testing.assert_close(g, e, **self.limits, equal_nan=True, check_stride=False, msg=message)
 
 
-def _filled_in(spec: Any, leaves: list[jax.Array]) -> Any:
+def _substitute(spec: Any, leaves: list[jax.Array]) -> Any:
     if spec[0] == "leaf":
         return leaves[spec[1]]
     if spec[0] == "list":
-        return [_filled_in(item, leaves) for item in spec[1]]
+        return [_substitute(item, leaves) for item in spec[1]]
     if spec[0] == "number":
-        return Number(leaves[spec[1]], spec[2])
+        return ScalarOperand(leaves[spec[1]], spec[2])
     return spec[1]
 
 
@@ -125,7 +125,7 @@ def _case(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], limits: dict
             return ("list", [spec(a, w) for w in v])
         number = type(v) in (bool, int, float, complex)
         number = number and ("Scalar" in str(a.real_type) or str(a.real_type) in _NUMERIC)
-        if number and a.name not in rule.bake and v not in (0, 1, -1):
+        if number and a.name not in rule.static_args and v not in (0, 1, -1):
             leaves.append(jnp.asarray(v, _WIDEST[type(v)]))
             return ("number", len(leaves) - 1, type(v))
         return ("const", v)
@@ -133,17 +133,17 @@ def _case(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], limits: dict
     return Case(name, [spec(a, v) for a, v in full], leaves, flat(op(*positional, **keyword)), limits)
 
 
-def _words(value: Any) -> str:
-    """An argument for an error: tensors by what they are, other things as they are written."""
+def _format_argument(value: Any) -> str:
+    """Format an argument for an error: tensors by dtype and shape, others by repr."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_words, value))}]"
+        return f"[{', '.join(map(_format_argument, value))}]"
     return repr(value)
 
 
-def _line() -> str:
-    """The line of the test that asks for a check, also through functions of its file."""
+def _calling_line() -> str:
+    """Return the line of the test that calls check, also through functions of its file."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not frame.f_code.co_name.startswith("test_"):
         frame = frame.f_back
@@ -151,16 +151,16 @@ def _line() -> str:
 
 
 @contextmanager
-def _asked_for_handlers() -> Iterator[list[bool]]:
-    """Filled in the block when a rule asks whether programs may call handlers (cpu_kernel_call.py)."""
+def _record_kernel_requests() -> Iterator[list[bool]]:
+    """Record in the block whether a rule asks for CPU kernels (cpu_kernel_call.py)."""
     asked: list[bool] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_kernel_call, "is_profitable", lambda work, least: asked.append(True) or False)
         yield asked
 
 
-def _results_by_handlers(cases: list[Case]) -> list[list[Any]]:
-    """What the rules give where they call a handler whenever there is one, however little the work."""
+def _results_with_cpu_kernels(cases: list[Case]) -> list[list[Any]]:
+    """Return the results of the rules with CPU kernels for any amount of work."""
     assert library.load_library() is not None
     with pytest.MonkeyPatch.context() as patch, cpu_kernel_call.cpu_kernels_enabled():
         patch.setattr(cpu_kernel_call, "is_profitable", lambda work, least: True)
@@ -168,14 +168,14 @@ def _results_by_handlers(cases: list[Case]) -> list[list[Any]]:
 
 
 def _results(cases: list[Case]) -> list[list[Any]]:
-    """What the rules of all cases give: one program computes them, because each costs more than what is in it."""
+    """Return the results of the rules of all cases, computed by one program: compile time dominates."""
     program = jax.jit(lambda leaves: [case.apply(xs) for case, xs in zip(cases, leaves, strict=True)])
     found = program([case.leaves for case in cases])
     return [[to_tensor(g) if g is not None else None for g in got] for got in found]
 
 
 def run(name: str, *args: Any, **kwargs: Any) -> tuple[list[Any], list[Any]]:
-    """(expected from the CPU, got from the rule), both flat lists of tensors (or None)."""
+    """Return (expected from the CPU, got from the rule), both flat lists of tensors (or None)."""
     case = _case(name, args, kwargs, {})
     return case.expected, _results([case])[0]
 
@@ -186,15 +186,15 @@ def flat(result: Any) -> list[Any]:
     return [result]
 
 
-_TOGETHER = 32  #: cases in one program
-#: What else is to be done with the cases of a program; see compile_for_targets.py.
+_TOGETHER = 32  #: cases per program
+#: Called with the cases of each program after the comparison; see compile_for_targets.py.
 also: Callable[[list[Case]], None] | None = None
 _waiting: list[Case] | None = None
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Cases that are checked in the block are run when it ends, if it ends well, in as few programs as can be."""
+    """Collect the cases that are checked in the block, and run them in few programs when it ends without an error."""
     global _waiting
     _waiting = []
     try:
@@ -209,11 +209,11 @@ def _run_waiting() -> None:
     cases = _waiting[:]
     _waiting.clear()
     if cases:
-        with jax.enable_x64(True), _asked_for_handlers() as asked:
+        with jax.enable_x64(True), _record_kernel_requests() as asked:
             found = {"": _results(cases)}
-        if asked and settings.TORCH_XLA_CPU_KERNELS:  # turned off, there are none
+        if asked and settings.TORCH_XLA_CPU_KERNELS:  # no kernels if they are disabled
             with jax.enable_x64(True):
-                found["by handlers, "] = _results_by_handlers(cases)
+                found["with CPU kernels, "] = _results_with_cpu_kernels(cases)
         differences = []
         for way, results in found.items():
             for case, got in zip(cases, results, strict=True):
@@ -227,13 +227,14 @@ def _run_waiting() -> None:
 
 
 def check(name: str, *args: Any, rtol: float | None = None, atol: float | None = None, **kwargs: Any) -> None:
-    """Raises AssertionError where the rule's values, dtypes or shapes differ from the CPU's.
+    """Raise AssertionError if the rule's values, dtypes or shapes differ from the CPU's.
 
-    Inside of ``together`` when that ends; each test of lowering/ is such a block (see its conftest.py).
+    Inside ``together`` it does so when the block ends; each test of lowering/ is such a block (see its conftest.py).
     """
     with jax.enable_x64(True):
         case = _case(name, args, kwargs, {"rtol": rtol, "atol": atol})
-    case.where = f"{name}({', '.join(_words(value) for value in (*args, *kwargs.items()))}), checked at {_line()}"
+    arguments = ", ".join(map(_format_argument, (*args, *kwargs.items())))
+    case.where = f"{name}({arguments}), checked at {_calling_line()}"
     if _waiting is None:
         with jax.enable_x64(True):
             case.compare(_results([case])[0])
@@ -244,13 +245,13 @@ def check(name: str, *args: Any, rtol: float | None = None, atol: float | None =
 
 
 def batches(cases: Sequence[tuple[Any, ...]], size: int = _TOGETHER) -> list[Any]:
-    """Parameters for a test that checks many cases, whose first entries are names, in one program after the other."""
+    """Return parameters for a test that checks many cases, whose first entries are names, in several programs."""
     parts = [cases[start : start + size] for start in range(0, len(cases), size)]
     return [pytest.param(part, id=",".join(dict.fromkeys(case[0] for case in part))) for part in parts]
 
 
 def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Like pytest.mark.parametrize, but one test does all values, so that what they check is compiled together."""
+    """Like pytest.mark.parametrize, but one test runs all values, so that their cases are compiled in one program."""
     names = [names] if isinstance(names, str) else list(names)
     rows = [(value,) if len(names) == 1 else value for value in values]
 

@@ -1,4 +1,4 @@
-"""Scripts in processes of their own: forked from one that has imported everything, or in fresh interpreters."""
+"""Runs scripts in separate processes: forks of one that has imported everything, or new interpreters."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-W", "error", "-c"]
 
-#: Before tests run: what they import sets variables for children (torch._inductor its folder) that no user has.
+#: Saved before tests run: imports set variables for children that users do not have (torch._inductor's folder).
 _AT_FIRST = dict(os.environ)
 
-#: What is not looked at before the first device, or the first step.
-_READ_LATE = {"XLA_FLAGS", "TORCH_XLA_STORM", "TORCH_XLA_FIRST_RUN"}
+#: Variables that are not read before the first device, or the first step.
+_READ_LATE = {"XLA_FLAGS", "TORCH_XLA_COMPILE_POLICY"}
 
-#: Stands for sys.executable in the command of a program that imports torch_xla: a launcher may start it, too. Needs
+#: Replaces sys.executable in the command of a program that imports torch_xla; launchers may start it, too. Needs
 #: ``server_variables`` in its environment.
 PYTHON = [sys.executable, "-IS", str(ROOT / "tests" / "support" / "forked_python.py")]
 
 
 def addresses(server: str) -> list[str]:
-    """Where forks are asked for: of a process that has imported torch_xla, then of one that has only its libraries."""
+    """Return the addresses of the fork servers: with torch_xla imported, then with torch and jax only."""
     return [server, f"{server}.libraries"]
 
 
@@ -42,7 +42,7 @@ def _door(address: str) -> socket.socket:
 
 
 class Server:
-    """A fork_server.py of this process; it ends with it. ``address`` is where it listens."""
+    """A fork_server.py process that ends with this process. ``address`` is its listening socket."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="torch_xla-tests-")
@@ -65,19 +65,23 @@ class Server:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Ends the server; children that run go on to their ends."""
+        """End the server; running children continue."""
         self._alive.close()
         self._process.wait()
         self._folder.cleanup()
 
     def run(self, code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str] | None:
-        """Runs the code in a fork; None if importing libraries depends on a variable that is different."""
+        """Run the code as ``python -W error -c`` does, with the variables and without the XLA variables that are set
+        here.
+
+        Uses a new interpreter if it is to be ``fresh``, or if a variable changes how torch is imported.
+        """
         request = {"words": [*COMMAND[1:], code], "folder": os.getcwd(), "environment": environment}
         found = (self._ask(address, request) for address in addresses(self.address))
         return next((done for done in found if done is not None), None)
 
     def _ask(self, address: str, request: dict[str, Any]) -> subprocess.CompletedProcess[str] | None:
-        """Runs the request in a fork of who listens there; None if that cannot be."""
+        """Run the request in a fork of the server at an address; None if it cannot fork for it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as told, open(os.devnull) as nothing:
             told.connect(address)
             pipes = [os.pipe() for _ in range(2)]
@@ -95,7 +99,7 @@ class Server:
 
 
 def _read_all(pipes: list[int]) -> list[str]:
-    """What is written to each of the pipes until its other end is closed; closes them."""
+    """Return what is written to each of the pipes until its other end is closed; close them."""
     chunks: dict[int, list[bytes]] = {pipe: [] for pipe in pipes}
     with selectors.DefaultSelector() as selector:
         for pipe in pipes:
@@ -115,27 +119,27 @@ _starting = threading.Lock()
 
 
 def _server() -> Server:
-    with _starting:  # scripts are run by several threads
+    with _starting:  # several threads run scripts
         if not _servers:
-            # A copy of all variables, which importing takes, counts as looking at each that is set.
+            # Importing copies all variables, which counts as reading each of them.
             _servers.append(Server({n: v for n, v in environment().items() if n not in _READ_LATE}))
     return _servers[0]
 
 
-#: What importing jax writes where its CUDA plugin is installed and finds no driver.
+#: Messages of jax if its CUDA plugin is installed and finds no driver.
 _JAX_IMPORT = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR\n"
     r"|I\d{4} .*Could not find cuda drivers on your machine, GPU will not be used\.\n"
 )
 
 
-def own_words(stderr: str) -> str:
-    """What a process has written besides that."""
+def own_output(stderr: str) -> str:
+    """Return the output of a process without jax's messages."""
     return _JAX_IMPORT.sub("", stderr)
 
 
 def environment() -> dict[str, str]:
-    """This process's at first, without what says how torch_xla is. In scripts, too, XLA compiles quickly and anew."""
+    """Return this process's initial environment without torch_xla's variables, with the test flags of XLA."""
     not_theirs = ("XLA_", "PJRT_", "CPU_NUM", "PYTEST_")
     kept = {n: v for n, v in _AT_FIRST.items() if not n.startswith(not_theirs) or n == "XLA_FLAGS"}
     return kept | {"PYTHONPATH": str(ROOT), "XLA_PERSISTENT_CACHE_PATH": ""}
@@ -150,11 +154,11 @@ def run(code: str, fresh: bool, env: dict[str, str]) -> subprocess.CompletedProc
     done = None if fresh else _server().run(code, variables)
     if done is None:
         done = subprocess.run([*COMMAND, code], env=variables, capture_output=True, text=True)
-    done.stderr = own_words(done.stderr)
+    done.stderr = own_output(done.stderr)
     return done
 
 
 def server_variables() -> dict[str, str]:
-    """What PYTHON needs in its environment, to be more than python: the server, and what it was started with."""
+    """Return the variables that PYTHON needs: the server's addresses, and the environment it was started with."""
     started_with = {name: _AT_FIRST[name] for name in ("PATH",) if name in _AT_FIRST}
     return {"TORCH_XLA_TEST_SERVER": _server().address, "PYTHONPATH": str(ROOT), **started_with}

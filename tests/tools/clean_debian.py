@@ -1,14 +1,16 @@
-"""Installs and runs the package on a clean Debian, as a user who is not root: ``make test-debian``.
+"""Installs and runs the package on clean Debian systems, as a non-root user: ``make test-debian``.
 
     python -m tests.tools.clean_debian [bookworm trixie] [--folder FOLDER] [--quick]
 
-Makes each with debootstrap in a folder of its own, takes docker/steps.sh for what apt installs there, and lets the
-user do what README and docs/install.md say, in a clone of what is committed here: ``make demo``, ``make test``, the
-wheel, the first script, ``python -m torch_xla.doctor``, where all is well and where something is wrong. Prints a line
-for each step; the folder keeps all output. Needs root, debootstrap, unshare, and the network.
+Bootstraps each system with debootstrap in a separate folder, installs the packages of docker/steps.sh with apt, and
+runs
+the commands of README and docs/install.md as a user, in a clone of the committed tree: ``make demo``, ``make test``,
+the
+wheel, the first script, and ``python -m torch_xla.doctor`` in a working environment and in broken ones. Prints a line
+for each step; the folder stores all output. Needs root, debootstrap, unshare, and a network.
 
-Where packages come from is what apt and pip are told on this machine, asked when it runs. torch and jax are those of
-requirements-dev.txt: with Python 3.13 that torch comes with CUDA's libraries, of 5 GB.
+apt and pip use the package indexes that this machine is configured with. torch and jax have the versions of
+requirements-dev.txt: with Python 3.13 that torch installs 5 GB of CUDA libraries.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from urllib.parse import urlparse
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = ("bookworm", "trixie")
-PYTHON = "~/venv/bin/python"  # of the environment that has the wheel
-HOST = "/srv/host"  # where the files and folders of this machine are that pip's settings name
+PYTHON = "~/venv/bin/python"  # of the environment with the wheel
+HOST = "/srv/host"  # mount point of the files and folders of this machine that pip's settings name
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command of the user, with the exit code that it has to have, and the words that it has to print."""
+    """A command of the user, the exit code and the text that it must have."""
 
     name: str
     command: str
@@ -42,15 +44,15 @@ class Step:
     words: tuple[str, ...] = ()
     user: str = "user"
     environment: dict[str, str] = field(default_factory=dict)
-    long: bool = False  # left out by --quick
+    long: bool = False  # skipped by --quick
 
 
 def doctor(name: str, code: int, *words: str, before: str = "", **environment: str) -> Step:
-    """A run of the doctor after a command."""
+    """Return a step that runs the doctor after a command."""
     return Step(f"doctor: {name}", f"{before}{PYTHON} -m torch_xla.doctor", code, words, environment=environment)
 
 
-ALL_IS_WELL = "A tensor was computed on the device."
+ALL_IS_WELL = "The device computed a tensor."
 STEPS = (
     Step("apt-get install, as in docker/steps.sh", "/tmp/steps.sh system", user="root"),
     Step("make demo", "cd torch_xla && make demo", words=("test accuracy",)),
@@ -61,21 +63,21 @@ STEPS = (
     Step("README's first script", f"{PYTHON} first_script.py"),
     doctor("all is well", 0, ALL_IS_WELL),
     doctor(
-        "a TPU is asked for", 1, "PJRT_DEVICE asks for a TPU: this machine shows no TPU chip", "or set PJRT_DEVICE=CPU",
+        "a TPU is asked for", 1, "PJRT_DEVICE requests a TPU: no TPU chip found", "or set PJRT_DEVICE=CPU",
         PJRT_DEVICE="TPU",
     ),
     doctor(
-        "the cache folder is read-only", 1, "folder /home/user/closed cannot be written to: Permission denied",
+        "the cache folder is read-only", 1, "folder /home/user/closed is not writable: Permission denied",
         before="mkdir -p closed && chmod 555 closed && ", TORCH_XLA_CACHE_DIR="/home/user/closed",
     ),
     Step("apt-get remove g++", "apt-get purge -qy g++ g++-[0-9]*", user="root"),
-    doctor("no compiler, the recorder is there", 0, "A C++ compiler was not found", "the findings are advice."),
+    doctor("no compiler, recorder already built", 0, "A C++ compiler was not found", "the findings are advice."),
     doctor(
-        "no compiler", 1, "A C++ compiler was not found", "-> apt-get install g++", "NO TENSOR CAN BE COMPUTED",
+        "no compiler", 1, "A C++ compiler was not found", "-> apt-get install g++", "THE DEVICE CHECK FAILED",
         TORCH_XLA_CACHE_DIR="/home/user/empty",
     ),
     doctor(
-        "an older jaxlib", 1, "jaxlib 0.9", "is not of the same release as jax", "-> pip install jaxlib==",
+        "an older jaxlib", 1, "jaxlib 0.9", "is from another release than jax", "-> pip install jaxlib==",
         before='PIP_CONSTRAINT= venv/bin/pip install --quiet --no-deps "jaxlib<0.10" && ',
     ),
     doctor(
@@ -87,7 +89,8 @@ STEPS = (
 
 
 def mirror(targets: str) -> str:
-    """Where apt has Debian from, of what ``apt-get indextargets`` lists (suite and address): updates are elsewhere."""
+    """Return Debian's repository from the lines of ``apt-get indextargets`` (suite and address), without the
+    updates."""
     for line in targets.splitlines():
         suite, _, address = line.partition(" ")
         if address and "-" not in suite:
@@ -96,28 +99,28 @@ def mirror(targets: str) -> str:
 
 
 def pip_variables(config: str) -> dict[str, str]:
-    """What ``pip config list`` prints, as environment variables of pip; those of this process come last, and win."""
+    """Convert the output of ``pip config list`` to pip environment variables; those of this process take precedence."""
     found = re.findall(r"^(:env:|global|install)\.([\w-]+)=(.*)$", config, re.MULTILINE)
     found.sort(key=lambda entry: entry[0] == ":env:")
     return {f"PIP_{key.upper().replace('-', '_')}": " ".join(str(ast.literal_eval(v)).split()) for _, key, v in found}
 
 
 def paths(values: dict[str, str]) -> set[Path]:
-    """The files and folders of this machine that the values name."""
+    """Return the files and folders of this machine that the values name."""
     found = [urlparse(word) for word in " ".join(values.values()).split()]
     named = {Path(word.path) for word in found if word.scheme in ("", "file") and word.path.startswith("/")}
     return {path for path in named if path.exists()}
 
 
 def inside(values: dict[str, str]) -> dict[str, str]:
-    """The values as they are there: what they name is under HOST, out of the way of what Debian installs."""
+    """Map the values into the chroot: the paths that they name are below HOST, separate from Debian's files."""
     for path in paths(values):
         values = {name: re.sub(rf"(?<![^\s/]){path}(?!\S)", f"{HOST}{path}", value) for name, value in values.items()}
     return values
 
 
 def output(*command: str) -> str:
-    """What a command of this machine prints."""
+    """Return the output of a command of this machine."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -131,7 +134,7 @@ class Debian:
         self.proxies = {n: v for n, v in os.environ.items() if n.lower() in ("http_proxy", "https_proxy", "no_proxy")}
 
     def make(self, address: str) -> None:
-        """As small as Debian gets, with this machine's settings of apt."""
+        """Bootstrap a minimal Debian with this machine's apt settings."""
         shutil.rmtree(self.root, ignore_errors=True)
         command = ["debootstrap", "--variant=minbase", self.suite, str(self.root), address]
         with self.log.open("w") as log:
@@ -142,14 +145,16 @@ class Debian:
         shutil.copy(ROOT / "docker" / "steps.sh", self.root / "tmp")
 
     def mount(self) -> None:
-        """The kernel's folders, and what pip's settings name; in the name space of mounts that ``main`` has made."""
+        """Mount the kernel's file systems and the paths of pip's settings, in the mount namespace that ``main``
+        created.
+        """
         self._mount("-t", "proc", "proc", at="proc")
         self._mount("-t", "sysfs", "-o", "ro", "sysfs", at="sys")
         self._mount("--bind", "/dev", at="dev")
         self._mount("-t", "devpts", "devpts", at="dev/pts")
         self._mount("-t", "tmpfs", "tmpfs", at="dev/shm")
         for path in paths(self.variables):
-            # An index has its files beside its pages.
+            # The files of an index are in the folder above its pages.
             source = path.parent if path.name == "simple" else path
             place = self.root / f"{HOST}{source}".lstrip("/")
             (place if source.is_dir() else place.parent).mkdir(parents=True, exist_ok=True)
@@ -161,7 +166,7 @@ class Debian:
         subprocess.run(["mount", *words, str(self.root / at)], check=True)
 
     def bring(self) -> None:
-        """What the user has: a clone, and the script of the README."""
+        """Copy the user's files: a clone, and the script of the README."""
         home = self.root / "home" / "user"
         output("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(home / "torch_xla"))
         script = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -171,7 +176,7 @@ class Debian:
             shutil.chown(path, 1000, 1000)
 
     def run(self, step: Step) -> tuple[bool, float]:
-        """Whether a step came out as it has to, and how long it took."""
+        """Run a step; return whether it passed, and how long it took."""
         home = "/root" if step.user == "root" else "/home/user"
         environment = {"HOME": home, "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
         environment |= inside(self.variables) | self.proxies
@@ -192,7 +197,7 @@ class Debian:
 
 
 def check(debian: Debian, steps: list[Step]) -> list[str]:
-    """Prints how each step went; the names of those that failed."""
+    """Run the steps and print their results; return the names of those that failed."""
     failed = []
     for number, step in enumerate(steps):
         held, took = debian.run(step)
@@ -200,14 +205,14 @@ def check(debian: Debian, steps: list[Step]) -> list[str]:
         if not held:
             failed.append(step.name)
             if not step.name.startswith("doctor"):
-                break  # the others need it
+                break  # later steps need it
         if number == 0:
             debian.bring()
     return failed
 
 
 def in_own_name_space() -> None:
-    """Starts this program again where its mounts end with it."""
+    """Restart this program in a separate mount namespace, which ends with it."""
     if os.environ.get("CLEAN_DEBIAN") == "inside":
         return
     for program in ("debootstrap", "unshare", "chroot"):
@@ -215,22 +220,22 @@ def in_own_name_space() -> None:
             raise SystemExit(f"clean_debian: {program} was not found: apt-get install debootstrap util-linux coreutils")
     if os.getuid() != 0:
         raise SystemExit("clean_debian: chroot and mount need root")
-    # Not a name space of processes as well: nobody there would wait for those whose parents have ended.
+    # No process namespace: no process in it would reap orphaned processes.
     command = ["unshare", "--mount", "--propagation", "private"]
     again = [sys.executable, "-m", "tests.tools.clean_debian", *sys.argv[1:]]
     sys.exit(subprocess.run([*command, *again], env=os.environ | {"CLEAN_DEBIAN": "inside"}).returncode)
 
 
 def main() -> int:
-    """1 where a step did not hold."""
+    """Return 1 if a step failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", default=SUITES, metavar="SUITE")
-    parser.add_argument("--folder", type=Path, default=Path("build/debian"), help="where they are made; some GB each")
-    parser.add_argument("--mirror", help="of Debian; the default is apt's")
+    parser.add_argument("--folder", type=Path, default=Path("build/debian"), help="folder of the systems; some GB each")
+    parser.add_argument("--mirror", help="Debian mirror (default: that of apt)")
     parser.add_argument("--quick", action="store_true", help="without make test")
     options = parser.parse_args()
     in_own_name_space()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # children of a job in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # children of a background job ignore it
     options.folder.mkdir(parents=True, exist_ok=True)
     address = options.mirror or mirror(output("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)"))
     failed = 0

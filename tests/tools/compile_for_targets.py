@@ -1,12 +1,12 @@
-"""``python -m tests.tools.compile_for_targets v5e h100``: every rule, compiled for accelerators that are not here.
+"""Cross-compiles every lowering rule for TPU and GPU targets: ``python -m tests.tools.compile_for_targets v5e h100``.
 
-The cases of the rule tests (tests/lowering), as they are checked on the CPU, are compiled for each target as well, as
-many in one program as the tests have them. Where a target's compiler refuses a program, its cases are compiled in ever
-smaller ones, until it is known which it refuses. What it refuses is printed, and with ``--output`` written to the table
+The cases of the rule tests (tests/lowering) are checked on the CPU and also compiled for each target, with as
+many cases in one program as in the tests. If a target's compiler rejects a program, the program is bisected until the
+rejected cases are known. They are printed, and with ``--output`` written to the table
 in docs/op_coverage.md; the exit code is 1 if one of them is not in EXPECTED.
 
-A compiler may end its process. So each file of tests has a pytest of its own, which says what it is about to compile;
-it is run again without what it died of, in ever smaller programs until that is known.
+A compiler may abort its process. So each test file runs in a separate pytest process, which writes down the cases
+that it is about to compile; after an abort the file runs again, with the program that aborted bisected.
 
 Arguments after -- are pytest's.
 """
@@ -31,14 +31,14 @@ _TARGETS, _FOLDER = "TORCH_XLA_TEST_TARGETS", "TORCH_XLA_TEST_TARGETS_FOLDER"
 _TITLE = "## Compiled for accelerators"
 _START, _END = "<!-- targets -->", "<!-- end of targets -->"
 
-#: (platform, op): why its compiler refuses it. Everything else compiles, and one that is not refused any more fails.
+#: (platform, op) -> why its compiler rejects it. Everything else compiles, and an entry that compiles fails.
 EXPECTED: dict[tuple[str, str], str] = {
-    ("tpu", "aten::view_copy.dtype"): "bits of anything as complex128: libtpu (of jax 0.10.2) fails in such bitcasts",
+    ("tpu", "aten::view_copy.dtype"): "bitcasts to complex128: libtpu (of jax 0.10.2) fails",
 }
 
 
 def install() -> None:
-    """In a pytest that ``main`` has started: compiles what the rule tests check for the targets, too."""
+    """In a pytest process started by ``main``, also compile the cases of the rule tests for the targets."""
     names = os.environ.get(_TARGETS)
     if not names:
         return
@@ -48,35 +48,37 @@ def install() -> None:
     found = [targets.get_target(name) for name in names.split(",")]
     folder = Path(os.environ[_FOLDER])
 
-    deadly = [tuple(row) for row in json.loads(_DEADLY.of(folder).read_text())] if _DEADLY.of(folder).exists() else []
+    aborted = (
+        [tuple(row) for row in json.loads(_ABORTED.of(folder).read_text())] if _ABORTED.of(folder).exists() else []
+    )
 
     def also(cases: list[Any]) -> None:
         for target in found:
             note = functools.partial(_note, folder, target.platform)
-            for some in without(deadly, target.platform, cases, note):
+            for some in without(aborted, target.platform, cases, note):
                 compile_for(target, some, note, functools.partial(_begin, folder, target.platform))
 
     rule_check.also = also
 
 
 class _File(str):
-    """A file of the folder by which main and its pytests speak."""
+    """A file in the folder through which main and its pytest processes communicate."""
 
     def of(self, folder: Path) -> Path:
         return folder / self
 
 
-#: What a pytest is about to compile; what compilers have died of: (platform, [cases]).
-_BEGUN, _DEADLY = _File("begun"), _File("deadly")
+#: The cases that a pytest process is about to compile; those that aborted a compiler: (platform, [cases]).
+_BEGUN, _ABORTED = _File("begun"), _File("aborted")
 
 
 def _begin(folder: Path, platform: str, cases: list[Any]) -> None:
     _BEGUN.of(folder).write_text(json.dumps([platform, [f"{case.name} {case.where}" for case in cases]]))
 
 
-def without(deadly: list[Any], platform: str, cases: list[Any], note: Callable[[Any, str], None]) -> list[list[Any]]:
-    """The cases in programs that are not known to end the process. A case that does so alone is noted."""
-    known = [set(names) for place, names in deadly if place == platform]
+def without(aborted: list[Any], platform: str, cases: list[Any], note: Callable[[Any, str], None]) -> list[list[Any]]:
+    """Return the cases in programs that are not known to abort. A single case that aborts is recorded."""
+    known = [set(names) for place, names in aborted if place == platform]
     waiting, safe = [cases], []
     while waiting:
         some = waiting.pop()
@@ -84,7 +86,7 @@ def without(deadly: list[Any], platform: str, cases: list[Any], note: Callable[[
         if names not in known:
             safe.append(some)
         elif len(some) == 1:
-            note(some[0], "the compiler ends its process")
+            note(some[0], "the compiler aborts its process")
         else:
             waiting += [some[: len(some) // 2], some[len(some) // 2 :]]
     return safe
@@ -96,14 +98,14 @@ def compile_for(
     note: Callable[[Any, str], None],
     begin: Callable[[list[Any]], None] = lambda cases: None,
 ) -> None:
-    """Compiles the rules of the cases in one program, or in several.
+    """Compile the rules of the cases in one program, or bisect it if it fails.
 
     ``begin(cases)`` is called before each, and ``note(case, error)`` for each case afterwards.
     """
     begin(cases)
     try:
         _compile(target, cases)
-    except Exception as error:  # jax, XLA and the rules each have their own
+    except Exception as error:  # jax, XLA and the rules raise different types
         if len(cases) == 1:
             note(cases[0], str(error).strip().split("\n")[0][:300] or type(error).__name__)
             return
@@ -147,38 +149,40 @@ def _note(folder: Path, platform: str, case: Any, error: str) -> None:
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
-    """What was noted."""
+    """Return the recorded cases."""
     return [json.loads(line) for file in sorted(folder.glob("*.json")) for line in file.read_text().splitlines()]
 
 
 def table(found: list[dict[str, str]], names: list[str]) -> str:
-    """Markdown: how many cases compile for each platform, and which operators a compiler refuses, and why."""
+    """Return markdown: the number of cases per platform, the operators that a compiler rejects, and its errors."""
     lines = [
         f"The cases of the rule tests, compiled for {' and '.join(names)} (`make test-targets`):",
         "",
-        "| platform | operators | cases | cases refused |",
+        "| platform | operators | cases | rejected cases |",
         "| --- | --- | --- | --- |",
     ]
     for platform in dict.fromkeys(row["platform"] for row in found):
         mine = [row for row in found if row["platform"] == platform]
-        refused = sum(bool(row["error"]) for row in mine)
-        lines.append(f"| {platform} | {len({row['op'] for row in mine})} | {len(mine)} | {refused} |")
-    refusals: dict[tuple[str, str], list[dict[str, str]]] = {}
+        rejected = sum(bool(row["error"]) for row in mine)
+        lines.append(f"| {platform} | {len({row['op'] for row in mine})} | {len(mine)} | {rejected} |")
+    errors: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in found:
         if row["error"]:
-            refusals.setdefault((row["op"], row["platform"]), []).append(row)
-    if not refusals:
-        return "\n".join([*lines, "", "None is refused."])
-    lines += ["", "| operator | CPU | TPU | GPU | what the compiler says |", "| --- | --- | --- | --- | --- |"]
-    for (op, platform), some in sorted(refusals.items()):
-        marks = ["refused" if platform == other else "compiles" for other in ("tpu", "gpu")]
+            errors.setdefault((row["op"], row["platform"]), []).append(row)
+    if not errors:
+        return "\n".join([*lines, "", "All cases compile."])
+    lines += ["", "| operator | CPU | TPU | GPU | compiler error |", "| --- | --- | --- | --- | --- |"]
+    for (op, platform), some in sorted(errors.items()):
+        marks = ["rejected" if platform == other else "compiles" for other in ("tpu", "gpu")]
         why = re.sub(r"[|`]", "'", some[0]["error"])[:160]
-        lines.append(f"| `{op}` | compiles | {marks[0]} | {marks[1]} | {len(some)} cases: {why} |")
+        lines.append(
+            f"| `{op}` | compiles | {marks[0]} | {marks[1]} | {len(some)} case{'s' * (len(some) > 1)}: {why} |"
+        )
     return "\n".join(lines)
 
 
 def section(document: Path) -> str:
-    """The part of a document that this command writes; empty where there is none."""
+    """Return the section of a document that this command writes; empty if there is none."""
     text = document.read_text() if document.exists() else ""
     return f"\n{_TITLE}\n\n{text[text.index(_START) : text.index(_END) + len(_END)]}\n" if _START in text else ""
 
@@ -187,37 +191,37 @@ _NOTHING_TO_RUN = 5  # pytest's exit code
 
 
 def files(tests: list[str]) -> list[str]:
-    """The files of tests, of folders too."""
+    """Return the test files of files and folders."""
     found = ([ROOT / name] if (ROOT / name).is_file() else sorted((ROOT / name).glob("test_*.py")) for name in tests)
     return [str(path) for some in found for path in some]
 
 
 def run(file: str, names: list[str], arguments: list[str]) -> tuple[list[dict[str, str]], int]:
-    """What was noted of a file of tests, and pytest's exit code."""
-    deadly: list[Any] = []
+    """Return the recorded cases of a test file, and pytest's exit code."""
+    aborted: list[Any] = []
     while True:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
-            _DEADLY.of(place).write_text(json.dumps(deadly))
+            _ABORTED.of(place).write_text(json.dumps(aborted))
             variables = {_TARGETS: ",".join(names), _FOLDER: folder, "JAX_PLATFORMS": "cpu"}
             command = [sys.executable, "-m", "pytest", "-q", file, *arguments]
             code = subprocess.call(command, env=os.environ | variables, cwd=ROOT)
             begun = json.loads(_BEGUN.of(place).read_text()) if _BEGUN.of(place).exists() else None
-            if code >= 0 or begun is None or begun in deadly:
+            if code >= 0 or begun is None or begun in aborted:
                 return rows(place), code
-            deadly.append(begun)
+            aborted.append(begun)
             print(
-                f"{begun[0]}: the compiler has ended its process with {-code}, at {len(begun[1])} cases: {begun[1][0]}",
+                f"{begun[0]}: signal {-code} killed the compiler in one of {len(begun[1])} cases: {begun[1][0]}",
                 flush=True,
             )
 
 
 def main() -> int:
-    """Runs the rule tests, and says what was refused."""
+    """Run the rule tests and print the cases that compilers reject."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="+", help="as torch_xla.aot takes them")
-    parser.add_argument("--output", type=Path, help="the document whose table to write")
-    parser.add_argument("--tests", nargs="*", default=["tests/lowering"], help="which tests")
+    parser.add_argument("targets", nargs="+", help="names of targets, as for torch_xla.aot")
+    parser.add_argument("--output", type=Path, help="the document to write the table into")
+    parser.add_argument("--tests", nargs="*", default=["tests/lowering"], help="test files and folders")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, rest = parser.parse_known_args(sys.argv[1:cut])
     rest += sys.argv[cut + 1 :]
@@ -232,13 +236,13 @@ def main() -> int:
         document = options.output.read_text()
         start, end = document.index(_START) + len(_START), document.index(_END)
         options.output.write_text(f"{document[:start]}\n{text}\n{document[end:]}")
-    refused = {(row["platform"], row["op"]) for row in found if row["error"]}
-    mended = {(row["platform"], row["op"]) for row in found} & set(EXPECTED) - refused
-    for platform, op in sorted(refused - set(EXPECTED)):
-        print(f"refused for {platform}, and not known to be: {op}", file=sys.stderr)
-    for platform, op in sorted(mended):
-        print(f"known to be refused for {platform}, and no longer: {op}; take it out of EXPECTED", file=sys.stderr)
-    return code or int(bool(mended or refused - set(EXPECTED)))
+    rejected = {(row["platform"], row["op"]) for row in found if row["error"]}
+    fixed = {(row["platform"], row["op"]) for row in found} & set(EXPECTED) - rejected
+    for platform, op in sorted(rejected - set(EXPECTED)):
+        print(f"rejected for {platform}, but not listed in EXPECTED: {op}", file=sys.stderr)
+    for platform, op in sorted(fixed):
+        print(f"listed in EXPECTED for {platform}, but compiles: {op}; remove it from EXPECTED", file=sys.stderr)
+    return code or int(bool(fixed or rejected - set(EXPECTED)))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""The tests of threads and lifetimes, with a recorder that checks itself: address and undefined behaviour, or threads.
+"""Runs the threading and lifetime tests with a sanitized recorder: AddressSanitizer and UBSan, or ThreadSanitizer.
 
     python -m tests.tools.sanitize [--only address|thread] [pytest's options, files and tests ...]
 
-The recorder is built with a sanitizer of the compiler's (kept in a cache folder of its own: nothing else ever loads
-that build), and Python is started with the sanitizer's library loaded first. Torch, jax and Python themselves are as
-always: what they do to memory is seen where it goes through malloc, and who waits for whom where it goes through
-pthreads, but what they read and write is not. Every process of a test writes what it finds into a file; a finding is
-ours if a frame of it is in the recorder. First an extension with a fault of each kind goes the same way, and has to
-be found. Prints a table and the findings, and ends with 1 where there are any, where a test has failed, or where a
-fault that was made on purpose was not found.
+The recorder is built with one of the compiler's sanitizers (in a separate cache folder, so that nothing else loads
+that build), and Python is started with the sanitizer's library preloaded. Torch, jax and Python are not instrumented:
+their memory use is visible through malloc, and their synchronization through pthreads, but their reads and writes are
+not. Every process of a test writes its findings into a file; a finding counts if one of its frames is in the recorder.
+First, an extension with one fault of each type runs in the same way, and every fault must be found. Prints a table and
+the findings, and exits with 1 if there are any, if a test failed, or if a deliberate fault was not found.
 """
 
 from __future__ import annotations
@@ -30,38 +29,40 @@ from torch_xla._engine.recorder import build
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = ROOT / "tests" / "tools" / "sanitizer_faults"
-#: What recordings on several threads, interrupts, waiting, forks and the ends of processes are tested by.
+#: Tests of recording on several threads, interrupts, waiting, forks and process exit.
 TESTS = [
-    "recorder/test_donation.py", "recorder/test_views.py", "execution/test_step_transactions.py", "recorder/test_threads.py", "data_loading/test_data_parallel.py", "integration/test_process_lifetime.py",
-    "recorder/test_fork.py", "data_loading/test_parallel_loader.py", "integration/test_smoke.py", "recorder/test_rng.py", "diagnostics/test_device_memory.py",
-    "fuzz/test_random_programs.py", "execution/test_compile_policy.py",
+    "recorder/test_donation.py", "recorder/test_views.py", "execution/test_step_transactions.py",
+    "recorder/test_threads.py", "data_loading/test_data_parallel.py", "integration/test_process_lifetime.py",
+    "recorder/test_fork.py", "data_loading/test_parallel_loader.py", "integration/test_smoke.py",
+    "recorder/test_rng.py", "diagnostics/test_device_memory.py", "fuzz/test_random_programs.py",
+    "execution/test_compile_policy.py",
 ]  # fmt: skip
 
-#: Of these files, what says nothing under a sanitizer, and why.
-LEFT_OUT = {
-    "tests/integration/test_process_lifetime.py::test_memory_stays_flat": "what is freed is kept back, and never given out again"
+#: Tests of these files that are meaningless under a sanitizer, with the reason.
+EXCLUDED = {
+    "tests/integration/test_process_lifetime.py::test_memory_stays_flat": (
+        "the sanitizer quarantines freed memory and does not reuse it"
+    )
 }
 
 
 @dataclass(frozen=True)
 class Sanitizer:
-    """One way to build and run: the compiler's flags, the library to load first, and what its findings look like.
+    """One way to build and run: the compiler's flags, the library to preload, and the format of its findings.
 
-    ``faults`` are functions of the extension of faults, with what the sanitizer has to call each.
+    ``faults`` are functions of the extension with deliberate faults, with the finding that the sanitizer must report.
     """
 
     name: str
     flags: str
     library: str
-    seconds: tuple[
-        str, ...
-    ]  # other libraries, which would write on stderr: where the first one writes is all they know
+    seconds: tuple[str, ...]  # options that keep a second runtime from writing to stderr
     options: dict[str, str]
-    begins: str  # how the line begins that says what was found
+    begins: str  # start of the line that names the finding
     faults: dict[str, str]
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Variables of a process that finds things: they go into ``home``/logs/<name>.<process id>."""
+        """Return the variables of a sanitized process; it writes findings to ``home``/logs/<name>.<process id>."""
         logs = {name: f"log_path={home}/logs/{name.lower()}:{options}" for name, options in self.options.items()}
         compiler = f"{os.environ.get('CXX') or 'c++'} -fsanitize={self.flags} {_ALL}"
         folder = settings.cache_dir / "sanitized" / self.name
@@ -69,12 +70,12 @@ class Sanitizer:
         return os.environ | logs | own
 
     def python(self, home: Path) -> str:
-        """Makes, in ``home``, a Python that loads the sanitizer's library first, and starts such Pythons only.
+        """Make a Python in ``home`` that preloads the sanitizer's library and starts subprocesses with the same Python.
 
-        The library is not for every program, of which shells crash with it: a process takes it out of its environment.
-        Addresses are not random: the sanitizer's tables leave no room for what is put anywhere.
+        The library is not suitable for every program (it crashes shells), so a process removes it from its environment.
+        Address randomization is off: the sanitizer's tables leave no address space for randomly placed mappings.
         """
-        # Of C++'s own library the sanitizer takes over the function that throws, when it starts: it has to be there.
+        # The sanitizer intercepts the throw function of the C++ library at start, so that library must be loaded.
         libraries = ":".join(_library(name) for name in (self.library, "libstdc++.so.6"))
         (home / "logs").mkdir(parents=True)
         starter = home / "python"
@@ -89,10 +90,10 @@ class Sanitizer:
 
 
 def _library(name: str) -> str:
-    """Where the compiler has that library."""
+    """Return the path of the compiler's sanitizer library."""
     asked = [*(os.environ.get("CXX") or "c++").split(), f"-print-file-name={name}"]
     path = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    if not Path(path).is_absolute():  # the compiler gives back the bare name of what it does not have
+    if not Path(path).is_absolute():  # the compiler returns the bare name of a library that it does not have
         raise SystemExit(f"tests.tools.sanitize: the compiler has no {name}; apt-get install g++ brings it")
     return path
 
@@ -106,7 +107,7 @@ if {seconds}:
     for library, log in {seconds}:
         ctypes.CDLL(library).__sanitizer_set_report_path(log.encode())
 """
-# The vptr check wants the type information of torch's classes, which is hidden in torch's libraries.
+# The vptr check needs the type information of torch's classes, which is hidden in torch's libraries.
 _ALL = "-fno-sanitize=vptr -fno-omit-frame-pointer -g1"
 
 SANITIZERS = {
@@ -116,7 +117,7 @@ SANITIZERS = {
         library="libasan.so",
         seconds=("libubsan.so",),
         options={
-            # Python and torch leave much for the end of the process to free. Some tests ask for more than there is.
+            # Python and torch do not free much of their memory at exit. Some tests request more memory than exists.
             "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:quarantine_size_mb=128:"
             "allocator_may_return_null=1",
             "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -130,8 +131,8 @@ SANITIZERS = {
         library="libtsan.so",
         seconds=(),
         options={
-            # Races between what is not compiled with the sanitizer are no races of ours, nor could they be told from
-            # what atomics of theirs prevent. A process with findings ends as it would without.
+            # Races between uninstrumented libraries are not the recorder's, and ThreadSanitizer cannot see their
+            # atomics. A process with findings exits as it would without.
             "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=0:exitcode=0:die_after_fork=0:"
             "allocator_may_return_null=1:"
             f"suppressions={FAULTS / 'thread_suppressions.txt'}",
@@ -144,17 +145,17 @@ SANITIZERS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What a sanitizer has to say once: all its lines, of which the first is what it is."""
+    """All lines of one finding of a sanitizer; the first line names it."""
 
     text: str
 
     def is_of(self, extension: build.Extension) -> bool:
-        """Whether a frame is in the extension or its sources, wherever they lay when it was built."""
+        """Return whether a frame is in the extension or its sources, whatever their folder was at build time."""
         return f"{extension.name}.so" in self.text or f"/{'/'.join(extension.sources.parts[-2:])}/" in self.text
 
     @property
     def place(self) -> str:
-        """What it is and the first lines of the recorder in it, by which equal findings are told."""
+        """Return the name of the finding and its first recorder frames, by which equal findings are identified."""
         first = self.text.partition("\n")[0]
         kind = re.sub(r"^.*?(?:Sanitizer|runtime error): | on address .*| \(pid=\d+\)", "", first)
         places = re.findall(r"csrc/(\w+\.(?:cpp|h):\d+)", self.text)
@@ -162,7 +163,7 @@ class Finding:
 
 
 def findings(home: Path, begins: str) -> list[Finding]:
-    """What the processes that were started from ``home`` have found."""
+    """Return the findings of the processes that were started from ``home``."""
     found = []
     for file in sorted(home.glob("logs/*")):
         text = file.read_text(errors="replace")
@@ -171,7 +172,7 @@ def findings(home: Path, begins: str) -> list[Finding]:
     return found
 
 
-# Loads an extension as torch_xla loads the recorder, without torch_xla: its import would load the recorder, too.
+# Loads an extension as torch_xla loads the recorder, but without torch_xla, whose import loads the recorder.
 _LOAD = """
 import sys, types
 from pathlib import Path
@@ -188,7 +189,7 @@ FAULTY = build.Extension("faults", FAULTS, settings.cache_dir)
 
 
 def missed_faults(sanitizer: Sanitizer, home: Path) -> list[str]:
-    """Of the faults made on purpose, those that are not found, with what was found instead."""
+    """Return the deliberate faults that were not found, with the actual finding."""
     missed = []
     for function, called in sanitizer.faults.items():
         environment = sanitizer.environment(home / function)
@@ -203,20 +204,21 @@ def missed_faults(sanitizer: Sanitizer, home: Path) -> list[str]:
 
 
 def run(sanitizer: Sanitizer, options: list[str], home: Path) -> tuple[Counter[str], list[str], list[Finding]]:
-    """How many tests ended how, the lines of those that failed, and what was found. Raises RuntimeError if none ran."""
+    """Return the counts of test outcomes, the lines of failures, and the findings. Raises RuntimeError if no test
+    ran."""
     named = any(not option.startswith("-") and "test" in option for option in options)
     paths = [] if named else [str(ROOT / "tests" / name) for name in TESTS]
-    left_out = [f"--deselect={test}" for test in LEFT_OUT]
-    # pytest's own handler of faults would write over what the sanitizer says of them.
+    left_out = [f"--deselect={test}" for test in EXCLUDED]
+    # pytest's faulthandler would replace the sanitizer's report.
     command = [sanitizer.python(home), "-m", "pytest", "-q", "--tb=short", "-rfE", "-p", "no:faulthandler"]
-    with (home / "pytest").open("w") as output:  # to look at while it runs
+    with (home / "pytest").open("w") as output:  # can be read while it runs
         environment = sanitizer.environment(home)
         done = subprocess.run(
             [*command, *paths, *left_out, *options], env=environment, cwd=ROOT, stdout=output, stderr=output
         )
     printed = (home / "pytest").read_text(errors="replace")
     found = findings(home, sanitizer.begins)
-    # Not always the last line: what a process writes on stderr late comes after.
+    # Not always the last line: a process may write to stderr later.
     last = re.findall(r"^.*\d (?:passed|failed|error).* in [\d.]+s.*$", printed, re.MULTILINE)[-1:]
     ends = re.findall(r"(\d+) (passed|failed|error|skipped)", "".join(last))
     bad = re.findall(r"^(?:FAILED|ERROR) .*$", printed, re.MULTILINE)
@@ -226,11 +228,11 @@ def run(sanitizer: Sanitizer, options: list[str], home: Path) -> tuple[Counter[s
 
 
 def check(name: str, options: list[str], home: Path) -> list[str]:
-    """Runs one sanitizer, in the empty folder ``home``, and prints its line of the table. What is wrong, as texts."""
+    """Run one sanitizer in the empty folder ``home`` and print its row of the table; return its problems as text."""
     sanitizer = SANITIZERS[name]
     start = time.monotonic()
     if missed := missed_faults(sanitizer, home):
-        return [f"{name}: a fault made on purpose was not found: {text}" for text in missed]
+        return [f"{name}: a deliberate fault was not found: {text}" for text in missed]
     ends, bad, found = run(sanitizer, options, home)
     ours = [finding for finding in found if finding.is_of(RECORDER)]
     places = Counter(finding.place for finding in ours)
@@ -242,12 +244,12 @@ def check(name: str, options: list[str], home: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the sanitizers one after the other; 1 if anything is wrong under one of them."""
+    """Run the sanitizers one after the other; return 1 if one of them reports a problem."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.sanitize", description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", choices=SANITIZERS, help="this sanitizer; all where none is given")
-    parser.add_argument("--logs", type=Path, help="keep what pytest printed and what was found in this new folder")
+    parser.add_argument("--only", choices=SANITIZERS, help="run this sanitizer only (default: all)")
+    parser.add_argument("--logs", type=Path, help="store pytest's output and the findings in this new folder")
     parsed, options = parser.parse_known_args(arguments)
-    print("| sanitizer | passed | failed | skipped | findings | of others | seconds |\n|" + " --- |" * 7)
+    print("| sanitizer | passed | failed | skipped | findings | third-party | seconds |\n|" + " --- |" * 7)
     names = [parsed.only] if parsed.only else list(SANITIZERS)
     with tempfile.TemporaryDirectory(prefix="sanitize-") as temporary:
         folder = parsed.logs or Path(temporary)

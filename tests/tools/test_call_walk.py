@@ -45,7 +45,7 @@ def test_walk(modules: dict[str, dict[str, object]]) -> None:
     assert walk.without(("middle.",)).visits == ["top", "low"]
 
 
-def test_walk_that_does_not_begin() -> None:
+def test_missing_entry_function() -> None:
     with (
         pytest.raises(RuntimeError, match=re.escape("no walk from a.f to a.g: adapt ENTRIES and EXITS")),
         call_walk.trace_calls(call_walk.Walk({}), {}, ("a", "f"), ("a", "g")),
@@ -54,7 +54,7 @@ def test_walk_that_does_not_begin() -> None:
 
 
 def test_compilation() -> None:
-    """Of today's code, whose entry and exit the script has to name."""
+    """The walk of a compilation of the current code: the script names existing entry and exit functions."""
     script = Path(ROOT) / "scripts"
     done = run_script(f"import sys; sys.path.insert(0, {str(script)!r}); import call_walk; sys.exit(call_walk.main())")
     short, full = done.stdout.splitlines()[-2:]

@@ -1,4 +1,4 @@
-"""What `make test-debian` reads of apt's and pip's settings, and its steps; Debian itself is not made here."""
+"""Tests how clean_debian reads apt's and pip's settings, and its steps; it bootstraps no Debian."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_settings_of_pip() -> None:
     }
 
 
-def test_what_they_name_is_elsewhere_inside(tmp_path: Path) -> None:
+def test_paths_are_mapped_into_the_chroot(tmp_path: Path) -> None:
     for name in ("a", "a-b"):
         (tmp_path / name).mkdir()
     values = {"PIP_X": f"{tmp_path}/a file://{tmp_path}/a-b https://host{tmp_path}/a {tmp_path}/none", "PIP_Y": "a"}
@@ -44,7 +44,7 @@ def test_mirror() -> None:
         clean_debian.mirror("")
 
 
-def test_steps_name_what_there_is() -> None:
+def test_steps_name_existing_paths() -> None:
     commands = " ".join(step.command for step in clean_debian.STEPS)
     for name in ("scripts/build_torch_wheels.sh", "docker/steps.sh"):
         assert (ROOT / name).exists() and Path(name).name in commands

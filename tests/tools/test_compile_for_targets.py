@@ -1,4 +1,4 @@
-"""A sample of what ``make test-targets`` compiles for accelerators, where their compilers are installed."""
+"""Compiles a sample of `make test-targets`, if the compilers of the targets are installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import scripts
 
-#: Families of rules that compile soon: 20 s of CPU time for v5e.
+#: Rule families that compile quickly: 20 s of CPU time for v5e.
 SAMPLE = "test_rules_factory or test_rules_random"
 
 
@@ -26,7 +26,7 @@ def _needs(target: str, extra: str, *packages: str) -> pytest.ParameterSet:
     [_needs("v5e", "tpu", "libtpu"), _needs("h100", "cuda", "jax_cuda12_plugin", "jax_cuda13_plugin")],
 )
 def test_a_sample_of_rules_compiles(target: str) -> None:
-    """What the compiler refuses is in tests/tools/compile_for_targets.py, with the reason."""
+    """Rules of two families compile; EXPECTED in compile_for_targets.py lists the exceptions."""
     done = subprocess.run(
         [
             sys.executable,

@@ -1,4 +1,4 @@
-"""A script that is forked (see fork_server.py) does, prints and ends as in an interpreter that was started for it."""
+"""A forked script (see fork_server.py) behaves, prints and exits as in a new interpreter."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SCRIPTS = {
     "exit with a large number": "import sys; sys.exit(1000)",
 }  # fmt: skip
 
-#: What importing torch sets for children, unless it is set; the last one when the first op is recorded.
+#: Variables that importing torch sets for children, unless they are set; the last one when the first op is recorded.
 SET_BY_IMPORTING = (
     "TF_CPP_MIN_LOG_LEVEL TPU_ML_PLATFORM TPU_ML_PLATFORM_VERSION KMP_DUPLICATE_LIB_OK TORCHINDUCTOR_CACHE_DIR"
 )
@@ -68,7 +68,7 @@ def seen(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_same_as_in_an_interpreter_of_its_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_as_in_a_new_interpreter(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     environment = {"MARK": "é $x\n", "IGNORED": SET_BY_IMPORTING}
     forked, fresh = (scripts.run(SCRIPTS[name], fresh, environment) for fresh in (False, True))
@@ -76,7 +76,7 @@ def test_same_as_in_an_interpreter_of_its_own(name: str, tmp_path: Path, monkeyp
 
 
 def test_interrupt() -> None:
-    # The handler is Python's own, which it does not install where the tests run in the background.
+    # The handler is Python's default, which Python does not install if the tests run in the background.
     handled = "signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"import os, signal; {handled}; os.kill(os.getpid(), signal.SIGINT)"
     done = scripts.run(code, False, {})
@@ -84,7 +84,7 @@ def test_interrupt() -> None:
 
 
 def test_which_scripts_are_forked() -> None:
-    """All but those that ask, and those with variables that somebody reads while torch is imported."""
+    """All scripts are forked except fresh ones, and those with variables that importing torch reads."""
     script = "import sys; print(*(name for name in ('torch', 'jax', 'torch_xla') if name in sys.modules))"
     assert (
         run_script(script, WHATEVER="1", XLA_FLAGS="", CPU_NUM_DEVICES="2", RANK="0").stdout == "torch jax torch_xla\n"
@@ -95,10 +95,10 @@ def test_which_scripts_are_forked() -> None:
     for name in ("XLA_IR_DEBUG", "TORCH_XLA_LOGS", "XRT_DEVICE_MAP"):  # torch_xla reads them
         assert run_script(script, **{name: "1"}).stdout == "torch jax\n", name
     script = "import sys, torch; print('torch_xla' in sys.modules, torch.get_num_threads())"
-    assert run_script(script, OMP_NUM_THREADS="3").stdout == "True 3\n", "what launchers set is told to the fork"
+    assert run_script(script, OMP_NUM_THREADS="3").stdout == "True 3\n", "the fork applies variables of launchers"
 
 
-def test_variables_that_torch_xla_reads_while_it_is_imported() -> None:
+def test_variables_read_by_the_import_of_torch_xla() -> None:
     script = """
         import torch_xla
         from torch_xla._engine.base.settings import settings
@@ -107,7 +107,7 @@ def test_variables_that_torch_xla_reads_while_it_is_imported() -> None:
     assert [run_script(script, XLA_IR_DEBUG=value).stdout for value in "01"] == ["True False\n", "True True\n"]
 
 
-def test_settings_and_devices_are_the_childs() -> None:
+def test_child_has_its_own_settings_and_devices() -> None:
     script = """
         import torch, torch_xla
         from torch_xla._engine.base.settings import settings
@@ -120,20 +120,20 @@ def test_settings_and_devices_are_the_childs() -> None:
         assert done.stdout == f"[2.0, 2.0] {wait == '1'} 2 1\n"
 
 
-def test_random_numbers_that_are_not_seeded_differ() -> None:
+def test_unseeded_random_numbers_differ() -> None:
     script = "import random, numpy, os; print(random.random(), numpy.random.rand(), os.urandom(4))"
     assert run_script(script).stdout != run_script(script).stdout
 
 
 def test_at_the_same_time() -> None:
-    """Each gets its own output and its own end, in whatever order they end; nobody waits for another."""
+    """Concurrent scripts have separate output and exit codes, end in any order, and do not wait for each other."""
     with ThreadPoolExecutor(4) as pool:
         codes = [f"import sys, time; time.sleep({0.4 - i / 10}); print({i}); sys.exit({i})" for i in range(4)]
         done = list(pool.map(lambda code: scripts.run(code, False, {}), codes))
     assert [seen(one) for one in done] == [(i, f"{i}\n", "") for i in range(4)]
 
 
-#: A file that says what it is, and whether it was forked.
+#: A file that prints its name, and whether it was forked.
 PROGRAM = """
 import os, sys
 __import__("warnings").warn("heard")
@@ -146,7 +146,7 @@ print("torch" in sys.modules, file=sys.stderr)
 @pytest.mark.parametrize("way", ["file", "module"])
 @pytest.mark.parametrize("end", ["sys.exit(3)", "os.abort()", "raise KeyError('mine')", "os.kill(os.getpid(), 9)"])
 def test_python_of_launchers(tmp_path: Path, way: str, end: str) -> None:
-    """What stands for ``python`` in a command does, prints and ends as python does; it only has torch already."""
+    """The stand-in for ``python`` behaves, prints and exits as python does, but has imported torch."""
     (tmp_path / "mine.py").write_text(PROGRAM.format(end=end))
     command = {"file": [str(tmp_path / "mine.py"), "--x", ""], "module": ["-m", "mine", "a b"]}[way]
     environment = os.environ | scripts.server_variables() | {"MARK": "é"}
@@ -161,7 +161,7 @@ def test_python_of_launchers(tmp_path: Path, way: str, end: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_signal_to_pythons_stand_in_is_one_to_the_fork(tmp_path: Path, number: int, code: int) -> None:
+def test_signals_are_forwarded_to_the_fork(tmp_path: Path, number: int, code: int) -> None:
     program = "import os, signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print(os.getpid(), flush=True)"
     process = subprocess.Popen(
         [*scripts.PYTHON, "-c", f"{program}; time.sleep(600)"], env=os.environ | scripts.server_variables(),
@@ -171,14 +171,14 @@ def test_a_signal_to_pythons_stand_in_is_one_to_the_fork(tmp_path: Path, number:
     with process.stdout:
         fork = os.pidfd_open(int(process.stdout.readline()))
         process.send_signal(number)
-        assert process.stdout.read() == "", "it has ended: nobody holds the other end"
+        assert process.stdout.read() == "", "it has ended: no process holds the other end"
     assert process.wait() == code
     assert select.select([fork], [], [], 60)[0] == [fork]
     os.close(fork)
 
 
 def test_check(tmp_path: Path) -> None:
-    """run_script says what went wrong: an exit code, or a word on stderr."""
+    """run_script reports a failure: an exit code, or output on stderr."""
     with pytest.raises(AssertionError, match=r"ended with 3\nseen\n"):
         run_script("import sys; print('seen'); sys.exit(3)")
     with pytest.raises(AssertionError, match="careful"):

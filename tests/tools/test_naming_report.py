@@ -1,4 +1,4 @@
-"""The figures of scripts/naming_report.py, and the import graph that it shares with scripts/call_walk.py."""
+"""Tests the figures of scripts/naming_report.py, and the import graph that it shares with scripts/call_walk.py."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_names(paths: list[Path]) -> None:
     bare = naming_report.bare_names(paths)
     assert (round(bare.value, 1), len(bare.details), bare.met) == (round(100 / 6, 1), 1, False)
     shared = naming_report.shared_names(paths)
-    assert (round(shared.value, 1), shared.details) == (round(200 / 6, 1), ["place: recorder_ops.py, rules.py"])
+    assert (round(shared.value, 1), shared.details) == (round(200 / 6, 1), ["place: core.py, rules.py"])
     classes = naming_report.repeated_classes(paths)
-    assert (classes.value, classes.details, classes.met) == (1, ["Graph: recorder_ops.py, rules.py"], True)
+    assert (classes.value, classes.details, classes.met) == (1, ["Graph: core.py, rules.py"], True)
     calls = naming_report.calls_of("is_spmd", paths, goal=2)
     assert (calls.details, calls.met) == (["rules.py: 1", "top.py: 2"], True)
 
@@ -65,4 +65,4 @@ def test_command(monkeypatch: pytest.MonkeyPatch, paths: list[Path], capsys: pyt
     assert naming_report.main() == 1
     printed = capsys.readouterr().out
     assert "7 modules, 6 module-level functions" in printed and printed.count("MISSED") == 2
-    assert "recorder_ops.py:4: of\n" in printed
+    assert "core.py:4: of\n" in printed

@@ -1,4 +1,6 @@
-"""What tests/tools/sanitize.py makes of the sanitizers' reports; the sanitizers themselves it tries before each use."""
+"""Tests how sanitize.py reads the sanitizers' reports; it runs no sanitizer, which sanitize.py verifies before each
+use.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ OVERFLOW = "{}/hash.h:30:9: runtime error: signed integer overflow\n"
         ("address", "", 0, []),
     ],
 )
-def test_reports_are_told_apart(tmp_path: Path, sanitizer: str, text: str, ours: int, places: list[str]) -> None:
+def test_findings_are_classified(tmp_path: Path, sanitizer: str, text: str, ours: int, places: list[str]) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "options.12").write_text(text)
     found = findings(tmp_path, SANITIZERS[sanitizer].begins)
@@ -37,7 +39,7 @@ def test_reports_are_told_apart(tmp_path: Path, sanitizer: str, text: str, ours:
     assert [finding.place for finding in found] == places
 
 
-def test_ends_with_1_where_something_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_exit_code_is_1_for_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run(sanitizer: sanitize.Sanitizer, options: list[str], home: Path) -> object:
         (home / "logs").mkdir(parents=True)
         (home / "logs" / "options.12").write_text("".join(text for text in options if text.startswith("=")))

@@ -1,10 +1,12 @@
-"""Runs the tests with another torch, or another Python, in an environment of their own, and notes how they went.
+"""Runs the tests with another torch or Python in a separate environment, and records the result in docs/versions.md.
 
-    python -m tests.tools.torch_versions 2.15.0 [--python python3.13] [--core] [-- arguments of pytest]    (make test-torch)
+    python -m tests.tools.torch_versions 2.15.0 [--python python3.13] [--core] [-- arguments of pytest]    (make
+    test-torch)
 
-The environment is ``.venv-torch-<release>-py<version>`` beside ``.venv``; ``make clean`` removes it. Each release but
-the one that ``requirements-dev.txt`` pins comes with 5 GB of CUDA libraries, which torch loads and does not use here.
-A line of the table in docs/versions.md says what came out. Needs nothing but Python's own library.
+The environment is ``.venv-torch-<release>-py<version>`` beside ``.venv``; ``make clean`` removes it. Each release
+except
+the one that ``requirements-dev.txt`` pins installs 5 GB of CUDA libraries, which torch loads but these tests do not
+use. The script needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements-dev.txt"
 TABLE = ROOT / "docs" / "versions.md"
-#: What depends most on the release of torch, in a quarter of the time.
+#: The tests that depend most on the release of torch; they take a quarter of the time.
 CORE = (
     "tests/base/test_compat.py",
     "tests/capture/test_func.py",
@@ -42,7 +44,7 @@ CORE = (
         for name in ("attention", "indexing", "linalg", "loss", "random", "views")
     ),
 )
-#: Bytes of an environment with CUDA's libraries, with room to unpack them.
+#: Bytes of an environment with CUDA's libraries, with space to unpack them.
 NEEDED = 12 << 30
 
 
@@ -62,7 +64,7 @@ class Environment:
         return str(self.folder / "bin" / "python")
 
     def make(self, base: str) -> None:
-        """Installs torch and all other requirements of development, unless a call before has. Raises OSError."""
+        """Install torch and all other development requirements, unless they are installed. Raises OSError."""
         done = self.folder / ".ready"
         wanted = self._requirements()
         if done.exists() and done.read_text() == wanted:
@@ -73,19 +75,19 @@ class Environment:
         subprocess.run([base, "-m", "venv", str(self.folder)], check=True)
         listed = self.folder / "requirements.txt"
         listed.write_text(wanted)
-        # Not kept by pip as well: that would be the same GB again. Most is never imported, so nothing is compiled.
+        # No pip cache, which would store the same GB again. No bytecode compilation: most modules are never imported.
         options = ["--quiet", "--no-cache-dir", "--no-compile", "--requirement", str(listed)]
         subprocess.run([self.interpreter, "-m", "pip", "install", *options], check=True)
         done.write_text(wanted)
 
     def _requirements(self) -> str:
         pinned = REQUIREMENTS.read_text()
-        # torch 2.11 and 2.12 refuse the setuptools that the others are tested with.
+        # torch 2.11 and 2.12 do not support the setuptools release that the others are tested with.
         free = re.sub(r"^setuptools==.*$", "setuptools", pinned, flags=re.MULTILINE)
         return re.sub(r"^torch==.*$", f"torch=={self.release}", free, flags=re.MULTILINE)
 
     def run(self, arguments: list[str]) -> tuple[int, str]:
-        """The exit code of pytest, and how the tests went: ``3016 passed, 12 skipped``."""
+        """Return the exit code of pytest, and its summary: ``3016 passed, 12 skipped``."""
         report = self.folder / "junit.xml"
         report.unlink(missing_ok=True)
         command = [self.interpreter, "-m", "pytest", "-q", f"--junitxml={report}", *arguments]
@@ -93,7 +95,7 @@ class Environment:
         return code, _outcome(report)
 
     def versions(self) -> list[str]:
-        """The exact releases: torch, Python, jax."""
+        """Return the exact releases: torch, Python, jax."""
         code = (
             "import sys, importlib.metadata as m; print(m.version('torch'), sys.version.split()[0], m.version('jax'))"
         )
@@ -111,7 +113,7 @@ def _outcome(report: Path) -> str:
 
 
 def note(versions: list[str], tests: str, outcome: str, today: datetime.date) -> None:
-    """Adds a line to the table, in place of an earlier one of the same releases and tests."""
+    """Add a row to the table, in place of an earlier one of the same releases and tests."""
     start = f"| {' | '.join(versions)} | {tests} |"
     lines = [line for line in TABLE.read_text().splitlines() if not line.startswith(start)]
     rows = [i for i, line in enumerate(lines) if line.startswith("|")]
@@ -126,7 +128,7 @@ def _releases(row: str) -> list[str]:
 
 
 def _name(core: bool, arguments: list[str]) -> str:
-    """What the table calls the tests that ran."""
+    """Return the name of the tests in the table."""
     given = [argument for argument in arguments if argument not in ("-n", "auto") and not argument.isdigit()]
     return " ".join([*(["core"] if core else []), *given]) or "all"
 
@@ -137,13 +139,13 @@ def _python_version(base: str) -> str:
 
 
 def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before ``--``, and after: argparse gives the rest of an option to a list before it."""
+    """Split arguments at ``--``: argparse assigns the arguments after it to a preceding list option."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:end], arguments[end + 1 :]
 
 
 def main() -> int:
-    """Returns pytest's exit code."""
+    """Run the tests and return pytest's exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=__doc__.splitlines()[2].strip())
     parser.add_argument("release", help="of torch, as pip names it: 2.15.0")
     parser.add_argument("--python", default=sys.executable, help="the interpreter (default: this one)")

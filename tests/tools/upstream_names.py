@@ -1,9 +1,9 @@
-"""The public names of upstream's torch_xla 2.9, and what has become of each here: writes docs/upstream.md.
+"""Compares the public names of upstream's torch_xla 2.9 with this package's, and generates docs/upstream.md.
 
     python -m tests.tools.upstream_names [--check]
 
-``upstream_names.txt`` has a line for each name: its module, the name, and its parameters where it takes some. What is
-here is looked up by importing; why something differs or is missing stands in NOTES.
+``upstream_names.txt`` has a line for each name: its module, the name, and its parameters if it has any. This package's
+names are looked up by importing; NOTES has the reason of each difference.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = ROOT / "tests" / "tools" / "upstream_names.txt"
 PAGE = ROOT / "docs" / "upstream.md"
 
-#: By the beginning of ``module name``, the longest one: how it differs, or why it is absent.
+#: Longest matching prefix of ``module name`` -> how it differs, or why it is absent.
 NOTES = {
     "torch_xla.experimental.scan Builder": "a helper of upstream's own implementation, which builds HLO by hand",
     "torch_xla.experimental.scan dynamic": "a helper of upstream's own implementation, which builds HLO by hand",
     "torch_xla.experimental.scan Scan": "a helper of upstream's own implementation: scan is an operator of the graph",
     "torch_xla.experimental.scan split": "a helper of upstream's own implementation",
     "torch_xla.experimental.scan tree_flatten_none": "a helper of upstream's own implementation",
-    "torch_xla.stablehlo XLAExportInterpreter": "a helper of upstream's own implementation: nothing is run to export",
-    "torch_xla.utils.buffer_donor_context": "not needed: buffers that nobody can read any more are donated",
+    "torch_xla.stablehlo XLAExportInterpreter": "a helper of upstream's own implementation: exporting runs nothing",
+    "torch_xla.utils.buffer_donor_context": "not needed: buffers that can no longer be read are donated",
     "torch_xla.experimental.gradient_accumulation XlaBuildHelper": "a helper of upstream's own implementation",
     "torch_xla.experimental.assume_pure make_fake_inputs": "a helper of upstream's own implementation",
     "torch_xla.experimental.assume_pure prepare_computation_inputs": "a helper of upstream's own implementation",
-    "torch_xla.core.xla_builder computation_from_module_proto": "jax has no call for a program in HLO's own format; "
+    "torch_xla.core.xla_builder computation_from_module_proto": "jax cannot call a program in HLO format; "
     "xla_builder.Op and call_jax make computations",
-    "torch_xla.core.xla_builder create_placeholder_tensor": "a helper of upstream's own implementation: what is traced "
-    "here has no values",
+    "torch_xla.core.xla_builder create_placeholder_tensor": "a helper of upstream's own implementation: traced "
+    "tensors are abstract",
     "torch_xla.experimental.scan value_and_grad_partitioned": "a helper of upstream's own implementation: scan is an "
     "operator of the graph",
     "torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel XlaFullyShardedDataParallel": "without the "
-    "options _debug_* of upstream's own debugging; fsdp.utils has the collectives without an exchange",
-    "torch_xla.distributed.spmd.api auto_policy": "XLA chooses the sharding of what nobody marks; it says so",
-    "torch_xla.distributed.xla_backend ProcessGroupXla": "torch.distributed makes it, with options of its own",
+    "options _debug_* of upstream's debugging; fsdp.utils has the collectives without communication",
+    "torch_xla.distributed.spmd.api auto_policy": "XLA chooses the sharding of unannotated tensors",
+    "torch_xla.distributed.xla_backend ProcessGroupXla": "torch.distributed creates it, with its own options",
     "torch_xla.core.xla_model DeviceContext": "a helper of upstream's own implementation",
     "torch_xla.experimental.gradient_accumulation GradientAccumulationContext": "a helper of upstream's own "
     "implementation",
     "torch_xla.distributed.parallel_loader ParallelLoader.send": "a helper of upstream's own implementation",
     "torch_xla.distributed.spmd.xla_sharded_tensor no_dispatch": "a helper of upstream's own implementation: sharded "
-    "tensors are no wrappers",
+    "tensors are not wrappers",
     "torch_xla.distributed.spmd.xla_sharding aot_mark_sharding_fake": "a helper of upstream's own implementation",
     "torch_xla.distributed.parallel_loader PerDeviceQueue": "a helper of upstream's own implementation",
 }
@@ -57,7 +57,7 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Name:
-    """A public name of upstream's."""
+    """A public name of upstream's API."""
 
     module: str
     name: str
@@ -70,7 +70,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Found:
-    """What has become of a name: ``state`` is same, different or absent."""
+    """The result of a lookup: ``state`` is same, different or absent."""
 
     name: Name
     state: str
@@ -78,7 +78,7 @@ class Found:
 
 
 def names() -> list[Name]:
-    """All names, in the order of the file."""
+    """Return all names, in the order of the file."""
     found = []
     for line in NAMES.read_text().splitlines():
         match = re.fullmatch(r"(\S+) ([\w.]+)(?:\((.*)\))?", line)
@@ -89,7 +89,7 @@ def names() -> list[Name]:
 
 
 def find(name: Name) -> Found:
-    """Looks a name up."""
+    """Look up a name."""
     try:
         value: Any = importlib.import_module(name.module)
         for part in name.name.split("."):
@@ -108,7 +108,7 @@ def _note(name: Name) -> str:
 
 
 def _lacking(value: Any, wanted: tuple[str, ...] | None) -> list[str]:
-    """The parameters that cannot be given by upstream's names."""
+    """Return the parameters that cannot be passed by upstream's names."""
     if wanted is None or not callable(value):
         return []
     try:
@@ -121,13 +121,14 @@ def _lacking(value: Any, wanted: tuple[str, ...] | None) -> list[str]:
 
 
 def page(found: list[Found]) -> str:
-    """docs/upstream.md."""
+    """Return the text of docs/upstream.md."""
     total, states = len(found), Counter(f.state for f in found)
     lines = [
         "# Names of upstream's torch_xla 2.9",
         "",
-        "Made by `python -m tests.tools.upstream_names`, which a test runs: each public name of upstream's last release, and what",
-        "has become of it. *Same*: it is here and takes the same arguments. *Different*: it is here and takes others.",
+        "Generated by `python -m tests.tools.upstream_names`, which a test runs: each public name of upstream's last",
+        "release and its state in this package. *Same*: it exists and takes the same arguments. *Different*: it exists",
+        "and takes others.",
         "",
         "| names | same | different | absent |",
         "| --: | --: | --: | --: |",
@@ -157,9 +158,9 @@ def _shown(group: list[Found]) -> str:
 
 
 def main() -> int:
-    """Writes the page; with --check, 1 where it is not up to date."""
+    """Write the page; with --check, return 1 if it is out of date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where the page is old")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
     text = page([find(name) for name in names()])
     if parser.parse_args().check:
         return int(PAGE.read_text() != text)

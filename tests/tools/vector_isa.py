@@ -1,11 +1,11 @@
-"""The tests that compare numbers, with the vector instructions and thread counts that other machines have.
+"""Runs the numerical tests with the vector instructions and thread counts of other machines.
 
     python -m tests.tools.vector_isa [--only NAME ...] [pytest's options ...]
 
-How a sum is split over a vector register, and whether a product and a sum are rounded once or twice, differs between
-CPUs, and between torch's libraries and XLA on one CPU. A test that depends on it compares what is not defined. Each
-setting pretends to be a smaller CPU to some of the libraries; those that this machine cannot follow are left out.
-Prints a table, and ends with 1 where a test has failed.
+How a sum is split over a vector register, and whether a multiply-add rounds once or twice, differs between
+CPUs, and between torch's libraries and XLA on one CPU. A test that depends on it compares undefined digits. Each
+setting limits some of the libraries to the instructions of a smaller CPU; settings that this machine does not support
+are skipped. Prints a table, and exits with 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from tests.support import fast_compile_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMERIC = [
-    "lowering", "ops/test_ops_sample.py", "public/test_amp.py", "recorder/test_autograd.py", "capture/test_torch_compile.py", "recorder/test_composites.py",
-    "integration/test_random_distributions.py", "recorder/test_dtypes.py", "kernels/test_flash_attention.py", "capture/test_func.py", "device/test_storage_dtypes.py",
-    "integration/test_training_parity.py", "device/test_matmul_precision.py", "fuzz/test_random_programs.py", "recorder/test_rng.py", "integration/test_smoke.py", "recorder/test_views.py",
+    "lowering", "ops/test_ops_sample.py", "public/test_amp.py", "recorder/test_autograd.py",
+    "capture/test_torch_compile.py", "recorder/test_composites.py", "integration/test_random_distributions.py",
+    "recorder/test_dtypes.py", "kernels/test_flash_attention.py", "capture/test_func.py",
+    "device/test_storage_dtypes.py", "integration/test_training_parity.py", "device/test_matmul_precision.py",
+    "fuzz/test_random_programs.py", "recorder/test_rng.py", "integration/test_smoke.py", "recorder/test_views.py",
 ]  # fmt: skip
 
 
 def libraries(aten: str, onednn: str, mkl: str) -> dict[str, str]:
-    """Variables that bound torch's own kernels, and those of the two libraries that it calls."""
+    """Return the variables that limit torch's own kernels, and those of oneDNN and MKL."""
     return {"ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn, "MKL_CBWR": mkl}
 
 
@@ -41,7 +43,7 @@ _AVX512 = libraries("avx512", "AVX512_CORE", "AVX512")
 
 @dataclass(frozen=True)
 class Setting:
-    """Variables of torch, the largest instruction set that XLA uses, and what a CPU must have for both."""
+    """Variables of torch, the largest instruction set that XLA uses, and the CPU features that both need."""
 
     torch: dict[str, str]
     xla: str
@@ -51,14 +53,14 @@ class Setting:
     def environment(self) -> dict[str, str]:
         flags = f"{fast_compile_flags.FLAGS} --xla_cpu_max_isa={self.xla}"
         threads = {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)} if self.threads else {}
-        # A thread that has nothing to do sleeps. It would spin, for milliseconds after each op: there are more threads
-        # than cores, and those with work wait for those without.
+        # Idle threads sleep. By default they spin for milliseconds after each op; with more threads than cores, threads
+        # with work would wait for idle ones.
         passive = {"OMP_WAIT_POLICY": "PASSIVE"}
         return {**os.environ, **self.torch, **threads, **passive, "XLA_FLAGS": flags}
 
 
-#: Levels of torch with other levels of XLA's, and numbers of threads besides. AVX is the least for XLA: jaxlib 0.10.2
-#: has no conversion of float16 for a CPU below it, and cannot run any program that converts one.
+#: Combinations of torch's and XLA's instruction sets, and thread counts. AVX is XLA's minimum: jaxlib 0.10.2
+#: has no float16 conversion for a CPU without it, and cannot run a program that converts one.
 SETTINGS = {
     "torch SSE, XLA AVX": Setting(_SSE, "AVX", {"avx"}, threads=1),
     "all AVX2": Setting(_AVX2, "AVX2", {"avx2"}, threads=2),
@@ -67,18 +69,18 @@ SETTINGS = {
     "torch SSE, XLA AVX2": Setting(_SSE, "AVX2", {"avx2"}),
     "torch AVX2, XLA AVX": Setting(_AVX2, "AVX", {"avx2"}, threads=4),
     "torch AVX-512, XLA AVX": Setting(_AVX512, "AVX", {"avx512f", "avx512bw"}, threads=1),
-    "torch as it comes, XLA AVX": Setting({}, "AVX", {"avx"}, threads=1),
+    "torch default, XLA AVX": Setting({}, "AVX", {"avx"}, threads=1),
 }
 
 
 def _cpu() -> set[str]:
-    """What this machine's CPU can do, in the kernel's words."""
+    """Return the features of this machine's CPU, as the kernel names them."""
     found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return set(found[1].split()) if found else set()
 
 
 def run(setting: Setting, options: list[str]) -> tuple[dict[str, int], list[str], float]:
-    """How many tests ended how, the names of those that failed, and seconds. Raises RuntimeError if none has run."""
+    """Return the counts of outcomes, the names of failed tests, and seconds. Raises RuntimeError if no test ran."""
     paths = [] if any(not option.startswith("-") and "tests" in option for option in options) else _paths()
     start = time.monotonic()
     done = subprocess.run(
@@ -101,9 +103,9 @@ def _paths() -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the settings one after the other; 1 if a test failed under one of them."""
+    """Run the settings one after the other; return 1 if a test failed with one of them."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.vector_isa", description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", action="append", choices=SETTINGS, help="this setting; all where none is given")
+    parser.add_argument("--only", action="append", choices=SETTINGS, help="run this setting only (default: all)")
     parsed, options = parser.parse_known_args(arguments)
     able, failed = _cpu(), []
     print(f"| {'setting':27} | passed | failed | skipped | seconds |\n| --- | --- | --- | --- | --- |")

@@ -1,4 +1,4 @@
-"""Optimizers without a word of foreach or fused: their Python calls torch for lists of parameters, as on GPUs."""
+"""Optimizers without foreach= or fused= use the foreach implementation, as on GPUs."""
 
 from __future__ import annotations
 

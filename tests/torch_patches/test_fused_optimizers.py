@@ -1,4 +1,4 @@
-"""fused=True: torch's fused optimizers on xla, as on the CPU, one operation a step."""
+"""fused=True: torch's fused optimizers on xla equal those on the CPU, with one operation per step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``module.to("xla")`` and back: parameters stay the objects they are, as they do on other devices."""
+"""``module.to("xla")`` and back: Parameter objects are preserved, as on other devices."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_gradients_and_hooks_move_along() -> None:
 def test_parameter_in_use_becomes_a_new_one_and_says_so() -> None:
     model = nn.Linear(2, 2)
     watched = weakref.ref(model.weight)
-    with pytest.warns(UserWarning, match=r"Linear\.weight \[2, 2\] became a new Parameter on xla:0 .*weakref"):
+    with pytest.warns(UserWarning, match=r"Linear\.weight \[2, 2\] was replaced by a new Parameter on xla:0 .*weakref"):
         model.to("xla")
     assert model.weight.device.type == "xla" and model.weight is not watched()
     assert model(torch.ones(1, 2, device="xla")).shape == (1, 2)

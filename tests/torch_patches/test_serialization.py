@@ -1,4 +1,4 @@
-"""Tensors get into files, copies, other processes and libraries, and back, with values, dtypes and devices."""
+"""Serialization, copies, and transfer to processes and libraries preserve values, dtypes and devices."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_tensors_through_a_file(name: str) -> None:
 
 
 def test_the_older_format_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"older format .* cannot hold xla tensors \(torch.float32\[2\] on xla:0\)"):
+    with pytest.raises(
+        RuntimeError, match=r"legacy format .* does not support xla tensors \(torch.float32\[2\] on xla:0\)"
+    ):
         _file(torch.ones(2, device="xla"), _use_new_zipfile_serialization=False)
     torch.save(torch.ones(2), io.BytesIO(), _use_new_zipfile_serialization=False)
 
@@ -152,7 +154,7 @@ def test_saving_runs_what_is_pending_once() -> None:
     assert moved.executions == moved["GraphFlush"] == 1
 
 
-def test_views_are_refused_as_documented() -> None:
+def test_views_are_rejected_as_documented() -> None:
     run_script(
         """
         import io

@@ -1,4 +1,4 @@
-"""What importing torch_xla does to the process: loads the recorder, registers the ops, installs the hooks.
+"""Initialize torch_xla on import: load the recorder, register the operators, install the hooks.
 
 Starts no backend and no thread: processes fork after importing.
 """
@@ -41,7 +41,7 @@ _started = False
 
 
 def initialize() -> None:
-    """Makes ``xla`` a device of this process; once."""
+    """Register ``xla`` as a device of this process, once."""
     global _started
     if _started:
         return
@@ -94,12 +94,12 @@ def initialize() -> None:
     dispatcher.register_device_module("xla", device_module)
     devices.on_backend_start(persistent_cache.start_prefetch)
     os.register_at_fork(after_in_child=lambda: _abandon_devices(module))
-    atexit.register(shutdown.at_exit)  # before the next, so that it runs after it
+    atexit.register(shutdown.at_exit)  # registered before the next function, so it runs after it
     atexit.register(lambda: module.close(threads=threading.active_count() > 1))
-    # Before the executables go, and after the threads that launch programs (feeds, preloading) have ended: those
-    # register later, so they end earlier.
+    # Runs before the executables are destroyed, and after the threads that launch programs (data loading, cache
+    # prefetch) have ended: those register later, so they end earlier.
     atexit.register(completion.wait_at_exit)
-    atexit.register(background_threads.report_failures)  # what still runs may use devices
+    atexit.register(background_threads.report_failures)  # threads that still run may use devices
     process_exit.flush_queues_before_atexit()
 
 
@@ -109,7 +109,7 @@ def _abandon_devices(module: ModuleType) -> None:
 
 
 def _max_device_count() -> int:
-    # Read, but not for good: scripts set the number of devices after importing, too.
+    # Read without caching: scripts may set the number of devices after importing.
     return max(8, Settings.CPU_NUM_DEVICES.read(), Settings.XRT_DEVICE_MAP.read().count("|") + 1)
 
 
@@ -117,29 +117,29 @@ def _register(module: ModuleType) -> None:
     module.register_special_kernels()
     for name, rule in RULES.items():
         if name not in recorder_ops.UNRECORDED:
-            module.register_recorded_ops(name, rule.bake, rule.random)
+            module.register_recorded_ops(name, rule.static_args, rule.random)
     for name in decompose.decomposition_table():
-        # A decomposition is traced with the numbers it was called with: all of them are constants.
+        # A decomposition is traced with the numbers of the call: all of them are constants.
         numbers = {a.name for a in dispatcher.schema(decompose.overload(name)).arguments}
         module.register_recorded_ops(name, numbers, False)
     module.register_schema_kinds()
 
 
-_fallen: set[tuple[str, str]] = set()  # ops, and the lines of users that have been told of them
+_warned_fallbacks: set[tuple[str, str]] = set()  # (op, user line)
 
 
 def _handle_fallback(op: str) -> None:
     line = user_frames.user_line()
-    if settings.XLA_FALLBACK_WARN and (op, line) not in _fallen:
-        _fallen.add((op, line))
+    if settings.TORCH_XLA_WARN_FALLBACK and (op, line) not in _warned_fallbacks:
+        _warned_fallbacks.add((op, line))
         _warn_of_fallback(op, line)
     observer.on_fallback(op, line)
 
 
 def _warn_of_fallback(op: str, line: str) -> None:
     warnings.warn(
-        f"torch_xla: {op} has no lowering and runs on the CPU (at {line}): its inputs travel from "
-        "the device and its results back, at every call. The counter of that name says how often.",
+        f"torch_xla: {op} has no lowering and runs on the CPU (at {line}): every call copies its inputs from the "
+        "device to the CPU and its results back. The counter of the same name counts the calls.",
         UserWarning,
         stacklevel=3,
     )

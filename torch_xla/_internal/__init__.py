@@ -1,1 +1,1 @@
-"""Names that libraries import from upstream's internals."""
+"""Internal names of upstream that libraries import."""

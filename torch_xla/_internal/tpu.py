@@ -1,4 +1,4 @@
-"""What Lightning asks before it uses xla devices. Nothing here starts a backend: Lightning forks afterwards."""
+"""Device queries that Lightning makes before it uses xla devices. They start no backend: Lightning forks afterwards."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from torch_xla._engine.device import devices, hardware_detection
 
 
 def num_available_chips() -> int:
-    """How many TPU chips this machine has. OSError where that cannot be read."""
+    """Return the number of TPU chips of this host. Raises OSError if it cannot be read."""
     return hardware_detection.tpu_count()
 
 
 def num_available_devices() -> int:
-    """How many devices ``accelerator="tpu"`` can have on this machine.
+    """Return the number of devices that ``accelerator="tpu"`` can use on this host.
 
-    With PJRT_DEVICE=CPU, that many CPU devices as CPU_NUM_DEVICES says (default 1), so that such a program runs without
-    a TPU. Only then: where nobody has asked for it, nobody's program should move to XLA on the CPU. Raises ValueError
-    and OSError and nothing else, since Lightning expects nothing else.
+    With PJRT_DEVICE=CPU, return CPU_NUM_DEVICES (default 1), so that such a program runs without a TPU. Without that
+    setting CPU devices do not count, since a program must not move to XLA's CPU backend unasked.
+
+    Raises:
+      ValueError, OSError: the configuration or the devices cannot be read. Lightning handles only these.
     """
     try:
         wanted = hardware_detection.requested_device()
-    except RuntimeError as error:  # XRT_TPU_CONFIG and its like name another machine
+    except RuntimeError as error:  # legacy variables (XRT_TPU_CONFIG) name another host
         raise ValueError(str(error)) from error
     if wanted is not None and wanted.kind == "CPU":
         return wanted.count
@@ -28,10 +30,10 @@ def num_available_devices() -> int:
 
 
 def get_tpu_env() -> dict[str, str]:
-    """What the machine says of its accelerators: ``ACCELERATOR_TYPE``, such as ``v4-8``.
+    """Return the accelerator environment: ``ACCELERATOR_TYPE``, such as ``v4-8``. Starts no backend.
 
-    TPU_ACCELERATOR_TYPE says it. Where that is not set it is the kind of device and how many there are (``CPU-4``), by
-    which Lightning's ThroughputMonitor finds that it knows no peak rate of it. Starts no backend.
+    The value is TPU_ACCELERATOR_TYPE, or else the device type and count (``CPU-4``), for which Lightning's
+    ThroughputMonitor has no peak FLOP rate.
     """
     kind = settings.TPU_ACCELERATOR_TYPE
     return {"ACCELERATOR_TYPE": kind or f"{devices.device_type()}-{num_available_devices() or 1}"}

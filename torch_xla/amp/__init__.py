@@ -1,4 +1,4 @@
-"""Mixed precision: ``autocast``, ``GradScaler`` and optimizers that never ask the device a question (``syncfree``)."""
+"""Mixed precision: ``autocast``, ``GradScaler`` and optimizers that skip steps without a host sync (``syncfree``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torch.autocast("xla")`` under the name and with the arguments that xla scripts use."""
+"""``torch.autocast("xla")`` under the name and with the arguments of upstream's autocast."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import torch
 
 
 class autocast(torch.amp.autocast_mode.autocast):
-    """Inside the block, or in the decorated function, ops on xla compute in the precision that suits them.
+    """Run ops on xla in a block, or in a decorated function, in the precision suited to each op.
 
-    Matrix products and convolutions compute in ``dtype``; exp, log, softmax, norms, losses and sums in float32; ops
-    with several inputs in the widest of their dtypes; all else in the dtypes it is given.
+    Matrix multiplications and convolutions run in ``dtype``; exp, log, softmax, norms, losses and sums in float32; ops
+    with several inputs in the widest input dtype; all other ops in the dtypes of their inputs.
 
     Args:
-      device: an xla device, or its name. None, or left out: ``xla``. A bool stands for ``enabled``, which came first in
-        the releases before 2.1.
-      enabled: False computes as without autocast, also inside a block of it.
+      device: an xla device, or its name; default: ``xla``. A bool is taken as ``enabled``, the first argument in
+        releases before 2.1.
+      enabled: False disables autocast, also inside an autocast block.
       dtype: torch.bfloat16 (the default) or torch.float16; float16 needs a GradScaler.
-      cache_enabled: cast a weight once in a block rather than once in an op.
+      cache_enabled: cast a weight once per block rather than once per op.
 
-    Raises ValueError for a device that is not xla.
+    Raises:
+      ValueError: the device is not an xla device.
     """
 
     def __init__(
@@ -31,5 +32,5 @@ class autocast(torch.amp.autocast_mode.autocast):
         if isinstance(device, bool):
             enabled, device = device, None
         if device is not None and torch.device(device).type != "xla":
-            raise ValueError(f"torch_xla.amp.autocast is for xla devices, not for {device}: use torch.autocast there")
+            raise ValueError(f"torch_xla.amp.autocast: expected an xla device, got {device}; use torch.autocast there")
         super().__init__("xla", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)

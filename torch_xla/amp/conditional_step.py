@@ -1,7 +1,7 @@
-"""Steps of an optimizer that do not count where gradients were not finite, decided on the device.
+"""Skip an optimizer step with non-finite gradients, decided on the device.
 
-The step runs either way, and is taken back by selecting the old values. Values of a lazy graph are never overwritten,
-so the old ones cost nothing to keep; the select becomes part of the loop that computes the new ones.
+The step always runs and is undone by selecting the old values. Values of a lazy graph are immutable, so retaining the
+old ones needs no copy; XLA fuses the select into the loop that computes the new values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch_xla._engine.base import user_frames
 
 T = TypeVar("T")
 
-# State that the first step makes, and that is all zeros before it: taking that step back leaves zeros.
+# State that the first step creates and that is all zeros before it: undoing that step leaves zeros.
 _STARTS_AT_ZERO = {
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adadelta,
     torch.optim.Adamax, torch.optim.RAdam,
@@ -29,7 +29,7 @@ _warned: set[type] = set()
 
 
 class SkipCondition:
-    """Whether a step is called off, as a bool tensor on each device that asks. Lives for one step."""
+    """Whether a step is skipped, as a bool tensor on each device that needs it. Lives for one step."""
 
     def __init__(self, found_inf: Sequence[Tensor]) -> None:
         total = sum(found.to(found_inf[0].device) for found in found_inf)
@@ -43,17 +43,17 @@ class SkipCondition:
         return self._on[device]
 
     def restore_if_skipped(self, tensor: Tensor, old: Tensor | float) -> None:
-        """Sets the tensor back to ``old`` where the step is called off."""
+        """Set the tensor back to ``old`` if the step is skipped."""
         tensor.copy_(torch.where(self.on_device(tensor.device), old, tensor))
 
     def read(self) -> bool:
-        """Asks the device, and waits for it."""
+        """Read the condition from the device; waits for it."""
         return bool(self._skipped.item())
 
 
 @contextmanager
 def skip_scope(skipped: SkipCondition | None, tensors: Sequence[Tensor]) -> Iterator[None]:
-    """What the block writes into the tensors counts unless the step is called off; None: it always counts."""
+    """Make the writes of the block to the tensors conditional: they take effect unless ``skipped``; None: always."""
     before = [] if skipped is None else [tensor.clone() for tensor in tensors]
     yield
     if skipped is not None:
@@ -73,7 +73,7 @@ class _OptimizerSnapshot:
         self._options = [_options(group) for group in optimizer.param_groups]
 
     def is_on_device(self) -> bool:
-        """Whether all that the step changed is on the device, or is known to have been zero before."""
+        """Return whether everything that the step changed is on the device, or is known to have been zero before."""
         groups = self._optimizer.param_groups
         if any(_has_changed(_options(group), old) for group, old in zip(groups, self._options, strict=True)):
             return False
@@ -90,7 +90,7 @@ class _OptimizerSnapshot:
         return not _has_changed(value, old)
 
     def restore_where(self, skipped: SkipCondition) -> None:
-        """By selects on the device; is_on_device must hold."""
+        """Restore on the device, by selects; is_on_device must be true."""
         for p, old in self._params:
             skipped.restore_if_skipped(p, old)
             known = self._state.get(p, {})
@@ -99,7 +99,7 @@ class _OptimizerSnapshot:
                     skipped.restore_if_skipped(value, known[name][1] if name in known else 0)
 
     def restore(self) -> None:
-        """Everything, the CPU's and Python's part included."""
+        """Restore everything, including state on the CPU and in Python."""
         for p, before in self._params:
             p.copy_(before)
             if p not in self._state:
@@ -139,10 +139,11 @@ def _starts_at_zero(optimizer: torch.optim.Optimizer, group: dict[str, Any], val
 
 @torch.no_grad()
 def step_unless_inf(found_inf: Sequence[Tensor], optimizer: torch.optim.Optimizer, step: Callable[[], T]) -> T:
-    """Runs ``step``, one step of the optimizer, and takes it back if any of ``found_inf`` is not zero.
+    """Run ``step``, one step of the optimizer, and undo it if any element of ``found_inf`` is nonzero.
 
-    Nothing is read from the device if the optimizer keeps its state there. Otherwise found_inf is: once where the first
-    step makes state of unknown origin, at every step, with a warning, where state is kept in Python or on the CPU.
+    If the optimizer has all its state on the device, no value is read. Otherwise ``found_inf`` is read: once if the
+    first step creates state whose initial value is unknown; at every step, with a warning, if state is in Python or on
+    the CPU.
     """
     skipped = SkipCondition(found_inf)
     before = _OptimizerSnapshot(optimizer)
@@ -168,8 +169,8 @@ def _warn(optimizer: torch.optim.Optimizer) -> None:
     if name in ("SGD", "Adam", "AdamW"):
         hint = f"use torch_xla.amp.syncfree.{name}, or {hint}"
     warnings.warn(
-        f"torch_xla.amp.GradScaler: {name} keeps part of its state outside of the device, so at {user_frames.user_line()} "
-        f"each step waits until the device has found out whether the gradients are finite; {hint} to avoid that.",
+        f"torch_xla.amp.GradScaler: {name} has state outside the device, so each step at {user_frames.user_line()} "
+        f"waits until the device has checked whether the gradients are finite; {hint} to avoid the wait.",
         UserWarning,
         stacklevel=2,
     )

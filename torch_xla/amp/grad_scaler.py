@@ -1,4 +1,4 @@
-"""Loss scaling for float16 that never waits for the device."""
+"""Loss scaling for float16 without synchronization with the device."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from torch_xla.amp import conditional_step
 
 
 class GradScaler(torch.amp.GradScaler):
-    """``torch.amp.GradScaler("xla")`` that decides on the device whether a step counts.
+    """``torch.amp.GradScaler("xla")`` that decides on the device whether to skip a step.
 
-    With the optimizers of torch_xla.amp.syncfree nothing is read back. Any other optimizer steps, and where a gradient
-    was not finite its parameters and state are set back, by a select on the device; if it keeps part of its state in
-    Python or on the CPU (torch.optim.Adam without ``capturable=True``), found_inf is read instead, at every step, with
-    a warning. `step` returns what the optimizer's step returns, also for a step that was taken back.
+    With the optimizers of torch_xla.amp.syncfree no value is read back. Any other optimizer steps, and a select on the
+    device restores its parameters and state if a gradient was not finite. If such an optimizer has state in Python or
+    on the CPU (torch.optim.Adam without ``capturable=True``), ``found_inf`` is read at every step instead, with a
+    warning. `step` returns the result of the optimizer's step, also for a step that was undone.
 
     Args:
       init_scale, growth_factor, backoff_factor, growth_interval, enabled: as in torch.amp.GradScaler.
-      use_zero_grad: accepted for compatibility; no choice is needed here.
+      use_zero_grad: accepted for compatibility; has no effect.
 
-    Raises TypeError for a device in place of ``init_scale``.
+    Raises:
+      TypeError: a device is passed as ``init_scale``.
     """
 
     def __init__(
@@ -35,8 +36,8 @@ class GradScaler(torch.amp.GradScaler):
     ) -> None:
         if isinstance(init_scale, (str, torch.device)):
             raise TypeError(
-                f"torch_xla.amp.GradScaler is for xla and takes no device, but init_scale is {init_scale!r}: "
-                "leave it out, or use torch.amp.GradScaler('xla')"
+                f"torch_xla.amp.GradScaler: expected a number as init_scale, got {init_scale!r}; this GradScaler takes "
+                "no device: remove the argument, or use torch.amp.GradScaler('xla')"
             )
         super().__init__("xla", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 

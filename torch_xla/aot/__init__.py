@@ -1,10 +1,11 @@
-"""Programs for accelerators that are not here: compiled by the accelerators' own compilers, on any machine.
+"""Ahead-of-time compilation for accelerators, with their own compilers, on a machine without them.
 
-    python -m torch_xla.aot --target v5e:2x2 train.py           what a script would do on a TPU
+    python -m torch_xla.aot --target v5e:2x2 train.py           report on the programs of a script on a TPU
     compiled = torch_xla.aot.compile(step, model, batch, target="h100")
     print(compiled.memory.peak, compiled.cost.products)
 
-TPUs need ``pip install "torch_xla[tpu]"``, GPUs ``pip install "torch_xla[cuda]"``; neither needs a chip or a network.
+TPU targets require ``pip install "torch_xla[tpu]"``, GPU targets ``pip install "torch_xla[cuda]"``; neither requires an
+accelerator or a network.
 """
 
 import warnings
@@ -25,7 +26,7 @@ __all__ = [
     "load",
 ]
 
-#: Names of the last release; each still works, and warns.
+#: Deprecated names of the last release -> new names.
 _RENAMED = {"TooLargeError": "DoesNotFitError", "target": "get_target"}
 
 

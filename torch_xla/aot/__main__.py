@@ -1,4 +1,4 @@
-"""``python -m torch_xla.aot``: see command.py."""
+"""Entry point of ``python -m torch_xla.aot``; see command.py."""
 
 import sys
 

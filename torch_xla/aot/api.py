@@ -1,4 +1,4 @@
-"""A function of xla tensors, compiled for a target: ``torch_xla.aot.compile``."""
+"""``torch_xla.aot.compile``: compiles a function of xla tensors for a target."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from torch_xla._engine.recorder import source_info
 
 
 class Compiled:
-    """A program for a target. It cannot be run here; it can be looked at, and written to where it can be.
+    """A program compiled for a target. It cannot be run on this machine; it can be analyzed and exported.
 
     Attributes:
-      target: what it is for.
-      seconds: how long it took to compile.
+      target: the target.
+      seconds: the compile time.
       memory: bytes on one chip: arguments, outputs, aliased, temporaries, code, peak, padding.
-      cost: what one run costs a chip: products, flops, bytes, seconds (an estimate), utilisation, intensity.
-      collectives: kind, group, count, bytes and seconds (an estimate) of each kind.
-      expensive, largest: the dearest operations, and the largest values of its own, with lines where they are known.
+      cost: cost of one run on one chip: products, flops, bytes, seconds (an estimate), utilisation, intensity.
+      collectives: kind, group, count, bytes and seconds (an estimate) of each kind of collective.
+      expensive: the most expensive operations, with their source lines if known.
+      largest: the largest temporaries and results, with their source lines if known.
     """
 
     def __init__(self, compiled: target_compiler.CompiledTargetProgram) -> None:
@@ -49,23 +50,26 @@ class Compiled:
 
     @property
     def fits(self) -> bool:
-        """Whether a chip has room for it."""
+        """Whether the program fits into the memory of a chip."""
         return self.memory.peak <= self.target.chip.hbm_bytes
 
     def hlo(self) -> str:
-        """What the target's compiler has made of it, with the user's lines."""
+        """Return the optimized HLO of the target's compiler, with the user's source lines."""
         return hlo_metadata.inline_sources(self._compiled.stage.as_text() or "")
 
     def stablehlo(self) -> str:
-        """What the target's compiler was given."""
+        """Return the StableHLO before compilation."""
         return self._compiled.lowered.text()
 
     def serialize(self) -> bytes:
-        """The executable, for ``load`` on a machine that has the target, with the same versions of jax and libtpu."""
+        """Serialize for ``load`` on a machine with the target and the same versions of jax and libtpu."""
         return pickle.dumps(serialize_executable.serialize(self._compiled.stage))
 
     def fill_cache(self, folder: str | Path) -> Path | None:
-        """Puts the executable into a folder for XLA_PERSISTENT_CACHE_PATH; None for a program that calls Python."""
+        """Write the executable to a folder for XLA_PERSISTENT_CACHE_PATH.
+
+        Returns its path, or None for a program that calls Python.
+        """
         return cache_export.write_to_cache(Path(folder), self._compiled)
 
     def __repr__(self) -> str:
@@ -76,14 +80,18 @@ class Compiled:
 
 
 def compile(function: Callable[..., Any], *args: Any, target: str | Target, **kwargs: Any) -> Compiled:
-    """Compiles for ``target`` the program that ``function(*args, **kwargs)`` records on the current xla device.
+    """Compile for ``target`` the program that ``function(*args, **kwargs)`` records on the current xla device.
 
-    What was recorded before runs here first; the function is called once, and what it records is pending afterwards, as
+    Pending operations run on this machine first. The function is called once; afterwards its operations are pending, as
     after any call. CPU tensors among the arguments are moved to the device. The program computes what a
-    ``torch_xla.sync()`` after the call would: also what the function writes in place.
+    ``torch_xla.sync()`` after the call would compute, including in-place writes.
 
-    Raises ValueError for a target that does not exist or a function that records nothing, MissingCompilerError,
-    LoweringError, TooLargeError, TargetError.
+    Raises:
+      ValueError: the target does not exist, or the function records nothing.
+      MissingCompilerError: the compiler of the target is not installed.
+      LoweringError: an op cannot be lowered for the target.
+      DoesNotFitError: the program does not fit into the memory of the target.
+      TargetError: the compiler rejects the program for another reason.
     """
     wanted = targets.get_target(target) if isinstance(target, str) else target
     device = int(recorder.bindings().current_device())
@@ -100,7 +108,7 @@ def compile(function: Callable[..., Any], *args: Any, target: str | Target, **kw
         lowered, spec = recorder.bindings().with_execution_lock(device, _lower_for_target, device, wanted)
     finally:
         source_info.set_capture(before)
-    del result  # kept until here: what nobody keeps is no result
+    del result  # must be alive until here: tensors without references are not results of the graph
     return Compiled(target_compiler.compile_for_target(lowered, spec, line))
 
 
@@ -117,11 +125,11 @@ def _lower_for_target(device: int, target: Target) -> tuple[target_compiler.Targ
 
 
 def load(data: bytes) -> jax.stages.Compiled:
-    """An executable that ``Compiled.serialize`` has written, on this machine's devices: a ``jax.stages.Compiled``.
+    """Load an executable from ``Compiled.serialize`` onto this machine's devices, as a ``jax.stages.Compiled``.
 
-    It takes (floats, ints, *leaves), as the recorder has them; programs of scripts are better carried by
-    ``fill_cache``, where the engine finds them itself. Only data from a trusted source may be loaded. Raises what jax
-    and XLA raise where versions or devices differ.
+    The executable takes (floats, ints, *inputs), in the order of the recorder. For the programs of a script, prefer
+    ``fill_cache``: the engine finds them by itself. Load data from trusted sources only. Raises the errors of jax and
+    XLA if versions or devices differ.
     """
     payload, in_tree, out_tree = pickle.loads(data)
     executables.initialize_kernels(payload)

@@ -1,7 +1,7 @@
-"""``python -m torch_xla.aot --target v5e:2x2 train.py args...``: what a script would do on an accelerator.
+"""``python -m torch_xla.aot --target v5e:2x2 train.py args...``: compile the programs of a script for an accelerator.
 
-The script runs here, unmodified, on devices of this machine's CPU, which compute its values. Each distinct program
-that it makes is compiled for the target as well, by the target's own compiler, and a report says what came out.
+The script runs unmodified on CPU devices of this machine, which compute its values. Each distinct program is also
+compiled for the target, with the target's compiler. A report lists memory use, estimated time and collectives.
 
 exit code   0   everything compiles and fits
             1   the script failed, or a program cannot be compiled for the target
@@ -35,10 +35,10 @@ from torch_xla._engine.device import abstract_device, devices
 from torch_xla.aot import report_data, report_html, report_text
 from torch_xla.distributed._termination import SignalForwarder
 
-#: The option by which the process that watches tells the one that compiles where to note what it is doing.
+#: Option of the subprocess that compiles: the folder in which it notes its progress for the parent process.
 _WITHIN = "--within"
 _NOTE = "compiling.txt"
-#: Seconds between looks at whether a grace period is over.
+#: Interval in seconds at which the end of a grace period is checked.
 _TICK = 1.0
 
 
@@ -49,19 +49,23 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--target", required=True, help=f"what to compile for: {targets.supported_targets()}")
-    parser.add_argument("--steps", type=int, metavar="N", help="end the script at its N-th step (default: let it end)")
-    file = lambda text: Path(text).absolute()  # the script may go to another folder
-    parser.add_argument("--json", type=file, metavar="FILE", help="write the report's numbers to this file")
-    parser.add_argument("--html", type=file, metavar="FILE", help="write the report as a page to this file")
+    parser.add_argument("--target", required=True, help=f"target to compile for: {targets.supported_targets()}")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="end the script at its N-th step (default: run to its end)"
+    )
+    file = lambda text: Path(text).absolute()  # the script may change the working directory
+    parser.add_argument("--json", type=file, metavar="FILE", help="write the report as JSON to this file")
+    parser.add_argument("--html", type=file, metavar="FILE", help="write the report as an HTML page to this file")
     parser.add_argument(
         "--fill-cache",
         type=file,
         metavar="DIR",
-        help="keep executables for XLA_PERSISTENT_CACHE_PATH on the target",
+        help="write the executables to this folder, for XLA_PERSISTENT_CACHE_PATH on the target",
     )
-    parser.add_argument("--abstract", action="store_true", help="compute and allocate nothing: values read are zeros")
-    parser.add_argument("--module", "-m", action="store_true", help="the script is the name of a module, as python -m")
+    parser.add_argument("--abstract", action="store_true", help="compute and allocate nothing; values read are zeros")
+    parser.add_argument(
+        "--module", "-m", action="store_true", help="the script is the name of a module, as for python -m"
+    )
     parser.add_argument(_WITHIN, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("script", help="the program to run")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -69,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code. With wrong arguments argparse exits with 2."""
+    """Run the command and return its exit code; argparse exits with 2 for wrong arguments."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.steps is not None and options.steps < 1:
@@ -85,9 +89,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_in_subprocess(argv: Sequence[str]) -> int:
-    """Runs the command in a process of its own: a compiler that crashes takes the process with it.
+    """Run the command in a subprocess, because a compiler that crashes ends its process.
 
-    SIGTERM, which job managers send to this process alone, is forwarded, and ends this process after that one.
+    SIGTERM, which job managers send only to this process, is forwarded; this process ends after the subprocess.
     """
     children: list[subprocess.Popen[bytes]] = []
 
@@ -95,10 +99,10 @@ def _run_in_subprocess(argv: Sequence[str]) -> int:
         for child in children:
             child.terminate()
 
-    # The forwarder comes first: it ends this process when the folder has been removed.
+    # The forwarder is the outer context: it ends this process after the folder has been removed.
     with SignalForwarder(forward) as forwarder, tempfile.TemporaryDirectory(prefix="torch_xla-aot-") as folder:
         children.append(subprocess.Popen([sys.executable, "-m", "torch_xla.aot", _WITHIN, folder, *argv]))
-        if forwarder.deadline is not None:  # the signal came before the process was in the list
+        if forwarder.deadline is not None:  # the signal arrived before the process was in the list
             forward()
         code = _wait(children[0], forwarder)
         note = Path(folder, _NOTE)
@@ -106,7 +110,7 @@ def _run_in_subprocess(argv: Sequence[str]) -> int:
             return code
         if forwarder.deadline is not None or not note.exists():
             return 128 - code
-        print(f"torch_xla.aot: the compiler ended the process (signal {-code}), {note.read_text()}", file=sys.stderr)
+        print(f"torch_xla.aot: the compiler crashed (signal {-code}) {note.read_text()}", file=sys.stderr)
         return 1
 
 
@@ -118,23 +122,23 @@ def _wait(child: subprocess.Popen[bytes], forwarder: SignalForwarder) -> int:
         except subprocess.TimeoutExpired:
             if forwarder.deadline is not None and time.monotonic() > forwarder.deadline:
                 child.kill()
-        except KeyboardInterrupt:  # the child has got it, too, and decides
+        except KeyboardInterrupt:  # the child received it as well, and decides
             continue
 
 
 def _run(options: argparse.Namespace, target: Target) -> int:
     emulate_on_cpu(target)
-    watcher = program_collector.ProgramCollector(
+    collector = program_collector.ProgramCollector(
         target, options.steps, functools.partial(_compile_progress, target, options.within / _NOTE)
     )
     if options.abstract:
-        abstract_device.enable(watcher.results)
-    failure = _run_script(options, watcher)
-    for seen in watcher.programs:
-        watcher.compile(seen)
+        abstract_device.enable(collector.result_shardings)
+    failure = _run_script(options, collector)
+    for seen in collector.programs:
+        collector.compile(seen)
     if options.fill_cache is not None:
-        _write_to_cache(options.fill_cache, watcher)
-    data = report_data.build_report(watcher, failure)
+        _write_to_cache(options.fill_cache, collector)
+    data = report_data.build_report(collector, failure)
     if options.json is not None:
         options.json.write_text(json.dumps(data, indent=1), encoding="utf-8")
     if options.html is not None:
@@ -147,7 +151,7 @@ def _run(options: argparse.Namespace, target: Target) -> int:
 def _compile_progress(
     target: Target, note: Path, seen: program_collector.CollectedProgram
 ) -> Iterator[Callable[[Path], None]]:
-    """In the block ``note`` says which program is compiled, and where its StableHLO is."""
+    """Write the program that is compiled within the block, and the path of its StableHLO, to ``note``."""
     print(f"compiling program {seen.number} for {target.name}", file=sys.stderr)
 
     def begun(file: Path) -> None:
@@ -157,26 +161,26 @@ def _compile_progress(
     note.unlink(missing_ok=True)
 
 
-def _write_to_cache(folder: Path, watcher: program_collector.ProgramCollector) -> None:
-    """Keeps the executables; one that cannot be is named, and the others are kept."""
-    for seen in watcher.programs:
+def _write_to_cache(folder: Path, collector: program_collector.ProgramCollector) -> None:
+    """Write the executables to a cache folder; report those that cannot be written, and continue."""
+    for seen in collector.programs:
         if seen.compiled is None:
             continue
         try:
             cache_export.write_to_cache(folder, seen.compiled)
-        except Exception as error:  # a compiler's, jax's or the disk's
-            print(f"torch_xla.aot: program {seen.number} cannot be kept in {folder}: {error}", file=sys.stderr)
+        except Exception as error:  # of the compiler, jax or the file system
+            print(f"torch_xla.aot: cannot write program {seen.number} to {folder}: {error}", file=sys.stderr)
 
 
 def exit_code(data: dict[str, Any]) -> int:
-    """The exit code that a report stands for."""
+    """Return the exit code of the command for a report."""
     if not data["fits"]:
         return 3
     return 1 if data["failure"] or any(row["error"] for row in data["programs"]) else 0
 
 
 def emulate_on_cpu(target: Target) -> None:
-    """The script's devices: as many of this machine's CPU as the target has chips."""
+    """Run the script on CPU devices, with the device type and number of the target."""
     jax.config.update("jax_platforms", "cpu")
     settings.export("PJRT_DEVICE", "CPU")
     devices.emulate_device(target.platform, target.devices[0].device_kind)
@@ -184,13 +188,13 @@ def emulate_on_cpu(target: Target) -> None:
         settings.export("CPU_NUM_DEVICES", str(len(target.devices)))
 
 
-def _run_script(options: argparse.Namespace, watcher: program_collector.ProgramCollector) -> str | None:
-    """Runs the script to its end, or to the last step asked for. Returns how it failed, None where it did not."""
+def _run_script(options: argparse.Namespace, collector: program_collector.ProgramCollector) -> str | None:
+    """Run the script to its end or to the last requested step; return a message if it failed, else None."""
     script = options.script
     before = sys.argv[:], sys.path[:]
     sys.argv = [script, *options.args]
     try:
-        with watcher.collecting():
+        with collector.collecting():
             if options.module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:

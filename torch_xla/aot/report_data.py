@@ -1,13 +1,13 @@
-"""The numbers of a report on what a script does on a target. Bytes are of one chip; times in seconds, estimates all.
+"""Builds the data of an ahead-of-time report. Bytes are of one chip; times are estimates in seconds.
 
 target       name, chip, chips, hosts, hbm_bytes, peak_flops, hbm_bandwidth, link_bandwidth, source
-fits         whether every program has room on the chips
-failure      how the script ended, where it did not end well
-abstract     whether nothing was computed: values that the script read were zeros
-steps        barriers that it made
+fits         whether every program fits into the memory of the chips
+failure      how the script failed, if it did
+abstract     whether nothing was computed, so that values read by the script were zeros
+steps        number of step barriers
 programs     number, cause, line, ops, runs, chips, compile_seconds, error, memory, work, collectives, expensive
-lacks        what the target does not have, and this script uses
-recompilations, fallbacks, reads    as torch_xla.debug.report() has them
+lacks        dtypes that the script uses and the target does not support natively
+recompilations, fallbacks, reads    as in torch_xla.debug.report()
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from torch_xla.debug import report_data
 _LARGEST = 5
 
 
-def build_report(watcher: ProgramCollector, failure: str | None) -> dict[str, Any]:
-    """The dict of a report, when all programs are compiled."""
+def build_report(collector: ProgramCollector, failure: str | None) -> dict[str, Any]:
+    """Build the report after all programs are compiled."""
     watched = report_data.build_report(None)
-    programs = [program_entry(seen, watcher.target) for seen in watcher.programs]
+    programs = [program_entry(seen, collector.target) for seen in collector.programs]
     return {
-        "target": _target(watcher.target),
+        "target": _target(collector.target),
         "fits": all(row["memory"]["fits"] for row in programs),
         "failure": failure,
         "abstract": abstract_device.is_enabled(),
-        "steps": watcher.barriers,
+        "steps": collector.barriers,
         "programs": programs,
-        "lacks": _lacks(watcher),
+        "lacks": _lacks(collector),
         "recompilations": watched["recompilations"],
         "fallbacks": watched["fallbacks"],
         "reads": watched["reads"],
@@ -54,7 +54,7 @@ def _target(target: Target) -> dict[str, Any]:
 
 
 def program_entry(seen: CollectedProgram, target: Target) -> dict[str, Any]:
-    """What a report says of one program."""
+    """Return the entry of one program."""
     found = seen.found
     return {
         "number": seen.number,
@@ -73,25 +73,26 @@ def program_entry(seen: CollectedProgram, target: Target) -> dict[str, Any]:
 
 
 def _memory_entry(seen: CollectedProgram, target: Target) -> dict[str, Any]:
-    room = target.chip.hbm_bytes
+    capacity = target.chip.hbm_bytes
     row: dict[str, Any] = {
         "others": seen.others,
         "updated": sum(a.bytes for a in seen.arguments if a.updated),
-        "room": room,
+        "capacity_bytes": capacity,
         "largest": [dataclasses.asdict(large) for large in seen.largest[:_LARGEST]],
     }
     if seen.found is not None:
-        needs = seen.found.memory.peak + seen.others
-        return row | dataclasses.asdict(seen.found.memory) | {"needs": needs, "fits": needs <= room}
+        required = seen.found.memory.peak + seen.others
+        return row | dataclasses.asdict(seen.found.memory) | {"required_bytes": required, "fits": required <= capacity}
     arguments = sum(a.bytes for a in seen.arguments)
     if isinstance(seen.error, DoesNotFitError):
-        needs = seen.error.needs + arguments if seen.error.beside else max(seen.error.needs, arguments)
-        needs += seen.others
-        return row | {"needs": needs, "room": seen.error.room or room, "fits": False}
-    return row | {"needs": arguments + seen.others, "fits": arguments + seen.others <= room}
+        required = seen.error.required_bytes
+        required = required + arguments if seen.error.excludes_arguments else max(required, arguments)
+        capacity = seen.error.capacity_bytes or capacity
+        return row | {"required_bytes": required + seen.others, "capacity_bytes": capacity, "fits": False}
+    return row | {"required_bytes": arguments + seen.others, "fits": arguments + seen.others <= capacity}
 
 
-#: What TPUs store as something else, or compute in several steps, and what becomes of it.
+#: Dtypes that TPUs do not support natively, and how they are stored and computed.
 _ON_TPU = {
     torch.float64: "stored and computed as float32",
     torch.complex128: "stored and computed as complex64",
@@ -99,13 +100,13 @@ _ON_TPU = {
 }
 
 
-def _lacks(watcher: ProgramCollector) -> list[dict[str, Any]]:
-    if watcher.target.platform != "tpu":
+def _lacks(collector: ProgramCollector) -> list[dict[str, Any]]:
+    if collector.target.platform != "tpu":
         return []
     rows = []
     for dtype, what in _ON_TPU.items():
         count, line = 0, ""
-        for seen in watcher.programs:
+        for seen in collector.programs:
             for node in seen.spec.nodes:
                 if any(out == dtype for _, out in node.outs):
                     count += 1

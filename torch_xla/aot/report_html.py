@@ -1,4 +1,4 @@
-"""A report on a target as one HTML file that needs nothing else, its numbers inside."""
+"""Renders an ahead-of-time report as a self-contained HTML file that embeds its data."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from torch_xla.debug import report_html
 
 _COLORS = {"arguments": "#4c78a8", "new": "#59a14f", "temporaries": "#e8a33d", "others": "#9c9c9c"}
 _WIDTH = 960
+_FAILURE_STYLE = "border-left: 4px solid #d64550; padding: .2em 1em"
 
 
 def render_html(data: dict[str, Any]) -> str:
-    """The whole file."""
+    """Return the HTML file."""
     target = data["target"]
-    title = f"{target['name']}: {report_text.verdict(data)}"
-    failure = f'<div class="verdict"><p>{escape(data["failure"])}</p></div>' if data["failure"] else ""
+    title = f"{target['name']}: {report_text.fit_summary(data)}"
+    failure = f'<div class="bottleneck"><p>{escape(data["failure"])}</p></div>' if data["failure"] else ""
     programs = "".join(_program(row) for row in data["programs"])
     tables = "".join(
         [
             report_html.html_table(
-                "Not as on the CPU",
-                ("dtype", "ops", "first at", "what"),
+                "Unsupported dtypes",
+                ("dtype", "ops", "first at", "on the target"),
                 [(r["dtype"], str(r["ops"]), r["line"], r["what"]) for r in data["lacks"]],
             ),
             report_html.html_table(
-                "Would compile again", ("times", "why"), [(str(r["times"]), r["text"]) for r in data["recompilations"]]
+                "Recompilations", ("times", "reason"), [(str(r["times"]), r["text"]) for r in data["recompilations"]]
             ),
             report_html.html_table(
-                "On the CPU",
-                ("op", "line", "a step"),
+                "CPU fallbacks",
+                ("op", "line", "per step"),
                 [(r["op"], r["line"], f"{r['per_step']:.2f}") for r in data["fallbacks"]],
             ),
             report_html.html_table(
-                "Values read", ("line", "a step"), [(r["line"], f"{r['per_step']:.2f}") for r in data["reads"]]
+                "Values read", ("line", "per step"), [(r["line"], f"{r['per_step']:.2f}") for r in data["reads"]]
             ),
         ]
     )
@@ -59,8 +60,8 @@ def _program(row: dict[str, Any]) -> str:
         lines += [report_text.format_cost(row["work"]), report_text.format_time(row)]
     lines += [report_text.format_collective(found) for found in row["collectives"]]
     total = (row["work"] or {}).get("seconds") or 1.0
-    dearest = report_html.html_table(
-        "Dearest operations (estimates)",
+    expensive = report_html.html_table(
+        "Most expensive operations (estimates)",
         ("share", "time", "operation", "line"),
         [
             (f"{e['seconds'] / total:.0%}", report_text.format_duration(e["seconds"]), e["op"] or e["name"], e["line"])
@@ -68,16 +69,16 @@ def _program(row: dict[str, Any]) -> str:
         ],
     )
     largest = report_html.html_table(
-        "Largest values",
+        "Largest buffers",
         ("bytes", "what", "line"),
         [(format_bytes(e["bytes"]), e["what"], e["line"]) for e in row["memory"]["largest"]],
     )
     paragraphs = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    return f"<h2>{escape(head)}</h2>{_memory_bar(row['memory'])}{paragraphs}{dearest}{largest}"
+    return f"<h2>{escape(head)}</h2>{_memory_bar(row['memory'])}{paragraphs}{expensive}{largest}"
 
 
 def _memory_bar(memory: dict[str, Any]) -> str:
-    """What a chip's memory holds, as a bar as long as the memory, or as what is needed."""
+    """Draw the memory use as a bar whose width is the larger of the chip's capacity and the required memory."""
     if "peak" not in memory:
         return ""
     parts = {
@@ -86,14 +87,14 @@ def _memory_bar(memory: dict[str, Any]) -> str:
         "temporaries": memory["temporaries"],
         "others": memory["others"],
     }
-    whole, x, out = max(memory["room"], memory["needs"]), 0.0, []
+    total, x, out = max(memory["capacity_bytes"], memory["required_bytes"]), 0.0, []
     for name, size in parts.items():
-        width = _WIDTH * size / whole
+        width = _WIDTH * size / total
         out.append(
             f'<rect x="{x:.2f}" y="0" width="{width:.2f}" height="18" fill="{_COLORS[name]}">'
             f"<title>{name}: {format_bytes(size)}</title></rect>"
         )
         x += width
-    limit = _WIDTH * memory["room"] / whole
+    limit = _WIDTH * memory["capacity_bytes"] / total
     out.append(f'<line x1="{limit:.2f}" x2="{limit:.2f}" y1="0" y2="24" stroke="#d64550" stroke-width="2"/>')
     return f'<svg viewBox="0 0 {_WIDTH} 24" role="img" aria-label="memory of a chip">{"".join(out)}</svg>'

@@ -1,4 +1,4 @@
-"""A report on a target as text."""
+"""Renders an ahead-of-time report as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ROWS = 8
 
 
 def render_text(data: dict[str, Any]) -> str:
-    """The report for a terminal: the verdict, then each program, then what else there is to know."""
+    """Return the report as text: whether the programs fit, each program, then dtypes, recompilations and fallbacks."""
     target = data["target"]
     machines = f" in {target['hosts']} machines" if target["hosts"] > 1 else ""
     count, steps = len(data["programs"]), data["steps"]
@@ -18,23 +18,27 @@ def render_text(data: dict[str, Any]) -> str:
         "",
         f"{target['name']}: {target['chips']} × {target['chip']}{machines}; each {format_bytes(target['hbm_bytes'])} "
         f"of HBM, {_format_rate(target['peak_flops'])}FLOP/s (bf16), {_format_rate(target['hbm_bandwidth'])}B/s",
-        f"{verdict(data)}: {count} program{'s'[: count != 1]}, {steps} step{'s'[: steps != 1]}",
-        *([f"{data['failure']}; the report is of what ran before"] if data["failure"] else []),
+        f"{fit_summary(data)}: {count} program{'s'[: count != 1]}, {steps} step{'s'[: steps != 1]}",
+        *([f"{data['failure']}; the report covers what ran before"] if data["failure"] else []),
     ]
     for row in data["programs"]:
         lines += ["", *_program(row)]
-    lines += _section("Not as on the CPU", [f"{r['dtype']}: {r['what']}; {r['ops']} ops, the first at "
-                                            f"{r['line'] or 'an unknown line'}" for r in data["lacks"]])  # fmt: skip
-    lines += _section("Would compile again", [f"{r['times']} × {r['text']}" for r in data["recompilations"]])
-    lines += _section("On the CPU", [f"{r['per_step']:.2f} a step  {r['op']}  {r['line']}" for r in data["fallbacks"]])
-    read = "Values read, which were zeros" if data["abstract"] else "Values read"
-    lines += _section(read, [f"{r['per_step']:.2f} a step  {r['line']}" for r in data["reads"]])
+    unsupported = [
+        f"{r['dtype']}: {r['what']}; {r['ops']} ops, the first at {r['line'] or 'an unknown line'}"
+        for r in data["lacks"]
+    ]
+    fallbacks = [f"{r['per_step']:.2f} per step  {r['op']}  {r['line']}" for r in data["fallbacks"]]
+    read = "Values read (zeros)" if data["abstract"] else "Values read"
+    lines += _section("Unsupported dtypes", unsupported)
+    lines += _section("Recompilations", [f"{r['times']} × {r['text']}" for r in data["recompilations"]])
+    lines += _section("CPU fallbacks", fallbacks)
+    lines += _section(read, [f"{r['per_step']:.2f} per step  {r['line']}" for r in data["reads"]])
     lines += ["", *estimate_notes(data)]
     return "\n".join(lines) + "\n"
 
 
-def verdict(data: dict[str, Any]) -> str:
-    """``fits``, or which programs do not."""
+def fit_summary(data: dict[str, Any]) -> str:
+    """Return ``fits``, or the programs that do not fit."""
     if data["fits"]:
         return "fits"
     numbers = [str(row["number"]) for row in data["programs"] if not row["memory"]["fits"]]
@@ -42,18 +46,19 @@ def verdict(data: dict[str, Any]) -> str:
 
 
 def estimate_notes(data: dict[str, Any]) -> list[str]:
-    """How the estimates are made."""
+    """Return the explanation of the estimates."""
     return [
-        "Memory is the compiler's account. Times are estimates, from public figures of the chip",
-        f"({data['target']['source']}): of each operation the longer of its products at the peak and its bytes at the",
-        "bandwidth of HBM, of collectives the bytes over all links of a chip; added up, as if nothing overlapped.",
+        "Memory is reported by the compiler. Times are estimates from published specifications of the chip",
+        f"({data['target']['source']}): for an operation, the larger of its products at the peak rate and its bytes at",
+        "the HBM bandwidth; for a collective, its bytes over all links of a chip; summed, as if nothing overlapped.",
     ]
 
 
 def _program(row: dict[str, Any]) -> list[str]:
     chips = f" on {row['chips']} chips" if row["chips"] > 1 else ""
     lines = [
-        f"Program {row['number']}: {row['ops']} ops{chips}, ran {format_run_count(row['runs'])}; {row['cause']}, {row['line']}",
+        f"Program {row['number']}: {row['ops']} ops{chips}, ran {format_run_count(row['runs'])}; "
+        f"{row['cause']}, {row['line']}",
         f"  memory      {format_memory(row['memory'])}",
     ]
     if row["error"]:
@@ -64,17 +69,17 @@ def _program(row: dict[str, Any]) -> list[str]:
     if row["work"] is None:
         return lines
     lines += [f"  work        {format_cost(row['work'])}", f"  time        {format_time(row)}"]
-    lines += [f"  exchanges   {format_collective(found)}" for found in row["collectives"]]
+    lines += [f"  collectives {format_collective(found)}" for found in row["collectives"]]
     total = row["work"]["seconds"] or 1.0
-    lines += [f"  {'dearest' if not i else '':<11} {format_expensive_op(found, total)}"
+    lines += [f"  {'expensive' if not i else '':<11} {format_expensive_op(found, total)}"
               for i, found in enumerate(row["expensive"])]  # fmt: skip
     return lines
 
 
 def format_memory(row: dict[str, Any]) -> str:
-    """What a chip needs, against what it has."""
-    room = format_bytes(row["room"])
-    head = f"{'fits' if row['fits'] else 'does not fit'}: needs {format_bytes(row['needs'])}, has {room}"
+    """Format the required memory, the capacity, and the parts of the required memory."""
+    capacity = format_bytes(row["capacity_bytes"])
+    head = f"{'fits' if row['fits'] else 'does not fit'}: needs {format_bytes(row['required_bytes'])}, has {capacity}"
     if "peak" not in row:
         return head
     parts = [f"arguments {format_bytes(row['arguments'])}"]
@@ -88,36 +93,36 @@ def format_memory(row: dict[str, Any]) -> str:
 
 
 def format_run_count(count: int) -> str:
-    """How often, in words."""
+    """Format a number of runs."""
     return "once" if count == 1 else f"{count} times"
 
 
 def format_large_buffer(row: dict[str, Any]) -> str:
-    """One of the values that take most."""
+    """Format a large buffer with its source line."""
     return f"{format_bytes(row['bytes']):>10}  {row['what']}{'  ' + row['line'] if row['line'] else ''}"
 
 
 def format_cost(row: dict[str, Any]) -> str:
-    """Operations and bytes of a run."""
-    unknown = f"; {row['unknown_loops']} loops of unknown length count once" if row["unknown_loops"] else ""
-    unknown += f"; {row['unknown_kernels']} kernels of unknown work count as none" if row["unknown_kernels"] else ""
+    """Format the operations and bytes of a run."""
+    unknown = f"; {row['unknown_loops']} loops with unknown trip count count once" if row["unknown_loops"] else ""
+    unknown += f"; {row['unknown_kernels']} kernels with unknown cost count as zero" if row["unknown_kernels"] else ""
     return (
         f"{_format_rate(row['flops'])}FLOP, {_format_rate(row['products'])} of them in products; "
-        f"{_format_rate(row['bytes'])}B of HBM moved; {row['intensity']:.1f} FLOP a byte{unknown}"
+        f"{_format_rate(row['bytes'])}B of HBM traffic; {row['intensity']:.1f} FLOP/B{unknown}"
     )
 
 
 def format_time(row: dict[str, Any]) -> str:
-    """The estimate for a run, and how long it took to compile."""
+    """Format the estimated time of a run, and the compile time."""
     found = row["work"]
     return (
-        f"at least {format_duration(found['seconds'])} a run (estimate), at most {found['utilisation']:.1%} of the peak; "
-        f"compiled in {row['compile_seconds']:.1f} s"
+        f"at least {format_duration(found['seconds'])} per run (estimate), at most {found['utilisation']:.1%} of the "
+        f"peak; compiled in {row['compile_seconds']:.1f} s"
     )
 
 
 def format_collective(row: dict[str, Any]) -> str:
-    """Collectives of a kind."""
+    """Format the collectives of one kind."""
     return (
         f"{row['count']:g} × {row['kind']} among {row['group']}: {_format_rate(row['bytes'])}B, "
         f"at least {format_duration(row['seconds'])} (estimate)"
@@ -125,7 +130,7 @@ def format_collective(row: dict[str, Any]) -> str:
 
 
 def format_expensive_op(row: dict[str, Any], total: float) -> str:
-    """One operation with its share of the program's time."""
+    """Format an operation with its share of the program's time."""
     times = f" ({row['times']:g} times)" if row["times"] != 1 else ""
     return (
         f"{row['seconds'] / total:>4.0%} {format_duration(row['seconds']):>9}  {row['op'] or row['name']}{times}"
@@ -134,7 +139,7 @@ def format_expensive_op(row: dict[str, Any], total: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds in a unit that leaves few digits."""
+    """Format seconds with the unit s, ms, µs or ns."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -142,7 +147,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _format_rate(value: float) -> str:
-    """With a metric prefix: ``1.23 G``."""
+    """Format a number with a metric prefix: ``1.23 G``."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {prefix}"

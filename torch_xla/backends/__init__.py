@@ -1,4 +1,4 @@
-"""Settings of how XLA computes."""
+"""Numerical settings of XLA programs: matmul precision."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ __all__ = ["get_mat_mul_precision", "set_mat_mul_precision"]
 
 
 def set_mat_mul_precision(precision: Literal["default", "high", "highest"]) -> None:
-    """Sets how exactly float32 matrix products and convolutions are computed, for programs compiled from now on.
+    """Set the precision of float32 matrix multiplications and convolutions in programs that are compiled from now on.
 
-    ``"highest"``: in float32. ``"high"``: in TensorFloat32 on GPUs, in three bfloat16 passes on TPUs. ``"default"``:
-    the fastest, which is TensorFloat32 on GPUs and one bfloat16 pass on TPUs. CPUs always compute in float32.
-    Without a call it is ``"highest"``, on TPUs ``"default"``, unless ``torch.set_float32_matmul_precision`` asks for
-    less. Each setting compiles programs of its own. Raises ValueError for another name.
+    The initial value is ``"highest"``, on TPUs ``"default"``, unless ``torch.set_float32_matmul_precision`` selects a
+    lower precision. Programs are cached separately per setting.
+
+    Args:
+      precision: ``"highest"``: float32. ``"high"``: TensorFloat32 on GPUs, three bfloat16 passes on TPUs.
+        ``"default"``: the fastest, which is TensorFloat32 on GPUs and one bfloat16 pass on TPUs. CPUs always compute
+        in float32.
+
+    Raises:
+      ValueError: unknown precision.
     """
     _precision.set_precision(precision)
 
 
 def get_mat_mul_precision() -> str:
-    """The precision of float32 matrix products now: ``"default"``, ``"high"`` or ``"highest"``."""
+    """Return the current matmul precision: ``"default"``, ``"high"`` or ``"highest"``."""
     return _precision.precision_name(_precision.current_precision().products)

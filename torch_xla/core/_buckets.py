@@ -1,4 +1,4 @@
-"""Collectives of many tensors, a bucket of them at a time: what waits for the others waits for its bucket alone."""
+"""Bucketed collectives: group tensors into buckets of a bounded size and run one collective per bucket."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import torch
 
 from torch_xla.core._collectives import Groups, all_gather, reduce_scatter
 
-#: ``func(inputs)``, or ``func(inputs, outputs)`` where there are outputs to write to: the results.
+#: ``func(inputs)``, or ``func(inputs, outputs)`` if there is an ``output_list``; returns one result per input.
 Collective = Callable[..., Sequence[torch.Tensor]]
 
 
 def buckets(tensors: Sequence[torch.Tensor], cap_mb: int) -> Iterator[list[torch.Tensor]]:
-    """The tensors in order, in lists of at most ``cap_mb`` MB, or of one tensor that is larger; 0: all in one."""
+    """Split the tensors, in order, into lists of at most ``cap_mb`` MB; a larger tensor has a bucket to itself.
+
+    ``cap_mb=0`` puts all tensors into one bucket.
+    """
     bucket: list[torch.Tensor] = [] if cap_mb else list(tensors)
     size = 0
     for tensor in tensors if cap_mb else ():
@@ -29,18 +32,19 @@ def buckets(tensors: Sequence[torch.Tensor], cap_mb: int) -> Iterator[list[torch
 
 
 class CoalescingBuckets:
-    """Tensors that are given to a collective in buckets, whose results come back in the order of the tensors.
+    """Run a collective over buckets of tensors and return the results in the order of the tensors.
 
         results = CoalescingBuckets(func, tensors, bucket_cap_mb=25)()
 
     Args:
-      func: takes a list of tensors and, where there is an ``output_list``, those of its tensors that belong to them;
-        gives a result for each.
-      input_list: the tensors.
-      output_list: as many tensors, which ``func`` writes to.
-      bucket_cap_mb: the MB of a bucket; a tensor that is larger has one of its own.
+      func: takes a list of tensors and, if there is an ``output_list``, the list of their outputs; returns one result
+        per tensor.
+      input_list: tensors of any shape and dtype.
+      output_list: one output tensor per input, which ``func`` writes to.
+      bucket_cap_mb: maximum size of a bucket in MB; a larger tensor has a bucket to itself.
 
-    Raises ValueError for lists of different lengths, or a cap below 1.
+    Raises:
+      ValueError: the lists have different lengths, or the cap is below 1.
     """
 
     def __init__(
@@ -61,14 +65,14 @@ class CoalescingBuckets:
         self._results: dict[int, torch.Tensor] = {}
 
     def add(self, tensor: torch.Tensor, idx: int) -> None:
-        """Puts a tensor, whose output is that at ``idx``, into the bucket; what it has no room with goes first."""
+        """Add a tensor to the bucket, with the output at ``idx``; flush the bucket first if the tensor does not fit."""
         if self._bucket and self._size + tensor.nbytes > self._cap:
             self.flush()
         self._bucket.append((tensor, idx))
         self._size += tensor.nbytes
 
     def flush(self) -> None:
-        """Gives the tensors of the bucket to the collective."""
+        """Run the collective on the tensors in the bucket."""
         if not self._bucket:
             return
         bucket, self._bucket, self._size = self._bucket, [], 0
@@ -80,7 +84,7 @@ class CoalescingBuckets:
         self._results.update(zip(places, found, strict=True))
 
     def __call__(self) -> list[torch.Tensor]:
-        """The results for all tensors of ``input_list``, in order."""
+        """Return the results for all tensors of ``input_list``, in order."""
         for idx, tensor in enumerate(self._inputs):
             self.add(tensor, idx)
         self.flush()
@@ -96,7 +100,22 @@ def all_gather_bucketized(
     pin_layout: bool = False,
     bucket_cap_mb: int = 160,
 ) -> list[torch.Tensor]:
-    """all_gather of each tensor, in buckets; written to the tensors of ``output`` where these are given."""
+    """All-gather each tensor along ``dim``, one collective per bucket.
+
+    Args:
+      input_list: tensors of any shape and dtype.
+      dim: dimension along which the values are concatenated.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+      output: one tensor per input, which receives the result.
+      pin_layout: accepted for compatibility.
+      bucket_cap_mb: maximum size of a bucket in MB.
+
+    Returns:
+      One gathered tensor per input.
+
+    Raises:
+      ValueError: the lists have different lengths, or the cap is below 1.
+    """
 
     def gather(tensors: list[torch.Tensor], outputs: Any = None) -> list[torch.Tensor]:
         outs = outputs or [None] * len(tensors)
@@ -116,7 +135,25 @@ def reduce_scatter_bucketized(
     pin_layout: bool = False,
     bucket_cap_mb: int = 160,
 ) -> list[torch.Tensor]:
-    """reduce_scatter of each tensor, in buckets; written to the tensors of ``output`` where these are given."""
+    """Reduce-scatter each tensor, one collective per bucket.
+
+    Args:
+      reduce_type: ``sum``, ``mul``, ``min``, ``max``, ``and`` or ``or``.
+      input_list: tensors of any shape and dtype.
+      scale: factor of the results.
+      scatter_dim: dimension that is scattered.
+      shard_count: number of replicas in a group.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+      output: one tensor per input, which receives the result.
+      pin_layout: accepted for compatibility.
+      bucket_cap_mb: maximum size of a bucket in MB.
+
+    Returns:
+      This replica's shard of each result.
+
+    Raises:
+      ValueError: the lists have different lengths, the cap is below 1, or ``shard_count`` is not the group size.
+    """
     tensors = [input_list] if isinstance(input_list, torch.Tensor) else input_list
 
     def scatter(some: list[torch.Tensor], outputs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Computations put together from operations of XLA, on jax: an Op says how to compute a value, and of which shape.
+"""Build computations from XLA operations, on jax: an Op is a symbolic value with a shape.
 
 create_builder -> mkparam -> Op ... Op -> build -> Computation -> on xla tensors: xla_op_registry, or as a function
 """
@@ -29,7 +29,7 @@ _NAMES = {dtype: name for name, dtype in _TORCH.items()}
 
 
 class Type:
-    """The element types of XLA, by their names."""
+    """Names of XLA's element types."""
 
     F32, F64, BF16, F16 = "f32", "f64", "bf16", "f16"
     U8, S8, U16, S16, U32, S32, U64, S64 = "u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"
@@ -37,31 +37,31 @@ class Type:
 
     @classmethod
     def to_torch_type(cls, xla_type: str) -> torch.dtype:
-        """torch's dtype. KeyError for no type."""
+        """Return the torch dtype. Raises KeyError for an unknown type."""
         return _TORCH[xla_type]
 
     @classmethod
     def from_torch_type(cls, torch_type: torch.dtype) -> str:
-        """XLA's name. KeyError for a dtype that it lacks."""
+        """Return XLA's name. Raises KeyError for a dtype that XLA does not have."""
         return _NAMES[torch_type]
 
 
 class Shape:
-    """The form of a value: an element type and sizes, or a tuple of Shapes."""
+    """The shape of a value: an element type and sizes, or a tuple of Shapes."""
 
     def __init__(self, struct: Any) -> None:
         self._struct = struct
 
     @classmethod
     def create(cls, dtype: str, sizes: Sequence[int], dynamic_dimensions: Any = None) -> Shape:
-        """An array's. ValueError for dimensions without a fixed size, which programs here do not have."""
+        """Return the shape of an array. Raises ValueError for dynamic dimensions, which are not supported."""
         if dynamic_dimensions is not None and any(dynamic_dimensions):
-            raise ValueError("Shape.create: programs here have no dynamic dimensions; give every size, and pad")
+            raise ValueError("Shape.create: dynamic dimensions are not supported; give every size and pad the data")
         return cls(jax.ShapeDtypeStruct(tuple(sizes), dtypes.numpy_dtype(_TORCH[dtype])))
 
     @property
     def struct(self) -> Any:
-        """The form as jax has it."""
+        """The shape as jax.ShapeDtypeStruct, or a tuple of them."""
         return self._struct
 
     def is_tuple(self) -> bool:
@@ -102,24 +102,24 @@ class Shape:
 
 
 class Computation:
-    """A function of arrays of fixed shapes, with a name."""
+    """A named function of arrays with fixed shapes."""
 
     def __init__(self, name: str, function: Callable[..., Any], structs: Sequence[Any]) -> None:
         self.name, self.function, self.structs = name, function, tuple(structs)
 
     def hlo(self) -> str:
-        """The program as HLO text."""
+        """Return the computation as HLO text."""
         devices.configure_cpu_devices()  # lowering starts jax's backend
         with recorder.enable_x64(), dtypes.exact_dtypes():
             return str(jax.jit(self.function).lower(*self.structs).as_text("hlo"))
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """Its results on xla tensors, recorded as one operation."""
+        """Record the computation on xla tensors as one operation and return its results."""
         return jax_function.call_jax(self.function, tensors, None, self.name)
 
 
 class Builder:
-    """What Ops belong to that make one computation."""
+    """Collects the parameters of one computation; every Op belongs to a Builder."""
 
     def __init__(self, name: str) -> None:
         devices.configure_cpu_devices()  # jax starts its backend for the first operation
@@ -128,10 +128,11 @@ class Builder:
 
 
 class Op:
-    """A value of a computation: how it is made of others, and its shape.
+    """A symbolic value of a computation, with its shape.
 
-    Methods are XLA's operations under upstream's names; ``+ - * / % ** @`` and comparisons are the same. Two operands
-    have one element type, and numpy's rules for sizes. Errors of shapes are raised at once: TypeError, ValueError.
+    Methods are XLA's operations under upstream's names; ``+ - * / % ** @`` and comparisons are the same. Both operands
+    must have the same element type; sizes broadcast as in numpy. Shape errors are raised when the Op is created
+    (TypeError, ValueError).
     """
 
     def __init__(self, builder: Builder, function: Callable[..., Any], *operands: Op) -> None:
@@ -140,17 +141,17 @@ class Op:
             self._struct: Any = jax.eval_shape(function, *(o._struct for o in operands))
 
     def shape(self) -> Shape:
-        """Its form."""
+        """Return the shape of the value."""
         return Shape(self._struct)
 
     def build(self, name: str | None = None) -> Computation:
-        """The computation that gives this value, of the builder's parameters in order of their numbers."""
+        """Return the computation of this value, whose arguments are the builder's parameters in order of number."""
         parameters = [op for _, op in sorted(self.builder.parameters.items())]
         made = lambda *arrays: self.evaluate(dict(zip(map(id, parameters), arrays, strict=True)))
         return Computation(name or self.builder.name, made, [p._struct for p in parameters])
 
     def evaluate(self, values: dict[int, Any]) -> Any:
-        """Its value, given those of parameters by id."""
+        """Compute the value with jax, given the values of the parameters by id."""
         stack: list[Op] = [self]
         while stack:
             op = stack[-1]
@@ -177,14 +178,14 @@ class Op:
     transpose = permute
 
     def broadcast(self, sizes: Sequence[int]) -> Op:
-        """With these dimensions in front."""
+        """Add leading dimensions of these sizes."""
         return self._with(lambda x: lax.broadcast(x, tuple(sizes)))
 
     def broadcast_in_dim(self, sizes: Sequence[int], dimensions: Sequence[int]) -> Op:
         return self._with(lambda x: lax.broadcast_in_dim(x, tuple(sizes), tuple(dimensions)))
 
     def concat_in_dim(self, ops: Sequence[Op], dimension: int) -> Op:
-        """This one and the others, one after the other."""
+        """Concatenate this value and the others."""
         return self._with(lambda *xs: lax.concatenate(xs, dimension), *ops)
 
     def slice(self, start: Sequence[int], limit: Sequence[int], strides: Sequence[int] | None = None) -> Op:
@@ -200,7 +201,7 @@ class Op:
         return self._with(lambda x, new, *at: lax.dynamic_update_slice(x, new, at), update, *starts)
 
     def pad(self, value: Op, config: Sequence[tuple[int, int, int]]) -> Op:
-        """``config``: (low, high, interior) of each dimension."""
+        """Pad each dimension by its (low, high, interior) entry of ``config``."""
         return self._with(lambda x, v: lax.pad(x, v, list(config)), value)
 
     def rev(self, dimensions: Sequence[int]) -> Op:
@@ -214,7 +215,7 @@ class Op:
     def bitcast(self, to_type: str) -> Op:
         return self._with(lambda x: lax.bitcast_convert_type(x, dtypes.numpy_dtype(_TORCH[to_type])))
 
-    # --- choices, products, loops
+    # --- selection, matrix multiplication, control flow
 
     def select(self, true_value: Op, false_value: Op) -> Op:
         return self._with(lambda p, a, b: jnp.where(p, a, b), true_value, false_value)
@@ -226,7 +227,7 @@ class Op:
         return self._with(lambda a, b: lax.dot(a, b, precision=lax.Precision.HIGHEST), rhs)
 
     def dot_general(self, rhs: Op, dimension_numbers: Any) -> Op:
-        """``((contracted of each), (batched of each))``, as for jax.lax.dot_general."""
+        """Contract as jax.lax.dot_general does; ``dimension_numbers`` is ``((contracting), (batch))``."""
         precision = lax.Precision.HIGHEST
         return self._with(lambda a, b: lax.dot_general(a, b, dimension_numbers, precision=precision), rhs)
 
@@ -237,11 +238,11 @@ class Op:
         return self.reduce(init_value, computation, range(self.shape().rank))
 
     def call(self, computation: Computation, ops: Sequence[Op] = ()) -> Op:
-        """The computation of this one and the others."""
+        """Call the computation on this value and the others."""
         return self._with(lambda *xs: computation.function(*xs), *ops)
 
     def while_loop(self, condition: Computation, body: Computation) -> Op:
-        """This one, a value or a tuple, as long as the condition holds."""
+        """Apply ``body`` to this value or tuple while the condition holds."""
         return self._with(lambda x: lax.while_loop(condition.function, body.function, x))
 
     def conditional(self, true_op: Op, true: Computation, false_op: Op, false: Computation) -> Op:
@@ -257,12 +258,12 @@ class Op:
 
     @classmethod
     def tuple(cls, ops: Sequence[Op], builder: Builder | None = None) -> Op:
-        """Several values as one."""
+        """Combine several values into one tuple value."""
         return cls(builder or ops[0].builder, lambda *xs: tuple(xs), *ops)
 
     @classmethod
     def constant(cls, builder: Builder, value: Any) -> Op:
-        """A torch tensor of the CPU, or a numpy array; copied."""
+        """Copy a CPU tensor or a numpy array into a constant."""
         array = np.array(value.numpy() if isinstance(value, torch.Tensor) else value)
         return cls(builder, lambda: jnp.asarray(array))
 
@@ -279,11 +280,13 @@ def _binary(function: Callable[[Any, Any], Any]) -> Callable[..., Op]:
     def method(self: Op, other: Op, broadcast_dimensions: Sequence[int] = ()) -> Op:
         if not isinstance(other, Op):
             raise TypeError(
-                f"{function.__name__}: expected an Op, got {other!r} ({type(other).__name__}); a number becomes one by "
+                f"{function.__name__}: expected an Op, got {other!r} ({type(other).__name__}); convert a number with "
                 "Op.scalar(builder, value, dtype=Type.F32)"
             )
         if self.shape().dtype != other.shape().dtype:
-            raise TypeError(f"{function.__name__}: operands are {self.shape()} and {other.shape()}; cast one of them")
+            raise TypeError(
+                f"{function.__name__}: operands have shapes {self.shape()} and {other.shape()}; cast one of them"
+            )
 
         def applied(a: Any, b: Any) -> Any:
             if broadcast_dimensions:
@@ -334,18 +337,18 @@ for _operator, _name in _OPERATORS.items():
 
 
 def parameter(builder: Builder, number: int, shape: Shape) -> Op:
-    """Parameter ``number`` of the computation. ValueError for a number that is taken."""
+    """Create parameter ``number`` of the computation. Raises ValueError if the number is in use."""
     if number in builder.parameters:
-        raise ValueError(f"mkparam: parameter {number} of {builder.name} exists already")
+        raise ValueError(f"mkparam: parameter {number} of {builder.name} already exists")
     zeros = lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape.struct)
     made = builder.parameters[number] = Op(builder, zeros)
     return made
 
 
 def by_name(name: str, ops: Sequence[Op], **options: Any) -> Op:
-    """The operation of XLA's name: Add, ConcatInDim. AttributeError for one that Op does not have."""
+    """Apply the operation with this XLA name (Add, ConcatInDim). Raises AttributeError for an unknown name."""
     method = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
     if method.startswith("_") or not hasattr(Op, method):
-        raise AttributeError(f"mkop: there is no operation {name}")
+        raise AttributeError(f"mkop: unknown operation {name}")
     found: Op = getattr(ops[0], method)(*ops[1:], **options)
     return found

@@ -1,9 +1,9 @@
-"""What replicas exchange: the collectives of ``xm``.
+"""Collectives between replicas: all-reduce, all-gather, reduce-scatter, all-to-all, permute and broadcast.
 
-All are recorded, like any other op: nothing is sent before the step barrier, or before a value is asked for, and every
-replica must record the same ones in the same order. With one replica they change nothing. ``groups`` is a list of
-lists of ordinals that exchange with each other, of one size, which name every replica once; None is all in one group.
-``pin_layout``, ``channel_id`` and ``use_global_device_ids`` are accepted for compatibility.
+Collectives are recorded like any other op: nothing is sent before the step barrier, or before a value is read. All
+replicas must issue the same collectives in the same order. With one replica they return their input. ``groups`` is a
+list of replica groups (lists of ordinals) of equal size, in which every replica occurs once; None is one group of all
+replicas. ``pin_layout``, ``channel_id`` and ``use_global_device_ids`` are accepted for compatibility.
 """
 
 from __future__ import annotations
@@ -37,10 +37,21 @@ def all_reduce(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """The ``sum``, ``mul``, ``min``, ``max``, ``and`` or ``or`` over the group, times ``scale``.
+    """Reduce over the replica group and multiply by ``scale``.
 
-    A tensor gives a new tensor; a list is changed in place and returned. With one replica ``scale`` is ignored.
-    Raises ValueError for tensors that are not on one xla device, another reduction, or groups that do not fit.
+    Args:
+      reduce_type: ``sum``, ``mul``, ``min``, ``max``, ``and`` or ``or``.
+      inputs: a tensor of any shape, or a list of tensors, which are updated in place.
+      scale: factor of the result; ignored with one replica.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+      pin_layout: accepted for compatibility.
+
+    Returns:
+      A new tensor for a tensor; the list itself for a list.
+
+    Raises:
+      ValueError: the tensors are not on one xla device, the reduction is unknown, or the groups do not cover the
+        replicas.
     """
     tensors = inputs if isinstance(inputs, list) else [inputs]
     if replicas.world_size() == 1:
@@ -61,7 +72,21 @@ def all_gather(
     channel_id: int | None = None,
     use_global_device_ids: bool | None = None,
 ) -> torch.Tensor:
-    """The group's values in order of ordinals, joined along ``dim``; written to ``output`` where that is given."""
+    """Concatenate the group's values along ``dim``, in order of ordinals.
+
+    Args:
+      value: tensor of the same shape and dtype on every replica of the group.
+      dim: dimension along which the values are concatenated.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+      output: tensor that receives the result.
+      pin_layout, channel_id, use_global_device_ids: accepted for compatibility.
+
+    Returns:
+      A tensor whose size along ``dim`` is multiplied by the group size; ``output`` if that is given.
+
+    Raises:
+      ValueError: the tensor is not on an xla device, or the groups do not cover the replicas.
+    """
     if replicas.world_size() == 1:
         return _copy_to_output(value.detach().clone(), output)
     return _copy_to_output(collectives.all_gather(value, dim, groups), output)
@@ -79,9 +104,23 @@ def reduce_scatter(
     channel_id: int | None = None,
     use_global_device_ids: bool | None = None,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """This replica's part, along ``scatter_dim``, of the reduction over the group, times ``scale``.
+    """Reduce over the replica group, multiply by ``scale`` and return this replica's shard along ``scatter_dim``.
 
-    Raises ValueError where ``shard_count`` is not the size of the group, or does not divide the dim.
+    Args:
+      reduce_type: ``sum``, ``mul``, ``min``, ``max``, ``and`` or ``or``.
+      input: a tensor, or a list of tensors, of any shape and dtype.
+      scale: factor of the result.
+      scatter_dim: dimension that is scattered; its size is a multiple of ``shard_count``.
+      shard_count: number of replicas in a group.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+      output: tensor, or list of tensors, that receives the result.
+      pin_layout, channel_id, use_global_device_ids: accepted for compatibility.
+
+    Returns:
+      This replica's shard, or a list of shards for a list.
+
+    Raises:
+      ValueError: ``shard_count`` is not the group size or does not divide the dimension.
     """
     if isinstance(input, list):
         outputs = output if isinstance(output, list) else [None] * len(input)
@@ -105,7 +144,7 @@ def _reduce_scatter(
 ) -> torch.Tensor:
     size = collectives.group_size(groups)
     if shard_count != size:
-        raise ValueError(f"reduce_scatter: shard_count={shard_count}, but the groups have {size} replicas")
+        raise ValueError(f"reduce_scatter: shard_count={shard_count}, but the group size is {size}")
     if replicas.world_size() == 1:
         part = tensor.detach().clone()
     else:
@@ -121,20 +160,29 @@ def all_to_all(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> torch.Tensor:
-    """Split in ``split_count`` along one dim, part i goes to the group's replica i; what arrives, joined along another.
+    """Split along one dimension, send piece i to replica i of the group, and concatenate the received pieces.
 
-    Raises ValueError where ``split_count`` is not the size of the group, or does not divide the dim.
+    Args:
+      value: tensor of the same shape and dtype on every replica of the group.
+      split_dimension: dimension that is split; its size is a multiple of ``split_count``.
+      concat_dimension: dimension along which the received pieces are concatenated.
+      split_count: number of replicas in a group.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+      pin_layout: accepted for compatibility.
+
+    Raises:
+      ValueError: ``split_count`` is not the group size or does not divide the dimension.
     """
     size = collectives.group_size(groups)
     if split_count != size:
-        raise ValueError(f"all_to_all: split_count={split_count}, but the groups have {size} replicas")
+        raise ValueError(f"all_to_all: split_count={split_count}, but the group size is {size}")
     if replicas.world_size() == 1:
         return value.detach().clone()
     return collectives.all_to_all(value, split_dimension, concat_dimension, groups)
 
 
 def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
-    """What this replica receives when each (source, target) of ``pairs`` sends; zeros for who is no target."""
+    """Send ``value`` along each (source, target) pair of ordinals; a replica that is not a target receives zeros."""
     if replicas.world_size() == 1:
         return value.detach().clone() if [list(pair) for pair in pairs] == [[0, 0]] else torch.zeros_like(value)
     return collectives.collective_permute(value, pairs)
@@ -143,9 +191,13 @@ def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> t
 def collective_broadcast(
     tensors: list[torch.Tensor], root_ordinal: int = 0, groups: Groups = None, pin_layout: bool = True
 ) -> None:
-    """Sets the tensors, in place, to what replica ``root_ordinal`` has; with groups: to what each group's root has,
+    """Copy the tensors of one replica to the others, in place.
 
-    which is the member at position ``root_ordinal``.
+    Args:
+      tensors: xla tensors of any shape and dtype, updated in place.
+      root_ordinal: ordinal of the source; with ``groups``, the index of the source in each group.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+      pin_layout: accepted for compatibility.
     """
     if replicas.world_size() > 1 and tensors:
         collectives.copy_into(tensors, collectives.broadcast(tensors, root_ordinal, groups))

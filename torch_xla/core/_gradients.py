@@ -1,4 +1,4 @@
-"""Keeping replicas of a model equal: gradients averaged, parameters sent from the master."""
+"""Synchronize replicas of a model: average gradients, broadcast parameters from the master."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch_xla._engine.parallel import collectives
 from torch_xla.core._buckets import buckets
 from torch_xla.core._collectives import REDUCE_SUM, Groups, all_reduce, collective_broadcast
 
-#: The attribute by which libraries know a share that FSDP has made of a parameter.
+#: The attribute by which libraries recognize a shard of a parameter that FSDP has made.
 SHARE = "_is_sharded"
 
 
 def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The gradients that an optimizer will use and replicas reduce, in order.
+    """Return the gradients that an optimizer will use and the replicas reduce, in order.
 
-    Without those of FSDP's shares, which it has reduced: another replica's are of other elements. accelerate reduces
-    what it finds here, with FSDP as without.
+    The gradients of FSDP's shards are left out: FSDP has reduced them, and other replicas hold other elements.
+    accelerate reduces the gradients that it finds here, with FSDP as without.
     """
     parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     return [p.grad for p in parameters if p.grad is not None and not getattr(p, SHARE, False)]
@@ -29,13 +29,19 @@ def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def all_reduce_bucketized_gradients(
     gradients: list[torch.Tensor], scale: float, groups: Groups, pin_layout: bool, bucket_cap_mb: int = 0
 ) -> None:
-    """Sums gradients over the group, times ``scale``, in place; ``bucket_cap_mb`` MB in one collective, 0: all."""
+    """Sum gradients over the group, times ``scale``, in place; ``bucket_cap_mb`` MB per collective, 0: all in one."""
     for bucket in buckets(gradients, bucket_cap_mb):
         all_reduce(REDUCE_SUM, bucket, scale, groups, pin_layout)
 
 
 def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Groups = None, pin_layout: bool = True) -> None:
-    """Averages the gradients of an optimizer's parameters over the group, in place; nothing with one replica."""
+    """Average the gradients of an optimizer's parameters over the replica group, in place; no-op with one replica.
+
+    Args:
+      optimizer: its parameters' ``grad`` tensors are updated; gradients of FSDP shards are left out.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+      pin_layout: accepted for compatibility.
+    """
     if replicas.world_size() == 1:
         return
     scale = 1.0 / collectives.group_size(groups)
@@ -44,7 +50,7 @@ def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Groups = None, pi
 
 
 def broadcast_master_param(model: torch.nn.Module) -> None:
-    """Sets a model's parameters and buffers, in place, to what replica 0 has; sends them off at once."""
+    """Copy the parameters and buffers of replica 0 to all replicas, in place; starts the transfer immediately."""
     from torch_xla import torch_xla as _top
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""``torch_xla._XLAC.lowering``: the HLO of what tensors wait for, and which tensor each of its parameters is."""
+"""``torch_xla._XLAC.lowering``: the HLO of a pending graph, and the tensor of each program parameter."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch_xla._engine.execution import graph_dump, pending_graph
 
 
 class LoweringContext:
-    """Lowers the graph of some tensors, which stays as it is: ``context.build([loss]); context.hlo_text()``.
+    """Lower the graph of some tensors without running it: ``context.build([loss]); context.hlo_text()``.
 
-    The first two parameters of the program are its numbers, as float64 and int64; the others are tensors.
+    The first two parameters of the program are the scalars of the graph, as float64[n] and int64[m]; the others are
+    tensors.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -24,7 +25,7 @@ class LoweringContext:
         self._hlo: Any = None
 
     def build(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Lowers what ``tensors`` wait for. ValueError for tensors that are not on one xla device."""
+        """Lower the pending graph of ``tensors``. Raises ValueError if they are not on one xla device."""
         spec, device, arguments = pending_graph.pending_program("LoweringContext.build", tensors)
         self._hlo = graph_dump.lower_for_dump(spec, device, arguments).compiler_ir("hlo")
         floats, ints, *arrays = arguments
@@ -34,21 +35,21 @@ class LoweringContext:
             self._parameters[number] = make(array, dtypes.TO_CODE[dtype], device)
 
     def hlo(self) -> bytes:
-        """The program as a serialized HloModuleProto. RuntimeError before build()."""
+        """Return the program as a serialized HloModuleProto. Raises RuntimeError before build()."""
         found: bytes = self._built().as_serialized_hlo_module_proto()
         return found
 
     def hlo_text(self) -> str:
-        """The program as text. RuntimeError before build()."""
+        """Return the program as HLO text. Raises RuntimeError before build()."""
         return str(self._built().as_hlo_text())
 
     def parameter_id_tensor_mapping(self) -> dict[int, torch.Tensor]:
-        """What each parameter of the program is, by its number. RuntimeError before build()."""
+        """Return the tensor of each program parameter, by number. Raises RuntimeError before build()."""
         self._built()
         return dict(self._parameters)
 
     def tensor_parameter_id(self, tensor: torch.Tensor) -> int:
-        """The number of the parameter that holds the value of an xla tensor; -1 where none does."""
+        """Return the number of the parameter that holds the value of an xla tensor; -1 if no parameter does."""
         self._built()
         (wanted,) = recorder.bindings().nodes_of([tensor])
         for number, parameter in self._parameters.items():
@@ -60,5 +61,5 @@ class LoweringContext:
 
     def _built(self) -> Any:
         if self._hlo is None:
-            raise RuntimeError("LoweringContext: nothing has been built; call build(tensors) first")
+            raise RuntimeError("LoweringContext: no graph has been lowered; call build(tensors) first")
         return self._hlo

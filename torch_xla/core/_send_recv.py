@@ -1,4 +1,4 @@
-"""Values from one replica to another, over a numbered channel between the two: ``xm.send`` and ``xm.recv``."""
+"""Point-to-point transfers over a numbered channel between two replicas: ``xm.send`` and ``xm.recv``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,23 @@ from torch_xla._engine.parallel import collectives
 
 
 def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
-    """Sends a tensor to the replica that calls ``recv`` with the same channel; returns ``value``.
+    """Send a tensor to the replica that calls ``recv`` with the same channel.
 
-    The two find each other on the host, so each waits for the other to come, and what was recorded before runs first:
-    it must not hold collectives that others have not come to. Who exchanges values both ways must not call ``send``
-    first on both sides. A channel belongs to two replicas.
+    The two replicas synchronize on the host. Each waits for the other, and pending operations run first; these must not
+    contain collectives that other replicas have not reached. Two replicas that exchange values in both directions must
+    not both call ``send`` first. A channel belongs to two replicas.
 
-    Raises RuntimeError where nobody comes within XLA_RENDEZVOUS_TIMEOUT seconds, another replica uses the channel, or
-    the replicas are threads of one process; ValueError for a tensor that is on no xla device.
+    Args:
+      value: xla tensor of any shape and dtype.
+      channel_id: number of the channel, the same on both replicas.
+
+    Returns:
+      ``value``.
+
+    Raises:
+      RuntimeError: the other replica does not arrive within TORCH_XLA_RENDEZVOUS_TIMEOUT seconds, a third replica uses
+        the channel, or the replicas are threads of one process.
+      ValueError: the tensor is not on an xla device.
     """
     collectives.check_tensors("send", [value])
     mine, other = _endpoints("send", channel_id)
@@ -27,9 +36,17 @@ def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
 
 
 def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
-    """Receives what another replica sends over the channel into ``output``, and returns it; see send.
+    """Receive into ``output`` the tensor that another replica sends over the channel; see send.
 
-    ``output`` has the shape and the dtype of what is sent.
+    Args:
+      output: xla tensor with the shape and dtype of the sent tensor; updated in place.
+      channel_id: number of the channel, the same on both replicas.
+
+    Returns:
+      ``output``.
+
+    Raises:
+      RuntimeError, ValueError: as for send.
     """
     collectives.check_tensors("recv", [output])
     mine, other = _endpoints("recv", channel_id)
@@ -40,18 +57,18 @@ def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
 
 
 def _endpoints(role: str, channel: int) -> tuple[int, int]:
-    """This replica's ordinal, and that of the one at the other end."""
+    """Return this replica's ordinal and the ordinal of the peer."""
     if thread_group.current_group() is not None or replicas.world_size() == 1:
         raise RuntimeError(
-            f"{role}: needs another replica, in a process of its own (torch_xla.launch, torchrun); "
-            f"at {user_frames.user_line()}. collective_permute works among threads, too"
+            f"{role}: requires a second replica in another process (torch_xla.launch, torchrun), at "
+            f"{user_frames.user_line()}; use collective_permute between replica threads"
         )
     coordination.initialize()
     try:
         other = coordination.match_peer(f"channel/{channel}", role, "recv" if role == "send" else "send")
     except TimeoutError as error:
         raise RuntimeError(
-            f"{role}: nobody came to the other end of channel {channel} (at {user_frames.user_line()}): {error}"
+            f"{role}: no replica joined the other end of channel {channel} (at {user_frames.user_line()}): {error}"
         ) from error
     return replicas.global_ordinal(), other
 

@@ -1,4 +1,4 @@
-"""What belongs to steps: closures after the barrier, rates, and random numbers apart."""
+"""Utilities of a training step: step closures, throughput, and random number state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_xla._engine.job import replicas
 
 
 class MemoryInfo(TypedDict):
-    """What get_memory_info gives: bytes, and KB of 1024 bytes."""
+    """The result of get_memory_info: sizes in bytes, and in KB of 1024 bytes."""
 
     bytes_used: int
     bytes_limit: int
@@ -27,26 +27,29 @@ class MemoryInfo(TypedDict):
 
 
 def add_step_closure(closure: Callable[..., Any], args: Sequence[Any] = (), run_async: bool = False) -> None:
-    """Has the next step barrier of this thread call ``closure(*args)``, when the step's values are on their way.
+    """Call ``closure(*args)`` at this thread's next step barrier, after the step's computation has started.
 
-    So a loss can be printed without cutting the step in two: ``xm.add_step_closure(print, (loss,))``.
+    A closure can print a loss without splitting the step: ``xm.add_step_closure(print, (loss,))``.
 
     Args:
-      closure: it may read tensors. An error of its is raised by the barrier, after all closures have been called.
-      args: what it gets. With ``run_async`` tensors and arrays in it are copied as they are now, also in containers;
-        other objects are shared with the closure.
-      run_async: it is called on a thread beside the program, which need not wait for the values; closures of this kind
-        are called in order. An error is raised by a later barrier, or reported on stderr with exit code 1 when the
-        process ends. They have all been called then.
+      closure: may read tensors. The barrier raises its error after all closures have run.
+      args: arguments of the closure. With ``run_async``, tensors and arrays in them, including those in containers, are
+        copied now; other objects are shared with the closure.
+      run_async: run the closure on a separate thread, so that the program need not wait for the values. These closures
+        run in order, and all of them run before the process ends. A later barrier raises an error of such a closure;
+        if none follows, the error is printed to stderr at exit and the exit code is 1.
     """
     step_closures.add_step_closure(recorder.bindings().current_device(), closure, args, run_async)
 
 
 class RateTracker:
-    """Items per second, smoothed over the calls of ``rate``.
+    """Measure items per second, smoothed over the calls of ``rate``.
 
     Args:
-      smooth_factor: the weight of the rate before against the newest one, in [0, 1); RATE_TRACKER_SMOOTHING by default.
+      smooth_factor: weight of the previous rate relative to the newest one, in [0, 1); default: RATE_TRACKER_SMOOTHING.
+
+    Raises:
+      ValueError: ``smooth_factor`` is outside [0, 1).
     """
 
     def __init__(self, smooth_factor: float | None = None) -> None:
@@ -58,11 +61,11 @@ class RateTracker:
         self._rate = 0.0
 
     def add(self, count: float) -> None:
-        """Notes that so many items have been processed."""
+        """Add ``count`` processed items."""
         self._count += count
 
     def rate(self) -> float:
-        """Items per second since the last call, smoothed with the rates before."""
+        """Return the items per second since the last call, smoothed with the previous rates."""
         now = time.perf_counter()
         if now > self._last and self._count != self._counted:
             current = (self._count - self._counted) / (now - self._last)
@@ -71,13 +74,13 @@ class RateTracker:
         return self._rate
 
     def global_rate(self) -> float:
-        """Items per second since the tracker was made."""
+        """Return the items per second since the tracker was created."""
         return self._count / max(time.perf_counter() - self._start, 1e-9)
 
 
 @contextmanager
 def fork_rng(device: torch.device | str | None = None, enabled: bool = True) -> Iterator[None]:
-    """After the block, the random numbers of a device (default: the current one) go on as if none had been drawn."""
+    """Restore the random number state of a device (default: the current one) when the block ends."""
     if not enabled:
         yield
         return
@@ -90,12 +93,18 @@ def fork_rng(device: torch.device | str | None = None, enabled: bool = True) -> 
 
 
 def set_replication(device: torch.device | str, devices: Sequence[torch.device | str] | None) -> None:
-    """Makes ``device`` this thread's current one.
+    """Make ``device`` the current device of this thread.
 
-    Which devices are replicas of one another follows from how the job was started (torch_xla.launch, torchrun); so
-    ``devices``, the replicas that upstream asks for, must be xla devices, and tell nothing else. RuntimeError for a
-    device that does not exist. Where LOCAL_RANK is not set it is from now on: accelerate, which calls this, takes from
-    it which process may print, and takes none where there is no such variable.
+    The way the job was started (torch_xla.launch, torchrun) determines which devices are replicas; ``devices``, the
+    replicas in upstream's interface, is only checked. Also sets LOCAL_RANK if it is unset: accelerate, which calls this
+    function, decides by that variable which process prints, and no process prints without it.
+
+    Args:
+      device: an xla device.
+      devices: xla devices, or None.
+
+    Raises:
+      RuntimeError: the device does not exist.
     """
     for other in devices or ():
         if torch.device(other.rpartition("/")[2].lower() if isinstance(other, str) else other).type == "xla":

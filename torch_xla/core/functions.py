@@ -1,4 +1,4 @@
-"""``xf``: collectives that autograd can go through."""
+"""``xf``: differentiable collectives, and a batch normalization over all replicas."""
 
 from __future__ import annotations
 
@@ -16,40 +16,49 @@ from torch_xla.core._collectives import reduce_scatter as _reduce_scatter
 
 
 class AllReduce(torch.autograd.Function):
-    """all_reduce with a gradient, for ``sum``, ``min`` and ``max``."""
+    """Differentiable all_reduce for ``sum``, ``min`` and ``max``."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, reduce_type: str, scale: float, groups: Groups) -> torch.Tensor:
         if reduce_type not in ("sum", "min", "max"):
-            raise ValueError(f"all_reduce: {reduce_type!r} has no gradient here; sum, min and max have")
+            raise ValueError(f"all_reduce: {reduce_type!r} is not differentiable; use sum, min or max")
         ctx.reduce_type, ctx.scale, ctx.groups = reduce_type, scale, groups
         output = _all_reduce(reduce_type, input, 1.0, groups)
         if reduce_type != "sum":
             ctx.save_for_backward(input, output)
-        # With one replica all_reduce leaves the scale out, and so does this.
+        # With one replica all_reduce ignores the scale; the gradient must, too.
         return output * scale if scale != 1.0 and replicas.world_size() > 1 else output
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad = _all_reduce("sum", grad_output, ctx.scale, ctx.groups)
         if ctx.reduce_type != "sum":
-            # To every element that is the least or greatest.
+            # Every element equal to the minimum or maximum receives the gradient.
             input, output = ctx.saved_tensors
             grad = torch.where(input == output, grad, torch.zeros_like(grad))
         return grad, None, None, None
 
 
 def all_reduce(reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: Groups = None) -> torch.Tensor:
-    """A new tensor: the ``sum``, ``min`` or ``max`` over the group, times ``scale``; differentiable.
+    """Reduce over the replica group into a new tensor, times ``scale``; differentiable.
 
-    The gradient of a sum is the sum of the replicas' gradients. Raises ValueError for other reductions.
+    The gradient of a sum is the sum of the replicas' gradients.
+
+    Args:
+      reduce_type: ``sum``, ``min`` or ``max``.
+      value: tensor of the same shape and dtype on every replica of the group.
+      scale: factor of the result; ignored with one replica.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+
+    Raises:
+      ValueError: another reduction.
     """
     result: torch.Tensor = AllReduce.apply(value, reduce_type, scale, groups)  # type: ignore[no-untyped-call]
     return result
 
 
 class AllReduceSumLayer(torch.autograd.Function):
-    """The sum over all replicas; its gradient is the sum of theirs."""
+    """The sum over all replicas; its gradient is the sum of the replicas' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +70,7 @@ class AllReduceSumLayer(torch.autograd.Function):
 
 
 class AllGather(torch.autograd.Function):
-    """all_gather with a gradient: of each replica's own loss, its own part."""
+    """Differentiable all_gather: backward returns this replica's slice of the gradient of its loss."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, dim: int, groups: Groups = None) -> torch.Tensor:
@@ -77,7 +86,7 @@ class AllGather(torch.autograd.Function):
 
 
 class _AllGatherOfSum(AllGather):
-    """The same where the loss is the sum of all replicas' losses."""
+    """all_gather for a loss that is the sum of all replicas' losses: backward is a reduce-scatter."""
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -88,17 +97,23 @@ class _AllGatherOfSum(AllGather):
 
 
 def all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
-    """The group's values joined along ``dim``; differentiable.
+    """Concatenate the group's values along ``dim``; differentiable.
 
-    A replica's gradient is that of its own loss, of its own part, as upstream has it and libraries expect it: what
-    averages gradients over replicas comes after. (``torch.distributed``'s differentiable all_gather adds those of all.)
+    The backward pass returns this replica's slice of the gradient of this replica's loss, as in upstream. Libraries
+    rely on this, because they average gradients over replicas afterwards. (The differentiable all_gather of
+    ``torch.distributed`` sums the gradients of all replicas.)
+
+    Args:
+      value: tensor of the same shape and dtype on every replica of the group.
+      dim: dimension along which the values are concatenated.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
     """
     result: torch.Tensor = AllGather.apply(value, dim, groups)  # type: ignore[no-untyped-call]
     return result
 
 
 class AllToAll(torch.autograd.Function):
-    """all_to_all over all replicas, with a gradient."""
+    """Differentiable all_to_all over all replicas."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, split: int, concat: int) -> torch.Tensor:
@@ -112,14 +127,19 @@ class AllToAll(torch.autograd.Function):
 
 
 def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Tensor:
-    """``W @ x`` where each replica has its rows of ``W``, and an ``x`` of its own; differentiable.
+    """Compute ``W @ x``, with ``W`` sharded by rows over the replicas and a separate ``x`` per replica; differentiable.
 
     Args:
       w: [rows of this replica, K], the same shape on every replica.
       x: [K, columns], the same shape on every replica.
-      split: work on the columns in that many pieces, which bounds the memory for gathered ones.
+      split: number of blocks of columns that are computed one after another, which bounds the memory of the gathered
+        columns.
 
-    Returns [rows of all replicas, columns]. Raises ValueError where ``split`` does not divide the columns.
+    Returns:
+      [rows of all replicas, columns].
+
+    Raises:
+      ValueError: ``split`` does not divide the columns.
     """
     if x.shape[1] % split:
         raise ValueError(f"distributed_mm: split={split} does not divide the {x.shape[1]} columns of x{list(x.shape)}")
@@ -128,15 +148,15 @@ def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Te
 
 
 def _distributed_mm(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    everyone = _AllGatherOfSum.apply(x, 1)  # type: ignore[no-untyped-call]
-    result: torch.Tensor = AllToAll.apply(w @ everyone, 1, 0)  # type: ignore[no-untyped-call]
+    gathered = _AllGatherOfSum.apply(x, 1)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = AllToAll.apply(w @ gathered, 1, 0)  # type: ignore[no-untyped-call]
     return result
 
 
 class SyncBatchNorm(torch.nn.Module):
-    """Batch normalization whose statistics are those of all replicas' batches together.
+    """Batch normalization over the combined batch of all replicas.
 
-    Input and output [N, C, ...]; C is ``num_features``. In eval mode the running statistics are used.
+    Input and output are [N, C, ...], where C is ``num_features``. Eval mode uses the running statistics.
     """
 
     running_mean: torch.Tensor
@@ -162,7 +182,7 @@ class SyncBatchNorm(torch.nn.Module):
         others = [dim for dim in range(batch.dim()) if dim != 1]
         count = batch.numel() // self.num_features * replicas.world_size()
         mean = all_reduce("sum", batch.sum(others)) / count
-        # Around the mean: sums of squares would lose the variance of values far from zero.
+        # Centered on the mean: sums of squares lose the variance of values far from zero.
         var = all_reduce("sum", (batch - mean.view(shape)).square().sum(others)) / count
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum)

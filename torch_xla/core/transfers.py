@@ -1,4 +1,4 @@
-"""Nested structures of tensors between the CPU and xla, and into files. xla_model offers them."""
+"""Copy nested structures of tensors between the CPU and xla devices, and save them to files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch_xla._engine.job import rendezvous, replicas
 
 
 class ToXlaTensorArena:
-    """Collects the tensors in a nested structure, converts them in one call, and puts the results in their places.
+    """Collect the tensors in a nested structure, convert them in one call, and substitute the results.
 
     Args:
-      convert_fn: gets the list of the collected tensors, each once, and gives as many results.
-      select_fn: whether a tensor is to be collected.
+      convert_fn: takes the list of the collected tensors without duplicates; returns one result per tensor.
+      select_fn: returns whether to collect a tensor.
     """
 
     def __init__(
@@ -33,9 +33,10 @@ class ToXlaTensorArena:
         self._convert, self._select = convert_fn, select_fn
 
     def transform(self, inputs: Any, in_place: bool = True) -> Any:
-        """``inputs`` with its tensors converted. Lists and dicts are written to, or with ``in_place=False`` copied;
-        tuples, sets, named tuples and DataWrappers are built again where something in them changes. Other objects stay
-        as they are.
+        """Return ``inputs`` with its tensors converted.
+
+        Lists and dicts are updated in place, or copied with ``in_place=False``. Tuples, sets, named tuples and
+        DataWrappers are rebuilt if an element changes. Other objects are unchanged.
         """
         found: dict[int, torch.Tensor] = {}
         seen: _Seen = {}
@@ -46,7 +47,7 @@ class ToXlaTensorArena:
         return _replace(inputs, results, in_place, done)
 
 
-#: By id what has been visited: of a DataWrapper itself and its tensors, which it may make anew when it is asked again.
+#: Visited objects by id. For a DataWrapper: itself and its tensors, since every access may create new tensors.
 _Seen = dict[int, tuple[DataWrapper, list[torch.Tensor]] | None]
 
 
@@ -96,14 +97,14 @@ def _is_xla(tensor: torch.Tensor) -> bool:
 
 
 def _compute(tensors: Sequence[torch.Tensor]) -> None:
-    """Runs what the tensors need: one graph for each device."""
+    """Run the pending graph of the tensors, one graph per device."""
     for device in {t.device.index for t in tensors}:
         nodes = recorder.bindings().nodes_of([t for t in tensors if t.device.index == device])
         executor.materialize(nodes, device)
 
 
 def _to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """CPU copies; tensors that are one on xla (a tied weight in a state_dict) are one there, too."""
+    """Copy tensors to the CPU; xla tensors that are the same (tied weights in a state_dict) share one copy."""
     _compute(tensors)
     copies: dict[int, torch.Tensor] = {}
     results: list[torch.Tensor] = []
@@ -120,9 +121,10 @@ def _to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
-    """``data`` with CPU copies in the place of its xla tensors; ``data`` itself and its containers stay as they are.
+    """Return ``data`` with CPU copies in place of its xla tensors; ``data`` and its containers are unchanged.
 
-    Without ``convert`` the tensors are computed but stay: what all replicas compute together, all must ask for.
+    With ``convert=False`` the tensors are computed but not copied: all replicas must request a value that they
+    compute jointly.
     """
 
     def convert_fn(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -135,10 +137,19 @@ def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
 
 
 def send_cpu_data_to_device(datas: Any, device: torch.device | str, input_sharding: Any = None) -> Any:
-    """Moves the CPU tensors in ``datas`` to the device, in place in its lists and dicts, and returns it.
+    """Move the CPU tensors in ``datas`` to the device, in place in its lists and dicts.
 
-    A tensor that is given alone comes back in a list. With an ``input_sharding`` (a spmd.ShardingSpec) the tensors that
-    it fits lie as it says; the others are on every device. Where ``datas`` is a dict it may be one, too, by key.
+    Args:
+      datas: a tensor, or nested lists, tuples and dicts of tensors.
+      device: the xla device.
+      input_sharding: a spmd.ShardingSpec, or a dict of them with the keys of the dict ``datas``. Tensors that it fits
+        are sharded by it; the others are replicated.
+
+    Returns:
+      ``datas``; a list for a single tensor.
+
+    Raises:
+      TypeError: ``input_sharding`` is of another type.
     """
     if isinstance(input_sharding, dict) and isinstance(datas, dict):
         for key, value in datas.items():
@@ -164,7 +175,7 @@ def _restore_parameter(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tens
 
 
 def check_view_sharing(obj: Any) -> None:
-    """RuntimeError if two tensors in the nested structure share memory on xla without being one tensor."""
+    """Raise RuntimeError if two different tensors in the nested structure share memory on an xla device."""
     module = recorder.bindings()
     owner: dict[int, int] = {}
 
@@ -180,23 +191,26 @@ def check_view_sharing(obj: Any) -> None:
 
 
 def is_writer(master_only: bool = True, global_master: bool = False) -> bool:
-    """Whether this replica is one that writes a file: any, the first of each machine, or the first of all."""
+    """Return whether this replica writes a file: every replica, the first of each host, or the first of all."""
     ordinal = replicas.global_ordinal() if global_master else replicas.local_ordinal()
     return not master_only or ordinal == 0
 
 
 def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False) -> None:
-    """torch.save of ``data`` with CPU copies in the place of its xla tensors.
+    """Save ``data`` as torch.save does, with CPU copies in place of its xla tensors.
+
+    A file at a path is written atomically: an existing file remains until the new one is complete, also if this process
+    is killed. All replicas must call this function: they jointly compute the saved values, and it returns after the
+    writing replicas have finished.
 
     Args:
-      data: what torch.save takes. xla tensors in lists, tuples and dicts are copied; views may be among them.
+      data: any object that torch.save takes. xla tensors in lists, tuples and dicts are copied; they may be views.
       file_or_path: a path, or a file opened for writing bytes.
-      master_only: only the first replica of each machine writes.
-      global_master: with ``master_only``, only the first replica of all.
+      master_only: only the first replica of each host writes.
+      global_master: with ``master_only``, only the first replica of the job writes.
 
-    At a path the file appears whole or not at all: one that was there stays until then, also where this process is
-    killed. All replicas must call it: they compute together what is saved, and it returns when those that write have
-    written. Where one of them cannot, it raises its error, and the others RuntimeError.
+    Raises:
+      RuntimeError: another replica could not write. The replica that could not write raises its original error.
     """
     write = is_writer(master_only, global_master)
     values = _maybe_convert_to_cpu(data, convert=write)
@@ -206,7 +220,7 @@ def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: 
 
 
 def atomic_torch_save(values: Any, file_or_path: Any) -> None:
-    """torch.save, to a path by way of a whole new file."""
+    """Call torch.save; for a path, write a temporary file and rename it."""
     if isinstance(file_or_path, (str, os.PathLike)):
         with atomic_file.atomic_write(file_or_path) as file:
             torch.save(values, file)
@@ -216,7 +230,7 @@ def atomic_torch_save(values: Any, file_or_path: Any) -> None:
 
 @contextmanager
 def barrier_scope(what: str, where: Any) -> Iterator[None]:
-    """The block of each replica ends when those of all have. RuntimeError where another's has raised something."""
+    """Wait at the end of the block for all replicas. Raises RuntimeError if another replica raised an error in it."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Computations of the user's own: jax functions as operations, and a builder of XLA's operations, on jax."""
+"""User-defined computations: record jax functions as operations, and build computations from XLA operations."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def call_jax(
     name: str | None = None,
     override_hash: Hashable = None,
 ) -> Any:
-    """Records ``jax_func(*args, **kwargs)`` on xla tensors, as one operation of the graph.
+    """Record ``jax_func(*args, **kwargs)`` on xla tensors as one operation of the graph.
 
     Args:
-      jax_func: a function of jax arrays, without side effects. It is traced once for each structure, shapes, dtypes
-        and constants of its arguments, with 64-bit types on, as torch has them: ``jnp.zeros(3)`` is float64 there.
-        What it closes over is a constant of the program, as for jax.jit: arrays are copied when the function is
-        traced, and calls of the same function do not see later changes. A callback (jax.pure_callback) runs with the
-        step: what the callback itself closes over has its values of then.
-      args, kwargs: structures that jax knows (tuples, lists, dicts, registered classes). Their xla tensors become
-        arrays; all other leaves are constants of the program, which is compiled again for others. They are compared
-        by value, functions, classes and modules by identity.
-      name: what the operation is called in dumps, reports and HLO; by default the function's own name.
-      override_hash: what the function is known by instead of itself: one that is made anew for each call is traced once
-        if it comes with the same value each time. It must then compute the same.
+      jax_func: a function of jax arrays without side effects. It is traced once for each combination of structure,
+        shapes, dtypes and constants of its arguments, with 64-bit types enabled, as in torch: ``jnp.zeros(3)`` is
+        float64. Values that it closes over are constants of the program, as for jax.jit: arrays are copied when the
+        function is traced, and calls of the same function do not see later changes. A callback (jax.pure_callback)
+        runs with the step and sees the values of its closure at that time.
+      args, kwargs: pytrees (tuples, lists, dicts, registered classes). Their xla tensors become arrays; all other
+        leaves are constants of the program, and other constants compile another program. Constants are compared by
+        value; functions, classes and modules by identity.
+      name: name of the operation in dumps, reports and HLO; default: the name of the function.
+      override_hash: identifies the function in place of the function object. A function that is created for each call
+        is traced once if it is passed with the same value each time; it must then compute the same.
 
     Returns:
-      What the function gives, with xla tensors of jax's dtypes in place of arrays. They have no gradient:
-      ``torch_xla.interop.jax_function`` makes a differentiable function.
+      The results of the function, with xla tensors of jax's dtypes in place of arrays. They have no gradient; use
+      ``torch_xla.interop.jax_function`` for a differentiable function.
 
     Raises:
       TypeError: a tensor is not on xla, a constant has no hash or no ``__eq__``, or a result has a dtype that torch
-        lacks.
+        does not support.
       ValueError: the function uses a value of another jax transformation.
       RuntimeError: the tensors are on several devices.
     """
@@ -55,37 +55,37 @@ def call_jax(
 
 
 def create_builder(name: str) -> Builder:
-    """What the Ops of one computation belong to."""
+    """Return a builder, which collects the Ops of one computation."""
     return Builder(name)
 
 
 def mkshape(dtype: str, sizes: Sequence[int]) -> Shape:
-    """The shape of an array: a name of Type, and sizes."""
+    """Return the shape of an array, from an element type (see Type) and sizes."""
     return Shape.create(dtype, sizes)
 
 
 def tensor_shape(tensor: torch.Tensor, device: Any = None) -> Shape:
-    """The shape of an array like a tensor's."""
+    """Return the shape of a tensor."""
     return Shape.create(Type.from_torch_type(tensor.dtype), tensor.shape)
 
 
 def mkparam(builder: Builder, param_num: int, shape: Shape) -> Op:
-    """A parameter of the computation, from 0. ValueError for a number that is taken."""
+    """Return a parameter of the computation; numbers start at 0. Raises ValueError if the number is in use."""
     return _builder.parameter(builder, param_num, shape)
 
 
 def mkleaf(builder: Builder, num: int, tensor: torch.Tensor) -> Op:
-    """A parameter of a tensor's shape."""
+    """Return a parameter with the shape of a tensor."""
     return _builder.parameter(builder, num, tensor_shape(tensor))
 
 
 def mkop(name: str, ops: Sequence[Op], **kwargs: Any) -> Op:
-    """The operation of that name in XLA (``Add``, ``SliceInDim``) of these operands. AttributeError for none."""
+    """Apply the XLA operation ``name`` (``Add``, ``SliceInDim``) to the operands. Raises AttributeError if unknown."""
     return _builder.by_name(name, ops, **kwargs)
 
 
 def create_computation(name: str, fn: Callable[..., Op], shapes: Sequence[Shape], **kwargs: Any) -> Computation:
-    """The computation that ``fn`` makes of parameters of these shapes."""
+    """Return the computation that ``fn`` builds from parameters of these shapes."""
     builder = Builder(name)
     return fn(*(_builder.parameter(builder, i, shape) for i, shape in enumerate(shapes)), **kwargs).build(name)
 
@@ -93,8 +93,8 @@ def create_computation(name: str, fn: Callable[..., Op], shapes: Sequence[Shape]
 def jax_func_to_xla_computation(
     jax_func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, name: str | None = None
 ) -> Computation:
-    """A jax function on arguments like these, as for call_jax, as a computation of their tensors in order."""
-    # The computation is traced when it is used, and the arrays are the caller's.
+    """Convert a jax function, with arguments as for call_jax, to a computation of their tensors in order."""
+    # The function is traced when the computation is used, so it gets the arrays of that call.
     args, kwargs = jax.tree.map(constant_keys.copy_array, (tuple(args), dict(kwargs or {})))
     signature = jax_function.flatten_arguments("jax_func_to_xla_computation", args, kwargs)
 
@@ -108,10 +108,10 @@ def jax_func_to_xla_computation(
 
 
 def get_computation_hlo(computation: Computation) -> str:
-    """The computation as HLO text."""
+    """Return the computation as HLO text."""
     return computation.hlo()
 
 
 def xla_computation_as_func(computation: Computation) -> Callable[..., Any]:
-    """The computation as a function of xla tensors, recorded as one operation."""
+    """Return the computation as a function of xla tensors, recorded as one operation."""
     return computation

@@ -1,9 +1,10 @@
 """Names of environment variables, as constants: ``os.environ[xenv.PJRT_DEVICE] = "CPU"``.
 
-Most are read here, and ``python -m torch_xla.settings`` says how. Not read, since there is nothing to choose:
-PJRT_SELECT_DEFAULT_DEVICE (without PJRT_DEVICE the best device is found), PJRT_CPU_ASYNC_CLIENT (jax decides),
-PJRT_DIST_SERVICE_ADDR (the processes of a job agree on it) and TPU_NUM_DEVICES (a process drives all that it sees). Nor
-are PJRT_LOCAL_PROCESS_RANK and PJRT_LOCAL_PROCESS_COUNT: LOCAL_RANK and LOCAL_WORLD_SIZE say that.
+``python -m torch_xla.settings`` describes the variables that torch_xla reads. These constants name variables that it
+does not read, because there is nothing to choose: PJRT_SELECT_DEFAULT_DEVICE (without PJRT_DEVICE the best device is
+selected), PJRT_CPU_ASYNC_CLIENT (jax decides), PJRT_DIST_SERVICE_ADDR (the processes of a job negotiate it),
+TPU_NUM_DEVICES (a process drives all devices that it sees), PJRT_LOCAL_PROCESS_RANK and PJRT_LOCAL_PROCESS_COUNT
+(LOCAL_RANK and LOCAL_WORLD_SIZE are read).
 """
 
 PJRT_DEVICE = "PJRT_DEVICE"
@@ -22,7 +23,7 @@ WORLD_SIZE = "WORLD_SIZE"
 LOCAL_RANK = "LOCAL_RANK"
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 
-# As until 2023.
+# Legacy XRT variables (until 2023).
 TPU_CONFIG = "XRT_TPU_CONFIG"
 DEVICE_MAP = "XRT_DEVICE_MAP"
 WORKERS = "XRT_WORKERS"

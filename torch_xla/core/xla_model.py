@@ -1,4 +1,4 @@
-"""``xm``: devices, the step barrier, optimizers and random state, under the names scripts have used since 2019."""
+"""``xm``: devices, the step barrier, collectives, optimizer steps and random state, under upstream's names."""
 
 from __future__ import annotations
 
@@ -61,13 +61,17 @@ from torch_xla.core.transfers import send_cpu_data_to_device as send_cpu_data_to
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
-    """The xla device of ordinal ``n``, or the current one; ``devkind`` (CPU, TPU, CUDA) must be what it is.
+    """Return an xla device and make it the current device of this thread.
 
-    Raises RuntimeError for a kind that does not exist; for an ordinal it is an IndexError, too. The device becomes
-    the thread's current one.
+    Args:
+      n: device ordinal; default: the current device.
+      devkind: required device type: ``CPU``, ``TPU`` or ``CUDA``.
+
+    Raises:
+      RuntimeError: no device of this type exists, or no device with this ordinal (then also an IndexError).
     """
     if devkind is not None and not get_xla_supported_devices(devkind):
-        raise RuntimeError(f"xla_device: there is no {devkind} here, only {', '.join(_top.real_devices())}")
+        raise RuntimeError(f"xla_device: no {devkind} device found; available: {', '.join(_top.real_devices())}")
     device = _top.device(n)
     if n is not None:
         _recorder.bindings().set_current_device(device.index)
@@ -75,58 +79,60 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
 
 
 def get_xla_supported_devices(devkind: str | None = None, max_devices: int | None = None) -> list[str] | None:
-    """The names of the xla devices, of one kind if asked; None where there is none of it."""
+    """Return the names of the xla devices, of one device type if requested; None if there are none."""
     kinds = [real.split(":")[0] for real in _top.real_devices()]
     names = [f"xla:{i}" for i, kind in enumerate(kinds) if devkind in (None, kind)]
     return names[:max_devices] or None
 
 
 def xla_real_devices(devices: Sequence[torch.device | str] | None = None) -> list[str]:
-    """The hardware behind the given xla devices (default: all), such as ``CPU:0``."""
+    """Return the hardware device of each given xla device (default: all), such as ``CPU:0``."""
     real = _top.real_devices()
     return real if devices is None else [real[_recorder.ordinal(d)] for d in devices]
 
 
 def xla_replication_devices(local_devices: Sequence[torch.device | str] | None = None) -> list[str]:
-    """The devices of all replicas of the job, in order of ordinals, such as ``["CPU:0", "CPU:1"]``.
+    """Return the devices of all replicas of the job, in order of ordinals, such as ``["CPU:0", "CPU:1"]``.
 
     Args:
-      local_devices: this process's xla devices among them; default: all. They must be of one kind.
+      local_devices: the xla devices of this process that are replicas; default: all. They must be of one type.
 
-    Raises RuntimeError for devices of several kinds, or fewer than this process has in a job of several.
+    Raises:
+      RuntimeError: the devices are of several types, or a job of several processes does not use all devices of this
+        process.
     """
     here = xla_real_devices(local_devices)
     kinds = {name.split(":")[0] for name in here}
     if len(kinds) > 1:
-        raise RuntimeError(f"xla_replication_devices: devices of several kinds cannot be replicas: {', '.join(here)}")
+        raise RuntimeError(f"xla_replication_devices: replicas must be of one device type, got {', '.join(here)}")
     processes = _replicas.process_count()
     if processes == 1:
         return sorted(here, key=lambda name: int(name.split(":")[1]))
     if len(here) != len(_top.real_devices()):
         raise RuntimeError(
-            f"xla_replication_devices: {len(here)} of this process's {len(_top.real_devices())} devices, in a job of "
-            f"{processes} processes; give all of them"
+            f"xla_replication_devices: got {len(here)} of this process's {len(_top.real_devices())} devices in a job "
+            f"of {processes} processes; pass all of them"
         )
     return [f"{kind}:{number}" for kind in kinds for number in range(processes * len(here))]
 
 
 def xla_device_hw(device: torch.device | str) -> str:
-    """``CPU``, ``CUDA`` or ``TPU``: the kind of hardware behind an xla device."""
+    """Return the device type of an xla device: ``CPU``, ``CUDA`` or ``TPU``."""
     return xla_real_devices([device])[0].split(":")[0]
 
 
 def is_xla_tensor(tensor: torch.Tensor) -> bool:
-    """Whether the tensor lives on an xla device."""
+    """Return whether the tensor is on an xla device."""
     return tensor.device.type == "xla"
 
 
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
-    """The step barrier; the older name of torch_xla.sync."""
+    """Run the step barrier; equivalent to torch_xla.sync."""
     _top.sync(wait, reset_scope)
 
 
 def wait_device_ops(devices: Sequence[str] = ()) -> None:
-    """Returns when everything that was started on the devices (default: all) has finished."""
+    """Wait until all operations that were started on the devices (default: all) have finished."""
     if devices:
         for name in devices:
             _executor.wait_device(_recorder.ordinal(name))
@@ -135,7 +141,7 @@ def wait_device_ops(devices: Sequence[str] = ()) -> None:
 
 
 def unlazy(tensors: Sequence[torch.Tensor]) -> None:
-    """Returns when the values of the tensors have been computed."""
+    """Compute the values of the tensors and wait for them."""
     for device in {t.device.index for t in tensors if is_xla_tensor(t)}:
         nodes = _recorder.bindings().nodes_of([t for t in tensors if t.device.index == device])
         _executor.materialize(nodes, device)
@@ -149,9 +155,17 @@ def optimizer_step(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> Any:
-    """Averages the gradients over the replicas, then ``optimizer.step(**optimizer_args)``; returns what step returns.
+    """Average the gradients over the replicas, then call ``optimizer.step(**optimizer_args)``.
 
-    With ``barrier`` the step barrier follows.
+    Args:
+      optimizer: the optimizer.
+      barrier: run the step barrier afterwards.
+      optimizer_args: keyword arguments of ``optimizer.step``.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+      pin_layout: accepted for compatibility.
+
+    Returns:
+      The result of ``optimizer.step``.
     """
     reduce_gradients(optimizer, groups, pin_layout)
     loss = optimizer.step(**(optimizer_args or {}))
@@ -161,49 +175,56 @@ def optimizer_step(
 
 
 def set_rng_state(seed: int, device: torch.device | str | None = None) -> None:
-    """Sets the random state of a device (default: the current one) to a 64-bit number."""
+    """Set the random number state of a device (default: the current one) to a 64-bit integer."""
     _top.manual_seed(seed, device)
 
 
 def get_rng_state(device: torch.device | str | None = None) -> int:
-    """The random state of a device as a number that set_rng_state takes: the random numbers after it are the same."""
+    """Return the random number state of a device as an integer that set_rng_state takes."""
     return int(_recorder.bindings().get_seed(_recorder.ordinal(device)))
 
 
 def xla_device_kind(device: torch.device | str | None = None) -> str:
-    """The vendor's name of the hardware behind a device."""
+    """Return the vendor's name of the hardware of a device."""
     return _devices.device_kind(_recorder.ordinal(device))
 
 
 def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
-    """StableHLO, as text, of the graph that computes ``tensors``, or of all that is pending on the current device.
+    """Return the StableHLO text of the graph of ``tensors``, or of all pending operations of the current device.
 
-    Its arguments are the numbers of the graph (float64[n], int64[m]), then the tensors it reads. Nothing runs.
-    Raises ValueError for tensors that are not on one xla device.
+    Its arguments are the scalars of the graph (float64[n], int64[m]), then the tensors that it reads. Nothing runs.
+
+    Raises:
+      ValueError: the tensors are not on one xla device.
     """
     return _pending.render_pending("get_stablehlo", tensors, "stablehlo")
 
 
 def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
-    """As get_stablehlo, in MLIR's bytecode."""
+    """Return the graph of get_stablehlo as MLIR bytecode."""
     return _pending.pending_bytecode("get_stablehlo_bytecode", tensors)
 
 
 def get_memory_info(device: torch.device | str | None = None) -> dict[str, int]:
-    """The memory of a device (default: the current one), on every backend; torch_xla.debug.memory tells by what.
+    """Return the memory use of a device (default: the current one), on every backend.
 
-    ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used``, and in KB of 1024 bytes, as older releases say it,
-    ``kb_free`` and ``kb_total``. On the CPU used is what the buffers of this process take, and the limit is that of the
-    machine.
+    torch_xla.debug.memory lists the memory by source location.
+
+    Returns:
+      ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used``, and ``kb_free`` and ``kb_total`` in KB of 1024 bytes, as
+      in older releases. On the CPU, ``bytes_used`` is the size of this process's buffers, and the limit is the memory
+      of the host.
     """
     return _memory.memory_info(_recorder.ordinal(device))
 
 
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
-    """XLA computes all of the tensors before anything that reads one of them from here on, and moves nothing across.
+    """Compute all of the tensors before any later operation that reads one of them; XLA moves no operation across.
 
-    In place; autograd and the tensors' versions do not notice. Nothing for an empty list. Raises ValueError for a
-    tensor that is on no xla device.
+    Operates in place; autograd and tensor versions do not change. An empty list is a no-op.
+
+    Raises:
+      ValueError: a tensor is not on an xla device.
     """
     if not tensors:
         return
@@ -213,4 +234,4 @@ def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
     with torch.no_grad():
         kept = torch.ops.torch_xla.optimization_barrier([t.detach() for t in tensors])
         for t, value in zip(tensors, kept, strict=True):
-            t.data.copy_(value)  # by .data, whose version is its own: what autograd saved stays as it is
+            t.data.copy_(value)  # .data has a separate version counter, so values saved for backward stay valid

@@ -1,4 +1,4 @@
-"""Operations of the user's own, put together from XLA's."""
+"""User-defined operations, built from XLA operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Op", "register"]
 
 
 class Op:
-    """A function of xla tensors, recorded as one operation without a gradient. See register."""
+    """A function of xla tensors that is recorded as one operation without a gradient. See register."""
 
     def __init__(self, name: str, opfn: Callable[..., Any]) -> None:
         self._name, self._opfn = name, opfn
@@ -29,15 +29,22 @@ class Op:
         return self._opfn(*ops, **kwargs).evaluate(values)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The results on xla tensors; other arguments are constants of the program."""
+        """Record the operation on xla tensors; other arguments are constants of the program."""
         return jax_function.call_jax(self._lowered, args, kwargs, self._name)
 
 
 def register(name: str, opfn: Callable[..., Any]) -> Op:
-    """``opfn`` of ``xla_builder.Op``s, which gives one, as a function of xla tensors.
+    """Return ``opfn``, a function of ``xla_builder.Op``s that returns an Op, as a function of xla tensors.
 
-    It is called once for each structure, shapes, dtypes and constants of its arguments. A tuple Op gives a tuple. For a
-    gradient, write the function in jax (``torch_xla.interop.jax_function``), or put the result into an autograd
-    Function. TypeError where a tensor is not on xla.
+    ``opfn`` is called once for each combination of structure, shapes, dtypes and constants of its arguments. A tuple Op
+    becomes a tuple of tensors. For a gradient, write the function in jax (``torch_xla.interop.jax_function``), or wrap
+    it in an autograd Function.
+
+    Args:
+      name: name of the operation in HLO and reports.
+      opfn: the function.
+
+    Raises:
+      TypeError: a tensor is not on an xla device (raised by the returned function).
     """
     return Op(name, opfn)

@@ -1,4 +1,4 @@
-"""Seeing what the device does."""
+"""Diagnose performance, recompilation, memory and numerical problems."""
 
 from torch_xla.debug.step_report import Report, report
 

@@ -1,6 +1,6 @@
-"""What a report comes down to: a sentence for each thing that holds the steps up, with what to do about it.
+"""Find the bottlenecks of a step report: one sentence for each, with advice.
 
-The thresholds are shares of a step's time, and times a step, above which a thing is worth naming.
+The thresholds are shares of a step's time, and events per step, above which a bottleneck is reported.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ _COMPILE_SHARE = 0.2  # of all time after the first two steps
 _INPUT_SHARE = 0.3
 _TRANSFER_SHARE = 0.3
 _TRACING_SHARE = 0.5
-_DEVICE_SHARE = 0.5  # waiting and execute
+_DEVICE_SHARE = 0.5  # of waiting and execute together
 _FALLBACK_SHARE = 0.05
-_PER_STEP = 0.5  # fallbacks and reads: in every second step
+_PER_STEP = 0.5  # fallbacks and reads: one in every second step
 _MEMORY_SHARE = 0.9
 _WARM_UP = 2  # steps
 
-Verdict = dict[str, str]
+Bottleneck = dict[str, str]
 
 
-def find_bottlenecks(data: dict[str, Any]) -> list[Verdict]:
-    """The verdicts on a report's numbers, what costs most first; at least one."""
+def find_bottlenecks(data: dict[str, Any]) -> list[Bottleneck]:
+    """Return the bottlenecks of a report, or a statement that there is none."""
     if not data["steps"]["count"]:
-        return [
-            _verdict("no steps", "No step has ended.", "End each step with torch_xla.sync(); without it there is none.")
-        ]
+        return [_bottleneck("no steps", "No step has ended.", "End each step with torch_xla.sync().")]
     found = [
         *_compile_bound(data),
         *_host_or_device_bound(data),
@@ -34,27 +32,27 @@ def find_bottlenecks(data: dict[str, Any]) -> list[Verdict]:
         *_blocking_reads(data),
         *_memory_pressure(data),
     ]
-    return found or [_verdict("balanced", "No single thing takes most of a step's time.", "")]
+    return found or [_bottleneck("balanced", "No single category takes most of a step's time.", "")]
 
 
-def _verdict(kind: str, text: str, advice: str) -> Verdict:
+def _bottleneck(kind: str, text: str, advice: str) -> Bottleneck:
     return {"kind": kind, "text": text, "advice": advice}
 
 
-def _compile_bound(data: dict[str, Any]) -> Iterator[Verdict]:
+def _compile_bound(data: dict[str, Any]) -> Iterator[Bottleneck]:
     rows = data["timeline"][_WARM_UP:]
     compiling = sum(row["parts"]["compile"] for row in rows)
     times = sum(row["compiled"] for row in rows)
     if times and compiling >= _COMPILE_SHARE * sum(row["wall_ms"] for row in rows):
-        yield _verdict(
+        yield _bottleneck(
             "compile-bound",
             f"compile-bound: {times} compilations in the last {len(rows)} steps took {_ms(compiling)} of "
             f"{_ms(sum(row['wall_ms'] for row in rows))}.",
-            "The recompilations below say what changed; a step that always looks the same compiles once.",
+            "The recompilations below list what changed; a step with constant shapes and ops compiles once.",
         )
 
 
-def _host_or_device_bound(data: dict[str, Any]) -> Iterator[Verdict]:
+def _host_or_device_bound(data: dict[str, Any]) -> Iterator[Bottleneck]:
     if not data["settled"]["count"]:
         return
     time = data["time"]
@@ -63,65 +61,65 @@ def _host_or_device_bound(data: dict[str, Any]) -> Iterator[Verdict]:
     step = sum(ms.values())
     ops = data["steps"]["ops"]
     if share["input"] >= _INPUT_SHARE:
-        yield _verdict(
+        yield _bottleneck(
             "input-bound",
             f"input-bound: waiting for the DataLoader takes {_ms(ms['input'])} of the {_ms(step)} of a step.",
-            "Give it workers (num_workers), cheaper transforms, and a loader that sends batches ahead.",
+            "Use worker processes (num_workers), faster transforms, and MpDeviceLoader, which prefetches batches.",
         )
     if share["transfers"] >= _TRANSFER_SHARE:
-        yield _verdict(
+        yield _bottleneck(
             "transfer-bound",
             f"transfer-bound: copies between CPU and device take {_ms(ms['transfers'])} of the {_ms(step)} of a step.",
-            "Send few large tensors rather than many small ones, and make constants on the device.",
+            "Transfer few large tensors rather than many small ones, and create constants on the device.",
         )
     if share["tracing"] >= _TRACING_SHARE:
-        each = f", {1000 * ms['tracing'] / ops:.1f} µs an op" if ops else ""
-        yield _verdict(
+        each = f", {1000 * ms['tracing'] / ops:.1f} µs per op" if ops else ""
+        yield _bottleneck(
             "tracing-bound",
             f"tracing-bound: Python and recording take {_ms(ms['tracing'])} of the {_ms(step)} of a step "
             f"({ops:.0f} ops{each}).",
-            "Larger batches give the device more to do for the same ops; work of the CPU belongs in the loader.",
+            "Use larger batches, which give the device more work per op; move CPU work to the DataLoader.",
         )
     if share["waiting"] + share["execute"] >= _DEVICE_SHARE:
-        yield _verdict(
+        yield _bottleneck(
             "device-bound",
-            f"device-bound: {_ms(ms['waiting'] + ms['execute'])} of the {_ms(step)} of a step are spent on running "
+            f"device-bound: {_ms(ms['waiting'] + ms['execute'])} of the {_ms(step)} of a step are spent running "
             "programs and waiting for their values.",
-            "That is as it should be; what is left to gain is in the model, its dtype and the device.",
+            "This is the expected state: use bfloat16, a larger batch or a faster device to go faster.",
         )
 
 
-def _fallbacks(data: dict[str, Any]) -> Iterator[Verdict]:
+def _fallbacks(data: dict[str, Any]) -> Iterator[Bottleneck]:
     step = data["steps"]["mean_ms"]
     for row in data["fallbacks"]:
         if row["per_step"] >= _PER_STEP or row["ms_per_step"] >= _FALLBACK_SHARE * step:
-            yield _verdict(
+            yield _bottleneck(
                 "fallback",
                 f"{_times(row['per_step'], 'fallback')} per step at {row['line']}: {row['op']} runs on the CPU and "
-                f"takes {_ms(row['ms_per_step'])} with its copies.",
-                "Use ops whose result has a shape that does not depend on values, or move it out of the step.",
+                f"takes {_ms(row['ms_per_step'])}, including copies.",
+                "Use an op whose result shape does not depend on values, or move it out of the step.",
             )
 
 
-def _blocking_reads(data: dict[str, Any]) -> Iterator[Verdict]:
+def _blocking_reads(data: dict[str, Any]) -> Iterator[Bottleneck]:
     for row in data["reads"]:
         if row["per_step"] >= _PER_STEP:
-            yield _verdict(
+            yield _bottleneck(
                 "read",
                 f"{_times(row['per_step'], 'value')} read per step at {row['line']}: Python waits there for the "
-                f"device, {_ms(row['ms_per_step'])} a step.",
-                "Keep it as a tensor, and read it every so many steps, after torch_xla.sync().",
+                f"device, {_ms(row['ms_per_step'])} per step.",
+                "Keep it as a tensor, and read it only every few steps, after torch_xla.sync().",
             )
 
 
-def _memory_pressure(data: dict[str, Any]) -> Iterator[Verdict]:
+def _memory_pressure(data: dict[str, Any]) -> Iterator[Bottleneck]:
     for device, info in data["memory"].items():
         if info["peak_bytes_used"] >= _MEMORY_SHARE * info["bytes_limit"]:
-            yield _verdict(
+            yield _bottleneck(
                 "memory",
-                f"memory: {device} had {100 * info['peak_bytes_used'] / info['bytes_limit']:.0f} % of its memory in "
-                "use at once.",
-                "torch_xla.debug.memory.summary() lists what by the line that made it.",
+                f"memory: {device} used up to {100 * info['peak_bytes_used'] / info['bytes_limit']:.0f} % of its "
+                "memory.",
+                "torch_xla.debug.memory.summary() lists the live buffers by the line that created them.",
             )
 
 

@@ -1,10 +1,10 @@
-"""Pictures of dumped graphs: operations in boxes, grouped by torch.nn module; details where the mouse rests.
+"""Draw dumped graphs with Graphviz: a box per operation, grouped by torch.nn module, with details as tooltips.
 
     XLA_IR_DEBUG=1 XLA_SAVE_TENSORS_FILE=graphs.txt python train.py
-    python -m torch_xla.debug.graph graphs.txt.0                      # lists the graphs in the file of rank 0
+    python -m torch_xla.debug.graph graphs.txt.0                      # list the graphs in the file of rank 0
     python -m torch_xla.debug.graph graphs.txt.0 --graph 2 --svg step.svg
 
-Drawing needs Graphviz (``apt-get install graphviz``). Modules are known only where XLA_IR_DEBUG was set.
+Drawing needs Graphviz (``apt-get install graphviz``). Modules are recorded only with XLA_IR_DEBUG=1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _quote(text: str) -> str:
 
 
 class _DotWriter:
-    """Graphviz source of one graph. Constants are written into the operations that use them."""
+    """Build the Graphviz source of a graph. Constants are shown inside the operations that use them."""
 
     def __init__(self, graph: Graph) -> None:
         self._lines = {line.number: line for line in graph.lines}
@@ -64,7 +64,7 @@ class _DotWriter:
         return "\n".join([*self._rows, "}"]) + "\n"
 
     def _module_path(self, line: GraphLine) -> tuple[str, ...]:
-        """The modules that a line is drawn in; an input belongs where all its users are."""
+        """Return the modules that enclose a line; for an input, the innermost module that contains all its users."""
         if line.op != "xla::device_data":
             scope = line.tags.get("scope", "")
             return tuple(scope.split("/")) if scope else ()
@@ -79,8 +79,8 @@ class _DotWriter:
         for child in sorted({p[: len(path) + 1] for p in inside if len(p) > len(path) and p[: len(path)] == path}):
             name = "/".join(child)
             self._rows.append(f"{indent}subgraph {_quote('cluster_' + name)} {{")
-            look = 'style="rounded,filled", fillcolor="#00000008", color="#999999", fontsize=11'
-            self._rows.append(f"{indent}  label={_quote(child[-1])}; tooltip={_quote(name)}; graph [{look}]")
+            style = 'style="rounded,filled", fillcolor="#00000008", color="#999999", fontsize=11'
+            self._rows.append(f"{indent}  label={_quote(child[-1])}; tooltip={_quote(name)}; graph [{style}]")
             self._cluster(child, inside, depth + 1)
             self._rows.append(f"{indent}}}")
 
@@ -89,14 +89,14 @@ class _DotWriter:
         name = line.op.split("::")[-1] + (f"(…, {', '.join(constants)})" if constants else "")
         label = [name, *(shape.split("{")[0] for shape in line.shapes)]
         label += [] if line.root is None else [f"result {line.root}"]
-        look = {"label": "\n".join(label), "tooltip": self._node_attributes(line)}
+        attributes = {"label": "\n".join(label), "tooltip": self._node_attributes(line)}
         if line.op == "xla::device_data":
-            look |= {"label": "\n".join(["input", *label[1:]]), "shape": "ellipse", "fillcolor": "#fff2cc"}
+            attributes |= {"label": "\n".join(["input", *label[1:]]), "shape": "ellipse", "fillcolor": "#fff2cc"}
         else:
-            look["fillcolor"] = _COLOR.get(line.op.split("::")[-1], _OTHER)
+            attributes["fillcolor"] = _COLOR.get(line.op.split("::")[-1], _OTHER)
         if line.root is not None:
-            look |= {"penwidth": "2.5"}
-        return f"node{line.number} [{', '.join(f'{k}={_quote(v)}' for k, v in look.items())}]"
+            attributes |= {"penwidth": "2.5"}
+        return f"node{line.number} [{', '.join(f'{k}={_quote(v)}' for k, v in attributes.items())}]"
 
     @staticmethod
     def _node_attributes(line: GraphLine) -> str:
@@ -110,16 +110,16 @@ class _DotWriter:
 
 
 def dot_source(graph: Graph) -> str:
-    """The picture of a graph as Graphviz source."""
+    """Return a graph as Graphviz source."""
     return _DotWriter(graph).source()
 
 
 def svg(graph: Graph) -> str:
-    """The picture of a graph as SVG. Raises RuntimeError where Graphviz is missing or fails."""
+    """Return a graph as SVG. Raises RuntimeError if Graphviz is missing or fails."""
     command = shutil.which("dot")
     if command is None:
         raise RuntimeError(
-            "drawing a graph needs Graphviz, whose program `dot` was not found: apt-get install graphviz"
+            "drawing a graph requires Graphviz, but the command `dot` was not found: apt-get install graphviz"
         )
     done = subprocess.run([command, "-Tsvg"], input=dot_source(graph), capture_output=True, text=True)
     if done.returncode != 0:
@@ -128,7 +128,7 @@ def svg(graph: Graph) -> str:
 
 
 def list_graphs(graphs: Sequence[Graph]) -> str:
-    """One line a graph: its number, size, and what asked for it."""
+    """Return one line per graph: its number, size, section and hash."""
     rows = []
     for number, graph in enumerate(graphs):
         inputs = sum(line.op == "xla::device_data" for line in graph.lines)
@@ -140,16 +140,18 @@ def list_graphs(graphs: Sequence[Graph]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", help="a dump in the form text or dot")
-    parser.add_argument("--svg", metavar="OUT", help="write a picture; without it, list the graphs of the file")
-    parser.add_argument("--graph", type=int, default=-1, metavar="N", help="which graph, from 0; default: the last")
+    parser.add_argument("file", help="a dump in the format text or dot")
+    parser.add_argument("--svg", metavar="OUT", help="write the graph as SVG; without it, list the graphs of the file")
+    parser.add_argument(
+        "--graph", type=int, default=-1, metavar="N", help="index of the graph, from 0; default: the last"
+    )
     options = parser.parse_args()
     try:
         graphs = read_graphs(options.file)
         if options.svg is None:
             print(list_graphs(graphs))
         elif not -len(graphs) <= options.graph < len(graphs):
-            raise ValueError(f"there is no graph {options.graph}: the file has {len(graphs)}, from 0")
+            raise ValueError(f"--graph {options.graph}: the file has {len(graphs)} graphs, numbered from 0")
         else:
             Path(options.svg).write_text(svg(graphs[options.graph]))
     except (OSError, ValueError, RuntimeError) as error:

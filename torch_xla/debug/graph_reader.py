@@ -1,4 +1,4 @@
-"""Reads graph dumps (XLA_SAVE_TENSORS_FILE, graph_saver) back, from the forms ``text`` and ``dot``."""
+"""Parse graph dumps (XLA_SAVE_TENSORS_FILE, graph_saver) in the formats ``text`` and ``dot``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DOT_EDGE = re.compile(r'^ *node(\d+) -> node(\d+)(?: \[label="(?:i=(\d+))?,?(?:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One graph of a file. ``section`` and ``hash`` are empty in files that graph_saver wrote."""
+    """A graph of a dump. ``section`` and ``hash`` are empty in files written by graph_saver."""
 
     section: str
     hash: str
@@ -26,7 +26,7 @@ class Graph:
 
 
 def read_graphs(file: str | Path) -> list[Graph]:
-    """The graphs of a file, in order. Raises ValueError for a file that has none in the forms text or dot."""
+    """Return the graphs of a file, in order. Raises ValueError if it has none in the format text or dot."""
     content = Path(file).read_text()
     sections = [(m[1], m[3]) for m in _SECTION.finditer(content)] or [("", content)]
     graphs = []
@@ -36,7 +36,7 @@ def read_graphs(file: str | Path) -> list[Graph]:
         if lines:
             graphs.append(Graph(section, found[1] if found else "", lines))
     if not graphs:
-        raise ValueError(f"{file}: no graph in the form text or dot (XLA_SAVE_TENSORS_FMT, SAVE_GRAPH_FMT)")
+        raise ValueError(f"{file}: no graph in the format text or dot (XLA_SAVE_TENSORS_FMT, SAVE_GRAPH_FMT)")
     return graphs
 
 
@@ -60,7 +60,7 @@ def _split_shapes(shape: str) -> list[str]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parts between ", " that are not inside brackets or quotes."""
+    """Split at each ", " that is not inside brackets or quotes."""
     depth, quote, start = 0, "", 0
     for i, c in enumerate(text):
         if quote:

@@ -1,4 +1,4 @@
-"""Writes the graph behind some tensors to a file, without running it."""
+"""Write the pending graph of tensors to a file, without running it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ _numbers = itertools.count()
 
 
 def save_tensors_graph(save_dir: str | Path, name: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Writes the graph that computes ``tensors`` to ``{save_dir}/{name}-{thread id}-{n}.{format}``.
+    """Write the graph that computes ``tensors`` to ``{save_dir}/{name}-{thread id}-{n}.{format}``.
 
-    The format is that of SAVE_GRAPH_FMT: text, dot, hlo or stablehlo. ``n`` counts up in the process.
-    Raises ValueError for tensors that are not on one xla device, OSError where the file cannot be written.
+    SAVE_GRAPH_FMT selects the format: text, dot, hlo or stablehlo. ``n`` counts the files of this process.
+
+    Raises:
+      ValueError: the tensors are not on one xla device.
+      OSError: the file cannot be written.
     """
-    form = settings.SAVE_GRAPH_FMT
-    content = pending_graph.render_pending("save_tensors_graph", tensors, form)
-    file = Path(save_dir) / f"{name}-{threading.get_ident()}-{next(_numbers)}.{form}"
+    graph_format = settings.SAVE_GRAPH_FMT
+    content = pending_graph.render_pending("save_tensors_graph", tensors, graph_format)
+    file = Path(save_dir) / f"{name}-{threading.get_ident()}-{next(_numbers)}.{graph_format}"
     file.write_text(content)

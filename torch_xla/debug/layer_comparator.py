@@ -1,4 +1,4 @@
-"""Runs a module on xla and on the CPU, layer by layer, and names the first layer that differs."""
+"""Compare a module on xla with the same module on the CPU, layer by layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_xla.debug.model_comparator import compare_tensors
 
 @dataclass(frozen=True, slots=True)
 class LayerDifference:
-    """The first layer that gives something else on xla than on the CPU, from inputs that were the same."""
+    """The first layer whose outputs on xla differ from the CPU for equal inputs."""
 
     name: str  # qualified: "layers.0.attention"; "" is the module itself
     kind: str  # class name
@@ -32,20 +32,21 @@ class LayerDifference:
 def compare_module(
     module: torch.nn.Module, *args: Any, rtol: float = 1e-04, atol: float = 1e-05, device: str = "xla", **kwargs: Any
 ) -> LayerDifference | None:
-    """Runs the module on the CPU and on xla, layer by layer, and names the first layer that differs.
+    """Run the module on the CPU and on xla, layer by layer, and return the first layer that differs.
 
-    Every layer on xla gets what it got on the CPU, so that an error is found where it is made, not where it has grown.
-    Layers are compared in the order in which they return, so the innermost one is named. Random layers differ: call
-    ``module.eval()``, or seed and compare without dropout. The module given and the inputs stay as they are.
+    Each layer on xla gets the inputs that it had on the CPU, so an error is found where it occurs, not where it has
+    accumulated. Layers are compared in the order in which they return, so the innermost layer is reported. Layers with
+    random numbers differ: call ``module.eval()``, or compare without dropout. The module and the inputs do not change.
 
     Args:
-      module: on any device; copied to both.
-      args, kwargs: its inputs, nested as you like, on any device.
-      rtol, atol: as in compare_tensors.
+      module: a module on any device; it is copied to both devices.
+      args, kwargs: its inputs, any pytrees, on any device.
+      rtol, atol: the tolerances of compare_tensors.
 
-    Returns None if no layer differs.
+    Returns:
+      The first difference, None if no layer differs.
     """
-    with watcher.suspend():  # layers one by one, each compiled at the line of the call
+    with watcher.suspend():  # compiles each layer separately at this line
         return _compare(module, args, kwargs, rtol, atol, device)
 
 
@@ -67,7 +68,7 @@ def _compare(
 
 
 def _capture_layer_io(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[tuple[str, int], tuple[Any, Any]]:
-    """(qualified name, number of the call) -> copies of inputs and outputs, in the order in which layers return."""
+    """Return (qualified name, call number) -> copies of inputs and outputs, in the order in which layers return."""
     calls: collections.Counter[str] = collections.Counter()
     inputs: dict[str, list[Any]] = collections.defaultdict(list)
     found: dict[tuple[str, int], tuple[Any, Any]] = {}

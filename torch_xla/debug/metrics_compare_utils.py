@@ -1,6 +1,6 @@
-"""Metrics reports as numbers, and a new report held against earlier ones.
+"""Parse metrics reports, and compare a new report with earlier ones.
 
-Reads the reports of this release and of others: their third line of a metric says ``Counter:`` or ``Accumulator:``.
+Accepts the reports of all releases: the third line of a metric is ``Counter:`` or ``Accumulator:``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ DEFAULT_CONFIG = {"base_expression": "v <= v_mean + (v_stddev * 2.0)"}
 
 
 def parse_metrics_report(report: str, dehumanize: bool = True) -> dict[str, Any]:
-    """The values of a report by ``<metric>__<field>``: ``CachedSyncTensors__Value``, ``CompileTime__TotalSamples``.
+    """Return the values of a report by ``<metric>__<field>``, such as ``CompileTime__TotalSamples``.
 
-    Fields of a metric are TotalSamples, Accumulator, ValueRate, Rate and ``Percentile_50``. With ``dehumanize`` values
-    are numbers: times in seconds and bytes in MB (2**20), with ``_sec`` and ``_mb`` at the end of the name. Without it
-    they are the text of the report. Raises ValueError at a line that belongs to no report.
+    The fields of a metric are TotalSamples, Accumulator, ValueRate, Rate and percentiles (``Percentile_50``); the field
+    of a counter is Value.
+
+    Args:
+      dehumanize: convert values to numbers: times in seconds and bytes in MB (2**20), with the name suffixes ``_sec``
+        and ``_mb``. Otherwise the values are the text of the report.
+
+    Raises:
+      ValueError: a line is not part of a metrics report.
     """
     found: dict[str, Any] = {}
     for name, field, text in _fields(report):
@@ -39,7 +45,7 @@ def parse_metrics_report(report: str, dehumanize: bool = True) -> dict[str, Any]
 
 
 def get_data_points_from_metrics_reports(metrics_reports: Sequence[str]) -> dict[str, list[float]]:
-    """For every value of the reports, in order, the list of what it was; a report without it adds nothing."""
+    """Return the values of each key over the reports, in order; a report without the key is skipped."""
     points: dict[str, list[float]] = {}
     for report in metrics_reports:
         for key, value in parse_metrics_report(report).items():
@@ -50,12 +56,14 @@ def get_data_points_from_metrics_reports(metrics_reports: Sequence[str]) -> dict
 def compare_metrics(
     data_points: Mapping[str, Sequence[float]], metrics_report: str, config: Mapping[str, str] | None = None
 ) -> str:
-    """What of a report is not as the earlier ``data_points`` lead to expect, a line each; "" if all is.
+    """Return the unexpected values of a report compared with earlier ``data_points``, a line each; "" if none.
 
-    ``config["base_expression"]`` says what is as expected: an expression of ``v``, the new value, and ``v_mean``,
-    ``v_stddev``, ``v_min``, ``v_max`` of the earlier ones. ``config["<name>_expression"]`` is for one value. Values
-    that were never there before, and those that are gone, are lines as well. Raises ValueError for an expression that
-    is more than arithmetic and comparisons.
+    ``config["base_expression"]`` is true for expected values: an expression of ``v``, the new value, and of ``v_mean``,
+    ``v_stddev``, ``v_min`` and ``v_max`` of the earlier values. ``config["<name>_expression"]`` overrides it for one
+    value. New and missing values are also reported.
+
+    Raises:
+      ValueError: an expression contains more than arithmetic and comparisons.
     """
     config = {**DEFAULT_CONFIG, **(config or {})}
     new = parse_metrics_report(metrics_report)
@@ -99,7 +107,7 @@ def _fields(report: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _number(text: str) -> tuple[float, str]:
-    """(value, suffix of its unit). Raises ValueError for what is neither a time nor bytes nor a number."""
+    """Return (value, unit suffix). Raises ValueError for text that is not a time, bytes or a number."""
     if size := _BYTES.fullmatch(text):
         return float(size[1]) * _MEGABYTES[size[2]], "_mb"
     time = _TIME.fullmatch(text)

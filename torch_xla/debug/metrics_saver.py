@@ -1,4 +1,4 @@
-"""The metrics report, appended to a file."""
+"""Append the metrics report to a file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch_xla._engine.diagnostics import metrics_file as _file
 
 
 def save_metrics(metrics_file: str | None = None) -> None:
-    """Appends ``[MetricsData; step=N]`` and the report to ``metrics_file``; N counts the reports of this process.
+    """Append ``[MetricsData; step=N]`` and the report to ``metrics_file``; N counts the reports of this process.
 
-    Without a path the one of XLA_METRICS_FILE is taken, to which every step appends by itself; without either nothing
-    happens. ``STDOUT`` and ``STDERR`` stand for the streams. Where several processes train together each writes to a
-    file of its own, with its local ordinal as suffix. Raises OSError where the file cannot be written.
+    The default path is XLA_METRICS_FILE, to which every step appends automatically; without either, do nothing.
+    ``STDOUT`` and ``STDERR`` select the streams. With several processes each file name has the local ordinal as suffix.
+    Raises OSError if the file cannot be written.
     """
     _file.save(metrics_file)

@@ -1,8 +1,8 @@
-"""Compares tensors, and what two runs of a program have saved. layer_comparator.py compares the layers of a module.
+"""Compare tensors, and the tensors saved by two runs of a program. layer_comparator.py compares module layers.
 
     python -m torch_xla.debug.model_comparator FOLDER1 FOLDER2
 
-compares what two runs wrote with save(); it ends with 1 where they differ.
+compares the tensors that two runs wrote with save(), and exits with code 1 if they differ.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _saved: collections.Counter[str] = collections.Counter()
 
 
 def configure(save_dir: str | Path | None) -> None:
-    """Sets the folder that save() writes to, over MODELCMP_SAVEDIR; None: save() does nothing."""
+    """Set the folder that save() writes to, instead of MODELCMP_SAVEDIR; None disables save()."""
     global _folder, _configured
     with _lock:
         _folder, _configured = None if save_dir is None else Path(save_dir), True
@@ -33,9 +33,9 @@ def configure(save_dir: str | Path | None) -> None:
 
 
 def save(name: str, tensor: torch.Tensor, step: int | None = None) -> None:
-    """Writes the tensor's values to ``{name}.{n}``: n is ``step``, or counts the calls for the name.
+    """Write the tensor to ``{name}.{n}``; n is ``step``, or counts the calls for the name.
 
-    Only on the first process; does nothing while no folder is set.
+    Only the first process writes, and only if a folder is set.
     """
     folder = _folder if _configured else settings.MODELCMP_SAVEDIR
     if folder is None or jax.process_index() != 0:
@@ -50,37 +50,40 @@ def save(name: str, tensor: torch.Tensor, step: int | None = None) -> None:
 def compare_tensors(
     tensor1: torch.Tensor, tensor2: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, max_diffs: int = 25
 ) -> str | None:
-    """What differs: shapes, dtypes, or the places of up to ``max_diffs`` elements further apart than
-    ``atol + rtol * |tensor2|`` (NaN equals NaN). None where nothing does. Tensors may be on any device.
+    """Return a report of differences in shape, dtype or up to ``max_diffs`` elements; None if there are none.
+
+    Elements differ if they are further apart than ``atol + rtol * |tensor2|``; NaN equals NaN. The tensors may be on
+    any device.
     """
     a, b = tensor1.detach().cpu(), tensor2.detach().cpu()
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"{a.dtype}{list(a.shape)} vs. {b.dtype}{list(b.shape)}"
     far = ~torch.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
-    places = far.nonzero().tolist()
-    if not places:
+    indices = far.nonzero().tolist()
+    if not indices:
         return None
-    rows = [f"{len(places)} of {a.numel()} elements differ"]
-    for place in places[:max_diffs]:
-        x, y = a[tuple(place)].item(), b[tuple(place)].item()
-        rows.append(f"  {place}: {x!r} vs. {y!r}, apart by {abs(x - y):.4g}")
-    if len(places) > max_diffs:
-        rows.append(f"  ... and {len(places) - max_diffs} more")
+    rows = [f"{len(indices)} of {a.numel()} elements differ"]
+    for index in indices[:max_diffs]:
+        x, y = a[tuple(index)].item(), b[tuple(index)].item()
+        rows.append(f"  {index}: {x!r} vs. {y!r}, apart by {abs(x - y):.4g}")
+    if len(indices) > max_diffs:
+        rows.append(f"  ... and {len(indices) - max_diffs} more")
     return "\n".join(rows)
 
 
 def tensor_file_compare(
     path1: str | Path, path2: str | Path, rtol: float = 1e-05, atol: float = 1e-08, max_diffs: int = 25
 ) -> str | None:
-    """compare_tensors of two files that save() wrote."""
+    """Compare two files written by save() with compare_tensors."""
     return compare_tensors(torch.load(path1), torch.load(path2), rtol, atol, max_diffs)
 
 
 def compare(
     save_dir1: str | Path, save_dir2: str | Path, rtol: float = 1e-05, atol: float = 1e-08, max_diffs: int = 25
 ) -> str:
-    """Compares two folders that save() wrote: files that only one has, and what differs in the others, in the order
-    in which the first run wrote them. An empty text where nothing does.
+    """Compare two folders written by save(); return "" if there are no differences.
+
+    Reports files that are in only one folder, then differences, in the order in which the first run wrote the files.
     """
     first, second = ({p.name: p for p in Path(folder).iterdir()} for folder in (save_dir1, save_dir2))
     rows = [f"{name}: only in {save_dir1}" for name in sorted(first.keys() - second.keys())]

@@ -1,6 +1,6 @@
-"""Profiles of what devices and host do over time, by jax's profiler: for TensorBoard, XProf and Perfetto.
+"""Profile devices and host with jax's profiler, for TensorBoard, XProf and Perfetto.
 
-``torch.profiler`` shows the other half: what recording costs on the host.
+Use ``torch.profiler`` for the cost of recording operations on the host.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch_xla._engine.recorder import module_scopes, source_info
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NO_CLIENT = (
-    "trace: profiling another process ({address}) needs the package xprof, which is not installed: pip install xprof. "
-    "Without it, call start_trace() and stop_trace() in that process."
+    "trace: profiling another process ({address}) requires the package xprof, which is not installed: pip install "
+    "xprof, or call start_trace() and stop_trace() in that process."
 )
 
 _marked = threading.local()
@@ -35,20 +35,20 @@ _server: object | None = None
 
 
 def set_tracer_marked_step(value: bool) -> None:
-    """Notes for this thread that a StepTrace ends the step, so that a data loader must not."""
+    """Set for this thread whether a StepTrace ends the step, so that a data loader does not."""
     _marked.value = value
 
 
 def get_tracer_marked_step() -> bool:
-    """What set_tracer_marked_step was given last on this thread."""
+    """Return the last value of set_tracer_marked_step on this thread."""
     return bool(getattr(_marked, "value", False))
 
 
 class Trace:
     """A named span of the timeline: ``with xp.Trace("build_graph"): ...``.
 
-    Keyword arguments show up as the span's details. While origins are captured (XLA_IR_DEBUG), the operations recorded
-    inside have the name in their scope. A Trace may be entered again after it was left.
+    Keyword arguments become metadata of the span. While source locations are captured (XLA_IR_DEBUG), operations
+    recorded inside have the name in their scope. A Trace can be reentered after it was left.
     """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
@@ -71,9 +71,9 @@ class Trace:
 
 
 class StepTrace(Trace):
-    """A Trace of one step: ``with xp.StepTrace("train", step_num=i): ...``. Leaving it is the step barrier.
+    """A Trace of one step: ``with xp.StepTrace("train", step_num=i): ...``. Leaving it is a step barrier.
 
-    The profiler's tools group what happens by step. The barrier is skipped when the block raises.
+    The profiler's tools group events by step. The barrier is skipped if the block raises.
     """
 
     def _annotation(self) -> jax.profiler.TraceAnnotation:
@@ -94,7 +94,7 @@ class StepTrace(Trace):
 
 
 def trace_me(scope: str) -> Callable[[F], F]:
-    """Decorator: every call of the function is a Trace of that name."""
+    """Decorate a function so that every call is a Trace of that name."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -108,28 +108,34 @@ def trace_me(scope: str) -> Callable[[F], F]:
 
 
 def start_trace(log_dir: str | os.PathLike[str]) -> None:
-    """Starts a profile of this process. RuntimeError if one is running. Starts the backend."""
+    """Start a profile of this process, and the backend. Raises RuntimeError if a profile is running."""
     jax.profiler.start_trace(log_dir)
 
 
 def stop_trace() -> None:
-    """Ends the profile and writes it to ``log_dir``/plugins/profile. RuntimeError if none is running."""
+    """End the profile and write it to ``log_dir``/plugins/profile. Raises RuntimeError if none is running."""
     jax.profiler.stop_trace()
 
 
 def start_server(port: int, only_on_master: bool = True) -> object | None:
-    """Lets TensorBoard, XProf and trace() profile this process at ``port``; keep what it returns for as long.
+    """Start a server at ``port`` for TensorBoard, XProf and trace(), and start the backend.
 
-    With ``only_on_master`` (the default) processes other than the first start nothing and return None. Where this
-    process has a server at the port it is that one; ValueError if it has one at another. Starts the backend.
+    A second call returns the server of the first one. With ``only_on_master`` (the default), processes other than the
+    first start no server and return None.
+
+    Returns:
+      The server, which runs as long as the caller holds a reference.
+
+    Raises:
+      ValueError: this process has a server at another port.
     """
     global _serving, _server
-    devices.devices()  # jax asks for its own otherwise, and then not for as many as CPU_NUM_DEVICES says
+    devices.devices()  # start the backend with CPU_NUM_DEVICES devices, before jax starts it with its default
     if only_on_master and jax.process_index() != 0:
         return None
     if _server is not None:
         if port != _serving:
-            raise ValueError(f"start_server: this process has a server at port {_serving}, and there is only one")
+            raise ValueError(f"start_server: this process has a server at port {_serving}; use that port")
         return _server
     _server = jax.profiler.start_server(port)
     _serving = port
@@ -141,17 +147,21 @@ def trace(
     host_tracer_level: int = 2, device_tracer_level: int = 1, delay_ms: int = 0, timeout_s: int = 120,
     interval_s: int = 5,
 ) -> None:  # fmt: skip
-    """Profiles a process that has called start_server, for ``duration_ms``, and writes the profile to ``logdir``.
+    """Profile a process that has called start_server, and write the profile to ``logdir``.
 
     Args:
-      service_addr: ``host:port`` of the server. This process's own server needs nothing else; others need xprof.
-      logdir: folder; ``plugins/profile`` is made in it.
-      num_tracing_attempts: how often a profile without any event is tried again.
-      host_tracer_level, device_tracer_level: 0 (nothing) to 3 (verbose), and 0 or 1; jax 0.12 has no second one.
-      delay_ms: wait so long before starting.
-      timeout_s, interval_s: keep trying for so long, every so often, while the server cannot be reached.
+      service_addr: ``host:port`` of the server. Servers of other processes require the package xprof.
+      logdir: the folder in which ``plugins/profile`` is created.
+      duration_ms: the duration of the profile in ms.
+      num_tracing_attempts: the number of attempts if a profile contains no events.
+      host_tracer_level: 0 (off) to 3 (verbose).
+      device_tracer_level: 0 or 1; jax 0.12 ignores it.
+      delay_ms: the delay before the profile in ms.
+      timeout_s: how long to retry while the server cannot be reached, in s.
+      interval_s: the interval between retries, in s.
 
-    Raises RuntimeError where the server is not reached in time, or xprof is missing.
+    Raises:
+      RuntimeError: the server was not reached in time, or xprof is missing.
     """
     address = service_addr.removeprefix("grpc://")
     levels = {"host_tracer_level": host_tracer_level, "device_tracer_level": device_tracer_level}
@@ -175,7 +185,7 @@ def trace(
 def _trace_here(logdir: str, duration_ms: int, levels: dict[str, int]) -> None:
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level = levels["host_tracer_level"]
-    if hasattr(options, "device_tracer_level"):  # since jax 0.12 there is no such level
+    if hasattr(options, "device_tracer_level"):  # removed in jax 0.12
         options.device_tracer_level = levels["device_tracer_level"]
     jax.profiler.start_trace(logdir, profiler_options=options)
     try:
@@ -185,7 +195,7 @@ def _trace_here(logdir: str, duration_ms: int, levels: dict[str, int]) -> None:
 
 
 def trace_detached(*args: Any, **kwargs: Any) -> threading.Thread:
-    """trace() on a thread of its own, which it returns; the caller's steps are what is profiled."""
+    """Run trace() on a separate thread, which is returned, to profile the caller's steps."""
     thread = threading.Thread(target=trace, args=args, kwargs=kwargs, name="torch_xla_trace", daemon=True)
     thread.start()
     return thread

@@ -1,13 +1,13 @@
-"""Why did it recompile? What changed between a graph that was compiled and the nearest one that was known.
+"""Explain recompilations: what changed between a compiled graph and the closest known graph.
 
-An unexpected compilation is one at a line that has compiled before, other than the one after an optimizer has made its
-state. From the third on (XLA_EXPLAIN_RECOMPILATIONS) each new cause is told once, through the logger
-``torch_xla.recompilation``. Asked for, it is told from the first on::
+A compilation is unexpected if its line has compiled before, except after an optimizer has created its state. From the
+third unexpected compilation on (TORCH_XLA_EXPLAIN_RECOMPILATIONS), each new cause is logged once by the logger
+``torch_xla.recompilation``. To report causes from the first one on::
 
     with recompilation.watch():
         train()
 
-or after the fact: ``print(recompilation.report())``.
+To list them afterwards: ``print(recompilation.report())``.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ __all__ = ["Explanation", "clear", "count", "explanations", "report", "watch"]
 
 @contextmanager
 def watch(speak: Callable[[Explanation], None] | None = None) -> Iterator[list[Explanation]]:
-    """In the block every cause is told once, from the first unexpected compilation on; gives the list of them.
+    """In the block, report each cause once, from the first unexpected compilation on; yield the list of explanations.
 
-    ``speak`` is called with each; by default it is logged as a warning of ``torch_xla.recompilation``.
+    Args:
+      speak: called with each explanation; default: log it as a warning of ``torch_xla.recompilation``.
     """
-    told: list[Explanation] = []
-    inner = _watcher.speak if speak is None else speak
+    reported: list[Explanation] = []
+    emit = _watcher.emit if speak is None else speak
 
-    def note(explanation: Explanation) -> None:
-        told.append(explanation)
-        inner(explanation)
+    def report_cause(explanation: Explanation) -> None:
+        reported.append(explanation)
+        emit(explanation)
 
-    with _watcher.report_all(note):
-        yield told
+    with _watcher.report_all(report_cause):
+        yield reported
 
 
 def count() -> int:
-    """The number of unexpected compilations of this process; met.clear_counters() does not touch it."""
+    """Return the number of unexpected compilations of this process; met.clear_counters() does not reset it."""
     return _watcher.unexpected
 
 
 def explanations() -> list[Explanation]:
-    """The causes of unexpected compilations so far, told or not, in order of first appearance, each once."""
+    """Return the distinct causes of unexpected compilations so far, logged or not, in order of first appearance."""
     return [explanation for explanation, _ in _watcher.causes()]
 
 
 def report() -> str:
-    """A paragraph for each cause, with how many compilations it cost; a sentence if there was none."""
+    """Return a paragraph per cause with its number of compilations, or a sentence that there was none."""
     causes = _watcher.causes()
     return "\n\n".join(f"{n} × {e.text}" for e, n in causes) or "No unexpected compilation so far."
 
 
 def clear() -> None:
-    """Forgets the compilations that were found. What has been told is not told again."""
+    """Delete the recorded compilations. Causes that were logged are not logged again."""
     _watcher.found.clear()

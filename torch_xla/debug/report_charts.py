@@ -1,4 +1,4 @@
-"""The charts of a report's page, as SVG: the time of each step by category, and the peak of its memory."""
+"""Draw the charts of a step report as SVG: time of each step by category, and peak memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH, _LEFT, _BOTTOM = 960, 70, 20
 
 
 def step_chart(rows: Sequence[dict[str, Any]]) -> str:
-    """A stacked bar for each step, a mark above those that compiled. Cut at three times the 90th percentile."""
+    """Return a stacked bar per step, with a mark above compilations; clipped at three times the 90th percentile."""
     height = 240
     walls = sorted(row["wall_ms"] for row in rows)
     top = min(walls[-1], 3 * walls[int(0.9 * (len(walls) - 1))]) or 1.0
@@ -51,7 +51,7 @@ def _rect(x: float, y: float, width: float, height: float, color: str) -> str:
 
 
 def memory_chart(rows: Sequence[dict[str, Any]]) -> str:
-    """The peak of the device's memory in each step, as a line."""
+    """Return a line chart of the peak device memory of each step."""
     height = 140
     top = max(row["peak_bytes"] for row in rows) or 1
     width = (_WIDTH - _LEFT) / len(rows)
@@ -61,7 +61,7 @@ def memory_chart(rows: Sequence[dict[str, Any]]) -> str:
         for edge in (0, 1)
     ]
     line = f'<polyline points="{" ".join(points)}" fill="none" stroke="{COLORS["tracing"]}" stroke-width="2"/>'
-    return _frame("Most memory in use in each step", height, [(top, format_bytes(top))], top, [line])
+    return _frame("Peak memory of each step", height, [(top, format_bytes(top))], top, [line])
 
 
 def _frame(title: str, height: int, ticks: list[tuple[float, str]], top: float, content: list[str]) -> str:
@@ -79,6 +79,6 @@ def _frame(title: str, height: int, ticks: list[tuple[float, str]], top: float, 
 
 
 def legend() -> str:
-    """The colours of the categories."""
+    """Return the legend of the category colors."""
     items = (f'<span><i style="background:{color}"></i>{name}</span>' for name, color in COLORS.items())
     return f'<p class="legend">{"".join(items)}</p>'

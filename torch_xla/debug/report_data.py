@@ -1,16 +1,17 @@
-"""The numbers of a report: what the journal's steps add up to.
+"""Aggregate step timings, recompilations and memory into the data of a step report.
 
-steps        count, mean_ms, median_ms, p90_ms, ops (recorded ops a step)
-settled      count of the steps without a compilation: what training looks like once everything is compiled
-time         by category: ms_per_step and share, over all steps; settled_ms and settled_share over the settled ones
-compilations step, line, cause, ops, ms of each
-recompilations  text, line, kind and times of each unexpected cause
+steps             count, mean_ms, median_ms, p90_ms, ops (recorded ops per step)
+settled           count of the steps without a compilation: the steady state of training
+time              by category: ms_per_step and share over all steps; settled_ms and settled_share over settled steps
+compilations      step, line, cause (sync reason), ops and ms of each
+recompilations    text, line, kind and times (number of compilations) of each unexpected cause
 fallbacks, reads  line (and op), per_step, ms_per_step; most expensive first
-not_compiled count and ms of the graphs that were interpreted; the lines that make another one each time
-programs_on_disk  folder, bytes, limit (0: none), loaded, kept and removed (by this process); or empty
-memory       by device: bytes_used, bytes_limit, peak_bytes_used
-verdicts     kind, text, advice; see bottlenecks.py
-timeline     for each step: number, thread, start_ms, wall_ms, parts (ms by category), ops, peak_bytes, compiled
+not_compiled      count and ms of the interpreted graphs; the unstable lines, which record a new graph on every call
+programs_on_disk  folder, bytes, limit (0: none), and the programs loaded, kept (stored) and removed by this process;
+                  empty without a persistent compilation cache
+memory            by device: bytes_used, bytes_limit, peak_bytes_used
+bottlenecks       kind, text, advice (bottlenecks.py)
+timeline          for each step: number, thread, start_ms, wall_ms, parts (ms by category), ops, peak_bytes, compiled
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch_xla._engine.diagnostics.recompilation_tracker import watcher
 from torch_xla._engine.execution import compile_policy
 from torch_xla.debug import bottlenecks
 
-#: In the order of charts. What belongs to which, by the journal's kinds; the rest is other.
+#: In chart order. _KINDS maps the kinds of step_timings to categories; all others are "other".
 CATEGORIES = ("input", "tracing", "compile", "execute", "transfers", "waiting", "fallbacks", "other")
 _KINDS = {
     "input": "input", "CompileTime": "compile", "ExecuteTime": "execute", "InterpretTime": "execute",
@@ -38,7 +39,7 @@ _MS = 1e6
 
 
 def step_breakdown(step: step_timings.StepRecord) -> dict[str, float]:
-    """The milliseconds of a step by category; they add up to its wall time."""
+    """Return the milliseconds of a step by category, which add up to its wall time."""
     found = dict.fromkeys(CATEGORIES, 0.0)
     for kind, duration in step.spent.items():
         found[_KINDS.get(kind, "other")] += duration / _MS
@@ -47,7 +48,7 @@ def step_breakdown(step: step_timings.StepRecord) -> dict[str, float]:
 
 
 def build_report(last: int | None) -> dict[str, Any]:
-    """The dict of a report over the ``last`` steps."""
+    """Return the data of a report over the ``last`` steps, or over all recorded steps."""
     steps = step_timings.steps()[-last:] if last else step_timings.steps()
     settled = [step for step in steps if not step.compilations]
     walls = [step.wall / _MS for step in steps]
@@ -64,31 +65,31 @@ def build_report(last: int | None) -> dict[str, Any]:
         "compilations": [_compilation(step, c) for step in steps for c in step.compilations],
         "recompilations": _recompilations(),
         "fallbacks": _line_entries([step.fallbacks for step in steps], ("op", "line")),
-        "reads": _line_entries([{(line,): place for line, place in step.reads.items()} for step in steps], ("line",)),
+        "reads": _line_entries([{(line,): stats for line, stats in step.reads.items()} for step in steps], ("line",)),
         "not_compiled": _not_compiled(),
         "programs_on_disk": _programs_on_disk(),
         "memory": _memory_section(),
         "timeline": [_row(step, steps[0].start) for step in steps],
     }
-    data["verdicts"] = bottlenecks.find_bottlenecks(data)
+    data["bottlenecks"] = bottlenecks.find_bottlenecks(data)
     return data
 
 
 def _times(
     steps: Sequence[step_timings.StepRecord], settled: Sequence[step_timings.StepRecord]
 ) -> dict[str, dict[str, float]]:
-    def mean(of: Sequence[step_timings.StepRecord]) -> dict[str, float]:
-        rows = [step_breakdown(step) for step in of]
+    def mean(records: Sequence[step_timings.StepRecord]) -> dict[str, float]:
+        rows = [step_breakdown(step) for step in records]
         return {name: sum(row[name] for row in rows) / max(len(rows), 1) for name in CATEGORIES}
 
-    every, calm = mean(steps), mean(settled)
-    total, calm_total = sum(every.values()) or 1.0, sum(calm.values()) or 1.0
+    overall, steady = mean(steps), mean(settled)
+    total, steady_total = sum(overall.values()) or 1.0, sum(steady.values()) or 1.0
     return {
         name: {
-            "ms_per_step": every[name],
-            "share": every[name] / total,
-            "settled_ms": calm[name],
-            "settled_share": calm[name] / calm_total,
+            "ms_per_step": overall[name],
+            "share": overall[name] / total,
+            "settled_ms": steady[name],
+            "settled_share": steady[name] / steady_total,
         }
         for name in CATEGORIES
     }
@@ -129,10 +130,10 @@ def _line_entries(
 ) -> list[dict[str, Any]]:
     sums: dict[Any, step_timings.LineStats] = {}
     for table in tables:
-        for key, place in table.items():
+        for key, stats in table.items():
             total = sums.setdefault(key, step_timings.LineStats())
-            total.count += place.count
-            total.duration += place.duration
+            total.count += stats.count
+            total.duration += stats.duration
     rows = [
         dict(zip(names, key, strict=True))
         | {"per_step": total.count / len(tables), "ms_per_step": total.duration / _MS / len(tables)}

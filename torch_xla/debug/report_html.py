@@ -1,4 +1,4 @@
-"""A report as one HTML file: its data inside, charts as SVG, and a few lines of script that show a step's numbers."""
+"""Render a step report as one self-contained HTML file with SVG charts and a script for details of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch_xla._engine.diagnostics.metrics import format_bytes
 from torch_xla.debug import report_charts
 
-#: Of the pages of reports.
+#: The style sheet of report pages, also of torch_xla.aot.
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222;
   background: #fff; }
@@ -19,13 +19,13 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColo
 .grid { stroke: #8884; } .axis { stroke: #888; } .step:hover { opacity: .6; }
 .legend span { margin-right: 1em; white-space: nowrap; }
 .legend i { display: inline-block; width: .8em; height: .8em; margin-right: .3em; }
-.verdict { border-left: 4px solid #d64550; padding: .2em 1em; margin: .6em 0; }
-.verdict p { margin: 0; } .verdict .advice { color: #666; }
+.bottleneck { border-left: 4px solid #d64550; padding: .2em 1em; margin: .6em 0; }
+.bottleneck p { margin: 0; } .bottleneck .advice { color: #666; }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .2em .8em .2em 0;
   border-bottom: 1px solid #8883; overflow-wrap: anywhere; }
 th { white-space: nowrap; } td.n, th.n { text-align: right; }
 #detail { min-height: 3em; font-family: monospace; white-space: pre-wrap; }
-@media (prefers-color-scheme: dark) { body { color: #ddd; background: #1b1b1b; } .verdict .advice { color: #aaa; } }
+@media (prefers-color-scheme: dark) { body { color: #ddd; background: #1b1b1b; } .bottleneck .advice { color: #aaa; } }
 """
 
 _SCRIPT = """
@@ -34,7 +34,7 @@ const detail = document.getElementById("detail");
 function show(row) {
   const parts = Object.entries(row.parts).filter(p => p[1] > 0).map(p => p[0] + " " + p[1].toFixed(3) + " ms");
   detail.textContent = "step " + row.number + " (" + row.thread + "): " + row.wall_ms.toFixed(3) + " ms, " + row.ops
-    + " ops, at most " + row.peak_bytes + " bytes" + (row.compiled ? ", " + row.compiled + " compiled" : "")
+    + " ops, peak " + row.peak_bytes + " bytes" + (row.compiled ? ", " + row.compiled + " compiled" : "")
     + "\\n" + parts.join(", ");
 }
 for (const bar of document.querySelectorAll(".step"))
@@ -45,21 +45,21 @@ document.body.dataset.ready = document.querySelectorAll(".step").length;
 
 
 def render_html(data: dict[str, Any]) -> str:
-    """The whole file."""
+    """Return the HTML file."""
     steps = data["steps"]
     summary = f"{steps['count']} steps, {steps['mean_ms']:.2f} ms on average, {steps['ops']:.0f} ops each"
     stored = json.dumps(data).replace("<", "\\u003c")  # "</script>" would end the element that holds the data
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>torch_xla report</title>'
-        f"<style>{STYLE}</style></head><body><h1>Where the time of a step went</h1><p>{escape(summary)}</p>"
-        f"{''.join(map(_verdict, data['verdicts']))}{_charts(data)}{_tables(data)}"
+        f"<style>{STYLE}</style></head><body><h1>Step report</h1><p>{escape(summary)}</p>"
+        f"{''.join(map(_bottleneck, data['bottlenecks']))}{_charts(data)}{_tables(data)}"
         f'<script type="application/json" id="data">{stored}</script><script>{_SCRIPT}</script></body></html>\n'
     )
 
 
-def _verdict(verdict: dict[str, str]) -> str:
-    text, advice = escape(verdict["text"]), escape(verdict["advice"])
-    return f'<div class="verdict"><p>{text}</p><p class="advice">{advice}</p></div>'
+def _bottleneck(bottleneck: dict[str, str]) -> str:
+    text, advice = escape(bottleneck["text"]), escape(bottleneck["advice"])
+    return f'<div class="bottleneck"><p>{text}</p><p class="advice">{advice}</p></div>'
 
 
 def _charts(data: dict[str, Any]) -> str:
@@ -92,16 +92,20 @@ def _tables(data: dict[str, Any]) -> str:
             html_table("Compilations", ("step", "ops", "ms", "cause", "line"), compilations),
             html_table(
                 "Unexpected compilations",
-                ("times", "why"),
+                ("times", "explanation"),
                 [(str(r["times"]), r["text"]) for r in data["recompilations"]],
             ),
-            html_table("Ops on the CPU", ("op", "line", "a step", "ms a step"), places),
-            html_table("Values read", ("line", "a step", "ms a step"), [(r["line"], *_rate(r)) for r in data["reads"]]),
+            html_table("CPU fallbacks", ("op", "line", "per step", "ms per step"), places),
             html_table(
-                "Computed without being compiled", ("graphs", "ms", "another one each time"), _not_compiled(data)
+                "Values read", ("line", "per step", "ms per step"), [(r["line"], *_rate(r)) for r in data["reads"]]
             ),
-            html_table("Programs on disk", ("loaded", "added", "removed", "size", "limit", "folder"), _on_disk(data)),
-            html_table("Memory", ("device", "in use", "at most", "limit"), memory),
+            html_table("Interpreted graphs", ("graphs", "ms", "unstable lines"), _not_compiled(data)),
+            html_table(
+                "Persistent compilation cache",
+                ("loaded", "added", "removed", "size", "limit", "folder"),
+                _on_disk(data),
+            ),
+            html_table("Memory", ("device", "in use", "peak", "limit"), memory),
         ]
     )
 
@@ -124,7 +128,7 @@ def _rate(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def html_table(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A table with its title; nothing where there are no rows."""
+    """Return a table with a title; an empty string without rows."""
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     if not body:
         return ""

@@ -1,4 +1,4 @@
-"""A report as text of at most 120 columns, lines of the user's program excepted."""
+"""Render a step report as text of at most 120 columns, except for the user's file names."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _ROWS = 8
 
 
 def render_text(data: dict[str, Any]) -> str:
-    """The report for a terminal: verdicts, then where the time went, then what happened where."""
+    """Return the report as text: bottlenecks, time by category, then events by line."""
     steps = data["steps"]
     lines = [
         f"{steps['count']} steps, {steps['mean_ms']:.2f} ms on average, median {steps['median_ms']:.2f}, "
         f"90 % below {steps['p90_ms']:.2f}; {steps['ops']:.0f} ops each",
         "",
     ]
-    for verdict in data["verdicts"]:
-        lines += [f"* {verdict['text']}", *([f"  {verdict['advice']}"] if verdict["advice"] else [])]
+    for bottleneck in data["bottlenecks"]:
+        lines += [f"* {bottleneck['text']}", *([f"  {bottleneck['advice']}"] if bottleneck["advice"] else [])]
     if steps["count"]:
         lines += ["", *_times(data)]
     lines += _section(
@@ -30,9 +30,9 @@ def render_text(data: dict[str, Any]) -> str:
         ],
     )
     lines += _section("Unexpected compilations", [f"{r['times']} × {r['text']}" for r in data["recompilations"]])
-    lines += _section("Computed without being compiled", _not_compiled(data["not_compiled"]))
-    lines += _section("Programs on disk", _on_disk(data["programs_on_disk"]))
-    lines += _section("On the CPU", [f"{_rate(r)}  {r['op']}  {r['line']}" for r in data["fallbacks"]])
+    lines += _section("Interpreted graphs", _not_compiled(data["not_compiled"]))
+    lines += _section("Persistent compilation cache", _on_disk(data["programs_on_disk"]))
+    lines += _section("CPU fallbacks", [f"{_rate(r)}  {r['op']}  {r['line']}" for r in data["fallbacks"]])
     lines += _section("Values read", [f"{_rate(r)}  {r['line']}" for r in data["reads"]])
     lines += _section("Memory", [_format_memory(device, info) for device, info in data["memory"].items()])
     return "\n".join(lines) + "\n"
@@ -59,15 +59,15 @@ def _section(title: str, rows: list[str]) -> list[str]:
 
 
 def _rate(row: dict[str, Any]) -> str:
-    return f"{row['per_step']:.2f} a step, {row['ms_per_step']:.3f} ms"
+    return f"{row['per_step']:.2f} per step, {row['ms_per_step']:.3f} ms"
 
 
 def _not_compiled(info: dict[str, Any]) -> list[str]:
     if not info:
         return []
     return [
-        f"{info['count']} graphs, {info['ms']:.0f} ms in all",
-        *(f"another graph each time: {line}" for line in info["lines"]),
+        f"{info['count']} graphs, {info['ms']:.0f} ms in total",
+        *(f"unstable line: {line}" for line in info["lines"]),
     ]
 
 
@@ -82,4 +82,4 @@ def _on_disk(info: dict[str, Any]) -> list[str]:
 
 def _format_memory(device: str, info: dict[str, int]) -> str:
     used, limit, peak = (format_bytes(info[name]) for name in ("bytes_used", "bytes_limit", "peak_bytes_used"))
-    return f"{device}: {used} in use, at most {peak}, of {limit}"
+    return f"{device}: {used} of {limit} in use, peak {peak}"

@@ -1,1 +1,1 @@
-"""Many devices: processes and threads, collectives between them, loading for them, launching on machines."""
+"""Distributed training: replica processes and threads, process groups, sharding, data loading, multi-host launch."""

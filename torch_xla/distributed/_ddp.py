@@ -1,9 +1,9 @@
 """DistributedDataParallel for modules on xla devices: gradients are averaged at the end of each backward.
 
-torch's own reducer copies gradients into buckets by their storage, which xla tensors do not have, and its buckets
-overlap communication with a backward that runs; here the backward is recorded, and XLA orders the whole step. So for
-xla modules DDP gets torch's switch for a reducer in Python, and ours: the first gradient of a backward asks autograd to
-call back at its end, and one collective then averages all.
+torch's C++ reducer copies gradients into buckets by their storage, which xla tensors do not have, and overlaps
+communication with a running backward; here backward is recorded, and XLA schedules the whole step. So for xla modules
+DDP uses torch's switch for a Python reducer with the reducer of this module: the first gradient of a backward queues an
+autograd callback for its end, and one collective then averages all gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch_xla._engine.job import rendezvous
 class _Reducer:
     """Averages the gradients of one DDP module; lives as long as its hooks on the parameters.
 
-    idle -> queued (by a gradient) -> idle (at the end of that backward, with all gradients averaged)
+    idle -> queued (by a gradient) -> idle (at the end of that backward, after averaging all gradients)
     """
 
     def __init__(self, ddp: Any) -> None:
@@ -45,7 +45,7 @@ class _Reducer:
         elif missing := self._missing():
             raise RuntimeError(
                 f"DistributedDataParallel: {len(missing)} parameters got no gradient in this backward, such as "
-                f"{missing[:3]}; pass find_unused_parameters=True if forward does not use them every time"
+                f"{missing[:3]}; pass find_unused_parameters=True if forward does not use every parameter each time"
             )
         with torch.no_grad():
             gradients = [p.grad for p in self._parameters if p.grad is not None]
@@ -56,7 +56,7 @@ class _Reducer:
         return [name for name, p in self._ddp.module.named_parameters() if id(p) in ours]
 
     def _fill_unused(self) -> None:
-        """Zeros for gradients that only other ranks have; a parameter that no rank has used keeps None."""
+        """Create zero gradients where other ranks have one; a parameter that no rank used retains None."""
         mine = bytes(p.grad is not None for p in self._parameters)
         ranks = dist.get_process_group_ranks(self._ddp.process_group)
         every = rendezvous.rendezvous("ddp unused parameters", mine, ranks)
@@ -66,13 +66,13 @@ class _Reducer:
 
 
 def _set_up(original: Callable[..., None], ddp: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
-    # torch's reducer is made, but installs no hooks of its own.
+    # torch's reducer is created but installs no hooks.
     on_xla = parameters[0].device.type == "xla"
     if on_xla:
         torch_modules.use_python_reducer(ddp, True)
     original(ddp, parameters, *args, **kwargs)
     if on_xla:
-        torch_modules.use_python_reducer(ddp, False)  # or __init__ would set up a compiler
+        torch_modules.use_python_reducer(ddp, False)  # otherwise __init__ sets up a compiler
 
 
 def _before_forward(original: Callable[..., Any], ddp: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -82,7 +82,7 @@ def _before_forward(original: Callable[..., Any], ddp: Any, *inputs: Any, **kwar
 
 
 def patch_ddp() -> None:
-    """Teaches DistributedDataParallel about xla modules, once."""
+    """Patch DistributedDataParallel to support xla modules, once."""
     cls: Any = DistributedDataParallel
     if getattr(cls.__init__, "_torch_xla", False):
         return
@@ -98,7 +98,7 @@ def patch_ddp() -> None:
     @functools.wraps(hook)
     def register_comm_hook(self: Any, *args: Any, **kwargs: Any) -> None:
         if self.device_type == "xla":
-            raise NotImplementedError("register_comm_hook: DistributedDataParallel on xla has no buckets to hook")
+            raise NotImplementedError("register_comm_hook: DistributedDataParallel on xla has no gradient buckets")
         hook(self, *args, **kwargs)
 
     __init__._torch_xla = True  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Training loops of 2019, which take their batches with a number: ``for i, (data, target) in loader``.
+"""Detect training loops of 2019 that enumerate their batches: ``for i, (data, target) in loader``.
 
-The documents of that year write the loop so with threads, and ``for data, target in loader`` with processes; since
-then both are written the second way. Nothing but the loop itself says which one it is.
+The documentation of that year uses this form with threads, and ``for data, target in loader`` with processes; later
+documentation always uses the second form. Only the code of the loop shows which form it has.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 
 def expects_enumerated(loop_fn: Callable[..., Any]) -> bool:
-    """Whether ``loop_fn(model, loader, ...)`` has a loop of the first kind over its ``loader``.
+    """Return whether ``loop_fn(model, loader, ...)`` has a loop of the first form over its ``loader``.
 
-    That is one which takes pairs and takes the second of each apart: ``for a, (b, c) in loader``. It is looked for in
-    the bytecode, as a function may have no source; the tests hold Python 3.11 to 3.13 against each other. False for
-    what is not a Python function, and where another Python compiles such a loop to something else: the loop then gets
-    its batches without numbers, and ends with Python's own error when it takes the first one apart.
+    Such a loop unpacks pairs, and the second element of each: ``for a, (b, c) in loader``. The check reads the
+    bytecode, since a function may have no source; the tests cover Python 3.11 to 3.13. Returns False for objects that
+    are not Python functions, and for bytecode of an unknown form: the loop then gets its batches without numbers, and
+    raises Python's error when it unpacks the first one.
     """
     given = 1
     while isinstance(loop_fn, functools.partial):
@@ -39,7 +39,7 @@ def _unpacks_pairs(steps: list[dis.Instruction], loader: str) -> bool:
     return (
         len(steps) == 6
         and steps[0].argval == loader
-        and names[0].startswith(("LOAD_FAST", "LOAD_DEREF"))  # the latter where a closure in the loop uses it, too
+        and names[0].startswith(("LOAD_FAST", "LOAD_DEREF"))  # the latter if a closure in the loop uses it
         and names[1:4] == ["GET_ITER", "FOR_ITER", "UNPACK_SEQUENCE"]
         and steps[3].argval == 2
         and names[4].startswith("STORE_")
@@ -48,7 +48,7 @@ def _unpacks_pairs(steps: list[dis.Instruction], loader: str) -> bool:
 
 
 class EnumeratedLoader:
-    """A loader's batches as (number, batch), where a batch is not such a pair itself: ``(image, (boxes, labels))``."""
+    """Yields a loader's batches as (number, batch), unless they are such pairs: ``(image, (boxes, labels))``."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

@@ -1,17 +1,16 @@
-"""Sends and receives of torch.distributed, which run together when one of them is waited for.
+"""Queue sends and receives of torch.distributed and run them in the same order on all ranks.
 
-XLA runs a message as a program of its two replicas, and a replica runs its programs one after the other. In a ring
-(``isend`` to the next rank, ``irecv`` from the previous one) every rank names its send first, so the order of the calls
-cannot be the order of the programs: the two ranks of a message would come to different programs. So a call only
-queues its message, and ``run_pending`` runs the queue in an order that is the same on all ranks:
+XLA runs a message as a program of its two replicas, and a replica runs its programs one after another. In a ring
+(``isend`` to the next rank, ``irecv`` from the previous one) every rank calls its send first, so the order of the calls
+cannot be the order of the programs: the two ranks of a message would launch different programs. So a call only queues
+its message, and ``run_pending`` runs the queue in an order that is the same on all ranks:
 
-    by the lower rank of the two, the higher rank, the sender, and then in the order of the calls
+    by the lower rank of the two, the higher rank, the sender, and then the order of the calls
 
-Two ranks never wait for each other then: of all messages that have not run, both ranks of the first one come to it.
+This order is free of deadlocks: of all messages that have not run, both ranks of the first one reach it.
 
-A step barrier does not run the queue: where two ranks send, sync and then receive, the barrier of each would run its
-own send alone. A send that nobody waits for runs at the next collective, or at the end of the process
-(``send_at_end``).
+A step barrier does not run the queue: if two ranks send, sync and then receive, the barrier of each would run only its
+send. A send that is never waited for runs at the next collective, or at the end of the process (``send_at_end``).
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from torch_xla._engine.parallel import collectives
 
 @dataclass(eq=False)
 class Message:
-    """One send or receive of this rank. Queued, then run or failed; ``target``: where a received value goes.
+    """A send or receive of this rank: queued, then run or failed. ``target`` receives a value.
 
-    ``source`` and ``receiver`` are ordinals of the job. The tensors are dropped when it has run.
+    ``source`` and ``receiver`` are ordinals of the job. The tensors are dropped after it has run.
     """
 
     source: int
@@ -48,11 +47,11 @@ class Message:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Its place among the messages of a batch; equal for those that keep the order of their calls."""
+        """Return the sort key within a batch; messages with equal keys stay in call order."""
         return min(self.source, self.receiver), max(self.source, self.receiver), self.source
 
     def run(self) -> None:
-        """Runs the program of the two replicas."""
+        """Run the program of the two replicas."""
         pair = [self.source, self.receiver]
         assert self.value is not None
         with EagerCollectives(True):
@@ -68,7 +67,7 @@ _runs = fork_safe_lock()  # one thread at a time runs messages, in order
 
 
 def run_pending() -> None:
-    """Run all queued messages. After an error the rest of them fails as well, where it is waited for."""
+    """Run all queued messages. After an error the remaining messages fail, too, when they are waited for."""
     if not _queued:
         return
     with _runs:
@@ -89,7 +88,7 @@ def run_pending() -> None:
 
 
 class MessageWork(dist.Work):
-    """The Work of one message: waiting for it runs all queued messages."""
+    """The Work of one message: ``wait`` runs all queued messages."""
 
     def __init__(self, message: Message, result: list[torch.Tensor]) -> None:
         super().__init__()
@@ -126,9 +125,9 @@ def enqueue_message(message: Message, result: list[torch.Tensor]) -> dist.Work:
 
 
 def send_at_end() -> str:
-    """Run queued messages at the end of the process. Return the report of a failure; empty without.
+    """Run queued messages at the end of the process. Return the report of a failure, or an empty string.
 
-    Receives alone are dropped: nobody can read what they would bring.
+    Receives without a send are dropped: no code can read their values.
     """
     if coordination.exited_with_error() or all(message.target is not None for message in _queued):
         return ""
@@ -136,7 +135,7 @@ def send_at_end() -> str:
         run_pending()
     except BaseException as error:
         trace = "".join(traceback.format_exception(error))
-        return f"torch_xla: a dist.isend that nobody waited for failed at the end of the process:\n{trace}"
+        return f"torch_xla: a dist.isend without wait() failed at the end of the process:\n{trace}"
     return ""
 
 
@@ -147,6 +146,6 @@ def _send_at_exit() -> None:
         process_exit.set_exit_code(1)
 
 
-# Registered after the engine's own functions, so it runs before them: the device is still there.
+# Registered after the engine's exit functions, so it runs before them, while the device exists.
 atexit.register(_send_at_exit)
 os.register_at_fork(after_in_child=_queued.clear)  # the parent sends its own messages

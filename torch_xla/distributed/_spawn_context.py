@@ -1,9 +1,9 @@
-"""The processes of one spawn: started together, watched, and ended together.
+"""Supervise the processes of one spawn: start, monitor and terminate them together.
 
-    running -> ended (all have returned) or failed (one has not: the others are ended, its error is raised)
+    running -> ended (all have returned) or failed (one has not: terminate the others, raise its error)
 
-A process that raises sends the traceback through its pipe and waits to be ended, after the others: rank 0 hosts the
-coordinator, and jax aborts processes that lose it. The context owns processes, pipes and the job's folder.
+A process that raises sends the traceback through its pipe and waits to be terminated, after the others: rank 0 hosts
+the coordinator, and jax aborts processes that lose it. The context owns the processes, pipes and the job's folder.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from torch_xla._engine.execution import background_threads
 from torch_xla._engine.parallel import shutdown, watchdog
 from torch_xla.distributed import _parent_death, _point_to_point, _termination
 
-#: Seconds: for other ranks' errors to arrive after the first, from asking a process to end to ending it, and for which
-#: a failed process waits to be ended.
+#: Seconds: for errors of other ranks to arrive after the first one; between SIGTERM and SIGKILL; and for which a failed
+#: process waits to be terminated.
 _SETTLE, _GRACE, _PATIENCE = 0.5, 3.0, 10.0
-#: Seconds between looks at what a handler of signals has noted.
+#: Seconds between checks of the signal handler's state.
 _TICK = 1.0
 
 
 class SpawnContext:
-    """The processes of a spawn. ``processes`` and ``pids()`` are in the order of ranks."""
+    """The processes of a spawn. ``processes`` and ``pids()`` are in order of ranks."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class SpawnContext:
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="torch_xla_spawn_"))
         context: Any = mp.get_context(start_method)
-        self._errors: dict[int, tuple[float, str]] = {}  # by rank: when, and the traceback
+        self._errors: dict[int, tuple[float, str]] = {}  # by rank: time and traceback
         self._asked = False
         by_kernel = _parent_death.can_notify_children(start_method)
-        meeting = {"TORCH_XLA_RENDEZVOUS": str(self._folder / "store")}
+        meeting = {"TORCH_XLA_RENDEZVOUS_FILE": str(self._folder / "store")}
         self.processes: list[Any] = []
         self._pipes: list[Connection] = []
         try:
@@ -77,15 +77,18 @@ class SpawnContext:
             raise
 
     def pids(self) -> list[int]:
-        """The process ids."""
+        """Return the process ids."""
         return [process.pid for process in self.processes]
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits, at most ``timeout`` seconds; whether all processes have ended well.
+        """Wait, at most ``timeout`` seconds; return whether all processes have exited successfully.
 
-        Raises torch.multiprocessing.ProcessRaisedException with the traceback of the rank that failed first, or
-        ProcessExitedException where one exited or was killed; no process is left then. SIGTERM in the meantime goes to
-        all processes; this one ends by it when they have ended, TORCH_XLA_GRACE_PERIOD seconds later at most.
+        SIGTERM is forwarded to all processes; this process exits by SIGTERM after they have exited, at most
+        TORCH_XLA_GRACE_PERIOD seconds later.
+
+        Raises:
+          torch.multiprocessing.ProcessRaisedException: a process raised; has the traceback of the first failed rank.
+          torch.multiprocessing.ProcessExitedException: a process exited or was killed. No process is left running.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with _termination.SignalForwarder(self._ask_to_end) as forwarder:
@@ -103,7 +106,7 @@ class SpawnContext:
             return ended
 
     def _wait(self, deadline: float | None, forwarder: _termination.SignalForwarder) -> bool:
-        """Waits until all have ended, one has failed or SIGTERM ends this process; False at the deadline."""
+        """Wait until all processes exit, one fails or SIGTERM ends this process; return False at the deadline."""
         while running := [p for p in self.processes if p.exitcode is None]:
             if self._failed() or forwarder.ends_process:
                 break
@@ -114,7 +117,7 @@ class SpawnContext:
         return True
 
     def _find_busy(self) -> list[int]:
-        """The ranks that still run and have not sent an error."""
+        """Return the ranks that still run and have not sent an error."""
         self._read_errors()
         return [i for i, process in enumerate(self.processes) if process.exitcode is None and i not in self._errors]
 
@@ -123,7 +126,7 @@ class SpawnContext:
         multiprocessing.connection.wait([*(p.sentinel for p in running), *open_pipes], seconds)
 
     def _end_by_sigterm(self, deadline: float | None) -> NoReturn:
-        """Ends the processes, which have got SIGTERM, and then this one."""
+        """Terminate the processes, which have received SIGTERM, and then this one."""
         assert deadline is not None
         while (late := self._find_busy()) and (left := deadline - time.monotonic()) > 0:
             self._wait_for_news([self.processes[index] for index in late], min(_TICK, left))
@@ -136,15 +139,15 @@ class SpawnContext:
         return bool(self._errors) or any(p.exitcode for p in self.processes)
 
     def _read_errors(self) -> None:
-        """Takes the errors that processes have sent."""
+        """Receive the errors that processes have sent."""
         for index, pipe in enumerate(self._pipes):
             if not pipe.closed and pipe.poll():
-                with contextlib.suppress(EOFError):  # ended without an error
+                with contextlib.suppress(EOFError):  # exited without an error
                     self._errors[index] = pipe.recv()
                 pipe.close()
 
     def _exit_codes(self) -> dict[int, int]:
-        """Of processes that have exited without a word."""
+        """Return the exit codes of processes that exited without sending an error."""
         return {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode and i not in self._errors}
 
     def _fail(self, deadline: float | None) -> NoReturn:
@@ -153,7 +156,7 @@ class SpawnContext:
         self._read_errors()
         exited = self._exit_codes()
         self._terminate_all(deadline)
-        # Who was killed or exited first is the cause: the others' errors follow from it, and jax aborts some of them.
+        # The first killed or exited process is the cause: the other errors follow from it, and jax aborts some of them.
         causes = [i for i, code in exited.items() if i in at_once or code == -signal.SIGKILL]
         if causes or not self._errors:
             first = (causes or list(exited))[0]
@@ -163,22 +166,22 @@ class SpawnContext:
         raise mp.ProcessRaisedException(message, first, self.processes[first].pid)
 
     def _ask_to_end(self) -> None:
-        """Sends SIGTERM, once: a second one may interrupt what a handler does."""
+        """Send SIGTERM, once: a second one could interrupt a signal handler."""
         if not self._asked:
             self._asked = True
             for process in reversed(self.processes):
                 process.terminate()
 
     def _terminate_all(self, deadline: float | None = None) -> None:
-        """Leaves no process running and no file behind; rank 0, whom the others need, ends last.
+        """Terminate all processes and delete the job's files; rank 0, on which the others depend, ends last.
 
-        They have until the deadline, a point of time.monotonic(), or else for seconds; a second interrupt kills them.
+        Processes may run until the deadline (of time.monotonic(), or some seconds); a second interrupt kills them.
         """
         deadline = max(deadline or 0.0, time.monotonic() + _GRACE)
         try:
             self._ask_to_end()
             for index, process in reversed(list(enumerate(self.processes))):
-                if index not in self._errors:  # who has sent one waits to be ended
+                if index not in self._errors:  # a process that sent an error waits to be terminated
                     process.join(max(0.0, deadline - time.monotonic()))
                 if process.is_alive():
                     process.kill()
@@ -205,12 +208,12 @@ _Work = tuple[int, Callable[..., Any], tuple[Any, ...], dict[str, str], Connecti
 
 
 def _run(work: _Work, parent: tuple[int, bool], forked: bool) -> None:
-    """The life of one process."""
+    """Main function of a worker process."""
     _parent_death.end_with_parent(*parent)
     index, fn, args, environment, errors = work
     if forked:
-        # The threads of the parent's OpenMP, which large operations on the CPU start, are not in a fork, whose first
-        # such operation would wait for them for ever. DataLoader's workers do the same.
+        # OpenMP threads of the parent, which large CPU operations start, do not exist in a fork; its first such
+        # operation would wait for them forever. DataLoader's workers do the same.
         torch.set_num_threads(1)
     os.environ.update(environment)
     settings.reload()
@@ -224,14 +227,14 @@ def _run(work: _Work, parent: tuple[int, bool], forked: bool) -> None:
             _exit_process(code)
     except BaseException as error:
         _send_error(errors, "".join(traceback.format_exception(error)))
-    # multiprocessing calls no function of atexit in a child.
+    # multiprocessing runs no atexit functions in a child.
     if report := _point_to_point.send_at_end() + background_threads.finish():
         _send_error(errors, report)
     shutdown.leave_job()
 
 
 def _send_error(errors: Connection, text: str) -> NoReturn:
-    """Sends the parent an error and waits to be ended."""
+    """Send the parent an error and wait to be terminated."""
     errors.send((time.time(), text))
     time.sleep(_PATIENCE)
     _exit_process(1)

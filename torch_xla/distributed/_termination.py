@@ -1,9 +1,9 @@
-"""SIGTERM to a process that waits for its workers: docker stop and Kubernetes send it to that process alone.
+"""Forward SIGTERM to workers: docker stop and Kubernetes send it only to the process that waits for them.
 
     installed (with, in the main thread) -> forwarded (by the first SIGTERM) -> restored (at the end of the block)
 
-The workers get the signal, too, and TORCH_XLA_GRACE_PERIOD seconds to save what they have to. A handler of the user's
-is called after that and decides how the waiting process goes on; a SIGTERM that it ignores is ignored.
+The workers receive the signal, too, and have TORCH_XLA_GRACE_PERIOD seconds to save their state. A handler of the user
+is called after that and decides how the waiting process continues; if SIGTERM is ignored, nothing is sent.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch_xla._engine.base.settings import settings
 
 
 class SignalForwarder:
-    """Owns the handler of SIGTERM while its block runs. ``forward`` sends the signal to the workers."""
+    """Owns the SIGTERM handler while its block runs. ``forward`` sends the signal to the workers."""
 
     def __init__(self, forward: Callable[[], None]) -> None:
         self._forward_to_workers, self._owner = forward, os.getpid()
         self._previous: Any = None
-        #: When the workers' grace period ends, by time.monotonic(); None before SIGTERM.
+        #: End of the workers' grace period, by time.monotonic(); None before SIGTERM.
         self.deadline: float | None = None
 
     def __enter__(self) -> SignalForwarder:
@@ -40,16 +40,16 @@ class SignalForwarder:
     def __exit__(self, *_: object) -> None:
         if self._previous is not None and signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, self._previous)
-        if self.ends_process:  # it came when the workers had ended already
+        if self.ends_process:  # SIGTERM arrived after the workers had exited
             end_by_sigterm([], [])
 
     @property
     def ends_process(self) -> bool:
-        """Whether SIGTERM has come and, as there is no handler of the user's, is to end this process."""
+        """Whether SIGTERM has arrived and must end this process, because the user installed no handler."""
         return self.deadline is not None and not callable(self._previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._owner:  # a fork that another thread has made: the workers are not its own
+        if os.getpid() != self._owner:  # in a fork that another thread has made: the workers are not its children
             signal.signal(number, self._previous)
             os.kill(os.getpid(), number)
             return
@@ -61,12 +61,12 @@ class SignalForwarder:
 
 
 def end_by_sigterm(late: Sequence[int], errors: Sequence[str]) -> NoReturn:
-    """Ends this process as SIGTERM does, after it has written which workers had to be killed, and what failed."""
+    """End this process by SIGTERM, after reporting the workers that were killed and the errors."""
     for error in errors:
         print(error, file=sys.stderr)
     if late:
         print(
-            f"torch_xla: spawn killed process {', '.join(map(str, late))}, still running "
+            f"torch_xla: spawn killed process {', '.join(map(str, late))}, which still ran "
             f"{settings.TORCH_XLA_GRACE_PERIOD} s (TORCH_XLA_GRACE_PERIOD) after SIGTERM",
             file=sys.stderr,
         )
@@ -74,4 +74,4 @@ def end_by_sigterm(late: Sequence[int], errors: Sequence[str]) -> NoReturn:
     sys.stderr.flush()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
-    os._exit(128 + signal.SIGTERM)  # process 1 of a container is immune to a signal without a handler
+    os._exit(128 + signal.SIGTERM)  # process 1 of a container ignores a signal without a handler

@@ -1,8 +1,8 @@
-"""all_to_all of parts that differ in size. XLA has it for equal ones: parts are padded, exchanged, and cut.
+"""all_to_all with unequal splits. XLA supports equal splits only: pad the splits, exchange them, and unpad.
 
-Every rank knows what it sends and what it receives; only all together know the largest part. So they say it to each
-other on the host first: a call costs a meeting of the processes. Rows are chosen by indices that are values and no
-constants, and parts are padded to a power of two: other sizes between the same totals run the same program.
+Every rank knows the sizes that it sends and receives, but the largest split is known only globally. So the ranks first
+exchange sizes on the host: a call costs a rendezvous. Rows are gathered by index tensors, which are inputs and not
+constants, and splits are padded to a power of two: other sizes with the same totals run the same program.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from torch_xla._engine.job import rendezvous
 
 @dataclass(frozen=True)
 class SplitSizes:
-    """How many rows a rank sends to each rank of its group, and how many it receives from each."""
+    """The number of rows that a rank sends to, and receives from, each rank of its group."""
 
     sent: list[int]
     received: list[int]
 
 
 def resolve_splits(op: str, count: int, rows: int, splits: Sequence[int]) -> list[int]:
-    """The sizes of the parts of ``rows`` rows among ``count`` ranks. Raises ValueError where they do not fit."""
+    """Return the sizes of ``rows`` rows split among ``count`` ranks. Raises ValueError for invalid splits."""
     if not splits:
         splits = [rows // count] * count
     if len(splits) != count or sum(splits) != rows or min(splits) < 0:
         raise ValueError(
-            f"{op}: splits {list(splits)} must be {count} sizes, one a rank, that add up to the {rows} rows there are "
+            f"{op}: splits {list(splits)} must be {count} sizes, one per rank, that sum to the {rows} rows "
             f"(at {user_frames.user_line()})"
         )
     return list(splits)
 
 
 def max_split(op: str, group: str, ordinals: Sequence[int], mine: SplitSizes) -> tuple[int, bool]:
-    """The rows of the largest part of all ranks, and whether all parts are that large.
+    """Return the rows of the largest split of all ranks, and whether all splits have that size.
 
-    Raises ValueError, on every rank, where one does not expect what another sends.
+    Raises ValueError on every rank if a rank expects other sizes than another one sends.
     """
     said = rendezvous.rendezvous(f"{op} {group}", json.dumps([mine.sent, mine.received]).encode(), ordinals)
     by_ordinal = dict(zip(sorted(ordinals), said, strict=True))
@@ -59,7 +59,7 @@ def max_split(op: str, group: str, ordinals: Sequence[int], mine: SplitSizes) ->
 def all_to_all_uneven(
     rows: torch.Tensor, parts: SplitSizes, size: int, exchanged: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """The rows that this rank receives. ``exchanged`` swaps equal parts: [ranks, size, ...] to the same shape."""
+    """Return the rows that this rank receives. ``exchanged`` is an equal all_to_all of [ranks, size, ...]."""
     if size == 0:
         return rows.new_empty((0, *rows.shape[1:]))
     size = 1 << (size - 1).bit_length()
@@ -70,7 +70,7 @@ def all_to_all_uneven(
 
 
 def _pad_indices(splits: Sequence[int], size: int, padding: int) -> torch.Tensor:
-    """For each place of each part of ``size`` rows: the row that goes there, or ``padding``."""
+    """Return, for each slot of each padded split of ``size`` rows, the index of its row, or ``padding``."""
     index = torch.full((len(splits), size), padding)
     start = 0
     for part, count in enumerate(splits):
@@ -80,5 +80,5 @@ def _pad_indices(splits: Sequence[int], size: int, padding: int) -> torch.Tensor
 
 
 def _unpad_indices(splits: Sequence[int], size: int) -> torch.Tensor:
-    """The places, among parts of ``size`` rows, of the rows that are no padding."""
+    """Return the slots, in padded splits of ``size`` rows, of the rows that are not padding."""
     return torch.cat([torch.arange(count) + part * size for part, count in enumerate(splits)])

@@ -1,7 +1,7 @@
 """``dp.DataParallel``: trains a model on several devices of one process, a thread for each.
 
-Processes (``torch_xla.distributed.xla_multiprocessing.spawn``) make better use of a machine: Python runs one thread at
-a time. This is the interface of 2019 for those who prefer one process.
+Processes (``torch_xla.distributed.xla_multiprocessing.spawn``) use a host better, because Python runs one thread at a
+time. This is the interface of 2019, for programs that require a single process.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 class Context:
-    """Whatever a training loop wants to keep for its device from one call to the next: set attributes freely."""
+    """State of a device's training loop that lasts between calls: set attributes freely."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def getattr_or(self, name: str, defval: T | Callable[[], T]) -> T:
-        """The attribute; where it is not set yet, it is set to ``defval``, or to what ``defval()`` returns."""
+        """Return the attribute; if it is unset, set it to ``defval``, or to the result of ``defval()``."""
         if not hasattr(self, name):
             setattr(self, name, defval() if callable(defval) else defval)
         value: T = getattr(self, name)
@@ -41,24 +41,24 @@ class Context:
 
 @dataclass
 class ThreadResult:
-    """What a thread's loop has returned."""
+    """The return value of a thread's loop."""
 
     result: Any = None
 
 
 class DataParallel:
-    """Copies of a model on several devices, and threads that train them together.
+    """Copies of a model on several devices, trained together by one thread per device.
 
         model_parallel = dp.DataParallel(Net, device_ids=xm.get_xla_supported_devices())
         results = model_parallel(train_loop_fn, loader)  # train_loop_fn(model, loader, device, context)
 
-    The copies start equal and stay equal: ``xm.optimizer_step`` averages the gradients over the devices.
+    The copies start equal and remain equal: ``xm.optimizer_step`` averages the gradients over the devices.
 
     Args:
-      network: a module, or a function without arguments that makes one.
-      device_ids: xla devices; None: all of this process. ``[]`` runs the module itself, in this thread and in native
+      network: a module, or a function without arguments that returns one.
+      device_ids: xla devices; default: all of this process. ``[]`` runs the module itself, in this thread and in native
         PyTorch, on the device of its parameters (the CPU, if it has none).
-      batchdim: the dimension of the batch, for ``fixed_batch_size``.
+      batchdim: the batch dimension, for ``fixed_batch_size``.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DataParallel:
 
     @property
     def models(self) -> list[nn.Module]:
-        """The copy of each device, in the same order; for a native run the module itself."""
+        """The copy of the model on each device, in the same order; for a native run the module itself."""
         return self._models
 
     def __call__(
@@ -99,15 +99,20 @@ class DataParallel:
         fixed_batch_size: bool = False,
         **options: Any,
     ) -> list[Any]:
-        """Calls ``loop_fn(model, loader, device, context)`` for each device in a thread of its own.
+        """Call ``loop_fn(model, loader, device, context)`` for each device, in one thread per device.
 
-        Each gets an iterator over its share of the batches, on its device; each ``next`` is a step barrier. Batch ``i``
-        goes to device ``i % n``, and a last group of fewer than ``n`` batches is dropped. Further options are those of
-        ParallelLoader. A native run gets ``loader`` itself. A loop that is written as in the documents of 2019,
-        ``for i, (data, target) in loader``, gets its batches with their numbers.
+        Each thread gets an iterator over its batches, on its device; each ``next`` is a step barrier. Batch ``i`` goes
+        to device ``i % n``, and a last group of fewer than ``n`` batches is dropped. A native run gets ``loader``
+        itself. A 2019-style loop, ``for i, (data, target) in loader``, gets its batches with their numbers.
 
-        Returns what the calls return, in the order of the devices. When one raises, the others are stopped at their
-        next batch or collective, and its error is raised here, with that thread's traceback.
+        Args:
+          loop_fn: the training loop.
+          loader: yields batches of CPU tensors.
+          batchdim, fixed_batch_size, options: as in ParallelLoader.
+
+        Returns:
+          The results of the calls, in the order of the devices. If one raises, the others are stopped at their next
+          batch or collective, and its error is raised with that thread's traceback.
         """
         if not self._device_ids:
             context = self._contexts[0]
@@ -125,9 +130,9 @@ class DataParallel:
 
 
 class _ThreadedRun:
-    """One call: a thread for each device. running -> ended (all returned, or one raised and the others have stopped).
+    """One call, one thread per device. running -> ended (all returned, or one raised and the others have stopped).
 
-    Owns the threads and the loader's pass; ends both.
+    Owns the threads and the pass over the loader; ends both.
     """
 
     def __init__(self, devices: Sequence[torch.device], batches: ParallelLoader) -> None:
@@ -160,10 +165,10 @@ class _ThreadedRun:
                 self._results[position].result = loop_fn(
                     model, _maybe_enumerate(loader, loop_fn), context.device, context
                 )
-            loader.close()  # the others' batches must not wait for this thread to take its own
+            loader.close()  # batches of the other devices must not wait for this thread
         except BaseException as error:
             with self._lock:
-                # Who was abandoned in a collective is not the cause, whoever comes first.
+                # A thread that was aborted in a collective is not the cause, even if it is first.
                 if self._error is None or isinstance(self._error, thread_group.AbandonedError):
                     self._error = error
             self._batches._feed.close(0)
@@ -171,7 +176,7 @@ class _ThreadedRun:
             self._ended.release()
 
     def results(self) -> list[Any]:
-        """Waits for all threads. Raises the error of the one that failed."""
+        """Wait for all threads. Raises the error of the one that failed."""
         for _ in self._threads:
             self._ended.acquire()
         if self._error is not None:
@@ -179,7 +184,7 @@ class _ThreadedRun:
         return [one.result for one in self._results]
 
     def stop(self) -> None:
-        """Ends the loading, and threads that still run at their next batch (after a Ctrl-C)."""
+        """End the loading, and running threads at their next batch (after Ctrl-C)."""
         for position in range(len(self._devices)):
             self._group.leave(position, "was stopped")
         self._batches.close()

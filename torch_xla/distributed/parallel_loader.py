@@ -1,4 +1,4 @@
-"""Loads batches onto xla devices in the background: ``MpDeviceLoader``, and ``ParallelLoader`` for several devices."""
+"""Load batches onto xla devices in the background: ``MpDeviceLoader``, and ``ParallelLoader`` for several devices."""
 
 from __future__ import annotations
 
@@ -17,40 +17,44 @@ from torch_xla._engine.execution import barrier
 from torch_xla._engine.torch_patches import device_module
 from torch_xla.distributed.spmd import ShardingSpec
 
-#: Loaders that nobody can tell how far they have been read: they are read ahead. DataLoader's subclasses may say it.
+#: Loaders whose read position is not observable: they are prefetched. Subclasses of DataLoader may expose it.
 _UNCHANGED = (DataLoader, list, tuple)
 
 
 class ParallelLoader:
-    """One pass over a loader, its batches dealt out to devices in turn: batch ``i`` goes to device ``i % n``.
+    """One pass over a loader that distributes its batches over devices: batch ``i`` goes to device ``i % n``.
 
-    Reading and sending run in background threads, ahead of the devices. A last group of fewer than ``n`` batches is
-    dropped, so that every device gets the same number. Make a new one for each epoch (MpDeviceLoader does).
+    Background threads read and send batches ahead of the devices. A last group of fewer than ``n`` batches is dropped,
+    so that every device gets the same number. Create a new ParallelLoader for each epoch (MpDeviceLoader does).
 
-    One kind of loader is read by the thread that asks for a batch, when it does, while the device computes the step
-    before: a loader for one device that is no plain DataLoader, list or tuple. What it says of itself (how far it is,
-    whether this was the last batch: accelerate's loaders, StatefulDataLoader, generators) is true of the batch that was
-    given out. Give ``loader_prefetch_size`` to have it read ahead all the same.
+    One kind of loader is read on demand, by the thread that requests a batch, while the device computes the previous
+    step: a loader for a single device that is not a plain DataLoader, list or tuple. Its state (position, whether this
+    was the last batch: accelerate's loaders, StatefulDataLoader, generators) then describes the batch that was returned
+    last. Pass ``loader_prefetch_size`` to prefetch it nevertheless.
 
-    A batch that is read ahead is copied on the host before the loader is asked for the next one, as it may refill the
-    last one. What is known to allocate each batch is not copied: lists, tuples, and DataLoaders with worker processes
-    or torch's own ``collate_fn``.
+    A prefetched batch is copied on the host before the next one is requested, because the loader may reuse its memory.
+    Loaders that are known to allocate each batch are not copied: lists, tuples, and DataLoaders with worker processes
+    or torch's default ``collate_fn``.
 
     The threads end when the pass is over, when ``close()`` is called, and when this object and its per-device loaders
-    are gone, also in the middle of the pass.
+    are garbage-collected, also in the middle of the pass.
 
     Args:
-      cpu_loader: anything that can be iterated; batches are tensors in dicts, lists, tuples or objects.
-      devices: xla devices, each ``torch.device`` or a string.
-      batchdim: the dimension of the batch, for ``fixed_batch_size``.
-      batches_per_execution: batches from one step barrier to the next.
-      loader_prefetch_size: batches kept ready on the host, for each device; 16 where it is not given and reads ahead.
-      device_prefetch_size: batches kept ready on each device.
-      host_to_device_transfer_threads: threads that send, for each device. The order stays.
-      input_sharding: with SPMD, how the tensors of a batch lie on the devices: a ``spmd.ShardingSpec``, or for batches
-        that are dicts one for each key (None: on every device). Tensors of another rank are on every device. With
-        ``minibatch`` among several processes a batch that cannot be split evenly is a ValueError: use drop_last.
+      cpu_loader: any iterable; batches are tensors in dicts, lists, tuples or objects.
+      devices: xla devices, each a ``torch.device`` or a string.
+      batchdim: the batch dimension, for ``fixed_batch_size``.
+      batches_per_execution: number of batches between step barriers.
+      loader_prefetch_size: number of batches prefetched on the host, per device; default with prefetching: 16.
+      device_prefetch_size: number of batches prefetched on each device.
+      host_to_device_transfer_threads: number of threads that send batches, per device. The order is preserved.
+      input_sharding: with SPMD, the sharding of a batch's tensors: a ``spmd.ShardingSpec``, or for batches that are
+        dicts a dict of specs (None: replicated). Tensors of another rank are replicated. With ``minibatch`` in a job of
+        several processes, a batch that cannot be split evenly raises ValueError: use drop_last.
       fixed_batch_size: end the pass at the first batch of another size.
+
+    Raises:
+      ValueError: a size is below 1, or the devices are not distinct xla devices.
+      TypeError: ``input_sharding`` is of another type.
     """
 
     def __init__(
@@ -89,29 +93,29 @@ class ParallelLoader:
             place=_placement_function(input_sharding),
         )
         self._feed = prefetch.PrefetchFeed(cpu_loader, plan) if ahead else on_demand.OnDemandFeed(cpu_loader, plan)
-        weakref.finalize(self, self._feed.close, prefetch.MOMENT).atexit = False  # the end of the process is feed's
+        weakref.finalize(self, self._feed.close, prefetch.MOMENT).atexit = False  # at exit, prefetch closes all feeds
 
     def per_device_loader(self, device: torch.device | str) -> PerDeviceLoader:
-        """The iterator over the batches of one of the devices. ValueError for another device."""
+        """Return the iterator over the batches of one of the devices. Raises ValueError for another device."""
         return PerDeviceLoader(self, torch.device(device))
 
     def per_device_samples(self) -> int:
-        """The number of batches for each device. TypeError if the wrapped loader has no length."""
+        """Return the number of batches per device. Raises TypeError if the wrapped loader has no length."""
         return len(self._cpu_loader) // len(self._devices)  # type: ignore[arg-type]
 
     def batches_per_execution(self) -> int:
-        """Batches from one step barrier to the next."""
+        """The number of batches between step barriers."""
         return self._batches_per_execution
 
     def next_item(self, device: torch.device | str) -> Any:
-        """The next batch of a device, without a barrier; None at the end. Raises what loading or sending raised."""
+        """Return a device's next batch without a barrier; None at the end. Raises errors of loading and sending."""
         try:
             return self._feed.get(self._position(device))
         except ChannelClosed:
             return None
 
     def close(self) -> None:
-        """Ends the pass and its threads; the per-device loaders are at their end then."""
+        """End the pass and its threads; the per-device loaders are then exhausted."""
         self._feed.close()
 
     def _position(self, device: torch.device | str) -> int:
@@ -123,7 +127,7 @@ class ParallelLoader:
 
 
 class PerDeviceLoader:
-    """The iterator over one device's batches. Each ``next`` is a step barrier: it ends the step before, then waits."""
+    """Iterator over one device's batches. Each ``next`` runs the step barrier of the previous step, then waits."""
 
     def __init__(self, loader: ParallelLoader, device: torch.device) -> None:
         self._loader = loader
@@ -142,7 +146,7 @@ class PerDeviceLoader:
         return self.next()
 
     def next(self) -> Any:
-        """The next batch, on the device. Raises StopIteration at the end, and what loading or sending raised."""
+        """Return the next batch, on the device. Raises StopIteration at the end, and errors of loading and sending."""
         if self._over:
             raise StopIteration
         if self._given % self._loader.batches_per_execution() == 0:
@@ -160,7 +164,7 @@ class PerDeviceLoader:
         return batch
 
     def close(self) -> None:
-        """Takes no more batches; the loader's other devices go on."""
+        """Stop this device's batches; the loader's other devices continue."""
         self._over = True
         self._loader._feed.close_device(self._position)
 
@@ -170,11 +174,15 @@ class PerDeviceLoader:
 
 
 class MpDeviceLoader:
-    """A loader whose batches arrive on a device, as often as one iterates; ``len`` and all else are the wrapped one's.
+    """A loader whose batches are on a device; can be iterated repeatedly. ``len`` and attributes are the wrapped one's.
 
-    Each ``next`` is a step barrier, so a training loop needs no other. Keyword arguments are those of ParallelLoader.
-    An attribute that is assigned stays with this object and hides the wrapped loader's. Without a device it is the
-    current one.
+    Each ``next`` is a step barrier, so a training loop needs no other. An attribute that is assigned is stored in this
+    object and hides the wrapped loader's.
+
+    Args:
+      loader: the wrapped loader.
+      device: an xla device; default: the current one.
+      kwargs: arguments of ParallelLoader.
     """
 
     def __init__(self, loader: Iterable[Any], device: torch.device | str | None = None, **kwargs: Any) -> None:
@@ -191,14 +199,14 @@ class MpDeviceLoader:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        # Special methods (copying and pickling look for them) are this object's own.
+        # Special methods (copy and pickle look them up) are not forwarded.
         if "_loader" not in self.__dict__ or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._loader, name)
 
 
 def _placement_function(input_sharding: Any) -> Callable[[Any, torch.device], Any]:
-    """What puts a batch on a device. TypeError for what says nothing of how tensors lie."""
+    """Return the function that sends a batch to a device. Raises TypeError for an invalid sharding specification."""
     if input_sharding is None:
         return prefetch.to_device
     if isinstance(input_sharding, ShardingSpec):
@@ -220,13 +228,13 @@ def _by_key(batch: Any, device: torch.device, places: Mapping[Any, Callable[[Any
     unknown = [str(key) for key in batch if key not in places]
     if unknown:
         raise ValueError(
-            f"ParallelLoader: input_sharding says nothing of {', '.join(unknown)}; None puts a tensor on every device"
+            f"ParallelLoader: input_sharding has no entry for {', '.join(unknown)}; use None to replicate a tensor"
         )
     return batch_structure.mapping_like(batch, {key: places[key](value, device) for key, value in batch.items()})
 
 
 def _with_index(device: torch.device) -> torch.device:
-    """With its ordinal: ``xla`` alone means the current device."""
+    """Return the device with its ordinal: ``xla`` without an ordinal is the current device."""
     index = device_module.current_device() if device.index is None else device.index
     return torch.device(device.type, index)
 
@@ -235,5 +243,5 @@ def _validate_devices(devices: Sequence[torch.device | str]) -> tuple[torch.devi
     checked = tuple(_with_index(torch.device(device)) for device in devices)
     if not checked or any(device.type != "xla" for device in checked) or len(set(checked)) < len(checked):
         names = ", ".join(map(str, checked)) or "none"
-        raise ValueError(f"ParallelLoader: expected different xla devices, got {names}")
+        raise ValueError(f"ParallelLoader: expected distinct xla devices, got {names}")
     return checked

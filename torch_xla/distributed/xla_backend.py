@@ -1,21 +1,21 @@
-"""``torch.distributed`` on xla devices: importing this module makes the backend ``xla`` known.
+"""Process group of ``torch.distributed`` for xla devices: importing this module registers the backend ``xla``.
 
     import torch.distributed as dist
     import torch_xla.distributed.xla_backend
 
     dist.init_process_group("xla", init_method="xla://")    # under spawn, torch_xla.launch or torchrun
 
-The processes are those that spawn or torchrun has started. A call is recorded together with what its inputs need, and
-sent off at once, as on other devices: ranks need not read what they got. (``xm``'s collectives, and the averaging of
-DistributedDataParallel, wait for the step barrier and run with the step.) In a group that has not all ranks it runs on
-the devices of its members alone, so that the others need not take part. A tensor on the CPU travels through the device,
-and pickled objects (``all_gather_object`` and the like) do not: a device would compile a program for each size of them.
-The Work that a call returns is done: whoever reads the value waits for it. Only sends and receives wait for ``wait()``,
-or the next collective, and run together then (see _point_to_point.py). A send that nobody waits for runs at the end of
-the process at the latest; ``torch_xla.sync()`` does not run it.
+spawn or torchrun has started the processes. A call is recorded together with the pending graph of its inputs, and runs
+immediately, as on other devices: ranks need not read the results. (The collectives of ``xm``, and the averaging of
+DistributedDataParallel, wait for the step barrier and run with the step.) In a group without all ranks it runs only on
+the devices of its members, so that other ranks need not take part. A CPU tensor is transferred through the device;
+pickled objects (``all_gather_object`` and the like) are not, because a device would compile a program for each size.
+The Work that a call returns is complete: reading the value waits for it. Only sends and receives wait for ``wait()``,
+or for the next collective, and then run together (see _point_to_point.py). A send that is never waited for runs at the
+end of the process at the latest; ``torch_xla.sync()`` does not run it.
 """
 
-# torch declares a group's methods with several signatures; torch.distributed calls them with the one that is here.
+# torch declares a group's methods with several signatures; torch.distributed calls them with the ones below.
 # mypy: disable-error-code="override,assignment"
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _completed_work(value: Any) -> dist.Work:
 
 
 class ProcessGroupXla(dist.ProcessGroup):
-    """A process group over the devices of its ranks. Made by torch.distributed; lives as long as it is registered."""
+    """A process group over the devices of its ranks. Created by torch.distributed; lives while it is registered."""
 
     def __init__(self, options: Any, _: Any = None) -> None:
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
@@ -68,7 +68,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         whole = self._size == replicas.world_size()
         self._groups = None if whole else collectives.PartialGroup([self._ordinals])
 
-    # What torch asks of a group besides collectives.
+    # Queries of torch.distributed besides collectives.
 
     def getBackendName(self) -> str:
         return "xla"
@@ -87,7 +87,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("xla")]
 
-    # How collectives run.
+    # Implementation of collectives.
 
     def _scope(self) -> EagerCollectives:
         _point_to_point.run_pending()
@@ -96,7 +96,9 @@ class ProcessGroupXla(dist.ProcessGroup):
     def _reduction(self, op: Any) -> tuple[str, float]:
         kind = op.op if hasattr(op, "op") else op
         if kind not in _REDUCTIONS:
-            raise NotImplementedError(f"xla process group: {kind} is not there; {[str(k) for k in _REDUCTIONS]} are")
+            raise NotImplementedError(
+                f"xla process group: {kind} is not supported; supported are {[str(k) for k in _REDUCTIONS]}"
+            )
         return _REDUCTIONS[kind], 1.0 / self._size if kind == dist.ReduceOp.AVG else 1.0
 
     def _all_reduce(self, tensors: Sequence[torch.Tensor], op: Any) -> Tensors:
@@ -106,13 +108,13 @@ class ProcessGroupXla(dist.ProcessGroup):
         return collectives.all_reduce(name, _on_xla(tensors), scale, self._groups)
 
     def _all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[size, *shape]"""
+        """All-gather to [size, *shape]."""
         (value,) = _on_xla([tensor])
         row = value.detach().unsqueeze(0)
         return row if self._size == 1 else collectives.all_gather(row, 0, self._groups)
 
     def _reduce_scatter(self, rows: torch.Tensor, op: Any) -> torch.Tensor:
-        """This rank's row of the reduction of [size, *shape]."""
+        """Return this rank's row of the reduction of [size, *shape]."""
         name, scale = self._reduction(op)
         if self._size == 1:
             return rows[0]
@@ -121,19 +123,19 @@ class ProcessGroupXla(dist.ProcessGroup):
         return part if scale == 1.0 else part * scale
 
     def _all_to_all(self, rows: torch.Tensor) -> torch.Tensor:
-        """[size, *shape]: row i goes to rank i, and row i comes from rank i."""
+        """Exchange rows of [size, *shape]: row i goes to rank i, and row i comes from rank i."""
         (value,) = _on_xla([rows])
         return value if self._size == 1 else collectives.all_to_all(value, 0, 0, self._groups)
 
     def _all_gather_object_bytes(self, tensors: Tensors) -> list[bytes]:
-        """What each rank gave, by way of the host."""
+        """All-gather the bytes of the tensors over the host network."""
         _point_to_point.run_pending()
         return _object_collectives.all_gather_bytes(self.group_name, self._ordinals, tensors)
 
-    # The collectives, by the names that torch.distributed and its C++ parts call.
+    # Collectives, by the names that torch.distributed and its C++ code call.
 
     def average(self, tensors: Tensors) -> None:
-        """Averages the tensors, in place, with the step."""
+        """Average the tensors, in place, with the step."""
         collectives.copy_into(tensors, self._all_reduce(tensors, dist.ReduceOp.AVG))
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
@@ -172,13 +174,13 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _completed_work(outputs)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
-        # Here the outer list is of ranks.
+        # Here the outer list has one entry per rank.
         return self.allgather([list(row) for row in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
         if output.device.type == "cpu" and _object_collectives.uses_host_network(
             [input]
-        ):  # objects of all_gather_object, from torch 2.15 on
+        ):  # objects of all_gather_object, since torch 2.15
             _object_collectives.copy_bytes_into([output], b"".join(self._all_gather_object_bytes([input])))
             return _completed_work(output)
         with self._scope():
@@ -225,7 +227,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         opts: Any = None,
     ) -> dist.Work:
         with self._scope():
-            if output_splits or input_splits:  # all ranks give them, or none
+            if output_splits or input_splits:  # on all ranks or on none
                 given = functools.partial(_uneven_all_to_all.resolve_splits, "all_to_all_single", self._size)
                 parts = _uneven_all_to_all.SplitSizes(
                     given(len(input), input_splits or []), given(len(output), output_splits or [])
@@ -237,7 +239,7 @@ class ProcessGroupXla(dist.ProcessGroup):
             collectives.copy_into([output], [received])
         return _completed_work(output)
 
-    # As torch 2.11 and 2.12 call them.
+    # Names in torch 2.11 and 2.12.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -245,7 +247,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _all_to_all_uneven(self, op: str, rows: torch.Tensor, parts: _uneven_all_to_all.SplitSizes) -> torch.Tensor:
-        """The rows that this rank receives, one part after the other."""
+        """Return the rows that this rank receives, split after split."""
         (value,) = _on_xla([rows])
         size, even = _uneven_all_to_all.max_split(op, self.group_name, self._ordinals, parts)
         if even:
@@ -286,7 +288,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _point_to_point.enqueue_message(_point_to_point.Message(*pair, value, tensors[0]), tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
-        raise NotImplementedError("xla process group: recv needs a source; XLA has no receiving from anyone")
+        raise NotImplementedError("xla process group: recv without a source is not supported; pass the source rank")
 
     def barrier(self, opts: Any = None) -> dist.Work:
         _point_to_point.run_pending()
@@ -304,7 +306,7 @@ def _on_xla(tensors: Sequence[torch.Tensor]) -> Tensors:
 def _check_same_shapes(op: str, tensors: Sequence[torch.Tensor]) -> None:
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if len(set(shapes)) > 1:
-        raise ValueError(f"xla process group: {op} needs an output and inputs of one shape, got {shapes}")
+        raise ValueError(f"xla process group: {op} requires an output and inputs of the same shape, got {shapes}")
 
 
 def _check_world(ordinals: Sequence[int]) -> None:
@@ -313,11 +315,11 @@ def _check_world(ordinals: Sequence[int]) -> None:
             f"init_process_group('xla'): the group has ranks up to {max(ordinals)}, but this process is one of "
             f"{replicas.world_size()}. Start the processes with torchrun, torch_xla.launch or xmp.spawn"
         )
-    devices.devices()  # joins the job
+    devices.devices()  # initializes the job
 
 
 def _xla_rendezvous_handler(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """``init_method="xla://"``: rank, world size and store from the launcher."""
+    """Rendezvous handler of ``init_method="xla://"``: rank, world size and store of the launcher."""
     count = replicas.process_count()
     store: dist.Store = coordination.job_store() if count > 1 else dist.HashStore()
     if replicas.is_simulating_replicas():
@@ -327,12 +329,12 @@ def _xla_rendezvous_handler(url: str, **_: Any) -> Iterator[tuple[dist.Store, in
 
 
 def new_xla_process_group(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None) -> Any:
-    """torch.distributed.new_group for the xla backend."""
+    """Create a group of the xla backend; equivalent to torch.distributed.new_group."""
     return dist.new_group(ranks, timeout, backend, pg_options)
 
 
 def _is_for_meshes() -> bool:
-    """Whether processes with a device each meet in groups of this backend: DTensor is torch's own then."""
+    """Return whether meshes use process groups of this backend (one device per process): torch's DTensor applies."""
     return not replicas.is_spmd() and dist.is_initialized() and "xla" in str(dist.get_backend_config())
 
 
@@ -343,7 +345,7 @@ if not compat.is_registered("xla"):
     on_import("torch.distributed.device_mesh", lambda _: compat.create_mesh_groups(_is_for_meshes))
     _ddp.patch_ddp()
     _object_collectives.use_cpu_for_objects(ProcessGroupXla)
-    # Functional collectives wait by a tensor's storage, which an xla tensor has not; and there is nothing to wait for.
+    # Functional collectives wait by a tensor's storage, which xla tensors do not have; there is nothing to wait for.
     warnings.filterwarnings("ignore", "Registering collective work for tensor without storage", UserWarning)
     _functional = torch.library.Library("_c10d_functional", "IMPL")
     _functional.impl("wait_tensor", lambda tensor: tensor, "XLA")

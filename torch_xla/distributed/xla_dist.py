@@ -1,4 +1,4 @@
-"""``python -m torch_xla.distributed.xla_dist [options] -- command``: one job on several machines."""
+"""Run one command on several hosts as one job: ``python -m torch_xla.distributed.xla_dist [options] -- command``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ __all__ = ["get_args_parser", "main", "resolve_and_execute"]
 
 
 def resolve_and_execute(options: argparse.Namespace) -> int:
-    """Runs the job of parsed options and returns its exit code: the worst of its workers, 0 if all ended well.
+    """Run the job of parsed options and return its exit code: the worst of its workers, 0 if all succeeded.
 
-    With ``--cluster`` it does not return: this process becomes the command. Raises ValueError for options that fit no
-    job. 126: the workers could not be found or used. 130: Ctrl-C.
+    With ``--cluster`` it does not return: this process execs the command. Other exit codes: 126: workers could not be
+    found or used; 130: Ctrl-C.
+
+    Raises:
+      ValueError: the options are inconsistent.
     """
     job = parse_job(options)
     try:
@@ -27,12 +30,12 @@ def resolve_and_execute(options: argparse.Namespace) -> int:
         print(f"xla_dist: {error}", file=sys.stderr)
         return CANNOT_START
     except KeyboardInterrupt:
-        print("xla_dist: interrupted; all workers have been ended", file=sys.stderr)
+        print("xla_dist: interrupted; all workers have been terminated", file=sys.stderr)
         return 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = get_args_parser()
     options = parser.parse_args(arguments)
     try:

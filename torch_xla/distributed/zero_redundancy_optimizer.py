@@ -1,4 +1,4 @@
-"""ZeRO-1: every replica has the whole model, and a share of the optimizer's state."""
+"""ZeRO-1: every replica has the full model and a shard of the optimizer state."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["ZeroRedundancyOptimizer"]
 
 
 class ZeroRedundancyOptimizer(Optimizer):
-    """An optimizer whose state is shared out among the replicas.
+    """An optimizer whose state is sharded over the replicas.
 
-    ``step()`` averages the gradients, of which each replica gets its share, has ``optimizer_class`` update its
-    share of each parameter, and gathers what came of it. Call it instead of xm.optimizer_step, which averages, too.
+    ``step()`` reduce-scatters and averages the gradients, updates this replica's shard of each parameter with
+    ``optimizer_class``, and all-gathers the result. Call it instead of xm.optimizer_step, which averages, too.
 
     Args:
-      params: parameters on xla, or groups of them.
-      optimizer_class: what updates the shares; it gets ``defaults``. Its updates must go element by element.
-      optimizer_dtype: of shares and state; default: float32.
-      grad_clipping: scales gradients so that their norm is at most ``max_norm`` (default 1.0).
-      sharding_groups: replicas share within groups; gradients are averaged over all.
-      grad_norm_groups: replicas over whose gradients the norm goes; default: all.
-      lazy_init: shares are made by ``init_zero()``, after which it can be used.
-      use_grad_acc_hook: gradients add up in float32 between steps.
-      save_master_weights: ``state_dict`` has the shares of parameters, too.
-      pin_layout, bucket_cap_mb_all_gather, bucket_cap_mb_reduce_scatter, higher_cc_precision: without effect: XLA joins
+      params: parameters on xla, or parameter groups.
+      optimizer_class: the optimizer of the shards; receives ``defaults``. Its updates must be elementwise.
+      optimizer_dtype: dtype of shards and state; default: float32.
+      grad_clipping: scale gradients so that their norm is at most ``max_norm`` (default 1.0).
+      sharding_groups: shard within groups of replicas; gradients are averaged over all replicas.
+      grad_norm_groups: groups of replicas over which the norm is computed; default: all.
+      lazy_init: do not create shards before ``init_zero()``, which must be called before the first use.
+      use_grad_acc_hook: accumulate gradients in float32 between steps.
+      save_master_weights: include the shards of parameters in ``state_dict``.
+      pin_layout, bucket_cap_mb_all_gather, bucket_cap_mb_reduce_scatter, higher_cc_precision: no effect: XLA combines
         collectives itself, and gradients are averaged in ``optimizer_dtype``.
     """
 
@@ -61,7 +61,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         self._accumulated: dict[torch.Tensor, torch.Tensor] = {}
         self._hooks: list[Any] = []
         self._shares: list[list[torch.Tensor]] = []
-        self._versions: list[int] = []  # of the parameters, when their shares were last what they are
+        self._versions: list[int] = []  # versions of the parameters when they were last sharded or gathered
         self.base_optimizer: Optimizer | None = None
         if use_grad_acc_hook:
             self._hooks = [
@@ -71,7 +71,7 @@ class ZeroRedundancyOptimizer(Optimizer):
             self.init_zero()
 
     def init_zero(self) -> None:
-        """Makes this replica's shares, and the optimizer that updates them."""
+        """Create this replica's shards and the optimizer that updates them."""
         self._group = ShardGroup.of(self._sharding_groups, None, None)
         self._shares = [[self._share(p.detach()) for p in group["params"]] for group in self.param_groups]
         self._versions = self._current_versions()
@@ -91,7 +91,7 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     def _base(self) -> Optimizer:
         if self.base_optimizer is None:
-            raise RuntimeError("ZeroRedundancyOptimizer: lazy_init=True needs init_zero() before its first use")
+            raise RuntimeError("ZeroRedundancyOptimizer: lazy_init=True requires init_zero() before the first use")
         return self.base_optimizer
 
     @torch.no_grad()
@@ -102,19 +102,19 @@ class ZeroRedundancyOptimizer(Optimizer):
         p.grad = None
 
     def remove_hooks(self) -> None:
-        """From now on gradients add up in the parameters, as elsewhere."""
+        """Remove the hooks; gradients then accumulate in the parameters, as usual."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
-        """The norm of the gradients of the last step, before clipping; None before the first, or without clipping."""
+        """The norm of the last step's gradients before clipping; None before the first step, or without clipping."""
         return self._grad_norm
 
     @property
     def sharding_groups(self) -> list[list[int]] | None:
-        """Replicas that share with each other; None: all do. Can be set, which makes the shares anew."""
+        """Groups of replicas that share the state; None: all. Setting it creates new shards."""
         return self._sharding_groups
 
     @sharding_groups.setter
@@ -125,7 +125,7 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Averages, updates, gathers. Returns what ``closure``, which computes the gradients anew, gives."""
+        """Average gradients, update shards, gather parameters. Returns the result of ``closure``, called first."""
         base, loss = self._base(), None
         self._take_written_parameters()
         if closure is not None:
@@ -138,7 +138,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         if self.grad_clipping:
             self._clip()
         for mine, theirs in zip(self.param_groups, base.param_groups, strict=True):
-            theirs.update({k: v for k, v in mine.items() if k != "params"})  # a schedule changes ours
+            theirs.update({k: v for k, v in mine.items() if k != "params"})  # schedulers change our groups
         base.step(**kwargs)
         self._accumulated = {}
         self.allgather_weights_and_update_full_parameter()
@@ -169,7 +169,7 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     @torch.no_grad()
     def allgather_weights_and_update_full_parameter(self, sharding_scheme: Any = None) -> None:
-        """Writes what the replicas' shares are into the parameters."""
+        """Write the gathered shards of the replicas into the parameters."""
         for group, shares in zip(self.param_groups, self._shares, strict=True):
             for p, share in zip(group["params"], shares, strict=True):
                 whole = xm.all_gather(share.to(p.dtype), 0, groups=self._group.groups)
@@ -181,13 +181,13 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     @torch.no_grad()
     def _take_written_parameters(self, everything: bool = False) -> None:
-        """Shard again the parameters that were written to since they were sharded."""
+        """Shard again the parameters that were written since they were sharded."""
         flat = [share for shares in self._shares for share in shares]
         for p, share, before in zip(self._params(), flat, self._versions, strict=True):
             if not everything and p._version == before:
                 continue
-            # On the CPU, where a rounding is one: XLA may compare without it. Where the parameter is what the share
-            # rounds to, the share has more digits.
+            # On the CPU, where the cast rounds: XLA may elide it in a comparison. If the parameter equals the rounded
+            # shard, the shard is retained, since it has more digits.
             mine, kept = self._share(p.detach()).cpu(), share.detach().cpu()
             share.copy_(torch.where(kept.to(p.dtype) == mine.to(p.dtype), kept, mine))
         self._versions = self._current_versions()
@@ -198,11 +198,11 @@ class ZeroRedundancyOptimizer(Optimizer):
         self._accumulated = {}
 
     def get_shape_info(self) -> dict[int, torch.Size]:
-        """The shape of each parameter, by its number in state_dict."""
+        """Return the shape of each parameter, by its number in state_dict."""
         return {number: p.shape for number, p in enumerate(self._params())}
 
     def state_dict(self) -> dict[str, Any]:
-        """This replica's share of the state: each replica saves its own."""
+        """Return this replica's shard of the state; each replica must save its own."""
         saved: dict[str, Any] = super().state_dict()
         saved |= {"base_state": self._base().state_dict()["state"], "shape_info": self.get_shape_info()}
         if self.save_master_weights:
@@ -212,9 +212,9 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads what this replica's state_dict gave.
+        """Load the result of this replica's state_dict.
 
-        Without master weights in it the shares become what the parameters are now: load the model before or after.
+        If it has no master weights, the shards are taken from the current parameters: load the model before or after.
         """
         rest = dict(state_dict)
         state, weights = rest.pop("base_state"), rest.pop("sharded_master_weights", None)

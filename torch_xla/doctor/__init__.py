@@ -1,1 +1,1 @@
-"""``python -m torch_xla.doctor``: what a bug report needs, and what is wrong here; see command.py."""
+"""``python -m torch_xla.doctor``: check the installation and print the facts for a bug report; see command.py."""

@@ -1,11 +1,11 @@
-"""``python -m torch_xla.doctor``: what a bug report needs, and what is wrong here.
+"""Check the installation and print the facts for a bug report: ``python -m torch_xla.doctor``.
 
-It names the versions, the compiler, the recorder, the cache folder, the devices, why a TPU or a GPU was not found, and
-the environment variables; then it computes a gradient on the device in a process of its own. What it finds comes last,
-each with what to do.
+The report lists versions, the compiler, the recorder, the cache folder, the devices, why a TPU or a GPU was not found,
+and the environment variables. Then a separate process computes a gradient on the device. Findings come last, each with
+a remedy.
 
-exit code   0   a tensor was computed on the device; findings, if there are any, are advice
-            1   no tensor can be computed here
+exit code   0   the device computed a tensor; findings, if any, are advice
+            1   the device check failed
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDTH = 120
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the report; returns the exit code."""
+    """Print the report and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m torch_xla.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def render_text(report: Report, works: bool) -> str:
-    """The report as it is printed: lines, findings, and one sentence."""
+    """Format the report: lines, findings, and a summary sentence."""
     wide = max(len(title) for title, _ in report.lines)
     lines = [f"{title:<{wide}}  {said}" for title, said in report.lines]
     if report.findings:
@@ -43,9 +43,9 @@ def render_text(report: Report, works: bool) -> str:
     for finding in report.findings:
         lines += _paragraph(finding)
     if works:
-        outcome = "A tensor was computed on the device" + ("; the findings are advice." if report.findings else ".")
+        outcome = "The device computed a tensor" + ("; the findings are advice." if report.findings else ".")
     else:
-        outcome = "NO TENSOR CAN BE COMPUTED: the findings say why."
+        outcome = "THE DEVICE CHECK FAILED: see the findings."
     return "\n".join([*lines, "", outcome])
 
 

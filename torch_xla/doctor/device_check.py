@@ -1,4 +1,4 @@
-"""Runs probe.py, and says how far it came: the process may fail, crash or hang."""
+"""Run probe.py in a subprocess and report how far it came: the process may fail, crash or hang."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from torch_xla.doctor.report import Report
 
 _PROBE = Path(__file__).with_name("probe.py")
-_LIMITS = {"recorder": 900.0}  # seconds: it may be built, on a busy machine
+_LIMITS = {"recorder": 900.0}  # seconds; the recorder may be compiled, on a busy host
 _LIMIT = 180.0
 
-#: What to do where a step fails and its error does not say it.
+#: Remedy for a failed step whose error message contains none.
 _CURES = {
     "torch": "pip install --force-reinstall torch",
-    "jax": "pip install --upgrade jax jaxlib, both of one release",
+    "jax": "pip install --upgrade jax jaxlib, both from the same release",
     "recorder": "",
     "devices": "",
     "a step": "",
@@ -27,7 +27,7 @@ _CURES = {
 
 
 def run_device_check(report: Report) -> bool:
-    """Adds what each step said. Returns whether a tensor was computed, and adds a finding where it was not."""
+    """Report the output of each step. Return whether a tensor was computed; add a finding if not."""
     command = [sys.executable, str(_PROBE), json.dumps(sys.path)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         answers = _read_lines(process)
@@ -53,7 +53,7 @@ def run_device_check(report: Report) -> bool:
 
 
 def _read_lines(process: subprocess.Popen[str]) -> queue.SimpleQueue[dict[str, str] | None]:
-    """The lines that the process writes, read by a thread; None at its end."""
+    """Read the process's output lines on a thread; None marks the end."""
     found: queue.SimpleQueue[dict[str, str] | None] = queue.SimpleQueue()
     lines = process.stdout
     assert lines is not None
@@ -70,7 +70,7 @@ def _read_lines(process: subprocess.Popen[str]) -> queue.SimpleQueue[dict[str, s
 def _add_failure(report: Report, answer: dict[str, str]) -> None:
     report.add_line(answer["step"], "FAILED")
     what = f"{answer['kind']}: {answer['failed']}"
-    if answer["kind"] != "RecorderBuildError":  # that says what to do, and no line of the program is at fault
+    if answer["kind"] != "RecorderBuildError":  # its message has a remedy, and no source line is at fault
         what += f"\n(at {answer['line']})"
     cure = "" if answer["kind"] == "RecorderBuildError" else _CURES[answer["step"]]
     report.add_finding(what, cure)
@@ -79,8 +79,10 @@ def _add_failure(report: Report, answer: dict[str, str]) -> None:
 def _exit_finding(report: Report, name: str, process: subprocess.Popen[str], late: bool) -> None:
     report.add_line(name, "FAILED")
     if late:
-        report.add_finding(f"The step `{name}` did not end in {_LIMITS.get(name, _LIMIT):.0f} s.", _CURES.get(name, ""))
+        report.add_finding(
+            f"The step `{name}` did not finish within {_LIMITS.get(name, _LIMIT):.0f} s.", _CURES.get(name, "")
+        )
         return
     code = process.wait()
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    report.add_finding(f"The step `{name}` ended its process ({how}); what it wrote is above.", _CURES.get(name, ""))
+    report.add_finding(f"The step `{name}` ended its process ({how}); its output is above.", _CURES.get(name, ""))

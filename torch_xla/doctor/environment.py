@@ -1,4 +1,4 @@
-"""What can be said without importing torch or jax: versions, compiler, cache folder, environment variables."""
+"""Check versions, compiler, cache folder and environment variables without importing torch or jax."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from torch_xla._engine.compat import versions
 from torch_xla._version import __version__
 from torch_xla.doctor.report import Report
 
-#: Beginnings of names that look like ours, and what of these is read by others.
+#: Prefixes of names that look like torch_xla's, and the variables with these prefixes that other software reads.
 _OURS = ("XLA_", "PT_XLA_", "TORCH_XLA_", "XRT_", "PJRT_")
 _OTHERS = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_", "XLA_CLIENT_", "TORCH_XLA_TEST_", "PJRT_NPROC", "PJRT_LIBRARY_PATH")
 
-#: What upstream reads and this package does not, with what to do.
+#: Variables that upstream reads and this package does not, with the replacement.
 _UPSTREAM = {
     "XLA_USE_SPMD": "call torch_xla.runtime.use_spmd()",
     "XLA_AUTO_SPMD_MESH": "mark tensors with torch_xla.distributed.spmd.mark_sharding",
-    "XLA_STABLEHLO_COMPILE": "remove it: programs are StableHLO always",
+    "XLA_STABLEHLO_COMPILE": "remove it: programs are always StableHLO",
     "XLA_DISABLE_FUNCTIONALIZATION": "remove it: views are tracked by the recorder",
 }
 _PACKAGES = ("torch", "jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "numpy", "ml_dtypes")
 
 
 def check_environment(report: Report) -> None:
-    """Adds everything in this module's title to the report."""
+    """Add versions, compiler, cache folder and environment variables to the report."""
     report.add_line("torch_xla", f"{__version__} from {Path(__file__).parents[1]}")
     report.add_line("system", f"{_distribution()}, {platform.platform()}, {os.cpu_count()} CPUs")
     report.add_line("Python", f"{platform.python_version()}, {sys.executable}")
@@ -43,7 +43,7 @@ def check_environment(report: Report) -> None:
 
 
 def installed_version(package: str) -> str | None:
-    """The installed release of a package, None where there is none."""
+    """Return the installed version of a package, None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -68,11 +68,11 @@ def _versions(report: Report) -> None:
         if release and not versions.is_tested(name, release):
             tested = versions.tested_range(name)
             report.add_finding(
-                f"torch_xla was not tested with {name} {release}, but with {tested}.", f"Install {name} {tested}"
+                f"torch_xla was tested with {name} {tested}, not with {release}.", f"Install {name} {tested}"
             )
     for package in ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"):
         if found[package] and found["jax"] and found[package] != found["jax"]:
-            what = f"{package} {found[package]} is not of the same release as jax {found['jax']}."
+            what = f"{package} {found[package]} is from another release than jax {found['jax']}."
             report.add_finding(what, f"pip install {package}=={found['jax']}")
 
 
@@ -80,7 +80,7 @@ def _compiler(report: Report) -> None:
     command = cxx_compiler.find_compiler()
     if command is None:
         report.add_line("compiler", "none")
-        what = f"{cxx_compiler.missing_compiler_message()} was not found: it is needed once for each release of torch."
+        what = f"{cxx_compiler.missing_compiler_message()} was not found: it is needed once per torch release."
         report.add_finding(what[0].upper() + what[1:], cxx_compiler.INSTALL_COMPILER)
         return
     try:
@@ -96,18 +96,18 @@ def _compiler(report: Report) -> None:
 def _cache(report: Report) -> None:
     try:
         folder, kept = settings.cache_dir, settings.XLA_PERSISTENT_CACHE_PATH
-    except ValueError:  # said with the variables
+    except ValueError:  # reported with the variables
         return
     report.add_line("cache", f"{folder}: {_size(folder)}")
-    _writable(folder, report, "Set TORCH_XLA_CACHE_DIR to a folder that can be written to")
+    _writable(folder, report, "Set TORCH_XLA_CACHE_DIR to a writable folder")
     if kept == Path():
-        report.add_line("programs", "not kept for other processes: XLA_PERSISTENT_CACHE_PATH is empty")
+        report.add_line("programs", "not stored on disk: XLA_PERSISTENT_CACHE_PATH is empty")
     elif kept is None:
-        report.add_line("programs", "kept in the cache folder")
+        report.add_line("programs", "stored in the cache folder")
     else:
         report.add_line("programs", f"{kept}: {_size(kept)}")
     if kept and kept != Path() and not settings.XLA_PERSISTENT_CACHE_READ_ONLY:
-        _writable(kept, report, "Set XLA_PERSISTENT_CACHE_PATH to a folder that can be written to")
+        _writable(kept, report, "Set XLA_PERSISTENT_CACHE_PATH to a writable folder")
 
 
 def _size(folder: Path) -> str:
@@ -115,23 +115,23 @@ def _size(folder: Path) -> str:
     for path in folder.rglob("*"):
         try:
             sizes.append(path.lstat().st_size)
-        except OSError:  # removed meanwhile, or not ours to look at
+        except OSError:  # removed in the meantime, or not readable
             continue
-    return f"{sum(sizes) / 1e6:.0f} MB in {len(sizes)} files and folders" if folder.exists() else "not made yet"
+    return f"{sum(sizes) / 1e6:.0f} MB in {len(sizes)} files and folders" if folder.exists() else "does not exist yet"
 
 
 def _writable(folder: Path, report: Report, cure: str) -> None:
-    """Tries it, in the nearest folder that exists: permissions do not tell of file systems that are read-only."""
+    """Try to write into the nearest existing folder: permissions do not show that a file system is read-only."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        report.add_finding(f"The cache folder {folder} cannot be written to: {error.strerror} ({there}).", cure)
+        report.add_finding(f"The cache folder {folder} is not writable: {error.strerror} ({there}).", cure)
 
 
 def _variables(report: Report) -> None:
-    names = {name for variable in variables() for name in (variable.name, *variable.aliases)}
+    names = {name for variable in variables() for name in variable.spellings}
     given = {name: os.environ[name] for name in sorted(os.environ) if name in names}
     jax = {name: text for name, text in sorted(os.environ.items()) if name.startswith(("JAX_", "LIBTPU", *_OTHERS))}
     report.add_line("variables", ", ".join(f"{name}={text}" for name, text in (given | jax).items()) or "none is set")
@@ -142,11 +142,13 @@ def _variables(report: Report) -> None:
             report.add_finding(f"{error}.", "`python -m torch_xla.settings` lists the variables")
     for name in sorted(os.environ):
         if name.startswith(_OURS) and not name.startswith(_OTHERS) and name not in names:
-            report.add_finding(f"The environment variable {name} is set, and nothing reads it.", _advice(name, names))
+            report.add_finding(
+                f"The environment variable {name} is set, but torch_xla does not read it.", _advice(name, names)
+            )
 
 
 def _advice(name: str, names: set[str]) -> str:
     if name in _UPSTREAM:
         return _UPSTREAM[name]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-    return f"Is {near[0]} meant?" if near else "`python -m torch_xla.settings` lists the variables"
+    return f"Did you mean {near[0]}?" if near else "`python -m torch_xla.settings` lists the variables"

@@ -1,6 +1,6 @@
-"""A process that goes step by step from an import to a gradient, and writes each outcome as a line of JSON.
+"""Step through import, device start and a gradient in a separate process, and write each result as a line of JSON.
 
-Run as a file: the package is imported as one of the steps, and a step that ends the process ends only this one.
+Run it as a file: importing the package is one of the steps, and a step that crashes ends only this process.
 
     python probe.py '["folders", "of", "sys.path"]'
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def steps() -> Iterator[tuple[str, Callable[[], str]]]:
-    """Name of each step, and what makes it; it says what there is to know."""
+    """Yield the name and function of each step; the function returns facts for the report."""
     yield "torch", _torch
     yield "jax", _jax
     yield "recorder", _recorder
@@ -41,7 +41,7 @@ def _jax() -> str:
 def _recorder() -> str:
     import torch_xla
 
-    assert hasattr(torch_xla, "device_count"), f"{torch_xla.__file__} is not the package as a whole"
+    assert hasattr(torch_xla, "device_count"), f"{torch_xla.__file__} is not the complete package"
     return str(sys.modules["_torch_xla_recorder"].__file__)
 
 
@@ -69,14 +69,14 @@ def _step() -> str:
         return x.grad.cpu()
 
     here, there = gradient("cpu"), gradient("xla")
-    if not torch.allclose(here, there, rtol=2e-2):  # products of a TPU may be in bfloat16
-        raise ArithmeticError(f"a gradient on xla is {there.tolist()}, and on the CPU {here.tolist()}")
-    return f"forward and backward on xla as on the CPU, {time.perf_counter() - start:.1f} s"
+    if not torch.allclose(here, there, rtol=2e-2):  # TPUs may use bfloat16 matmuls
+        raise ArithmeticError(f"the gradient on xla is {there.tolist()}, but on the CPU {here.tolist()}")
+    return f"forward and backward on xla match the CPU, {time.perf_counter() - start:.1f} s"
 
 
 def main() -> None:
-    """Runs the steps until one fails."""
-    # What libraries print to standard output goes where warnings go.
+    """Run the steps until one fails."""
+    # Redirect what libraries print to standard output to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     sys.path[:] = json.loads(sys.argv[1])
@@ -99,4 +99,4 @@ def _write(answers: Any, **words: str) -> None:
 if __name__ == "__main__":
     main()
     sys.stderr.flush()
-    os._exit(0)  # what stands in the way of ending is not asked here
+    os._exit(0)  # skip shutdown, which is not part of the check

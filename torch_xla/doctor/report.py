@@ -1,4 +1,4 @@
-"""What the parts of the doctor report: lines for a bug report, and findings with what to do."""
+"""Report of the doctor: facts for a bug report, and findings with remedies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, or may be, and what to do about it."""
+    """A problem, or a possible one, and its remedy."""
 
     what: str
     cure: str = ""
@@ -15,15 +15,15 @@ class Finding:
 
 @dataclass
 class Report:
-    """Lines in the order in which they were found, by their title; and findings."""
+    """Lines by title, in the order in which they were added, and findings."""
 
     lines: list[tuple[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     def add_line(self, title: str, text: str) -> None:
-        """Adds a line."""
+        """Add a line."""
         self.lines.append((title, text))
 
     def add_finding(self, what: str, cure: str = "") -> None:
-        """Adds a finding."""
+        """Add a finding with its remedy."""
         self.findings.append(Finding(what, cure))

@@ -1,4 +1,4 @@
-"""What may still change: eager mode; and names that upstream calls experimental and libraries import."""
+"""Features whose interface may change: eager mode, and names that upstream calls experimental."""
 
 from __future__ import annotations
 

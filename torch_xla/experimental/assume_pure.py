@@ -1,7 +1,7 @@
-"""Pure functions, recorded once: from the second call on, a call is one node forward and one backward.
+"""Trace a pure function once and then record each call as one operation forward and one backward.
 
-A pure function depends on its arguments only, and does nothing but give results. What its Python code does otherwise
-happens at the first call only.
+A pure function depends only on its arguments, and its only effect is to return results. Other effects of its Python
+code happen at the first call only.
 """
 
 from __future__ import annotations
@@ -23,23 +23,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def assume_pure(fn: F, *, add_rng_seed_argument: bool = False) -> F:
-    """``fn``, a pure function of xla tensors, so that it is recorded once and then called as one node.
+    """Return ``fn``, a pure function of xla tensors, so that it is traced once and each call is one operation.
 
-    Backward computes again what it needs of forward; where both are in one program, as they are unless
-    ``torch_xla.sync()`` is called in between, XLA computes it once. It is recorded again for other structures, shapes,
-    dtypes, constants (arguments that are no tensors), another need of gradients, autocast, default dtype or precision
-    of products. Its gradient is the one that torch's autograd records; there is no second derivative. Random numbers
-    are new in each call, and follow torch.manual_seed, but are not those of the function as it is.
+    Backward recomputes the values of forward that it needs; if both passes are in one program (no ``torch_xla.sync()``
+    in between), XLA computes these values once. The function is traced again for other pytree structures, shapes,
+    dtypes, constants (arguments that are not tensors), ``requires_grad`` flags, autocast settings, default dtype or
+    matmul precision. The gradient is the one that torch's autograd computes; there is no second derivative. Each call
+    draws new random numbers, which follow torch.manual_seed but differ from those of the untraced function.
 
-    Constants are compared by value; functions, classes and modules by identity, modules also by their modes. An object
-    of a class without ``__eq__`` is refused, as a call would not see that its attributes have changed.
+    Constants are compared by value; functions, classes and modules by identity, modules also by their training modes.
+    An object of a class without ``__eq__`` is rejected, because changes of its attributes would go unnoticed.
 
-    With ``add_rng_seed_argument`` a call takes one more, ``rng_seed=``, a Python integer or an int64 xla tensor of no
-    dimensions: calls with equal ones draw equal numbers.
+    Args:
+      fn: the function.
+      add_rng_seed_argument: a call takes the additional argument ``rng_seed=``, a Python integer or a 0-dimensional
+        int64 xla tensor; calls with equal seeds draw equal numbers.
 
-    A call raises RuntimeError where the function is seen not to be pure: it asks for a value, uses a tensor that is no
-    argument, writes to an argument, keeps a tensor, or exchanges values with other replicas; TypeError where an
-    argument cannot be a constant, a result is no structure of xla tensors, or the ``rng_seed`` is missing.
+    Raises:
+      RuntimeError (by a call): the function is not pure: it reads a value, uses a tensor that is not an argument,
+        writes to an argument, stores a tensor, or issues a collective.
+      TypeError (by a call): an argument cannot be a constant, a result is not a pytree of xla tensors, or ``rng_seed``
+        is missing.
     """
     pure = PureFunction("assume_pure", fn)
 
@@ -58,16 +62,16 @@ def _start(seed: Any) -> torch.Tensor:
             return seed
         seed = f"{seed.dtype}{list(seed.shape)} on {seed.device}"
     elif isinstance(seed, int) and not isinstance(seed, bool):
-        # As unsigned 64 bits, whatever its sign.
+        # Interpreted as an unsigned 64-bit integer.
         return torch.tensor((seed + 2**63) % 2**64 - 2**63, device="xla")
-    raise TypeError(f"assume_pure: expected rng_seed=, an integer or an int64 xla tensor of no dimensions, got {seed}")
+    raise TypeError(f"assume_pure: expected rng_seed=, an integer or a 0-dimensional int64 xla tensor, got {seed}")
 
 
 def assume_pure_torch(func: F, use_cache: bool = False) -> F:
-    """As assume_pure; without ``use_cache`` the function's Python code runs at each call.
+    """Equivalent to assume_pure; without ``use_cache`` the function's Python code runs at each call.
 
-    What it closes over may then change. A call that records what another one has recorded is not lowered again, and is
-    the same node.
+    The values that the function closes over may then change. A call that records the same operations as an earlier one
+    is not lowered again and uses the same operation.
     """
     pure = PureFunction("assume_pure_torch", func, is_cached=use_cache)
 
@@ -79,7 +83,7 @@ def assume_pure_torch(func: F, use_cache: bool = False) -> F:
 
 
 def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A jax function as a function of xla tensors with jax's gradient: ``torch_xla.interop.jax_function``."""
+    """Convert a jax function to a differentiable function of xla tensors; see ``torch_xla.interop.jax_function``."""
 
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -89,10 +93,10 @@ def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PureModule(nn.Module):
-    """A module whose forward pass is pure, recorded once.
+    """A module whose forward pass is pure and is traced once.
 
-    Parameters and buffers are arguments, so they may change between calls; a forward pass that writes to one is an
-    error. Modes of the modules within (``train``, ``eval``) count as constants. Forward hooks run when it is recorded.
+    Parameters and buffers are arguments, so they may change between calls; a forward pass that writes to one raises an
+    error. Training modes of submodules (``train``, ``eval``) are constants. Forward hooks run during tracing.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What happens when a value is there: a call, or an event to wait for."""
+"""Run a callback or set an event when the value of a tensor has been computed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,25 @@ from torch_xla._engine.execution.background_threads import Runner
 
 __all__ = ["on_ready_callback", "on_ready_event"]
 
-#: By device: what waits for values and calls. Those of one device come in the order of its programs.
+#: Per device: a thread that waits for values and runs callbacks, in the order of the device's programs.
 _runners: dict[int, Runner] = {}
 _lock = fork_safe_lock()
 
 
 def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:
-    """Has ``callback(tensor)`` called when the tensor's value, as it is now, has been computed; waits for nothing.
+    """Call ``callback(tensor)`` when the tensor's current value has been computed; does not wait.
 
-    What is still recorded and the value needs is run, as if it were read: in a training loop after the step barrier.
-    The callback is called on a thread beside the program, in order with others of the device, also where computing the
-    value failed: reading it raises then. An error of the callback goes to ``threading.excepthook``. At the end of the
-    process all are called first. Raises ValueError for a tensor that is on no xla device, or has no value yet that
-    could be computed.
+    Pending operations that the value depends on run first, as for reading the value: in a training loop, call this
+    after the step barrier. The callback runs on a separate thread, in order with other callbacks of the device. It also
+    runs if computing the value failed; reading the value then raises the error. An error of the callback goes to
+    ``threading.excepthook``. All callbacks run before the process exits.
+
+    Args:
+      tensor: an xla tensor.
+      callback: the function.
+
+    Raises:
+      ValueError: the tensor is not on an xla device, or has no value that can be computed.
     """
     if tensor.device.type != "xla":
         raise ValueError(f"on_ready_callback: expected an xla tensor, got one on {tensor.device}")
@@ -40,7 +46,7 @@ def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], o
 
 
 def on_ready_event(tensor: torch.Tensor) -> threading.Event:
-    """An event that is set when the tensor's value, as it is now, has been computed; see on_ready_callback."""
+    """Return an event that is set when the tensor's current value has been computed; see on_ready_callback."""
     event = threading.Event()
     on_ready_callback(tensor, lambda _: event.set())
     return event
@@ -57,7 +63,7 @@ def _run_callback(
     try:
         executor.wait_values(buffers, device)
     except RuntimeError:
-        pass  # who reads the value is told
+        pass  # reading the value raises the error
     finally:
         buffers.clear()
     try:

@@ -1,4 +1,4 @@
-"""Loops whose length the device decides, or a range of numbers: one operation of the program."""
+"""Loops as one operation: over a range of numbers, or with a condition that the device evaluates."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ __all__ = ["fori_loop", "while_loop"]
 
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[..., Any], *input_value: torch.Tensor) -> tuple[Any, ...]:
-    """``(last, upper, *values)`` after ``values = body_fun(*values)`` as often as ``range(lower, upper)`` is long.
+    """Run ``values = body_fun(*values)`` for each number of ``range(lower, upper)``; return ``(last, upper, *values)``.
 
     Args:
-      lower, upper: Python numbers, and the loop has a gradient (lax.scan); or xla tensors of one integer each, and the
-        device decides how long it is (lax.while_loop), without a gradient.
-      body_fun: of the values, gives as many, of the same shapes and dtypes; one tensor, or a tuple. See scan for what
-        it may do.
-      input_value: the values before the first step.
+      lower, upper: Python numbers: the loop is differentiable (lax.scan); or xla tensors of one integer each: the
+        device determines the number of iterations (lax.while_loop), and there is no gradient.
+      body_fun: takes the values and returns values of the same number, shapes and dtypes: one tensor, or a tuple. The
+        restrictions of scan apply.
+      input_value: the initial values.
 
     Raises:
-      TypeError: a value is no xla tensor. ValueError or RuntimeError: the values change their form.
+      TypeError: a value is not an xla tensor.
+      ValueError, RuntimeError: the shapes or dtypes of the values change.
     """
     if isinstance(lower, int) and isinstance(upper, int):
         steps = torch.zeros(max(0, upper - lower), dtype=torch.int8, device="xla")
@@ -52,13 +53,22 @@ def while_loop(
     carried_inputs: Sequence[torch.Tensor],
     additional_inputs: Sequence[torch.Tensor] | None = None,
 ) -> tuple[Any, ...]:
-    """``while cond_fn(*carried, *additional): carried = body_fn(*carried, *additional)``, decided on the device.
+    """Run ``while cond_fn(*carried, *additional): carried = body_fn(*carried, *additional)`` on the device.
 
-    The functions may use xla tensors from outside, and draw random numbers. ``torch._higher_order_ops.while_loop`` on
-    xla tensors is the same.
+    The functions may use xla tensors of enclosing scopes and draw random numbers.
+    ``torch._higher_order_ops.while_loop`` on xla tensors is equivalent.
+
+    Args:
+      cond_fn: returns a one-element tensor.
+      body_fn: returns the carried values, with unchanged shapes and dtypes.
+      carried_inputs: initial carried values, xla tensors.
+      additional_inputs: loop-invariant xla tensors.
+
+    Returns:
+      The final carried values.
 
     Raises:
-      RuntimeError: the values change their shapes or dtypes, ``cond_fn`` does not give one element, or a backward pass
-        asks for a gradient, which there is not: use scan, or fori_loop with Python numbers.
+      RuntimeError: shapes or dtypes change, ``cond_fn`` does not return one element, or a backward pass needs the
+        gradient, which is not supported: use scan, or fori_loop with Python numbers.
     """
     return tuple(control_flow.while_loop(cond_fn, body_fn, tuple(carried_inputs), tuple(additional_inputs or ())))

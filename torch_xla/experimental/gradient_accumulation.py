@@ -1,4 +1,4 @@
-"""Gradients of several batches, added up in one loop of the program: the memory of one batch, one compilation of it."""
+"""Accumulate the gradients of several batches in one loop of the program, with the memory of one batch."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["gradient_accumulation"]
 def gradient_accumulation(
     train_step: Callable[..., Any], iterable_tensors: Sequence[Tensor], model: nn.Module, *carried_tensors: Tensor
 ) -> Any:
-    """Runs a step for each element of the tensors' first dimension, and adds the gradients to ``.grad``.
+    """Run a step for each element of the tensors' first dimension, and add the gradients to ``.grad``.
 
     Gradient and loss are those of the mean of the steps' losses.
 
     Args:
-      train_step: ``train_step(*elements, *carried)`` gives a loss, or ``(loss, *carried)``. It calls the model, and no
-        ``backward``. It is run once, on tensors without values; see scan for what it may do.
-      iterable_tensors: xla tensors of one size in their first dimension.
-      model: its parameters that require a gradient get it.
-      carried_tensors: what a step hands on to the next: of the same shapes and dtypes, and without a gradient.
+      train_step: ``train_step(*elements, *carried)`` returns a loss, or ``(loss, *carried)``. It calls the model, but
+        not ``backward``. It is traced once, on abstract tensors; the restrictions of scan apply.
+      iterable_tensors: xla tensors with equal first dimensions.
+      model: its parameters that require a gradient receive it.
+      carried_tensors: values passed from one step to the next, of constant shapes and dtypes, without a gradient.
 
     Returns:
       The loss; with carried tensors ``(loss, *carried)``.
 
     Raises:
-      ValueError: sizes differ, the loss is no single number, or what is carried changes its form. What else scan
-        raises.
+      ValueError: first dimensions differ, the loss is not a scalar, or a carried value changes its shape or dtype.
+      Other errors of scan.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     steps = int(iterable_tensors[0].shape[0]) if iterable_tensors and iterable_tensors[0].dim() else 0
     if not steps:
-        raise ValueError("gradient_accumulation: iterable_tensors needs a tensor whose first dimension is not 0")
+        raise ValueError("gradient_accumulation: expected iterable_tensors with a nonempty first dimension")
 
     def step(state: Any, elements: Any) -> tuple[Any, None]:
         total, gradients, carried = state
@@ -46,7 +46,7 @@ def gradient_accumulation(
             result = train_step(*elements, *carried)
             loss, *rest = result if isinstance(result, (tuple, list)) else (result,)
             if loss.numel() != 1:
-                raise ValueError(f"gradient_accumulation: the loss has shape {list(loss.shape)}, not one element")
+                raise ValueError(f"gradient_accumulation: expected a one-element loss, got shape {list(loss.shape)}")
             mean = loss.reshape(()) / steps
             found = torch.autograd.grad(mean, parameters, allow_unused=True)
         summed = [g if new is None else g + new for g, new in zip(gradients, found, strict=True)]

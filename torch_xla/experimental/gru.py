@@ -1,4 +1,4 @@
-"""A GRU that runs as a loop of the program, however long its sequences are."""
+"""A GRU that compiles to a loop, independent of the sequence length."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["GRU"]
 
 
 class GRU(nn.GRU):
-    """``torch.nn.GRU``: its arguments, parameters and values. On xla each layer and direction is one ``lax.scan``.
+    """``torch.nn.GRU`` with one ``lax.scan`` per layer and direction on xla; same arguments, parameters and values.
 
-    nn.GRU itself is taken apart there, a step for each element of the sequence, which takes long to compile.
+    nn.GRU itself is unrolled on xla, one step per element of the sequence, which takes long to compile.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class GRU(nn.GRU):
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
 
     def forward(self, input: Any, hx: Tensor | None = None) -> Any:
-        """``(output, last hidden state)``, as nn.GRU gives them. TypeError for a packed sequence on xla."""
+        """Return ``(output, last hidden state)`` as nn.GRU does. Raises TypeError for a packed sequence on xla."""
         if not isinstance(input, Tensor):
             if input.data.device.type == "xla":
-                raise TypeError("GRU: packed sequences have no form on xla; pad them (pad_packed_sequence)")
+                raise TypeError("GRU: packed sequences are not supported on xla; pad them (pad_packed_sequence)")
             return super().forward(input, hx)
         if input.device.type != "xla":
             return super().forward(input, hx)
@@ -82,6 +82,6 @@ class GRU(nn.GRU):
             h = torch.tanh(n + torch.sigmoid(r + r_h) * n_h) * (1 - z) + z * h
             return h, h
 
-        # What does not depend on the step before is one product.
+        # The input projection does not depend on the previous step: one matmul for all steps.
         final, output = scan.scan(step, h, F.linear(x, to_gates, bias), save_all, what="GRU")
         return output, final

@@ -1,4 +1,4 @@
-"""Named parts of exported programs: ``stablehlo.composite``, which who reads a program may replace by a kernel."""
+"""Mark patterns in exported programs as ``stablehlo.composite``, which a consumer may replace by a kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _groups = itertools.count()
 
 
 class StableHLOCompositeBuilder:
-    """Marks where a part of a module begins and ends, which torch_xla.stablehlo exports as one composite.
+    """Marks the inputs and outputs of a region of a module, which torch_xla.stablehlo exports as one composite.
 
         def forward(self, q, k, v):
             builder = StableHLOCompositeBuilder("mylib.attention", {"scale": 0.5})
@@ -23,29 +23,31 @@ class StableHLOCompositeBuilder:
             out = ...
             return builder.mark_outputs(out)
 
-    What is between the marks is the composite's decomposition: a program means the same with it and without. What the
-    part reads beside its marked inputs (weights) comes after them. A recorded graph has no marks: xla tensors come back
-    as they are. Nor has a program of dynamic sizes, or one file for several platforms: jax cannot write that yet.
+    The operations between the marks are the composite's decomposition: the program has the same meaning with and
+    without it. Other values that the region reads (weights) become further inputs. Recorded graphs have no marks: xla
+    tensors are returned unchanged. Programs with dynamic sizes, and files for several platforms, have no composites
+    either, because jax cannot serialize these yet.
 
     Args:
-      name: of the composite.
-      attr: its attributes: numbers, texts and bools by name.
+      name: name of the composite.
+      attr: its attributes by name: numbers, strings and bools.
 
-    Raises TypeError for another attribute.
+    Raises:
+      TypeError: an attribute of another type.
     """
 
     def __init__(self, name: str, attr: Mapping[str, int | float | str | bool] | None = None) -> None:
         for key, value in (attr or {}).items():
             if not isinstance(value, (int, float, str)):
-                raise TypeError(f"StableHLOCompositeBuilder: attribute {key}={value!r} is no number, text or bool")
+                raise TypeError(f"StableHLOCompositeBuilder: attribute {key}={value!r} must be a number, str or bool")
         self._name, self._attributes, self._group = name, json.dumps(dict(attr or {})), next(_groups)
 
     def mark_inputs(self, *tensors: torch.Tensor) -> Any:
-        """The tensors, where the part begins: one, or a tuple of several. It must go on with these."""
+        """Mark the inputs of the region; return one tensor, or a tuple of several. The region must use the results."""
         return self._marked(tensors, False)
 
     def mark_outputs(self, *tensors: torch.Tensor) -> Any:
-        """The tensors, where the part ends; as mark_inputs."""
+        """Mark the outputs of the region; returns like mark_inputs."""
         return self._marked(tensors, True)
 
     def _marked(self, tensors: tuple[torch.Tensor, ...], output: bool) -> Any:

@@ -1,6 +1,6 @@
-"""Devices of vendors, as PJRT plugins: ``register_plugin("MYDEVICE", MyPlugin())``, then ``PJRT_DEVICE=MYDEVICE``.
+"""PJRT plugins of device vendors: ``register_plugin("MYDEVICE", MyPlugin())``, then ``PJRT_DEVICE=MYDEVICE``.
 
-Whatever jax has a plugin of (packages with ``jax_plugins``) needs none of this: its name in PJRT_DEVICE is enough.
+Devices with a jax plugin (a package with ``jax_plugins``) need no registration: set PJRT_DEVICE to their name.
 """
 
 from __future__ import annotations
@@ -15,40 +15,47 @@ __all__ = [
 
 
 def register_plugin(name: str, device_plugin: DevicePlugin) -> None:
-    """Makes a kind of device known, before the first use of a device.
+    """Register a device type, before the first use of a device.
 
-    ``PJRT_DEVICE=name`` in any case then means devices of that plugin, whose platform jax calls by the name in lower
-    case. Processes that spawn starts register it, too. Raises RuntimeError when devices are in use already.
+    ``PJRT_DEVICE=name``, in upper or lower case, then selects devices of the plugin; jax's platform name is the name in
+    lower case. Processes that spawn starts register it, too.
+
+    Args:
+      name: name of the device type.
+      device_plugin: the plugin.
+
+    Raises:
+      RuntimeError: devices are in use.
     """
     if devices.backend_started():
         raise RuntimeError(
-            f"register_plugin: devices of kind {devices.device_type()} are in use; register {name} before"
+            f"register_plugin: devices of type {devices.device_type()} are in use; register {name} before"
         )
     pjrt_plugins.register_plugin(name, device_plugin)
 
 
 def register_installed_plugins() -> None:
-    """Registers the plugins of installed packages: entry points of the group ``torch_xla.plugins``, by device type.
+    """Register the plugins of installed packages: entry points of the group ``torch_xla.plugins``, by device type.
 
-    Done when PJRT_DEVICE names a kind that nobody knows.
+    Called when PJRT_DEVICE is an unknown device type.
     """
     pjrt_plugins.register_installed()
 
 
 def default() -> DevicePlugin:
-    """The plugin of this process's device type. Raises RuntimeError where that is no plugin's."""
+    """Return the plugin of this process's device type. Raises RuntimeError if the type has no plugin."""
     kind = hardware_detection.detect_device_type()
     found = pjrt_plugins.find_plugin(kind)
     if found is None:
-        raise RuntimeError(f"plugins.default: no plugin is registered for devices of kind {kind}")
+        raise RuntimeError(f"plugins.default: no plugin is registered for the device type {kind}")
     return found
 
 
 def use_dynamic_plugins() -> None:
-    """Looks for plugins of installed packages now. Registered ones are always used."""
+    """Search installed packages for plugins now. Registered plugins are always used."""
     pjrt_plugins.register_installed()
 
 
 def using_dynamic_plugins() -> bool:
-    """Whether this process's devices are, or will be, those of a plugin."""
+    """Return whether this process uses, or will use, the devices of a plugin."""
     return pjrt_plugins.find_plugin(hardware_detection.detect_device_type()) is not None

@@ -1,6 +1,6 @@
-"""The operators of torch's quantized graphs (``torch.ops.quantized_decomposed``) on xla, as a few operations each.
+"""Lower torch's quantized-graph operators (``torch.ops.quantized_decomposed``) on xla to a few operations each.
 
-Importing this registers them; torch's own go through the channels of a tensor one by one.
+Importing this module registers them. torch's own decompositions loop over the channels of a tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 def xla_quantize_per_tensor(
     input: torch.Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """``input / scale + zero_point``, rounded, and cut off at the bounds."""
+    """Return ``input / scale + zero_point``, rounded, and clamped to the bounds."""
     _check("quantize_per_tensor", input, quant_min, quant_max, dtype)
     return _round_and_clamp(input, 1.0 / scale, zero_point, quant_min, quant_max, dtype)
 
@@ -31,7 +31,7 @@ def xla_quantize_per_channel(
     input: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, axis: int, quant_min: int, quant_max: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """The same with a scale and a zero point for each place along ``axis``."""
+    """Quantize like xla_quantize_per_tensor, with a scale and a zero point per index along ``axis``."""
     _check("quantize_per_channel", input, quant_min, quant_max, dtype)
     scale, zero = _broadcast_along_axis("quantize_per_channel", axis, input, scales, zero_points)
     return _round_and_clamp(input, 1.0 / scale, zero, quant_min, quant_max, dtype)
@@ -41,7 +41,7 @@ def xla_dequantize_per_tensor(
     input: torch.Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype, *,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """``(input - zero_point) * scale``, of float32 unless another dtype is asked for."""
+    """Return ``(input - zero_point) * scale``, in float32 unless ``out_dtype`` is given."""
     _check_stored("dequantize_per_tensor", input, dtype)
     wanted = torch.float32 if out_dtype is None else out_dtype
     found: torch.Tensor = (input.to(wanted) - zero_point) * scale
@@ -52,7 +52,7 @@ def xla_dequantize_per_channel(
     input: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor | None, axis: int, quant_min: int,
     quant_max: int, dtype: torch.dtype, *, out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The same with a scale and a zero point for each place along ``axis``."""
+    """Dequantize like xla_dequantize_per_tensor, with a scale and a zero point per index along ``axis``."""
     _check_stored("dequantize_per_channel", input, dtype)
     points = torch.zeros_like(scales, dtype=torch.int32) if zero_points is None else zero_points
     scale, zero = _broadcast_along_axis("dequantize_per_channel", axis, input, scales, points)
@@ -70,13 +70,13 @@ def _round_and_clamp(
 def _broadcast_along_axis(
     what: str, axis: int, input: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero points, in a shape that expands to the input's."""
+    """Return scales and zero points in a shape that broadcasts to the input's."""
     if not -input.dim() <= axis < input.dim():
-        raise ValueError(f"{what}: axis {axis} of a tensor of shape {list(input.shape)}")
+        raise ValueError(f"{what}: axis {axis} is out of range for a tensor of shape {list(input.shape)}")
     size = input.shape[axis]
     if scales.shape != (size,) or zeros.shape != (size,):
         raise ValueError(
-            f"{what}: expected {size} scales and zero points, for axis {axis} of {list(input.shape)}, got "
+            f"{what}: expected {size} scales and zero points for axis {axis} of {list(input.shape)}, got "
             f"{list(scales.shape)} and {list(zeros.shape)}"
         )
     shape = [1] * input.dim()
@@ -91,7 +91,7 @@ def _check(what: str, input: torch.Tensor, low: int, high: int, dtype: torch.dty
         return
     bounds = torch.iinfo(dtype)
     if low < bounds.min or high > bounds.max:
-        raise ValueError(f"{what}: bounds {low} to {high} are not within {dtype}, {bounds.min} to {bounds.max}")
+        raise ValueError(f"{what}: bounds {low} to {high} exceed the range of {dtype}, {bounds.min} to {bounds.max}")
 
 
 def _check_stored(what: str, input: torch.Tensor, dtype: torch.dtype) -> None:

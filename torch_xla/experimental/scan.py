@@ -1,4 +1,4 @@
-"""A function over the first dimension of tensors, as one loop of the program: compiled once, however often it runs."""
+"""Scan a function over the first dimension of tensors as one loop, which compiles once for any length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Y = TypeVar("Y")
 
 
 def default_partition(joint_module: Any, joint_inputs: Any, **options: Any) -> Any:
-    """AOTAutograd's (functorch.compile.default_partition): backward gets all values of forward that it asks for."""
+    """Partition like functorch.compile.default_partition: save all values of forward that backward uses."""
     from functorch.compile import default_partition as default  # type: ignore[import-untyped]
 
     return default(joint_module, joint_inputs, **options)
@@ -29,7 +29,7 @@ def scan(
     partition_fn: aot_partitioner.Partition = default_partition,
     is_fn_pure: bool = False,
 ) -> tuple[Carry, Y]:
-    """What this loop gives, with a gradient, as one ``lax.scan`` forward and one backward:
+    """Run this loop as one ``lax.scan`` forward and one backward; differentiable:
 
         carry, ys = init, []
         for x in xs:  # along dimension 0 of each tensor in xs
@@ -38,24 +38,24 @@ def scan(
         return carry, stack(ys)
 
     Args:
-      fn: run once, on tensors without values. It may use xla tensors from outside, which get their gradients, draw
-        random numbers (others in each step), use autocast, torch.utils.checkpoint, other loops, and mark shardings. It
-        must not write to what it has not made, nor need values.
-      init, xs: nested structures of xla tensors and None. ``init`` may be empty, ``xs`` not.
-      partition_fn: which values forward keeps for backward, a stack of ``len(xs)`` of each. ``default_partition``:
-        those that autograd would. ``functorch.compile.min_cut_rematerialization_partition`` computes again what is
-        cheap. Any of AOTAutograd's form; only its choice is used.
-      is_fn_pure: ``fn`` is not run again for the same shapes. It must then use nothing from outside.
+      fn: traced once, on abstract tensors. It may use xla tensors of enclosing scopes, which receive gradients; draw
+        random numbers, which differ between steps; and use autocast, torch.utils.checkpoint, other loops, and
+        mark_sharding. It must not write to tensors that it has not created, and must not read values.
+      init, xs: pytrees of xla tensors and None. ``init`` may be empty, ``xs`` may not.
+      partition_fn: selects the values that forward saves for backward, in stacks of ``len(xs)``.
+        ``default_partition`` saves the same values as autograd.
+        ``functorch.compile.min_cut_rematerialization_partition`` recomputes inexpensive values. Any AOTAutograd
+        partitioner works; only its selection is used.
+      is_fn_pure: do not trace ``fn`` again for the same shapes. It must then use no tensors of enclosing scopes.
 
     Returns:
-      ``(carry, ys)``: structures as ``fn`` gives them.
+      ``(carry, ys)``: pytrees as ``fn`` returns them.
 
     Raises:
-      TypeError: a leaf is no xla tensor; ``fn`` gives no pair.
+      TypeError: a leaf is not an xla tensor, or ``fn`` does not return a pair.
       ValueError: the tensors of ``xs`` differ in their first dimension; the carry changes its structure, shapes or
-        dtypes; ``partition_fn`` adds operations.
-      RuntimeError: ``fn`` needs a value, or writes to an argument. In a backward pass: a second derivative is asked
-        for.
+        dtypes; or ``partition_fn`` adds operations.
+      RuntimeError: ``fn`` reads a value or writes to an argument; or a backward pass requires a second derivative.
     """
     pure_as = object_keys.identity(fn) if is_fn_pure else None
     found: tuple[Carry, Y] = capture_scan.scan(fn, init, xs, aot_partitioner.save_policy_for(partition_fn), pure_as)

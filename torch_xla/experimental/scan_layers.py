@@ -1,8 +1,8 @@
-"""Layers of one structure as one loop over their parameters: compiled as one layer, however many they are.
+"""Run layers of equal structure as one scan over their parameters, which compiles like a single layer.
 
-What it costs: the loop reads its parameters from stacks, one for each parameter of a layer. ``scan_layers`` stacks them
-in each step, and takes the gradients apart, which reads and writes all parameters and gradients once more, and needs
-the memory of a second copy while the step runs. ``StackedLayers`` holds stacks to begin with: no copy.
+The loop reads its parameters from stacks, one per parameter of a layer. ``scan_layers`` builds the stacks in each step
+and splits the gradients; this reads and writes all parameters and gradients once more, and needs memory for a second
+copy during the step. ``StackedLayers`` stores its parameters as stacks and copies nothing.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ def scan_layers(
     partition_fn: aot_partitioner.Partition = default_partition,
     is_layer_pure: bool = False,
 ) -> Any:
-    """``for layer in layers: data = layer(data)``, as a loop of the program: ``lax.scan``, forward and backward.
+    """Run ``for layer in layers: data = layer(data)`` as one ``lax.scan`` forward and one backward.
 
     Args:
-      layers: modules of one class and structure, with parameters and buffers of the same shapes and dtypes. The first
-        one's code is run, once, for all. Each draws its own random numbers. A tuple is given to them as several
-        arguments. They must not write to buffers (as BatchNorm in training does), and see scan for what else not.
-      input_data: a structure of xla tensors; a layer's result has the same structure, shapes and dtypes.
-      partition_fn: what is kept for backward; see scan.
-      is_layer_pure: layers depend on their tensors and arguments only, and are not run again for the same shapes.
+      layers: modules of one class and structure, with parameters and buffers of equal shapes and dtypes. The code of
+        the first one is traced once for all. Each layer draws different random numbers. A tuple is passed to a layer
+        as several arguments. Layers must not write to buffers (as BatchNorm does in training); the restrictions of
+        scan apply.
+      input_data: a pytree of xla tensors; the result of a layer has the same structure, shapes and dtypes.
+      partition_fn: selects the values saved for backward; see scan.
+      is_layer_pure: layers depend only on their tensors and arguments, and are not traced again for the same shapes.
 
     Returns:
-      The last layer's result; ``input_data`` where there are no layers.
+      The result of the last layer; ``input_data`` if there are no layers.
 
     Raises:
-      ValueError: layers differ, or a result is not of the form of ``input_data``. What else scan raises.
+      ValueError: layers differ, or a result differs from ``input_data`` in structure, shapes or dtypes.
+      Other errors of scan.
     """
     layers = list(layers)
     if not layers:
@@ -90,7 +92,7 @@ class _StackedParameters:
         self.where = [None if t is None else self.places.index(places[id(t)]) for t in tensors]
 
     def unstack(self, slices: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The tensors of a layer."""
+        """Return the tensors of a layer."""
         return [None if place is None else slices[place] for place in self.where]
 
 
@@ -102,9 +104,9 @@ def _call_of(layer: nn.Module) -> ModuleFunction:
 
 
 def _check_same_structure(layers: Sequence[nn.Module], is_pure: bool) -> None:
-    """Raise ValueError for layers that are not of the same modules, with the same settings and modes, as the first.
+    """Raise ValueError for layers that differ from the first in modules, settings or training modes.
 
-    The settings of pure layers are fixed by what the caller promises: they are compared once.
+    The caller guarantees that the settings of pure layers do not change: they are compared once.
     """
     first, known = _call_of(layers[0]), _alike.setdefault(layers[0], WeakSet())
     kinds, modes = None, first.modes()
@@ -139,14 +141,14 @@ def _check_shapes(
 
 
 class StackedLayers(nn.Module):
-    """Layers that hold their parameters as stacks, and run as scan_layers runs them: nothing is copied in a step.
+    """Layers that store their parameters as stacks and run like scan_layers, without a copy per step.
 
-    Its parameters and buffers have the names of one layer's, after ``layer.``, and one more dimension in front, the
-    number of layers. Optimizers that work on elements (SGD, Adam) give each layer what they would give it apart; ones
-    that work on matrices or on norms of parameters do not.
+    Parameters and buffers have the names of one layer's, prefixed by ``layer.``, and an additional leading dimension,
+    the number of layers. Elementwise optimizers (SGD, Adam) update each layer as they would separate layers; optimizers
+    that use matrices or parameter norms do not.
 
     Args:
-      layers: as for scan_layers; their values are copied. They should all need gradients, or none of a name.
+      layers: as for scan_layers; their values are copied. For each name, all or none should require gradients.
       partition_fn, is_layer_pure: as for scan_layers.
     """
 
@@ -159,7 +161,7 @@ class StackedLayers(nn.Module):
         super().__init__()
         layers = list(layers)
         if not layers:
-            raise ValueError("StackedLayers: there are no layers")
+            raise ValueError("StackedLayers: expected at least one layer")
         _check_same_structure(layers, is_layer_pure)
         for number, layer in enumerate(layers[1:], 1):
             _check_shapes(_call_of(layers[0]), _call_of(layers[0]).tensors(), _call_of(layer).tensors(), number)
@@ -182,12 +184,12 @@ class StackedLayers(nn.Module):
         return self._count
 
     def forward(self, input_data: Any) -> Any:
-        """As scan_layers."""
+        """Run the layers as scan_layers does."""
         tensors = _call_of(self.layer).tensors()
         stacks = _StackedParameters(tensors)
         stacked = [t for place in stacks.places if (t := tensors[place]) is not None]
         return _run(self.layer, stacks, stacked, input_data, self._partition_fn, self._is_pure)
 
     def layer_state_dict(self, number: int) -> dict[str, torch.Tensor]:
-        """The state of one layer, under the names it has in a layer of its own."""
+        """Return the state of one layer, under the names of a separate layer."""
         return {name: tensor[number] for name, tensor in self.layer.state_dict().items()}

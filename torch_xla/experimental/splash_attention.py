@@ -1,4 +1,4 @@
-"""Splash attention, whose kernel on TPUs skips the blocks that a causal mask or a window hides, with its gradient."""
+"""Splash attention, differentiable: its TPU kernel skips the blocks that a causal mask or a window hides."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ Spec = tuple[tuple[str, ...] | str | None, ...]
 
 @dataclass(eq=True, unsafe_hash=True)
 class SplashAttentionConfig:
-    """How it is computed on a TPU, and over a mesh.
+    """Configuration of the TPU kernel, and sharding over a mesh.
 
     Args:
-      sa_block_*: sizes of the kernel's blocks; each is made smaller until it divides the length.
-      sa_use_fused_bwd_kernel: one kernel for all gradients, rather than two.
-      sa_q_layout, sa_k_layout, sa_v_layout: HEAD_DIM_MINOR or SEQ_MINOR, how arrays lie in the chip's memory.
-      mesh: ``str(mesh)``, under SPMD; by default the global mesh, without one XLA splits the work.
-      qkv_partition_spec, segment_ids_partition_spec: how q, k, v and the result, and segments, are split over it.
-      attentiontype_local_sliding, slide_window_size: a position sees so many on both sides of its own.
+      sa_block_*: block sizes of the kernel; each is reduced until it divides the length.
+      sa_use_fused_bwd_kernel: use one kernel for all gradients instead of two.
+      sa_q_layout, sa_k_layout, sa_v_layout: memory layout on the chip, HEAD_DIM_MINOR or SEQ_MINOR.
+      mesh: ``str(mesh)``, under SPMD; default: the global mesh. Without a mesh XLA partitions plain operations.
+      qkv_partition_spec, segment_ids_partition_spec: sharding of q, k, v and the result, and of segment ids.
+      attentiontype_local_sliding, slide_window_size: a position sees this number of positions on each side.
     """
 
     sa_block_q: int = 2048
@@ -65,12 +65,12 @@ class SplashAttentionConfig:
     slide_window_size: int | None = None
 
     def to_json(self) -> str:
-        """As text, which ``splash_attention`` takes."""
+        """Encode as JSON text, which ``splash_attention`` takes."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, data: str) -> SplashAttentionConfig:
-        """What ``to_json`` gave. ValueError for another text, TypeError for fields that do not exist."""
+        """Decode the output of ``to_json``. Raises ValueError for invalid text, TypeError for unknown fields."""
         return cls(**{name: _tuples(value) for name, value in json.loads(data).items()})
 
 
@@ -83,13 +83,13 @@ def _options(
 ) -> splash_kernel.SplashAttentionOptions:
     window = config.slide_window_size if config.attentiontype_local_sliding else None
     if config.attentiontype_local_sliding and (window is None or window < 0):
-        raise ValueError(f"splash_attention: attentiontype_local_sliding needs a slide_window_size, got {window}")
+        raise ValueError(f"splash_attention: attentiontype_local_sliding requires a slide_window_size, got {window}")
     fields = [field.name for field in dataclasses.fields(config)]
     blocks = tuple((name[3:], int(getattr(config, name))) for name in fields if name.startswith("sa_block_"))
     layouts = tuple((name[3:], str(getattr(config, name))) for name in fields if name.endswith("_layout"))
     wrong = [value for _, value in layouts if value not in ("HEAD_DIM_MINOR", "SEQ_MINOR")]
     if wrong:
-        raise ValueError(f"splash_attention: a layout is HEAD_DIM_MINOR or SEQ_MINOR, got {wrong[0]}")
+        raise ValueError(f"splash_attention: a layout must be HEAD_DIM_MINOR or SEQ_MINOR, got {wrong[0]}")
     return splash_kernel.SplashAttentionOptions(
         bool(causal), soft_cap, window, blocks, config.sa_use_fused_bwd_kernel, layouts, _ids_spec(config)
     )
@@ -109,8 +109,8 @@ def _layout(config: SplashAttentionConfig) -> KernelSharding | None:
     layout = operators.decode_sharding("splash_attention", str(tuple(config.qkv_partition_spec)), mesh, 4)
     if layout is not None and any(entry is not None for entry in layout.spec[2:]):
         raise ValueError(
-            f"splash_attention: qkv_partition_spec {config.qkv_partition_spec} splits the length or the size of heads; "
-            "only the batch and the heads, the first two dimensions, can be split"
+            f"splash_attention: qkv_partition_spec {config.qkv_partition_spec} shards the length or the head size; "
+            "only the batch and the heads, the first two dimensions, can be sharded"
         )
     operators.decode_sharding("splash_attention", str(_ids_spec(config)), mesh, 2)
     return layout
@@ -184,18 +184,24 @@ def splash_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: str, decoder_segment_ids: Maybe = None,
     causal: bool = True, attn_logits_soft_cap: float | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """softmax(q @ k.mT) @ v, as q, with its gradient; the caller scales q.
+    """Compute softmax(q @ k.mT) @ v; differentiable. The caller scales q.
+
+    TPU: jax's Pallas kernel, for float32 and bfloat16 and lengths that are multiples of 128; otherwise plain XLA
+    operations.
 
     Args:
-      q, k, v: [batch, heads, length, size], of one floating dtype (under autocast, of that one); k and v may have fewer
-        heads, which those of q share evenly.
+      q, k, v: [batch, heads, length, size], of one floating dtype (under autocast, its dtype); the number of heads of k
+        and v divides that of q.
       config: a SplashAttentionConfig as text, ``config.to_json()``.
-      decoder_segment_ids: integers, [batch, length]; a position sees those of its own segment.
-      causal: no position sees a later one.
-      attn_logits_soft_cap: scores are bent to stay below it: cap * tanh(score / cap).
+      decoder_segment_ids: integers, [batch, length]; a position sees the positions of its segment.
+      causal: a position sees no later position.
+      attn_logits_soft_cap: soft cap of the scores: cap * tanh(score / cap).
 
-    TPU: jax's Pallas kernel, of float32 and bfloat16 and lengths that are multiples of 128; otherwise plain operations
-    of XLA. Raises ValueError or TypeError for what does not fit.
+    Returns:
+      [batch, heads, length, size], in the dtype of q.
+
+    Raises:
+      ValueError, TypeError: shapes or dtypes do not match.
     """
     q, k, v = operators.autocast(q, k, v)
     _check(q, k, v, decoder_segment_ids)
@@ -210,25 +216,26 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ids: Maybe) -> Non
         raise ValueError(f"{what}: q, k and v must be [batch, heads, length, size], got {together}")
     if q.shape[0] != k.shape[0] or q.shape[1] % max(k.shape[1], 1) or q.shape[2] != k.shape[2]:
         raise ValueError(
-            f"{what}: q, k and v must have one batch and one length, and heads that divide those of q, got {together}"
+            f"{what}: q, k and v must have equal batch and length, and numbers of heads that divide q's, got {together}"
         )
     if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
         raise TypeError(f"{what}: q, k and v must be of one floating dtype, got {together}")
     if ids is not None and (ids.shape != (q.shape[0], q.shape[2]) or ids.dtype.is_floating_point):
         raise ValueError(
-            f"{what}: decoder_segment_ids must be integers of shape {[q.shape[0], q.shape[2]]}, got {format_tensors(ids)}"
+            f"{what}: decoder_segment_ids must be integers of shape {[q.shape[0], q.shape[2]]}, "
+            f"got {format_tensors(ids)}"
         )
 
 
 class SplashAttention(torch.autograd.Function):
-    """``SplashAttention.apply`` takes the arguments of splash_attention, in order."""
+    """splash_attention as an autograd Function; ``SplashAttention.apply`` takes its arguments in order."""
 
     @staticmethod
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: str, decoder_segment_ids: Maybe = None,
         causal: bool = True, attn_logits_soft_cap: float | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """[batch, heads, length, size], as q."""
+        """Return [batch, heads, length, size], in the dtype of q."""
         _check(q, k, v, decoder_segment_ids)
         inputs = q, k, v, config, decoder_segment_ids, causal, attn_logits_soft_cap
         outputs = _forward_op(*inputs)
@@ -237,7 +244,7 @@ class SplashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Maybe, ...]:
-        """The gradients of q, k and v."""
+        """Return the gradients of q, k and v."""
         return _gradients(ctx, grads[0])
 
 
@@ -245,14 +252,14 @@ def sa_custom_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: str, decoder_segment_ids: Maybe, causal: bool | None,
     attn_logits_soft_cap: float | None,
 ) -> tuple[torch.Tensor, None, None]:  # fmt: skip
-    """(the result of splash_attention without a gradient, None, None), as upstream's operator has it."""
+    """Return (result of splash_attention without a gradient, None, None), as upstream's operator does."""
     with torch.no_grad():
         out = splash_attention(q, k, v, config, decoder_segment_ids, bool(causal), attn_logits_soft_cap)
     return out, None, None
 
 
 def sa_custom_forward_fake(q: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None, None]:
-    """What sa_custom_forward gives, without values."""
+    """Fake implementation of sa_custom_forward for tracers."""
     return torch.empty_like(q), None, None
 
 
@@ -260,7 +267,7 @@ def sa_custom_backward(
     grad_output: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: str,
     decoder_segment_ids: Maybe, causal: bool | None, attn_logits_soft_cap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The gradients of q, k and v, from the inputs alone: the forward pass is computed again."""
+    """Return the gradients of q, k and v from the inputs; recomputes the forward pass."""
     with torch.no_grad():
         _check(q, k, v, decoder_segment_ids)
         options = config, decoder_segment_ids, bool(causal), attn_logits_soft_cap
@@ -271,7 +278,7 @@ def sa_custom_backward(
 def sa_custom_backward_fake(
     grad_output: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What sa_custom_backward gives, without values."""
+    """Fake implementation of sa_custom_backward for tracers."""
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
@@ -279,7 +286,7 @@ def splash_attention_jax_wrapper(
     query: jax.Array, key: jax.Array, value: jax.Array, decoder_segment_ids: jax.Array | None, causal: bool,
     config: SplashAttentionConfig, attn_logits_soft_cap: float | None,
 ) -> jax.Array:  # fmt: skip
-    """splash_attention as a function of jax arrays, which jax can differentiate."""
+    """splash_attention as a differentiable function of jax arrays."""
     options = _options(config, causal, attn_logits_soft_cap)
     found: jax.Array = splash_kernel.attention(query, key, value, decoder_segment_ids, options, _layout(config))
     return found
@@ -290,11 +297,11 @@ def tpu_splash_attention_jax_call_wrapper(
     decoder_segment_ids: Maybe, causal: bool, attn_logits_soft_cap: float | None = None, is_forward: bool = True,
     grad_output: Maybe = None,
 ) -> tuple[torch.Tensor, Maybe, Maybe]:  # fmt: skip
-    """(result, None, None), or with ``is_forward=False`` the gradients of q, k and v from that of the result."""
+    """Return (result, None, None), or with ``is_forward=False`` the gradients of q, k and v for ``grad_output``."""
     written = config if isinstance(config, str) else config.to_json()
     arguments = query, key, value, written, decoder_segment_ids, causal, attn_logits_soft_cap
     if is_forward:
         return sa_custom_forward(*arguments)
     if grad_output is None:
-        raise ValueError("tpu_splash_attention_jax_call_wrapper: is_forward=False needs grad_output")
+        raise ValueError("tpu_splash_attention_jax_call_wrapper: is_forward=False requires grad_output")
     return sa_custom_backward(grad_output, *arguments)

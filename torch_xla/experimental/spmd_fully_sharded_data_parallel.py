@@ -1,4 +1,4 @@
-"""FSDP by SPMD: one script, one device, and every parameter split over the axis ``fsdp`` of a mesh ("FSDPv2")."""
+"""FSDP with SPMD ("FSDPv2"): shard every parameter over the mesh axis ``fsdp``, in one script on one virtual device."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ _AXIS = "fsdp"
 
 
 class SpmdFullyShardedDataParallel(nn.Module):
-    """A module whose parameters are split over the axis ``fsdp`` of the mesh, and its output along dimension 0.
+    """A module whose parameters are sharded over the mesh axis ``fsdp``, and its output along dimension 0.
 
-    Each parameter is split along its longest dimension, which need not divide; what is split already, such as the
-    parameters of a module that is wrapped inside, stays as it is. Parameters and buffers move to xla, no device ever
-    having the whole of a split one; those on meta stay there (see materialize).
-    Inputs are the caller's to split: ``MpDeviceLoader(input_sharding=...)`` or mark_sharding. state_dict is that of the
-    module, with keys that begin with ``_orig_module.``.
+    Each parameter is sharded along its longest dimension, which need not be a multiple of the axis size. Parameters
+    that are already sharded, such as those of wrapped submodules, are unchanged. Parameters and buffers move to xla; no
+    device ever holds a full sharded parameter. Those on meta stay on meta (see materialize). The caller shards the
+    inputs: ``MpDeviceLoader(input_sharding=...)`` or mark_sharding. state_dict is that of the module, with the key
+    prefix ``_orig_module.``.
 
     Args:
-      module: what to wrap.
-      mesh: with an axis ``fsdp``; None: that of set_global_mesh.
-      shard_output: ``f(output, mesh)`` lays an output out. Without one, a tensor, the first of a tuple, or the
-        ``logits`` of an object are split along dimension 0, which are all that is known.
-      auto_wrap_policy: says which modules inside are wrapped, too; see torch_xla.distributed.fsdp.wrap.
-      auto_wrapper_callable: ``f(module, mesh=, shard_output=, extra_data_axis=)`` wraps these; None: this class.
-      extra_data_axis: another axis over which the output is split, outside of ``fsdp``; over it parameters are copied.
+      module: the module to wrap.
+      mesh: a mesh with an axis ``fsdp``; default: the global mesh.
+      shard_output: ``f(output, mesh)`` shards the output. By default a tensor, the first element of a tuple, or the
+        ``logits`` of an object is sharded along dimension 0; other outputs are not supported.
+      auto_wrap_policy: selects submodules to wrap; see torch_xla.distributed.fsdp.wrap.
+      auto_wrapper_callable: ``f(module, mesh=, shard_output=, extra_data_axis=)`` wraps these; default: this class.
+      extra_data_axis: another mesh axis over which the output is sharded, outside ``fsdp``; parameters are replicated
+        over it.
 
-    Raises ValueError without a mesh, or one without the axes; RuntimeError for a module that is wrapped already.
+    Raises:
+      ValueError: there is no mesh, or it lacks an axis.
+      RuntimeError: the module is already wrapped.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         super().__init__()
         mesh = mesh or xs.get_global_mesh()
         if mesh is None:
-            raise ValueError("SpmdFullyShardedDataParallel: give a mesh, or set one (spmd.set_global_mesh)")
+            raise ValueError("SpmdFullyShardedDataParallel: pass a mesh, or set the global one (spmd.set_global_mesh)")
         for axis in (_AXIS, extra_data_axis):
             if axis is not None and axis not in mesh.shape():
                 raise ValueError(f"SpmdFullyShardedDataParallel: {mesh!r} has no axis named {axis!r}")
@@ -73,7 +76,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
 
     @property
     def module(self) -> nn.Module:
-        """What is wrapped."""
+        """The wrapped module."""
         return self._orig_module
 
     def __getattr__(self, name: str) -> Any:
@@ -87,7 +90,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         return inside
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module gives, its output split as said. Raises RuntimeError for an output that has to be said."""
+        """Run the module and shard its output. Raises RuntimeError for an output that needs ``shard_output``."""
         output = self._orig_module(*args, **kwargs)
         self._shard_output(output, self._mesh)
         return output
@@ -96,14 +99,14 @@ class SpmdFullyShardedDataParallel(nn.Module):
         found = output[0] if isinstance(output, tuple) and output else getattr(output, "logits", output)
         if not isinstance(found, torch.Tensor):
             raise RuntimeError(
-                f"SpmdFullyShardedDataParallel: an output of {type(output)} cannot be split; give a shard_output"
+                f"SpmdFullyShardedDataParallel: an output of {type(output)} cannot be sharded; pass shard_output"
             )
         if found.dim() > 0:
             xs.mark_sharding(found, mesh, (self._rows, *(None,) * (found.dim() - 1)))
 
 
 def _spec(shape: tuple[int, ...]) -> tuple[str | None, ...]:
-    """A shape's longest dimension, the first of several, over the axis; buffers and parameters alike."""
+    """Return the spec that shards the longest dimension (the first of several), for buffers and parameters alike."""
     longest = max(range(len(shape)), key=lambda dim: shape[dim], default=-1)
     return tuple(_AXIS if dim == longest else None for dim in range(len(shape)))
 
@@ -114,7 +117,7 @@ def _is_split(p: nn.Parameter) -> bool:
 
 
 def _to_xla(module: nn.Module, mesh: xs.Mesh) -> None:
-    """Moves what is on the CPU; parameters split on the way, buffers whole."""
+    """Move CPU parameters and buffers to xla; shard parameters during the transfer, replicate buffers."""
     for layer in module.modules():
         buffers = torch_modules.direct_buffers(layer)
         for name, b in buffers.items():

@@ -1,4 +1,4 @@
-"""Custom calls; and tensors that wait in the host's memory between the places of a step that use them."""
+"""Record custom calls, and offload tensors to host memory within a step."""
 
 from __future__ import annotations
 
@@ -26,27 +26,32 @@ def stablehlo_custom_call(
     api_version: int = 0,
     frontend_attributes: Mapping[str, str] | None = None,
 ) -> Any:
-    """A ``stablehlo.custom_call``: what a function of that name, which XLA's runtime knows, gives for the tensors.
+    """Record a ``stablehlo.custom_call``: call a function that is registered with XLA's runtime.
 
-    It can be recorded on xla tensors, and traced by torch.export (torch_xla.stablehlo); in the second case whoever
-    reads the program has to know the name.
+    Works on xla tensors and in traces of torch.export (torch_xla.stablehlo); the consumer of an exported program must
+    know the call target. There is no gradient. Calling a target that is not registered fails when the program runs.
 
     Args:
       args: tensors.
-      call_target: the name, as registered with ``jax.ffi.register_ffi_target`` or known to who reads the program.
-      output_shapes, output_dtypes: what it gives, one tensor or several.
-      has_side_effect: XLA must not drop the call, nor join it with another.
-      backend_config: a text for the function; with ``api_version`` below 4.
-      api_version: how XLA calls the function: 0 and 1, the oldest way, to 4, XLA's FFI.
-      frontend_attributes: texts by name that the operation carries.
+      call_target: name of the target, as registered with ``jax.ffi.register_ffi_target`` or known to the consumer.
+      output_shapes, output_dtypes: shape and dtype of each result.
+      has_side_effect: XLA must not remove the call or merge it with another.
+      backend_config: text that is passed to the function; with ``api_version`` below 4.
+      api_version: calling convention: 0 and 1 are the oldest, 4 is XLA's FFI.
+      frontend_attributes: string attributes of the operation.
 
-    Returns the result, or a list of several. There is no gradient. Raises ValueError where shapes and dtypes are of
-    different numbers, or a version does not exist; calling a function that nobody knows is an error when it runs.
+    Returns:
+      The result, or a list of several.
+
+    Raises:
+      ValueError: the numbers of shapes and dtypes differ, or the version does not exist.
     """
     if len(output_shapes) != len(output_dtypes):
-        raise ValueError(f"stablehlo_custom_call: {len(output_shapes)} shapes and {len(output_dtypes)} dtypes")
+        raise ValueError(f"stablehlo_custom_call: got {len(output_shapes)} shapes but {len(output_dtypes)} dtypes")
     if not 0 <= api_version <= 4 or (backend_config and api_version == 4):
-        raise ValueError(f"stablehlo_custom_call: api_version={api_version} with backend_config={backend_config!r}")
+        raise ValueError(
+            f"stablehlo_custom_call: api_version={api_version} does not support backend_config={backend_config!r}"
+        )
     options = {
         "has_side_effect": has_side_effect, "backend_config": backend_config, "api_version": max(1, api_version),
         "frontend_attributes": dict(frontend_attributes or {}),
@@ -59,24 +64,24 @@ def stablehlo_custom_call(
 
 
 def extract_custom_call_outputs_shape_dtype(n: torch.fx.Node) -> tuple[list[torch.Size], list[torch.dtype]]:
-    """The shapes and the dtypes of what a node of a traced graph gives."""
+    """Return the shapes and dtypes of the results of an fx node."""
     values = n.meta["val"]
     tensors = list(values) if isinstance(values, (list, tuple)) else [values]
     return [t.shape for t in tensors], [t.dtype for t in tensors]
 
 
 def to_host_backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-    """The gradient of place_to_host: it comes from the device's memory."""
+    """Return the gradient of place_to_host, moved to device memory."""
     return place_to_device(grad)
 
 
 def to_device_backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-    """The gradient of place_to_device: it goes to the host's memory."""
+    """Return the gradient of place_to_device, moved to host memory."""
     return place_to_host(grad)
 
 
 class _MemoryPlacement(torch.autograd.Function):
-    """A tensor in the memory of the host or of the device; its gradient goes the other way."""
+    """Move a tensor to host or device memory; its gradient moves the other way."""
 
     @staticmethod
     def forward(ctx: Any, t: torch.Tensor, host: bool) -> torch.Tensor:
@@ -97,14 +102,17 @@ def _to_memory_kind(name: str, t: torch.Tensor, host: bool) -> torch.Tensor:
 
 
 def place_to_host(t: torch.Tensor) -> torch.Tensor:
-    """The tensor in the host's memory, within the step: ``place_to_device`` brings it back for what uses it.
+    """Move the tensor to host memory within the step; ``place_to_device`` moves it back before its use.
 
-    On the CPU both are one memory. Differentiable. A value that is still there when the step ends lies on the device
-    again. Raises ValueError for a tensor that is on no xla device.
+    Differentiable. On the CPU both memories are the same. A value that is in host memory when the step ends is moved to
+    the device.
+
+    Raises:
+      ValueError: the tensor is not on an xla device.
     """
     return _to_memory_kind("place_to_host", t, True)
 
 
 def place_to_device(t: torch.Tensor) -> torch.Tensor:
-    """The tensor in the device's memory again. As place_to_host."""
+    """Move the tensor back to device memory; see place_to_host."""
     return _to_memory_kind("place_to_device", t, False)

@@ -1,4 +1,4 @@
-"""Products with weights stored in 8 or 4 bits, and a linear layer of them."""
+"""Matrix multiplication with 8-bit and 4-bit weights, and a linear layer that uses it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ def quantized_matmul_xla(
     x: torch.Tensor, w: torch.Tensor, scaler: torch.Tensor, zero_point: Maybe = None, block_size: int = -1,
     int4_weight: bool = False, quantize_activation: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """``x @ (w * scaler - zero_point)`` on xla, [..., outputs], of x's dtype, with x's gradient.
+    """Compute ``x @ (w * scaler - zero_point)`` on xla; differentiable with respect to x.
 
     Args:
       x: [..., inputs], of a floating dtype.
       w: int8 [outputs, inputs]; with a ``block_size`` [inputs / block_size, block_size, outputs].
       scaler: [outputs]; with a block size [inputs / block_size, outputs].
-      zero_point: as scaler, or None; it is subtracted after w was scaled.
-      block_size: each output has a scaler for so many inputs; -1: for all.
-      int4_weight: values of w are of 4 bits, in int8 tensors.
-      quantize_activation: each row of x is rounded to 8 bits first, and the product is of integers. Not in blocks;
+      zero_point: shape of scaler, or None; it is subtracted after w is scaled.
+      block_size: number of inputs that share a scaler per output; -1: all.
+      int4_weight: w has 4-bit values, in int8 tensors.
+      quantize_activation: round each row of x to 8 bits first, and multiply integers. Not supported with a block size;
         there is no gradient.
 
-    ValueError or TypeError for what does not fit.
+    Returns:
+      [..., outputs], in the dtype of x.
+
+    Raises:
+      ValueError, TypeError: shapes or dtypes do not match.
     """
     check_on_xla("quantized_matmul", x=x, w=w, scaler=scaler, zero_point=zero_point)
     return _op(x, w, scaler, zero_point, block_size, int4_weight, quantize_activation)  # type: ignore[no-any-return]
@@ -42,7 +46,7 @@ def quantized_matmul(
     x: torch.Tensor, w: torch.Tensor, scaler: torch.Tensor, zero_point: Maybe = None, block_size: int = -1,
     int4_weight: bool = False, quantize_activation: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """The same in torch's operations, on any device: for the CPU, and to compare with."""
+    """Compute quantized_matmul_xla with torch operations, on any device; for the CPU and as a reference."""
     _check(x, w, scaler, zero_point, block_size, int4_weight, quantize_activation)
     values = ((w & 15) ^ 8) - 8 if int4_weight else w
     if quantize_activation:
@@ -57,7 +61,7 @@ def quantized_matmul(
 
 
 def _dequantize(w: torch.Tensor, scaler: torch.Tensor, zero_point: Maybe, block_size: int) -> torch.Tensor:
-    """[inputs, outputs], in float32."""
+    """Return the weight as float32 [inputs, outputs]."""
     if block_size > 0:
         found = w.float() * scaler.float()[:, None]
         return (found if zero_point is None else found - zero_point.float()[:, None]).flatten(0, 1)
@@ -74,7 +78,7 @@ def _check(
     inputs = x.shape[-1] if x.dim() else 0
     if block_size > 0:
         if quantize:
-            raise ValueError("quantized_matmul: quantize_activation is for weights without block_size")
+            raise ValueError("quantized_matmul: quantize_activation is not supported with block_size")
         blocks = inputs // block_size if inputs % block_size == 0 else -1
         if w.dim() != 3 or tuple(w.shape[:2]) != (blocks, block_size):
             raise ValueError(
@@ -91,7 +95,8 @@ def _check(
     for name, tensor in (("scaler", scaler), ("zero_point", zero_point)):
         if tensor is not None and tuple(tensor.shape) != scales:
             raise ValueError(
-                f"quantized_matmul: {name} must be {list(scales)} for w {format_tensors(w)}, got {format_tensors(tensor)}"
+                f"quantized_matmul: {name} must be {list(scales)} for w {format_tensors(w)}, "
+                f"got {format_tensors(tensor)}"
             )
 
 
@@ -136,7 +141,7 @@ _op = define_operator(
 
 
 class XlaQuantizedLinear(nn.Module):
-    """A linear layer without bias, of int8 weights that are loaded, on xla or the CPU: see quantized_matmul_xla."""
+    """A linear layer without bias, with quantized weights, on xla or the CPU: see quantized_matmul_xla."""
 
     def __init__(
         self, input_dim: int, output_dim: int, is_symmetric: bool = False, block_size: int = -1,
@@ -157,11 +162,11 @@ class XlaQuantizedLinear(nn.Module):
     def load_quantized_weight(
         self, weight: torch.Tensor, weight_scaler: torch.Tensor, zero_point: Maybe = None
     ) -> None:
-        """Takes these as its buffers. ValueError or TypeError where their shapes or dtypes are not the layer's."""
+        """Load weights into the buffers. Raises ValueError or TypeError if their shapes or dtypes do not match."""
         if (zero_point is None) != self.is_symmetric:
             raise ValueError(
                 f"XlaQuantizedLinear: a layer with is_symmetric={self.is_symmetric} "
-                + ("has no zero_point" if self.is_symmetric else "needs a zero_point")
+                + ("takes no zero_point" if self.is_symmetric else "requires a zero_point")
             )
         probe = torch.empty(1, self.input_dim, device="meta")
         options = self.block_size, self.int4_weight, self.quantize_activation
@@ -169,7 +174,7 @@ class XlaQuantizedLinear(nn.Module):
         self.weight, self.weight_scaler, self.zero_point = weight, weight_scaler, zero_point
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., output_dim]."""
+        """Return [..., output_dim]."""
         multiply = quantized_matmul_xla if x.device.type == "xla" else quantized_matmul
         options = self.block_size, self.int4_weight, self.quantize_activation
         return multiply(x, self.weight, self.weight_scaler, self.zero_point, *options)

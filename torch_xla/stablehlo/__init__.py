@@ -1,17 +1,17 @@
-"""Models as StableHLO: programs that run without Python's torch, and, where wanted, without this package.
+"""Export models to StableHLO: programs that run without Python torch and, if desired, without this package.
 
-    exported_program_to_stablehlo       an ExportedProgram of torch.export as a StableHLOGraphModule
-    save_as_stablehlo                   the same, written to a folder
-    save_torch_model_as_stablehlo       the same for a module and example arguments
-    StableHLOGraphModule.load           reads such a folder; the module is called like the model
+    exported_program_to_stablehlo       convert an ExportedProgram of torch.export to a StableHLOGraphModule
+    save_as_stablehlo                   convert an ExportedProgram and write it to a folder
+    save_torch_model_as_stablehlo       trace a module with example arguments and write it to a folder
+    StableHLOGraphModule.load           read such a folder; call the module like the model
 
-Sizes that torch.export knows as dynamic stay so: ``dynamic_shapes={"x": {0: torch.export.Dim("batch")}}``. The folder:
+Dynamic sizes of torch.export stay dynamic: ``dynamic_shapes={"x": {0: torch.export.Dim("batch")}}``. The folder has:
 
-    data/NAME               parameters and buffers, as numpy files (.npy without the ending)
-    constants/I             tensors that the program holds, where they are not inlined
+    data/NAME               parameters and buffers, as numpy files (.npy without the suffix)
+    constants/I             tensors that are constants of the program, unless they are inlined
     functions/forward.mlir, forward.bytecode        StableHLO, as text and as a portable artifact
-    functions/forward.jax   what ``jax.export.deserialize`` reads: needs jax alone
-    functions/forward.meta  JSON: which argument or file each input is, shapes, dtypes, structures
+    functions/forward.jax   input of ``jax.export.deserialize``; needs only jax
+    functions/forward.meta  JSON: the argument or file of each input, shapes, dtypes, pytree structures
 """
 
 from torch_xla.stablehlo.bundle import (

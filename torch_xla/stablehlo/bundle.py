@@ -1,4 +1,4 @@
-"""What a folder of StableHLO holds, and its files. Nothing here knows torch's programs or runs anything."""
+"""Data classes and files of a StableHLO folder. Does not import torch's exporter or run programs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401 - gives numpy the names bfloat16 and float8_*
+import ml_dtypes  # noqa: F401 - registers the numpy dtypes bfloat16 and float8_*
 import numpy as np
 
 from torch_xla._engine.base import atomic_file
 
 
 class VariableType(enum.Enum):
-    """Where an input of a function comes from."""
+    """Source of an input of a function."""
 
     INPUT_ARG = "input_arg"
     PARAMETER = "parameter"
@@ -25,7 +25,7 @@ class VariableType(enum.Enum):
 
 @dataclass
 class VariableSignature:
-    """Shape and dtype (numpy's name) of an input or output; sizes at ``dynamic_dims`` may be any, and are 0 here."""
+    """Shape and dtype (numpy's name) of an input or output; ``dynamic_dims`` have any size, and are 0 in ``shape``."""
 
     shape: list[int]
     dtype: str
@@ -34,7 +34,7 @@ class VariableSignature:
 
 @dataclass
 class InputLocation:
-    """Which flat argument (by ``position``), parameter (by ``name``) or constant (by ``position``) an input is."""
+    """The flat argument (by ``position``), parameter (by ``name``) or constant (by ``position``) of an input."""
 
     type_: VariableType
     position: int = -1
@@ -55,12 +55,12 @@ class InputLocation:
 
 @dataclass
 class StableHLOFunctionMeta:
-    """What a caller of a function has to know.
+    """Metadata that a caller of a function needs.
 
     ``unused_inputs`` are (location, signature) of arguments that the program does not read; its inputs are the others.
-    The structures are as ``nests.encode`` writes them; None where they cannot be written: such a function takes and
-    gives flat tensors. ``mutated`` names the buffers whose new values come before the results. ``constant_args`` are
-    [position, value] of flat arguments that are no tensors, and part of the program.
+    The pytree structures are encoded by ``pytree_json.encode``; None if they cannot be encoded, and then the function
+    takes and returns flat tensors. ``mutated`` names the buffers whose new values precede the results.
+    ``constant_args`` are [position, value] of flat arguments that are not tensors and are constants of the program.
     """
 
     name: str
@@ -77,7 +77,7 @@ class StableHLOFunctionMeta:
 
 @dataclass
 class StableHLOFunc:
-    """A function: what it is, StableHLO as a portable artifact and as text, and jax.export's form of it."""
+    """A function: its metadata, StableHLO as a portable artifact and as text, and jax.export's serialization."""
 
     meta: StableHLOFunctionMeta
     bytecode: bytes
@@ -87,7 +87,7 @@ class StableHLOFunc:
 
 @dataclass
 class StableHLOModelBundle:
-    """A model: arrays by name, arrays that are constants, and functions of both."""
+    """A model: parameters by name, constants, and functions that use them."""
 
     stablehlo_funcs: list[StableHLOFunc]
     state_dict: dict[str, np.ndarray] = field(default_factory=dict)
@@ -98,7 +98,7 @@ _CLASSES = {c.__name__: c for c in (VariableSignature, InputLocation, StableHLOF
 
 
 class StableHLOJSONSerializer(json.JSONEncoder):
-    """Writes the dataclasses of this module; ``stablehlo_obj_hook`` reads them."""
+    """Encodes the dataclasses of this module as JSON; ``stablehlo_obj_hook`` decodes them."""
 
     def default(self, obj: Any) -> Any:
         if isinstance(obj, VariableType):
@@ -110,7 +110,7 @@ class StableHLOJSONSerializer(json.JSONEncoder):
 
 
 def stablehlo_obj_hook(dct: dict[str, Any]) -> Any:
-    """The ``object_hook`` of json.load for what StableHLOJSONSerializer wrote. ValueError for another class."""
+    """The ``object_hook`` of json.load for output of StableHLOJSONSerializer. Raises ValueError for another class."""
     if "__class__" not in dct:
         return dct
     fields = dict(dct)
@@ -118,12 +118,12 @@ def stablehlo_obj_hook(dct: dict[str, Any]) -> Any:
     if name == "VariableType":
         return VariableType(fields["value"])
     if name not in _CLASSES:
-        raise ValueError(f"stablehlo: no class {name!r} belongs into the file of a function")
+        raise ValueError(f"stablehlo: unexpected class {name!r} in the file of a function")
     return _CLASSES[name](**fields)
 
 
 def save(bundle: StableHLOModelBundle, folder: str | os.PathLike[str], weights: bool = True) -> None:
-    """Writes a bundle into a folder, which is made; a file of the same name is replaced whole."""
+    """Write a bundle into a folder, which is created; existing files are replaced atomically."""
     root = Path(folder)
     for name in ("data", "constants", "functions"):
         (root / name).mkdir(parents=True, exist_ok=True)
@@ -142,11 +142,11 @@ def save(bundle: StableHLOModelBundle, folder: str | os.PathLike[str], weights: 
 
 
 def load(folder: str | os.PathLike[str]) -> StableHLOModelBundle:
-    """Reads what ``save`` wrote. FileNotFoundError where there are no functions, ValueError for a damaged file."""
+    """Read what ``save`` wrote. Raises FileNotFoundError if there are no functions, ValueError for a corrupt file."""
     root = Path(folder)
     metas = sorted((root / "functions").glob("*.meta"))
     if not metas:
-        raise FileNotFoundError(f"{root}: no functions/*.meta in it: save_as_stablehlo writes such folders")
+        raise FileNotFoundError(f"{root}: found no functions/*.meta; save_as_stablehlo writes such folders")
     functions = [_load_function(path) for path in metas]
     state = {str(p.relative_to(root / "data")): _load_array(p) for p in _files(root / "data")}
     constants = sorted(_files(root / "constants"), key=lambda p: int(p.name))
@@ -157,7 +157,7 @@ def _load_function(path: Path) -> StableHLOFunc:
     try:
         meta = json.loads(path.read_text(), object_hook=stablehlo_obj_hook)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: not the description of a function: {error}") from error
+        raise ValueError(f"{path}: not valid metadata of a function: {error}") from error
     base, jax_file = path.with_suffix(""), path.with_suffix(".jax")
     exported = jax_file.read_bytes() if jax_file.exists() else b""
     return StableHLOFunc(meta, base.with_name(base.name + ".bytecode").read_bytes(),
@@ -173,14 +173,14 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-#: In front of numpy's file where numpy has no name for a dtype of its own: its bytes are those of unsigned integers.
+#: Prefix of the numpy file for a dtype that numpy's format cannot name: its bytes are stored as unsigned integers.
 _NAMES = {"bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"}
 
 
 def _save_array(path: Path, array: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     named = array.dtype.name if array.dtype.name in _NAMES else ""
-    # A structured dtype of one field carries the name.
+    # A structured dtype with one field stores the name.
     plain = np.asarray(array, order="C")
     stored = plain.view(np.dtype([(named, f"u{array.dtype.itemsize}")])) if named else plain
     with atomic_file.atomic_write(path) as file:
@@ -192,5 +192,5 @@ def _load_array(path: Path) -> np.ndarray:
         with path.open("rb") as file:
             array: np.ndarray = np.load(file, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path}: not a whole numpy file: {error}") from error
+        raise ValueError(f"{path}: not a complete numpy file: {error}") from error
     return array.view(np.dtype(array.dtype.names[0])) if array.dtype.names else array

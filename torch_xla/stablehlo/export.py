@@ -1,4 +1,4 @@
-"""From torch.export's programs to StableHLO."""
+"""Export programs of torch.export to StableHLO."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _PLATFORMS = ("cpu", "cuda", "tpu")
 
 @dataclass
 class StableHLOExportOptions:
-    """How to export.
+    """Options of the export.
 
     Args:
       override_tracing_arguments, override_tracing_kwargs: for save_torch_model_as_stablehlo, in place of ``args``.
-      save_weights, export_weights: with False in either, the parameters and buffers are not written (``data/``).
+      save_weights, export_weights: if either is False, the parameters and buffers (``data/``) are not written.
       custom_ops_allowed_in_graph: namespaces of operators (``{"mylib"}``) that become custom calls named
-        ``mylib.op``; their results are as torch's fake tensors say, and programs with them run where somebody has
-        registered them with XLA.
-      inline_all_constant: tensors that are no parameters or buffers become part of the program; with False they are
-        inputs of it, in ``constants/``.
-      export_node_metadata: with True, the text has locations: from which module and operator each operation comes.
-      platform: whose form of operators the StableHLO has, of cpu, cuda, rocm and tpu: some are calls of libraries on
-        one and plain operations on another.
-      jax_platforms: those that ``functions/*.jax`` can run on.
+        ``mylib.op``. torch's fake tensors determine their result shapes; to run such a program, register the calls
+        with XLA.
+      inline_all_constant: make tensors that are not parameters or buffers constants of the program; with False they
+        are inputs, stored in ``constants/``.
+      export_node_metadata: add locations to the text: the module and operator of each operation.
+      platform: platform whose lowering rules are used: cpu, cuda, rocm or tpu. Some operators are library calls on one
+        platform and plain operations on another.
+      jax_platforms: platforms that ``functions/*.jax`` supports.
     """
 
     override_tracing_arguments: tuple[Any, ...] | None = None
@@ -63,9 +63,14 @@ class StableHLOExportOptions:
 def exported_program_to_stablehlo(
     exported_model: torch.export.ExportedProgram, options: StableHLOExportOptions | None = None
 ) -> StableHLOGraphModule:
-    """A program of torch.export as a module whose function ``forward`` is StableHLO.
+    """Convert a program of torch.export to a module whose function ``forward`` is StableHLO.
 
-    NotImplementedError for operators that have no rule here, draw random numbers, or have data-dependent shapes.
+    Args:
+      exported_model: the program.
+      options: see StableHLOExportOptions.
+
+    Raises:
+      NotImplementedError: an operator has no lowering rule, draws random numbers, or has a data-dependent shape.
     """
     return StableHLOGraphModule(_bundle(exported_model, options or StableHLOExportOptions()))
 
@@ -75,7 +80,7 @@ def save_as_stablehlo(
     stablehlo_dir: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """Writes a program of torch.export as StableHLO into a folder, which StableHLOGraphModule.load reads."""
+    """Write a program of torch.export as StableHLO into a folder, which StableHLOGraphModule.load reads."""
     options = options or StableHLOExportOptions()
     weights = options.save_weights and options.export_weights
     bundles.save(_bundle(exported_model, options), stablehlo_dir, weights)
@@ -87,7 +92,7 @@ def save_torch_model_as_stablehlo(
     path: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """Traces a module with example arguments (torch.export.export), and writes it as StableHLO into a folder."""
+    """Trace a module with example arguments (torch.export.export) and write it as StableHLO into a folder."""
     options = options or StableHLOExportOptions()
     given = args if options.override_tracing_arguments is None else options.override_tracing_arguments
     program = torch.export.export(torchmodel, given, options.override_tracing_kwargs)
@@ -126,13 +131,13 @@ def _bundle(program: torch.export.ExportedProgram, options: StableHLOExportOptio
 def _array(tensor: torch.Tensor) -> np.ndarray:
     cpu = tensor.detach().cpu().contiguous()
     named = dtypes.numpy_dtype(cpu.dtype)
-    # numpy and torch share no names for the narrow floats.
+    # numpy and torch name bfloat16 and float8 dtypes differently.
     bits: np.ndarray = cpu.flatten().view(torch.uint8).numpy() if cpu.numel() else np.empty(0, np.uint8)
     return bits.view(named).reshape(tuple(cpu.shape)).copy()
 
 
 def _with_constants(exported: ExportedFunction, fixed: dict[int, np.ndarray]) -> ExportedFunction:
-    """The same without the inputs whose values are given."""
+    """Return the function with the given inputs fixed to constant values."""
 
     def function(*arrays: jax.Array) -> list[Any]:
         rest = iter(arrays)
@@ -144,7 +149,7 @@ def _with_constants(exported: ExportedFunction, fixed: dict[int, np.ndarray]) ->
 
 
 def _drop_unused_inputs(exported: ExportedFunction, unused: Sequence[int]) -> ExportedFunction:
-    """The same without inputs that it does not read."""
+    """Return the function without the inputs that it does not read."""
     structs = {n: exported.inputs[n].struct for n in unused}
     zeros = {n: lambda s=struct: jnp.zeros(s.shape, s.dtype) for n, struct in structs.items()}
 
@@ -170,7 +175,7 @@ def _locations(exported: ExportedFunction, is_constant: Sequence[bool]) -> list[
 
 
 def _structures(program: torch.export.ExportedProgram, exported: ExportedFunction) -> tuple[Any, Any]:
-    """The structures of the arguments (args, kwargs) and the results as JSON; None where it has no form for one."""
+    """Return the pytree structures of the arguments (args, kwargs) and the results as JSON; None if not encodable."""
     taken, given = program.call_spec.in_spec, program.call_spec.out_spec
     fixed = dict(exported.constants)
     arguments = [fixed[i] if i in fixed else pytree_json.LeafIndex(i) for i in range(taken.num_leaves)]
@@ -208,7 +213,7 @@ def _meta(
 
 
 def _version(artifact: bytes) -> str:
-    """The version of StableHLO that a portable artifact says it is written in, as its first string."""
+    """Return the StableHLO version of a portable artifact, which its first string contains."""
     found = re.search(rb"StableHLO_v([\d.]+)", artifact[:64])
     return found[1].decode() if found else ""
 

@@ -1,4 +1,4 @@
-"""A bundle of StableHLO functions as a module that runs them on xla."""
+"""Run a bundle of StableHLO functions on xla, as a torch module."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from torch_xla.stablehlo.bundle import (
 
 
 class StableHLOGraphModule(torch.nn.Module):
-    """Functions in StableHLO, with their parameters; ``module(*args, **kwargs)`` is the function ``forward``.
+    """StableHLO functions with their parameters; ``module(*args, **kwargs)`` calls the function ``forward``.
 
     Each call is one node of the recorded graph, without a gradient. Parameters are moved to the xla device at the first
-    call. A function that writes to buffers (BatchNorm in training) writes to those of this module.
+    call. A function that writes to buffers (BatchNorm in training) writes to the buffers of this module.
     """
 
     def __init__(self, bundle: StableHLOModelBundle) -> None:
@@ -39,34 +39,34 @@ class StableHLOGraphModule(torch.nn.Module):
         self._held: dict[str, torch.Tensor] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The function ``forward``; tensors on the CPU are moved to xla."""
+        """Call the function ``forward``; tensors on the CPU are moved to xla."""
         return self._run(self._function("forward"), args, kwargs)
 
     def evaluate(self, method_name: str, args: Sequence[Any]) -> Any:
-        """The function of that name, of positional arguments. KeyError, which names those that there are."""
+        """Call a function by name with positional arguments. Raises KeyError, with the known names, if unknown."""
         return self._run(self._function(method_name), tuple(args), {})
 
     def get_stablehlo_text(self, method_name: str | None = None) -> str:
-        """A function's StableHLO (``forward``, where there are several) as text."""
+        """Return the StableHLO text of a function (default: ``forward`` if there are several)."""
         return self._function(method_name).text
 
     def get_stablehlo_bytecode(self, method_name: str | None = None) -> bytes:
-        """A function's StableHLO as a portable artifact of MLIR's bytecode."""
+        """Return the StableHLO of a function as a portable artifact in MLIR bytecode."""
         return self._function(method_name).bytecode
 
     def save(self, directory_path: str | os.PathLike[str], options: Any = None) -> None:
-        """Writes a folder that ``load`` reads. ``options``: a StableHLOExportOptions, for whether to write weights."""
+        """Write a folder that ``load`` reads. ``options``: a StableHLOExportOptions, for whether to write weights."""
         bundles.save(self._bundle, directory_path, options is None or (options.save_weights and options.export_weights))
 
     @classmethod
     def load(cls, directory_path: str | os.PathLike[str]) -> StableHLOGraphModule:
-        """Reads a folder. FileNotFoundError where it has no functions, ValueError for a damaged file."""
+        """Read a folder. Raises FileNotFoundError if it has no functions, ValueError for a corrupt file."""
         return cls(bundles.load(directory_path))
 
     def _function(self, name: str | None) -> StableHLOFunc:
         wanted = name or ("forward" if len(self._functions) > 1 else next(iter(self._functions)))
         if wanted not in self._functions:
-            raise KeyError(f"stablehlo: no function {wanted!r}; there are {', '.join(self._functions)}")
+            raise KeyError(f"stablehlo: unknown function {wanted!r}; available: {', '.join(self._functions)}")
         return self._functions[wanted]
 
     def _run(self, function: StableHLOFunc, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -87,7 +87,7 @@ class StableHLOGraphModule(torch.nn.Module):
         name = function.meta.name
         if name not in self._calls:
             if not function.exported:
-                raise ValueError(f"stablehlo: {name} cannot be run here, as functions/{name}.jax is missing")
+                raise ValueError(f"stablehlo: {name} cannot run because functions/{name}.jax is missing")
             exported = jax.export.deserialize(bytearray(function.exported))
 
             def run(arrays: Sequence[jax.Array]) -> Any:
@@ -111,18 +111,22 @@ class StableHLOGraphModule(torch.nn.Module):
         if location.type_ == VariableType.CONSTANT:
             return self._bundle.additional_constants[location.position]
         if location.name not in self._bundle.state_dict:
-            raise KeyError(f"stablehlo: {meta.name} needs {location.name}, which was not saved (export_weights=False)")
+            raise KeyError(
+                f"stablehlo: {meta.name} requires {location.name}, which was not saved (export_weights=False)"
+            )
         return self._bundle.state_dict[location.name]
 
 
 def _flatten(meta: StableHLOFunctionMeta, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
-    """The tensors among the arguments, by flat position. TypeError for another structure than the program's."""
+    """Return the tensors among the arguments by flat position. Raises TypeError if the structure differs."""
     what = f"stablehlo {meta.name}"
     if meta.input_pytree_spec is not None:
         return pytree_json.flatten(meta.input_pytree_spec, (args, kwargs), what)
     places = sorted(loc.position for loc, _ in _module_arguments(meta))
     if kwargs or len(args) != len(places):
-        raise TypeError(f"{what}: takes {len(places)} tensors in a row, got {len(args)} and {len(kwargs)} by keyword")
+        raise TypeError(
+            f"{what}: expected {len(places)} positional tensors, got {len(args)} and {len(kwargs)} keywords"
+        )
     return dict(zip(places, args, strict=True))
 
 
@@ -142,11 +146,11 @@ def _validate_input(meta: StableHLOFunctionMeta, position: int, wanted: Variable
     fits = value.dim() == len(sizes) and all(size in (-1, n) for size, n in zip(sizes, value.shape, strict=True))
     if dtype != wanted.dtype or not fits:
         shown = ", ".join("any" if size < 0 else str(size) for size in sizes)
-        raise TypeError(f"{what} is {dtype}{list(value.shape)}; the program takes {wanted.dtype}[{shown}]")
+        raise TypeError(f"{what} is {dtype}{list(value.shape)}; expected {wanted.dtype}[{shown}]")
     return value if value.device.type == "xla" else value.detach().to("xla")
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
-    """A CPU tensor of the array's values; numpy and torch share no names for the narrow floats."""
+    """Return a CPU tensor with the array's values; numpy and torch name bfloat16 and float8 dtypes differently."""
     flat = torch.from_numpy(np.array(array, order="C").reshape(-1).view(np.uint8))
     return flat.view(dtypes.torch_dtype(array.dtype)).reshape(array.shape)

@@ -1,6 +1,6 @@
-"""Structures of lists, tuples and dictionaries as JSON.
+"""Encode pytrees of lists, tuples and dictionaries as JSON.
 
-A leaf is a number, its place among the leaves; ``{"constant": value}`` is one that is no tensor.
+A leaf is encoded as its index; ``{"constant": value}`` is a leaf that is not a tensor.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class LeafIndex(int):
-    """A leaf's place, to be told from numbers that are constants."""
+    """Index of a leaf, as a type distinct from constant integers."""
 
 
 def encode(value: Any) -> Any:
-    """A structure whose leaves are Places and constants. TypeError for other containers, leaves and keys."""
+    """Encode a pytree whose leaves are LeafIndex and constants. Raises TypeError for other containers, leaves, keys."""
     if isinstance(value, LeafIndex):
         return int(value)
     if type(value) in (list, tuple):
@@ -25,11 +25,11 @@ def encode(value: Any) -> Any:
         return {"dict": [[key, encode(item)] for key, item in value.items()]}
     if type(value) in _PLAIN:
         return {"constant": value}
-    raise TypeError(f"{type(value)} cannot be written")
+    raise TypeError(f"{type(value)} cannot be encoded as JSON")
 
 
 def decode(encoded: Any, leaves: Sequence[Any]) -> Any:
-    """The structure, with ``leaves`` in their places."""
+    """Decode a pytree and insert ``leaves`` by index."""
     if isinstance(encoded, int):
         return leaves[encoded]
     ((kind, content),) = encoded.items()
@@ -41,7 +41,7 @@ def decode(encoded: Any, leaves: Sequence[Any]) -> Any:
 
 
 def flatten(encoded: Any, value: Any, what: str) -> dict[int, Any]:
-    """The leaves of a value by place, constants left out. TypeError where it has another structure."""
+    """Return the leaves of a value by index, without constants. Raises TypeError if its structure differs."""
     found: dict[int, Any] = {}
 
     def walk(part: Any, item: Any, path: str) -> None:
@@ -51,7 +51,9 @@ def flatten(encoded: Any, value: Any, what: str) -> dict[int, Any]:
         ((kind, content),) = part.items()
         if kind == "constant":
             if type(item) is not type(content) or item != content:
-                raise TypeError(f"{what}: {path} is {item!r}, and part of the program, which was made with {content!r}")
+                raise TypeError(
+                    f"{what}: {path} is {item!r}, but the program was exported with the constant {content!r}"
+                )
         elif kind == "dict":
             keys = [key for key, _ in content]
             if not isinstance(item, dict) or set(item) != set(keys):

@@ -1,1 +1,1 @@
-"""What training scripts print and log, under the names of upstream's test package."""
+"""Progress output of training scripts, under the names of upstream's test package."""

@@ -1,4 +1,4 @@
-"""Progress of a training script, printed and written for TensorBoard; tests in a process of their own."""
+"""Print training progress and write it to TensorBoard; run tests in separate processes."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ __all__ = [
 
 
 def now(format: str = "%H:%M:%S") -> str:
-    """The time, as strftime writes it."""
+    """Return the current time, formatted by strftime."""
     return datetime.datetime.now().strftime(format)
 
 
 def get_summary_writer(logdir: str | None) -> Any:
-    """A torch.utils.tensorboard.SummaryWriter into that folder; None without one.
+    """Return a torch.utils.tensorboard.SummaryWriter for a folder; None if ``logdir`` is None or empty.
 
-    Raises ImportError where tensorboard is not installed.
+    Raises:
+      ImportError: tensorboard is not installed.
     """
     if not logdir:
         return None
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError(f"get_summary_writer: {error}; install tensorboard, or give no logdir") from error
+        raise ImportError(f"get_summary_writer: {error}; install tensorboard, or pass no logdir") from error
     writer = SummaryWriter(log_dir=logdir)
     write_to_summary(writer, 0, {"TensorboardStartTimestamp": time.time()})
     return writer
@@ -58,10 +59,14 @@ def write_to_summary(
     dict_to_write: Mapping[str, float] | None = None,
     write_xla_metrics: bool = False,
 ) -> None:
-    """Writes scalars; nothing where the writer is None.
+    """Write scalars to TensorBoard; no-op if the writer is None.
 
-    With ``write_xla_metrics`` also what the metrics report says, and as ``aten_ops_sum`` how many operations ran on the
-    CPU instead.
+    Args:
+      summary_writer: as from get_summary_writer.
+      global_step: number of the step.
+      dict_to_write: scalars by name.
+      write_xla_metrics: also write the metrics report, and as ``aten_ops_sum`` the number of operations that ran on
+        the CPU instead.
     """
     if summary_writer is None:
         return
@@ -76,7 +81,7 @@ def write_to_summary(
 
 
 def close_summary_writer(summary_writer: Any) -> None:
-    """Flushes and closes a writer; nothing where it is None."""
+    """Flush and close a writer; no-op if it is None."""
     if summary_writer is not None:
         summary_writer.flush()
         summary_writer.close()
@@ -91,9 +96,9 @@ def print_training_update(
     epoch: int | None = None,
     summary_writer: Any = None,
 ) -> None:
-    """Prints a line on a training step, and writes its rates; the loss is waited for.
+    """Print a line about a training step and write its rates to TensorBoard; waits for the loss.
 
-    Called in a step closure (xm.add_step_closure) it cuts no step in two.
+    Call it in a step closure (xm.add_step_closure) to avoid splitting the step.
     """
     _print_line(
         "Training",
@@ -110,7 +115,7 @@ def print_training_update(
 def print_test_update(
     device: torch.device | str, accuracy: torch.Tensor | float | None, epoch: int | None = None, step: int | None = None
 ) -> None:
-    """Prints a line on a test, or on its end where the accuracy is given."""
+    """Print a line about an evaluation step, or about the end of the evaluation if the accuracy is given."""
     shown = None if accuracy is None else f"{float(accuracy):.2f}"
     _print_line("Test", Device=_name(device), Step=step, Epoch=epoch, Accuracy=shown)
 
@@ -125,66 +130,68 @@ def _name(device: torch.device | str) -> str:
     return str(device) if ordinal < 0 else f"{device}/{ordinal}"
 
 
-# --- tests in a process of their own
+# --- tests in separate processes
 
-#: Whether this process was started for one test.
-_apart = False
+#: Whether this process was started to run one test.
+_in_subprocess = False
 
 
 def mp_test(func: Callable[..., Any]) -> Callable[..., None]:
-    """A test, a method of a unittest.TestCase or a function, that runs in a process of its own.
+    """Run a test (a method of a unittest.TestCase, or a function) in a separate process.
 
-    So a test can use devices, environment variables and crashes that others must not see. The process is a fresh one,
-    and imports the test: it must be found by its name. Raises AssertionError with the traceback of a test that failed,
-    or with the exit code of a process that ended early; a skip is passed on.
+    The test can use devices, set environment variables or crash without affecting other tests. The new process imports
+    the test, so it must be importable by name. A skip is passed on.
+
+    Raises:
+      AssertionError: the test failed (with its traceback), or its process ended early (with the exit code).
     """
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> None:
-        if _apart:
+        if _in_subprocess:
             func(*args, **kwargs)
             return
         if args and isinstance(args[0], unittest.TestCase):
             work = functools.partial(_run_case, type(args[0]), func.__name__)
         else:
             work = functools.partial(_run_function, func.__module__, func.__qualname__, args, kwargs)
-        _check(func.__qualname__, *_run_apart(work))
+        _check(func.__qualname__, *_run_in_subprocess(work))
 
     return wrapper
 
 
-def _check(name: str, said: tuple[str, str] | None, exit_code: int | None) -> None:
-    if said is None:
-        raise AssertionError(f"{name}: its process ended with exit code {exit_code}")
-    outcome, text = said
-    if outcome == "skipped":
+def _check(name: str, result: tuple[str, str] | None, exit_code: int | None) -> None:
+    if result is None:
+        raise AssertionError(f"{name}: its process exited early with exit code {exit_code}")
+    status, text = result
+    if status == "skipped":
         raise unittest.SkipTest(text)
-    if outcome == "failed":
-        raise AssertionError(f"{name}: in its process\n{text}")
+    if status == "failed":
+        raise AssertionError(f"{name}: failed in its process\n{text}")
 
 
-def _run_apart(work: Callable[[], tuple[str, str]]) -> tuple[tuple[str, str] | None, int | None]:
-    """What the work said, None where its process ended before, and the exit code."""
+def _run_in_subprocess(work: Callable[[], tuple[str, str]]) -> tuple[tuple[str, str] | None, int | None]:
+    """Return the outcome of the work, None if the process ended early, and the exit code."""
     try:
         pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(f"mp_test: the test cannot be found from another process: {error}") from error
+        raise ValueError(f"mp_test: another process cannot import the test: {error}") from error
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_apart_main, args=(work, theirs))
+    process = context.Process(target=_subprocess_main, args=(work, theirs))
     process.start()
     theirs.close()
     try:
-        said = ours.recv()
+        result = ours.recv()
     except EOFError:
-        said = None
+        result = None
     process.join()
-    return said, process.exitcode
+    return result, process.exitcode
 
 
-def _apart_main(work: Callable[[], tuple[str, str]], pipe: Connection) -> None:
-    global _apart
-    _apart = True
+def _subprocess_main(work: Callable[[], tuple[str, str]], pipe: Connection) -> None:
+    global _in_subprocess
+    _in_subprocess = True
     pipe.send(work())
 
 

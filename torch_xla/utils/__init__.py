@@ -1,1 +1,1 @@
-"""Small things that scripts share: exchange with other libraries, files of one tensor each, queues, timing."""
+"""Utilities for scripts: DLPack, activation checkpointing, one-file-per-tensor serialization, queues, timing."""

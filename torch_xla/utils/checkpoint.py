@@ -1,7 +1,7 @@
-"""Activation checkpointing: what a part of a model computes is forgotten after the forward pass, and computed again.
+"""Activation checkpointing: discard activations after the forward pass and recompute them in the backward pass.
 
-XLA sees both passes as one program, and would find that they compute the same values, and keep them. So the second
-computation starts from its inputs behind a barrier. torch.utils.checkpoint does the same on xla.
+XLA sees both passes as one program; it would detect that they compute the same values (CSE) and retain these. So the
+recomputation starts from its inputs behind an optimization barrier. torch.utils.checkpoint does the same on xla.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ __all__ = ["CheckpointFunction", "CheckpointStatus", "checkpoint", "get_device_s
 
 
 def get_device_states(*args: Any) -> tuple[list[torch.device], list[int]]:
-    """The xla devices among the arguments' tensors, and the state of the random numbers of each."""
+    """Return the xla devices of the arguments' tensors, and the random number state of each."""
     devices = sorted({x.device for x in args if isinstance(x, torch.Tensor) and x.device.type == "xla"}, key=str)
     return devices, [xm.get_rng_state(device) for device in devices]
 
 
 def set_device_states(devices: Sequence[torch.device], states: Sequence[int]) -> None:
-    """Sets the states that get_device_states has given."""
+    """Set the states that get_device_states returned."""
     for device, state in zip(devices, states, strict=True):
         xm.set_rng_state(state, device)
 
 
 class CheckpointStatus:
-    """Whether this thread computes a checkpointed function again."""
+    """Whether this thread is recomputing a checkpointed function."""
 
     IN_CHECKPOINT = False
 
 
 @contextmanager
 def _recompute_with_rng(devices: Sequence[torch.device], states: Sequence[int] | None) -> Iterator[None]:
-    """Computes with the random numbers of before; afterwards they go on where they were."""
+    """Use the random number states of the forward pass in the block; restore the current states afterwards."""
     now = [xm.get_rng_state(device) for device in devices]
     before, CheckpointStatus.IN_CHECKPOINT = CheckpointStatus.IN_CHECKPOINT, True
     if states is not None:
@@ -57,7 +57,7 @@ class CheckpointFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run_function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        """What the function gives."""
+        """Run the function without recording a gradient."""
         ctx.run_function, ctx.args = run_function, [None if isinstance(a, torch.Tensor) else a for a in args]
         ctx.places = [place for place, a in enumerate(args) if isinstance(a, torch.Tensor)]
         ctx.devices, states = get_device_states(*args)
@@ -72,7 +72,7 @@ class CheckpointFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """The gradients of the arguments, by computing the function again; parameters get theirs, too."""
+        """Recompute the function and return the gradients of its arguments; also accumulate those of parameters."""
         given = [g for g in grads if isinstance(g, torch.Tensor)]
         inputs = with_optimization_barrier(
             [t.detach().requires_grad_(t.requires_grad) for t in ctx.saved_tensors], given
@@ -95,22 +95,26 @@ class CheckpointFunction(torch.autograd.Function):
             if isinstance(out, torch.Tensor) and out.requires_grad and grad is not None
         ]
         if not wanted:
-            raise RuntimeError("checkpoint: none of the outputs has requires_grad=True, nothing to compute again")
+            raise RuntimeError("checkpoint: no output has requires_grad=True, so there is nothing to recompute")
         torch.autograd.backward([out for out, _ in wanted], [grad for _, grad in wanted])
         return None, None, *(a.grad if isinstance(a, torch.Tensor) else None for a in args)
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = True, **kwargs: Any) -> Any:
-    """``function(*args)``, of which nothing is kept for the backward pass but its arguments.
+    """Run ``function(*args)`` and save only its arguments for backward.
 
-    The backward pass computes it again, with the same random numbers (``preserve_rng_state=False``: others).
+    The backward pass recomputes the function with the same random numbers; with ``preserve_rng_state=False`` it draws
+    new ones.
 
     Args:
-      function: a module, say. Gradients reach its arguments and its parameters.
-      args: what it is called with; with ``use_reentrant`` one of them must need a gradient.
-      use_reentrant: False: torch.utils.checkpoint's other way, which takes keyword arguments and nested tensors.
+      function: a function or module. Gradients reach its arguments and its parameters.
+      args: its arguments; with ``use_reentrant`` at least one must require a gradient.
+      use_reentrant: False selects the non-reentrant implementation of torch.utils.checkpoint, which supports keyword
+        arguments and nested tensors.
+      kwargs: keyword arguments, and ``preserve_rng_state``.
 
-    Raises ValueError for keyword arguments with ``use_reentrant``.
+    Raises:
+      ValueError: keyword arguments with ``use_reentrant``.
     """
     if not use_reentrant:
         return torch_checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)

@@ -1,4 +1,4 @@
-"""Names such as "best" and "last" for files of checkpoints: a file that loses its last name is removed."""
+"""Tag checkpoint files with names such as "best" and "last"; a file that loses its last tag is removed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 
 class CheckpointTagger:
-    """Names for files.
+    """Tags for files.
 
         tagger = CheckpointTagger()
-        tagger.tag("last", path)  # the file that was "last" before is deleted, unless it has another name
+        tagger.tag("last", path)  # deletes the file that was tagged "last" before, unless it has another tag
 
     Args:
-      remover: called with the path of a file whose last name went to another; by default os.remove.
+      remover: called with the path of a file that has lost its last tag; default: os.remove.
     """
 
     def __init__(self, remover: Callable[[str], object] | None = None) -> None:
@@ -22,7 +22,7 @@ class CheckpointTagger:
         self._tags: dict[str, str] = {}
 
     def tag(self, name: str, path: str) -> None:
-        """Gives the file that name, and takes it from the file that had it."""
+        """Move the tag to this file."""
         path = os.fspath(path)
         before = self._tags.get(name)
         self._tags[name] = path
@@ -30,19 +30,19 @@ class CheckpointTagger:
             self._remove(before)
 
     def tags(self) -> dict[str, str]:
-        """The paths by name."""
+        """Return the paths by tag."""
         return dict(self._tags)
 
     def save_to_json(self) -> str:
-        """The names as a text, for load_from_json."""
+        """Return the tags as JSON text for load_from_json."""
         return json.dumps(self._tags)
 
     @staticmethod
     def load_from_json(str_json: str, remover: Callable[[str], object] | None = None) -> CheckpointTagger:
-        """A tagger with the names of that text. Raises ValueError for another text."""
+        """Return a tagger with the tags of the JSON text. Raises ValueError for invalid text."""
         found = json.loads(str_json)
         if not isinstance(found, dict) or not all(isinstance(path, str) for path in found.values()):
-            raise ValueError(f"CheckpointTagger.load_from_json: expected names with paths, got {str_json[:100]!r}")
+            raise ValueError(f"CheckpointTagger.load_from_json: expected paths by tag, got {str_json[:100]!r}")
         tagger = CheckpointTagger(remover)
         tagger._tags.update(found)
         return tagger

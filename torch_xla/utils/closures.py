@@ -1,4 +1,4 @@
-"""What calls step closures (xm.add_step_closure): at once, or on a thread beside the program."""
+"""Handlers that run step closures (xm.add_step_closure), synchronously or on a separate thread."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ __all__ = ["AsyncClosureHandler", "ClosureHandler"]
 
 
 class ClosureHandler(abc.ABC):
-    """Something that calls closures."""
+    """Base class of handlers that run closures."""
 
     @abc.abstractmethod
     def run(self, closure: Callable[[], Any]) -> None:
-        """Calls one closure, now or later."""
+        """Run a closure, now or later."""
 
     def run_all(self, closures: Sequence[Callable[[], Any]]) -> None:
-        """Calls several, in order."""
+        """Run several closures, in order."""
         for closure in closures:
             self.run(closure)
 
 
 class AsyncClosureHandler(ClosureHandler):
-    """Calls closures in order on a thread of its own.
+    """Run closures in order on a separate thread.
 
-    An error of a closure is raised by the next ``run``. At the end of the process those that wait are called first; an
-    error that was not raised goes to stderr then, and the exit code is 1.
+    The next ``run`` raises an error of a closure. Pending closures run before the process exits; an error that was not
+    raised by then is printed to stderr, and the exit code is 1.
 
     Args:
-      max_queue_size: closures that may be pending; ``run`` waits for room beyond.
+      max_queue_size: maximum number of pending closures; ``run`` blocks while the queue is full.
     """
 
     def __init__(self, max_queue_size: int = 100) -> None:
         self._runner = Runner("a closure of AsyncClosureHandler", max_queue_size)
 
     def start_event_loop(self) -> None:
-        """Does nothing: the thread starts with a closure, and ends when none is left."""
+        """Do nothing: the thread starts with the first closure and ends when the queue is empty."""
 
     def run(self, closure: Callable[[], Any]) -> None:
-        """Queues a closure. Raises the error of an earlier one."""
+        """Queue a closure. Raises the error of an earlier one."""
         self._runner.run(closure)
 
     def wait(self) -> None:
-        """Returns when all have been called. Raises the error of one."""
+        """Wait until all closures have run. Raises the error of one."""
         self._runner.wait()

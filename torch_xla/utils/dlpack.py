@@ -1,7 +1,7 @@
-"""Exchange of values with jax, numpy, torch on other devices, and whoever else speaks DLPack.
+"""Exchange tensors through DLPack: with jax, numpy, torch on other devices and other libraries.
 
-Values are copied, on the device where it is the same one. A buffer of XLA never changes, is shared by many tensors, and
-may be given away when a step ends; memory that somebody else can write to, or still reads, must not be one.
+Values are copied, on the device if both tensors are on the same one. XLA buffers are immutable, are shared by several
+tensors, and may be donated when a step ends; so memory that other code writes or still reads cannot be such a buffer.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ def _buffer(tensor: torch.Tensor) -> jax.Array:
 
 
 def to_dlpack(xla_tensor: torch.Tensor) -> Any:
-    """A PyCapsule (DLPack) with a copy of the tensor's values in its dtype, on the hardware behind its device.
+    """Export a copy of the tensor's values, in its dtype, as a DLPack PyCapsule on the hardware of its device.
 
-    A device may store them narrower (``XLA_USE_BF16`` and its like); they are converted. A capsule is for one consumer:
-    ``torch.utils.dlpack.from_dlpack`` or ``from_dlpack`` here. ValueError for a tensor of another device; BufferError
-    for a dtype or hardware that DLPack cannot describe.
+    Values with a narrower storage dtype (``XLA_USE_BF16``) are converted. A capsule has a single consumer:
+    ``torch.utils.dlpack.from_dlpack`` or ``from_dlpack`` of this module.
+
+    Raises:
+      ValueError: the tensor is not on an xla device.
+      BufferError: DLPack does not support the dtype or the hardware.
     """
     buffer = _buffer(xla_tensor)
     try:
@@ -49,10 +52,13 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
 
 
 def from_dlpack(ext_tensor: Any) -> torch.Tensor:
-    """An xla tensor with a copy of the values of a PyCapsule, or of an object with ``__dlpack__``.
+    """Import a copy of the values of a PyCapsule, or of an object with ``__dlpack__``, as an xla tensor.
 
-    It is put on the xla device of the hardware where the values are; values of the CPU on the current xla device, if
-    the CPU is none. TypeError for an object that is neither, or a dtype that torch does not have.
+    The tensor is on the xla device of the hardware that holds the values; values on the CPU are copied to the current
+    xla device if the CPU is not an xla device.
+
+    Raises:
+      TypeError: the object is neither, or torch does not support its dtype.
     """
     if isinstance(ext_tensor, jax.Array):
         return _from_jax(ext_tensor)
@@ -66,7 +72,7 @@ def from_dlpack(ext_tensor: Any) -> torch.Tensor:
 
 
 class _Capsule:
-    """A capsule as an object with ``__dlpack__``, which is what jax takes; of the first device that is no CPU."""
+    """Wraps a capsule as an object with ``__dlpack__``, as jax requires; on the first device that is not a CPU."""
 
     def __init__(self, capsule: Any, kind: int) -> None:
         self._capsule, self._kind = capsule, kind
@@ -79,7 +85,7 @@ class _Capsule:
 
 
 def _from_capsule(capsule: Any) -> torch.Tensor:
-    # A capsule does not say where its memory is; its consumers do. torch knows the CPU, and CUDA where it is built so.
+    # A capsule does not expose its device; its consumers do. torch takes CPU memory, and CUDA memory if built with it.
     if devices.platform() == "cpu" or torch.cuda.is_available():
         return from_dlpack(torch_dlpack.from_dlpack(capsule))
     return _from_jax(jax.dlpack.from_dlpack(_Capsule(capsule, 2)))

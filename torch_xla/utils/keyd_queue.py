@@ -1,4 +1,4 @@
-"""Queues of bounded size that end: by their key, or in order."""
+"""Bounded, closable queues: by key, and first in first out."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class QueueBase:
-    """What both queues can do: they hold at most ``maxsize`` items, and whoever puts one more waits.
+    """Base of both queues: they hold at most ``maxsize`` items, and ``put`` blocks while the queue is full.
 
-    open -> ending (by close_write: nothing is put any more, what is there can be got) -> closed (by close: ``get``
-    gives None to all). Any thread may call anything. Raises ValueError for a size below 1.
+    open -> ending (close_write: no more ``put``, remaining items can be read) -> closed (close: ``get`` returns None).
+    All methods are thread-safe. Raises ValueError for a size below 1.
     """
 
     def __init__(self, maxsize: int = 1024) -> None:
@@ -23,17 +23,17 @@ class QueueBase:
         self._ending = self._closed = False
 
     def max_size(self) -> int:
-        """How many items it holds at most."""
+        """Return the maximum number of items."""
         return self._maxsize
 
     def close(self) -> None:
-        """Ends it: who waits in ``get`` gets None, who waits in ``put`` RuntimeError."""
+        """Close the queue: a waiting ``get`` returns None, a waiting ``put`` raises RuntimeError."""
         with self._changed:
             self._ending = self._closed = True
             self._changed.notify_all()
 
     def close_write(self) -> None:
-        """Nothing more is put; what is there can still be got."""
+        """Reject further ``put`` calls; the remaining items can still be read."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -44,11 +44,11 @@ class QueueBase:
     def _wait_for_room(self) -> None:
         self._changed.wait_for(lambda: self._ending or self._size() < self._maxsize)
         if self._ending:
-            raise RuntimeError(f"{type(self).__name__}: it has been closed, and nothing can be put any more")
+            raise RuntimeError(f"{type(self).__name__}.put: the queue is closed")
 
 
 class KeydQueue(QueueBase):
-    """Items by key: ``get(key)`` waits for the item that ``put(key, item)`` brings."""
+    """A queue by key: ``get(key)`` waits for the item of ``put(key, item)``."""
 
     def __init__(self, maxsize: int = 1024) -> None:
         super().__init__(maxsize)
@@ -58,16 +58,16 @@ class KeydQueue(QueueBase):
         return len(self._items)
 
     def put(self, key: Hashable, item: Any) -> None:
-        """Adds an item; waits for room. RuntimeError where it was closed, KeyError for a key that is there."""
+        """Add an item; wait while the queue is full. Raises RuntimeError if closed, KeyError if the key is in use."""
         with self._changed:
             self._wait_for_room()
             if key in self._items:
-                raise KeyError(f"KeydQueue: nobody has got the item of key {key!r} yet")
+                raise KeyError(f"KeydQueue: key {key!r} already has an item")
             self._items[key] = item
             self._changed.notify_all()
 
     def get(self, key: Hashable) -> Any:
-        """Takes the item of that key out; waits for it. None where the queue ends without it."""
+        """Remove and return the item of a key; wait for it. Returns None if the queue ends without it."""
         with self._changed:
             self._changed.wait_for(lambda: self._ending or key in self._items)
             item = None if self._closed else self._items.pop(key, None)
@@ -76,7 +76,7 @@ class KeydQueue(QueueBase):
 
 
 class Queue(QueueBase):
-    """Items in the order in which they were put."""
+    """A first-in, first-out queue."""
 
     def __init__(self, maxsize: int = 1024) -> None:
         super().__init__(maxsize)
@@ -86,14 +86,14 @@ class Queue(QueueBase):
         return len(self._items)
 
     def put(self, item: Any) -> None:
-        """Adds an item at the end; waits for room. RuntimeError where it was closed."""
+        """Append an item; wait while the queue is full. Raises RuntimeError if closed."""
         with self._changed:
             self._wait_for_room()
             self._items.append(item)
             self._changed.notify_all()
 
     def get(self) -> Any:
-        """Takes the first item out; waits for one. None at the end."""
+        """Remove and return the first item; wait for one. Returns None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._ending or self._items)
             item = None if self._closed or not self._items else self._items.popleft()

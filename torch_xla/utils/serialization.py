@@ -1,9 +1,9 @@
-"""Files for data too large to be copied to the CPU at once: each tensor has a file of its own.
+"""Serialize data with one file per tensor, for tensors that do not fit into host memory together.
 
-save(data, "x.pt")     writes x.pt (the data with a TensorReference in the place of each tensor)
+save(data, "x.pt")     writes x.pt (the data with a TensorReference in place of each tensor)
                        and x.pt.tensors/tensor_0.pt, tensor_1.pt, ...
 
-x.pt is written last, and says which tensors are its own: a process that dies before leaves what an earlier save wrote.
+x.pt is written last and lists its tensor files: if the process dies before, the files of an earlier save stay valid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch_xla.core import transfers
 
 @dataclass(frozen=True)
 class TensorReference:
-    """Stands in the file for the tensor in ``tensor_<tid>.pt``."""
+    """Reference, in the saved data, to the tensor in ``tensor_<tid>.pt``."""
 
     tid: int
 
@@ -35,10 +35,18 @@ def _file(path: str | Path, tid: int) -> Path:
 
 
 def save(data: Any, path: str | Path, master_only: bool = True, global_master: bool = False) -> None:
-    """Saves ``data``, copying one xla tensor to the CPU at a time. ``master_only``, ``global_master``: as in xm.save.
+    """Save ``data``, copying one xla tensor to the CPU at a time.
 
-    Tensors that are one (tied weights in a state_dict) are in one file. Replaces what an earlier save left, once all is
-    written. All replicas must call it, and return together. RuntimeError where another one could not write.
+    A tensor that occurs several times (tied weights in a state_dict) has one file. The files of an earlier save are
+    replaced after all new ones are written. All replicas must call this function, which waits for all of them.
+
+    Args:
+      data: nested containers with xla tensors.
+      path: path of the main file.
+      master_only, global_master: as in xm.save.
+
+    Raises:
+      RuntimeError: another replica could not write.
     """
     write = transfers.is_writer(master_only, global_master)
     with transfers.barrier_scope("serialization.save", str(path)):
@@ -72,13 +80,13 @@ def _save(data: Any, path: str | Path, write: bool) -> None:
 
 
 def _tid(file: Path) -> int:
-    """The number of a tensor's file, -1 for a file of another name."""
+    """Return the number of a tensor file, -1 for another file name."""
     found = re.fullmatch(r"tensor_(\d+)\.pt", file.name)
     return int(found[1]) if found else -1
 
 
 def load(path: str | Path) -> Any:
-    """What save() wrote, with all tensors on the CPU. FileNotFoundError where a file of a tensor is missing."""
+    """Load what save() wrote, with all tensors on the CPU. Raises FileNotFoundError if a tensor file is missing."""
     tensors: dict[int, torch.Tensor] = {}
 
     def restore(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``xu``: what scripts use beside torch: made-up data, nested structures, variables, timing."""
+"""``xu``: utilities for scripts: synthetic data, nested containers, environment variables, timing."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = [
 
 Print = Callable[..., object]
 
-# --- made-up data
+# --- synthetic data
 
 
 class SampleGenerator:
-    """A loader that gives the same ``data`` ``sample_count`` times, each time it is iterated.
+    """A data loader that yields the same ``data`` ``sample_count`` times per iteration.
 
-    For measuring a model without its input pipeline: ``SampleGenerator((images, labels), 100)``.
+    Use it to measure a model without its input pipeline: ``SampleGenerator((images, labels), 100)``.
     """
 
     def __init__(self, data: Any, sample_count: int) -> None:
@@ -54,7 +54,7 @@ class SampleGenerator:
         return self.next()
 
     def next(self) -> Any:
-        """The data once more. Raises StopIteration when it was given ``sample_count`` times."""
+        """Return the data. Raises StopIteration after ``sample_count`` calls."""
         if self._given >= self._sample_count:
             raise StopIteration
         self._given += 1
@@ -62,9 +62,9 @@ class SampleGenerator:
 
 
 class FnDataGenerator:
-    """A loader of ``count`` pairs ``(data, func(data))``, where data is ``gen_tensor(batch_size, *dims)``.
+    """A data loader that yields ``count`` pairs ``(data, func(data))``; data is ``gen_tensor(batch_size, *dims)``.
 
-    ``dims`` is (1,) by default.
+    ``dims`` defaults to (1,).
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class FnDataGenerator:
         return self.next()
 
     def next(self) -> tuple[Any, Any]:
-        """The next pair. Raises StopIteration when there were ``count``."""
+        """Return the next pair. Raises StopIteration after ``count`` pairs."""
         if self._given >= self._count:
             raise StopIteration
         self._given += 1
@@ -97,18 +97,18 @@ class FnDataGenerator:
         return data, self._func(data)
 
 
-# --- things that end
+# --- cleanup and lazy values
 
 
 class Cleaner:
-    """Calls a function once: when nobody holds the Cleaner any more, or at the end of the process."""
+    """Calls a function once, when the Cleaner is garbage-collected or at process exit."""
 
     def __init__(self, func: Callable[[], object]) -> None:
         self.func = weakref.finalize(self, func)
 
 
 class TmpFolder:
-    """A folder, ``.name``, that goes with everything in it when nobody holds this any more."""
+    """A temporary folder, ``.name``, that is deleted when this object is garbage-collected or at process exit."""
 
     def __init__(self) -> None:
         self.name = tempfile.mkdtemp()
@@ -116,7 +116,7 @@ class TmpFolder:
 
 
 class LazyProperty:
-    """A value that is made when it is first asked for, by one thread."""
+    """A value that one thread computes on first access."""
 
     def __init__(self, gen_fn: Callable[[], Any]) -> None:
         self._make: Callable[[], Any] | None = gen_fn
@@ -125,28 +125,28 @@ class LazyProperty:
 
     @property
     def value(self) -> Any:
-        """The value. Raises what making it raises; it is then made anew by who asks next."""
+        """The value. Raises the error of computing it; the next access then computes it again."""
         with self._lock:
             if self._make is not None:
                 self._value, self._make = self._make(), None
             return self._value
 
 
-# --- nested structures
+# --- nested containers
 
 
 def as_list(t: Any) -> Any:
-    """A list or a tuple as it is; anything else in a list."""
+    """Return a list or tuple unchanged; anything else in a list."""
     return t if isinstance(t, (list, tuple)) else [t]
 
 
 def list_copy_append(ilist: Iterable[Any], item: Any) -> list[Any]:
-    """A new list of the items and one more."""
+    """Return a new list of the items and one more item."""
     return [*ilist, item]
 
 
 def shape(inputs: Any) -> list[int]:
-    """The sizes of nested lists and tuples, by their first elements: ``shape([[1, 2, 3]])`` is ``[1, 3]``."""
+    """Return the sizes of nested lists and tuples, by their first elements: ``shape([[1, 2, 3]])`` is ``[1, 3]``."""
     sizes = []
     while isinstance(inputs, (list, tuple)):
         sizes.append(len(inputs))
@@ -157,7 +157,7 @@ def shape(inputs: Any) -> list[int]:
 
 
 def flatten_nested_tuple(inputs: Any) -> tuple[Any, ...]:
-    """The elements of nested tuples and lists, in order, in one tuple."""
+    """Return the elements of nested tuples and lists, in order, as one tuple."""
     if not isinstance(inputs, (tuple, list)):
         return (inputs,)
     return tuple(item for part in inputs for item in flatten_nested_tuple(part))
@@ -167,16 +167,19 @@ Select = Callable[[Any], bool] | type | tuple[type, ...]
 
 
 def _selects(select_fn: Select) -> Callable[[Any], bool]:
-    if isinstance(select_fn, (type, tuple)):  # as until 2019
+    if isinstance(select_fn, (type, tuple)):  # a class, as in releases until 2019
         kinds = select_fn
         return lambda value: isinstance(value, kinds)
     return select_fn
 
 
 def for_each_instance(value: Any, select_fn: Select, fn: Callable[[Any], object]) -> None:
-    """Calls ``fn`` with each selected object in nested lists, tuples, sets, dicts and attributes; with each once.
+    """Call ``fn`` once with each selected object in nested lists, tuples, sets, dicts and attributes.
 
-    ``select_fn`` is a predicate or a class. Goes into no object that is selected.
+    Args:
+      value: the root object.
+      select_fn: a predicate or a class. Selected objects are not searched further.
+      fn: the function.
     """
     _visit(value, _selects(select_fn), fn, set())
 
@@ -207,9 +210,9 @@ def _container_items(value: Any) -> Iterable[Any] | None:
 
 
 def for_each_instance_rewrite(value: Any, select_fn: Select, fn: Callable[[Any], Any]) -> Any:
-    """``value`` with ``fn(object)`` in the place of each selected object, as for_each_instance finds them.
+    """Return ``value`` with each selected object, as found by for_each_instance, replaced by ``fn(object)``.
 
-    Containers are made anew, of their own kind; other objects that have one inside get a shallow copy.
+    Containers are copied with the same type; other objects that contain a selected object are copied shallowly.
     """
     return _map_selected(value, _selects(select_fn), fn)
 
@@ -242,14 +245,19 @@ def _mapping_like(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     return twin
 
 
-# --- the process around
+# --- process, environment variables, threads
 
 
 def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
-    """An environment variable, converted: ``getenv_as("STEPS", int, 10)``; ``defval`` where it is not set, or empty.
+    """Read an environment variable and convert it: ``getenv_as("STEPS", int, 10)``.
 
-    Of ``bool``, 0 and false are False, 1 and true are True. Raises ValueError, naming the variable, for what cannot be
-    converted.
+    Args:
+      name: name of the variable.
+      type: conversion function; ``bool`` accepts 0, 1, true and false.
+      defval: result if the variable is unset or empty.
+
+    Raises:
+      ValueError: the value cannot be converted; the message names the variable.
     """
     text = os.environ.get(name, "")
     if not text:
@@ -257,7 +265,7 @@ def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
     try:
         return _bool(text) if type is bool else type(text)
     except ValueError as error:
-        raise ValueError(f"environment variable {name}={text!r} is no {type.__name__}") from error
+        raise ValueError(f"environment variable {name}={text!r} is not a valid {type.__name__}") from error
 
 
 def _bool(text: str) -> bool:
@@ -266,13 +274,13 @@ def _bool(text: str) -> bool:
 
 
 def check_env_flag(name: str, default: str = "") -> bool:
-    """Whether an environment variable is ``true`` or a number above 0; ``default`` where it is not set."""
+    """Return whether an environment variable is ``true`` or a number above 0; ``default`` if it is unset."""
     text = os.environ.get(name, default).strip()
     return text.lower() == "true" or (text.isdecimal() and int(text) > 0)
 
 
 def get_free_tcp_ports(n: int = 1) -> list[int]:
-    """The numbers of ``n`` different TCP ports that nobody uses at this moment."""
+    """Return ``n`` different TCP port numbers that are currently unused."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
         for one in sockets:
@@ -281,7 +289,7 @@ def get_free_tcp_ports(n: int = 1) -> list[int]:
 
 
 def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Iterable[Any]) -> list[Any]:
-    """``list(map(fn, *args))``, computed by so many threads. Raises what the first failing call, in order, raised."""
+    """Compute ``list(map(fn, *args))`` on ``num_workers`` threads. Raises the error of the first call that failed."""
     with ThreadPoolExecutor(max_workers=num_workers) as pool:
         return list(pool.map(fn, *args))
 
@@ -290,27 +298,27 @@ def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Iterable[Any]
 
 
 def null_print(*args: Any, **kwargs: Any) -> None:
-    """Prints nothing."""
+    """Print nothing."""
 
 
 def eprint(*args: Any, **kwargs: Any) -> None:
-    """Prints to stderr."""
+    """Print to stderr."""
     print(*args, file=sys.stderr, **kwargs)
 
 
 def get_print_fn(debug: bool | None = None) -> Print:
-    """``eprint`` with ``debug``, by default where the environment has DEBUG=1; else ``null_print``."""
+    """Return ``eprint`` if ``debug``, else ``null_print``; default: whether the environment has DEBUG=1."""
     return eprint if (getenv_as("DEBUG", bool, False) if debug is None else debug) else null_print
 
 
 class TimedScope:
-    """Prints how long a block took: ``with TimedScope("Loading: "): ...`` prints ``Loading: 12.345ms``."""
+    """Print the duration of a block: ``with TimedScope("Loading: "): ...`` prints ``Loading: 12.345ms``."""
 
     def __init__(self, msg: str = "", printfn: Print | None = eprint) -> None:
         self._msg, self._print, self._error = msg, printfn, ""
 
     def set_error(self, error: object) -> None:
-        """Has ``error`` printed after the time."""
+        """Print ``error`` after the duration."""
         self._error = f", {error}"
 
     def __enter__(self) -> TimedScope:
@@ -323,6 +331,6 @@ class TimedScope:
 
 
 def timed(fn: Callable[[], Any], msg: str = "", printfn: Print | None = eprint) -> Any:
-    """What ``fn()`` gives; prints how long it took, as TimedScope."""
+    """Call ``fn()``, print its duration as TimedScope does, and return its result."""
     with TimedScope(msg, printfn):
         return fn()

@@ -6,7 +6,7 @@ of the same type, and in the end all tensors are compared. Steps bring lazy conj
 kinds, empty and 0-dimensional shapes, every dtype and its conversions, expanded and strided operands, modes, deep
 copies, transforms, gradients, hooks and threads.
 
-    python -m tests.fuzz.cross_feature FIRST COUNT      programs by number, each from a seed of its own; prints what differs
+    python -m tests.fuzz.cross_feature FIRST COUNT      programs by number, each with its own seed; prints diffs
 
 ``values`` (dtypes, shapes, numbers), ``steps`` (what a program may do), ``machine`` (a pool on a device), ``compare``
 (how far two may be apart, and what is not defined), ``running`` (a program on both).

@@ -61,7 +61,7 @@ def missing(refused: Exception | None) -> bool:
     """Whether xla says in one sentence that it does not have this."""
     said = "" if refused is None else str(refused)
     return any(
-        part in said for part in ("is not there on xla", "XLA has no complex numbers of two", "incompatible tensor")
+        part in said for part in ("is not supported on xla", "XLA has no complex numbers of two", "incompatible tensor")
     )
 
 

@@ -1,1 +1,1 @@
-"""Programs for accelerators that are not here: compiled for described devices, and what that tells of them."""
+"""Ahead-of-time compilation for unavailable accelerators, and analysis of the compiled programs."""

@@ -1,7 +1,7 @@
-"""Executables compiled here, put where the machine that has the target looks for them: the persistent cache.
+"""Exports executables to a persistent compilation cache, where the machine that has the target loads them.
 
-The name of a file there is a hash of the program and of all that decides what XLA makes of it (storage.py); that
-machine needs the same versions of jax, jaxlib and libtpu, and the same flags.
+The file name is a hash of the program and of everything that affects its compilation. The machine with the target needs
+the same versions of jax, jaxlib and libtpu, and the same XLA flags.
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ from pathlib import Path
 
 from torch_xla._engine.aot.target_compiler import CompiledTargetProgram
 from torch_xla._engine.base import private_folder
-from torch_xla._engine.compilation.persistent_cache.storage import CacheFolder
+from torch_xla._engine.compilation.persistent_cache import warmup
+from torch_xla._engine.compilation.persistent_cache.storage import CachedProgram, CacheFolder
 
 
 def write_to_cache(folder: Path, compiled: CompiledTargetProgram) -> Path | None:
-    """Adds a program to a folder, which is made; returns its file. None for a program that calls Python.
+    """Write a program to a cache folder, which is created; return its file, or None for a program that calls Python.
 
-    Raises OSError, and what jax raises where a compiler cannot give its executables away.
+    Raises:
+      OSError: the file cannot be written.
+      Exception: jax cannot serialize the executables of this compiler.
     """
     private_folder.make_readable(folder)
     files = CacheFolder(folder, readonly=False)
     places = compiled.lowered.target.devices[: compiled.lowered.chips]
     file = files.executable_path(compiled.lowered.stage.as_text(), places)
     if file is not None and not file.exists():
-        files.write(file, compiled.stage, places)
+        files.write(
+            file, CachedProgram(compiled.stage, warmup.is_safe_to_run(compiled.stage, places[0].platform)), places
+        )
     return file

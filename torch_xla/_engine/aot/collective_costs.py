@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: bytes, groups, and how long the links need at least."""
+"""Finds the collectives of a compiled program: bytes, group sizes, and a lower bound of the time on the links."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collectiv
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """Collectives of one kind and group size. ``bytes`` is what one chip has of the results, all of them together."""
+    """The collectives of one kind and group size. ``bytes`` is the total size of their results on one chip."""
 
     kind: str
     group: int
     count: float
     bytes: float
-    seconds: float  # an estimate: all links of a chip at work, in the time of a ring
+    seconds: float  # estimate for a ring algorithm that uses all links of a chip
 
 
-#: One collective of an operation: (kind, group, bytes).
-Exchange = tuple[str, int, float]
+#: One collective of an operation: (kind, group size, bytes).
+Collective = tuple[str, int, float]
 
 
-def collectives_per_op(operations: Sequence[CostedOp], module: HloModule, chips: int) -> list[list[Exchange]]:
-    """For each operation of a program of so many chips the collectives that it is, or that are fused into it.
+def collectives_per_op(operations: Sequence[CostedOp], module: HloModule, chips: int) -> list[list[Collective]]:
+    """Return for each operation of a program on ``chips`` chips the collectives that it is or that are fused into it.
 
-    One that goes on while several fusions compute, as on TPUs, is of the one that begins it.
+    An asynchronous collective that overlaps with several fusions, as on TPUs, belongs to the fusion that starts it.
     """
     begun: set[str] = set()
     return [list(_collective_cost(operation.instruction, module, chips, begun)) for operation in operations]
 
 
 def summarize_collectives(
-    operations: Sequence[CostedOp], exchanges: Sequence[Sequence[Exchange]], chip: ChipSpec
+    operations: Sequence[CostedOp], collectives: Sequence[Sequence[Collective]], chip: ChipSpec
 ) -> tuple[CollectiveCost, ...]:
-    """The collectives of a program, most bytes first."""
+    """Aggregate the collectives of a program by kind and group size, most bytes first."""
     sums: dict[tuple[str, int], list[float]] = {}
-    for operation, some in zip(operations, exchanges, strict=True):
+    for operation, some in zip(operations, collectives, strict=True):
         for kind, group, size in some:
             row = sums.setdefault((kind, group), [0.0, 0.0, 0.0])
             row[0] += operation.times
@@ -53,7 +53,9 @@ def summarize_collectives(
     return tuple(sorted(rows, key=lambda collective: -collective.bytes))
 
 
-def _collective_cost(instruction: HloInstruction, module: HloModule, chips: int, begun: set[str]) -> Iterator[Exchange]:
+def _collective_cost(
+    instruction: HloInstruction, module: HloModule, chips: int, begun: set[str]
+) -> Iterator[Collective]:
     kind = collective_kind(instruction)
     if kind is not None:
         yield kind, _group(instruction.attributes, chips), _bytes(instruction)
@@ -65,13 +67,13 @@ def _collective_cost(instruction: HloInstruction, module: HloModule, chips: int,
                     continue
                 begun |= {channel} if channel else set()
                 ((kind, group, size),) = _collective_cost(inner, module, chips, begun)
-                if called.name.startswith("all-reduce-scatter"):  # a TPU's: what comes of it is a part
+                if called.name.startswith("all-reduce-scatter"):  # on TPUs: its result is a shard
                     kind, size = "reduce-scatter", size / group
                 yield kind, group, size
 
 
 def collective_kind(instruction: HloInstruction) -> str | None:
-    """The kind of collective that an instruction is; None for one that is none."""
+    """Return the kind of collective of an instruction, or None if it is not a collective."""
     opcode = instruction.opcode.removesuffix("-start")
     return opcode if opcode in _KINDS else None
 
@@ -79,13 +81,13 @@ def collective_kind(instruction: HloInstruction) -> str | None:
 def _bytes(instruction: HloInstruction) -> float:
     shapes = instruction.shapes
     if instruction.opcode.endswith("-start") and len(shapes) > 1 and instruction.opcode != "all-reduce-start":
-        # (operands, results, ...): what comes of it is the larger half of an all-gather.
+        # (operands, results, ...): for an all-gather, the results are the larger half.
         return float(max(shape.bytes for shape in shapes))
     return float(sum(shape.bytes for shape in shapes))
 
 
 def _group(attributes: str, chips: int) -> int:
-    """How many chips exchange values with one another."""
+    """Return the group size of a collective."""
     listed = re.search(r"replica_groups=\{\{([0-9,]*)\}", attributes)
     if listed:
         return len(listed[1].split(",")) if listed[1] else chips
@@ -100,7 +102,7 @@ def _group(attributes: str, chips: int) -> int:
 
 
 def estimate_link_seconds(kind: str, size: float, group: int, chip: ChipSpec) -> float:
-    """What the links need for a collective whose result has ``size`` bytes on a chip, at least."""
+    """Return a lower bound of the time on the links for a collective whose result has ``size`` bytes on a chip."""
     if group <= 1:
         return 0.0
     around = (group - 1) / group

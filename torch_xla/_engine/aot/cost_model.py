@@ -1,8 +1,8 @@
-"""What a compiled program costs, counted from its optimised HLO: operations, bytes of HBM, and where they come from.
+"""Counts the cost of a compiled program from its optimized HLO: floating point operations and bytes of HBM traffic.
 
-products      multiplications and additions of matrix products and convolutions, two for each pair of numbers
-flops         those, and one for each element that any other operation computes
-bytes         read from and written to HBM; a slice counts as what it takes, an update as what it puts
+products      multiplications and additions of matmuls and convolutions, two for each pair of elements
+flops         products, plus one for each element computed by any other operation
+bytes         read from and written to HBM; a slice counts the elements it reads, an update those it writes
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch_xla._engine.aot import flop_counts
 from torch_xla._engine.aot.hlo_parser import HloComputation, HloInstruction, HloModule, HloShape
 
-#: No work of their own: names for values, and the ends of what was begun elsewhere.
+#: Instructions without cost: they name values, or end an asynchronous operation.
 _FREE = frozenset(
     (
         "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
@@ -24,7 +24,7 @@ _FREE = frozenset(
 )  # fmt: skip
 _CALLS = frozenset(("while", "call", "conditional", "async-start"))
 _SLICES = frozenset(("slice", "dynamic-slice", "gather"))
-#: Move or rename elements, compute none.
+#: Instructions that move or reshape elements, but compute none.
 _MOVES = frozenset(
     (
         "copy", "transpose", "reshape", "broadcast", "slice", "dynamic-slice", "dynamic-update-slice",
@@ -36,7 +36,7 @@ _MOVES = frozenset(
 
 @dataclass(slots=True)
 class OpCost:
-    """Of one instruction, run once, or of several added up."""
+    """The cost of one execution of an instruction, or the sum over several."""
 
     products: float = 0.0
     other: float = 0.0
@@ -60,28 +60,28 @@ class OpCost:
 
 @dataclass(slots=True, eq=False)
 class CostedOp:
-    """An instruction of the program, how often a run of the program runs it, and what one of these costs."""
+    """An instruction, the number of its executions per run of the program, and the cost of one execution."""
 
     instruction: HloInstruction
     computation: HloComputation
     times: float
     cost: OpCost
-    precise: str = ""  # the dtype by which its products are multiplied: bf16, f32, ...; empty without
+    precise: str = ""  # dtype in which its products are multiplied: bf16, f32, ...; empty without products
 
 
 class CostCounter:
-    """Counts one program."""
+    """Counts the cost of one program."""
 
     def __init__(self, module: HloModule) -> None:
         self.module = module
         self._inner = functools.lru_cache(maxsize=None)(self._arithmetic_of)
-        #: Loops whose number of rounds nobody knows; each counts as one.
+        #: Number of loops with an unknown trip count; each counts as one iteration.
         self.unknown_loops = 0
-        #: Kernels whose work nobody knows; each counts as none.
+        #: Number of kernels with an unknown cost; each counts as zero.
         self.unknown_kernels = 0
 
     def operations(self) -> list[CostedOp]:
-        """The instructions that run, loops and calls taken apart."""
+        """Return the instructions that run, with loops and calls flattened."""
         found: list[CostedOp] = []
         self._walk(self.module.entry, 1.0, found)
         return found
@@ -103,13 +103,13 @@ class CostCounter:
         called = self.module.called(instruction)
         if instruction.opcode == "while":
             times *= self._rounds(instruction, home)
-        if instruction.opcode == "conditional":  # the dearest branch
+        if instruction.opcode == "conditional":  # count the most expensive branch
             branches: list[list[CostedOp]] = []
             for branch in called:
                 branches.append([])
                 self._walk(branch, times, branches[-1])
-            dearest: list[CostedOp] = max(branches, key=_flops, default=[])
-            found += dearest
+            most_expensive: list[CostedOp] = max(branches, key=_flops, default=[])
+            found += most_expensive
             return
         for computation in called:
             self._walk(computation, times, found)
@@ -121,7 +121,7 @@ class CostCounter:
         return found or 1
 
     def _arithmetic_of(self, name: str) -> OpCost:
-        """What a computation computes, called once."""
+        """Return the cost of one call of a computation."""
         total = OpCost()
         computation = self.module.computations[name]
         for instruction in computation.instructions.values():
@@ -152,11 +152,11 @@ class CostCounter:
         return OpCost() if moves or _is_free(opcode) else OpCost(other=out)
 
     def _traffic(self, instruction: HloInstruction, computation: HloComputation) -> tuple[float, float]:
-        """Bytes (read, written) of HBM."""
+        """Return the bytes (read, written) of HBM."""
         operands = computation.operands(instruction)
         outs = [shape for shape in instruction.shapes if shape.in_hbm]
         if instruction.opcode in ("slice-start", "dynamic-slice-start") and len(instruction.shapes) > 1:
-            source, target = instruction.shapes[:2]  # then a context
+            source, target = instruction.shapes[:2]  # followed by a context
             return (float(target.bytes) if source.in_hbm else 0.0), (float(target.bytes) if target.in_hbm else 0.0)
         if instruction.opcode == "copy-start":  # (destination, source, context)
             target, source = instruction.shapes[0], instruction.shapes[1]
@@ -214,9 +214,9 @@ def _parameters(body: HloComputation) -> dict[int, HloInstruction]:
 
 
 def _async_collective_operands(body: HloComputation) -> set[str]:
-    """Names in a fusion of what is of a collective begun before it: on a TPU one goes on while fusions compute.
+    """Return the names in a fusion of operands of an asynchronous collective that an earlier fusion started.
 
-    Its bytes are those of the fusion that begins it.
+    On TPUs such a collective overlaps with several fusions. Its bytes count for the fusion that starts it.
     """
     names: set[str] = set()
     for instruction in body.instructions.values():
@@ -229,7 +229,7 @@ def _async_collective_operands(body: HloComputation) -> set[str]:
 
 
 def _fusion_operand_bytes(body: HloComputation, parameter: HloInstruction) -> float | None:
-    """The bytes of a fusion's operand that it reads, where that is only slices of it or it is updated in place."""
+    """Return the bytes of an operand that a fusion reads if it only slices it or updates it in place, else None."""
     taken = 0.0
     for user in body.instructions.values():
         if parameter.name not in user.operands:
@@ -242,10 +242,10 @@ def _fusion_operand_bytes(body: HloComputation, parameter: HloInstruction) -> fl
 
 
 def _limit(module: HloModule, home: HloComputation, loop: HloInstruction) -> int | None:
-    """The rounds of a loop that counts up to a constant, by its condition, its start and its body.
+    """Return the trip count of a loop that counts up to a constant, from its condition, start value and body.
 
-    A TPU's compiler makes two comparisons with 0 and one with the constant of a counter of 64 bits: only the last is of
-    the counter as it is carried.
+    The TPU compiler splits the comparison of a 64-bit counter into two comparisons with 0 and one with the constant;
+    only the last one compares the carried counter.
     """
     condition, body = (_part(module, loop, name) for name in ("condition", "body"))
     if condition is None or body is None:
@@ -269,7 +269,7 @@ def _part(module: HloModule, loop: HloInstruction, name: str) -> HloComputation 
 
 
 def _element(home: HloComputation, value: HloInstruction | None, place: int) -> HloInstruction | None:
-    """What is at that place of a tuple, past copies."""
+    """Return an element of a tuple, skipping copies."""
     if value is None or value.opcode != "tuple":
         return None
     found = home.instructions.get(value.operands[place])
@@ -284,9 +284,9 @@ def _constant(home: HloComputation, value: HloInstruction | None) -> int | None:
 
 
 def _step(body: HloComputation, place: int) -> int:
-    """By how much the counter at that place grows in a round: 1, unless the body says otherwise."""
+    """Return the increment per iteration of the counter at a tuple index; 1 if the body does not show it."""
     total, value = 0, _element(body, body.instructions.get(body.root), place)
-    while value is not None and value.opcode == "add":  # of an unrolled loop there are several
+    while value is not None and value.opcode == "add":  # an unrolled loop has several increments
         values = body.operands(value)
         total += next((n for n in (_constant(body, v) for v in values) if n is not None), 0)
         value = next((v for v in values if not v.literal), None)
@@ -294,7 +294,7 @@ def _step(body: HloComputation, place: int) -> int:
 
 
 def _matmul_precision(module: HloModule, instruction: HloInstruction, computation: HloComputation) -> str:
-    """The dtype of an instruction's products, with the precision that was asked for: bf16, f32, f32:highest."""
+    """Return the dtype of an instruction's products, with the requested precision: bf16, f32, f32:highest."""
     for found, home in _with_inner(module, instruction, computation):
         operands = home.operands(found)
         if found.opcode in ("dot", "convolution", "custom-call") and operands and operands[0].shapes:

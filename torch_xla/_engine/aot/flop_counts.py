@@ -1,4 +1,4 @@
-"""Matrix products and convolutions in HLO: how many numbers each multiplies."""
+"""Counts the multiplications and additions of matmuls, convolutions and attention kernels in HLO."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from torch_xla._engine.aot.hlo_parser import HloInstruction, HloShape
 
-#: What a Pallas kernel for TPUs says of itself.
+#: The cost estimate that a Pallas kernel for TPUs declares.
 _ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"?(\d+)')
-#: Kernels of jax that say nothing: how many products of the size of queries times keys they compute.
+#: jax's kernels without a cost estimate -> number of matmuls of the size of queries @ keys that they compute.
 _ATTENTION = {
     "flash_mha_bwd_dq": 3, "flash_mha_bwd_dkv": 4, "splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4,
     "splash_mqa_fwd": 2, "splash_mqa_dq": 3, "splash_mqa_dkv": 4,
@@ -21,7 +21,7 @@ _GEMM = re.compile(r"__cublas|__triton_gemm|cublasLt", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ConvWindow:
-    """How a kernel goes over an image, a number for each spatial dimension; empty without a window."""
+    """The window of a convolution or reduce-window, one value per spatial dimension; empty without a window."""
 
     size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ class ConvWindow:
 
 
 def parse_window(instruction: HloInstruction) -> ConvWindow:
-    """The window of an instruction."""
+    """Parse the window attribute of an instruction."""
     text = instruction.attribute("window")
     if text is None:
         return ConvWindow()
@@ -53,7 +53,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def multiply_add_count(instruction: HloInstruction, operands: Sequence[HloShape]) -> float | None:
-    """Multiplications and additions of a product; None for an instruction that is none."""
+    """Return the multiplications and additions of a matmul or convolution; None for other instructions."""
     if instruction.opcode == "dot" and len(operands) > 1:
         return _dot(instruction, operands[0])
     if instruction.opcode == "convolution" and len(operands) > 1:
@@ -78,13 +78,13 @@ def _custom(instruction: HloInstruction, operands: Sequence[HloShape]) -> float 
 
 
 def is_pallas_kernel(instruction: HloInstruction) -> bool:
-    """Whether it is a kernel in Pallas, which XLA does not look into."""
+    """Return whether an instruction is a Pallas kernel, which is opaque to XLA."""
     target = (instruction.attribute("custom_call_target") or "").strip('"')
     return target == "tpu_custom_call" or "triton_kernel" in target or target == "__gpu$xla.gpu.triton"
 
 
 def _pallas_flops(instruction: HloInstruction, operands: Sequence[HloShape]) -> float | None:
-    """As the kernel itself says; of attention's by what they compute, as without a mask. None where nobody knows."""
+    """Return the flops that the kernel declares; for attention kernels, those without a mask; None if unknown."""
     estimate = _ESTIMATE.search(instruction.attributes)
     if estimate:
         return float(estimate[1])
@@ -121,7 +121,7 @@ def _convolution(instruction: HloInstruction, image: HloShape, kernel: HloShape,
 
 
 def _valid_taps(frame: ConvWindow, axis: int, image: int, out: int) -> int:
-    """Places of the kernel at which it meets an element, neither padding nor a hole between two."""
+    """Count the (output, tap) pairs of an axis that read an image element, not padding or dilation."""
     stride, low = frame.stride[axis], frame.low[axis]
     dilation, holes = frame.kernel_dilation[axis], frame.image_dilation[axis]
     reach = (image - 1) * holes

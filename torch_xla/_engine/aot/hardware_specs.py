@@ -1,9 +1,9 @@
-"""Public figures of accelerators, per chip, and what their compilers want to know of them.
+"""Published hardware specifications of accelerators, per chip, and the target configurations of their compilers.
 
-A figure is the maker's, for dense products: what a program can at best reach. Sources, all public:
+The figures are the manufacturer's peak rates for dense matmuls. Sources, all public:
 
 TPUs    Google Cloud documentation, "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e": peak compute, HBM capacity and bandwidth,
-        interchip interconnect bandwidth per chip
+        inter-chip interconnect bandwidth per chip
 GPUs    NVIDIA's data sheets of the products, without sparsity; of their multiprocessors, the table of compute
         capabilities in the CUDA C++ programming guide
 """
@@ -18,33 +18,33 @@ _T, _G = 1e12, 1e9
 
 @dataclass(frozen=True, slots=True)
 class ChipSpec:
-    """One kind of chip. ``flops`` of a second by the dtype of what is multiplied; bandwidths in bytes of a second."""
+    """One type of chip. ``flops`` per second by the dtype of the operands; bandwidths in bytes per second."""
 
     name: str
     title: str
     flops: dict[str, float]
     hbm_bytes: int
     hbm_bandwidth: float
-    link_bandwidth: float  # of all links of a chip together, in one direction
+    link_bandwidth: float  # sum over all links of a chip, in one direction
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSmSpec:
-    """What XLA's GPU compiler wants to know of a GPU; sizes in bytes."""
+    """The streaming multiprocessors of a GPU, as XLA's GPU compiler requires them; sizes in bytes."""
 
     capability: tuple[int, int]
     count: int
-    lanes: int  # float32 units of each
+    lanes: int  # float32 units per multiprocessor
     shared: int
-    shared_optin: int  # of one block, at most
+    shared_optin: int  # maximum shared memory of one block
     threads: int
     l2: int
     clock_ghz: float
 
 
 def _tpu(name: str, title: str, tflops: float, hbm_gib: int, gbytes: float, link_gbits: float) -> ChipSpec:
-    # float32 products are sums of bfloat16 ones: one at the default precision, three at "high", six at "highest".
+    # A float32 matmul is a sum of bfloat16 matmuls: one at the default precision, three at "high", six at "highest".
     flops = {"bf16": tflops * _T, "f32": tflops * _T}
     source = f"Google Cloud documentation, {title}"
     return ChipSpec(name, title, flops, hbm_gib * _GIB, gbytes * _G, link_gbits * _G / 8, source)
@@ -96,7 +96,7 @@ MULTIPROCESSORS = {
 
 
 def gpu_target_config(name: str) -> str:
-    """A GPU as XLA's compiler reads it: a GpuTargetConfigProto, as text."""
+    """Return the text of a GpuTargetConfigProto, which describes a GPU to XLA's compiler."""
     chip, parts = GPUS[name], MULTIPROCESSORS[name]
     major, minor = parts.capability
     return f"""

@@ -1,6 +1,6 @@
-"""Optimised HLO, read from its text: computations, instructions, shapes with their layouts, and where they come from.
+"""Parses the text of optimized HLO: computations, instructions, shapes with layouts, and source locations.
 
-Only what costs are counted from. ``read`` raises ValueError for a text without an entry computation.
+It parses only what the cost model needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SOURCE = re.compile(r'source_file=("?)([^"\n]*?)\1 source_line=(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class HloShape:
-    """An array: dtype by HLO's name, dimensions, layout as written (``1,0:T(8,128)S(1)``)."""
+    """The shape of an array: HLO's name of the dtype, dimensions, and the text of the layout (``1,0:T(8,128)S(1)``)."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -38,7 +38,7 @@ class HloShape:
 
     @property
     def item_bytes(self) -> float:
-        """Bytes of an element."""
+        """Return the bytes of an element."""
         if self.dtype in _BITS:
             return _BITS[self.dtype] / 8
         digits = re.search(r"\d+", self.dtype)
@@ -46,18 +46,18 @@ class HloShape:
 
     @property
     def bytes(self) -> int:
-        """Without padding."""
+        """The size in bytes, without padding."""
         return math.ceil(self.elements * self.item_bytes)
 
     @property
     def padded_bytes(self) -> int:
-        """As it lies in memory: its last dimensions are as long as whole tiles are."""
+        """The size in memory in bytes, with the minor dimensions padded to full tiles."""
         tile = _TILE.search(self.layout)
         if tile is None or not self.elements:
             return self.bytes
         sizes = [int(n) for n in tile[1].split(")")[0].strip("(").split(",") if n.isdigit()]
         order = [int(n) for n in self.layout.split(":")[0].split(",") if n]
-        dims = [self.dims[axis] for axis in order] or [1]  # the fastest first
+        dims = [self.dims[axis] for axis in order] or [1]  # minor to major
         for place, size in enumerate(reversed(sizes)):
             if place < len(dims):
                 dims[place] = -(-dims[place] // size) * size
@@ -67,15 +67,15 @@ class HloShape:
 
     @property
     def in_hbm(self) -> bool:
-        """Whether it is in the chip's large memory, not in a smaller one beside the units that compute."""
+        """Whether the array is in HBM, not in a memory space on the chip."""
         return "S(" not in self.layout
 
 
 @dataclass(slots=True, eq=False)
 class HloInstruction:
-    """One instruction. ``operands`` are names in its computation, ``called`` those of computations.
+    """One instruction. ``operands`` are names in its computation, ``called`` are names of computations.
 
-    ``literal`` is what a constant or a parameter has in its parentheses: its value, its number.
+    ``literal`` is the text in the parentheses of a constant (its value) or a parameter (its number).
     """
 
     name: str
@@ -88,55 +88,55 @@ class HloInstruction:
 
     @property
     def op_name(self) -> str:
-        """``jit(graph)/Net/fc/aten::addmm/dot_general``; empty for what the compiler added."""
+        """The op name, e.g. ``jit(graph)/Net/fc/aten::addmm/dot_general``; empty for what the compiler added."""
         found = _OP_NAME.search(self.attributes)
         return found[1] if found else ""
 
     @property
     def source(self) -> str:
-        """``file.py:12``; empty where unknown."""
+        """The source location, e.g. ``file.py:12``; empty if unknown."""
         found = _SOURCE.search(self.attributes)
         return f"{found[2]}:{found[3]}" if found else ""
 
     @property
     def trip_count(self) -> int | None:
-        """How often the body of a loop runs, where the compiler says so."""
+        """The trip count of a loop, if the compiler annotated it."""
         found = _TRIPS.search(self.attributes)
         return int(found[1]) if found else None
 
     def attribute(self, name: str) -> str | None:
-        """The text of an attribute in braces or without, such as ``dim_labels``."""
+        """Return the text of an attribute, with or without braces, such as ``dim_labels``."""
         found = re.search(rf"\b{name}=(\{{[^}}]*\}}|[^,\s]+)", self.attributes)
         return found[1] if found else None
 
 
 @dataclass(slots=True, eq=False)
 class HloComputation:
-    """Instructions by name, in order; ``root`` is the one whose value it has."""
+    """The instructions of a computation by name, in order; ``root`` names the one that computes its result."""
 
     name: str
     instructions: dict[str, HloInstruction] = field(default_factory=dict)
     root: str = ""
 
     def operands(self, instruction: HloInstruction) -> list[HloInstruction]:
-        """The instructions that an instruction reads, as far as the text names them."""
+        """Return the operands of an instruction, as far as the text names them."""
         return [self.instructions[name] for name in instruction.operands if name in self.instructions]
 
 
 @dataclass(slots=True, eq=False)
 class HloModule:
-    """A program."""
+    """The computations of a program."""
 
     computations: dict[str, HloComputation]
     entry: HloComputation
 
     def called(self, instruction: HloInstruction) -> list[HloComputation]:
-        """The computations that an instruction calls."""
+        """Return the computations that an instruction calls."""
         return [self.computations[name] for name in instruction.called if name in self.computations]
 
 
 def parse_hlo(text: str) -> HloModule:
-    """The program of an HLO text."""
+    """Parse the text of an HLO module. Raises ValueError if it has no entry computation."""
     computations: dict[str, HloComputation] = {}
     entry: HloComputation | None = None
     current: HloComputation | None = None
@@ -151,7 +151,7 @@ def parse_hlo(text: str) -> HloModule:
             if found[1]:
                 current.root = instruction.name
     if entry is None:
-        raise ValueError("no entry computation in this HLO text")
+        raise ValueError("the HLO text has no entry computation")
     return HloModule(computations, entry)
 
 

@@ -1,8 +1,8 @@
-"""A compiled program in numbers: memory of a chip, work, the time it takes at least, and its dearest operations.
+"""Analyzes a compiled program: memory use of a chip, cost, a roofline estimate of its time, expensive operations.
 
-Times are estimates, from the chip's public figures: of an operation the longer of what its products need at the peak
-for their dtype, and what its bytes need at the bandwidth of HBM; of a collective what the links need. A program takes
-the sum, as if nothing overlapped and each part ran at its limit.
+Times are estimates from the chip's published specifications. The time of an operation is the larger of its products at
+the peak rate of their dtype and its bytes at the HBM bandwidth; the time of a collective is that of its bytes on the
+links. The time of a program is the sum, as if nothing overlapped and each operation ran at its limit.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch_xla._engine.aot.hardware_specs import ChipSpec
 from torch_xla._engine.aot.hlo_parser import HloShape
 from torch_xla._engine.aot.target_compiler import CompiledTargetProgram
 
-#: Passes of bfloat16 by which a TPU multiplies float32 at that precision.
+#: Number of bfloat16 passes of a float32 matmul on a TPU, by precision.
 _PASSES = {"f32:high": 3, "f32:highest": 6}
-#: The share of a program's time below which an operation is not listed.
+#: Share of a program's time below which an operation is not listed.
 _WORTH_NAMING = 0.005
 _LEAF = re.compile(r"leaves\[(\d+)\]")
 _SCOPE = re.compile(r"^jit\(\w+\)/|^graph/")
@@ -30,7 +30,7 @@ _INSIDE = "/closed_call/"
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Bytes on one chip. ``aliased``: of the outputs, what takes the memory of arguments; ``padding``: of arguments."""
+    """Memory use in bytes of one chip. ``aliased``: outputs that reuse argument buffers; ``padding``: of arguments."""
 
     arguments: int
     outputs: int
@@ -43,7 +43,7 @@ class MemoryUsage:
 
 @dataclass(frozen=True, slots=True)
 class ProgramCost:
-    """What one run costs one chip. ``seconds`` is an estimate; ``utilisation`` the share of the peak it allows."""
+    """The cost of one run on one chip. ``seconds`` is an estimate; ``utilisation`` is the best share of the peak."""
 
     products: float
     flops: float
@@ -55,26 +55,26 @@ class ProgramCost:
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte of HBM."""
+        """Floating point operations per byte of HBM traffic (arithmetic intensity)."""
         return self.flops / self.bytes if self.bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ExpensiveOp:
-    """One operation: the estimated seconds of all its runs, where it comes from, and what it does."""
+    """An operation, the estimated seconds of all its executions, its source location, and its cost."""
 
     seconds: float
     products: float
     bytes: float
     times: float
-    name: str  # of the instruction
-    op: str  # aten's, with the module before it where that is known
+    name: str  # name of the HLO instruction
+    op: str  # ATen operator, preceded by the module path if known
     line: str
 
 
 @dataclass(frozen=True, slots=True)
 class LargeBuffer:
-    """Something that takes memory, and where it comes from."""
+    """A large buffer, and the source location of its value."""
 
     bytes: int
     what: str
@@ -83,7 +83,7 @@ class LargeBuffer:
 
 @dataclass(frozen=True, slots=True)
 class ProgramAnalysis:
-    """What is known of a compiled program."""
+    """Memory use, cost, collectives, expensive operations and large buffers of a compiled program."""
 
     memory: MemoryUsage
     work: ProgramCost
@@ -93,7 +93,7 @@ class ProgramAnalysis:
 
 
 def analyze_program(compiled: CompiledTargetProgram, most: int = 10) -> ProgramAnalysis:
-    """The Analysis of a program, with ``most`` operations and temporaries."""
+    """Analyze a compiled program; list at most ``most`` expensive operations and large buffers."""
     target = compiled.lowered.target
     module = hlo_parser.parse_hlo(compiled.stage.as_text() or "")
     counter = cost_model.CostCounter(module)
@@ -116,14 +116,14 @@ def _memory_usage(compiled: CompiledTargetProgram, module: hlo_parser.HloModule)
     parameters = [i.shapes[0] for i in module.entry.instructions.values() if i.opcode == "parameter" and i.shapes]
     padding = sum(shape.padded_bytes - shape.bytes for shape in parameters)
     arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
-    whole = arguments + outputs + stats.temp_size_in_bytes - stats.alias_size_in_bytes
+    total = arguments + outputs + stats.temp_size_in_bytes - stats.alias_size_in_bytes
     return MemoryUsage(
         arguments=arguments,
         outputs=outputs,
         aliased=stats.alias_size_in_bytes,
         temporaries=stats.temp_size_in_bytes,
         code=stats.generated_code_size_in_bytes,
-        peak=max(getattr(stats, "peak_memory_in_bytes", 0), whole),
+        peak=max(getattr(stats, "peak_memory_in_bytes", 0), total),
         padding=padding,
     )
 
@@ -138,8 +138,8 @@ def _work(timed: Sequence[tuple[float, CostedOp]], chip: ChipSpec, counter: cost
     return ProgramCost(total.products, total.flops, total.bytes, seconds, utilisation, *unknown)
 
 
-def _seconds(operation: CostedOp, found: Sequence[collective_costs.Exchange], chip: ChipSpec) -> float:
-    """The estimate for all runs of an operation, with the collectives in it."""
+def _seconds(operation: CostedOp, found: Sequence[collective_costs.Collective], chip: ChipSpec) -> float:
+    """Estimate the time of all executions of an operation, including its collectives."""
     links = sum(collective_costs.estimate_link_seconds(kind, size, group, chip) for kind, group, size in found)
     if found and not operation.cost.products:
         return operation.times * links
@@ -149,7 +149,7 @@ def _seconds(operation: CostedOp, found: Sequence[collective_costs.Exchange], ch
 
 
 def peak_throughput(chip: ChipSpec, precise: str) -> tuple[float, int]:
-    """(products in a second, passes that each takes) for what costs.Operation.precise says."""
+    """Return (products per second, passes per product) for the dtype and precision in CostedOp.precise."""
     if "tf32" not in chip.flops:  # a TPU
         return chip.flops["bf16"], _PASSES.get(precise, 1)
     if precise.startswith("f32"):
@@ -172,7 +172,7 @@ def _expensive(timed: Sequence[tuple[float, CostedOp]]) -> list[ExpensiveOp]:
 
 
 def _origin(operation: CostedOp) -> str:
-    """Where an operation comes from; what the compiler added says what it is of."""
+    """Return the scope of an operation; for one that the compiler added, its opcode and the scope of its operand."""
     found = op_scope(operation.instruction.op_name)
     if found and not found.startswith("leaves["):
         return found
@@ -182,22 +182,23 @@ def _origin(operation: CostedOp) -> str:
 
 
 def op_scope(op_name: str) -> str:
-    """``Net/fc/aten::addmm`` of an instruction's ``jit(graph)/Net/fc/aten::addmm/dot_general``.
+    """Return the module path and ATen operator of an instruction's op name.
 
-    Within functions that the graph calls, such as loops over layers, it is the innermost: of
-    ``backward/Net/torch_xla::jax_call/.../closed_call/Net/layer/aten::mm`` it is ``backward/Net/layer/aten::mm``.
+    ``jit(graph)/Net/fc/aten::addmm/dot_general`` -> ``Net/fc/aten::addmm``. Inside functions that the graph calls, such
+    as loops over layers, the innermost scope is used:
+    ``backward/Net/torch_xla::jax_call/.../closed_call/Net/layer/aten::mm`` -> ``backward/Net/layer/aten::mm``.
     """
-    whole = _SCOPE.sub("", op_name)
-    levels = whole.split(_INSIDE)
+    path = _SCOPE.sub("", op_name)
+    levels = path.split(_INSIDE)
     inner = next((level for level in reversed(levels) if "::" in level), levels[0])
-    is_backward = inner is not levels[0] and whole.startswith("backward/") and not inner.startswith("backward/")
+    is_backward = inner is not levels[0] and path.startswith("backward/") and not inner.startswith("backward/")
     parts = [*(["backward"] if is_backward else []), *inner.split("/")]
     places = [place for place, part in enumerate(parts) if "::" in part]
     return "/".join(parts[: places[0] + 1] if places else parts)
 
 
 def _largest(module: hlo_parser.HloModule) -> list[LargeBuffer]:
-    """Values of the program's own that are in HBM, largest first; arguments are not among them."""
+    """Return the temporaries and results in HBM, largest first, without the arguments."""
     found = []
     for instruction in module.entry.instructions.values():
         if instruction.opcode in ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "copy-done"):

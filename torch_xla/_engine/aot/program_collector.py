@@ -1,9 +1,9 @@
-"""Compiles for a target what a script records: told of each graph as it is compiled and run here.
+"""Collects the graphs that a script compiles and runs, and compiles each distinct one for a target.
 
-observer ──on_compile_begin──► Seen: lowered for the target at once, compiled for it when the script has ended, or at
-                               once where that has to say how results lie (no values are computed, and nobody has laid
-                               them out)
-         ──on_launch─────────► Seen.runs
+observer ──on_compile_begin──► CollectedProgram: lowered for the target immediately; compiled when the script has
+                               ended, or immediately if the shardings of its results are needed (abstract mode,
+                               unannotated outputs)
+         ──on_launch─────────► CollectedProgram.runs
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch_xla._engine.recorder import source_info
 
 @dataclass(frozen=True, slots=True)
 class ProgramArgument:
-    """What a program reads: its bytes on one chip, whether a result takes its place, and what made it at which line."""
+    """An argument of a program: its bytes on one chip, whether a result is written in place, and its provenance."""
 
     bytes: int
     shape: tuple[int, ...]
@@ -45,14 +45,14 @@ class ProgramArgument:
 
 @dataclass(slots=True, eq=False)
 class CollectedProgram:
-    """A distinct program. After ``compile``: ``found``, or ``error``."""
+    """A distinct program of the script. ``compile`` sets either ``found`` or ``error``."""
 
     number: int
     spec: GraphSpec
     cause: str
     line: str
     arguments: list[ProgramArgument]
-    others: int  # bytes of tensors that are alive beside it
+    others: int  # bytes of live tensors that are not arguments
     lowered: TargetProgram | None
     error: Exception | None = None
     found: ProgramAnalysis | None = None
@@ -62,7 +62,7 @@ class CollectedProgram:
 
     @property
     def largest(self) -> list[LargeBuffer]:
-        """Arguments and own values, largest first."""
+        """Arguments, temporaries and results, largest first."""
         of_arguments = [
             LargeBuffer(a.bytes, f"argument {a.dtype}{list(a.shape)} ({a.kind})", a.line) for a in self.arguments
         ]
@@ -70,7 +70,7 @@ class CollectedProgram:
         return sorted(of_arguments + own, key=lambda large: -large.bytes)
 
     def compile(self, begun: Callable[[Path], None]) -> None:
-        """Compiles it for its target, once; ``begun`` is told where its StableHLO is. Not what could not be lowered."""
+        """Compile the program for its target, once, unless lowering failed; call ``begun`` with its StableHLO file."""
         if self.lowered is None or self.compiled is not None or self.error is not None:
             return
         try:
@@ -82,16 +82,18 @@ class CollectedProgram:
 
 
 class StepLimitReached(BaseException):
-    """The script has made the steps that were asked for."""
+    """Raised to end the script after the requested number of steps."""
 
 
 @dataclass(eq=False)
 class ProgramCollector:
-    """What a script's graphs become on a target.
+    """Collects the programs of a script for a target. It is a listener of the observer.
 
     Args:
-      steps: after how many barriers to end the script; None: never.
-      around: a block in which a program is compiled; what it gives is told which file holds the StableHLO.
+      target: the devices to compile for.
+      steps: number of step barriers after which to end the script; None does not end it.
+      around: returns a context manager around each compilation. It yields a function that is called with the path of
+        the program's StableHLO.
     """
 
     target: Target
@@ -128,15 +130,16 @@ class ProgramCollector:
             return None, error
 
     def compile(self, seen: CollectedProgram) -> None:
-        """Compiles a program for the target, unless that was done before."""
+        """Compile a program for the target, unless that was done before."""
         if seen.compiled is None and seen.error is None:
             with self.around(seen) as begun:
                 seen.compile(begun)
 
-    def results(self, spec: GraphSpec) -> Sequence[Sharding] | None:
-        """How the results of a graph lie, as the target's compiler has it; None where that refuses the program.
+    def result_shardings(self, spec: GraphSpec) -> Sequence[Sharding] | None:
+        """Return the shardings that the target's compiler chooses for the results of the latest graph.
 
-        For abstract.switch_on: a graph that has just been told of.
+        Returns None if compilation failed. ``abstract_device.enable`` takes this function; it calls it after
+        ``compiled`` for the same graph.
         """
         seen = self._latest
         assert seen is not None
@@ -151,7 +154,7 @@ class ProgramCollector:
         """Nothing is left to do."""
 
     def on_launch(self, graph: Any, device: int) -> None:
-        """A graph is about to run here."""
+        """Count a run of a graph on this machine."""
         seen = self._by_key.get((device, graph.key))
         if seen is not None:
             seen.runs += 1
@@ -160,14 +163,14 @@ class ProgramCollector:
         """What runs on the CPU is no program of the target."""
 
     def on_step_end(self, device: int) -> None:
-        """A barrier. Raises StepsDone at the last one that was asked for."""
+        """Count a step barrier. Raises StepLimitReached at the last requested step."""
         self.barriers += 1
         if self.steps is not None and self.barriers >= self.steps:
             raise StepLimitReached
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """In the block it is told of every graph of this process, and these carry the user's lines."""
+        """Collect every graph of this process within the block, with the source locations of their operations."""
         before = source_info.is_capturing()
         hlo_metadata.enable()
         source_info.set_capture(True)
@@ -180,22 +183,24 @@ class ProgramCollector:
 
 
 def program_placement(graph: Any, spec: GraphSpec) -> ProgramPlacement:
-    """How a recorder Graph lies on this process's devices."""
+    """Return the placement of a recorder Graph on this process's devices."""
     leaves = spmd.input_shardings(graph.inputs())
     if leaves is not None:
         return ProgramPlacement(spmd.replicated_sharding(), leaves, tuple(spec.root_shardings))
-    return ProgramPlacement(team=replica_program.replica_group_of(spec))
+    return ProgramPlacement(replica_group=replica_program.replica_group_of(spec))
 
 
 def _program_arguments(graph: Any, spec: GraphSpec, device: int) -> tuple[list[ProgramArgument], int]:
-    """What the graph reads, and the bytes on a chip of all other buffers."""
+    """Return the arguments of the graph, and the bytes on a chip of all other live buffers."""
     numbers = {id(array): number for array, _, number in recorder.bindings().buffers(device)}
     donated, read, found = set(spec.donated), set(), []
     for place, (array, (shape, dtype)) in enumerate(zip(graph.inputs(), spec.leaves, strict=True)):
-        maker = buffer_provenance.provenance_from_id(numbers.get(id(array), 0))
+        provenance = buffer_provenance.provenance_from_id(numbers.get(id(array), 0))
         named = str(dtype).removeprefix("torch.")
         found.append(
-            ProgramArgument(_bytes_per_device(array), tuple(shape), named, place in donated, maker.kind, maker.line)
+            ProgramArgument(
+                _bytes_per_device(array), tuple(shape), named, place in donated, provenance.kind, provenance.line
+            )
         )
         read.add(id(array))
     others = sum(_bytes_per_device(array) for array, _ in device_memory.live_buffers(device) if id(array) not in read)
@@ -203,7 +208,7 @@ def _program_arguments(graph: Any, spec: GraphSpec, device: int) -> tuple[list[P
 
 
 def _bytes_per_device(array: jax.Array) -> int:
-    """Bytes of an array on one device."""
+    """Return the bytes of an array on one device."""
     shape = array.sharding.shard_shape(array.shape)
     size = int(array.dtype.itemsize)
     for length in shape:

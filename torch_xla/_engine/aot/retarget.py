@@ -1,7 +1,7 @@
-"""A program that was traced for devices of this process, as one for other devices: its shardings, at any depth.
+"""Replaces the shardings in a traced program, at any depth, so that it can be compiled for other devices.
 
-Functions of jax within a graph (loops over layers, say) have been traced when they were recorded, with the layouts that
-they ask for inside over the devices there were.
+jax functions inside a graph, such as loops over layers, were traced when they were recorded. Their sharding constraints
+refer to the devices of this process.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 
 def retarget_jaxpr(traced: jax.stages.Traced, place: Callable[[Sharding], Sharding]) -> jax_core.ClosedJaxpr | None:
-    """The program with ``place(sharding)`` for each sharding in it; None where it has none to be moved."""
+    """Return the program with ``place(sharding)`` in place of each sharding; None if nothing changes."""
     found: jax_core.ClosedJaxpr = _Retargeter(place).closed(traced.jaxpr)
     return None if found is traced.jaxpr else found
 
 
 class _Retargeter:
-    """Goes through a program. What has no sharding stays the same object: jax lowers a function once that is called
-    in several places."""
+    """Rewrites a jaxpr recursively. Parts without shardings remain the same objects, which jax lowers only once."""
 
     def __init__(self, place: Callable[[Sharding], Sharding]) -> None:
         self._place = place
-        self._known: dict[int, tuple[Any, Any]] = {}  # by id; the first keeps the id taken
+        self._known: dict[int, tuple[Any, Any]] = {}  # by id; holding the key object prevents reuse of its id
 
     def closed(self, closed: Any) -> Any:
         jaxpr = self._once(closed.jaxpr)

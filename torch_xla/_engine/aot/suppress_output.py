@@ -1,4 +1,4 @@
-"""Keeps a compiler's own messages off the user's terminal."""
+"""Suppresses the messages that compilers print to stderr."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def suppress_stderr() -> Iterator[None]:
-    """In the block, what the process writes to stderr goes nowhere, C++'s too. For short calls that libraries log in.
+    """Discard everything the process writes to stderr within the block, including C++ code.
 
-    An error is raised, not written, by what is called so. Without a stderr it does nothing.
+    Use it for short calls into libraries that log, and that raise their errors. Without a stderr it has no effect.
     """
     try:
         sys.stderr.flush()
-        kept = os.dup(2)
+        saved = os.dup(2)
     except (AttributeError, OSError, ValueError):
         yield
         return
@@ -25,6 +25,6 @@ def suppress_stderr() -> Iterator[None]:
         os.dup2(nowhere, 2)
         yield
     finally:
-        os.dup2(kept, 2)
+        os.dup2(saved, 2)
         os.close(nowhere)
-        os.close(kept)
+        os.close(saved)

@@ -1,6 +1,7 @@
-"""Compiles a recorded graph for the devices of a target, as it would be compiled there: dtypes, precision, shardings.
+"""Compiles a recorded graph for the devices of a target, with the target's storage dtypes, precision and shardings.
 
-GraphSpec ──lower──► Lowered (StableHLO, of this platform) ──compile──► jax.stages.Compiled, which cannot be run
+GraphSpec ──lower_for_target──► TargetProgram (StableHLO for the target's platform)
+          ──compile_for_target──► CompiledTargetProgram (a jax.stages.Compiled that cannot be run here)
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torch_xla._engine.parallel import replica_program
 
 
 class TargetError(RuntimeError):
-    """A program cannot be compiled for a target. ``file`` holds its StableHLO, if it came so far."""
+    """Raised when a program cannot be compiled for a target. ``file`` has its StableHLO, if lowering succeeded."""
 
     def __init__(self, message: str, file: Path | None = None) -> None:
         super().__init__(message)
@@ -42,14 +43,25 @@ class TargetError(RuntimeError):
 
 
 class DoesNotFitError(TargetError):
-    """The compiler of a target finds no room for a program; ``needs`` and ``room`` in bytes, 0 where it says none.
+    """Raised when a program does not fit into the memory of its target.
 
-    ``beside``: whether what it needs comes on top of its arguments.
+    Attributes:
+      required_bytes: the memory that the program requires, as the compiler reports it; 0 if it reports none.
+      capacity_bytes: the memory of one device, as the compiler reports it; 0 if it reports none.
+      excludes_arguments: whether ``required_bytes`` excludes the program's arguments.
     """
 
-    def __init__(self, message: str, file: Path | None, needs: int, room: int, beside: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        file: Path | None,
+        required_bytes: int,
+        capacity_bytes: int,
+        excludes_arguments: bool = False,
+    ) -> None:
         super().__init__(message, file)
-        self.needs, self.room, self.beside = needs, room, beside
+        self.required_bytes, self.capacity_bytes = required_bytes, capacity_bytes
+        self.excludes_arguments = excludes_arguments
 
 
 #: "memory required for HLO temporaries (64.00G) exceeds available HBM (15.75G)", "Used 26.06G of 15.75G hbm"
@@ -59,37 +71,40 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlacement:
-    """How a program lies on devices. None for one device.
+    """The placement of a program on devices. The default is a single device.
 
     Args:
-      spread: of SPMD, where numbers lie: on all devices of this process.
-      leaves, results: how each lies on them; a result of 0 as the compiler likes.
-      team: the replicas that run it together, each on its own device.
+      replicated: in SPMD mode, the sharding of scalars: replicated over all devices of this process.
+      input_shardings: in SPMD mode, the sharding of each input.
+      result_sharding_ids: in SPMD mode, the sharding id of each result; 0 lets the compiler choose.
+      replica_group: the replicas that run the program, one device each.
     """
 
-    spread: Sharding | None = None
-    leaves: tuple[Sharding, ...] = ()
-    results: tuple[int, ...] = ()
-    team: replica_program.ReplicaGroup | None = None
+    replicated: Sharding | None = None
+    input_shardings: tuple[Sharding, ...] = ()
+    result_sharding_ids: tuple[int, ...] = ()
+    replica_group: replica_program.ReplicaGroup | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetProgram:
-    """A program in StableHLO, for a target."""
+    """A program lowered to StableHLO for a target."""
 
     target: Target
     stage: jax.stages.Lowered
-    chips: int  # how many run it together
+    chips: int  # number of chips that run the program
 
     def text(self) -> str:
-        """The StableHLO."""
+        """Return the StableHLO."""
         return self.stage.as_text()
 
 
 def lower_for_target(spec: GraphSpec, target: Target, layout: ProgramPlacement | None = None) -> TargetProgram:
-    """The program of a graph for a target.
+    """Lower a graph for a target.
 
-    Raises LoweringError for an op that cannot be built there, ValueError where it needs more devices than there are.
+    Raises:
+      LoweringError: an op cannot be lowered for the target.
+      ValueError: the target has fewer devices than the program's mesh.
     """
     layout = layout or ProgramPlacement()
     spec = dataclasses.replace(spec, precision=matmul_precision.precision_for_platform(target.platform))
@@ -114,8 +129,10 @@ def _storage_dtypes(target: Target) -> dict[Any, Any]:
 def _lower(spec: GraphSpec, target: Target, layout: ProgramPlacement) -> tuple[jax.stages.Lowered, int]:
     moved = _RetargetSharding(target)
     function: Callable[..., Any] = graph_function.graph_function(spec)
-    # As in compilation/placement.py, so that a program has the same name on disk: one device is that of the arguments.
-    place = SingleDeviceSharding(target.devices[0]) if layout.team is None and layout.spread is None else None
+    # As in compilation/placement.py, so that a program has the same file name in the persistent cache: a single device
+    # is given by the arguments.
+    single_device = layout.replica_group is None and layout.replicated is None
+    place = SingleDeviceSharding(target.devices[0]) if single_device else None
     numbers: list[Any] = [
         jax.ShapeDtypeStruct((spec.floats,), np.float64, sharding=place),
         jax.ShapeDtypeStruct((spec.ints,), np.int64, sharding=place),
@@ -125,23 +142,24 @@ def _lower(spec: GraphSpec, target: Target, layout: ProgramPlacement) -> tuple[j
     ]
     options: dict[str, Any] = {"donate_argnums": tuple(position + 2 for position in spec.donated)}
     count = 1
-    if layout.team is not None:
-        over = moved(layout.team.sharding)
-        function = replica_program.shard_map_over(function, replica_program.ReplicaGroup(layout.team.ordinals, over))
+    if layout.replica_group is not None:
+        over = moved(layout.replica_group.sharding)
+        group = replica_program.ReplicaGroup(layout.replica_group.ordinals, over)
+        function = replica_program.shard_map_over(function, group)
         options |= {"in_shardings": over, "out_shardings": over}
         count = len(over.device_set)
-    elif layout.spread is not None:
-        everywhere = moved(layout.spread)
+    elif layout.replicated is not None:
+        everywhere = moved(layout.replicated)
         leaves = [
-            jax.ShapeDtypeStruct(sharding_ids.padded_shape(leaf.shape, way), leaf.dtype, sharding=way)
-            for leaf, way in zip(leaves, map(moved, layout.leaves), strict=True)
+            jax.ShapeDtypeStruct(sharding_ids.padded_shape(leaf.shape, sharding), leaf.dtype, sharding=sharding)
+            for leaf, sharding in zip(leaves, map(moved, layout.input_shardings), strict=True)
         ]
-        given = dataclasses.replace(spec, root_shardings=list(layout.results))
-        leaving = io_shardings.output_shardings(given, leaves, everywhere)
-        function = io_shardings.with_padded_io(function, given, leaving)
+        given = dataclasses.replace(spec, root_shardings=list(layout.result_sharding_ids))
+        out_shardings = io_shardings.output_shardings(given, leaves, everywhere)
+        function = io_shardings.with_padded_io(function, given, out_shardings)
         options |= {
             "in_shardings": io_shardings.input_shardings([*numbers, *leaves], everywhere),
-            "out_shardings": leaving,
+            "out_shardings": out_shardings,
         }
         count = len(everywhere.device_set)
     traced = jax.jit(function, keep_unused=True, **options).trace(*numbers, *leaves)
@@ -161,14 +179,14 @@ def _rename_module(function: Callable[..., Any], other: Callable[..., Any]) -> C
 
 
 class _RetargetSharding:
-    """A sharding over devices of this process as the same one over those of a target, in their order."""
+    """Maps a sharding over devices of this process to the same sharding over the devices of a target, in order."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def __call__(self, sharding: Sharding) -> NamedSharding:
         if not isinstance(sharding, NamedSharding):
-            raise TypeError(f"target {self._target.name}: a sharding {sharding} has no mesh to be moved to it")
+            raise TypeError(f"target {self._target.name}: cannot retarget the sharding {sharding}, which has no mesh")
         mesh = sharding.mesh
         if set(mesh.devices.flat) <= set(self._target.devices):
             return sharding
@@ -181,23 +199,23 @@ class _RetargetSharding:
 
 
 def _on_devices(devices: Sequence[jax.Device], sharding: NamedSharding) -> NamedSharding:
-    """A sharding as the same one over other devices."""
+    """Return the same sharding over other devices."""
     mesh = Mesh(np.array(devices).reshape(sharding.mesh.devices.shape), sharding.mesh.axis_names)
     return reordered_sharding(mesh, sharding.spec, device_order(sharding))
 
 
 def query_result_shardings(compiled: CompiledTargetProgram, devices: Sequence[jax.Device]) -> list[Sharding]:
-    """How the results of a program would lie on other devices, as many as it is compiled for."""
-    found: Sequence[Sharding] = compiled.stage.output_shardings  # those of a list, in order
+    """Return the shardings of a program's results, mapped to other devices, of the same number."""
+    shardings: Sequence[Sharding] = compiled.stage.output_shardings  # a list, in the order of the results
     return [
-        _on_devices(devices, lies) if isinstance(lies, NamedSharding) else to_named_sharding(lies, tuple(devices))
-        for lies in found
+        _on_devices(devices, each) if isinstance(each, NamedSharding) else to_named_sharding(each, tuple(devices))
+        for each in shardings
     ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledTargetProgram:
-    """A program compiled for a target, and how long that took."""
+    """A program compiled for a target, and the compile time in seconds."""
 
     lowered: TargetProgram
     stage: jax.stages.Compiled
@@ -207,14 +225,16 @@ class CompiledTargetProgram:
 def compile_for_target(
     lowered: TargetProgram, spec: GraphSpec | None, where: str = "", begun: Callable[[Path], None] = lambda file: None
 ) -> CompiledTargetProgram:
-    """Compiles a program for its target.
+    """Compile a program for its target.
 
     Args:
-      spec: the graph, for messages; None for a program that is none.
-      where: what names it in messages, such as the user's line.
-      begun: told, before the compiler starts, which file holds the StableHLO: a compiler that crashes says nothing.
+      spec: the graph, for messages; None for a program without one.
+      where: identifies the program in messages, such as the user's line.
+      begun: called with the path of the StableHLO before compilation, as a crash of the compiler leaves no message.
 
-    Raises TooLargeError where the compiler finds no room for it, TargetError where it refuses it.
+    Raises:
+      DoesNotFitError: the program does not fit into the memory of the target.
+      TargetError: the compiler rejects the program for another reason.
     """
     file = dump_stablehlo(lowered)
     begun(file)
@@ -236,12 +256,12 @@ def _translate_compile_error(
     if "RESOURCE_EXHAUSTED" not in str(error) or "memory" not in str(error):
         return TargetError(text, file)
     found = _SIZES.search(str(error))
-    needs, room = (int(float(found[i]) * _UNITS[found[i + 1]]) if found else 0 for i in (1, 3))
-    return DoesNotFitError(text, file, needs, room, found is not None and found[0].startswith("temporaries"))
+    required, capacity = (int(float(found[i]) * _UNITS[found[i + 1]]) if found else 0 for i in (1, 3))
+    return DoesNotFitError(text, file, required, capacity, found is not None and found[0].startswith("temporaries"))
 
 
 def dump_stablehlo(lowered: TargetProgram) -> Path:
-    """Writes the program's StableHLO to a file in a new folder, and returns which."""
+    """Write the program's StableHLO to a file in a new temporary folder; return its path."""
     file = Path(tempfile.mkdtemp(prefix="torch_xla-aot-"), "program.mlir")
     file.write_text(lowered.text(), encoding="utf-8")
     return file

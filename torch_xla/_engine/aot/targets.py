@@ -1,9 +1,9 @@
-"""What a program can be compiled for without having it: TPU topologies by shape, GPUs by name.
+"""The targets of ahead-of-time compilation: TPU topologies by shape, GPUs by name.
 
-v5e:4x4, v5p:4x4x4, v4:2x2x1, v6e    as many chips as the shape says, one without
-h100, a100:8                         as many GPUs as the number says, one without
+v5e:4x4, v5p:4x4x4, v4:2x2x1, v6e    a TPU slice of this shape; one chip without a shape
+h100, a100:8                         this number of GPUs; one without a number
 
-The compilers are libtpu and jax's CUDA plugin. Neither needs a chip, nor a network.
+The compilers are libtpu and jax's CUDA plugin. Neither requires an accelerator or a network.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from torch_xla._engine.aot import hardware_specs
 from torch_xla._engine.aot.hardware_specs import ChipSpec
 from torch_xla._engine.aot.suppress_output import suppress_stderr
 
-#: Chips of one machine, where libtpu divides a shape among machines itself.
+#: Number of chips of one host, for shapes that libtpu divides among hosts.
 _MACHINE = 4
-#: jax's plugins for GPUs: the package, and the module that makes it known to jax.
+#: jax's GPU plugins: package -> module that registers it with jax.
 _PLUGINS = {"jax_cuda12_plugin": "jax_plugins.xla_cuda12", "jax_cuda13_plugin": "jax_plugins.xla_cuda13"}
 _NAME = re.compile(r"([a-z0-9-]+?)(?::(\d+(?:x\d+){0,2}))?")
 
 
 class MissingCompilerError(RuntimeError):
-    """The compiler of a target is not installed."""
+    """Raised when the compiler of a target is not installed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """Devices to compile for. ``devices`` can be compiled for, and nothing else; ``platform`` is ``tpu`` or ``gpu``."""
+    """Devices to compile for. ``devices`` support compilation only; ``platform`` is ``tpu`` or ``gpu``."""
 
     name: str
     platform: str
@@ -45,7 +45,7 @@ class Target:
 
     @property
     def hosts(self) -> int:
-        """How many machines the devices are in."""
+        """The number of hosts of the devices."""
         return len({device.process_index for device in self.devices})
 
     def __str__(self) -> str:
@@ -55,16 +55,18 @@ class Target:
 
 
 def supported_targets() -> str:
-    """The names that ``target`` takes, for messages and help."""
+    """Describe the names that ``get_target`` accepts, for messages and help."""
     tpus, gpus = ", ".join(hardware_specs.TPUS), ", ".join(hardware_specs.GPUS)
-    return f"a TPU with a shape, as in v5e:2x2 ({tpus}), or a GPU, as in h100 or h100:8 ({gpus})"
+    return f"a TPU with a topology, e.g. v5e:2x2 ({tpus}), or a GPU, e.g. h100 or h100:8 ({gpus})"
 
 
 @functools.cache
 def get_target(name: str) -> Target:
-    """The Target of that name.
+    """Return the target with this name.
 
-    Raises ValueError for a name that is none and for a shape that does not exist, MissingCompilerError.
+    Raises:
+      ValueError: the name is invalid, or the topology does not exist.
+      MissingCompilerError: the compiler of the target is not installed.
     """
     found = _NAME.fullmatch(name.strip().lower())
     chip, shape = (found[1], found[2]) if found else ("", None)
@@ -81,7 +83,7 @@ def _tpu(name: str, chip: ChipSpec, shape: list[int]) -> Target:
     options: dict[str, object] = {}
     if chip.name in ("v4", "v5p"):
         shape = shape + [1] * (3 - len(shape))
-        options["chip_config_name"] = "megacore"  # a chip is one device, as jax has it on the machine
+        options["chip_config_name"] = "megacore"  # one device per chip, as in jax on a TPU host
     if math.prod(shape) < _MACHINE:
         options["chips_per_host_bounds"] = [*shape, 1, 1][:3]
     _isolate_libtpu()
@@ -90,12 +92,12 @@ def _tpu(name: str, chip: ChipSpec, shape: list[int]) -> Target:
         with suppress_stderr():
             found = topologies.get_topology_desc(layout, platform="tpu", **options)
     except Exception as error:
-        raise ValueError(f"target {name}: libtpu has no such topology: {error}") from error
+        raise ValueError(f"target {name}: libtpu does not support this topology: {error}") from error
     return Target(name, "tpu", chip, tuple(found.devices))
 
 
 def _isolate_libtpu() -> None:
-    """Has libtpu look for no TPU in the network, write nothing but errors, and not mind another process that has it."""
+    """Configure libtpu to search no TPU in the network, log only errors, and ignore locks of other processes."""
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
@@ -114,12 +116,12 @@ def _gpu(name: str, chip: ChipSpec, count: int) -> Target:
                 _register(plugin)
                 found = topologies.get_topology_desc("", platform="cuda", **options)
     except Exception as error:
-        raise ValueError(f"target {name}: jax's CUDA plugin does not take it: {error}") from error
+        raise ValueError(f"target {name}: jax's CUDA plugin does not support this topology: {error}") from error
     return Target(name, "gpu", chip, tuple(found.devices))
 
 
 def _register(plugin: str) -> None:
-    """Makes a plugin known to jax that has given up for want of a driver, which compiling does without."""
+    """Register a plugin that jax skipped because there is no GPU driver, which compilation does not require."""
     variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
     before = os.environ.get(variable)
     os.environ[variable] = "1"

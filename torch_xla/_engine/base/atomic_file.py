@@ -1,9 +1,9 @@
-"""Files that appear whole or not at all: a process that dies while it writes one leaves the old one as it was.
+"""Atomic file writes: a process that dies while it writes a file leaves the old file unchanged.
 
-    part file beside the path, under a unique name -> on disk -> renamed to the path
+    part file next to the path, under a unique name -> flushed to disk -> renamed to the path
 
-A process that is killed before that leaves its part file (``.NAME.UUID.part``) behind. Process and thread ids would not
-do: two containers that share a filesystem have the same ones.
+A process that is killed before the rename leaves its part file (``.NAME.UUID.part``) behind. The name contains a UUID
+instead of a process id: two containers that share a filesystem may have equal process ids.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import IO
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write; it is at ``path`` when the block has ended well, and nothing has changed when it has not.
+    """Open a file that replaces ``path`` when the block ends without an exception; otherwise nothing changes.
 
-    A link is followed, and the mode of a file that is replaced is kept. What is no plain file (a pipe, /dev/null) is
-    written to directly. Raises OSError where the folder cannot be written to.
+    Follows links, and preserves the mode of a file that it replaces. Writes directly to anything that is not a regular
+    file (a pipe, /dev/null). Raises OSError if the folder is not writable.
     """
     target = Path(os.path.realpath(path))
     mode = _mode(target)
@@ -45,7 +45,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def open_temp_file(part: Path) -> IO[bytes]:
-    """The part file, to be written. Tests put one in its place that fails."""
+    """Open the part file for writing. Tests replace this function by one that fails."""
     return part.open("wb")
 
 
@@ -57,7 +57,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """So that the new name outlives a crash of the machine, too, where file systems know such a thing."""
+    """Flush a folder's entries, so that the new name survives a crash of the machine if the file system supports it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

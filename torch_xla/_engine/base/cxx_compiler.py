@@ -1,4 +1,4 @@
-"""Which C++ compiler this machine has; imports nothing, so that what is missing can be said before anything else."""
+"""Find the C++ compiler of this machine. Imports nothing else, so that the doctor can report a missing compiler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INSTALL_COMPILER = "apt-get install g++"
 
 
 def find_compiler() -> list[str] | None:
-    """The command line of the C++ compiler: $CXX, else c++, else g++. None if there is none."""
+    """Return the command line of the C++ compiler: $CXX, else c++, else g++. None if there is none."""
     for command in [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++"]:
         words = shlex.split(command)
         if words and shutil.which(words[0]):
@@ -19,6 +19,6 @@ def find_compiler() -> list[str] | None:
 
 
 def missing_compiler_message() -> str:
-    """What was looked for where find_compiler has found none."""
-    asked = os.environ.get("CXX")
-    return f"the compiler that CXX names ({asked})" if asked else "a C++ compiler"
+    """Describe what find_compiler searched for when it found no compiler."""
+    named = os.environ.get("CXX")
+    return f"the compiler that CXX names ({named})" if named else "a C++ compiler"

@@ -1,17 +1,17 @@
-"""Which command this process is, where that decides what importing torch_xla does."""
+"""Detect ``python -m`` diagnostic commands (the doctor and others), for which importing torch_xla must do nothing."""
 
 from __future__ import annotations
 
 import sys
 
-#: They say what stands in the way of importing, so nothing of it may happen before they run.
+#: Commands that diagnose failing imports, so they must run before any of the engine is imported.
 _OF_IMPORTING = ("torch_xla.doctor", "torch_xla.build", "torch_xla._engine.compat")
 
 
 def is_diagnostic_command() -> bool:
-    """Whether this is the moment before ``python -m`` runs one of those: it imports the package first.
+    """Whether Python is importing the package for ``python -m`` of one of these commands.
 
-    Python has put ``-m`` into ``sys.argv[0]`` for that moment, and the command's own arguments behind it.
+    During that import Python sets ``sys.argv[0]`` to ``-m``, followed by the command's arguments.
     """
     if not sys.argv or sys.argv[0] != "-m" or len(sys.orig_argv) < len(sys.argv):
         return False

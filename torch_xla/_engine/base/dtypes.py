@@ -1,10 +1,10 @@
-"""torch dtypes, the dtypes of the device buffers that hold them, and torch's promotion rule.
+"""Map torch dtypes to the storage dtypes of device buffers, and torch's type promotion rule.
 
-A device may store a dtype as another one: float64 as float32 on a TPU, all floats as bfloat16 with XLA_USE_BF16. The
-tensor still says what torch promised. Which dtype is stored as which is decided once, when the first value is stored
-(``devices.py`` says how, to ``narrow_by``, when the backend starts): naming a device decides nothing. Before that, and
-on most devices for good, each is stored as itself. Everything that makes or reads buffers, and every lowering rule,
-asks ``to_numpy``, and so works in what the device stores.
+A device may store a dtype as a narrower one: float64 as float32 on a TPU, all floats as bfloat16 with XLA_USE_BF16. The
+tensor still reports its torch dtype. The storage dtypes are decided once, when the first value is stored
+(``devices.py`` registers the decision with ``defer_storage_dtypes`` when the backend starts); naming a device decides
+nothing. Before that, and permanently on most devices, each dtype is stored as itself. Code that creates or reads
+buffers, and every lowering rule, calls ``storage_numpy_dtype``, and so computes in the storage dtype.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NUMPY: dict[torch.dtype, type] = {
 _TO_NUMPY = {t: np.dtype(n) for t, n in _NUMPY.items()}
 _TO_TORCH = {n: t for t, n in _TO_NUMPY.items()}
 
-#: torch's integer codes for dtypes (``c10::ScalarType``), as the dispatcher's ``ScalarType?`` arguments carry them.
+#: torch's integer codes of dtypes (``c10::ScalarType``), as in the dispatcher's ``ScalarType?`` arguments.
 FROM_CODE: dict[int, torch.dtype] = {
     0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16,
     6: torch.float32, 7: torch.float64, 9: torch.complex64, 10: torch.complex128, 11: torch.bool,
@@ -55,16 +55,16 @@ TO_CODE = {dtype: code for code, dtype in FROM_CODE.items()}
 
 
 def is_supported(dtype: torch.dtype) -> bool:
-    """Whether tensors of ``dtype`` can live on an xla device (quantised and sub-byte types cannot)."""
+    """Whether xla tensors can have ``dtype`` (quantized and sub-byte types are not supported)."""
     return dtype in _TO_NUMPY
 
 
-# Written once, by narrow(); read without a lock.
+# Written once, by set_storage_dtypes(); read without a lock.
 _stored_as: dict[torch.dtype, torch.dtype] = {}
-#: What says it when the first value is stored; None before the backend has started, and from then on.
+#: Decides the storage dtypes when the first value is stored; None before the backend starts and after the decision.
 _undecided: Callable[[], dict[torch.dtype, torch.dtype]] | None = None
 _deciding = fork_safe_lock()
-#: In the place of that, in a block of stored_as() or exactly().
+#: Overrides the table in a block of override_storage_dtypes() or exact_dtypes().
 _here: ContextVar[dict[torch.dtype, torch.dtype] | None] = ContextVar("stored_as", default=None)
 
 
@@ -80,9 +80,9 @@ def _table() -> dict[torch.dtype, torch.dtype]:
 def storage_dtype_map(
     platform: str, *, use_bf16: bool = False, downcast_bf16: bool = False, use_32bit_long: bool = False
 ) -> dict[torch.dtype, torch.dtype]:
-    """The dtypes that devices of ``platform`` (cpu, gpu, tpu) store as other ones, and as which, under these settings.
+    """Return the dtypes that devices of ``platform`` (cpu, gpu, tpu) store as others, and their storage dtypes.
 
-    Complex numbers keep their width, as there are no narrower ones, except that TPUs have no 64-bit parts.
+    Complex dtypes are not narrowed, as there are no narrower ones, except that TPUs have no 64-bit components.
     """
     stored: dict[torch.dtype, torch.dtype] = {}
     if platform == "tpu":
@@ -97,7 +97,7 @@ def storage_dtype_map(
 
 
 def set_storage_dtypes(stored: dict[torch.dtype, torch.dtype]) -> None:
-    """Decides, for the rest of the process, which dtypes are stored as which other ones."""
+    """Set the storage dtypes for the rest of the process."""
     global _undecided
     _stored_as.clear()
     _stored_as.update(stored)
@@ -105,7 +105,7 @@ def set_storage_dtypes(stored: dict[torch.dtype, torch.dtype]) -> None:
 
 
 def defer_storage_dtypes(decide: Callable[[], dict[torch.dtype, torch.dtype]]) -> None:
-    """As ``narrow(decide())``, when somebody first asks how a value is stored."""
+    """Call ``set_storage_dtypes(decide())`` when the first storage dtype is requested."""
     global _undecided
     _undecided = decide
 
@@ -113,28 +113,28 @@ def defer_storage_dtypes(decide: Callable[[], dict[torch.dtype, torch.dtype]]) -
 def _decide() -> None:
     with _deciding:
         decide = _undecided
-        if decide is not None:  # no other thread has, meanwhile
+        if decide is not None:  # no other thread has decided in the meantime
             set_storage_dtypes(decide())
 
 
 def storage_dtypes_decided() -> bool:
-    """Whether it has been asked how a value is stored, since the backend has started."""
+    """Whether a storage dtype was requested since the backend started."""
     return _undecided is None
 
 
 def storage_dtype_overrides() -> dict[torch.dtype, torch.dtype]:
-    """The dtypes that are stored as other ones here, and as which."""
+    """Return the dtypes that differ from their storage dtype, with their storage dtypes."""
     return dict(_table())
 
 
 def has_narrow_storage() -> bool:
-    """Whether some dtype is stored as another one here."""
+    """Whether any dtype differs from its storage dtype."""
     return bool(_table())
 
 
 @contextmanager
 def override_storage_dtypes(table: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
-    """In this block, on this thread, dtypes are stored as ``table`` says: ``narrowing`` of other devices, say."""
+    """Use the storage dtypes of ``table`` in this block, on this thread, for example those of another platform."""
     token = _here.set(table)
     try:
         yield
@@ -143,33 +143,33 @@ def override_storage_dtypes(table: dict[torch.dtype, torch.dtype]) -> Iterator[N
 
 
 def exact_dtypes(*but: torch.dtype) -> AbstractContextManager[None]:
-    """In this block, on this thread, every dtype is what torch says: for what cannot be computed on what is stored.
+    """Store every dtype as itself in this block, on this thread, for computations that need the full precision.
 
-    ``but``: dtypes that are stored as they are outside of the block.
+    ``but``: dtypes that keep their storage dtype.
     """
     table = _table()
     return override_storage_dtypes({dtype: table[dtype] for dtype in but if dtype in table})
 
 
 def storage_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The torch dtype whose values a device buffer for tensors of ``dtype`` holds."""
+    """Return the torch dtype of the device buffers of tensors of ``dtype``."""
     return _table().get(dtype, dtype)
 
 
 def storage_numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """The dtype of the device buffer that holds a tensor of torch dtype ``dtype``."""
+    """Return the numpy dtype of the device buffers of tensors of torch dtype ``dtype``."""
     return _TO_NUMPY[storage_dtype(dtype)]
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """The numpy dtype with the values of ``dtype`` itself, however devices store it."""
+    """Return the numpy dtype that corresponds to ``dtype``, regardless of the storage dtype."""
     return _TO_NUMPY[dtype]
 
 
 def torch_dtype_of_storage(dtype: np.dtype | type) -> torch.dtype:
-    """A torch dtype that is stored as this jax or numpy dtype: the one of its name, where that is.
+    """Return a torch dtype whose storage dtype is this jax or numpy dtype; the one of the same name if possible.
 
-    Raises KeyError for a dtype torch does not have.
+    Raises KeyError for a dtype that torch does not have.
     """
     named = _TO_TORCH[np.dtype(dtype)]
     if storage_dtype(named) == named:
@@ -178,17 +178,17 @@ def torch_dtype_of_storage(dtype: np.dtype | type) -> torch.dtype:
 
 
 def torch_dtype(dtype: np.dtype | type) -> torch.dtype:
-    """The torch dtype of the same name as a numpy one, the inverse of namesake. KeyError where there is none."""
+    """Return the torch dtype with the name of a numpy dtype, the inverse of numpy_dtype. KeyError if there is none."""
     return _TO_TORCH[np.dtype(dtype)]
 
 
 def is_inexact(dtype: np.dtype) -> bool:
-    """True for floating and complex dtypes, bfloat16 and float8 included."""
+    """Whether a dtype is floating or complex, including bfloat16 and float8."""
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 def is_reduced_floating(dtype: np.dtype) -> bool:
-    """True for 16-bit and 8-bit floats: torch computes on them in float32 and rounds once."""
+    """Whether a dtype is a 16-bit or 8-bit float: torch computes on these in float32 and rounds once."""
     return bool(jnp.issubdtype(dtype, jnp.floating)) and np.dtype(dtype).itemsize < 4
 
 
@@ -201,10 +201,10 @@ def _category(dtype: torch.dtype) -> int:
 
 
 def promote(dims: Iterable[torch.dtype], zeros: Iterable[torch.dtype], wrapped: Iterable[torch.dtype]) -> torch.dtype:
-    """torch's result type of operands with dimensions, without any, and of Python numbers.
+    """Return torch's result type of operands with dimensions, zero-dimensional operands, and Python numbers.
 
-    A later group takes part only where its category (bool < integer < floating < complex) is higher than all before
-    it: https://docs.pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc
+    A later group takes part only if its category (bool < integer < floating < complex) is higher than that of all
+    earlier groups: https://docs.pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc
     """
     result: torch.dtype | None = None
     for group in (dims, zeros, wrapped):
@@ -216,7 +216,7 @@ def promote(dims: Iterable[torch.dtype], zeros: Iterable[torch.dtype], wrapped: 
         if result is None or _category(kind) > _category(result):
             result = kind if result is None or not _keeps_width(result, kind) else torch.promote_types(result, kind)
     if result is None:
-        raise TypeError("promote: no operand has a dtype")
+        raise TypeError("promote: expected at least one operand")
     return result
 
 

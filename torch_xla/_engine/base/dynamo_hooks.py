@@ -1,8 +1,8 @@
-"""torch.compile's tracer (dynamo) and the engine: what runs as it is, and the backend that knows no xla.
+"""Keep torch.compile's tracer (dynamo) out of the engine, and reject its default backend (inductor) for xla.
 
-Dynamo takes over every Python function that runs below a compiled one, also those that C++ calls back. The engine's own
-must not become part of a traced graph: they would be traced again and again, and their locks, clocks and tables with
-them. Importing torch_xla does not import dynamo.
+Dynamo traces every Python function that runs below a compiled one, including functions that C++ calls back. The
+engine's functions must not become part of a traced graph: they would be traced repeatedly, together with their locks,
+clocks and tables. Importing torch_xla does not import dynamo.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ from torch_xla._engine.compat import dynamo
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NO_INDUCTOR = (
-    "torch.compile: backend 'inductor' (the default) makes programs for the CPU and for GPUs, and has none for "
-    "{device}. XLA compiles what xla tensors compute, with or without torch.compile: leave torch.compile out "
-    "(torch_xla.compile(f) makes one graph of a function), or write torch.compile(f, backend='openxla')."
+    "torch.compile: backend 'inductor' (the default) does not support {device}. XLA compiles operations on xla tensors "
+    "with or without torch.compile: remove torch.compile (torch_xla.compile(f) makes one graph of a function), or use "
+    "torch.compile(f, backend='openxla')."
 )
 
 
 def dynamo_disable(function: F) -> F:
-    """``function``, which dynamo leaves alone when it is called: it, and all that it calls.
+    """Exclude ``function`` and everything that it calls from tracing by dynamo.
 
-    One that is called in the middle of a function that is being traced has to say more: see ``is_tracing`` and
-    ``breaks_graph``.
+    A function that is called inside a traced function needs more: see ``is_tracing`` and ``graph_break``.
     """
     dynamo.skip_frames_of(function)
     return function
 
 
 def graph_break(function: F) -> F:
-    """``function``, at a call of which a traced graph ends; what follows is another one."""
+    """Make a call of ``function`` end the traced graph; a new graph starts after it."""
     dynamo_disable(function)
-    dynamo.graph_break_at(function, "it asks the xla device, or starts it")
+    dynamo.graph_break_at(function, "it queries or starts the xla device")
     return function
 
 
 def is_tracing() -> bool:
-    """Whether dynamo is reading this, rather than Python running it."""
+    """Whether dynamo is tracing the caller."""
     return torch.compiler.is_dynamo_compiling()
 
 
@@ -63,5 +62,5 @@ def _reject_xla_for_inductor(
 
 
 def install_dynamo_hooks() -> None:
-    """Wraps the default backend of torch.compile, for which torch has no hook."""
+    """Wrap the default backend of torch.compile, for which torch has no hook."""
     dynamo.wrap_default_backend(_reject_xla_for_inductor)

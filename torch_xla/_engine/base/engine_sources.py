@@ -1,12 +1,12 @@
-"""The engine's source files as they were when this process imported them.
+"""Hash of the engine's source files as this process imported them.
 
-Files may change under a running process: an upgrade, an edit of a rule, an editor's lock file. What the process has
-imported is then no longer what is on disk, so nothing that outlives the process may be named by the files.
+Files may change under a running process: an upgrade, an edit of a rule, an editor's lock file. The imported code then
+differs from the files on disk, so the hash of the files must not name anything that outlives the process.
 
-    stamped, before the engine is imported -> hashed, by the first caller -> the same stamps still: the hash counts
-                                                                          -> others: unknown, for good
+    stamp before the engine is imported -> hash on first use -> stamps unchanged: the hash is valid
+                                                             -> stamps changed: unknown for the rest of the process
 
-A stamp holds the inode and the times of its change to the nanosecond. This module imports nothing of the engine.
+A stamp holds the inode and its modification times in nanoseconds. This module imports nothing of the engine.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def _stamp(file: Path) -> _Stamp | None:
 
 
 def stamp_files(files: list[Path]) -> dict[Path, _Stamp | None]:
-    """Return what tells whether these files change from now on; None for one that cannot be looked at."""
+    """Return stamps that detect changes of these files; None for a file that cannot be read."""
     return {file: _stamp(file) for file in files}
 
 
 def is_unchanged(stamps: dict[Path, _Stamp | None]) -> bool:
-    """Whether all these files are there and as they were."""
+    """Whether all these files exist and have not changed since they were stamped."""
     return all(stamp is not None and _stamp(file) == stamp for file, stamp in stamps.items())
 
 
 def list_files(folder: Path, *patterns: str) -> list[Path]:
-    """Return the source files below a folder, sorted, without hidden ones: those are editors'."""
+    """Return the source files below a folder, sorted, without hidden files (of editors)."""
     found = (file for pattern in patterns for file in folder.rglob(pattern))
     return sorted(file for file in found if not file.name.startswith("."))
 
@@ -50,7 +50,7 @@ _imported = stamp_files(list_files(_ENGINE, "*.py"))
 def digest() -> bytes | None:
     """Return a hash of the engine's source files as this process imported them.
 
-    None where there are none, one cannot be read, or one has changed since.
+    None if there are none, one cannot be read, or one has changed since.
     """
     if not _imported or not is_unchanged(_imported):
         return None

@@ -1,8 +1,8 @@
-"""Locks of the life of the process, which a forked child has free.
+"""Process-lifetime locks that are released in forked children.
 
-A child has the forking thread only: a lock that another thread held at that moment would stay taken in it for good.
-What such a lock guards is whole even then, since a thread of Python forks with the GIL and tables change in single
-calls of Python's.
+A forked child only has the forking thread: a lock that another thread held at the fork would stay locked forever. The
+data that such a lock guards is consistent even then: a Python thread forks while it holds the GIL, and tables change in
+single Python calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _all: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
 
 
 def fork_safe_lock() -> threading.Lock:
-    """A new lock, free again in each forked child."""
+    """Return a new lock that is unlocked in each forked child."""
     lock = threading.Lock()
     _all.add(lock)
     return lock
@@ -25,7 +25,7 @@ def fork_safe_lock() -> threading.Lock:
 
 def _reset_all() -> None:
     for lock in list(_all):
-        # Not a new lock within a wrapper, which could be interrupted between taking it and noting that it is taken.
+        # Not a wrapper around a new lock: it could be interrupted between acquiring the lock and recording that.
         process_exit.reset_lock(lock)
 
 

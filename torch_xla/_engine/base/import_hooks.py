@@ -1,4 +1,4 @@
-"""What to do once a module has been imported, whenever that is: what takes long to import is not imported for it."""
+"""Run an action when a module is imported, now or later, so that torch_xla need not import slow modules itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
 
 
 def on_import(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Calls ``action(module)`` now, if the module is there, or when its code has run, before anybody has its names."""
+    """Call ``action(module)`` now if the module is loaded, else after its code has run, before its importer goes on."""
     if name in sys.modules:
         action(sys.modules[name])
         return
@@ -22,7 +22,7 @@ def on_import(name: str, action: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what others find, with a loader that acts afterwards."""
+    """Delegate to the other finders, and wrap the loader to run the action afterwards."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

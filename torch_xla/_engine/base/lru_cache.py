@@ -1,4 +1,4 @@
-"""Tables that keep what was used most recently."""
+"""Thread-safe LRU caches, bounded by the number of items and their bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_xla._engine.base.settings import settings
 T = TypeVar("T")
 
 
-#: How many bytes of arrays the items of one table may hold.
+#: Maximum bytes of arrays that the items of one cache may hold.
 ROOM = 512 << 20
 
 
@@ -32,14 +32,14 @@ class _Item(Generic[T]):
 
 
 class LruCache(Generic[T]):
-    """A table by key of a bounded number of items and bytes; the least recently used goes first. Thread-safe.
+    """A thread-safe mapping with a bounded number of items and bytes; evicts the least recently used item.
 
-    Owned by its module for the life of the process. The item that was put last is kept, whatever it weighs.
+    Owned by its module for the life of the process. The most recently added item stays, regardless of its size.
 
     Args:
-      limit: gives the most items that are kept, asked at each ``put``; XLA_COMPILATION_CACHE_SIZE by default.
-      on_evict: called once for each item that had to go.
-      weigh: gives the bytes of the arrays that an item holds, asked once; the sum of all is at most ROOM.
+      limit: Returns the maximum number of items, called at each ``put``; XLA_COMPILATION_CACHE_SIZE by default.
+      on_evict: Called once for each evicted item.
+      weigh: Returns the bytes of the arrays that an item holds, called once per item; the sum is at most ROOM.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class LruCache(Generic[T]):
         weigh: Callable[[T], int] = _weighs_nothing,
     ) -> None:
         self._on_evict, self._limit, self._weigh = on_evict, limit, weigh
-        # Not in the order of use: an interrupt while an item moves would lose it, and an OrderedDict looks its keys up,
+        # Not ordered by use: an interrupt while an item moves would lose it, and an OrderedDict looks up its keys,
         # whose hashes and equality may have changed.
         self._items: dict[Hashable, _Item[T]] = {}
         self._clock = itertools.count()
         self._lock = fork_safe_lock()
 
     def get(self, key: Hashable) -> T | None:
-        """The item, which is then the most recently used; None if it is not there."""
+        """Return the item and mark it as most recently used; None if it is missing."""
         with self._lock:
             found = self._items.get(key)
             if found is None:
@@ -65,10 +65,10 @@ class LruCache(Generic[T]):
             return found.value
 
     def put(self, key: Hashable, value: T, held: int = 0) -> None:
-        """Adds an item, and evicts the oldest where there are too many; ``held``: bytes on top of what it weighs."""
+        """Add an item and evict the oldest if there are too many; ``held``: bytes in addition to its weight."""
         item = _Item(value, self._weigh(value) + held, next(self._clock))
         with self._lock:
-            replaced = self._items.get(key)  # dies after the lock is let go, as the evicted: an item may own anything
+            replaced = self._items.get(key)  # freed after the lock is released, as evicted items: it may own anything
             self._items[key] = item
             evicted = self._find_evicted()
             if evicted:
@@ -93,15 +93,15 @@ class LruCache(Generic[T]):
         return sorted(self._items.values(), key=lambda item: item.used)
 
     def remove(self, is_unwanted: Callable[[Hashable], bool]) -> None:
-        """Remove the items whose keys are unwanted, without ``on_evict``."""
+        """Remove the items whose keys are unwanted, without calling ``on_evict``."""
         with self._lock:
-            before = self._items  # an item may own anything: it dies after the lock is released
+            before = self._items  # freed after the lock is released: an item may own anything
             self._items = {key: item for key, item in before.items() if not is_unwanted(key)}
         del before
 
     @property
     def bytes(self) -> int:
-        """The bytes of the arrays that all items hold."""
+        """Bytes of the arrays that all items hold."""
         with self._lock:
             return self._total()
 
@@ -109,12 +109,12 @@ class LruCache(Generic[T]):
         return sum(item.weight for item in self._items.values())
 
     def values(self) -> list[T]:
-        """The items, oldest first."""
+        """Return the items, oldest first."""
         with self._lock:
             return [item.value for item in self._oldest_first()]
 
     def clear(self) -> None:
-        """Forgets all, without ``on_evict``."""
+        """Remove all items without calling ``on_evict``."""
         self.remove(lambda key: True)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Who splits a program over several devices: XLA, or the program itself."""
+"""Whether a program is partitioned over several devices automatically (by XLA) or manually (shard_map)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _devices: Callable[[], int] = lambda: 1
 
 
 def set_partition_count(devices: Callable[[], int]) -> None:
-    """From now on XLA splits programs over so many devices."""
+    """Set the function that returns the number of devices over which XLA partitions programs."""
     global _devices
     _devices = devices
 
 
 def partition_count() -> int:
-    """Over how many devices XLA splits what is being traced; 1 in a part of it that says what each device does."""
+    """Return the number of devices over which XLA partitions the current trace; 1 in manually partitioned regions."""
     return 1 if jax.sharding.get_abstract_mesh().manual_axes else _devices()
 
 
 def is_auto_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether this is in a program over several devices, and not in a part of it that says what each device does."""
+    """Whether a rule is lowered for several devices and outside a manually partitioned region."""
     context: Any = ctx.module_context.axis_context
     mesh = getattr(context, "mesh", None)
-    if mesh is not None:  # of jax.shard_map
+    if mesh is not None:  # inside jax.shard_map
         return mesh.size > 1 and set(context.manual_axes) != set(mesh.axis_names)
     return (getattr(context, "num_devices", 1) or 1) > 1

@@ -1,13 +1,13 @@
-"""Folders for files that run when they are loaded: shared libraries and compiled programs.
+"""Folders for files that contain executable code: shared libraries and compiled programs.
 
-A file there is loaded only if this user and root alone can have written it:
+A file is loaded only if no user except this one and root can have written it:
 
-    what                      owner              others may write to it
-    the cache folder          this user, root    only where it is this user's, or has the sticky bit as /tmp has
-    folders below it          this user, root    no; one of this user's is closed, or refused
-    a shared library          this user, root    no; another one is built in its place
+    what                      owner              writable by others
+    the cache folder          this user, root    only if it is this user's, or has the sticky bit as /tmp has
+    folders below it          this user, root    no; one of this user's is made private, another one is rejected
+    a shared library          this user, root    no; it is built again elsewhere
 
-Folders are made with mode 0700, whatever the umask. Where the cache folder cannot be used, the next of
+Folders are created with mode 0700, whatever the umask. If the cache folder cannot be used, the next of
 ``cache_folders`` is. This module imports nothing of torch.
 """
 
@@ -25,11 +25,11 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folders(first: Path) -> Iterator[Path]:
-    """Yield the folder to use, then those to fall back to if it cannot be: none for a folder that is no cache_dir."""
+    """Yield the folder to use, then the fallbacks: none for a folder other than cache_dir."""
     yield first
     if first != settings.cache_dir:
         return
-    with suppress(ValueError):  # there is no home
+    with suppress(ValueError):  # the user has no home folder
         usual = settings.XDG_CACHE_HOME / "torch_xla"
         if usual != first:
             yield usual
@@ -39,10 +39,10 @@ def cache_folders(first: Path) -> Iterator[Path]:
 
 
 def make(folder: Path, cache: Path, *, close: bool = True) -> None:
-    """Make a folder below ``cache``, and all that are missing above it; check it.
+    """Create a folder below ``cache`` and its missing parents, and check their permissions.
 
-    With ``close`` a folder of this user's is closed to others. Raises PermissionError where others may write to one,
-    and OSError.
+    With ``close``, make folders of this user private. Raises PermissionError if other users may write to one, and
+    OSError.
     """
     with suppress(FileNotFoundError):
         _check_cache(cache)
@@ -51,7 +51,7 @@ def make(folder: Path, cache: Path, *, close: bool = True) -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Make a folder that the user has named, and all that are missing above it; no other user can write to it."""
+    """Create a folder that the user has named and its missing parents, writable by this user only."""
     _make(folder, 0o755)
 
 
@@ -63,9 +63,9 @@ def _make(folder: Path, mode: int = 0o700) -> None:
 
 
 def check(folder: Path, cache: Path, *, close: bool = True) -> None:
-    """Raise PermissionError where others may write to one of the folders from ``cache`` to ``folder``.
+    """Raise PermissionError if other users may write to one of the folders from ``cache`` to ``folder``.
 
-    Raises OSError where one cannot be looked at; FileNotFoundError where it is not there.
+    Raises OSError if one cannot be read; FileNotFoundError if it does not exist.
     """
     _check_cache(cache)
     parts = folder.relative_to(cache).parts
@@ -74,7 +74,7 @@ def check(folder: Path, cache: Path, *, close: bool = True) -> None:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether the folder is there and this user's."""
+    """Whether the folder exists and belongs to this user."""
     try:
         return folder.stat().st_uid == os.geteuid()
     except OSError:
@@ -82,7 +82,7 @@ def is_own(folder: Path) -> bool:
 
 
 def is_trusted_file(file: Path) -> bool:
-    """Whether the file is there and only this user, or root, may write to it. Raises OSError."""
+    """Whether the file exists and only this user or root may write to it. Raises OSError."""
     try:
         info = file.stat()
     except FileNotFoundError:
@@ -114,8 +114,8 @@ def _check_below(folder: Path, close: bool) -> None:
 def _check_owner(folder: Path, info: os.stat_result) -> None:
     if not _is_owned(info):
         owner = f"another user (uid {info.st_uid})"
-        raise PermissionError(f"{folder} belongs to {owner}, and loading what is in it runs it")
+        raise PermissionError(f"{folder} belongs to {owner}; refusing to load executables from it")
 
 
 def _refusal(folder: Path) -> PermissionError:
-    return PermissionError(f"others than this user may write to {folder}, and loading what is in it runs it")
+    return PermissionError(f"{folder} is writable by other users; refusing to load executables from it")

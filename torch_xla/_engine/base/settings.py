@@ -1,19 +1,20 @@
-"""Every environment variable that torch_xla reads, in one table.
+"""All environment variables that torch_xla reads, in one table.
 
-A variable is one line of :class:`Settings`; its attribute is typed, and named as the variable is::
+Each variable is an attribute of :class:`Settings`, typed and named like the variable::
 
     from torch_xla._engine.base.settings import settings
     if settings.XLA_SYNC_WAIT: ...
 
-A variable is read when it is first asked for, and never again: scripts may set it after ``import torch_xla``, as many
-do, but cannot change it under a running engine. An empty value counts as unset, unless its kind says otherwise. This
-module imports nothing of torch.
+A variable is read on first access and cached: scripts may set it after ``import torch_xla``, but cannot change it under
+a running engine. An empty value counts as unset, unless the type of the variable allows it. This module imports nothing
+of torch.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +25,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SettingType(Generic[T]):
-    """How the text of a variable becomes a value. ``parse`` raises ValueError; ``form`` says what it accepts."""
+    """How the text of a variable is parsed. ``parse`` raises ValueError; ``form`` describes the accepted values."""
 
     parse: Callable[[str], T]
     form: str
-    empty: bool = False  # whether an empty text is a value
+    empty: bool = False  # whether an empty string is a value
 
 
 def _or_none(kind: SettingType[T]) -> SettingType[T | None]:
-    """The same kind, for variables that may have no default: None where the environment does not set them."""
+    """Return the same type for a variable without a default, which is None if the environment does not set it."""
     return SettingType(kind.parse, kind.form)
 
 
@@ -73,7 +74,7 @@ def _parse_choice(choices: tuple[str, ...]) -> Callable[[str], str]:
 
 
 def _logs(text: str) -> tuple[tuple[str, str], ...]:
-    """(name below torch_xla, "+", "-" or "") of each part."""
+    """Return (name below torch_xla, "+", "-" or "") for each name."""
     if not text:
         return ()
     parts = [part.strip() for part in text.split(",")]
@@ -92,7 +93,7 @@ def _weight(text: str) -> float:
 def _folder(text: str) -> Path:
     try:
         return Path(text).expanduser().absolute()
-    except RuntimeError as error:  # the user has no home
+    except RuntimeError as error:  # the user has no home folder
         raise ValueError(text) from error
 
 
@@ -103,16 +104,16 @@ NUMBER_OR_NONE = _or_none(NUMBER)
 PATH: SettingType[str] = SettingType(str, "the path of a file")
 STREAM: SettingType[str] = SettingType(str, "the path of a file, or STDOUT or STDERR")
 LOGS: SettingType[tuple[tuple[str, str], ...]] = SettingType(
-    _logs, "names with commas between them, each with + before it for more detail or - for errors only"
+    _logs, "comma-separated names, each with an optional prefix: + for more detail, - for errors only"
 )
-TEXT: SettingType[str] = SettingType(str, "a text")
-NAMES_OR_NONE: SettingType[str | None] = SettingType(str, "names with commas between them, or nothing", empty=True)
-FRACTIONS = SettingType(_fractions, "numbers between 0 and 1, both excluded, with colons between them, as in 0.5:0.9")
+TEXT: SettingType[str] = SettingType(str, "a string")
+NAMES_OR_NONE: SettingType[str | None] = SettingType(str, "comma-separated names, or nothing", empty=True)
+FRACTIONS = SettingType(_fractions, "colon-separated numbers between 0 and 1, exclusive, such as 0.5:0.9")
 WEIGHT = SettingType(_weight, "a number of at least 0 and below 1")
-DEVICE_KIND: SettingType[str] = SettingType(str.upper, "the name of a kind of device")
+DEVICE_KIND: SettingType[str] = SettingType(str.upper, "the name of a device type")
 FOLDER = SettingType(_folder, "the path of a folder")
 FOLDER_OR_NONE = _or_none(FOLDER)
-#: None: not set. An empty path: none is wanted.
+#: None: unset. An empty path: disabled.
 FOLDER_OR_EMPTY: SettingType[Path | None] = SettingType(
     lambda text: FOLDER.parse(text) if text else Path(), "the path of a folder, or nothing", empty=True
 )
@@ -121,22 +122,45 @@ GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
 GRAPH_FORMAT = SettingType(_parse_choice(GRAPH_FORMATS), "one of " + ", ".join(GRAPH_FORMATS))
 
 
-WHEN_NEW = SettingType(_parse_choice(("auto", "eager", "compile")), "auto, eager or compile")
-IN_STORMS = SettingType(_parse_choice(("interpret", "compile")), "interpret or compile")
+#: (TORCH_XLA_STORM, TORCH_XLA_FIRST_RUN) -> TORCH_XLA_COMPILE_POLICY, which replaces both.
+_COMPILE_POLICIES = {
+    ("interpret", "auto"): "auto",
+    ("interpret", "eager"): "interpret_first",
+    ("compile", "eager"): "interpret_once",
+    ("compile", "auto"): "interpret_large",
+    ("interpret", "compile"): "interpret_unstable",
+    ("compile", "compile"): "compile",
+}
+COMPILE_POLICY = SettingType(
+    _parse_choice(tuple(_COMPILE_POLICIES.values())), "one of " + ", ".join(_COMPILE_POLICIES.values())
+)
 
 
 class Setting(Generic[T]):
-    """One environment variable: its kind, its default (written as in the environment) and its meaning.
+    """An environment variable: its type, its default (as written in the environment) and its meaning.
 
-    As a descriptor of :class:`Settings` it takes its name from the attribute and gives back the value.
+    A descriptor of :class:`Settings`: its name is that of the attribute, and reading the attribute returns its value.
     """
 
-    def __init__(self, kind: SettingType[T], default: str | None, meaning: str, *aliases: str) -> None:
+    def __init__(
+        self,
+        kind: SettingType[T],
+        default: str | None,
+        meaning: str,
+        *aliases: str,
+        deprecated: tuple[str, ...] = (),
+    ) -> None:
         self.name = ""
-        self.kind, self.default, self.meaning, self.aliases = kind, default, meaning, aliases
+        self.kind, self.default, self.meaning = kind, default, meaning
+        self.aliases, self.deprecated = aliases, deprecated
 
-    def __set_name__(self, owner: type[Settings], name: str) -> None:
+    def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The name, its aliases and its deprecated names, in order of precedence."""
+        return (self.name, *self.aliases, *self.deprecated)
 
     @overload
     def __get__(self, instance: None, owner: type[Settings]) -> Setting[T]: ...
@@ -145,25 +169,70 @@ class Setting(Generic[T]):
     def __get__(self, instance: Settings | None, owner: type[Settings]) -> Setting[T] | T:
         if instance is None:
             return self
-        # As a plain attribute of the instance, which hides this descriptor: from now on reading it costs nothing.
+        # Cache it as an instance attribute, which hides this descriptor: later reads cost nothing.
         value = instance.__dict__[self.name] = self.read()
         return value
 
     def source(self) -> str | None:
-        """The spelling (name or alias) under which the environment sets this variable, None where it does not."""
-        given = {name: os.environ[name] for name in (self.name, *self.aliases) if name in os.environ}
+        """Return the spelling under which the environment sets this variable, or None if it is unset."""
+        given = {name: os.environ[name] for name in self.spellings if name in os.environ}
         return next((name for name, text in given.items() if text or self.kind.empty), None)
 
     def read(self) -> T:
-        """The value in the environment as it is now. Raises ValueError that names variable, value and form."""
+        """Return the current value in the environment.
+
+        Warns once if the environment uses a deprecated name.
+
+        Raises:
+            ValueError: The text cannot be parsed. The message names the variable, its value and the expected form.
+        """
         source = self.source()
-        text = self.default if source is None else os.environ[source]
+        text = self.default if source is None else self._text(source)
         if text is None:
             return None  # type: ignore[return-value]  # only kinds that include None have no default
         try:
             return self.kind.parse(text)
         except ValueError:
             raise ValueError(f"environment variable {source}={text!r} is not {self.kind.form}") from None
+
+    def _text(self, source: str) -> str:
+        if source in self.deprecated:
+            self._warn_deprecated([source], os.environ[source])
+        return os.environ[source]
+
+    def _warn_deprecated(self, old: list[str], text: str) -> None:
+        if _warned_deprecated.isdisjoint(old):
+            _warned_deprecated.update(old)
+            subject = f"variable {old[0]} is" if len(old) == 1 else f"variables {' and '.join(old)} are"
+            warnings.warn(
+                f"torch_xla: environment {subject} deprecated and will be removed in the next release; "
+                f"set {self.name}={text} instead",
+                FutureWarning,
+                stacklevel=2,
+            )
+
+
+_warned_deprecated: set[str] = set()  # deprecated names that this process has warned about
+
+
+class _CompilePolicySetting(Setting[str]):
+    """TORCH_XLA_COMPILE_POLICY, whose values replace the combinations of two deprecated variables."""
+
+    class _Replaced:
+        TORCH_XLA_STORM = Setting(
+            SettingType(_parse_choice(("interpret", "compile")), "interpret or compile"), "interpret", ""
+        )
+        TORCH_XLA_FIRST_RUN = Setting(
+            SettingType(_parse_choice(("auto", "eager", "compile")), "auto, eager or compile"), "auto", ""
+        )
+
+    def _text(self, source: str) -> str:
+        if source not in self.deprecated:
+            return os.environ[source]
+        unstable, first = (getattr(self._Replaced, name).read() for name in self.deprecated)
+        policy = _COMPILE_POLICIES[unstable, first]
+        self._warn_deprecated([name for name in self.deprecated if os.environ.get(name)], policy)
+        return policy
 
 
 def _has_home() -> bool:
@@ -180,176 +249,200 @@ class Settings:
     PJRT_DEVICE = Setting(
         DEVICE_KIND,
         "",
-        "kind of device to use: CPU (jax starts nothing else), CUDA or TPU; unset: the best that jax finds",
+        "device type to use: CPU (jax starts no other backend), CUDA or TPU; unset: the best that jax finds",
     )
-    CPU_NUM_DEVICES = Setting(COUNT, "1", "number of xla devices made from this machine's CPU")
-    CUDA_VISIBLE_DEVICES = Setting(NAMES_OR_NONE, None, "the GPUs that CUDA shows to this process; empty: none")
-    XRT_TPU_CONFIG = Setting(TEXT, "", "the TPU as until 2023, as in localservice;0;localhost:51011")
+    CPU_NUM_DEVICES = Setting(COUNT, "1", "number of xla devices to create from this machine's CPU")
+    CUDA_VISIBLE_DEVICES = Setting(NAMES_OR_NONE, None, "the GPUs that are visible to this process; empty: none")
+    XRT_TPU_CONFIG = Setting(TEXT, "", "legacy (XRT) TPU configuration, e.g. localservice;0;localhost:51011")
     XRT_DEVICE_MAP = Setting(
-        TEXT, "", "devices as until 2023, as in CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0"
+        TEXT, "", "legacy (XRT) device map, e.g. CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0"
     )
-    XRT_WORKERS = Setting(TEXT, "", "where those devices are, as in localservice:0;grpc://localhost:40934")
-    COLAB_TPU_ADDR = Setting(TEXT, "", "the TPU that a Colab runtime of those days had, on another machine")
-    TPU_ACCELERATOR_TYPE = Setting(TEXT, "", "the TPU and its size, as in v4-8; TPU machines set it")
+    XRT_WORKERS = Setting(TEXT, "", "legacy (XRT) worker addresses, e.g. localservice:0;grpc://localhost:40934")
+    COLAB_TPU_ADDR = Setting(TEXT, "", "legacy (XRT) address of the remote TPU of a Colab runtime")
+    TPU_ACCELERATOR_TYPE = Setting(TEXT, "", "TPU type and size, e.g. v4-8; set by TPU machines")
 
-    TORCH_XLA_DIST = Setting(TEXT, "", "the job of xla_dist that this process was started for; xla_dist sets it")
+    TORCH_XLA_DIST = Setting(TEXT, "", "the xla_dist job that this process belongs to; set by xla_dist")
     TORCH_XLA_GRACE_PERIOD = Setting(
-        COUNT, "30", "seconds that the processes of spawn have to end after SIGTERM to the one that waits for them"
+        COUNT, "30", "seconds that processes of spawn have to exit after SIGTERM to their parent"
     )
     XLA_UNEVEN_HEARTBEAT_TIMEOUT = Setting(
-        COUNT, "900", "seconds without a step after which xla_dist restarts a job whose workers made different numbers"
+        COUNT,
+        "900",
+        "seconds without a step after which xla_dist restarts a job whose workers have unequal step counts",
     )
     XLA_EVEN_HEARTBEAT_TIMEOUT = Setting(
-        COUNT, "1800", "seconds without a step after which xla_dist restarts a job whose workers made equally many"
+        COUNT, "1800", "seconds without a step after which xla_dist restarts a job whose workers have equal step counts"
     )
 
-    RANK = Setting(NUMBER, "0", "this process's ordinal in its job; spawn and torchrun set it", "XRT_SHARD_ORDINAL")
+    RANK = Setting(
+        NUMBER, "0", "global rank of this process in its job; set by spawn and torchrun", "XRT_SHARD_ORDINAL"
+    )
     WORLD_SIZE = Setting(
-        COUNT, "1", "number of processes in the job; spawn and torchrun set it", "XRT_SHARD_WORLD_SIZE"
+        COUNT, "1", "number of processes in the job; set by spawn and torchrun", "XRT_SHARD_WORLD_SIZE"
     )
     LOCAL_RANK = Setting(
-        NUMBER, "0", "this process's ordinal on its machine; spawn and torchrun set it", "XRT_SHARD_LOCAL_ORDINAL"
+        NUMBER, "0", "rank of this process on its machine; set by spawn and torchrun", "XRT_SHARD_LOCAL_ORDINAL"
     )
     LOCAL_WORLD_SIZE = Setting(COUNT, "1", "number of the job's processes on this machine")
-    MASTER_ADDR = Setting(TEXT, "", "the machine of rank 0, where torchrun's processes meet")
-    MASTER_PORT = Setting(NUMBER, "0", "the port on which torchrun's processes meet")
-    TORCH_XLA_RENDEZVOUS = Setting(TEXT, "", "the file by which the processes of spawn find each other; spawn sets it")
+    MASTER_ADDR = Setting(TEXT, "", "address of rank 0 for the rendezvous of torchrun's processes")
+    MASTER_PORT = Setting(NUMBER, "0", "port for the rendezvous of torchrun's processes")
+    TORCH_XLA_RENDEZVOUS_FILE = Setting(
+        TEXT,
+        "",
+        "file for the rendezvous of the processes of spawn; set by spawn",
+        deprecated=("TORCH_XLA_RENDEZVOUS",),
+    )
 
-    XLA_RENDEZVOUS_TIMEOUT = Setting(COUNT, "1800", "seconds to wait for other processes of the job")
+    TORCH_XLA_RENDEZVOUS_TIMEOUT = Setting(
+        COUNT, "1800", "seconds to wait for other processes of the job", deprecated=("XLA_RENDEZVOUS_TIMEOUT",)
+    )
 
     ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB = Setting(
-        NUMBER, "0", "MB of gradients that are reduced in one collective; 0: all in one"
+        NUMBER, "0", "MB of gradients to reduce in one collective; 0: all in one"
     )
 
     XLA_USE_BF16 = Setting(
         FLAG, "0", "store float32 and float64 tensors as bfloat16 on the device; they keep their dtype in Python"
     )
     XLA_DOWNCAST_BF16 = Setting(FLAG, "0", "store float32 tensors as bfloat16, and float64 as float32, on the device")
-    XLA_USE_F16 = Setting(FLAG, "0", "the same as XLA_USE_BF16: bfloat16 needs no loss scaling, where float16 does")
+    XLA_USE_F16 = Setting(FLAG, "0", "the same as XLA_USE_BF16: unlike float16, bfloat16 needs no loss scaling")
     XLA_DOWNCAST_FP16 = Setting(FLAG, "0", "the same as XLA_DOWNCAST_BF16")
     XLA_USE_32BIT_LONG = Setting(FLAG, "0", "store int64 as int32, uint64 as uint32 on the device; larger values wrap")
 
     XLA_TRIM_GRAPH_SIZE = Setting(
-        COUNT, "10000", "pending operations at which the graph is cut and run", "TRIM_GRAPH_SIZE"
+        COUNT, "10000", "number of pending operations at which the graph is flushed", "TRIM_GRAPH_SIZE"
     )
-    XLA_AUTO_BARRIER = Setting(
+    TORCH_XLA_AUTO_SYNC = Setting(
         FLAG,
         "1",
-        "cut the graph of a loop without a barrier: at optimizer steps, and at reads that compute steps again",
+        "flush the graph when an optimizer steps twice without a barrier in between, or reads recompute old steps",
+        deprecated=("XLA_AUTO_BARRIER",),
     )
-    XLA_NO_SPECIAL_SCALARS = Setting(FLAG, "0", "send also the numbers 0, 1 and -1 as inputs, not as constants")
+    XLA_NO_SPECIAL_SCALARS = Setting(FLAG, "0", "pass also the numbers 0, 1 and -1 as program inputs, not as constants")
 
-    XLA_SYNC_WAIT = Setting(FLAG, "0", "sync() waits until the device has finished")
-    RATE_TRACKER_SMOOTHING = Setting(WEIGHT, "0.4", "xm.RateTracker: the weight of the rate before against the newest")
-    XLA_COMPILATION_CACHE_SIZE = Setting(COUNT, "2048", "compiled programs kept in memory")
+    XLA_SYNC_WAIT = Setting(FLAG, "0", "make sync() wait until the device has finished")
+    RATE_TRACKER_SMOOTHING = Setting(
+        WEIGHT, "0.4", "xm.RateTracker: weight of the previous rate relative to the newest"
+    )
+    XLA_COMPILATION_CACHE_SIZE = Setting(COUNT, "2048", "number of compiled programs cached in memory")
     XLA_PERSISTENT_CACHE_PATH = Setting(
         FOLDER_OR_EMPTY,
         None,
-        "folder in which compiled programs are kept for other processes; unset: programs in the cache folder; empty: "
-        "they are not kept",
+        "folder of the persistent compilation cache; unset: programs in TORCH_XLA_CACHE_DIR; empty: disabled",
     )
-    TORCH_XLA_PERSISTENT_CACHE_GB = Setting(
+    TORCH_XLA_PERSISTENT_CACHE_MAX_GB = Setting(
         NUMBER_OR_NONE,
         None,
-        "gigabytes (2^30 bytes) of programs that are kept, the last used ones; 0: no limit; unset: 4, but none in a "
-        "folder that XLA_PERSISTENT_CACHE_PATH names",
+        "size limit of the persistent compilation cache in GiB (least recently used programs go first); 0: no limit; "
+        "unset: 4, but no limit if XLA_PERSISTENT_CACHE_PATH is set",
+        deprecated=("TORCH_XLA_PERSISTENT_CACHE_GB",),
     )
-    XLA_PERSISTENT_CACHE_READ_ONLY = Setting(FLAG, "0", "only read compiled programs from XLA_PERSISTENT_CACHE_PATH")
+    XLA_PERSISTENT_CACHE_READ_ONLY = Setting(
+        FLAG, "0", "read compiled programs from XLA_PERSISTENT_CACHE_PATH, but write none"
+    )
     TORCH_XLA_CPU_KERNELS = Setting(
-        FLAG, "1", "programs on the CPU call torch's own kernels where these are faster: convolutions, some gradients"
+        FLAG, "1", "CPU programs call ATen's kernels where they are faster (convolutions, some gradients)"
     )
     TORCH_XLA_KEEP_HEAP = Setting(
         FLAG,
         "1",
-        "memory that programs on the CPU have freed stays with the process, to be used again, and with it that of the "
-        "user's own arrays up to the size of a program's largest block; 0: malloc decides",
+        "retain memory that CPU programs have freed in the process for reuse, including memory of the user's arrays up "
+        "to the size of a program's largest block; 0: malloc decides",
     )
-    XLA_FALLBACK_WARN = Setting(FLAG, "1", "warn once for each operation that runs on the CPU instead")
+    TORCH_XLA_WARN_FALLBACK = Setting(
+        FLAG, "1", "warn once for each operator that falls back to the CPU", deprecated=("XLA_FALLBACK_WARN",)
+    )
 
-    XLA_METRICS_SAMPLES = Setting(COUNT, "1024", "latest samples a metric keeps for its percentiles")
+    XLA_METRICS_SAMPLES = Setting(COUNT, "1024", "number of recent samples that a metric stores for its percentiles")
     XLA_METRICS_PERCENTILES = Setting(
         FRACTIONS, "0.01:0.05:0.1:0.2:0.5:0.8:0.9:0.95:0.99", "percentiles in metric reports"
     )
 
-    XLA_IR_DEBUG = Setting(FLAG, "0", "note the user's Python stack and torch.nn module with each operation")
-    XLA_HLO_DEBUG = Setting(FLAG, "0", "as XLA_IR_DEBUG, and carry both into the metadata of the compiled HLO")
+    XLA_IR_DEBUG = Setting(FLAG, "0", "record the user's Python stack and torch.nn module with each operation")
+    XLA_HLO_DEBUG = Setting(FLAG, "0", "like XLA_IR_DEBUG, and add both to the HLO metadata")
     XLA_SAVE_TENSORS_FILE = Setting(
-        FILE_OR_NONE, None, "file that each graph is appended to when it is run; the process's rank is added: FILE.0"
+        FILE_OR_NONE, None, "file to which each executed graph is appended; the rank is added to its name: FILE.0"
     )
-    XLA_SAVE_TENSORS_FMT = Setting(GRAPH_FORMAT, "text", "form of the graphs in XLA_SAVE_TENSORS_FILE")
-    SAVE_GRAPH_FMT = Setting(GRAPH_FORMAT, "text", "form of the graphs that torch_xla.debug.graph_saver writes")
-    TORCH_XLA_STORM = Setting(
-        IN_STORMS, "interpret", "what is done on CPU devices with a graph of a line that makes another one each time"
-    )
-    TORCH_XLA_FIRST_RUN = Setting(
-        WHEN_NEW,
+    XLA_SAVE_TENSORS_FMT = Setting(GRAPH_FORMAT, "text", "format of the graphs in XLA_SAVE_TENSORS_FILE")
+    SAVE_GRAPH_FMT = Setting(GRAPH_FORMAT, "text", "format of the graphs that torch_xla.debug.graph_saver writes")
+    TORCH_XLA_COMPILE_POLICY = _CompilePolicySetting(
+        COMPILE_POLICY,
         "auto",
-        "which graphs CPU devices compile only when they come again: all (eager), none (compile), those that take long",
+        "when CPU devices compile a new graph instead of interpreting it. auto: interpret the first launch of large "
+        "graphs, and graphs of a line that produces another graph each time (unstable); interpret_large or "
+        "interpret_unstable: only one of these; interpret_first: interpret the first launch of every graph, and graphs "
+        "of unstable lines; interpret_once: only the first launch of every graph; compile: compile every graph",
+        deprecated=("TORCH_XLA_STORM", "TORCH_XLA_FIRST_RUN"),
     )
     XLA_SYNC_TENSORS_OPBYOP = Setting(
-        FLAG, "0", "compile and run each operation of a step on its own", "SYNC_TENSORS_OPBYOP"
+        FLAG, "0", "compile and run each operation of a step separately", "SYNC_TENSORS_OPBYOP"
     )
     XLA_GET_TENSORS_OPBYOP = Setting(
-        FLAG, "0", "compile and run each operation that a value needs on its own", "GET_TENSORS_OPBYOP"
+        FLAG, "0", "compile and run each operation that a read value depends on separately", "GET_TENSORS_OPBYOP"
     )
     XLA_USE_EAGER_DEBUG_MODE = Setting(
-        FLAG, "0", "run every operation at once, as torch_xla.experimental.eager_mode(True) does"
+        FLAG, "0", "run every operation eagerly, as torch_xla.experimental.eager_mode(True) does"
     )
     MODELCMP_SAVEDIR = Setting(
-        FOLDER_OR_NONE, None, "folder that torch_xla.debug.model_comparator.save writes to; unset: it does nothing"
+        FOLDER_OR_NONE, None, "folder that torch_xla.debug.model_comparator.save writes to; unset: disabled"
     )
     XLA_METRICS_FILE = Setting(STREAM, "", "append the metrics report to this file at the end of every step")
-    XLA_EXPLAIN_RECOMPILATIONS = Setting(
-        NUMBER, "3", "explain recompilations from this unexpected one on: 1 is the first, 0 turns it off"
+    TORCH_XLA_EXPLAIN_RECOMPILATIONS = Setting(
+        NUMBER,
+        "3",
+        "log explanations from the n-th unexpected recompilation on; 0 disables them",
+        deprecated=("XLA_EXPLAIN_RECOMPILATIONS",),
     )
     TORCH_XLA_LOGS = Setting(
         LOGS, "", "log to stderr: all, compile, execute, transfer, fallback, recompilation, memory"
     )
 
-    XLA_EMIT_STEPLOG = Setting(FLAG, "0", "write a line to stderr at every step")
-    PT_XLA_DEBUG = Setting(FLAG, "0", "analyse compilations and executions, and sum up what was slow at the end")
+    XLA_EMIT_STEPLOG = Setting(FLAG, "0", "log a line to stderr at every step")
+    PT_XLA_DEBUG = Setting(FLAG, "0", "analyze compilations and executions; print a summary at exit")
     PT_XLA_DEBUG_LEVEL = Setting(
-        NUMBER_OR_NONE, None, "1: analyse compilations, 2: executions as well, 0: nothing; unset: 2 with PT_XLA_DEBUG"
+        NUMBER_OR_NONE, None, "1: analyze compilations, 2: also executions, 0: nothing; unset: 2 with PT_XLA_DEBUG"
     )
-    PT_XLA_DEBUG_FILE = Setting(PATH, "", "append the analyses to this file instead of writing them to stderr")
-    PT_XLA_DEBUG_MAX_FRAME = Setting(COUNT, "8", "Python frames that an analysis shows at most")
+    PT_XLA_DEBUG_FILE = Setting(PATH, "", "append the analyses to this file instead of stderr")
+    PT_XLA_DEBUG_MAX_FRAME = Setting(COUNT, "8", "maximum number of Python frames in an analysis")
 
     TORCH_XLA_CACHE_DIR = Setting(
-        FOLDER_OR_NONE, None, "where the built recorder is kept; unset: torch_xla inside XDG_CACHE_HOME"
+        FOLDER_OR_NONE,
+        None,
+        "cache folder of torch_xla, e.g. for the built recorder; unset: torch_xla inside XDG_CACHE_HOME",
     )
-    XDG_CACHE_HOME = Setting(FOLDER, "~/.cache", "the user's folder for caches of all programs")
+    XDG_CACHE_HOME = Setting(FOLDER, "~/.cache", "the user's cache folder for all applications")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"settings.{name} cannot be assigned; set the environment variable {name}")
 
     def get(self, name: str) -> Any:
-        """The value of a variable by its name or an alias. Raises KeyError for a name not in the table."""
+        """Return the value of a variable by its name or an alias. Raises KeyError for a name not in the table."""
         for variable in variables():
-            if name in (variable.name, *variable.aliases):
+            if name in variable.spellings:
                 return getattr(self, variable.name)
         raise KeyError(f"{name} is not a setting; `python -m torch_xla.settings` lists them")
 
     def reload(self) -> None:
-        """Forget what was read, so that each variable is read again. For tests; the engine may hold old values."""
+        """Clear the cached values, so that each variable is read again. For tests; the engine may hold old values."""
         self.__dict__.clear()
 
     def enabled_after_read(self, names: Sequence[str]) -> list[str]:
-        """Those of these flags that the environment sets now, and that were not set when they were read."""
+        """Return the flags among ``names`` that the environment sets now, but did not when they were read."""
         known = self.__dict__
         return [name for name in names if known.get(name) is False and Settings.__dict__[name].read()]
 
     def changed_after_read(self, names: Sequence[str]) -> list[str]:
-        """Those of these variables that have been read, and that the environment gives another value now."""
+        """Return the variables among ``names`` that were read, and whose value in the environment has changed since."""
         return [name for name in names if name in self.__dict__ and self._is_another(name)]
 
     def _is_another(self, name: str) -> bool:
         try:
             return bool(Settings.__dict__[name].read() != self.__dict__[name])
-        except ValueError:  # what it says now has never been a value
+        except ValueError:  # the new text is invalid, so it differs from the value read
             return True
 
     def export(self, name: str, text: str) -> None:
-        """Sets a variable for this process and those that it starts. Raises ValueError for a text it cannot read."""
+        """Set a variable for this process and its child processes. Raises ValueError for text that cannot be parsed."""
         variable = next(variable for variable in variables() if variable.name == name)
         before = os.environ.get(name)
         os.environ[name] = text
@@ -363,9 +456,9 @@ class Settings:
 
     @property
     def cache_dir(self) -> Path:
-        """The folder for files that torch_xla keeps between runs. It need not exist yet.
+        """The folder for files that torch_xla stores between runs. It may not exist yet.
 
-        The temporary one for a user without a home, as in a container that is run with --user 1234.
+        The temporary folder for a user without a home folder, as in a container that runs with --user 1234.
         """
         if self.TORCH_XLA_CACHE_DIR is not None:
             return self.TORCH_XLA_CACHE_DIR
@@ -374,12 +467,12 @@ class Settings:
         return self.XDG_CACHE_HOME / "torch_xla"
 
     def temporary_cache_dir(self) -> Path:
-        """Return the folder that stands in for ``cache_dir`` where that cannot be used."""
+        """Return the fallback folder if ``cache_dir`` cannot be used."""
         return Path(tempfile.gettempdir()) / f"torch_xla-{os.geteuid()}"
 
 
 def variables() -> Iterator[Setting[Any]]:
-    """The variables in the order of the table."""
+    """Return the variables in the order of the table."""
     return (value for value in vars(Settings).values() if isinstance(value, Setting))
 
 

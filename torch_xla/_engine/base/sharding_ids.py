@@ -1,11 +1,12 @@
-"""Shardings by number: how values lie on the devices of a mesh, for a recorder that only compares and hashes.
+"""Integer ids of shardings, for a recorder that only compares and hashes them.
 
-A number stands for one layout of tensors of one rank, whichever mesh and axis names describe it: shardings that put
-the same elements on the same devices have one number. 0 stands for none. Numbers are given out for good, from 1, in
-the order in which they are first asked for: the processes of a job, which run one script, agree on them.
+An id identifies one sharding of tensors of one rank, regardless of the mesh and axis names that describe it: shardings
+that put the same elements on the same devices have equal ids. 0 means unsharded. Ids are assigned permanently, from 1,
+in the order of the first request: the processes of a job, which run one script, agree on them.
 
-A dimension need not be a multiple of the number of its parts: then the array on the devices is longer than the tensor,
-by fewer elements than there are parts, and zeros. ``padded`` is its shape. Programs take it as long as the tensor is.
+The size of a dimension need not be a multiple of its partition count. Then the array on the devices is longer than the
+tensor, by fewer elements than there are partitions, and padded with zeros. ``padded_shape`` is its shape. Programs
+slice it to the size of the tensor.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from jax.sharding import NamedSharding, Sharding
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 
 _lock = fork_safe_lock()
-_known: list[tuple[Sharding, int]] = []  # sharding and rank, by number - 1
+_known: list[tuple[Sharding, int]] = []  # (sharding, rank) by id - 1
 _numbers: dict[tuple[Sharding, int], int] = {}
 
 
 def sharding_id(sharding: Sharding, rank: int) -> int:
-    """The number of a sharding of tensors with ``rank`` dimensions."""
+    """Return the id of a sharding of tensors with ``rank`` dimensions."""
     found = _numbers.get((sharding, rank))
     return found if found is not None else _assign_id(sharding, rank)
 
@@ -41,7 +42,7 @@ def _assign_id(sharding: Sharding, rank: int) -> int:
 
 
 def sharding_from_id(number: int) -> Sharding | None:
-    """The sharding behind a number; None for 0. In a block of ``elsewhere`` the same layout on other devices."""
+    """Return the sharding of an id; None for 0. In a block of ``remap_shardings``, on its devices."""
     if not number:
         return None
     found, moved = _known[number - 1][0], _moved.get()
@@ -53,7 +54,7 @@ _moved: ContextVar[Callable[[Sharding], Sharding] | None] = ContextVar("moved", 
 
 @contextmanager
 def remap_shardings(moved: Callable[[Sharding], Sharding]) -> Iterator[None]:
-    """In this block, on this thread, ``of`` gives ``moved(sharding)``: for a program that is compiled for others."""
+    """Make ``sharding_from_id`` return ``moved(sharding)`` in this block, on this thread: for other target devices."""
     token = _moved.set(moved)
     try:
         yield
@@ -62,9 +63,9 @@ def remap_shardings(moved: Callable[[Sharding], Sharding]) -> Iterator[None]:
 
 
 def partition_counts(sharding: Sharding, rank: int) -> tuple[int, ...]:
-    """Into how many parts the sharding splits each dimension of a tensor."""
+    """Return the number of partitions of each dimension of a tensor."""
     if not isinstance(sharding, NamedSharding):
-        return (1,) * rank  # of one device
+        return (1,) * rank  # a single-device sharding
     sizes = dict(sharding.mesh.shape)
     axes = [(names,) if isinstance(names, str) else names or () for names in sharding.spec]
     return tuple(math.prod(sizes[name] for name in names) for names in (*axes, *((),) * (rank - len(axes))))
@@ -72,12 +73,12 @@ def partition_counts(sharding: Sharding, rank: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def padded_shape(shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
-    """The shape of the array on the devices for a tensor of the given shape."""
+    """Return the shape of the padded array on the devices for a tensor of the given shape."""
     return tuple(
         -(-size // count) * count for size, count in zip(shape, partition_counts(sharding, len(shape)), strict=True)
     )
 
 
 def bytes_per_device(shape: tuple[int, ...], itemsize: int, sharding: Sharding) -> int:
-    """The bytes that each device holds of an array of the given shape, which its parts divide."""
+    """Return the bytes per device of an array whose shape is divisible by the partition counts."""
     return math.prod(sharding.shard_shape(shape)) * itemsize

@@ -1,4 +1,4 @@
-"""A line on stderr for work that keeps the user waiting."""
+"""A progress line on stderr for long operations."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 
 
 class StatusLine:
-    """One line on stderr that counts seconds; where stderr is no terminal, a line at the start and one at the end.
+    """A line on stderr that counts seconds; without a terminal, one line at the start and one at the end.
 
-    Nothing is written before the first ``show()``: a lock that is free, say, is not worth a line.
+    Writes nothing before the first ``show()``, for example while acquiring a lock that is free.
     """
 
     def __init__(self, text: str) -> None:
         self.text = f"torch_xla: {text}"
         self.start = time.monotonic()
-        self.end = "done"  # the last word, unless an exception ends it
+        self.end = "done"  # final state, unless an exception ends the block
         self.shown = False
         self.terminal = sys.stderr is not None and sys.stderr.isatty()
 
@@ -23,7 +23,7 @@ class StatusLine:
         return self
 
     def show(self) -> None:
-        """Brings the line up to date."""
+        """Update the line."""
         if self.terminal:
             self._write(f"\r{self.text} ... {self._seconds()} s ")
         elif not self.shown:

@@ -1,4 +1,4 @@
-"""The user's line: the innermost Python frame outside torch, jax, Python's own library and this package."""
+"""Find the user's line: the innermost Python frame outside torch, jax, the standard library and this package."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 #: The engine's folder, with a separator at the end.
 ENGINE = os.path.dirname(_HERE) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE)) + os.sep
-#: Folders whose code is not the user's, with a separator at the end: this package, torch and jax.
+#: Folders of library code (this package, torch and jax), with a separator at the end.
 _FOLDERS = (
     _PACKAGE,
     *(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, jax.__file__) if path is not None),
 )
-#: A context manager made from a generator runs under a frame of contextlib, which is nobody's line.
+#: Generator-based context managers run under a frame of contextlib, which is not user code either.
 OWN = (*_FOLDERS, contextlib.__file__)
-#: Python's own library, which copies and calls for others, but not what is installed inside its folder.
+#: The standard library, which calls on behalf of others, without the packages installed inside its folder.
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = tuple(_LIBRARY + folder + os.sep for folder in ("site-packages", "dist-packages"))
 
 
 class Frame(NamedTuple):
-    """A line of Python that was running."""
+    """A line of Python in a stack trace."""
 
     function: str
     file: str
@@ -41,7 +41,7 @@ class Frame(NamedTuple):
 
 
 class _UserFileCache(dict[str, bool]):
-    """Whether a file is code of the user's, by its name: asked for every frame of every step."""
+    """Cache of whether a file contains user code, by its name: looked up for every frame of every step."""
 
     def __missing__(self, file: str) -> bool:
         if file.startswith(_LIBRARY):
@@ -53,22 +53,22 @@ class _UserFileCache(dict[str, bool]):
         return users
 
 
-_MOST_FILES = 1 << 16  # notebooks make a file of each cell
+_MOST_FILES = 1 << 16  # notebooks create a file for each cell
 _users_files = _UserFileCache()
 
 
 def is_user_file(file: str) -> bool:
-    """Whether a file of that name is code of the user's."""
+    """Whether a file contains user code."""
     return _users_files[file]
 
 
 def innermost_user_frame(frames: Iterable[Frame]) -> Frame | None:
-    """The first of ``frames`` (innermost first) that is the user's; None where there is none."""
+    """Return the first user frame of ``frames`` (innermost first); None if there is none."""
     return next((frame for frame in frames if is_user_file(frame.file)), None)
 
 
 def user_frame() -> FrameType | None:
-    """The frame of the user's code that is running now; None where there is none (a thread of torch's own)."""
+    """Return the innermost user frame of this thread; None if there is none (a thread of torch)."""
     return _users(sys._getframe(1))
 
 
@@ -79,22 +79,22 @@ def _users(frame: FrameType | None) -> FrameType | None:
 
 
 def user_line_or_none() -> str | None:
-    """``file.py:12`` of the user's code that runs now, or that this thread works for; None where there is none."""
+    """Return ``file.py:12`` of the user code on this thread, or the line it is attributed to; None if there is none."""
     frame = user_frame()
     return getattr(_thread, "line", None) if frame is None else _line(frame)
 
 
 def user_line() -> str:
-    """The same for messages: a text also where there is none."""
+    """Return the user's line for messages; a placeholder text if there is none."""
     return user_line_or_none() or _line(None)
 
 
-_thread = threading.local()  # .line: see working_for
+_thread = threading.local()  # .line: see attribute_to_line
 
 
 @contextlib.contextmanager
 def attribute_to_line(line: str | None) -> Iterator[None]:
-    """In the block, what this thread does is done for that line of the user's, unless code of the user's runs in it."""
+    """Attribute this thread's work in the block to a line of user code, unless user code runs in the block itself."""
     before, _thread.line = getattr(_thread, "line", None), line
     try:
         yield
@@ -103,18 +103,18 @@ def attribute_to_line(line: str | None) -> Iterator[None]:
 
 
 def main_thread_line() -> str:
-    """``file.py:12`` where the main thread is now, for a thread that watches it."""
+    """Return ``file.py:12`` of the main thread, for a thread that monitors it."""
     return _line(_users(sys._current_frames().get(threading.main_thread().ident or 0)))
 
 
 def _line(frame: FrameType | None) -> str:
     if frame is None:
-        return "an unknown line (called from a thread without frames of the user's, such as autograd's)"
+        return "an unknown line (called from a thread without user frames, such as autograd's)"
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def current_stack() -> Iterator[Frame]:
-    """The frames of this thread, innermost first, without the engine's own."""
+    """Yield the frames of this thread, innermost first, without those of the engine."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(ENGINE):

@@ -1,8 +1,8 @@
-"""The flags of XLA in this process. XLA parses XLA_FLAGS once, so a program depends on the value of that time.
+"""The XLA flags of this process. XLA parses XLA_FLAGS once, so programs depend on its value at that time.
 
-    not read -> read, when the backend starts or the first program is named -> never read again
+    not read -> read when the backend starts or the first program key is computed -> never read again
 
-A flags file (XLA_FLAGS=PATH, --flagfile=PATH) counts with its content.
+The content of a flags file (XLA_FLAGS=PATH, --flagfile=PATH) is included.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _FLAG_FILE = re.compile(r"--?flagfile[= ](\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The flags that the backend starts with.
+    """The flags at the start of the backend.
 
-    ``variables``: the environment's. ``text``: XLA_FLAGS and the content of its files. ``parsed``: a hash of the
-    options that XLA has made of them; these count where jax started its backend before torch_xla looked.
+    ``variables``: environment variables. ``text``: XLA_FLAGS and the content of its files. ``parsed``: a hash of XLA's
+    parsed options, which applies if jax started its backend before torch_xla read the environment.
     """
 
     variables: dict[str, str]
@@ -33,17 +33,17 @@ class Flags:
     parsed: str
 
     def identity(self) -> list[str]:
-        """Return all that a compiled program depends on, for its key."""
+        """Return everything that a compiled program depends on, for its cache key."""
         return [*(f"{name}={text}" for name, text in self.variables.items()), self.text, self.parsed]
 
     def changed_late(self) -> list[str]:
-        """Return the variables whose values have changed since."""
+        """Return the variables whose values have changed since they were read."""
         return [name for name, text in self.variables.items() if os.environ.get(name, "") != text]
 
 
 @functools.cache
 def read() -> Flags:
-    """Return the flags of this process; the first call reads them."""
+    """Return the flags of this process; read them on the first call."""
     variables = {name: os.environ.get(name, "") for name in _VARIABLES}
     text = variables["XLA_FLAGS"]
     parsed = hashlib.sha256(debug_options.serialize_options()).hexdigest()
@@ -51,7 +51,7 @@ def read() -> Flags:
 
 
 def _contents(text: str) -> list[str]:
-    """The files that XLA_FLAGS names: a value that does not start with a dash is the path of one."""
+    """Return the content of the files that XLA_FLAGS names: a value that does not start with a dash is a path."""
     names = _FLAG_FILE.findall(text)
     if text.strip() and not text.strip().startswith("-"):
         names.append(text.strip())

@@ -1,7 +1,7 @@
-"""AOTAutograd's partitioners as a choice of what forward hands on to backward.
+"""Use AOTAutograd partitioners (``partition_fn``) as save policies for joint_graph.py.
 
-A partitioner takes forward and backward in one torch.fx graph apart into two. Of what it gives, only the choice is
-used: which values of forward are results of its graph, beyond those that were asked for.
+A partitioner splits a joint torch.fx graph into a forward and a backward graph. Only its choice of residuals is used:
+the outputs of its forward graph beyond the function's results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import fx
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.capture.joint_graph import GROUP, SEED, JointGraph, Keep, save_all
-from torch_xla._engine.graph.graph_spec import NodeSpec
+from torch_xla._engine.graph.graph_spec import FUNCTIONAL, LIST_TAGS, ArgTag, NodeSpec
 
 #: ``partition(joint graph, its inputs, num_fwd_outputs=) -> (forward graph, backward graph)``.
 Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -26,7 +26,7 @@ DEFAULT = "default_partition"
 
 @functools.cache
 def save_policy_for(partition: Partition) -> Keep:
-    """What a partitioner of AOTAutograd chooses; its default one keeps all that autograd would."""
+    """Return the save policy of an AOTAutograd partitioner; the default partitioner saves what autograd would."""
     if getattr(partition, "__name__", "") == DEFAULT:
         return save_all
     return lambda graph: _choice(graph, partition)
@@ -40,12 +40,12 @@ def _choice(graph: JointGraph, partition: Partition) -> Callable[[int], bool]:
         added = [n.name for n in part.graph.nodes if n.op == "call_function" and n.name not in known]
         if added:
             raise ValueError(
-                f"partition_fn {getattr(partition, '__name__', partition)} adds operations of its own "
-                f"({', '.join(added[:5])}): it may only choose which values forward hands on to backward"
+                f"partition_fn {getattr(partition, '__name__', partition)} adds operations "
+                f"({', '.join(added[:5])}): it may only choose which forward values are saved for backward"
             )
     (output,) = (n for n in forward.graph.nodes if n.op == "output")
-    kept = {n.name for n in output.args[0][len(graph.results) :] if isinstance(n, fx.Node)}
-    return lambda value: _name(value) in kept
+    saved_names = {n.name for n in output.args[0][len(graph.results) :] if isinstance(n, fx.Node)}
+    return lambda value: _name(value) in saved_names
 
 
 def _name(value: int) -> str:
@@ -53,7 +53,7 @@ def _name(value: int) -> str:
 
 
 class _JointFxGraph:
-    """The graph of a function and its gradient, in torch.fx."""
+    """A joint graph of a function and its gradient as a torch.fx graph."""
 
     def __init__(self, graph: JointGraph) -> None:
         self._graph, self._spec = graph, graph.spec
@@ -61,7 +61,7 @@ class _JointFxGraph:
         self._values: list[Any] = []
 
     def module(self) -> tuple[fx.GraphModule, tuple[list[Any], list[Any]]]:
-        """The module, and its inputs: those of the function, and the gradients of its results, without values."""
+        """Return the module and its inputs (primals, tangents) as tensors without values."""
         primals: list[Any] = []
         tangents: list[Any] = []
         leaves: dict[int, fx.Node] = {}
@@ -104,15 +104,15 @@ class _JointFxGraph:
 
     def _argument(self, arg: tuple[int, Any]) -> Any:
         tag, payload = arg
-        if tag == 0:
+        if tag == ArgTag.CONSTANT:
             return payload if isinstance(payload, (int, float, bool, str, complex, type(None))) else None
-        if tag == 1:
+        if tag == ArgTag.VALUE:
             return self._values[payload]
-        if tag in (2, 7):
+        if tag in LIST_TAGS:
             return [self._argument(a) for a in payload]
-        if tag in (3, 4):
-            return self._graph.numbers[tag - 3][payload].item()
-        return dtypes.FROM_CODE.get(payload) if tag == 6 else None
+        if tag in (ArgTag.FLOAT_INPUT, ArgTag.INT_INPUT):
+            return self._graph.numbers[tag - ArgTag.FLOAT_INPUT][payload].item()
+        return dtypes.FROM_CODE.get(payload) if tag == ArgTag.DTYPE else None
 
 
 def _meta(shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor | None:
@@ -120,10 +120,10 @@ def _meta(shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor | N
 
 
 def _target(spec: NodeSpec) -> Callable[..., Any]:
-    """The operator of torch, by which partitioners know what it costs to compute a value again."""
+    """Return the torch operator of a node, from which partitioners estimate the cost of recomputation."""
     space, _, rest = spec.op.partition("::")
     name, _, overload = rest.partition(".")
-    if spec.form == 0:
+    if spec.schema_kind == FUNCTIONAL:
         try:
             found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, space), name), overload or "default")
             return found

@@ -1,7 +1,7 @@
-"""The arrays behind xla tensors, shared with jax without a copy.
+"""Zero-copy conversion between xla tensors and jax arrays (to_jax, from_jax).
 
-The recorder donates a buffer that no tensor needs any more: the next program writes over it. So while the user's array
-is alive, the Node that has the same buffer is held here, and what is held is not donated.
+The recorder donates a buffer that no tensor needs any more, and the next program overwrites it. While a user's array is
+alive, this module holds a reference to the node with the same buffer, which prevents its donation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.execution import executor
 from torch_xla._engine.parallel import spmd
 
-#: By the id of an array that a user has: a reference that notices its end, and the Node that shares its buffer.
+#: id of a user's array -> (weak reference with a callback at its death, the node that shares its buffer).
 _shared: dict[int, tuple[weakref.ref[jax.Array], Any]] = {}
 
 
@@ -32,7 +32,7 @@ def _forget(number: int) -> None:
 
 
 def _alias_array(array: jax.Array) -> jax.Array:
-    """Another array with the same memory, whose life is its own."""
+    """Return another array with the same buffer and an independent lifetime."""
     parts = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts, dtype=array.dtype)
 
@@ -87,14 +87,14 @@ def _dtype(array: jax.Array) -> torch.dtype:
 
 
 def _to_xla_device(array: jax.Array) -> tuple[jax.Array, int]:
-    """The array where an xla device has it, copied only if it lies elsewhere; and the ordinal of that device."""
+    """Return the array on an xla device, copied only if it is on another one, and the ordinal of that device."""
     current = int(recorder.bindings().current_device())
     spread = spmd.replicate(array)
     if spread is not None:
         return spread, 0
     if not array.is_fully_addressable:
         raise ValueError(
-            f"from_jax: {array.dtype}{list(array.shape)} has parts on devices of other processes ({array.sharding}); "
+            f"from_jax: {array.dtype}{list(array.shape)} has shards on devices of other processes ({array.sharding}); "
             "gather it first, or use SPMD (torch_xla.runtime.use_spmd)"
         )
     (place, *others) = array.devices()

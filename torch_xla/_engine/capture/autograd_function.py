@@ -1,9 +1,9 @@
-"""Functions with a gradient as one node forward and one backward.
+"""torch.autograd.Function for jax functions: one node in forward, one in backward.
 
-    Derivative:  forward(*inputs) -> results, residuals          one torch_xla::jax_call
-                 backward(*saved, *gradients of results) -> gradients of inputs       another
+    DifferentiableCall:  forward(*inputs) -> results, residuals                          one torch_xla::jax_call
+                         backward(*saved, *gradients of results) -> gradients of inputs  one torch_xla::jax_call
 
-What is saved between the two is residuals and inputs; an input that backward needs is saved as it is, not as a result.
+Residuals and inputs are saved for backward. An input that backward needs is saved itself, not as one more result.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from torch_xla._engine.capture.constant_keys import count_bytes
 from torch_xla._engine.capture.jax_function import JaxCall
 from torch_xla._engine.capture.object_keys import identity
 
-#: ``backward(saved, cotangents) -> gradients``: of the inputs that have one, in order; cotangents of results with one.
+#: ``backward(saved, cotangents) -> gradients`` of the inputs that have one, from the cotangents of the graded results.
 Backward = Callable[[Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]]
 
 
 @dataclass(eq=False, slots=True)
 class DifferentiableCall:
-    """A function of tensors, ready to be recorded with its gradient."""
+    """A function of tensors that can be recorded together with its gradient."""
 
-    what: str
-    forward: JaxCall  # gives the results, then the residuals
+    what: str  # name in error messages
+    forward: JaxCall  # returns the results, then the residuals
     results: int
     saved_inputs: tuple[int, ...]  # saved before the residuals
-    inputs: tuple[int, ...]  # those that have a gradient
-    graded: tuple[int, ...]  # the results that have one
+    inputs: tuple[int, ...]  # indices of the inputs that have a gradient
+    graded: tuple[int, ...]  # indices of the results that have a gradient
     backward: Backward
     structs: Sequence[jax.ShapeDtypeStruct]  # of all inputs
     held: int = 0  # bytes of the constants of ``backward``
@@ -50,11 +50,11 @@ class DifferentiableCall:
 
     @property
     def bytes(self) -> int:
-        """Of the constants that it holds, and those that its backward pass is expected to."""
+        """Bytes of the constants that forward holds, and an estimate for its backward passes."""
         return self.forward.bytes + 2 * self.held
 
     def backward_call(self, given: tuple[bool, ...]) -> JaxCall:
-        """The call that computes the gradients, where those of results that are not ``given`` are zero."""
+        """Return the call that computes the gradients; cotangents that are not ``given`` are zero."""
         found = self._backwards.get(given)
         if found is None:
             found = self._backwards[given] = self._build_backward(given)
@@ -86,7 +86,7 @@ def _struct(shape: tuple[int, ...], dtype: torch.dtype | None) -> jax.ShapeDtype
 
 
 class _CallFunction(torch.autograd.Function):
-    """A Derivative in autograd's graph."""
+    """The autograd node of a DifferentiableCall."""
 
     @staticmethod
     def forward(ctx: Any, derivative: DifferentiableCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -106,42 +106,42 @@ class _CallFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"{derivative.what}: {derivative.forward.function.name} has a gradient of the first order only, and "
-                "this backward pass was asked for a gradient that has one itself (create_graph=True)"
+                "create_graph=True requests a second-order gradient"
             )
-        wanted = [gradients[i] for i in derivative.graded]
-        given = tuple(g is not None for g in wanted)
+        cotangents = [gradients[i] for i in derivative.graded]
+        given = tuple(g is not None for g in cotangents)
         found: list[torch.Tensor | None] = [None] * (1 + len(derivative.structs))
         if any(given):
             call = derivative.backward_call(given)
-            outs = jax_function.record_call(call, [*ctx.saved_tensors, *(g for g in wanted if g is not None)])
+            outs = jax_function.record_call(call, [*ctx.saved_tensors, *(g for g in cotangents if g is not None)])
             for place, gradient in zip(derivative.inputs, outs, strict=True):
                 found[1 + place] = gradient
         return tuple(found)
 
 
 def apply_call(derivative: DifferentiableCall, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The results, with a gradient, of the function on tensors of the shapes and dtypes it was made for."""
+    """Record a call with its gradient on tensors of the shapes and dtypes that the call was built for."""
     found: Sequence[torch.Tensor] = _CallFunction.apply(derivative, *capture_modes.resolve_captured(tensors))  # type: ignore[no-untyped-call]
     return found
 
 
 def inputs_requiring_grad(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """Which of the tensors need a gradient here."""
+    """Return the indices of the tensors that require a gradient; empty if grad mode is disabled."""
     if not torch.is_grad_enabled():
         return ()
     return tuple(i for i, t in enumerate(tensors) if t.requires_grad)
 
 
-# --- of jax functions
+# --- jax functions
 
 
 @dataclass(frozen=True, slots=True)
 class _SavedVjp:
-    """Where the parts of a vjp function are between forward and backward: in inputs or residuals, by position."""
+    """A jax.vjp function flattened into arrays that are saved between forward and backward."""
 
     tree: Any
-    places: tuple[int, ...]  # among the saved
-    key_types: tuple[Any, ...]  # of a part that is a random key of jax: its implementation, else None
+    indices: tuple[int, ...]  # of each array among the saved inputs and residuals
+    key_types: tuple[Any, ...]  # the PRNG implementation of an array that is a jax random key, else None
 
 
 def _is_differentiable(dtype: Any) -> bool:
@@ -160,17 +160,20 @@ def make_differentiable(
     structs: Sequence[jax.ShapeDtypeStruct],
     inputs: tuple[int, ...],
 ) -> tuple[DifferentiableCall, Any]:
-    """The Derivative of a jax function of flat arrays by those at ``inputs``, and the structure of its results."""
+    """Return the DifferentiableCall of a jax function of flat arrays, and the pytree structure of its results.
+
+    The gradient is that of the arrays at ``inputs``.
+    """
     seen: dict[str, Any] = {}
 
     def forward(*arrays: jax.Array) -> Any:
-        def of(*chosen: jax.Array) -> Any:
+        def of_inputs(*chosen: jax.Array) -> Any:
             full = list(arrays)
-            for place, value in zip(inputs, chosen, strict=True):
-                full[place] = value
+            for index, value in zip(inputs, chosen, strict=True):
+                full[index] = value
             return function(*full)
 
-        out, vjp = jax.vjp(of, *(arrays[i] for i in inputs))
+        out, vjp = jax.vjp(of_inputs, *(arrays[i] for i in inputs))
         leaves, seen["tree"] = jax.tree.flatten(out)
         parts, seen["vjp"] = jax.tree.flatten(vjp)
         seen["keys"] = tuple(jax.random.key_impl(p) if _is_key(p) else None for p in parts)
@@ -179,18 +182,18 @@ def make_differentiable(
     forward.__name__ = name
     closed, _ = jax_function.trace(what, forward, structs)
     results = seen["tree"].num_leaves
-    kept, saved_inputs, places = _partition(closed, results)
-    whole = jax_core.jaxpr_as_fun(closed)
+    outputs, saved_inputs, indices = _partition(closed, results)
+    full = jax_core.jaxpr_as_fun(closed)
 
     def pruned(*arrays: jax.Array) -> list[jax.Array]:
-        outs = whole(*arrays)
-        return [outs[i] for i in kept]
+        outs = full(*arrays)
+        return [outs[i] for i in outputs]
 
-    call = jax_function.register_call(what, name, pruned, [closed.out_avals[i] for i in kept], structs, seen["tree"])
-    saved = _SavedVjp(seen["vjp"], places, seen["keys"])
+    call = jax_function.register_call(what, name, pruned, [closed.out_avals[i] for i in outputs], structs, seen["tree"])
+    saved = _SavedVjp(seen["vjp"], indices, seen["keys"])
     avals = closed.out_avals[:results]
     graded = tuple(i for i, aval in enumerate(avals) if _is_differentiable(aval.dtype))
-    offered = [structs[i] for i in saved_inputs] + [_struct_of(closed.out_avals[i]) for i in kept[results:]]
+    offered = [structs[i] for i in saved_inputs] + [_struct_of(closed.out_avals[i]) for i in outputs[results:]]
     cotangents = [_struct_of(avals[i]) for i in graded]
     backward, held = _traced_backward(what, _vjp_backward(saved, seen["tree"], avals), offered, cotangents)
     return DifferentiableCall(what, call, results, saved_inputs, inputs, graded, backward, structs, held), seen["tree"]
@@ -201,21 +204,21 @@ def _is_key(value: Any) -> bool:
 
 
 def _partition(closed: jax_core.ClosedJaxpr, results: int) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
-    """Which outputs are computed, which inputs are saved, and where in the saved each part of the vjp function is."""
+    """Return the outputs to compute, the inputs to save, and the index of each vjp array among the saved values."""
     jaxpr = closed.jaxpr
     inputs = {id(v): i for i, v in enumerate(jaxpr.invars)}
     residuals = jaxpr.outvars[results:]
     saved_inputs = sorted({inputs[id(v)] for v in residuals if id(v) in inputs})
-    kept, place_of, places = list(range(results)), {}, []
+    outputs, index_of, indices = list(range(results)), {}, []
     for position, var in enumerate(residuals, results):
         if id(var) in inputs:
-            places.append(saved_inputs.index(inputs[id(var)]))
+            indices.append(saved_inputs.index(inputs[id(var)]))
             continue
-        if id(var) not in place_of:
-            place_of[id(var)] = len(saved_inputs) + len(kept) - results
-            kept.append(position)
-        places.append(place_of[id(var)])
-    return kept, tuple(saved_inputs), tuple(places)
+        if id(var) not in index_of:
+            index_of[id(var)] = len(saved_inputs) + len(outputs) - results
+            outputs.append(position)
+        indices.append(index_of[id(var)])
+    return outputs, tuple(saved_inputs), tuple(indices)
 
 
 def _struct_of(aval: Any) -> jax.ShapeDtypeStruct:
@@ -227,7 +230,7 @@ def _traced_backward(
 ) -> tuple[Backward, int]:
     """Trace ``backward`` now, and count the bytes of its constants.
 
-    What it closes over is the user's, who may change it before the backward pass.
+    It closes over values of the user, who may change them before the backward pass runs.
     """
     count = len(offered)
     flat = lambda *arrays: list(backward(arrays[:count], arrays[count:]))
@@ -239,8 +242,8 @@ def _traced_backward(
 def _vjp_backward(saved: _SavedVjp, tree: Any, avals: Sequence[Any]) -> Backward:
     def backward(arrays: Sequence[jax.Array], cotangents: Sequence[jax.Array]) -> Sequence[jax.Array]:
         parts = [
-            arrays[place] if kind is None else jax.random.wrap_key_data(arrays[place], impl=kind)
-            for place, kind in zip(saved.places, saved.key_types, strict=True)
+            arrays[index] if key_type is None else jax.random.wrap_key_data(arrays[index], impl=key_type)
+            for index, key_type in zip(saved.indices, saved.key_types, strict=True)
         ]
         given = iter(cotangents)
         full = [
@@ -260,7 +263,7 @@ _derivatives: LruCache[tuple[DifferentiableCall, Any]] = LruCache(
 def call_with_gradient(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None, name: str | None = None
 ) -> Any:
-    """A jax function on xla tensors, with its gradient where one is needed; see torch_xla.interop.jax_function."""
+    """Call a jax function on xla tensors, with its gradient if one is needed; see torch_xla.interop.jax_function."""
     signature = jax_function.flatten_arguments("jax_function", args, kwargs)
     inputs = inputs_requiring_grad(signature.tensors)
     if not inputs:

@@ -1,7 +1,7 @@
-"""Callbacks into Python as a part of a jax function's identity: StableHLO has an index in place of each.
+"""Cache keys for the Python callbacks of a jax function, which its StableHLO only refers to by index.
 
-pure_callback(f), pure_callback(g)    the same text, other keys: f and g
-debug.print("a {}")                   its format, by value
+pure_callback(f), pure_callback(g)    equal StableHLO, different keys: f and g
+debug.print("a {}")                   the format string, compared by value
 debug.callback(f)                     jax wraps f again in each trace, so each trace has a different key
 """
 
@@ -16,22 +16,22 @@ from torch_xla._engine.base import host_calls
 from torch_xla._engine.capture.constant_keys import nested_jaxprs
 from torch_xla._engine.capture.object_keys import SameObject
 
-#: The bytes that a function with callbacks counts as: what callbacks hold cannot be measured.
+#: The size assumed for a function with callbacks: the memory that a callback retains cannot be measured.
 CALLBACK_BYTES = 1 << 20
 
 
 def callback_key(closed: jax_core.ClosedJaxpr, text: str) -> Hashable:
-    """Return what a function's StableHLO ``text`` does not say of it; None where the text says all."""
+    """Return the key of what a function's StableHLO ``text`` does not contain; None if the text is complete."""
     calls = host_calls.count_python_calls(text)
     if not calls:
         return None
     found = tuple(_opaque_equations(closed))
-    # Some primitive calls Python and its parameters do not say what: then the function equals itself only.
+    # A primitive calls Python, and its parameters do not name the callable: the function only equals itself.
     return found if len(found) >= calls else SameObject(closed)
 
 
 def is_ordered(text: str) -> bool:
-    """Whether a function's StableHLO takes tokens, by which jax keeps the order of callbacks across programs."""
+    """Whether a function's StableHLO takes tokens, which order callbacks across programs."""
     return "jax.token = true" in text
 
 

@@ -1,13 +1,13 @@
-"""A pure torch function as a jax function: run once on tensors without values, and what it recorded is the function.
+"""Capture a pure torch function as a jax function: run it once on placeholders and convert the recorded graph.
 
     torch function ──run on placeholders──► graph ──describe──► GraphSpec ──split──► forward: results, residuals
                    ──torch's autograd─────►                                          backward: gradients of inputs
 
-The gradient is the one that torch's autograd records, not jax's of the same operations: they differ at ties, at zeros
-of norms, and wherever a function has a backward of its own.
+The gradient is the one that torch's autograd records, not jax's gradient of the same operations: they differ at ties,
+at zeros of norms, and wherever a function defines its own backward.
 
-A function that captures may use xla tensors from outside: each becomes one more argument, with its gradient. Functions
-may record others while they are recorded themselves.
+In capture mode a function may use xla tensors from outside: each becomes one more argument, with its gradient.
+Captures nest: a function may capture another one while it is captured itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from torch_xla._engine.execution import eager_mode
 from torch_xla._engine.graph import graph_spec
 from torch_xla._engine.graph.graph_spec import GraphSpec
 
-#: What random numbers start from while a function is recorded, so that equal functions have equal graphs.
+#: Generator state at the start of a capture. It is constant, so equal functions have equal graphs.
 _BASE = 0
 
 _recorded: LruCache[CapturedFunction] = LruCache(limit=lambda: 1024, weigh=lambda recorded: recorded.bytes)
@@ -49,10 +49,10 @@ _recorded: LruCache[CapturedFunction] = LruCache(limit=lambda: 1024, weigh=lambd
 
 @dataclass(frozen=True, slots=True)
 class CapturedFunction:
-    """A torch function as jax functions over flat arrays; if it is ``random``, its numbers follow from a seed (int64).
+    """A torch function as jax functions over flat arrays. A ``random`` function takes a seed (int64).
 
-    ``tree`` is the structure of the results; ``graded`` are those with a gradient, ``inputs`` those that get one.
-    ``key``: two recordings of equal keys are the same functions. ``captured`` tensors are the last arguments.
+    ``tree`` is the pytree structure of the results, ``graded`` the results with a gradient, ``inputs`` the arguments
+    that receive one. Captures with equal ``key`` are the same function. Captured tensors are the last arguments.
     """
 
     tree: Any
@@ -66,28 +66,28 @@ class CapturedFunction:
 
     @property
     def bytes(self) -> int:
-        """Of the constants that it holds."""
+        """Bytes of the constants that it holds."""
         return sum(int(c.nbytes) for c in self.graph.constants if c is not None)
 
     def split(self, keep: Keep = save_random_only) -> ForwardBackward:
-        """The functions that run forward and backward; ``keep`` says what the one computes for the other."""
+        """Return the forward and the backward function; the save policy ``keep`` chooses the residuals."""
         return split_joint_graph(self.graph, keep)
 
 
 @contextmanager
 def _isolated_rng(what: str, device: int) -> Iterator[None]:
-    """In the block nothing runs, and the random numbers after it are those that would have come without it."""
+    """Forbid execution in the block, and restore the random number generator after it."""
     seed = recorder.bindings().get_seed(device)
     try:
         recorder.bindings().set_seed(device, _BASE)
         with eager_mode.recording_region(eager_mode.CompileRegion(what, True, None), uncut=True):
             yield
     except RuntimeError as error:
-        if str(error).startswith(("torch_xla: a value was asked for while", f"torch_xla.compile: {what} is compiled")):
+        if str(error).startswith(("torch_xla: an xla tensor was read while", f"torch_xla.compile: {what} is compiled")):
             raise capture_modes.value_needed_error(what) from error
         raise
     finally:
-        torch.clear_autocast_cache()  # of tensors without values
+        torch.clear_autocast_cache()  # it holds placeholders
         recorder.bindings().set_seed(device, seed)
 
 
@@ -99,13 +99,19 @@ def capture_function(
     device: int,
     captured: list[torch.Tensor] | None = None,
 ) -> CapturedFunction:
-    """Runs ``function`` once on tensors without values; those at ``inputs`` require a gradient.
+    """Run ``function`` once on placeholders and return what it recorded.
 
-    With a list in ``captured`` the function may use xla tensors from outside: they are added to the list, and are
-    arguments of what was recorded, after the others.
+    Args:
+      what: Name of the function in error messages.
+      structs: Shapes and dtypes of the arguments.
+      inputs: Indices of the arguments that require a gradient.
+      device: Ordinal of the xla device.
+      captured: A list that enables capture mode: the function may use xla tensors from outside. They are appended to
+        the list, and are the last arguments of the captured function.
 
-    RuntimeError where the function is not pure: it needs a value, uses other tensors, writes to an argument, or
-    exchanges values with other replicas.
+    Raises:
+      RuntimeError: The function is not pure: it needs a value, uses tensors from outside, writes to an argument, or
+        issues a collective.
     """
     made: list[weakref.ref[torch.Tensor]] = []
     try:
@@ -113,18 +119,17 @@ def capture_function(
             device, _record, what, function, structs, inputs, device, captured, made
         )
     except BaseException:
-        capture_modes.drop_placeholder_values(
-            made
-        )  # the traceback keeps them, and nothing could run as long as it does
+        # The traceback keeps the placeholders alive, and they would block every later execution.
+        capture_modes.drop_placeholder_values(made)
         raise
     if any(ref() is not None for ref in made):
         gc.collect()
-        kept = [(t.dtype, list(t.shape)) for t in (ref() for ref in made) if t is not None]
+        leaked = [(t.dtype, list(t.shape)) for t in (ref() for ref in made) if t is not None]
         capture_modes.drop_placeholder_values(made)
-        if kept:
+        if leaked:
             raise RuntimeError(
-                f"{what} keeps {len(kept)} tensors after its end (the first is {kept[0][0]}{kept[0][1]}), in an "
-                "attribute or a global variable: return them instead"
+                f"{what} stores {len(leaked)} tensors that outlive the call (first: {leaked[0][0]}{leaked[0][1]}), "
+                "for example in an attribute or a global variable: return them instead"
             )
     return found
 
@@ -174,26 +179,26 @@ def _check_results(what: str, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor) or leaf.device.type != "xla":
             shown = leaf.device if isinstance(leaf, torch.Tensor) else type(leaf)
-            raise TypeError(f"{what}: expected a structure of xla tensors as the result, found {shown} in it")
+            raise TypeError(f"{what}: expected a pytree of xla tensors as the result, found {shown}")
 
 
 def _check_unwritten(
     what: str, tensors: Sequence[torch.Tensor], before: Sequence[Any], given: int, marked: dict[Any, Any]
 ) -> None:
     after = recorder.bindings().nodes_of(tensors)
-    for place, (old, new) in enumerate(zip(before, after, strict=True)):
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
         if old is not marked.get(new, new):
-            which = f"its argument {place}" if place < given else "a tensor from outside"
+            which = f"its argument {index}" if index < given else "a tensor from outside"
             raise RuntimeError(
-                f"{what} writes to {which} in place ({tensors[place].dtype}{list(tensors[place].shape)}), "
-                "which a pure function must not: return the new value instead. (BatchNorm in training writes to its "
-                "running statistics: track_running_stats=False, or eval().)"
+                f"{what} writes to {which} in place ({tensors[index].dtype}{list(tensors[index].shape)}), "
+                "but a pure function must not: return the new value instead. (BatchNorm in training writes to its "
+                "running statistics: use track_running_stats=False or eval().)"
             )
 
 
 @dataclass(eq=False)
 class _CaptureRun:
-    """What one run of a function has recorded."""
+    """The tensors and nodes of one run of a function on placeholders."""
 
     what: str
     device: int
@@ -204,27 +209,27 @@ class _CaptureRun:
     graded: tuple[int, ...] = ()
     cotangents: Sequence[torch.Tensor] = ()
     gradients: Sequence[torch.Tensor | None] = ()  # of the inputs
-    nodes: Sequence[Any] = ()  # of the arguments, as they were: marking how one is to lie gives it another
+    nodes: Sequence[Any] = ()  # of the arguments before the run: marking the sharding of one gives it another node
 
     def differentiate(self, results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        """Records the gradients of ``inputs``, given those of ``results``."""
+        """Record the gradients of ``inputs``, given cotangents of ``results``."""
         structs = [jax.ShapeDtypeStruct(tuple(t.shape), dtypes.numpy_dtype(t.dtype)) for t in results]
         self.cotangents = [capture_modes.placeholder(self.what, struct, self.device) for struct in structs]
         capture_modes.current_capture().add(self.cotangents)
-        # A backward pass is not under the autocast of its forward: the two ops of a matrix product have its dtype.
+        # Backward runs outside the autocast of its forward: the dtype of forward decides that of both matmuls.
         with torch.autocast("xla", enabled=False):
             self.gradients = torch.autograd.grad(results, inputs, self.cotangents, allow_unused=True)
         capture_modes.current_capture().add([g for g in self.gradients if g is not None])
 
     def recorded(self) -> CapturedFunction:
-        """The functions, from the cache where there are equal ones."""
+        """Return the captured function, from the cache if an equal one was captured before."""
         module = recorder.bindings()
         found = [g for g in self.gradients if g is not None]
         nodes = module.nodes_of([*self.leaves, *found])
         leaf_nodes = [*self.nodes, *module.nodes_of(list(self.cotangents))]
-        # Every leaf gets a number, also one that nothing reads: by being wanted, too.
+        # Requesting the leaves as results gives each of them a value number, also those that nothing reads.
         graph = module.collect_only(self.device, [*leaf_nodes, *nodes])
-        given = {id(node.buffer): place for place, node in enumerate(leaf_nodes)}
+        given = {id(node.buffer): index for index, node in enumerate(leaf_nodes)}
         buffers = graph.inputs()
         constants = [None if id(b) in given else np.asarray(b) for b in buffers]
         order = tuple(given.get(id(b), -1) for b in buffers)
@@ -240,13 +245,13 @@ class _CaptureRun:
             _check_no_collectives(spec)
             roots = spec.roots[len(leaf_nodes) :]
             results, gradients = roots[: len(self.leaves)], roots[len(self.leaves) :]
-            whole = JointGraph(spec, order, constants, numbers, results, gradients, len(self.arguments), _BASE)
+            joint = JointGraph(spec, order, constants, numbers, results, gradients, len(self.arguments), _BASE)
             structs = [
                 jax.ShapeDtypeStruct(tuple(t.shape), dtypes.numpy_dtype(t.dtype))
                 for t in (*self.arguments, *self.leaves)
             ]
             random = any(node.op == SEED for node in spec.nodes)
-            known = CapturedFunction(self.tree, len(self.leaves), self.graded, having, random, key, whole, structs)
+            known = CapturedFunction(self.tree, len(self.leaves), self.graded, having, random, key, joint, structs)
             _recorded.put(key, known)
         return known
 
@@ -254,4 +259,4 @@ class _CaptureRun:
 def _check_no_collectives(spec: GraphSpec) -> None:
     for node in spec.nodes:
         if graph_spec.is_collective(node):
-            raise RuntimeError(f"{node.op}: replicas cannot exchange values inside a function that is recorded once")
+            raise RuntimeError(f"{node.op}: collectives are not supported in a captured function")

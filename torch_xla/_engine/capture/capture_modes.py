@@ -1,7 +1,7 @@
-"""What a function that is recorded once must not touch: values, and tensors from outside.
+"""Torch modes and placeholders for capturing a function: reject value reads, intercept tensors from outside.
 
-The function runs on placeholders, tensors without values. Two modes of torch watch it: one above autograd, which puts
-placeholders in the place of tensors that are captured, and one below, which sees every operation.
+The function runs on placeholders, which are tensors without values. A TorchFunctionMode above autograd replaces
+captured tensors by placeholders. A TorchDispatchMode below autograd checks every operation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch_xla._engine.compat import autograd, control_flow, dispatcher
 
 
 class _PlaceholderBuffer:
-    """Stands in the place of a device buffer, for a tensor that has none."""
+    """The device buffer of a placeholder: has a shape but no value, and raises on any other access."""
 
     nbytes = 0
 
@@ -35,40 +35,43 @@ class _PlaceholderBuffer:
 
 def value_needed_error(what: str) -> RuntimeError:
     return RuntimeError(
-        f"{what} is recorded once, without values, and a value is needed in it: printing, .item(), .cpu(), `if tensor:`"
-        " and operations that run on the CPU need values; move them out of it"
+        f"{what} needs a tensor value, but it is captured without values: move printing, .item(), .cpu(), `if tensor:` "
+        "and operations that run on the CPU out of it"
     )
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.open: list[CaptureDispatchMode] = []  # of the recordings under way on this thread, the innermost last
+        self.open: list[CaptureDispatchMode] = []  # active captures of this thread, innermost last
 
 
 _thread = _Thread()
 
 
 def run_exclusively(device: int, function: Callable[..., Any], *args: Any) -> Any:
-    """What ``function`` gives, called by the only thread that may collect and launch; while one records, it is that."""
+    """Call ``function`` under the device's execution lock, and return its result.
+
+    A thread that is capturing a function already holds the lock.
+    """
     if _thread.open:
         return function(*args)
     return recorder.bindings().with_execution_lock(device, function, *args)
 
 
 def is_recording() -> bool:
-    """Whether this thread is recording a function."""
+    """Whether this thread is capturing a function."""
     return bool(_thread.open)
 
 
 def current_capture() -> CaptureDispatchMode:
-    """Of the function that this thread is recording; IndexError where it records none."""
+    """Return the innermost capture of this thread. Raises IndexError if there is none."""
     return _thread.open[-1]
 
 
 def mark_sharding_in_capture(tensor: torch.Tensor, sharding: int) -> bool:
-    """Marks how a tensor of the function that is recorded is to lie, in place; False where none is recorded.
+    """Mark the sharding of a tensor of the captured function in place; return False if this thread captures none.
 
-    That changes no value: it is no write to an argument.
+    A sharding changes no value, so it does not count as a write to an argument.
     """
     if not _thread.open:
         return False
@@ -83,25 +86,25 @@ def mark_sharding_in_capture(tensor: torch.Tensor, sharding: int) -> bool:
 
 
 def register_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, which no operation of torch has made, noted as one of the function that is recorded."""
+    """Register a tensor that no torch operation produced as one of the captured function, and return it."""
     if _thread.open:
         _thread.open[-1].add([tensor])
     return tensor
 
 
 def resolve_captured(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Arguments of an autograd Function, which torch's modes do not see: those that are captured, by what stands in."""
+    """Replace captured tensors among the arguments of an autograd Function, which torch modes do not intercept."""
     return [_thread.open[-1].resolve(t) for t in tensors] if _thread.open else tensors
 
 
 def has_no_user_modes() -> bool:
-    """Whether no mode of torch looks at operations on this thread, but those of a function that is recorded."""
+    """Whether the only torch modes active on this thread are those of a capture."""
     mode = control_flow.current_dispatch_mode()
     return mode is None or isinstance(mode, CaptureDispatchMode)
 
 
 class CaptureDispatchMode(dispatcher.DispatchMode):
-    """Sees to xla tensors that are neither arguments nor made of them: they are captured, or refused."""
+    """Capture or reject xla tensors that are neither arguments of the function nor computed from them."""
 
     def __init__(
         self, what: str, arguments: Sequence[torch.Tensor], made: list[weakref.ref[torch.Tensor]], captures: bool
@@ -112,8 +115,8 @@ class CaptureDispatchMode(dispatcher.DispatchMode):
         self._made = made
         self.captured: list[torch.Tensor] = []
         self.stand_ins: list[torch.Tensor] = []
-        self.nodes: list[Any] = []  # of these, as they were
-        self.marked: dict[Any, Any] = {}  # by node, the one that it lays out
+        self.nodes: list[Any] = []  # of the captured tensors, at the time of capture
+        self.marked: dict[Any, Any] = {}  # node with a marked sharding -> the node before it was marked
         self.is_backward = False
         self._until_end = ExitStack()
         self.add(arguments)
@@ -128,40 +131,40 @@ class CaptureDispatchMode(dispatcher.DispatchMode):
         self._until_end.close()
 
     def until_its_end(self, context: AbstractContextManager[None]) -> None:
-        """Enters a context, which is left when the recording has ended, with its backward pass."""
+        """Enter a context that is exited when the capture ends, after its backward pass."""
         self._until_end.enter_context(context)
 
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Notes tensors that are the function's own."""
+        """Register tensors as belonging to the function."""
         self._made += [weakref.ref(t) for t in tensors if id(t) not in self._known]
         self._known.update((id(t), t) for t in tensors)
 
     def unknown(self, values: Any) -> bool:
-        """Whether some tensor in it is neither an argument nor known to be made of them."""
+        """Whether ``values`` contain a tensor that is neither an argument nor known to be computed from arguments."""
         return any(t.device.type == "xla" and id(t) not in self._known for t in _tensors(values))
 
     def resolve(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What takes the place of a tensor: itself, unless it is captured. RuntimeError if it must not be used."""
+        """Return the placeholder of a captured tensor, or the tensor itself. Raises RuntimeError if that is illegal."""
         if tensor.device.type != "xla" or id(tensor) in self._known:
             return tensor
         for place, captured in enumerate(self.captured):
             if captured is tensor:
                 return self.stand_ins[place]
         (node,) = recorder.bindings().nodes_of([tensor])
-        if self.is_backward:  # autograd hands out other objects than it was given
+        if self.is_backward:  # autograd returns other tensor objects than it was given
             nodes = recorder.bindings().nodes_of(self.captured)
             found = next((s for s, n in zip(self.stand_ins, nodes, strict=True) if n is node), None)
             if found is None and node.buffer is not None and self._is_foreign(node, tensor):
                 raise _foreign_tensor_error(self._what, tensor)
             return tensor if found is None else found
-        # An autograd Function gives other objects than those that its operations made.
+        # An autograd Function returns other tensor objects than its operations produced.
         if self._is_foreign(node, tensor):
             return self._capture(tensor)
         self.add([tensor])
         return tensor
 
     def _is_foreign(self, node: Any, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's node is of none that is known."""
+        """Whether a tensor's node belongs to no known tensor."""
         known = recorder.bindings().nodes_of([t for t in self._known.values() if t.shape == tensor.shape])
         return all(node is not other for other in known)
 
@@ -179,7 +182,7 @@ class CaptureDispatchMode(dispatcher.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _thread.open[-1] is not self:  # an operation of a function that is recorded within this one
+        if _thread.open[-1] is not self:  # an operation of a nested capture
             return func(*args, **kwargs)
         if self.unknown((args, kwargs)):
             args, kwargs = _map_tensors(self._below_autograd, args), _map_tensors(self._below_autograd, kwargs)
@@ -195,7 +198,7 @@ class CaptureDispatchMode(dispatcher.DispatchMode):
 
 
 class CaptureFunctionMode(TorchFunctionMode):
-    """Has captured tensors replaced before autograd sees them, so that their gradients end at the function."""
+    """Replace captured tensors before autograd sees them, so that their gradients end at the function."""
 
     def __init__(self, arguments: CaptureDispatchMode) -> None:
         super().__init__()
@@ -214,7 +217,7 @@ class CaptureFunctionMode(TorchFunctionMode):
 
 @contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
-    """In the block, hooks on saved tensors (those of a checkpoint around it, say) see nothing of what it saves."""
+    """Disable saved-tensor hooks in the block, for example those of an enclosing torch.utils.checkpoint."""
     if not autograd.has_saved_tensor_hooks():
         yield
         return
@@ -226,7 +229,7 @@ def _foreign_tensor_error(what: str, tensor: torch.Tensor) -> RuntimeError:
     graded = ", which requires a gradient," if tensor.requires_grad else ""
     return RuntimeError(
         f"{what} uses a tensor from outside ({tensor.dtype}{list(tensor.shape)} on {tensor.device}){graded} that is "
-        "not an argument of it: pass it as one. PureModule passes the parameters and buffers of a module."
+        "not one of its arguments: pass it as one. PureModule passes the parameters and buffers of a module."
     )
 
 
@@ -252,14 +255,14 @@ def _map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 
 def placeholder(what: str, struct: jax.ShapeDtypeStruct, device: int) -> torch.Tensor:
-    """An xla tensor without a value."""
+    """Return an xla tensor without a value."""
     code = dtypes.TO_CODE[dtypes.torch_dtype(struct.dtype)]
     made: torch.Tensor = recorder.bindings().make_tensor(_PlaceholderBuffer(what, tuple(struct.shape)), code, device)
     return made
 
 
 def drop_placeholder_values(made: Sequence[weakref.ref[torch.Tensor]]) -> None:
-    """Takes what has no value out of the tensors that are still there."""
+    """Remove the placeholder buffers from the tensors that are still alive."""
     with torch.no_grad():
         for tensor in [t for t in (ref() for ref in made) if t is not None]:
             if not dispatcher.is_view(tensor):

@@ -1,4 +1,4 @@
-"""Constants of jax functions: the keys they have in caches, and copies that share no memory with the user's arrays."""
+"""Cache keys of the constants of jax functions, and copies that do not share memory with the user's arrays."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import nn
 
 from torch_xla._engine.capture.object_keys import ByValue
 
-#: A key has the bytes of arrays up to this size, and a hash of larger ones.
+#: Keys contain the bytes of arrays up to this size, and a hash of larger ones.
 _LARGE = 4096
 
 
-#: Types whose objects never change, or stand for themselves; they and callables are compared by identity.
+#: Types whose objects never change, or are compared by identity, as callables are.
 _FIXED = (enum.Enum, types.ModuleType, torch.dtype, torch.layout, torch.memory_format, torch.qscheme, jax.Device,
           type(...), type(NotImplemented))  # fmt: skip
 
@@ -30,16 +30,16 @@ def constant_keys(what: str, leaves: Sequence[Any], tree: Any, hidden: int = 0) 
     """Return the keys of the leaves of ``(args, kwargs)`` in order; None for tensors.
 
     Args:
-      what: the API, and the function that it calls.
-      hidden: the number of leading arguments that the caller did not write.
+      what: Name of the API and of the function that it calls, for error messages.
+      hidden: Number of leading arguments that the caller did not pass.
 
     Raises:
-      TypeError: a leaf cannot be a constant of a program. It names the argument.
+      TypeError: A leaf cannot be a constant of a program. The message names the argument.
     """
     try:
         return tuple([None if isinstance(leaf, torch.Tensor) else constant_key(leaf) for leaf in leaves])
     except _UnsuitableError as error:
-        # The path is looked up here, as a known call needs none.
+        # Compute the path only for the error: a cached call does not need it.
         args, kwargs = jax.tree.unflatten(tree, range(len(leaves)))
         for path, place in jax.tree_util.tree_flatten_with_path((args[hidden:], kwargs))[0]:
             if leaves[place] is error.value:
@@ -49,7 +49,7 @@ def constant_keys(what: str, leaves: Sequence[Any], tree: Any, hidden: int = 0) 
 
 
 class _UnsuitableError(TypeError):
-    """A value without a key that distinguishes it from a later, different value."""
+    """The value has no key that distinguishes it from a later, different value."""
 
     def __init__(self, value: Any, why: str) -> None:
         super().__init__(why)
@@ -57,10 +57,10 @@ class _UnsuitableError(TypeError):
 
 
 def constant_key(value: Any) -> Hashable:
-    """Return a key that equal constants have, and others not: 1, 1.0 and True differ, and so do 0.0 and -0.0.
+    """Return a key that is equal for equal constants only: 1, 1.0 and True differ, and so do 0.0 and -0.0.
 
     Raises:
-      TypeError: the value cannot be a constant of a program.
+      TypeError: The value cannot be a constant of a program.
     """
     kind: Any = type(value)
     if kind in (int, str, bool, type(None)):
@@ -76,36 +76,36 @@ def constant_key(value: Any) -> Hashable:
     except TypeError as error:
         raise _UnsuitableError(
             value,
-            f"an object of {kind}, cannot be a constant of the program, as it has no hash; pass tensors, numbers, "
-            "strings, or structures of them",
+            f"an object of {kind}, cannot be a constant of the program because it has no hash; pass tensors, numbers, "
+            "strings, or pytrees of them",
         ) from error
     if kind.__eq__ is object.__eq__ and kind is not object and not callable(value) and not isinstance(value, _FIXED):
         raise _UnsuitableError(
             value,
-            f"an object of {kind}, cannot be a constant of the program, as it is compared by identity: changes of its "
-            "attributes would not be seen by later calls; define __eq__ and __hash__ (dataclass(frozen=True) does), or "
+            f"an object of {kind}, cannot be a constant of the program because it is compared by identity: later calls "
+            "would not see changes of its attributes; define __eq__ and __hash__ (dataclass(frozen=True) does), or "
             "pass its values as tensors, numbers and strings",
         )
     return key
 
 
 def array_key(value: Any) -> Hashable:
-    """A key that arrays of one kind, dtype, shape and content have."""
+    """Return a key that is equal for arrays of equal type, dtype, shape and content only."""
     if value.dtype.hasobject:
         raise _UnsuitableError(
             value,
-            f"an array of {value.dtype}, cannot be a constant of the program, as its elements may change; pass a list "
+            f"an array of {value.dtype}, cannot be a constant of the program: its elements are mutable; pass a list "
             "of them",
         )
     content = value.tobytes()
     if len(content) > _LARGE:
         content = hashlib.sha256(content).digest()
-    # The dtype itself: names such as "<V1" are those of several dtypes of ml_dtypes.
+    # The dtype itself, not its name: several ml_dtypes dtypes share a name such as "<V1".
     return type(value), value.dtype, value.shape, content
 
 
 def nested_jaxprs(params: dict[str, Any]) -> Iterator[jax_core.Jaxpr | jax_core.ClosedJaxpr]:
-    """Yield the jaxprs in the parameters of an equation, also those in tuples and lists."""
+    """Yield the jaxprs in the parameters of an equation, including those in tuples and lists."""
     for value in params.values():
         for part in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(part, (jax_core.Jaxpr, jax_core.ClosedJaxpr)):
@@ -113,7 +113,7 @@ def nested_jaxprs(params: dict[str, Any]) -> Iterator[jax_core.Jaxpr | jax_core.
 
 
 def count_bytes(closed: Any, seen: set[int] | None = None) -> int:
-    """The bytes of the arrays that a jaxpr and the jaxprs nested in it hold, each counted once."""
+    """Return the bytes of the arrays that a jaxpr and its nested jaxprs hold; each array is counted once."""
     seen = set() if seen is None else seen
     total = 0
     for value in getattr(closed, "consts", ()):
@@ -129,18 +129,19 @@ def count_bytes(closed: Any, seen: set[int] | None = None) -> int:
 
 
 def copy_constants(closed: jax_core.ClosedJaxpr) -> jax_core.ClosedJaxpr:
-    """Copy every array that a jaxpr and the jaxprs nested in it hold.
+    """Copy every array that a jaxpr and its nested jaxprs hold.
 
-    jax holds the numpy arrays of a closure by reference until a program is lowered, which happens at the step barrier.
+    jax holds the numpy arrays of a closure by reference until the program is lowered, which happens at the step
+    barrier.
     """
     found: jax_core.ClosedJaxpr = _Copies().of_closed(closed)
     return found
 
 
 class _Copies:
-    """Copies of jaxprs, by the identity of the original: what jax lowers once is still one object in the copy.
+    """Copies of jaxprs, keyed by the id of the original: a jaxpr that jax lowers once stays one object in the copy.
 
-    Lives for one copy_constants; the originals outlive it, so that their ids stay their own.
+    Lives during one call of copy_constants. The originals outlive it, so ids are not reused.
     """
 
     def __init__(self) -> None:
@@ -179,8 +180,8 @@ def _atom(atom: Any) -> Any:
 def copy_array(value: Any) -> Any:
     """Copy an array to the host.
 
-    Arrays of jax are copied as well: jax.numpy.asarray may share a numpy array's memory. What only jax can hold (random
-    keys, parts in other processes) stays as it is, and cannot be changed.
+    jax arrays are copied as well: jax.numpy.asarray may share a numpy array's memory. Values that only jax can hold
+    (random keys, shards in other processes) are immutable and not copied.
     """
     if not isinstance(value, jax.Array):
         return copy.deepcopy(value) if hasattr(value, "dtype") else value

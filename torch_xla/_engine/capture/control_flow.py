@@ -1,12 +1,12 @@
-"""torch's control flow on xla tensors: one node of the graph each, which becomes jax's.
+"""torch control flow operators on xla tensors: each call is one graph node, lowered to jax control flow.
 
     cond              lax.cond
     while_loop        lax.while_loop, which has no gradient
     associative_scan  lax.associative_scan
     map, scan         lax.scan (scan.py)
 
-The functions are recorded, and may use xla tensors from outside; jax differentiates what surrounds them, torch's
-autograd has differentiated them.
+The branch functions are captured and may use xla tensors from outside. jax differentiates the control flow; torch's
+autograd has differentiated the branch functions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from torch_xla._engine.capture.pytree import TensorTree
 
 @dataclass(frozen=True, slots=True)
 class _CapturedBranch:
-    """A function that was recorded on tensors like those of a call, and what it uses from outside."""
+    """A branch function captured for the arguments of a call, and the tensors that it uses from outside."""
 
     recorded: CapturedFunction
     structure: TensorTree
@@ -54,7 +54,7 @@ class _CapturedBranch:
 def _record(
     what: str, function: Callable[..., Any], args: Sequence[Any], structs: Sequence[Any], device: int
 ) -> _CapturedBranch:
-    """``args``: as the function takes them; tensors among them are replaced by those that stand for ``structs``."""
+    """Capture a branch function; tensors among ``args`` are replaced by placeholders of ``structs``."""
     seen: list[TensorTree] = []
     places = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
 
@@ -83,7 +83,7 @@ def _tensors(what: str, values: Sequence[Any]) -> list[torch.Tensor]:
     return found
 
 
-_found: LruCache[Any] = LruCache(limit=lambda: 512, weigh=lambda found: found.bytes)  # Calls and Derivatives
+_found: LruCache[Any] = LruCache(limit=lambda: 512, weigh=lambda found: found.bytes)  # JaxCall and DifferentiableCall
 
 
 def _run(
@@ -93,7 +93,7 @@ def _run(
     is_random: bool,
     key: Hashable,
 ) -> list[torch.Tensor]:
-    """Records ``function(seed, *arrays)``, with jax's gradient where one is needed."""
+    """Record ``function(seed, *arrays)``, with jax's gradient if one is needed."""
     name = what.partition(":")[0]
     given = [pure_function.draw_seed(tensors[0].device), *tensors] if is_random else list(tensors)
     full = (lambda *arrays: list(function(*arrays))) if is_random else (lambda *arrays: list(function(None, *arrays)))
@@ -116,9 +116,10 @@ def _run(
 def cond(
     pred: torch.Tensor, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()
 ) -> Any:
-    """``true_fn(*operands) if pred else false_fn(*operands)``, decided on the device.
+    """Compute ``true_fn(*operands) if pred else false_fn(*operands)`` on the device.
 
-    RuntimeError where the two give results of other structures, shapes or dtypes, or ``pred`` is not one element.
+    Raises:
+      RuntimeError: The branches return different structures, shapes or dtypes, or ``pred`` does not have one element.
     """
     what = "cond"
     if pred.numel() != 1:
@@ -128,8 +129,8 @@ def cond(
     yes, no = (_record(what, f, operands, structs, device) for f in (true_fn, false_fn))
     if yes.structure != no.structure or [*yes.results] != [*no.results]:
         raise RuntimeError(
-            "cond: the two branches must give results of one structure, shapes and dtypes; true_fn gives "
-            f"{pytree.format_structs(yes.results)}, and false_fn gives {pytree.format_structs(no.results)}"
+            "cond: both branches must return the same structure, shapes and dtypes; true_fn returns "
+            f"{pytree.format_structs(yes.results)}, false_fn returns {pytree.format_structs(no.results)}"
         )
     makers = _BranchFunctions(what, yes, no)
     count = len(operands_of := tensors[1:])
@@ -148,7 +149,7 @@ def cond(
 
 
 class _BranchFunctions:
-    """The functions of a call, as jax functions of a seed and arrays, which jax differentiates as torch does."""
+    """The branch functions of a call as jax functions of a seed and arrays, with torch's gradient as custom VJP."""
 
     def __init__(self, what: str, *functions: _CapturedBranch) -> None:
         self._what, self._functions = what, functions
@@ -156,7 +157,7 @@ class _BranchFunctions:
         self.random = any(f.recorded.random for f in functions)
 
     def functions(self) -> list[Callable[..., Sequence[jax.Array]]]:
-        """Built anew; not for a call that is known."""
+        """Build the functions. Only for a call that is not cached."""
         return [
             traced_function.as_custom_vjp(traced_function.trace_captured(self._what, f.recorded, save_all))
             for f in self._functions
@@ -175,16 +176,19 @@ def _split(arrays: Sequence[jax.Array], *functions: _CapturedBranch) -> list[Seq
 def while_loop(
     cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Sequence[Any], additional: Sequence[Any] = ()
 ) -> Any:
-    """``while cond_fn(*carried, *additional): carried = body_fn(*carried, *additional)``, decided on the device.
+    """Run ``while cond_fn(*carried, *additional): carried = body_fn(*carried, *additional)`` on the device.
 
-    The carried values are tensors that keep their shapes and dtypes. No gradient: XLA does not know how many values a
-    backward pass would have to keep. RuntimeError in a backward pass, or where what is carried changes its form.
+    The carried values are tensors of constant shape and dtype. There is no gradient: XLA does not know how many values
+    a backward pass would have to save.
+
+    Raises:
+      RuntimeError: A carried value changes its shape or dtype, or a backward pass needs a gradient.
     """
     what = "while_loop"
     tensors = _tensors(what, (*carried, *additional))
     count = sum(isinstance(c, torch.Tensor) for c in carried)
     if count < len(carried) or not carried:
-        raise RuntimeError("while_loop: on xla the carried values are tensors; make a tensor of a number")
+        raise RuntimeError("while_loop: carried values must be tensors on xla; convert numbers to tensors")
     structs, device = jax_function.shape_structs(tensors), tensors[0].device.index
     needing = any(t.requires_grad for t in tensors) and torch.is_grad_enabled()
     with torch.no_grad():
@@ -219,17 +223,17 @@ def while_loop(
 def _check_loop(carried: Sequence[jax.ShapeDtypeStruct], going: _CapturedBranch, step: _CapturedBranch) -> None:
     if len(going.results) != 1 or going.results[0].size != 1:
         raise RuntimeError(
-            f"while_loop: expected cond_fn to give a tensor with one element, got {pytree.format_structs(going.results)}"
+            f"while_loop: cond_fn must return a tensor with one element, got {pytree.format_structs(going.results)}"
         )
     if [*carried] != [*step.results]:
         raise RuntimeError(
-            f"while_loop: what is carried must keep its shapes and dtypes: it is {pytree.format_structs(carried)}, and body_fn "
-            f"gives {pytree.format_structs(step.results)}"
+            "while_loop: carried values must keep their shapes and dtypes: got "
+            f"{pytree.format_structs(carried)}, but body_fn returns {pytree.format_structs(step.results)}"
         )
 
 
 class _NoGradient(torch.autograd.Function):
-    """The first tensors as they are; a backward pass through them is an error."""
+    """The identity; a backward pass through it raises."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -240,21 +244,23 @@ class _NoGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         raise RuntimeError(
-            "while_loop has no gradient on xla, where the number of steps is not known before it runs: use "
-            "torch_xla.experimental.scan, or fori_loop with bounds that are Python numbers, or torch.no_grad()"
+            "while_loop has no gradient on xla because the number of steps is unknown before it runs: use "
+            "torch_xla.experimental.scan, fori_loop with bounds that are Python numbers, or torch.no_grad()"
         )
 
 
 def associative_scan(combine: Callable[[Any, Any], Any], xs: Any, dim: int, reverse: bool = False) -> Any:
-    """The running combination of slices of ``xs`` along ``dim``, in a logarithmic number of steps.
+    """Compute the running combination of slices of ``xs`` along ``dim`` in a logarithmic number of steps.
 
-    RuntimeError where ``combine`` does not give what it is given; ValueError where sizes differ.
+    Raises:
+      RuntimeError: ``combine`` does not return the structure, shapes and dtypes of its arguments.
+      ValueError: Tensors of ``xs`` differ in size along ``dim``.
     """
     what = "associative_scan"
     leaves, structure = pytree.flatten_tensors(what, xs)
     if not leaves or len({t.shape[dim] for t in leaves}) != 1 or leaves[0].shape[dim] == 0:
         raise ValueError(
-            f"{what}: expected tensors of one size, not 0, in dimension {dim}, got {pytree.format_structs(leaves)}"
+            f"{what}: expected tensors of equal, nonzero size in dimension {dim}, got {pytree.format_structs(leaves)}"
         )
     moved = [torch.movedim(t, dim, 0) for t in leaves]
     outs = associative_scan_flat(
@@ -271,7 +277,7 @@ def associative_scan(combine: Callable[[Any, Any], Any], xs: Any, dim: int, reve
 def associative_scan_flat(
     combine: Callable[..., Any], xs: Sequence[torch.Tensor], additional: Sequence[Any] = (), reverse: bool = False
 ) -> list[torch.Tensor]:
-    """The same over dimension 0, for ``combine(*of one, *of the other, *additional)`` that gives a list."""
+    """Scan over dimension 0 with ``combine(*first slices, *second slices, *additional)``, which returns a list."""
     what = "associative_scan"
     tensors = _tensors(what, (*xs, *additional))
     count = len(xs)
@@ -280,11 +286,12 @@ def associative_scan_flat(
     made = _record(what, combine, [*xs, *xs, *additional], structs, tensors[0].device.index)
     if [*made.results] != slices:
         raise RuntimeError(
-            f"{what}: expected combine_fn to give {pytree.format_structs(slices)}, as it is given, got {pytree.format_structs(made.results)}"
+            f"{what}: expected combine_fn to return {pytree.format_structs(slices)}, like its arguments, "
+            f"got {pytree.format_structs(made.results)}"
         )
     makers = _BranchFunctions(what, made)
     if makers.random:
-        raise RuntimeError(f"{what}: combine_fn must not draw random numbers: how often it is called is not defined")
+        raise RuntimeError(f"{what}: combine_fn must not draw random numbers: the number of calls is undefined")
 
     def scanned(seed: Any, *arrays: jax.Array) -> Sequence[jax.Array]:
         shared = arrays[count:]
@@ -296,14 +303,14 @@ def associative_scan_flat(
 
 
 def map_slices(function: Callable[..., Any], xs: Any, args: Sequence[Any] = ()) -> Any:
-    """``function(slices of xs, *args)`` of each index, stacked."""
+    """Return ``function(slices of xs, *args)`` for each index of dimension 0, stacked."""
     return scan.scan(lambda _, x: (None, function(x, *args)), None, xs, save_all, what="map")[1]
 
 
 def scan_flat(
     combine: Callable[..., Any], init: Sequence[Any], xs: Sequence[torch.Tensor], additional: Sequence[Any] = ()
 ) -> list[torch.Tensor]:
-    """torch's scan: ``combine(*carry, *slices, *additional)`` gives the carry, then the rest, in one list."""
+    """Run torch's scan: ``combine(*carry, *slices, *additional)`` returns one list of the carry and the outputs."""
     count = len(init)
 
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
@@ -315,7 +322,7 @@ def scan_flat(
 
 
 def should_record(*values: Any) -> bool:
-    """Whether a call of control flow with these tensors is to be recorded: none of a tracer's, and some on xla."""
+    """Whether to record a control flow call with these tensors: some are on xla, and none is a tracer's."""
     found = [t for value in values for t in _leaves(value)]
     plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in found)
     return plain and any(t.device.type == "xla" for t in found) and capture_modes.has_no_user_modes()

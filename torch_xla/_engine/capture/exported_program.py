@@ -1,4 +1,4 @@
-"""A program that torch.export has traced, as a jax function: no device, and nothing is recorded or run.
+"""Convert a torch.export ExportedProgram into a jax function, without recording or running it on a device.
 
 ExportedProgram ──decompositions of what has no rule──► fx graph ──rules (lowering/fx_interpreter.py)──► jax function
 sizes: s0, s0 // 2, ...  ────────────────────────────────────────► symbols of jax.export, with the same bounds
@@ -33,77 +33,80 @@ _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input of the graph: an argument at a flat position, or a tensor that the program holds, by name."""
+    """An input of the graph: an argument at a flat position, or a named tensor that the program holds."""
 
     kind: InputKind
-    name: str  # qualified, as in state_dict; of an argument: of its placeholder
-    position: int  # among the flat arguments; -1
+    name: str  # qualified, as in state_dict; for an argument the name of its placeholder
+    position: int  # among the flat arguments; -1 for a tensor of the program
     struct: jax.ShapeDtypeStruct
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A flat result that is no tensor."""
+    """A flat result that is not a tensor."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedFunction:
-    """The function of all ``inputs``, in order; it gives first what ``mutated`` names, then the results."""
+    """A function of all ``inputs`` in order; it returns the new values of ``mutated``, then the results."""
 
     function: Callable[..., list[Any]]
     inputs: list[Input]
     mutated: list[str]
-    constants: list[tuple[int, Any]]  # flat arguments that are no tensors: position, value
-    results: list[Any]  # of each flat result its place in what the function gives, or a Constant
+    constants: list[tuple[int, Any]]  # flat arguments that are not tensors: position, value
+    results: list[Any]  # for each flat result its index among the function's outputs, or a Constant
     targets: frozenset[str]  # of custom calls
 
 
 def to_jax_function(program: torch.export.ExportedProgram, custom: frozenset[str] = frozenset()) -> ExportedFunction:
-    """The jax function of a program. Operators of the namespaces ``custom`` become custom calls ``namespace.operator``.
+    """Convert a program to a jax function.
 
-    Raises NotImplementedError for operators that neither have a rule nor a decomposition, and for random ones.
+    Operators of the namespaces in ``custom`` become custom calls ``namespace.operator``.
+
+    Raises:
+      NotImplementedError: An operator has neither a lowering rule nor a decomposition, or draws random numbers.
     """
-    devices.configure_cpu_devices()  # jax starts its backend to trace
+    devices.configure_cpu_devices()  # tracing starts jax's backend
     with warnings.catch_warnings():
-        # torch's own, of how it copies its structures (2.13).
+        # torch (2.13) raises this itself when it copies its pytrees.
         warnings.filterwarnings("ignore", ".*treespec, LeafSpec", FutureWarning)
-        whole = program.run_decompositions(_decompositions())
-    sizes, parts = _SymbolicSizes(whole), composites.composite_regions(whole.graph)
-    inputs, given, constants = _inputs(whole, sizes)
-    outputs = whole.graph_signature.output_specs
-    kept = [i for i, spec in enumerate(outputs) if not isinstance(spec.arg, ConstantArgument)]
+        decomposed = program.run_decompositions(_decompositions())
+    sizes, parts = _SymbolicSizes(decomposed), composites.composite_regions(decomposed.graph)
+    inputs, given, constants = _inputs(decomposed, sizes)
+    outputs = decomposed.graph_signature.output_specs
+    tensor_outputs = [i for i, spec in enumerate(outputs) if not isinstance(spec.arg, ConstantArgument)]
     mutated = [spec.target for spec in outputs if spec.kind in _MUTATIONS and spec.target is not None]
 
     def function(*arrays: jax.Array) -> list[Any]:
         values = [arrays[g] if isinstance(g, int) else g.value for g in given]
         composed = parts if _composes.get() else ()
         graph = fx_interpreter.FxInterpreter(
-            whole.graph_module, lambda name: _rule(name, custom), sizes, regions=composed
+            decomposed.graph_module, lambda name: _rule(name, custom), sizes, regions=composed
         )
         found = graph(values)
-        return [jnp.asarray(found[i]) for i in kept]
+        return [jnp.asarray(found[i]) for i in tensor_outputs]
 
-    place = {i: number for number, i in enumerate(kept)}
+    place = {i: number for number, i in enumerate(tensor_outputs)}
     results = [
         place[i] if i in place else Constant(spec.arg.value)
         for i, spec in enumerate(outputs)
         if spec.kind == OutputKind.USER_OUTPUT
     ]
-    names = {_name(s) for n in whole.graph.nodes if (s := dispatcher.schema_or_none(n.target)) is not None}
+    names = {_name(s) for n in decomposed.graph.nodes if (s := dispatcher.schema_or_none(n.target)) is not None}
     targets = frozenset(_target(name) for name in names if name not in RULES and name.partition("::")[0] in custom)
-    return ExportedFunction(function, inputs, mutated, constants, results, targets | _custom_call_targets(whole))
+    return ExportedFunction(function, inputs, mutated, constants, results, targets | _custom_call_targets(decomposed))
 
 
 def _custom_call_targets(program: torch.export.ExportedProgram) -> frozenset[str]:
-    """The targets of custom calls that the program makes itself."""
+    """Return the targets of the custom calls in the program."""
     schemas = [(n, dispatcher.schema_or_none(n.target)) for n in program.graph.nodes]
     return frozenset(str(n.args[1]) for n, s in schemas if s is not None and s.name == custom_call.NAME)
 
 
 def _inputs(program: torch.export.ExportedProgram, sizes: _SymbolicSizes) -> tuple[list[Input], list[Any], list[Any]]:
-    """The inputs; of each placeholder which input it is, or a Constant; positions and values of constant arguments."""
+    """Return the inputs, the input or Constant of each placeholder, and the constant arguments with their positions."""
     metas = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     inputs: list[Input] = []
     given: list[Any] = []
@@ -119,7 +122,7 @@ def _inputs(program: torch.export.ExportedProgram, sizes: _SymbolicSizes) -> tup
             continue
         if not isinstance(spec.arg, ConstantArgument):
             raise NotImplementedError(
-                f"argument {position} of the program is a size ({spec.arg.name}) that may vary: pass a tensor instead"
+                f"argument {position} of the program is a dynamic size ({spec.arg.name}): pass a tensor instead"
             )
         given.append(Constant(spec.arg.value))
         constants.append((position, spec.arg.value))
@@ -127,8 +130,8 @@ def _inputs(program: torch.export.ExportedProgram, sizes: _SymbolicSizes) -> tup
 
 
 def lower(exported: ExportedFunction, name: str, platforms: Sequence[str]) -> jax.export.Exported:
-    """The function, lowered for each of the platforms (cpu, cuda, rocm, tpu)."""
-    # jax (0.10.2) gives functions for several platforms, or of symbolic sizes, an argument more than a composite has.
+    """Lower the function for each of the platforms (cpu, cuda, rocm, tpu)."""
+    # jax (0.10.2) adds an argument, which a composite lacks, to functions for several platforms or of symbolic sizes.
     several = len(platforms) > 1 or any(not isinstance(size, int) for i in exported.inputs for size in i.struct.shape)
     token = _composes.set(not several)
     try:
@@ -137,7 +140,7 @@ def lower(exported: ExportedFunction, name: str, platforms: Sequence[str]) -> ja
         _composes.reset(token)
 
 
-#: Whether marked parts become composites (lowering/composites.py); else they are operations like the others.
+#: Whether marked regions become StableHLO composites (lowering/composites.py) or ordinary operations.
 _composes: ContextVar[bool] = ContextVar("composes", default=True)
 
 
@@ -149,7 +152,7 @@ def _lower_for_platforms(exported: ExportedFunction, name: str, platforms: Seque
 
 
 def unused_inputs(exported: ExportedFunction) -> list[int]:
-    """Which inputs the function does not read, not even for a size of theirs."""
+    """Return the indices of the inputs of which the function reads neither value nor size."""
     with recorder.enable_x64():
         closed = _jit_exported(exported, "exported").trace(*(i.struct for i in exported.inputs)).jaxpr
     static = [all(isinstance(size, int) for size in i.struct.shape) for i in exported.inputs]
@@ -157,7 +160,7 @@ def unused_inputs(exported: ExportedFunction) -> list[int]:
 
 
 def stablehlo_text(exported: ExportedFunction, name: str, platforms: Sequence[str]) -> str:
-    """StableHLO with locations: which module and which operator each operation comes from."""
+    """Return StableHLO with locations: the module and the operator of each operation."""
     with recorder.enable_x64():
         traced = _jit_exported(exported, name).trace(*(i.struct for i in exported.inputs))
         return str(traced.lower(lowering_platforms=tuple(platforms)).as_text(debug_info=True))
@@ -173,7 +176,7 @@ def _jit_exported(exported: ExportedFunction, name: str) -> Any:
 
 
 def _decompositions() -> Any:
-    """torch's own of everything that has no rule here."""
+    """Return torch's decompositions of all operators without a lowering rule."""
     table: Any = torch.export.default_decompositions()
     for overload, decomposition in dispatcher.decompositions().items():
         table.setdefault(overload, decomposition)
@@ -196,12 +199,12 @@ def _rule(name: str, custom: frozenset[str]) -> Rule:
         try:
             rule = Rule(name, decompose.decomposition_rule(name))
         except LookupError as error:
-            advice = "; custom_ops_allowed_in_graph makes calls of operators of your own"
+            advice = "; use custom_ops_allowed_in_graph to lower custom operators to custom calls"
             raise NotImplementedError(f"{name}: {error}{'' if name.startswith('aten::') else advice}") from None
     if rule.random:
         raise NotImplementedError(
-            f"{name} draws random numbers, which a program on disk has no generator for: export model.eval(), or pass "
-            "the random tensor as an argument"
+            f"{name} draws random numbers, but an exported program has no generator: export model.eval(), or pass the "
+            "random tensor as an argument"
         )
     return rule
 
@@ -212,16 +215,18 @@ def _target(name: str) -> str:
 
 def _custom_call(target: str, context: LoweringRuleContext, *args: Any) -> Any:
     outs = [
-        jax.ShapeDtypeStruct(shape, dtypes.numpy_dtype(dtype)) for shape, dtype in context.outs if dtype is not None
+        jax.ShapeDtypeStruct(shape, dtypes.numpy_dtype(dtype))
+        for shape, dtype in context.out_specs
+        if dtype is not None
     ]
     return tuple(jax.ffi.ffi_call(target, outs)(*(a for a in args if isinstance(a, jax.Array))))
 
 
 class _SymbolicSizes:
-    """From torch's sizes to jax's: numbers, and symbols with torch's bounds, all of one scope."""
+    """Convert torch's symbolic sizes to jax.export's, with torch's bounds and in one symbolic scope."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
-        # Others are no argument's: the size of a tensor that an example argument was a view of, or a computed one.
+        # Skip symbols of no argument: computed sizes, or sizes of the base that an example argument is a view of.
         given = _symbols_of(program)
         symbols = {str(s): r for s, r in program.range_constraints.items() if s.is_symbol and str(s) in given}
         self._symbols: dict[str, Any] = {}
@@ -243,12 +248,12 @@ class _SymbolicSizes:
         args = [self._expression(a) for a in expression.args]
         known = _OPERATIONS.get(type(expression).__name__)
         if known is None:
-            raise NotImplementedError(f"a size of the program is {expression}, which jax.export has no expression for")
+            raise NotImplementedError(f"jax.export does not support the size expression {expression}")
         return known(*args)
 
 
 def _symbols_of(program: torch.export.ExportedProgram) -> set[str]:
-    """The symbols in the shapes of the program's inputs."""
+    """Return the symbols in the shapes of the program's inputs."""
     values = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
     sizes: list[Any] = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
     return {str(symbol) for size in sizes if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
@@ -282,7 +287,7 @@ def _fold(function: Callable[[Any, Any], Any], args: Sequence[Any]) -> Any:
 
 
 def _bounds(name: str, bounds: Any) -> list[str]:
-    # torch's infinities are no Integers.
+    # torch's infinities are not sympy Integers.
     least, most = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
     found = [] if least is None or least < 2 else [f"{name} >= {least}"]
     return found if most is None or most > np.iinfo(np.int32).max else [*found, f"{name} <= {most}"]

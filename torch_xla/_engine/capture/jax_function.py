@@ -1,7 +1,7 @@
-"""Calls of jax functions on xla tensors: traced once for each signature, then recorded as one node each.
+"""Call jax functions on xla tensors: trace once for each signature, then record each call as one node.
 
-signature: function, structure, constants, shapes and dtypes ──known──► Call ──► torch_xla::jax_call
-                       └──new──► trace ──► lower ──► digest, callbacks ──► number (lowering/rules/jax_call.py)
+signature: function, pytree, constants, shapes and dtypes ──cached──► JaxCall ──► torch_xla::jax_call
+                     └──new──► trace ──► lower ──► digest, callbacks ──► number (lowering/rules/jax_call.py)
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ _op = None  # torch.ops.torch_xla.jax_call.default, once it is defined
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JaxCall:
-    """A function that can be recorded, by number; ``tree`` is the structure of what it gives."""
+    """A registered function that can be recorded by its number; ``tree`` is the pytree structure of its results."""
 
     function: RegisteredFunction
     number: int
     tree: Any
-    key: Hashable  # of the function in the table of functions
+    key: Hashable  # of the function in the registry
 
     @property
     def bytes(self) -> int:
-        """Of the constants that it holds."""
+        """Bytes of the constants that it holds."""
         return self.function.bytes
 
     def note_use(self, device: int) -> None:
-        """Keep the function known as long as a call of it may be pending on the device."""
+        """Keep the function registered while a call of it may be pending on the device."""
         jax_call.note_use(self.number, self.key, self.function, device)
 
     def note_plan(self, plan: object) -> None:
-        """Keep the function known as long as ``plan`` lives, and what was recorded by it is pending."""
+        """Keep the function registered while ``plan`` is alive or a call that it recorded is pending."""
         jax_call.note_plan(self.number, self.key, self.function, plan)
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """Arguments taken apart: their structure, the tensors among the leaves, and the others, which are constants."""
+    """Flattened arguments: their pytree structure, the tensor leaves, and the other leaves, which are constants."""
 
     tree: Any
     positions: tuple[int, ...]  # of the tensors among the leaves
@@ -67,24 +67,28 @@ class CallArguments:
     tensors: list[torch.Tensor]
 
     def arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """``args, kwargs`` with ``arrays`` in the places of the tensors."""
+        """Return ``args, kwargs`` with ``arrays`` in place of the tensors."""
         rest, given = iter(self.constants), iter(arrays)
-        places = set(self.positions)
+        positions = set(self.positions)
         count = len(self.positions) + len(self.constants)
-        leaves = [next(given) if place in places else next(rest) for place in range(count)]
+        leaves = [next(given) if position in positions else next(rest) for position in range(count)]
         found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self.tree, leaves)
         return found
 
 
 def flatten_arguments(what: str, args: Sequence[Any], kwargs: dict[str, Any] | None) -> CallArguments:
-    """The signature of a call of ``what``. TypeError for a tensor that is not on xla, or a leaf without a hash."""
+    """Flatten the arguments of a call of ``what``.
+
+    Raises:
+      TypeError: A tensor is not on xla, or a leaf has no hash.
+    """
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs or {})))
     tensors, positions, constants = [], [], []
-    for place, leaf in enumerate(leaves):
+    for position, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             _check_device(what, leaf)
             tensors.append(leaf)
-            positions.append(place)
+            positions.append(position)
         else:
             constants.append(leaf)
     where = tuple(positions)
@@ -102,22 +106,23 @@ def _check_device(what: str, tensor: torch.Tensor) -> None:
 
 
 def shape_structs(tensors: Sequence[torch.Tensor]) -> list[jax.ShapeDtypeStruct]:
-    """What jax traces a function with, for tensors like these."""
+    """Return the shapes and dtypes of tensors, for tracing with jax."""
     return [jax.ShapeDtypeStruct(tuple(t.shape), dtypes.numpy_dtype(t.dtype)) for t in tensors]
 
 
 def function_name(function: Any) -> str:
-    """What a function is called in graphs and programs."""
+    """Return the name of a function in graphs and programs."""
     return re.sub(r"\W+", "_", str(getattr(function, "__name__", type(function).__name__))).strip("_") or "function"
 
 
 def trace_and_register(
     what: str, name: str, function: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]
 ) -> JaxCall:
-    """Traces ``function`` over arrays like ``structs``; it may give any structure of arrays.
+    """Trace ``function`` for arguments like ``structs`` and register it. It may return any pytree of arrays.
 
-    Raises what the function raises; ValueError where it closes over a value of another trace, TypeError where a
-    result has a dtype that torch does not know.
+    Raises:
+      ValueError: The function closes over a value of another trace.
+      TypeError: A result has a dtype that torch does not have.
     """
     closed, tree = trace(what, function, structs)
     return register_call(what, name, jax_core.jaxpr_as_fun(closed), closed.out_avals, structs, tree)
@@ -126,8 +131,8 @@ def trace_and_register(
 def trace(
     what: str, function: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]
 ) -> tuple[jax_core.ClosedJaxpr, Any]:
-    """The jaxpr of a function, what it closes over as constants on the host, and the structure of its results."""
-    # It may call ATen's kernels; whether it does is decided where it becomes a part of a program.
+    """Return the jaxpr of a function, with closed-over values as host constants, and the structure of its results."""
+    # The function may call ATen's kernels; the program that it becomes a part of decides whether it does.
     with (
         recorder.enable_x64(keep_promotion=True),
         dtypes.exact_dtypes(),
@@ -148,9 +153,12 @@ def trace(
 
 
 def used_inputs(closed: jax_core.ClosedJaxpr, results: Sequence[Any] | None = None) -> list[bool]:
-    """Of each input, whether some result needs it (``results``: variables of the jaxpr; by default all that it gives).
+    """Return for each input whether a result depends on it.
 
-    True for one that only a nested function could say more of.
+    Nested functions are not analyzed: all their inputs count as used.
+
+    Args:
+      results: Variables of the jaxpr; None means all its outputs.
     """
     jaxpr = closed.jaxpr
     needed = {id(v) for v in (jaxpr.outvars if results is None else results)}
@@ -168,7 +176,7 @@ def register_call(
     structs: Sequence[jax.ShapeDtypeStruct],
     tree: Any,
 ) -> JaxCall:
-    """The Call of a flat function, which gives arrays like ``results``."""
+    """Register a flat function that returns arrays like ``results``, and return its JaxCall."""
     outs = tuple((tuple(r.shape), _dtype_of(what, name, i, r)) for i, r in enumerate(results))
 
     def called(*arrays: jax.Array) -> Sequence[jax.Array]:
@@ -181,7 +189,7 @@ def register_call(
         text = traced.lower(lowering_platforms=(_platform(),)).as_text()
     if is_ordered(text):
         raise NotImplementedError(
-            f"{what}: {name} calls Python in a fixed order (ordered=True), which programs on xla do not keep; pass "
+            f"{what}: {name} has ordered Python callbacks (ordered=True), which xla programs do not support; pass "
             "ordered=False"
         )
     digest = hashlib.sha256(f"{name}\n{outs}\n{text}".encode()).digest()
@@ -199,28 +207,28 @@ def _platform() -> str:
     return {"gpu": "cuda"}.get(devices.platform(), devices.platform())
 
 
-def _dtype_of(what: str, name: str, place: int, aval: Any) -> torch.dtype:
+def _dtype_of(what: str, name: str, index: int, aval: Any) -> torch.dtype:
     try:
         return dtypes.torch_dtype(aval.dtype)
     except (KeyError, TypeError) as error:
         raise TypeError(
-            f"{what}: result {place} of {name} is {aval.dtype}{list(aval.shape)}, a dtype that torch does not have; "
+            f"{what}: result {index} of {name} is {aval.dtype}{list(aval.shape)}, a dtype that torch does not have; "
             "convert it in the function (jax.random.key_data, astype)"
         ) from error
 
 
 def record_call(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of a call, recorded as one node. RuntimeError for tensors of several devices."""
+    """Record a call as one node and return its results. Raises RuntimeError for tensors of several devices."""
     global _op
     if not call.function.outs:
         return []
     if _op is None:
         _op = torch.ops.torch_xla.jax_call.default
     if not tensors:
-        # A call needs something to say on which device it is.
+        # The device of a call is that of its first tensor.
         tensors = [torch.empty((0,), device="xla")]
     device = tensors[0].device.index
-    # Another thread may make room, and sync the device, at any moment: the function is known before and after.
+    # Another thread may evict the function and sync the device at any moment: note the use before and after.
     call.note_use(device)
     outs: list[torch.Tensor] = list(_op(tensors, call.number, call.function.name))
     call.note_use(device)
@@ -231,18 +239,18 @@ _calls: LruCache[JaxCall] = LruCache(limit=lambda: 2048, weigh=lambda call: call
 
 
 def trace_config_key() -> Hashable:
-    """What of jax's configuration decides what a trace gives."""
+    """Return the parts of jax's configuration that a trace depends on."""
     config: Any = jax.config
     context = dynamo.jax_trace_context()
     if context is None:
         context = config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
-    return config.jax_default_prng_impl, context  # which is no part of a trace's context
+    return config.jax_default_prng_impl, context  # jax's trace context does not include the PRNG implementation
 
 
 def get_or_make(
     cache: LruCache[Any], key: Hashable, make: Callable[[], Any], numbers: Callable[[Any], Sequence[int]]
 ) -> Any:
-    """What ``make`` gives, from the cache where it is and its functions are still known."""
+    """Return the cached value of ``key``, or ``make()`` if it is missing or its functions are no longer registered."""
     found = cache.get(key)
     if found is None or (jax_call.forgotten and not all(map(jax_call.is_registered, numbers(found)))):
         found = make()

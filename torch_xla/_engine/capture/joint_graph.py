@@ -1,14 +1,15 @@
-"""One graph of a function and its gradient, as two: what runs forward, and what needs the gradients of results.
+"""Partition a joint forward-backward graph into a forward and a backward function.
 
-What backward needs of forward is handed on, or computed again from the inputs; a Keep decides.
+A save policy (``Keep``) decides whether a forward value that backward needs is saved as a residual or recomputed from
+the inputs.
 
-keep_random: all is computed again but what was drawn at random. Where both are in one program this costs nothing: XLA
-finds that they compute the same (common subexpressions), and computes it once. So few values are handed from one to the
-other, each of which costs the host more than a microsecond.
+save_random_only: Save only random values and recompute the rest. If forward and backward run in one program,
+recomputation is free: XLA's common subexpression elimination computes each value once. Few residuals cross from forward
+to backward, each of which costs the host more than a microsecond.
 
-keep_all: forward's values are handed on, as torch's autograd does. For loops: XLA does not look from one into another.
-What is made from others for nothing is computed again (views, numbers, inputs in another dtype), and what only the
-recorded backward pass computes stays there: torch.utils.checkpoint does what it is for.
+save_all: Save the forward values, as torch's autograd does. Used for loops: XLA does not eliminate common
+subexpressions across two loops. Values that cost nothing are recomputed (views, numbers, inputs in another dtype).
+Values that only the recorded backward pass computes stay in backward, so torch.utils.checkpoint still saves memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from jax import lax
 
 from torch_xla._engine.compat import dispatcher
 from torch_xla._engine.compilation import graph_function
-from torch_xla._engine.graph.graph_spec import GraphSpec, operands
+from torch_xla._engine.graph.graph_spec import FUNCTIONAL, LIST_TAGS, ArgTag, GraphSpec, operands
 from torch_xla._engine.lowering import RULES
 
 GROUP = "torch_xla::getitem"
@@ -35,10 +36,11 @@ SEED = "torch_xla::seed"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointGraph:
-    """A described graph of a function and its gradient.
+    """Spec of a graph that computes a function and its gradient.
 
-    ``order`` says of each leaf which input it is, or (from ``inputs`` on) which gradient of a result; -1 for one of the
-    ``constants``. ``base`` is what random numbers started from. ``results`` and ``gradients`` are numbers of values.
+    ``order`` maps each graph input to the index of a function input, or (from ``inputs`` on) to the cotangent of a
+    result; -1 marks one of the ``constants``. ``base`` is the generator state at which recording started. ``results``
+    and ``gradients`` are value numbers of the graph.
     """
 
     spec: GraphSpec
@@ -51,7 +53,7 @@ class JointGraph:
     base: int
 
     def nodes_needed_by(self, roots: Sequence[int]) -> list[int]:
-        """The nodes that the roots need, in order."""
+        """Return the nodes that the roots depend on, in topological order."""
         first = len(self.spec.leaves)
         needed, stack = set(), [r for r in roots if r >= first]
         while stack:
@@ -62,16 +64,16 @@ class JointGraph:
         return sorted(value - first for value in needed)
 
 
-#: Of a graph, which of the values that backward asks for are handed on to it.
+#: A save policy: maps a graph to a predicate that tells which forward values are saved for backward.
 Keep = Callable[[JointGraph], Callable[[int], bool]]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackward:
-    """Two functions of arrays.
+    """A forward and a backward function of arrays.
 
-    ``forward(seed, *inputs)`` gives results, then residuals; ``backward([*saved inputs, *residuals], cotangents)`` the
-    gradients. ``saved_inputs`` are those that backward reads, in order.
+    ``forward(seed, *inputs)`` returns the results, then the residuals; ``backward([*saved inputs, *residuals],
+    cotangents)`` returns the gradients. ``saved_inputs`` are the indices of the inputs that backward reads, in order.
     """
 
     forward: Callable[..., Sequence[jax.Array]]
@@ -80,19 +82,19 @@ class ForwardBackward:
 
 
 class _SubgraphFunction:
-    """Some nodes of a graph as a graph of their own, whose leaves are other values of it."""
+    """A subgraph as a function of arrays; its inputs are any values of the full graph."""
 
     def __init__(self, spec: GraphSpec, leaves: Sequence[int], nodes: Sequence[int], roots: Sequence[int]) -> None:
         first = len(spec.leaves)
-        number = {value: place for place, value in enumerate([*leaves, *(first + n for n in nodes)])}
-        shapes = [_promise(spec, value) for value in leaves]
-        kept = [replace(spec.nodes[n], args=[_renumber(a, number) for a in spec.nodes[n].args]) for n in nodes]
+        number = {value: index for index, value in enumerate([*leaves, *(first + n for n in nodes)])}
+        shapes = [_output_spec(spec, value) for value in leaves]
+        selected = [replace(spec.nodes[n], args=[_renumber(a, number) for a in spec.nodes[n].args]) for n in nodes]
         self.call = graph_function.graph_function(
-            GraphSpec(shapes, kept, [number[r] for r in roots], [], spec.precision)
+            GraphSpec(shapes, selected, [number[r] for r in roots], [], spec.precision)
         )
 
 
-def _promise(spec: GraphSpec, value: int) -> Any:
+def _output_spec(spec: GraphSpec, value: int) -> Any:
     first = len(spec.leaves)
     if value < first:
         return spec.leaves[value]
@@ -102,20 +104,39 @@ def _promise(spec: GraphSpec, value: int) -> Any:
 
 def _renumber(arg: tuple[int, Any], number: dict[int, int]) -> tuple[int, Any]:
     tag, payload = arg
-    if tag == 1:
+    if tag == ArgTag.VALUE:
         return tag, number[payload]
-    if tag in (2, 7):
+    if tag in LIST_TAGS:
         return tag, [_renumber(a, number) for a in payload]
     return arg
 
 
 class _PartitionPlan:
-    """Which nodes of a graph run when, and what is handed on."""
+    """Assign the nodes of a joint graph to forward or backward, and choose the residuals.
+
+    Visits the values that the gradients need, from the gradients towards the inputs:
+
+        value                                     in backward
+        input of the function                     read (saved_inputs)
+        depends on a cotangent (``late``)         computed
+        seed of the random number generator       read: forward has added the seed of this call (_SeedOffsets)
+        value that the save policy keeps          read (a residual)
+        any other                                 recomputed (``again``) from operands that follow the same rules
+
+    Random numbers are therefore equal in forward and in recomputation: backward reads a drawn value, or draws it again
+    from the same saved seed. It never takes a new seed. Example, dropout under torch.utils.checkpoint, which restores
+    the generator state and runs the forward again:
+
+        forward    seed0 ──► uniform ──► mask0 ──► y = x * mask0
+        recorded   seed1 ──► uniform ──► mask1 ──► dx = dy * mask1       seed1 == seed0: the state was restored
+        save_random_only   residuals: mask1, which is drawn in forward; XLA merges it with mask0
+        save_all           residual: seed1; uniform(seed1) runs again in backward and equals mask0
+    """
 
     def __init__(self, graph: JointGraph, keep: Callable[[int], bool]) -> None:
         self.spec, self.first = graph.spec, len(graph.spec.leaves)
         self.keep = keep
-        self.late = {value for value, place in enumerate(graph.order) if place >= graph.inputs}
+        self.late = {value for value, index in enumerate(graph.order) if index >= graph.inputs}
         for number, node in enumerate(graph.spec.nodes, self.first):
             if self.late.intersection(operands(node)):
                 self.late.add(number)
@@ -126,7 +147,7 @@ class _PartitionPlan:
             self._need(value)
 
     def _need(self, value: int) -> None:
-        """Makes a value available to backward."""
+        """Make a value and its operands available to backward."""
         stack = [value]
         while stack:
             value = stack.pop()
@@ -146,7 +167,7 @@ class _PartitionPlan:
 
 
 def save_random_only(graph: JointGraph) -> Callable[[int], bool]:
-    """As said above."""
+    """Save policy that saves random values and recomputes all others."""
     return lambda value: _is_random(graph, value)
 
 
@@ -159,24 +180,24 @@ def _is_random(graph: JointGraph, value: int) -> bool:
 
 
 def save_all(graph: JointGraph) -> Callable[[int], bool]:
-    """As said above."""
+    """Save policy of torch's autograd: save every forward value that is not free to recompute."""
     first = len(graph.spec.leaves)
     forward = {number + first for number in graph.nodes_needed_by(graph.results)}
 
-    def is_kept(value: int) -> bool:
+    def is_saved(value: int) -> bool:
         node = graph.spec.nodes[value - first]
         if node.op == GROUP:
             return operands(node)[0] in forward
         return value in forward and not _is_free(graph, value)
 
-    return is_kept
+    return is_saved
 
 
 _CASTS = frozenset({"aten::_to_copy"})
 
 
 def _is_free(graph: JointGraph, value: int) -> bool:
-    """Whether a value is made for nothing from what there is: a view, a number, an input in another dtype."""
+    """Whether a value is free to recompute: a view, a number, an input cast to another dtype."""
     first = len(graph.spec.leaves)
     node = graph.spec.nodes[value - first]
     needs = operands(node)
@@ -187,12 +208,12 @@ def _is_free(graph: JointGraph, value: int) -> bool:
         while source >= first and is_view(graph.spec.nodes[source - first].op):
             source = operands(graph.spec.nodes[source - first])[0]
         return source < first
-    return node.form == 0 and is_view(node.op)
+    return node.schema_kind == FUNCTIONAL and is_view(node.op)
 
 
 @functools.cache
 def is_view(op: str) -> bool:
-    """Whether an operator gives a view of its argument."""
+    """Whether an operator returns a view of its argument."""
     space, _, rest = op.partition("::")
     name, _, overload = rest.partition(".")
     try:
@@ -204,12 +225,12 @@ def is_view(op: str) -> bool:
 
 
 def split_joint_graph(graph: JointGraph, keep: Keep) -> ForwardBackward:
-    """The parts of a graph: what computes its results, and what computes their gradients."""
+    """Partition a joint graph into the functions that compute the results and their gradients."""
     spec, order, inputs = graph.spec, graph.order, graph.inputs
     plan = _PartitionPlan(graph, keep(graph))
-    fixed = [value for value, place in enumerate(order) if place < 0]
-    given = [value for value, place in enumerate(order) if 0 <= place < inputs]
-    coming = [value for value, place in enumerate(order) if place >= inputs]
+    fixed = [value for value, index in enumerate(order) if index < 0]
+    given = [value for value, index in enumerate(order) if 0 <= index < inputs]
+    coming = [value for value, index in enumerate(order) if index >= inputs]
     read = [value for value in plan.saved if value < plan.first]
     saved_inputs = [value for value in read if order[value] >= 0]
     residuals = [value for value in plan.saved if value >= plan.first]
@@ -217,49 +238,63 @@ def split_joint_graph(graph: JointGraph, keep: Keep) -> ForwardBackward:
     forward = _SubgraphFunction(spec, [*fixed, *given], graph.nodes_needed_by(roots), roots)
     again = sorted(value - plan.first for value in plan.again)
     backward = _SubgraphFunction(spec, [*fixed, *saved_inputs, *residuals, *coming], again, graph.gradients)
-    held = [graph.constants[value] for value in fixed]
+    constants = [graph.constants[value] for value in fixed]
     floats, ints = graph.numbers
     seeds = _SeedOffsets(graph)
 
     def run_forward(seed: jax.Array | None, *arrays: jax.Array) -> Sequence[jax.Array]:
-        return forward.call(jnp.asarray(floats), seeds.put(seed), *held, *(arrays[order[value]] for value in given))
+        args = [arrays[order[value]] for value in given]
+        return forward.call(jnp.asarray(floats), seeds.put(seed), *constants, *args)
 
     def run_backward(saved: Sequence[jax.Array], cotangents: Sequence[jax.Array]) -> Sequence[jax.Array]:
         late = [cotangents[order[value] - inputs] for value in coming]
-        return backward.call(jnp.asarray(floats), jnp.asarray(ints), *held, *saved, *late)
+        return backward.call(jnp.asarray(floats), jnp.asarray(ints), *constants, *saved, *late)
 
     return ForwardBackward(run_forward, run_backward, tuple(order[value] for value in saved_inputs))
 
 
 class _SeedOffsets:
-    """Where among the integers the seeds of random numbers are, and how far each is from the first state.
+    """Positions of the generator seeds among a graph's integer inputs, and their offsets from the initial state.
 
-    A program has several where a function sets the state back, as torch.utils.checkpoint does: what it then draws is
-    what it has drawn before. The halves of a seed are added apart, as a draw does it (key_data in lowering/recorder_ops.py).
+    A function is captured with the generator state ``base`` (0), so equal functions have equal graphs. Each seed node
+    of the graph has the state at its draw as an integer input. A call that starts from ``seed`` replaces each state by
+    ``seed + (state - base)``:
+
+        captured, base 0     ints = [0, ..., 0]         two seed nodes: the function restored the state (checkpoint)
+        call with seed s     ints = [s, ..., s]         so both still draw the same numbers
+        a state of base + d  becomes s + d              the order of draws is that of the captured run
+
+    Only forward puts seeds in; backward reads the seeds that forward has computed (_PartitionPlan).
+
+    The 32-bit halves of a seed are added separately, without a carry, as a draw does (key_data in
+    lowering/recorder_ops.py).
     """
 
     def __init__(self, graph: JointGraph) -> None:
-        self._places, self._ints = _seed_places(graph.spec), graph.numbers[1]
-        halves = np.array([self._ints[place] for place in self._places], np.int64).view(np.uint32)
+        self._indices, self._ints = _seed_indices(graph.spec), graph.numbers[1]
+        halves = np.array([self._ints[index] for index in self._indices], np.int64).view(np.uint32)
         base = np.array([graph.base], np.int64).view(np.uint32)
-        self._distances = halves.reshape(-1, 2) - base
+        self._offsets = halves.reshape(-1, 2) - base
 
     def put(self, seed: jax.Array | None) -> Sequence[jax.Array]:
-        """The integers, with the seeds of a call that starts from ``seed``. Apart: only a draw depends on the seed."""
+        """Return the integer inputs of a call that starts from ``seed``.
+
+        They are separate arrays, so that only draws depend on the seed.
+        """
         found = [jnp.asarray(number) for number in self._ints]
         if seed is not None:
             start = lax.bitcast_convert_type(jnp.asarray(seed), jnp.uint32)
-            for place, distance in zip(self._places, self._distances, strict=True):
-                found[place] = lax.bitcast_convert_type(start + distance, jnp.int64)
+            for index, offset in zip(self._indices, self._offsets, strict=True):
+                found[index] = lax.bitcast_convert_type(start + offset, jnp.int64)
         return found
 
 
-def _seed_places(spec: GraphSpec) -> list[int]:
-    """Where among the integers the seeds of random numbers are."""
-    places = []
+def _seed_indices(spec: GraphSpec) -> list[int]:
+    """Return the positions of the generator seeds among the integer inputs."""
+    indices = []
     for node in spec.nodes:
         if node.op == SEED:
             tag, payload = node.args[0]
-            assert tag == 4, f"a seed that is no operand: {node.args}"
-            places.append(payload)
-    return places
+            assert tag == ArgTag.INT_INPUT, f"a seed that is not an integer input: {node.args}"
+            indices.append(payload)
+    return indices

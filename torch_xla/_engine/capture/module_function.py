@@ -1,4 +1,4 @@
-"""Modules as functions of their tensors."""
+"""nn.Modules as pure functions of their parameters, buffers and arguments."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _training = operator.attrgetter("training")
 class ModuleFunction:
     """A module as a function of its tensors, in order, and its arguments.
 
-    Asking a module for its named parameters takes longer than recording it anew does; so what holds them is kept, and
-    compared with what there is at each call. It does not keep the module alive: who calls it does.
+    ``named_parameters()`` takes longer than recording the module again does. So the dictionaries that hold the
+    parameters and buffers are cached, and compared with the module's at each call. The module is referenced weakly; the
+    caller keeps it alive.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -33,7 +34,7 @@ class ModuleFunction:
     @property
     def _module(self) -> nn.Module:
         module = self._root()
-        assert module is not None, "a module is called while somebody has it"
+        assert module is not None, "the caller keeps the module alive"
         return module
 
     def _refresh(self) -> None:
@@ -56,17 +57,17 @@ class ModuleFunction:
         return list(chain.from_iterable(map(dict.values, self._children)))
 
     def tensors(self) -> list[torch.Tensor | None]:
-        """The parameters and buffers, module by module; None where there could be one."""
+        """Return the parameters and buffers, module by module; None for one that is registered as None."""
         if self._below() != self._found:
             self._refresh()
         return list(chain.from_iterable(map(dict.values, self._holders)))
 
     def state(self) -> Hashable:
-        """What of the module besides its tensors decides what it records."""
+        """Return a key of the module's state, besides its tensors, that the captured graph depends on."""
         return self._version, tuple(chain.from_iterable(self._holders)), tuple(map(_training, self._modules))
 
     def names(self) -> list[str]:
-        """Of ``tensors``."""
+        """Return the qualified names of ``tensors``."""
         return [
             prefix + name
             for prefix, module in zip(self._prefixes, self._modules, strict=True)
@@ -75,18 +76,19 @@ class ModuleFunction:
         ]
 
     def kinds(self) -> list[tuple[type[nn.Module], str]]:
-        """Of each module within, what it is and what it says of itself."""
+        """Return the type and extra_repr of each submodule."""
         return [(type(module), module.extra_repr()) for module in self._modules]
 
     def modes(self) -> tuple[bool, ...]:
-        """Return of each module within whether it is in training mode."""
+        """Return for each submodule whether it is in training mode."""
         return tuple(map(_training, self._modules))
 
     def __call__(self, tensors: list[torch.Tensor | None], *args: Any, **kwargs: Any) -> Any:
-        """The module's result with these tensors in the place of its own, while it is recorded.
+        """Call the module, during a capture, with these tensors in place of its parameters.
 
-        They stay there until the recording ends: activation checkpointing runs parts of the module again in backward,
-        where torch.func.functional_call would have put the module's own tensors back, and the gradient were theirs.
+        The tensors stay in place until the capture ends: activation checkpointing runs parts of the module again in
+        backward. torch.func.functional_call would have restored the module's own tensors by then, and the gradient
+        would be theirs.
         """
         capture_modes.current_capture().until_its_end(self._holding(tensors))
         return self._module(*args, **kwargs)

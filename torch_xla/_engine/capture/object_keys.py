@@ -1,4 +1,7 @@
-"""Objects as parts of keys: functions by identity, held weakly, so that a table does not keep what they close over."""
+"""Cache keys for Python objects: by identity (weak or strong reference) or by value.
+
+Functions are referenced weakly, so that a cache does not keep the values alive that they close over.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch_xla._engine.base.lru_cache import LruCache
 
 
 class SameObject:
-    """An object compared by identity; keeps it alive, so that its id stays its own."""
+    """An object compared by identity; holds a reference, so that its id is not reused."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -24,7 +27,7 @@ class SameObject:
 
 
 class ByValue:
-    """An object compared by value, with the hash that it had at first: one that changes does not get lost in a table.
+    """An object compared by value, with the hash that it had at first: a mutated object stays findable in a table.
 
     Raises TypeError for an object without a hash.
     """
@@ -42,9 +45,10 @@ class ByValue:
 
 
 class WeakIdentity:
-    """An object compared by identity, as long as it lives; equal to itself only when the object is gone.
+    """An object compared by identity through a weak reference.
 
-    Its id may then be another object's, which is why two of them are compared by their objects.
+    After the object's death the key is only equal to itself: another object may have the same id, so two keys compare
+    their referents.
     """
 
     def __init__(self, value: Any) -> None:
@@ -69,12 +73,12 @@ _removed_at: weakref.WeakKeyDictionary[LruCache[Any], int] = weakref.WeakKeyDict
 
 
 def _note_death(_: object) -> None:
-    global _deaths  # in the middle of anything: the tables are looked through later
+    global _deaths  # may run at any point of any code: only count; remove_dead() cleans the tables later
     _deaths += 1
 
 
 def identity(function: Any) -> Hashable:
-    """What stands for a function in keys, as the first part; one whose class defines equality stands for itself."""
+    """Return the first part of a key for a function: by value if its class defines equality, else by identity."""
     if isinstance(function, types.MethodType):
         owner, code = identity_of(function.__self__), identity_of(function.__func__)
         return _Method((owner, code))
@@ -87,7 +91,7 @@ def _is_compared_by_value(function: Any) -> bool:
 
 
 def identity_of(value: Any) -> Hashable:
-    """The object by identity: weakly, where Python can refer to it weakly."""
+    """Return an identity key of an object: weak if its type supports weak references."""
     try:
         return WeakIdentity(value)
     except TypeError:
@@ -107,7 +111,7 @@ def _is_dead(key: Hashable) -> bool:
 
 
 def remove_dead(cache: LruCache[Any]) -> None:
-    """Remove the items of functions that are gone."""
+    """Remove the items whose function has died."""
     seen = _deaths
     if _removed_at.get(cache, 0) != seen:
         _removed_at[cache] = seen

@@ -1,16 +1,26 @@
-"""A graph that torch.compile has traced, recorded once: each call is one node of the step's graph.
+"""The torch.compile backend "openxla": capture a traced fx graph once and record each call as one node.
 
-    fx graph ──run once on copies of placeholders──► function of the arguments ──► torch_xla::jax_call at each call
-       writes to arguments: more results, copied into the arguments    what it reads of its own: more arguments
+    fx graph ──run once on clones of placeholders──► pure function ──► torch_xla::jax_call at each call
+       writes to arguments become results             tensors read from outside become arguments
 
-    a result is            each call gives
-    an argument            that tensor
-    made by the graph      the node's result
-    a view of either       the same view of that tensor
-    a number, None         the same again
+Functionalization. An fx graph may write to its arguments; a recorded node cannot. _FunctionalizedRun runs the graph on
+clones and compares the clones' nodes before and after: a clone with another node was written to. Its new value is one
+more result of the node, which each call copies into the caller's tensor. Aliasing is restored from the plan:
 
-What cannot be recorded once runs as it is at each call, operation by operation, and is counted (DynamoRunAsItIs):
-graphs that ask for values, exchange values with other replicas, or give several views of what they do not give whole.
+    def graph(x, y):         captured function                each call
+        x.add_(y)            x1 = x + y                       r, x1 = node(x, y)
+        z = x * 2            r = x1 * 2                       x.copy_(x1)
+        return x[0], x, z    outputs: view, argument, result  return x[0], x, r
+
+    output of the graph                    each call returns
+    an argument                            the caller's tensor
+    computed by the graph                  the node's result
+    a view of either                       the same view chain, replayed on that tensor
+    a number, None                         the same value
+
+A graph that cannot be captured runs eagerly at each call, operation by operation, and is counted (DynamoRunAsItIs):
+it needs tensor values, issues collectives, writes to a tensor from outside, or returns several views of a tensor that
+it does not return in full.
 """
 
 from __future__ import annotations
@@ -31,79 +41,79 @@ _WHAT = "torch.compile"
 
 
 class _UnsupportedGraphError(RuntimeError):
-    """A graph that cannot be one node."""
+    """The graph cannot be recorded as one node."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Argument:
-    place: int
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    place: int
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    of: _Argument | _Result
-    steps: Any  # the recorder's
+    base: _Argument | _Result
+    chain: Any  # the recorder's view chain
 
 
 @dataclass(slots=True)
 class _CallPlan:
-    """One signature of a graph: its node, and what to make of the node's results."""
+    """The node for one signature of a graph, and how its results become the graph's outputs."""
 
     known: RecordedCall
-    tensors: list[int]  # the arguments that are tensors
-    captured: list[torch.Tensor]
+    tensors: list[int]  # indices of the tensor arguments
+    captured: list[torch.Tensor]  # tensors from outside, passed after the arguments
     outputs: list[Any]  # _Argument, _Result, _View, or a constant
-    written: list[int]  # arguments that get new values, which are the last results
-    kind: Callable[[list[Any]], Any]
+    written: list[int]  # arguments that the graph writes to; their new values are the last results
+    container: Callable[[list[Any]], Any]  # builds the return value from the list of outputs
 
     def __call__(self, args: Sequence[Any]) -> Any:
         tensors = args if len(self.tensors) == len(args) else [args[i] for i in self.tensors]
         results = pure_function.run_recorded_call(self.known, [*tensors, *self.captured] if self.captured else tensors)
         if self.written:
             with torch.no_grad():
-                for place, value in zip(self.written, results[-len(self.written) :], strict=True):
-                    args[place].copy_(value)
-        return self.kind([self._output(output, args, results) for output in self.outputs])
+                for index, value in zip(self.written, results[-len(self.written) :], strict=True):
+                    args[index].copy_(value)
+        return self.container([self._output(output, args, results) for output in self.outputs])
 
     def _output(self, output: Any, args: Sequence[Any], results: Sequence[torch.Tensor]) -> Any:
         if isinstance(output, _Result):
-            return results[output.place]
+            return results[output.index]
         if isinstance(output, _View):
-            return output.steps.replay(self._output(output.of, args, results))
-        return args[output.place] if isinstance(output, _Argument) else output
+            return output.chain.replay(self._output(output.base, args, results))
+        return args[output.index] if isinstance(output, _Argument) else output
 
 
 class CompiledGraph:
-    """A graph as a function of its arguments.
+    """An fx graph as a function of its arguments, captured once for each signature.
 
-    Shapes and dtypes are those that torch.compile guards: a graph without sizes among its arguments is recorded once
-    for each need of gradients, one with sizes (dynamic shapes) once for each shapes.
+    torch.compile guards shapes and dtypes. A graph without sizes among its arguments is captured once for each state of
+    torch (grad mode, autocast, ...), one with sizes (dynamic shapes) also once for each combination of shapes.
 
     Args:
-      module: the graph; it is kept, for signatures that come later.
+      module: The graph. It is retained to capture later signatures.
     """
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self._module = module
         self._plans: LruCache[_CallPlan] = LruCache(limit=lambda: 256, weigh=lambda plan: plan.known.bytes)
         self._dynamic = False
-        self._as_it_is = False
+        self._runs_eagerly = False
         self._counter = recorder.bindings().counter("DynamoRunAsItIs")
 
     def __call__(self, *args: Any) -> Any:
-        if not self._as_it_is:
+        if not self._runs_eagerly:
             plan = self._plans.get(self._key(args))
-            if plan is not None and not (jax_call.forgotten and not _is_whole(plan)):
+            if plan is not None and not (jax_call.forgotten and not _is_registered(plan)):
                 return plan(args)
             try:
-                return self._planned(args)(args)
+                return self._make_plan(args)(args)
             except _UnsupportedGraphError:
-                self._as_it_is = True
+                self._runs_eagerly = True
         self._counter.add()
         return self._module(*args)
 
@@ -113,25 +123,25 @@ class CompiledGraph:
             return state
         return (state, *((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args))
 
-    def _planned(self, args: Sequence[Any]) -> _CallPlan:
+    def _make_plan(self, args: Sequence[Any]) -> _CallPlan:
         if any(not isinstance(a, torch.Tensor) for a in args):
             self._dynamic = True
-        places = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
-        if not places or any(args[i].device.type != "xla" for i in places):
+        indices = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+        if not indices or any(args[i].device.type != "xla" for i in indices):
             raise _UnsupportedGraphError
-        plan = self._record(args, places)
+        plan = self._capture(args, indices)
         self._plans.put(self._key(args), plan)
         return plan
 
-    def _record(self, args: Sequence[Any], places: list[int]) -> _CallPlan:
-        tensors = [args[i] for i in places]
+    def _capture(self, args: Sequence[Any], indices: list[int]) -> _CallPlan:
+        tensors = [args[i] for i in indices]
         structs = jax_function.shape_structs(tensors)
-        run = _FunctionalizedRun(self._module, args, places)
+        run = _FunctionalizedRun(self._module, args, indices)
         captured: list[torch.Tensor] = []
         inputs = autograd_function.inputs_requiring_grad(tensors) if torch.is_grad_enabled() else ()
         try:
             recorded = capture_function.capture_function(_WHAT, run, structs, inputs, tensors[0].device.index, captured)
-        except RuntimeError as error:  # it needs a value, or other replicas; or it is wrong, which it will say again
+        except RuntimeError as error:  # needs a value or other replicas; or is wrong: the eager run raises it again
             raise _UnsupportedGraphError from error
         name = (
             jax_function.function_name(type(self._module))
@@ -141,53 +151,56 @@ class CompiledGraph:
         known = pure_function.make_recorded_call(
             _WHAT, name, recorded, [*structs, *jax_function.shape_structs(captured)], [*tensors, *captured]
         )
-        return _CallPlan(known, places, captured, run.outputs, run.written, run.kind)
+        return _CallPlan(known, indices, captured, run.outputs, run.written, run.container)
 
 
-def _is_whole(plan: _CallPlan) -> bool:
+def _is_registered(plan: _CallPlan) -> bool:
     return all(map(jax_call.is_registered, plan.known.numbers))
 
 
 class _FunctionalizedRun:
-    """The graph as a function that writes to no argument; notes what becomes of the arguments and of the results."""
+    """An fx graph as a pure function: runs it on clones, and returns the new values of written arguments as results.
 
-    def __init__(self, module: torch.fx.GraphModule, args: Sequence[Any], places: Sequence[int]) -> None:
-        self._module, self._args, self._places = module, args, places
+    A call sets ``outputs``, ``written`` and ``container``, which a _CallPlan needs to restore writes and aliasing.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, args: Sequence[Any], indices: Sequence[int]) -> None:
+        self._module, self._args, self._indices = module, args, indices
         self.outputs: list[Any] = []
         self.written: list[int] = []
-        self.kind: Callable[[list[Any]], Any] = tuple
+        self.container: Callable[[list[Any]], Any] = tuple
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         copies = [t.clone() for t in tensors]
         before = _nodes(copies)
         given = list(self._args)
-        for place, copy in zip(self._places, copies, strict=True):
-            given[place] = copy
+        for index, copy in zip(self._indices, copies, strict=True):
+            given[index] = copy
         outs = self._module(*given)
         self.written = [
-            place for place, was, now in zip(self._places, before, _nodes(copies), strict=True) if was is not now
+            index for index, was, now in zip(self._indices, before, _nodes(copies), strict=True) if was is not now
         ]
         single = isinstance(outs, torch.Tensor)
-        self.kind = (lambda found: found[0]) if single else type(outs)
+        self.container = (lambda found: found[0]) if single else type(outs)
         results: list[torch.Tensor] = []
         self.outputs = [self._output(out, copies, results) for out in ([outs] if single else outs)]
-        return [*results, *(given[place] for place in self.written)]
+        return [*results, *(given[index] for index in self.written)]
 
     def _output(self, out: Any, copies: Sequence[torch.Tensor], results: list[torch.Tensor]) -> Any:
         if not isinstance(out, torch.Tensor):
             return out
-        whole: list[tuple[_Argument | _Result, torch.Tensor]]
-        whole = [(_Argument(place), copy) for place, copy in zip(self._places, copies, strict=True)]
-        whole += [(_Result(number), result) for number, result in enumerate(results)]
-        for what, tensor in whole:
+        bases: list[tuple[_Argument | _Result, torch.Tensor]]
+        bases = [(_Argument(index), copy) for index, copy in zip(self._indices, copies, strict=True)]
+        bases += [(_Result(number), result) for number, result in enumerate(results)]
+        for what, tensor in bases:
             if out is tensor:
                 return what
         module = recorder.bindings()
-        memory = module.storage_id(out.detach())
-        for what, tensor in whole:
-            if memory and memory == module.storage_id(tensor.detach()):
+        storage = module.storage_id(out.detach())
+        for what, tensor in bases:
+            if storage and storage == module.storage_id(tensor.detach()):
                 if len(module.view_chain(tensor.detach())) or out.requires_grad:
-                    raise RuntimeError("a result that shares memory in a way that a node cannot say")
+                    raise RuntimeError("an output aliases another tensor in a way that a plan cannot represent")
                 return _View(what, module.view_chain(out.detach()))
         results.append(out)
         return _Result(len(results) - 1)

@@ -1,6 +1,6 @@
-"""Pure torch functions, recorded once for each signature, and then one node forward and one backward.
+"""Pure torch functions (assume_pure): captured once for each signature; each call is one forward and one backward node.
 
-signature: structure, constants, shapes, dtypes, who needs a gradient, and the state of torch (autocast, default dtype,
+signature: pytree structure, constants, shapes, dtypes, requires_grad, and the state of torch (autocast, default dtype,
 ...) and of jax
 """
 
@@ -29,14 +29,14 @@ from torch_xla._engine.lowering.rules import jax_call
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A signature's node: with a gradient, or without."""
+    """The node for one signature of a function, with or without a gradient."""
 
     derivative: DifferentiableCall | None
     forward: JaxCall
     results: int
     tree: Any
     random: bool
-    plan: Any = None  # the recorder's, which is followed where no mode of torch looks on
+    plan: Any = None  # the recorder's call plan; used if no torch mode is active
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -44,13 +44,13 @@ class RecordedCall:
 
     @property
     def bytes(self) -> int:
-        """Of the constants that it holds."""
+        """Bytes of the constants that it holds."""
         # The backward pass of a torch function holds no more constants than forward does.
         return self.forward.bytes * (1 if self.derivative is None else 2)
 
 
 def capture_state_key() -> Hashable:
-    """What of torch's state decides what a function records, and of jax's: it may call functions of jax."""
+    """Return a key of the torch and jax state that a capture depends on."""
     cast = torch.get_autocast_dtype("xla") if torch.is_autocast_enabled("xla") else None
     return (
         torch.is_grad_enabled(),
@@ -70,7 +70,7 @@ _by_recorded: LruCache[RecordedCall] = LruCache(limit=lambda: 512, weigh=lambda 
 
 @dataclass(frozen=True, slots=True)
 class _LastCall:
-    """The call before: one that is equal to it needs no look into the table."""
+    """The previous call; an equal call needs no table lookup."""
 
     tree: Any
     more: Hashable
@@ -79,14 +79,14 @@ class _LastCall:
 
 
 class PureFunction:
-    """A function that depends on nothing but its arguments, and does nothing but give results.
+    """A function whose results depend only on its arguments, without side effects.
 
     Args:
-      what: how errors name it.
-      function: of structures of xla tensors and constants.
-      is_cached: else it is run at each call, and only what comes after is kept: a function that records what another
-        one did is not lowered again.
-      hidden: the number of leading arguments that are not the user's, for errors.
+      what: Name of the API in error messages.
+      function: A function of pytrees of xla tensors and constants.
+      is_cached: If False, the function runs at each call, and only later stages are cached: functions with equal graphs
+        are lowered once.
+      hidden: Number of leading arguments that the user did not pass, for error messages.
     """
 
     def __init__(self, what: str, function: Callable[..., Any], is_cached: bool = True, hidden: int = 0) -> None:
@@ -103,9 +103,11 @@ class PureFunction:
         more: Hashable = None,
         start: torch.Tensor | None = None,
     ) -> Any:
-        """The function's results. ``more`` is what else decides what it records.
+        """Return the function's results.
 
-        Random numbers start from ``start``, an int64 xla tensor, or follow torch's seed.
+        Args:
+          more: A key of further state that the captured graph depends on.
+          start: Seed of the random numbers, an int64 xla tensor; None draws one from torch's generator.
         """
         leaves, tree = _flatten((args, kwargs))
         now, last = capture_state_key(), self._last
@@ -122,22 +124,20 @@ class PureFunction:
         shapes = tuple(map(_shape, tensors)), tuple(map(_dtype, tensors)), tuple(map(_graded, tensors))
         key = (tree, rest, shapes, now, more)
         found = self._known.get(key) if self._is_cached else None
-        if found is None or (jax_call.forgotten and not self._is_whole(found)):
+        if found is None or (jax_call.forgotten and not self._is_registered(found)):
             found = self._record(args, kwargs)
             self._known.put(key, found)
         if self._is_cached:
             self._last = _LastCall(tree, more, now, found) if all_tensors else None
         return found.tree.unflatten(run_recorded_call(found, tensors, start))
 
-    def _is_whole(self, known: RecordedCall) -> bool:
+    def _is_registered(self, known: RecordedCall) -> bool:
         return all(map(jax_call.is_registered, known.numbers))
 
     def _record(self, args: Sequence[Any], kwargs: dict[str, Any]) -> RecordedCall:
         signature = jax_function.flatten_arguments(self._what, args, kwargs)
         if not signature.tensors:
-            raise TypeError(
-                f"{self._what}: {self._name} was called without xla tensors, and there is nothing to record"
-            )
+            raise TypeError(f"{self._what}: {self._name} was called without xla tensors; pass at least one")
         structs = jax_function.shape_structs(signature.tensors)
         inputs = autograd_function.inputs_requiring_grad(signature.tensors)
 
@@ -161,7 +161,7 @@ def make_recorded_call(
     structs: Sequence[jax.ShapeDtypeStruct],
     tensors: Sequence[torch.Tensor],
 ) -> RecordedCall:
-    """What records a call with ``tensors``, or others like them."""
+    """Build the node for calls with tensors of the shapes and dtypes of ``tensors``."""
     made = traced_function.trace_captured(what, recorded, save_random_only)
     full = [traced_function.SEED, *structs] if made.random else list(structs)
     call = jax_function.trace_and_register(what, name, made.forward if made.random else made.forward_without_seed, full)
@@ -175,17 +175,17 @@ def make_recorded_call(
 
 
 class _BackwardOfPlan:
-    """What builds the backward pass of a recorder's plan, when it is first needed.
+    """Build the backward call of a recorder's plan on first use.
 
-    Owned by the plan, which is owned by a Known and by what autograd recorded: it lives as long as anything may record
-    a call by the plan.
+    The plan owns it, and a RecordedCall and autograd nodes own the plan: it lives as long as a call may be recorded by
+    the plan.
     """
 
     def __init__(self, derivative: DifferentiableCall | None) -> None:
         self._derivative = derivative
 
     def __call__(self, given: tuple[bool, ...]) -> tuple[int, str]:
-        assert self._derivative is not None, "a plan without inputs that have a gradient has no backward pass"
+        assert self._derivative is not None, "a plan without differentiable inputs has no backward pass"
         found = self._derivative.backward_call(given)
         found.note_plan(self)
         return found.number, found.function.name
@@ -194,7 +194,7 @@ class _BackwardOfPlan:
 def make_plan(
     call: JaxCall, derivative: DifferentiableCall | None, results: int, tensors: Sequence[torch.Tensor]
 ) -> Any:
-    """The recorder's plan of a call with tensors like these; None where there is nothing to plan."""
+    """Return the recorder's plan for calls with tensors like these; None if the call has no tensors or no results."""
     if not call.function.outs or not tensors:
         return None
     facts = [(dtypes.TO_CODE[t.dtype], tuple(t.shape), t.requires_grad) for t in tensors]
@@ -207,7 +207,7 @@ def make_plan(
 
 
 def _try_plan(known: RecordedCall, leaves: list[Any], start: torch.Tensor | None) -> Sequence[torch.Tensor] | None:
-    """The results of a call by plan; None where it cannot be followed."""
+    """Record a call by its plan and return the results; None if the plan does not apply."""
     if known.plan is None or jax_call.forgotten or capture_modes.is_recording():
         return None
     if not known.random:
@@ -215,13 +215,13 @@ def _try_plan(known: RecordedCall, leaves: list[Any], start: torch.Tensor | None
         return found
     if len(leaves) == 0 or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return None
-    if not known.plan.fits(leaves, leading=1):  # before a seed is drawn: another way would draw one more
+    if not known.plan.fits(leaves, leading=1):  # check before drawing a seed: the slow path draws one itself
         return None
     return known.plan.call([draw_seed(leaves[0].device) if start is None else start, *leaves])  # type: ignore[no-any-return]
 
 
 def draw_seed(device: torch.device) -> torch.Tensor:
-    """Where a function's random numbers start from; another one at each call."""
+    """Draw a seed for a function's random numbers; each call returns another one."""
     with torch.no_grad():
         limits = torch.iinfo(torch.int64)
         return torch.empty((), dtype=torch.int64, device=device).random_(limits.min, limits.max)
@@ -230,7 +230,7 @@ def draw_seed(device: torch.device) -> torch.Tensor:
 def run_recorded_call(
     known: RecordedCall, tensors: Sequence[torch.Tensor], start: torch.Tensor | None = None
 ) -> Sequence[torch.Tensor]:
-    """The results of a call, recorded; random numbers start from ``start``, or follow torch's seed."""
+    """Record a call and return its results; random numbers start from ``start``, or from a seed drawn from torch's."""
     outs = _try_plan(known, list(tensors), start)
     if outs is not None:
         return outs

@@ -1,4 +1,4 @@
-"""Nested values with xla tensors, taken apart as torch's control flow does it: None is a leaf that is no tensor."""
+"""Flatten pytrees of xla tensors as torch's control flow operators do: None is a leaf without a tensor."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch_xla._engine.compat import dynamo
 
 @dataclass(frozen=True, eq=False)
 class TensorTree:
-    """Of a nested value, everything but its tensors.
+    """The structure of a pytree without its tensors.
 
-    Two structures are equal where the types of their nodes are the same, not only called the same as in torch's specs.
+    Two structures are equal if their nodes have identical types; torch's specs compare only the type names.
     """
 
     spec: Any
-    present: tuple[bool, ...]  # of each leaf: is it a tensor, or None
+    present: tuple[bool, ...]  # for each leaf: True for a tensor, False for None
 
     def build(self, tensors: Sequence[Any]) -> Any:
-        """The nested value with ``tensors``, as many as there are."""
+        """Return the pytree with ``tensors`` as its leaves."""
         rest = iter(tensors)
         return dynamo.tree_unflatten([next(rest) if there else None for there in self.present], self.spec)
 
@@ -33,15 +33,15 @@ class TensorTree:
         return all(a is b for a, b in zip(_node_types(self.spec), _node_types(other.spec), strict=True))
 
     def key(self, what: str) -> Hashable:
-        """Return a key that equal structures have, and others not.
+        """Return a key that is equal for equal structures only.
 
         Raises:
-          TypeError: a node of the user's has a context without a value to compare.
+          TypeError: The context of a user-defined node cannot be compared by value.
         """
         try:
             return _spec_key(self.spec), self.present
         except TypeError as error:
-            raise TypeError(f"{what}: the structure has, in the context of a pytree node, {error}") from error
+            raise TypeError(f"{what}: the context of a pytree node, {error}") from error
 
 
 def _node_types(spec: Any) -> Iterator[Any]:
@@ -55,7 +55,7 @@ def _spec_key(spec: Any) -> Hashable:
 
 
 def _context_key(context: Any) -> Hashable:
-    """The key of what torch keeps of a node beside its children, such as the keys of a dictionary."""
+    """Return a key of a node's context in torch's pytrees, such as the keys of a dictionary."""
     if isinstance(context, dict):
         return type(context), tuple((_context_key(name), _context_key(value)) for name, value in context.items())
     if isinstance(context, (list, tuple)):
@@ -64,15 +64,15 @@ def _context_key(context: Any) -> Hashable:
 
 
 def flatten_tensors(what: str, value: Any) -> tuple[list[torch.Tensor], TensorTree]:
-    """The tensors, in order, and the rest. TypeError where there is another leaf than xla tensors and None."""
+    """Return the tensors in order, and the structure. Raises TypeError if a leaf is neither an xla tensor nor None."""
     leaves, spec = dynamo.tree_flatten(value)
     for leaf in leaves:
         if leaf is not None and not (isinstance(leaf, torch.Tensor) and leaf.device.type == "xla"):
             shown = f"{leaf.dtype}{list(leaf.shape)} on {leaf.device}" if isinstance(leaf, torch.Tensor) else type(leaf)
-            raise TypeError(f"{what}: expected a structure of xla tensors, found {shown} in it")
+            raise TypeError(f"{what}: expected a pytree of xla tensors, found {shown}")
     return [t for t in leaves if t is not None], TensorTree(spec, tuple(t is not None for t in leaves))
 
 
 def format_structs(tensors: Sequence[Any]) -> str:
-    """Shapes and dtypes for an error."""
+    """Format shapes and dtypes for an error message."""
     return "[" + ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors) + "]"

@@ -1,10 +1,10 @@
-"""A torch function over the first dimension of tensors: one lax.scan forward, another one backward.
+"""Scan a torch function over the first dimension of tensors: one lax.scan in forward, another one in backward.
 
-    carry ──► body ──► body ──► body ──► carry       body: what was recorded of the function (traced_function.py)
+    carry ──► body ──► body ──► body ──► carry       body: the traced function (traced_function.py)
                ▲│       ▲│       ▲│
-              x[0]y[0] x[1]y[1] x[2]y[2]             backward runs from right to left, on what forward has saved
+              x[0]y[0] x[1]y[1] x[2]y[2]             backward runs from right to left, on the saved residuals
 
-What the function uses from outside is the same in each step; its gradient is the sum of theirs.
+Tensors from outside are the same in each step; their gradient is the sum over the steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch_xla._engine.capture.traced_function import TracedFunction
 
 @dataclass(frozen=True, slots=True)
 class ScanSpec:
-    """How often a body runs, and what its arguments are: values carried on, elements, and what is from outside."""
+    """The length of a scan and the layout of the body's arguments: carry, elements, tensors from outside."""
 
     length: int
     carry: int
@@ -40,12 +40,12 @@ class ScanSpec:
 
     @property
     def outside(self) -> int:
-        """Where the arguments from outside begin."""
+        """Index of the first argument from outside."""
         return self.carry + self.elements
 
 
 def build_scan(what: str, name: str, recorded: CapturedFunction, loop: ScanSpec, keep: Keep) -> RecordedCall:
-    """What records the whole loop."""
+    """Build the call that records the full loop."""
     made = traced_function.trace_captured(what, recorded, keep)
     structs = recorded.structs[: len(recorded.structs) - recorded.results]
     full = [_stack_struct(s, loop) if loop.carry <= i < loop.outside else s for i, s in enumerate(structs)]
@@ -65,7 +65,7 @@ def _stack_struct(struct: jax.ShapeDtypeStruct, loop: ScanSpec) -> jax.ShapeDtyp
 
 
 def _forward(made: TracedFunction, loop: ScanSpec, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Results, then the values carried into each step that backward needs, then the residuals."""
+    """Return the results, then the carries of each step that backward needs, then the residuals."""
     seed, given = (arrays[0], arrays[1:]) if made.random else (None, arrays)
     outside = given[loop.outside :]
     saved = [i for i in made.saved_inputs if i < loop.carry]
@@ -86,14 +86,14 @@ def _forward(made: TracedFunction, loop: ScanSpec, arrays: Sequence[jax.Array]) 
 
 
 def step_seed(seed: jax.Array, number: jax.Array) -> jax.Array:
-    """Where the random numbers of a step start: far from those of all others."""
+    """Return the seed of a step, far from the seeds of all other steps."""
     key = jax.random.wrap_key_data(lax.bitcast_convert_type(seed, jnp.uint32), impl="threefry2x32")
     return lax.bitcast_convert_type(jax.random.bits(jax.random.fold_in(key, number), (2,), np.uint32), np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Backward:
-    """The gradient of a loop; see gradients.Backward."""
+    """The gradient of a loop; see autograd_function.Backward."""
 
     made: TracedFunction
     loop: ScanSpec
@@ -104,9 +104,9 @@ class _Backward:
         inputs = [i for i in made.saved_inputs if i >= loop.carry]
         elements = {i: a for i, a in zip(inputs, saved, strict=False) if i < loop.outside}
         outside = {i: a for i, a in zip(inputs, saved, strict=False) if i >= loop.outside}
-        kept = [i for i in made.saved_inputs if i < loop.carry]
-        elements |= dict(zip(kept, saved[len(inputs) :], strict=False))
-        residuals = list(saved[len(inputs) + len(kept) :])
+        saved_carries = [i for i in made.saved_inputs if i < loop.carry]
+        elements |= dict(zip(saved_carries, saved[len(inputs) :], strict=False))
+        residuals = list(saved[len(inputs) + len(saved_carries) :])
         given = dict(zip(made.graded, cotangents, strict=True))
         carry = {
             i: given.get(i, jnp.zeros(self.structs[i].shape, self.structs[i].dtype))
@@ -136,14 +136,14 @@ class _Backward:
         return dict(zip(self.made.inputs, found, strict=True))
 
 
-# --- scan, as torch functions call it
+# --- scan of torch functions
 
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
     known: RecordedCall
     ys: TensorTree
-    empty: Sequence[tuple[tuple[int, ...], torch.dtype]]  # of the ys of a scan over nothing
+    empty: Sequence[tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes of the ys of a scan of length 0
 
 
 _by_recorded: LruCache[RecordedCall] = LruCache(limit=lambda: 512, weigh=lambda known: known.bytes)
@@ -158,7 +158,7 @@ def scan(
     pure_as: Hashable | None = None,
     what: str = "scan",
 ) -> tuple[Any, Any]:
-    """See torch_xla.experimental.scan. ``pure_as``: what stands for the function, if it is recorded only once."""
+    """See torch_xla.experimental.scan. ``pure_as``: cache key of a function that is captured only once."""
     name = jax_function.function_name(function)
     what = f"{what}: {name}"
     carry, structure = pytree.flatten_tensors(f"{what}: init", init)
@@ -192,17 +192,17 @@ def scan(
 
 def _length(what: str, elements: Sequence[torch.Tensor]) -> int:
     if not elements:
-        raise ValueError(f"{what}: xs has no tensor, whose first dimension would say how often the function is called")
+        raise ValueError(f"{what}: xs has no tensor; its first dimension defines the number of steps")
     if any(t.dim() == 0 for t in elements) or len({t.shape[0] for t in elements}) > 1:
         raise ValueError(
-            f"{what}: the tensors of xs need one size in dimension 0, got {pytree.format_structs(elements)}"
+            f"{what}: the tensors of xs must have equal size in dimension 0, got {pytree.format_structs(elements)}"
         )
     return int(elements[0].shape[0])
 
 
 @dataclass(frozen=True, slots=True)
 class _ScanCall:
-    """A call of scan, taken apart."""
+    """The flattened arguments of a call of scan."""
 
     what: str
     name: str
@@ -213,7 +213,7 @@ class _ScanCall:
     keep: Keep
 
     def record(self, given: Sequence[torch.Tensor], captured: list[torch.Tensor] | None) -> _Scan:
-        """Records the function, until what it carries has a gradient after a step only if it has one before."""
+        """Capture the function repeatedly until a carry requires a gradient after a step only if it does before."""
         loop = self.loop
         structs = jax_function.shape_structs(given)
         structs = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) if i >= loop.carry else s for i, s in enumerate(structs)]
@@ -251,7 +251,7 @@ class _ScanCall:
         carry, carry_structure = pytree.flatten_tensors(f"{self.what}: the carry of the result", result[0])
         if carry_structure != self.carry:
             raise ValueError(
-                f"{self.what}: the function gives a carry of another structure than init's: "
+                f"{self.what}: the structure of the returned carry differs from that of init: "
                 f"{carry_structure.spec} instead of {self.carry.spec}"
             )
         ys, ys_structure = pytree.flatten_tensors(f"{self.what}: the y of the result", result[1])
@@ -262,6 +262,6 @@ class _ScanCall:
         before, after = structs[: self.loop.carry], results[: self.loop.carry]
         if [(s.shape, s.dtype) for s in before] != [(s.shape, s.dtype) for s in after]:
             raise ValueError(
-                f"{self.what}: the carry must keep its shapes and dtypes: init is {pytree.format_structs(before)}, and the "
-                f"function gives {pytree.format_structs(after)}; convert it in the function, or init before it"
+                f"{self.what}: the carry must keep its shapes and dtypes: init is {pytree.format_structs(before)}, but "
+                f"the function returns {pytree.format_structs(after)}; convert it in the function, or convert init"
             )

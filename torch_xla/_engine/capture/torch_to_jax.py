@@ -1,4 +1,4 @@
-"""Torch functions and modules as functions of jax: for jax.jit, jax.grad, and what else takes one."""
+"""Torch functions and modules as jax functions, for jax.jit, jax.grad and other transformations."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def torch_function_as_jax(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def called(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
-        arrays = [jnp.asarray(leaves[i]) for i in places]
+        indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+        arrays = [jnp.asarray(leaves[i]) for i in indices]
 
         def flat(*tensors: torch.Tensor) -> Any:
             full = list(leaves)
-            for place, tensor in zip(places, tensors, strict=True):
-                full[place] = tensor
+            for index, tensor in zip(indices, tensors, strict=True):
+                full[index] = tensor
             positional, named = jax.tree.unflatten(tree, full)
             return function(*positional, **named)
 
         recorded = _record(what, flat, arrays)
         if recorded.random and seed is None:
-            raise ValueError(f"{what} draws random numbers, which jax has no state for: pass seed=, an integer")
+            raise ValueError(f"{what} draws random numbers, but jax has no generator state: pass seed=, an integer")
         results = _differentiable(recorded)(_seed(seed), *arrays)
         return jax.tree.unflatten(recorded.tree, [r.astype(jax.dtypes.canonicalize_dtype(r.dtype)) for r in results])
 
@@ -61,7 +61,7 @@ def _record(what: str, flat: Callable[..., Any], arrays: Sequence[jax.Array]) ->
 
 
 def _differentiable(recorded: CapturedFunction) -> Callable[..., Sequence[jax.Array]]:
-    """The function of a seed and arrays that jax differentiates by what torch's autograd recorded."""
+    """Return a jax function of a seed and arrays whose custom VJP is the gradient that torch's autograd recorded."""
     parts, count = recorded.split(), recorded.results
 
     def forward(seed: jax.Array, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
@@ -76,19 +76,19 @@ def _differentiable(recorded: CapturedFunction) -> Callable[..., Sequence[jax.Ar
         outs = forward(seed, arrays)
         return outs[:count], (outs[count:], arrays, seed)
 
-    def run_backward(kept: Any, cotangents: Sequence[Any]) -> Any:
-        residuals, arrays, seed = kept
-        wanted = [cotangents[i] for i in recorded.graded]
+    def run_backward(saved_values: Any, cotangents: Sequence[Any]) -> Any:
+        residuals, arrays, seed = saved_values
+        graded_cotangents = [cotangents[i] for i in recorded.graded]
         found: list[Any] = [traced_function.zero_cotangent(a) for a in arrays]
         if recorded.inputs:
             with recorder.enable_x64(), dtypes.exact_dtypes():
                 saved = [*(arrays[i] for i in parts.saved_inputs), *residuals]
                 outs = [
                     traced_function.conjugate_if_complex(g)
-                    for g in parts.backward(saved, [traced_function.conjugate_if_complex(c) for c in wanted])
+                    for g in parts.backward(saved, [traced_function.conjugate_if_complex(c) for c in graded_cotangents])
                 ]
-            for place, gradient in zip(recorded.inputs, outs, strict=True):
-                found[place] = gradient
+            for index, gradient in zip(recorded.inputs, outs, strict=True):
+                found[index] = gradient
         return (traced_function.zero_cotangent(seed), *found)
 
     run.defvjp(run_forward, run_backward)

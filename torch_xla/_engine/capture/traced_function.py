@@ -1,4 +1,4 @@
-"""What was recorded, traced: a function and its gradient, with no more handed from one to the other than is used."""
+"""Trace a captured function and its gradient with jax, and prune the residuals and saved inputs that are unused."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _ANY = np.int64(0)  # a seed that nothing depends on
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedFunction:
-    """Functions of flat arrays.
+    """Forward and backward as functions of flat arrays.
 
-    ``forward(seed, *inputs)`` gives ``results`` results, then residuals, of the shapes in ``residuals``; only a
-    ``random`` one uses the seed. ``backward`` takes the inputs at ``saved_inputs`` and the residuals, and the gradients
-    of the results at ``graded``; it gives those of the inputs at ``inputs``. None where there is no gradient.
+    ``forward(seed, *inputs)`` returns ``results`` results, then residuals of the shapes in ``residuals``; only a
+    ``random`` function uses the seed. ``backward`` takes the inputs at ``saved_inputs``, the residuals, and the
+    gradients of the results at ``graded``; it returns the gradients of the inputs at ``inputs``. It is None if there is
+    no gradient.
     """
 
     forward: Callable[..., Sequence[jax.Array]]
@@ -41,12 +42,12 @@ class TracedFunction:
     random: bool
 
     def forward_without_seed(self, *arrays: jax.Array) -> Sequence[jax.Array]:
-        """``forward`` of one that is not random."""
+        """Call ``forward`` of a function that is not random."""
         return self.forward(_ANY, *arrays)
 
 
 def trace_captured(what: str, recorded: CapturedFunction, keep: Keep) -> TracedFunction:
-    """The Body of what was recorded. Raises what jax raises for an operation that cannot be built."""
+    """Trace a captured function. Raises what jax raises for an operation that cannot be lowered."""
     parts, results = recorded.split(keep), recorded.results
     structs = recorded.structs[: len(recorded.structs) - results]
     closed, _ = jax_function.trace(what, lambda *arrays: list(parts.forward(*arrays)), [SEED, *structs])
@@ -57,37 +58,46 @@ def trace_captured(what: str, recorded: CapturedFunction, keep: Keep) -> TracedF
     if recorded.graded and recorded.inputs:
         offered = [*(structs[i] for i in parts.saved_inputs), *outs[results:]]
         used, backward = _backward(what, parts.backward, offered, [outs[i] for i in recorded.graded])
-    kept = [i for i, is_used in enumerate(used[count:], results) if is_used]
+    used_residuals = [i for i, is_used in enumerate(used[count:], results) if is_used]
     saved_inputs = tuple(i for i, is_used in zip(parts.saved_inputs, used[:count], strict=True) if is_used)
-    forward, random = _prune_jaxpr(closed, [*range(results), *kept])
+    forward, random = _prune_jaxpr(closed, [*range(results), *used_residuals])
     inputs, graded = (recorded.inputs, recorded.graded) if backward is not None else ((), ())
     return TracedFunction(
-        forward, results, [outs[i] for i in kept], saved_inputs, inputs, graded, backward, recorded.random and random
+        forward,
+        results,
+        [outs[i] for i in used_residuals],
+        saved_inputs,
+        inputs,
+        graded,
+        backward,
+        recorded.random and random,
     )
 
 
-def _prune_jaxpr(closed: jax_core.ClosedJaxpr, kept: Sequence[int]) -> tuple[Callable[..., Sequence[jax.Array]], bool]:
-    """The function with those of its results, and whether its first input matters for them.
+def _prune_jaxpr(
+    closed: jax_core.ClosedJaxpr, outputs: Sequence[int]
+) -> tuple[Callable[..., Sequence[jax.Array]], bool]:
+    """Return the function restricted to the given outputs, and whether these depend on its first input, the seed.
 
-    A function may draw numbers that change nothing: attention does, for a dropout of 0.
+    A function may draw numbers that its results do not depend on: attention with a dropout of 0 does.
     """
-    whole = jax_core.jaxpr_as_fun(closed)
+    full = jax_core.jaxpr_as_fun(closed)
 
     def forward(*arrays: jax.Array) -> Sequence[jax.Array]:
-        outs = whole(*arrays)
-        return [outs[i] for i in kept]
+        outs = full(*arrays)
+        return [outs[i] for i in outputs]
 
     jaxpr = closed.jaxpr
-    return forward, jax_function.used_inputs(closed, [jaxpr.outvars[i] for i in kept])[0]
+    return forward, jax_function.used_inputs(closed, [jaxpr.outvars[i] for i in outputs])[0]
 
 
 def _backward(
-    what: str, whole: Backward, offered: Sequence[jax.ShapeDtypeStruct], cotangents: Sequence[jax.ShapeDtypeStruct]
+    what: str, untraced: Backward, offered: Sequence[jax.ShapeDtypeStruct], cotangents: Sequence[jax.ShapeDtypeStruct]
 ) -> tuple[list[bool], Backward]:
-    """Which of the ``offered`` values the gradients really need, and the function of these that computes them."""
+    """Return which of the ``offered`` values the gradients depend on, and the backward function of these."""
 
     def backward(*arrays: jax.Array) -> list[jax.Array]:
-        return list(whole(arrays[: len(offered)], arrays[len(offered) :]))
+        return list(untraced(arrays[: len(offered)], arrays[len(offered) :]))
 
     closed, _ = jax_function.trace(what, backward, [*offered, *cotangents])
     used = jax_function.used_inputs(closed)[: len(offered)]
@@ -106,7 +116,7 @@ def _backward(
 
 
 def as_custom_vjp(made: TracedFunction) -> Callable[..., Sequence[jax.Array]]:
-    """``f(seed, *inputs)``, the results, whose gradient by jax is torch's; only a random one needs a seed."""
+    """Return ``f(seed, *inputs)`` with torch's gradient as custom VJP; only a random function needs a seed."""
 
     @jax.custom_vjp
     def run(seed: jax.Array, *arrays: jax.Array) -> Sequence[jax.Array]:
@@ -116,14 +126,14 @@ def as_custom_vjp(made: TracedFunction) -> Callable[..., Sequence[jax.Array]]:
         outs = made.forward(seed, *arrays)
         return list(outs[: made.results]), (list(outs[made.results :]), arrays, seed)
 
-    def run_backward(kept: Any, cotangents: Sequence[Any]) -> Any:
-        residuals, arrays, seed = kept
+    def run_backward(saved_values: Any, cotangents: Sequence[Any]) -> Any:
+        residuals, arrays, seed = saved_values
         found: list[Any] = [zero_cotangent(a) for a in arrays]
         if made.backward is not None:
             saved = [*(arrays[i] for i in made.saved_inputs), *residuals]
             given = [conjugate_if_complex(cotangents[i]) for i in made.graded]
-            for place, gradient in zip(made.inputs, made.backward(saved, given), strict=True):
-                found[place] = conjugate_if_complex(gradient)
+            for index, gradient in zip(made.inputs, made.backward(saved, given), strict=True):
+                found[index] = conjugate_if_complex(gradient)
         return (zero_cotangent(seed), *found)
 
     run.defvjp(run_forward, run_backward)
@@ -131,12 +141,12 @@ def as_custom_vjp(made: TracedFunction) -> Callable[..., Sequence[jax.Array]]:
 
 
 def conjugate_if_complex(value: jax.Array) -> jax.Array:
-    """torch's gradient of a complex number from jax's, or the other way round."""
+    """Convert a gradient of a complex number from jax's convention to torch's, or back."""
     return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
 
 
 def zero_cotangent(array: Any) -> Any:
-    """The gradient of what has none, as jax wants it; jax may hand a number on as such."""
+    """Return the zero cotangent that jax expects for an array, or for a Python number."""
     if jnp.issubdtype(jnp.result_type(array), jnp.inexact):
         return jnp.zeros_like(array)
     return np.zeros(jnp.shape(array), jax.dtypes.float0)

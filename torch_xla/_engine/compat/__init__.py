@@ -1,16 +1,22 @@
-"""All that torch_xla uses of torch and jax which they keep for themselves; no other module touches such a name.
+"""All private names of torch and jax that torch_xla uses; no other module accesses private names.
 
-    private_api.py       what an entry is: the name, what it is for, what happens where a release lacks it
-    dispatcher.py    operators: schemas, which kernels there are, decompositions
-    dynamo.py       torch.compile's tracer; nested values
-    torch_modules.py       nn.Module, DataLoader, GradScaler, DistributedDataParallel
-    serialization.py        torch.save, torch.load
-    distributed.py   process groups; jax's job, its store and the CPU's collectives
-    sharding.py      shardings in other orders of the devices
-    xprof.py     profiles of other processes
-    process_exit.py        the end of a process, and its forks
-    debug_options.py         XLA's flags, as it has parsed them
-    pallas_attention.py       jax's flash attention for TPUs; torch's operators of quantized graphs
+    private_api.py        the declaration of a name: purpose, and what happens in a release without it
+    dispatcher.py         operators: schemas, kernels, decompositions
+    autograd.py           autograd: saved-tensor hooks
+    control_flow.py       torch's control flow operators
+    dynamo.py             torch.compile's tracer; pytrees; jax's trace context
+    torch_modules.py      nn.Module, DataLoader, optimizers, GradScaler, DistributedDataParallel, checkpointing
+    serialization.py      torch.save, torch.load
+    distributed.py        process groups; jax's coordination service and the CPU's collectives
+    cluster_detection.py  jax's detection of clusters
+    sharding.py           shardings with another device order
+    shard_alike.py        jax.experimental.shard_alike
+    lax_scan.py           32-bit loop counters on TPUs
+    pjrt_execution.py     launches of compiled programs without Python
+    xprof.py              profiles of other processes
+    process_exit.py       process exit and forks
+    debug_options.py      XLA's parsed flags
+    pallas_attention.py   jax's flash attention for TPUs; torch's quantized operators
 
-``python -m torch_xla._engine.compat`` prints them, with what of them the installed torch and jax have.
+``python -m torch_xla._engine.compat`` lists the names, and which of them the installed torch and jax have.
 """

@@ -1,6 +1,6 @@
-"""``python -m torch_xla._engine.compat``: what torch_xla needs of this torch and jax, and what of it is there.
+"""``python -m torch_xla._engine.compat``: list the private names that torch_xla uses, and which of them are missing.
 
-Ends with 1 where something is missing.
+Exits with 1 if a name is missing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch_xla._engine.compat.private_api import ENTRIES, PrivateApi
 
 
 def missing_entries() -> list[PrivateApi]:
-    """The entries that the installed torch and jax do not have."""
+    """Return the entries that the installed torch and jax do not have."""
     return [entry for entry in ENTRIES if entry.is_missing]
 
 
 def report_lines() -> Iterator[str]:
-    """The releases, then a line for each entry."""
+    """Yield the installed releases, then a line for each entry."""
     for name, release in versions.installed_versions().items():
         state = "tested" if versions.is_tested(name, release) else "NOT tested"
         yield f"{name} {release}: {state} (tested: {', '.join(versions.TESTED[name])})"

@@ -1,4 +1,4 @@
-"""Clusters that jax recognizes by what their schedulers tell each process: Slurm, Open MPI, Kubernetes, Cloud TPU."""
+"""Cluster detection by jax, from the environment that schedulers set: Slurm, Open MPI, Kubernetes, Cloud TPU."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from torch_xla._engine.compat.private_api import PrivateApi
 _TYPES = PrivateApi(
     "jax._src.clusters",
     "ClusterEnv._cluster_types",
-    "xla_dist --cluster asks them which process of how many this one is, and where they meet",
-    "xla_dist --cluster raises, and says why; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT yourself",
+    "xla_dist --cluster: rank, number of processes and coordinator address of this process",
+    "xla_dist --cluster raises: set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT explicitly",
 )
 
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """What a scheduler has told this process: who it is among how many, and where they meet."""
+    """Rank, number of processes and coordinator address, as set by the scheduler."""
 
     cluster: str
     host: str
     port: int
     count: int
     index: int
-    local_index: int | None  # among those of this machine, where the scheduler says it
+    local_index: int | None  # rank on this machine, if the scheduler sets it
 
 
 def detect_cluster(port: int | None, timeout: int) -> ClusterInfo | None:
-    """This process's place in its cluster, None where none is recognized.
+    """Return this process's rank in its cluster; None if no cluster is detected.
 
-    ``port``: where they meet, if not where jax would. ``timeout``: seconds for which the first one's name is looked up.
-    Raises MissingError, and what jax raises where a cluster is there and does not say enough.
+    Args:
+      port: Port of the coordinator; None uses jax's default.
+      timeout: Seconds to resolve the coordinator's host name.
+
+    Raises MissingPrivateApiError, and what jax raises if a scheduler sets only part of the information.
     """
     for kind in _TYPES.resolve():
         if kind.opt_in_only_method or not kind.is_env_present():

@@ -1,4 +1,4 @@
-"""torch's control flow: cond, while_loop, map, scan and associative_scan, of which torch makes all but two public."""
+"""Private names of torch's control flow operators: cond, while_loop, map, scan and associative_scan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from torch_xla._engine.compat.private_api import PrivateApi
 
-_READS = "it runs step by step, and reads values"
+_READS = "it runs in Python, step by step, and reads values from the device"
 _OPS = {
     "cond": PrivateApi("torch._higher_order_ops.cond", "cond_op", "torch.cond is one operation of the graph", _READS),
     "while_loop": PrivateApi(
@@ -27,31 +27,36 @@ _OPS = {
 _RUN = PrivateApi(
     "torch._higher_order_ops.utils",
     "_hop_compile_and_call",
-    "control flow on xla is called without dynamo, which would trace it anew at each call",
-    "each call of torch.cond and its like costs the host a fraction of a second",
+    "control flow on xla bypasses dynamo, which would trace it again at each call",
+    "each call of torch.cond etc. costs the host a fraction of a second",
     since="2.13",
 )
-_MAP = PrivateApi("torch._higher_order_ops.map", "map", "map on xla is called without dynamo", "it is slow")
-_MAP_TOO = PrivateApi("torch._higher_order_ops", "map", "as the one before", "as the one before")
+_MAP = PrivateApi("torch._higher_order_ops.map", "map", "map on xla bypasses dynamo", "each call is slow")
+_MAP_TOO = PrivateApi("torch._higher_order_ops", "map", "map on xla bypasses dynamo", "each call is slow")
 _ASSOCIATIVE = PrivateApi(
     "torch._higher_order_ops.associative_scan",
     "associative_scan",
-    "associative_scan in both of its modes on xla",
-    "combine_mode='pointwise' is refused",
+    "associative_scan on xla with both values of combine_mode",
+    "combine_mode='pointwise' raises",
 )
-_ASSOCIATIVE_TOO = PrivateApi("torch._higher_order_ops", "associative_scan", "as the one before", "as the one before")
+_ASSOCIATIVE_TOO = PrivateApi(
+    "torch._higher_order_ops",
+    "associative_scan",
+    "associative_scan on xla with both values of combine_mode",
+    "combine_mode='pointwise' raises",
+)
 _MODE = PrivateApi(
     "torch.utils._python_dispatch",
     "_get_current_dispatch_mode",
-    "control flow that a tracer looks at is left to it",
-    "a tracer sees what control flow on xla is made of",
+    "detection of tracers, to which control flow is left",
+    "a tracer sees the operations inside control flow on xla",
 )
-#: The functions that torch hands to dynamo, by name, and the operators that they only call.
+#: Name of a function that torch passes to dynamo -> the operator that it calls.
 _CALLERS = {"_cond_op_wrapper": "cond", "_while_loop_op_wrapper": "while_loop"}
 
 
 def register_kernels(name: str, kernel: Callable[..., Any]) -> None:
-    """What an operator does on xla: ``kernel(torch's own, *args, **kwargs)``. Warns where it is missing."""
+    """Set an operator's xla kernel: ``kernel(original, *args, **kwargs)``. Warns if the operator is missing."""
     found = _OPS[name].resolve_or_none()
     if found is None:
         _OPS[name].warn_missing()
@@ -73,28 +78,28 @@ def _wrap_kernel(kernel: Callable[..., Any], original: Any) -> Callable[..., Any
 
 
 def wrap_run(ours: Callable[..., Any]) -> None:
-    """What has dynamo trace a call of control flow, and runs it, becomes ``ours(original, fn, args, kwargs=None)``."""
+    """Wrap the function that traces a control flow call with dynamo: ``ours(original, fn, args, kwargs=None)``."""
     _RUN.wrap(ours)
 
 
 def wrapped_operator(function: Callable[..., Any]) -> str | None:
-    """The operator that a function which dynamo is to trace only calls, with the arguments that it is given."""
+    """Return the operator that a function for dynamo calls with its unchanged arguments; None if it does more."""
     return _CALLERS.get(getattr(function, "__name__", ""))
 
 
 def wrap_map(ours: Callable[..., Any]) -> None:
-    """``map`` becomes ``ours(original, f, xs, *args)``."""
+    """Wrap ``map``: ``ours(original, f, xs, *args)``."""
     _MAP.wrap(ours)
     _MAP_TOO.wrap(ours)
 
 
 def wrap_associative_scan(ours: Callable[..., Any]) -> None:
-    """``associative_scan`` becomes ``ours(original, ...)``."""
+    """Wrap ``associative_scan``: ``ours(original, ...)``."""
     _ASSOCIATIVE.wrap(ours)
     _ASSOCIATIVE_TOO.wrap(ours)
 
 
 def current_dispatch_mode() -> Any:
-    """The innermost mode below autograd on this thread, or None."""
+    """Return the innermost dispatch mode of this thread, or None."""
     found = _MODE.resolve_or_none()
     return None if found is None else found()

@@ -1,4 +1,4 @@
-"""The debug options of XLA in this process, which it parses from its flags once."""
+"""XLA's debug options in this process, which XLA parses from its flags once."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from torch_xla._engine.compat.private_api import PrivateApi
 _OPTIONS = PrivateApi(
     "jaxlib.xla_client",
     "CompileOptions",
-    "cached programs are named by the flags that XLA has parsed, whenever the environment changed",
-    "cached programs are named by XLA_FLAGS as it is when the first device is used",
+    "keys of the persistent cache contain the flags that XLA has parsed",
+    "keys of the persistent cache contain XLA_FLAGS at the first use of a device",
 )
 
 
 def serialize_options() -> bytes:
-    """Return XLA's debug options as they are in this process, serialized; nothing where jaxlib does not tell.
+    """Return XLA's debug options of this process, serialized; empty if jaxlib does not expose them.
 
-    XLA parses XLA_FLAGS in the first call, if it has not before.
+    The first call parses XLA_FLAGS, if XLA has not parsed it yet.
     """
     kind = _OPTIONS.resolve_or_none()
     if kind is None:
         return b""
     options = kind()
-    _ = options.executable_build_options.debug_options  # reading them fills them in
+    _ = options.executable_build_options.debug_options  # reading the property parses the flags
     return bytes(options.SerializeAsString())

@@ -1,4 +1,4 @@
-"""Operators as torch's dispatcher knows them."""
+"""Private dispatcher interface of torch: operator schemas, kernels, decompositions, dispatch modes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_xla._engine.compat.private_api import PrivateApi
 _HAS_KERNEL = PrivateApi(
     "torch._C",
     "_dispatch_has_kernel_for_dispatch_key",
-    "to leave alone operators that torch has a kernel or a meta function for",
+    "detection of operators for which torch has a kernel or a meta function",
     "torch_xla cannot be imported, and says why",
 )
 _SCHEMA = PrivateApi(
@@ -26,25 +26,25 @@ _SCHEMA = PrivateApi(
 _DECOMPOSITIONS = PrivateApi(
     "torch._decomp",
     "core_aten_decompositions",
-    "operators that have no rule, by others that have",
-    "operators without a rule of their own run on the CPU",
+    "decompositions of operators that have no lowering rule",
+    "operators without a lowering rule run on the CPU",
 )
 _MAKE_FX = PrivateApi(
     "torch.fx.experimental.proxy_tensor",
     "make_fx",
-    "to trace decompositions",
-    "a graph with an operator that has no rule of its own cannot be compiled, and says why",
+    "tracing of decompositions",
+    "compiling a graph raises if an operator has no lowering rule",
 )
 _FOREACH_COPY = PrivateApi(
     "torch",
     "_foreach_copy_",
-    "to write the results of a collective",
-    "they are written one by one",
+    "writing the results of a collective in one operation",
+    "the results are written one by one",
 )
 _REGISTER_MODULE = PrivateApi(
     "torch",
     "_register_device_module",
-    "torch.xla, by which checkpointing and torch.random find the device's functions",
+    "torch.xla, through which checkpointing and torch.random find the device's functions",
     "torch.xla is set as a plain attribute",
 )
 
@@ -52,13 +52,13 @@ _REGISTER_MODULE = PrivateApi(
 _MODE = PrivateApi(
     "torch.utils._python_dispatch",
     "TorchDispatchMode",
-    "to see each operator of a function of torch that becomes one of jax",
-    "a function of torch as a function of jax raises, and says why",
+    "interception of each operator while a torch function is captured",
+    "capturing a torch function raises",
 )
 
 
 class _MissingDispatchMode:
-    """In the place of torch's class where that is missing."""
+    """Substitute for torch's class if it is missing."""
 
     def __init__(self) -> None:
         _MODE.resolve()
@@ -67,22 +67,22 @@ class _MissingDispatchMode:
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 else:
-    #: The class of contexts in which ``__torch_dispatch__`` is called for each operator.
+    #: Base class of contexts whose ``__torch_dispatch__`` is called for each operator.
     DispatchMode = _MODE.resolve_or_none() or _MissingDispatchMode
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd takes a tensor for a view of another one."""
+    """Whether autograd treats a tensor as a view of another one."""
     return bool(tensor._is_view())
 
 
 def has_kernel(op: str, key: str) -> bool:
-    """Whether torch has a kernel of its own for an operator (``aten::add.Tensor``) and dispatch key."""
+    """Whether torch has a kernel for an operator (``aten::add.Tensor``) and a dispatch key."""
     return bool(_HAS_KERNEL.resolve()(op, key))
 
 
 def schema(op: Any) -> Any:
-    """The schema of an operator of ``torch.ops``: arguments and returns. AttributeError for what is none."""
+    """Return the schema of an operator of ``torch.ops``. Raises AttributeError if ``op`` is not an operator."""
     found = getattr(op, "_schema", None)
     if found is None:
         _SCHEMA.resolve()
@@ -91,12 +91,12 @@ def schema(op: Any) -> Any:
 
 
 def schema_or_none(key: Any) -> Any:
-    """The schema of a key of ``decompositions``; None for operators that have none, which control flow has."""
+    """Return the schema of a key of ``decompositions``; None for operators without one, such as control flow."""
     return getattr(key, "_schema", None)
 
 
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """torch's decompositions into its core operators; none, with a warning, where they are not to be had."""
+    """Return torch's decompositions into core operators; empty, with a warning, if they are unavailable."""
     found = _DECOMPOSITIONS.resolve_or_none()
     if found is None:
         _DECOMPOSITIONS.warn_missing()
@@ -108,13 +108,13 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
 def make_fx(
     function: Callable[..., Any], rules: Mapping[Any, Callable[..., Any]]
 ) -> Callable[..., torch.fx.GraphModule]:
-    """``function``, which gives a graph of operators when it is called; those in ``rules`` are taken apart."""
+    """Return ``function`` as a tracer that returns an fx graph when called; operators in ``rules`` are decomposed."""
     traced: Callable[..., torch.fx.GraphModule] = _MAKE_FX.resolve()(function, decomposition_table=rules)
     return traced
 
 
 def foreach_copy_(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Sets each target to its value, in one operation."""
+    """Copy each value to its target in one operation."""
     together = _FOREACH_COPY.resolve_or_none()
     if together is not None:
         together(list(targets), list(values))
@@ -124,7 +124,7 @@ def foreach_copy_(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor
 
 
 def register_device_module(name: str, module: ModuleType) -> None:
-    """Makes ``module`` what ``torch.<name>`` is."""
+    """Register ``module`` as ``torch.<name>``."""
     register = _REGISTER_MODULE.resolve_or_none()
     if register is not None:
         register(name, module)

@@ -1,4 +1,4 @@
-"""Process groups of torch; jax's job of several processes, and the collectives of its CPU backend."""
+"""Private interfaces for distributed jobs: torch process groups, jax's coordination service, gloo collectives."""
 
 from __future__ import annotations
 
@@ -17,84 +17,84 @@ from torch_xla._engine.compat.private_api import PrivateApi
 _WORK = PrivateApi(
     "torch._C._distributed_c10d",
     "_create_work_from_future",
-    "the Work that a collective of torch.distributed returns",
-    "collectives of torch.distributed raise, and say why",
+    "the Work object that collectives of torch.distributed return",
+    "collectives of torch.distributed raise",
 )
 _WORLD = PrivateApi(
     "torch.distributed.distributed_c10d",
     "_world",
-    "the names of process groups, which ranks use to meet on the host",
-    "process groups of xla raise when they are asked for their name",
+    "names of process groups, for rendezvous on the host",
+    "reading the name of an xla process group raises",
 )
 _GROUP = PrivateApi(
     "torch.distributed.distributed_c10d",
     "_get_default_group",
-    "where pickled objects go if no group is named",
-    "as the one below",
+    "the default process group",
+    "all_gather_object etc. transfer objects through the device, which compiles a program for each size",
 )
 _OBJECTS = PrivateApi(
     "torch.distributed.distributed_c10d",
     "_get_object_coll_device",
-    "all_gather_object and its like stay on the host",
-    "they go by the device, which compiles a program for each size of object",
+    "all_gather_object etc. stay on the host",
+    "objects are transferred through the device, which compiles a program for each size",
 )
 _PLUGINS = PrivateApi(
     "torch.distributed",
     "Backend._plugins",
-    "to register the backend xla once",
-    "importing torch_xla.distributed.xla_backend anew, after its module was dropped, raises",
+    "detection of the registered backend xla",
+    "importing torch_xla.distributed.xla_backend a second time, after its module was removed, raises",
 )
 _SELF_RECORDING = PrivateApi(
     "torch.distributed.distributed_c10d",
     "_FR_SELF_RECORDING_BACKENDS",
-    "torch's flight recorder leaves groups of xla alone, which have no backend in C++ for it to ask",
+    "exclusion of xla groups, which have no C++ backend, from torch's flight recorder",
     "init_process_group('xla') raises 'ProcessGroup name not set', unless TORCH_FR_BUFFER_SIZE=0",
     since="2.15",
 )
 _JOB = PrivateApi(
     "jax._src.distributed",
     "global_state",
-    "the key-value store of a job of several processes",
-    "a job of several processes raises at the first use of a device, and says why",
+    "the key-value store of a multi-process job",
+    "a multi-process job raises at the first use of a device",
 )
 _GLOO = PrivateApi(
     "jaxlib._jax",
     "make_gloo_tcp_collectives",
-    "collectives of CPU devices use the address by which other machines reach this one",
-    "they use what this machine's name resolves to, which other machines may not reach",
+    "the network address of this machine for collectives of CPU devices",
+    "collectives use the address that the host name resolves to, which other machines may not reach",
 )
-_CLIENT = PrivateApi("jax._src.xla_bridge", "make_cpu_client", "as the one before", "as the one before")
-_FACTORY = PrivateApi("jax._src.xla_bridge", "register_backend_factory", "as the one before", "as the one before")
+_CLIENT = PrivateApi("jax._src.xla_bridge", "make_cpu_client", _GLOO.purpose, _GLOO.without)
+_FACTORY = PrivateApi("jax._src.xla_bridge", "register_backend_factory", _GLOO.purpose, _GLOO.without)
 
 
 def work_from_future(future: Any) -> Any:
-    """A Work of torch.distributed that is done when the future is."""
+    """Return a torch.distributed Work that completes with the future."""
     return _WORK.resolve()(future)
 
 
 def group_name(group: Any) -> str:
-    """The name under which a process group is registered."""
+    """Return the name under which a process group is registered."""
     return str(_WORLD.resolve().pg_names[group])
 
 
 def default_group() -> Any:
-    """The process group of all ranks. ValueError before there is one."""
+    """Return the process group of all ranks. Raises ValueError before it is initialized."""
     return _GROUP.resolve()()
 
 
 def wrap_object_device(ours: Callable[..., Any]) -> None:
-    """Where torch makes the tensors of pickled objects becomes ``ours(original, group)``."""
+    """Wrap the function that selects the device of pickled objects: ``ours(original, group)``."""
     _OBJECTS.wrap(ours)
 
 
 def is_registered(backend: str) -> bool:
-    """Whether torch.distributed knows a backend that is not its own."""
+    """Whether a third-party backend is registered with torch.distributed."""
     plugins = _PLUGINS.resolve_or_none()
     return plugins is not None and backend.upper() in plugins
 
 
 def exclude_from_flight_recorder(backend: str) -> None:
-    """Has torch's flight recorder, which is there from torch 2.15 on, record nothing for groups of a backend."""
+    """Exclude the groups of a backend from torch's flight recorder, which exists since torch 2.15."""
     recording = _SELF_RECORDING.resolve_or_none()
     if recording is not None:
         recording.add(backend)
@@ -103,12 +103,12 @@ def exclude_from_flight_recorder(backend: str) -> None:
 
 
 def coordination_client() -> Any:
-    """The client of the key-value store of jax's job; None outside of one."""
+    """Return the client of jax's key-value store; None outside a job."""
     return _JOB.resolve().client
 
 
 def set_gloo_address(address: str, client: Any) -> None:
-    """Has jax's CPU backend, which has not started yet, offer its collectives at the address. Nothing without gloo."""
+    """Set the address of the collectives of jax's CPU backend before it starts. Does nothing without gloo."""
     if jax.config.values["jax_cpu_collectives_implementation"] != "gloo":
         return
     make, create, register = _GLOO.resolve_or_none(), _CLIENT.resolve_or_none(), _FACTORY.resolve_or_none()
@@ -122,39 +122,41 @@ def set_gloo_address(address: str, client: Any) -> None:
 _SUB_MESH = PrivateApi(
     "torch.distributed.device_mesh",
     "DeviceMesh._create_sub_mesh",
-    "parts of a DeviceMesh of xla, such as mesh['tensor']",
-    "mesh['tensor'] raises AttributeError for a mesh of xla",
+    "submeshes of an xla DeviceMesh, such as mesh['tensor']",
+    "mesh['tensor'] raises AttributeError for an xla mesh",
 )
 _PART = PrivateApi(
     "torch.distributed.device_mesh",
     "DeviceMesh._get_mesh_tensor_from_full_mesh",
-    "which devices a part of a mesh has, where there is one process and no process group",
-    "mesh['tensor'] raises for a mesh of xla before init_process_group",
+    "the devices of a submesh in a single process without process groups",
+    "mesh['tensor'] raises for an xla mesh before init_process_group",
 )
 _ROOT = PrivateApi(
     "torch.distributed.device_mesh",
     "DeviceMesh._get_root_mesh",
-    "the whole mesh of a part, which XLA needs to lay a tensor out over the part",
-    "laying a tensor out over a part of a mesh raises, and says why",
+    "the root mesh of a submesh, which XLA needs to shard a tensor over the submesh",
+    "sharding a tensor over a submesh raises",
 )
 _FULLY_SHARD = (
     PrivateApi(
         "torch.distributed.fsdp._fully_shard._fully_shard",
         "fully_shard",
-        "torch's FSDP2 on a mesh of xla",
-        "fully_shard does not know xla and raises",
+        "torch's FSDP2 on an xla mesh",
+        "fully_shard raises for xla",
     ),
-    PrivateApi("torch.distributed.fsdp._fully_shard", "fully_shard", "as the one before", "as the one before"),
+    PrivateApi(
+        "torch.distributed.fsdp._fully_shard", "fully_shard", "torch's FSDP2 on an xla mesh", "fully_shard raises"
+    ),
 )
 
 
 def root_mesh(mesh: Any) -> Any:
-    """The DeviceMesh that a mesh is a part of, or itself."""
+    """Return the root DeviceMesh of a submesh, or the mesh itself."""
     return _ROOT.resolve()(mesh)
 
 
 def allow_submeshes() -> None:
-    """Makes ``mesh['name']`` work for a DeviceMesh that has no process groups, as those of xla have none."""
+    """Enable ``mesh['name']`` for a DeviceMesh without process groups, as xla meshes are."""
 
     def sub_mesh(original: Callable[..., Any], mesh: Any, *args: Any, **kwargs: Any) -> Any:
         if hasattr(mesh, "_dim_group_names"):
@@ -181,10 +183,10 @@ def allow_submeshes() -> None:
 
 
 class _MaskableDeviceType(str):
-    """``"xla"`` as the device type of a mesh, which torch's next look at it can be made not to recognize.
+    """``"xla"`` as the device type of a mesh; one comparison by torch can be made to return False.
 
-    torch makes no process groups for a mesh whose device type is ``"xla"``, and gives tensors and modules on one to
-    this package instead of distributing them. Where there are process groups, its own code does what is needed.
+    For a mesh whose device type is ``"xla"``, torch creates no process groups, and passes tensors and modules to this
+    package instead of distributing them. For a mesh with process groups, torch's own code does what is needed.
     """
 
     __slots__ = ()
@@ -205,7 +207,7 @@ _unseen = threading.local()
 
 @contextmanager
 def mask_device_type() -> Iterator[None]:
-    """In the block torch does not see, the next time that it looks, that a mesh over process groups is one of xla."""
+    """Make torch's next comparison in the block not recognize a mesh with process groups as an xla mesh."""
     _unseen.next = True
     try:
         yield
@@ -214,12 +216,12 @@ def mask_device_type() -> Iterator[None]:
 
 
 def has_process_groups(mesh: Any) -> bool:
-    """Whether a mesh of xla has process groups."""
+    """Whether an xla mesh has process groups."""
     return isinstance(mesh.device_type, _MaskableDeviceType)
 
 
-def create_mesh_groups(wanted: Callable[[], bool]) -> None:
-    """Has a DeviceMesh of xla that is made when ``wanted()`` have process groups, as those of other devices have."""
+def create_mesh_groups(is_enabled: Callable[[], bool]) -> None:
+    """Create process groups, as for other devices, for xla meshes that are created while ``is_enabled()`` is true."""
     kind: Any = torch.distributed.device_mesh.DeviceMesh
     original = kind.__init__
     if getattr(original, "_torch_xla", False):
@@ -227,7 +229,7 @@ def create_mesh_groups(wanted: Callable[[], bool]) -> None:
 
     @functools.wraps(original)
     def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        if device_type != "xla" or not wanted():
+        if device_type != "xla" or not is_enabled():
             original(self, device_type, *args, **kwargs)
             return
         with mask_device_type():
@@ -238,14 +240,14 @@ def create_mesh_groups(wanted: Callable[[], bool]) -> None:
 
 
 def modules_with_fully_shard() -> list[str]:
-    """The modules that have fully_shard, by name; the one that defines it first."""
+    """Return the names of the modules that have fully_shard, with the defining module first."""
     return [*(name.module for name in _FULLY_SHARD), "torch.distributed.fsdp"]
 
 
 def silence_missing_cuda_driver() -> None:
-    """Has jax not log the traceback of its CUDA plugin, which finds no driver, when its backend starts (jax 0.10.2).
+    """Suppress the traceback that jax's CUDA plugin logs without a driver when the backend starts (jax 0.10.2).
 
-    Where jax logs it by another name it is logged as ever.
+    If jax renames the logger, the traceback is logged.
     """
     logging.getLogger("jax._src.xla_bridge").addFilter(_is_no_missing_driver)
 

@@ -1,4 +1,4 @@
-"""torch.compile's tracer (dynamo), its default backend, and how torch walks nested values."""
+"""Private names of torch.compile's tracer (dynamo), its default backend, torch's pytrees and jax's trace context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from torch_xla._engine.compat.private_api import PrivateApi
 
-_RETRACES = "torch.compile traces the engine's own functions along with the user's: slow, and graphs break there"
+_RETRACES = "torch.compile traces the engine's functions along with the user's: slow, with graph breaks"
 # Part of torch's C module: looking them up does not import dynamo.
 _STRATEGY = PrivateApi(
     "torch._C", "_dynamo.eval_frame.set_code_exec_strategy", "to keep dynamo out of the engine", _RETRACES
@@ -20,105 +20,103 @@ _ACTION = PrivateApi("torch._C", "_dynamo.eval_frame._FrameAction", "to keep dyn
 _DISABLED = PrivateApi(
     "torch._dynamo.eval_frame",
     "DisableContext",
-    "a traced graph ends at torch_xla.sync() and its like: they get the mark (_torchdynamo_disable) that this makes",
+    "a graph break at torch_xla.sync() etc., by the attribute _torchdynamo_disable",
     "torch.compile traces into torch_xla.sync()",
 )
 _INDUCTOR = PrivateApi(
     "torch",
     "_TorchCompileInductorWrapper.__call__",
-    "torch.compile's default backend says that it has no programs for xla",
-    "it fails on xla tensors in words of its own",
+    "an error of torch.compile's default backend that it does not support xla",
+    "the default backend fails on xla tensors with another error",
 )
 _LEAVES = PrivateApi(
-    "torch.utils._pytree", "tree_leaves", "the tensors in nested values", "looking for them raises, and says why"
+    "torch.utils._pytree", "tree_leaves", "the tensors in pytrees", "searching pytrees for tensors raises"
 )
-_MAP = PrivateApi(
-    "torch.utils._pytree", "tree_map_only", "compare_module moves nested values", "compare_module raises, and says why"
-)
+_MAP = PrivateApi("torch.utils._pytree", "tree_map_only", "compare_module moves pytrees", "compare_module raises")
 _FLATTEN = PrivateApi(
     "torch.utils._pytree",
     "tree_flatten",
-    "loops in the graph take nested values apart as torch's control flow does",
-    "they raise, and say why",
+    "loops in the graph flatten pytrees as torch's control flow does",
+    "loops in the graph raise",
 )
-_UNFLATTEN = PrivateApi("torch.utils._pytree", "tree_unflatten", "as the one before", "as the one before")
+_UNFLATTEN = PrivateApi("torch.utils._pytree", "tree_unflatten", _FLATTEN.purpose, _FLATTEN.without)
 
 
 _FAKE = PrivateApi(
     "torch._subclasses.fake_tensor",
     "FakeTensor.__new__",
-    "a fake tensor on 'xla' is on the current device, as one on 'cuda' is: torch has a list of types for that",
-    "operations of fake tensors on 'xla' and on 'xla:0', as DTensor makes them, raise",
+    "fake tensors on 'xla' are on the current device, as those on 'cuda' are",
+    "operations on fake tensors of both 'xla' and 'xla:0', as in DTensor, raise",
 )
 
 _TRACE_CONTEXT = PrivateApi(
     "jax._src.config",
     "trace_context",
-    "a jax function is traced again where jax's configuration differs in a way that matters to traces",
-    "only the precision of products, the promotion of dtypes and the kind of random keys are looked at",
+    "a jax function is traced again if jax's trace context has changed",
+    "only matmul precision, dtype promotion and the type of random keys are compared",
 )
 
 
 def wrap_fake_tensors(ours: Callable[..., Any]) -> None:
-    """Making a fake tensor becomes ``ours(original, kind, mode, elem, device, *args, **kwargs)``."""
+    """Wrap the constructor of fake tensors: ``ours(original, kind, mode, elem, device, *args, **kwargs)``."""
     _FAKE.wrap(ours)
 
 
 def skip_frames_of(function: Any) -> None:
-    """Has dynamo leave alone a function, and all that it calls."""
+    """Exclude a function, and everything that it calls, from tracing by dynamo."""
     strategy, kind, action = _STRATEGY.resolve_or_none(), _KIND.resolve_or_none(), _ACTION.resolve_or_none()
     if strategy is not None and kind is not None and action is not None:
         strategy(function.__code__, kind(action.SKIP, action.SKIP))
 
 
 def graph_break_at(function: Any, reason: str) -> None:
-    """Has a graph that dynamo traces end at a call of a function."""
+    """Make dynamo end a traced graph at calls of a function."""
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = reason
 
 
 def wrap_default_backend(ours: Callable[..., Any]) -> None:
-    """torch.compile's default backend becomes ``ours(original, compiler, graph, inputs, **options)``."""
+    """Wrap torch.compile's default backend: ``ours(original, compiler, graph, inputs, **options)``."""
     _INDUCTOR.wrap(ours)
 
 
 def tree_leaves(value: Any) -> list[Any]:
-    """What is in nested lists, tuples and dictionaries, and in classes that libraries have made known to torch."""
+    """Return the leaves of a pytree, including classes that libraries have registered with torch."""
     found: list[Any] = _LEAVES.resolve()(value)
     return found
 
 
 def tree_map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """A nested value with ``function`` of each tensor in its place."""
+    """Apply ``function`` to each tensor of a pytree."""
     return _MAP.resolve()(torch.Tensor, function, value)
 
 
 def tree_flatten(value: Any) -> tuple[list[Any], Any]:
-    """What is in a nested value, in order, and its structure; None counts as a leaf."""
+    """Return the leaves of a pytree in order, and its structure; None counts as a leaf."""
     found: tuple[list[Any], Any] = _FLATTEN.resolve()(value)
     return found
 
 
 def tree_unflatten(leaves: list[Any], structure: Any) -> Any:
-    """The nested value of that structure."""
+    """Build a pytree of the given structure."""
     return _UNFLATTEN.resolve()(leaves, structure)
 
 
 def children(structure: Any) -> Sequence[Any]:
-    """Return the structures of the parts of a nested value, by the structure that ``flatten`` gives."""
-    # An attribute of older releases, which warn of it where they have the method as well.
+    """Return the structures of the children of a pytree structure from ``tree_flatten``."""
+    # Older releases have an attribute; releases with both warn about the attribute.
     found: Sequence[Any] = structure.children() if hasattr(structure, "children") else structure.children_specs
     return found
 
 
 def jax_trace_context() -> Hashable:
-    """Return the part of jax's configuration that is in the keys of jax.jit, as this thread has it; None without."""
+    """Return this thread's jax configuration that is part of the keys of jax.jit; None if jax does not expose it."""
     context = _find_trace_context()
     return None if context is None else context()
 
 
 @functools.cache
 def _find_trace_context() -> Callable[[], Hashable] | None:
-    # Looking the name up takes ten times as long as calling it, and each call of a pure function needs it.
+    # Cached: the lookup takes ten times as long as the call, and each call of a pure function needs it.
     found: Callable[[], Hashable] | None = _TRACE_CONTEXT.resolve_or_none()
     return found

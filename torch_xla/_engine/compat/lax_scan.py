@@ -1,7 +1,7 @@
-"""Loops of jax on TPUs: jax counts their rounds with 64 bits where 64-bit types are on, as they are for programs here.
+"""Use 32-bit loop counters for jax loops on TPUs: with 64-bit types enabled, jax counts with 64 bits.
 
-A TPU has no 64-bit integers: its compiler makes pairs of 32-bit ones of them, and no longer sees how often such a loop
-runs, which costs it its pipelines over rounds, and a report its figures.
+TPUs have no 64-bit integers. Their compiler represents one by two 32-bit integers, and can then not infer the trip
+count of a loop. Such a loop is not pipelined, and the cost analysis counts its body once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch_xla._engine.compat.private_api import PrivateApi
 _SCAN = PrivateApi(
     "jax._src.lax.control_flow.loops",
     "_scan_impl",
-    "lax.scan on TPUs counts its rounds with 32 bits",
-    "on TPUs loops are slower, and torch_xla.aot counts their bodies once",
+    "32-bit loop counters of lax.scan on TPUs",
+    "loops on TPUs are slower, and torch_xla.aot counts their bodies once",
 )
 _MOST = np.iinfo(np.int32).max
 
 
 def use_int32_scan_counters() -> None:
-    """From now on a ``lax.scan`` that is compiled for TPUs counts its rounds with 32 bits. Warns where it cannot."""
+    """Make ``lax.scan`` compiled for TPUs use a 32-bit loop counter. Warns if jax does not allow it."""
     original = _SCAN.resolve_or_none()
     if original is None:
         _SCAN.warn_missing()

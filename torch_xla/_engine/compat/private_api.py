@@ -1,4 +1,4 @@
-"""A private name of torch or jax: what it is for, and what happens where a release does not have it."""
+"""Declaration of a private name of torch or jax: its purpose, and what happens in releases without it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch_xla._engine.compat import versions
 
 
 class MissingPrivateApiError(RuntimeError):
-    """The installed torch or jax lacks a private name that this needs."""
+    """The installed torch or jax lacks a required private name."""
 
 
-#: Every entry there is, in the order of their modules.
+#: All entries, in the order of their modules.
 ENTRIES: list[PrivateApi] = []
 
 
 @dataclass(frozen=True)
 class PrivateApi:
-    """A private name, looked up when it is used: importing torch_xla does not fail for one that is missing.
+    """A private name, resolved on use: importing torch_xla does not fail if it is missing.
 
     Args:
-      module: what to import, such as ``torch._utils``.
-      name: the name in it, with dots for a name in a class.
-      purpose: what torch_xla does with it.
-      without: what happens where it is missing.
-      optional: of a package that need not be installed.
-      since: the first release of torch that has it, such as ``2.15``; what it is for does not exist in earlier ones.
+      module: The module to import, such as ``torch._utils``.
+      name: The name in the module, with dots for a name in a class.
+      purpose: What torch_xla uses it for.
+      without: What happens if it is missing.
+      optional: Whether it belongs to a package that need not be installed.
+      since: The first torch release that has it, such as ``2.15``; earlier releases do not need it.
     """
 
     module: str
@@ -45,23 +45,23 @@ class PrivateApi:
 
     @property
     def path(self) -> str:
-        """As one writes it: ``torch._utils._get_restore_location``."""
+        """The full name, such as ``torch._utils._get_restore_location``."""
         return f"{self.module}.{self.name}"
 
     @property
     def is_missing(self) -> bool:
-        """Whether this release should have it and does not."""
+        """Whether the installed release should have it but does not."""
         return not (self.optional or versions.is_before(self.since)) and self.resolve_or_none() is None
 
     def resolve_or_none(self) -> Any:
-        """What the name stands for; None where it is missing."""
+        """Return the object; None if it is missing."""
         try:
             return functools.reduce(getattr, self.name.split("."), importlib.import_module(self.module))
         except (ImportError, AttributeError):
             return None
 
     def resolve(self) -> Any:
-        """What the name stands for. Raises MissingError."""
+        """Return the object. Raises MissingPrivateApiError."""
         found = self.resolve_or_none()
         if found is None:
             raise MissingPrivateApiError(
@@ -70,9 +70,9 @@ class PrivateApi:
         return found
 
     def wrap(self, ours: Callable[..., Any]) -> None:
-        """From now on a call of it is ``ours(original, *args, **kwargs)``; once.
+        """Replace the function by ``ours(original, *args, **kwargs)``, once.
 
-        Warns where it is missing; does nothing in releases before ``since``.
+        Warns if it is missing; does nothing in releases before ``since``.
         """
         original = self.resolve_or_none()
         if original is None:
@@ -82,7 +82,7 @@ class PrivateApi:
         if getattr(original, "_torch_xla", False):
             return
 
-        # A function of the same name: pickles refer to it by that.
+        # functools.wraps preserves the name, by which pickles refer to the function.
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return ours(original, *args, **kwargs)
@@ -94,7 +94,7 @@ class PrivateApi:
         setattr(functools.reduce(getattr, path, importlib.import_module(self.module)), last, wrapper)
 
     def warn_missing(self) -> None:
-        """Says that it is missing, and what follows."""
+        """Warn that the name is missing, and what follows."""
         warnings.warn(f"{self._missing()}: {self.without}", RuntimeWarning, stacklevel=3)
 
     def _missing(self) -> str:

@@ -1,7 +1,7 @@
-"""``shard_alike``: two arrays that XLA spreads over a mesh in one way, whichever way it chooses.
+"""``shard_alike``: constrain two arrays to have equal shardings, which the compiler chooses.
 
-jax has it as ``jax.experimental.shard_alike`` until 0.11.1. Where it is gone, this module has a primitive of its
-own, on jax's public interface, that lowers to what jax lowered to: ``sdy.sharding_group`` of Shardy.
+jax has ``jax.experimental.shard_alike`` until 0.11.1. For later releases this module defines a primitive on jax's
+public interface that lowers to the same operation: Shardy's ``sdy.sharding_group``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _alike_p.def_abstract_eval(lambda x, y: [x, y])
 
 
 def _differentiate(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Tangents are sharded alike as well, where both are there; a tangent that is zero has no sharding."""
+    """Shard two tangents alike if both are nonzero; a zero tangent has no sharding."""
     out = _bind(*primals)
     if any(isinstance(tangent, ad.Zero) for tangent in tangents):
         return out, tuple(tangents)
@@ -50,7 +50,7 @@ def _transpose(cotangents: tuple[Any, ...], x: Any, y: Any) -> tuple[Any, ...]:
 
 
 def _batch(arrays: tuple[Any, ...], dims: tuple[int | None, ...]) -> tuple[Pair, tuple[int, int]]:
-    """Both arrays get the batch dimension at the front: their shardings are compared dimension by dimension."""
+    """Move the batch dimension of both arrays to the front: shardings are compared dimension by dimension."""
     size = next(array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None)
     first, second = (
         jnp.broadcast_to(array, (size, *array.shape)) if dim is None else jnp.moveaxis(array, dim, 0)
@@ -60,7 +60,7 @@ def _batch(arrays: tuple[Any, ...], dims: tuple[int | None, ...]) -> tuple[Pair,
 
 
 def _lower(ctx: mlir.LoweringRuleContext, x: Any, y: Any) -> list[Any]:
-    """The two values as a group: of Shardy, or of XLA's older partitioner (GSPMD) where the user has Shardy off."""
+    """Lower to a Shardy group, or to a GSPMD annotation if the user has disabled Shardy."""
     from jaxlib.mlir.dialects import sdy, stablehlo
 
     group = next(_group_ids)
@@ -81,7 +81,7 @@ mlir.register_lowering(_alike_p, _lower)
 
 
 def find_shard_alike() -> Callable[[jax.Array, jax.Array], Pair]:
-    """jax's ``shard_alike`` where this jax has it, else the one of this module."""
+    """Return jax's ``shard_alike`` if this jax has it, else the one of this module."""
     try:
         found = importlib.import_module("jax.experimental.shard_alike").shard_alike
     except ImportError:

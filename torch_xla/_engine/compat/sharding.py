@@ -1,4 +1,4 @@
-"""Shardings of jax over devices in another order than the mesh's, and what its compiler calls a sharding."""
+"""jax shardings with another device order than their mesh, and conversion of compiler-chosen shardings."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch_xla._engine.compat.private_api import MissingPrivateApiError, Private
 _ORDERED = PrivateApi(
     "jax.sharding",
     "NamedSharding._logical_device_ids",
-    "meshes that go through the same devices in different orders, in one program",
-    "a mesh in another order than that of the devices raises",
+    "meshes with different device orders in one program",
+    "a mesh with another device order raises",
 )
 _GSPMD = PrivateApi(
     "jax._src.sharding_impls",
     "GSPMDSharding",
-    "layouts that XLA chose, and that no axes of a mesh describe, as inputs of the next program",
-    "a program with such a result raises when another one reads it",
+    "compiler-chosen shardings that no mesh axes describe, as inputs of the next program",
+    "reading a result with such a sharding in another program raises",
 )
 _INDIVISIBLE = PrivateApi(
     "jax._src.sharding",
     "IndivisibleError",
-    "results that nobody marked, where the number of devices has several prime factors",
-    "a program with a result that XLA splits across such factors raises",
+    "unannotated results if the number of devices has several prime factors",
+    "a program raises if XLA shards a result across such factors",
 )
 
 
 def reordered_sharding(mesh: Mesh, spec: PartitionSpec, order: tuple[int, ...]) -> NamedSharding:
-    """The sharding over a mesh whose devices are gone through in another order: ``order[i]`` is at place ``i``.
+    """Return a sharding over a mesh with another device order: device ``order[i]`` is at position ``i``.
 
-    Raises MissingError where this jax cannot say that.
+    Raises MissingPrivateApiError if this jax does not support that.
     """
     if order == tuple(range(len(order))):
         return NamedSharding(mesh, spec)
@@ -43,13 +43,13 @@ def reordered_sharding(mesh: Mesh, spec: PartitionSpec, order: tuple[int, ...]) 
 
 
 def device_order(sharding: NamedSharding) -> tuple[int, ...]:
-    """The order in which the sharding goes through its mesh's devices, by place in the mesh."""
+    """Return the device order of a sharding, as positions in its mesh."""
     order = getattr(sharding, "_logical_device_ids", None)
     return tuple(range(sharding.mesh.size)) if order is None else tuple(order)
 
 
 def to_named_sharding(sharding: Sharding, devices: tuple[Any, ...]) -> Sharding:
-    """A sharding that XLA chose, as one that programs take; others as they are."""
+    """Convert a compiler-chosen sharding to one that programs accept; return others unchanged."""
     kind = _GSPMD.resolve_or_none()
     if kind is None or not isinstance(sharding, kind):
         return sharding
@@ -64,6 +64,6 @@ def to_named_sharding(sharding: Sharding, devices: tuple[Any, ...]) -> Sharding:
 
 
 def indivisible_error() -> type[Exception]:
-    """What jax raises for a sharding that the axes of a mesh cannot describe."""
+    """Return the exception type that jax raises for a sharding that mesh axes cannot describe."""
     found: type[Exception] | None = _INDIVISIBLE.resolve_or_none()
     return found or MissingPrivateApiError

@@ -1,4 +1,4 @@
-"""What torch's modules, data loaders, loss scalers and DistributedDataParallel have no hook for."""
+"""Private hooks of torch.nn, torch.optim, DataLoader, GradScaler, DistributedDataParallel and checkpointing."""
 
 from __future__ import annotations
 
@@ -13,166 +13,165 @@ from torch_xla._engine.compat.private_api import PrivateApi
 _APPLY = PrivateApi(
     "torch.nn",
     "Module._apply",
-    "module.to('xla') keeps its parameters",
-    "module.to('xla') makes new parameters: make optimizers, and tie weights, after the move",
+    "module.to('xla') preserves Parameter objects",
+    "module.to('xla') creates new parameters: create optimizers and tie weights after the move",
 )
 _NEXT = PrivateApi(
     "torch.utils.data.dataloader",
     "_BaseDataLoaderIter.__next__",
-    "the time that steps wait for a DataLoader",
-    "the report counts the time that a DataLoader takes as the step's own",
+    "timing of waits for a DataLoader",
+    "reports attribute the waits for a DataLoader to the step itself",
 )
 _FUSED = PrivateApi(
     "torch.optim.optimizer",
     "_get_fused_kernels_supported_devices",
     "torch.optim takes fused=True for parameters on xla",
-    "optimizers on xla refuse fused=True, which is the default of transformers' Trainer: give it optim='adamw_torch'",
+    "optimizers on xla reject fused=True, the default of transformers' Trainer: use optim='adamw_torch'",
 )
 _FOREACH_IN_PYTHON = (
-    "torch.optim and clip_grad_norm_ call torch once for all parameters, as they do on GPUs, not once for each",
-    "steps of optimizers with many parameters cost the host twice: give them foreach=True",
+    "torch.optim and clip_grad_norm_ use foreach by default for parameters on xla, as on GPUs",
+    "optimizer steps with many parameters take twice the host time: use foreach=True",
 )
 _FOREACH = PrivateApi("torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", *_FOREACH_IN_PYTHON)
 _FOREACH_TOO = PrivateApi("torch.optim.optimizer", "_get_foreach_kernels_supported_devices", *_FOREACH_IN_PYTHON)
-#: The modules of torch.optim whose foreach form leaves xla out where ``capturable=True``.
+#: The modules of torch.optim whose foreach implementation excludes xla with ``capturable=True``.
 _CAPTURABLE = [
     PrivateApi(
         f"torch.optim.{module}",
         "_get_capturable_supported_devices",
-        "optimizers with capturable=True call torch once for all parameters, too",
-        "optimizers with capturable=True raise AssertionError on xla: give them foreach=False",
+        "optimizers with capturable=True use foreach for parameters on xla",
+        "optimizers with capturable=True raise AssertionError on xla: use foreach=False",
     )
     for module in ("adadelta", "adam", "adamax", "asgd", "nadam", "radam")
 ]
 _STEP = PrivateApi(
     "torch.amp",
     "GradScaler._maybe_opt_step",
-    "torch_xla.amp.GradScaler overrides it, to decide on the device whether a step counts",
-    "torch_xla.amp.GradScaler steps as torch's does, or fails in torch's words",
+    "torch_xla.amp.GradScaler decides on the device whether to skip a step",
+    "torch_xla.amp.GradScaler steps as torch's does, or raises torch's errors",
 )
 _QUEUE = PrivateApi(
     "torch.autograd",
     "Variable._execution_engine.queue_callback",
-    "DistributedDataParallel averages gradients at the end of a backward",
-    "DistributedDataParallel on xla raises at the first backward, and says why",
+    "DistributedDataParallel averages gradients at the end of backward",
+    "DistributedDataParallel on xla raises at the first backward",
 )
 _DDP_HELPER = PrivateApi(
     "torch.nn.parallel",
     "DistributedDataParallel._ddp_init_helper",
-    "DistributedDataParallel on xla averages gradients itself",
+    "DistributedDataParallel on xla averages gradients without torch's C++ reducer",
     "DistributedDataParallel fails on xla modules",
 )
 _DDP_FORWARD = PrivateApi(
     "torch.nn.parallel",
     "DistributedDataParallel._pre_forward",
-    "DistributedDataParallel on xla gives all ranks the buffers of rank 0",
+    "DistributedDataParallel on xla broadcasts the buffers of rank 0",
     "buffers (running means) differ between ranks",
 )
 _DDP_CHECK = PrivateApi(
-    "torch.nn.parallel", "DistributedDataParallel._check_sync_bufs_pre_fwd", "as the one before", "as the one before"
+    "torch.nn.parallel", "DistributedDataParallel._check_sync_bufs_pre_fwd", _DDP_FORWARD.purpose, _DDP_FORWARD.without
 )
 _DDP_SYNC = PrivateApi(
-    "torch.nn.parallel", "DistributedDataParallel._sync_buffers", "as the one before", "as the one before"
+    "torch.nn.parallel", "DistributedDataParallel._sync_buffers", _DDP_FORWARD.purpose, _DDP_FORWARD.without
 )
 
 _BACKWARD = PrivateApi(
     "torch.autograd.graph",
     "_engine_run_backward",
-    "a backward pass of xla tensors runs on the thread that asks for it",
-    "it runs on a thread of the device, which costs a small pass half of its time",
+    "backward passes of xla tensors run on the calling thread",
+    "backward passes run on a device thread, which takes half of the time of a small pass",
 )
-# What torch.autograd.set_multithreading_enabled calls: that takes 5 us, where a small pass takes 80.
-_BACKWARD_IN_PYTHON = ("as the one before", "as the one before")
+# What torch.autograd.set_multithreading_enabled calls: the public function takes 5 us, a small pass takes 80 us.
+_BACKWARD_IN_PYTHON = (_BACKWARD.purpose, _BACKWARD.without)
 _BACKWARD_TOO = PrivateApi("torch.autograd", "_engine_run_backward", *_BACKWARD_IN_PYTHON)
 _THREADS_ON = PrivateApi("torch._C", "_is_multithreading_enabled", *_BACKWARD_IN_PYTHON)
 _SET_THREADS = PrivateApi("torch._C", "_set_multithreading_enabled", *_BACKWARD_IN_PYTHON)
 
-#: Hooks of a parameter, which swap_tensors does not carry over.
+#: Hooks of a parameter that swap_tensors does not transfer.
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def direct_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The parameters of a module itself by name, not a copy; those of its children are not among them."""
+    """Return the dictionary (not a copy) of a module's own parameters, without those of its children."""
     return module._parameters
 
 
 def direct_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """The buffers of a module itself by name, not a copy; those of its children are not among them."""
+    """Return the dictionary (not a copy) of a module's own buffers, without those of its children."""
     return module._buffers
 
 
 def direct_children(module: nn.Module) -> dict[str, nn.Module | None]:
-    """The modules right below a module by name, not a copy."""
+    """Return the dictionary (not a copy) of a module's direct children."""
     return module._modules
 
 
 def wrap_module_apply(ours: Callable[..., Any]) -> None:
-    """What ``Module.to`` does to each module becomes ``ours(original, module, *args, **kwargs)``."""
+    """Wrap what ``Module.to`` does to each module: ``ours(original, module, *args, **kwargs)``."""
     _APPLY.wrap(ours)
 
 
 def wrap_data_loader_next(ours: Callable[..., Any]) -> None:
-    """``next`` of every DataLoader's iterator becomes ``ours(original, iterator)``."""
+    """Wrap ``next`` of every DataLoader's iterator: ``ours(original, iterator)``."""
     _NEXT.wrap(ours)
 
 
 def extend_fused_devices(kind: str) -> None:
-    """Adds a kind of device to those for which torch.optim takes ``fused=True``."""
+    """Add a device type to those for which torch.optim accepts ``fused=True``."""
     _FUSED.wrap(lambda original: [*original(), kind])
 
 
 def extend_foreach_devices(kind: str) -> None:
-    """Adds a kind of device to those for which torch.optim takes ``foreach=True`` where nothing is said."""
+    """Add a device type to those for which torch.optim uses ``foreach=True`` by default."""
     for entry in (_FOREACH, _FOREACH_TOO, *_CAPTURABLE):
         entry.wrap(lambda original, *args, **kwargs: list(dict.fromkeys([*original(*args, **kwargs), kind])))
 
 
 def queue_backward_callback(call: Callable[[], None]) -> None:
-    """Calls it once, when the backward that is running has computed all gradients. Raises MissingError."""
+    """Call ``call`` once, when the running backward has computed all gradients. Raises MissingPrivateApiError."""
     _QUEUE.resolve()(call)
 
 
 def wrap_ddp(helper: Callable[..., Any], before_forward: Callable[..., Any]) -> None:
-    """Wraps what DistributedDataParallel does to set up its reducer, and at the beginning of a forward."""
+    """Wrap DistributedDataParallel's reducer setup, and the start of its forward."""
     _DDP_HELPER.wrap(helper)
     _DDP_FORWARD.wrap(before_forward)
 
 
 def use_python_reducer(ddp: Any, whether: bool) -> None:
-    """Whether DistributedDataParallel leaves averaging to hooks in Python."""
+    """Set whether DistributedDataParallel leaves averaging to hooks in Python."""
     ddp._use_python_reducer = whether
 
 
 def sync_ddp_buffers(ddp: Any) -> None:
-    """Gives all ranks the buffers of rank 0, if this module is told to, and it is time."""
+    """Broadcast the buffers of rank 0 to all ranks, if the module is configured to and a synchronization is due."""
     if ddp._check_sync_bufs_pre_fwd():
         ddp._sync_buffers()
 
 
 def ddp_parameters(ddp: Any) -> list[nn.Parameter]:
-    """The parameters that a DistributedDataParallel looks after, each once."""
+    """Return the parameters that a DistributedDataParallel manages, each once."""
     return list(ddp._module_parameters)
 
 
 def register_ddp_hook(ddp: Any, hook: Any) -> None:
-    """Keeps a hook on a gradient with the others of a DistributedDataParallel, which takes them away with itself."""
+    """Register a gradient hook with a DistributedDataParallel, which removes it with its own hooks."""
     ddp._accum_grad_hooks.append(hook)
 
 
 def parameter_hooks(parameter: torch.Tensor) -> dict[str, Any]:
-    """The hooks of a parameter that swap_tensors leaves behind, by attribute."""
+    """Return the hooks of a parameter that swap_tensors does not transfer, by attribute."""
     return {name: getattr(parameter, name) for name in PARAMETER_HOOKS}
 
 
 def wrap_backward(ours: Callable[..., Any]) -> None:
-    """What every backward pass goes through becomes ``ours(original, outputs, ...)``."""
+    """Wrap the function that every backward pass calls: ``ours(original, outputs, ...)``."""
     _BACKWARD.wrap(ours)
     _BACKWARD_TOO.wrap(ours)
 
 
 def autograd_multithreading() -> tuple[Callable[[], bool], Callable[[bool], None]] | None:
-    """Whether autograd uses threads of its own for passes that this thread starts, and what sets it. Warns where that
-    is missing, and is None then."""
+    """Return the getter and the setter of autograd multithreading for this thread; None, with a warning, if missing."""
     found = _THREADS_ON.resolve_or_none(), _SET_THREADS.resolve_or_none()
     if None in found:
         _SET_THREADS.warn_missing()
@@ -180,18 +179,26 @@ def autograd_multithreading() -> tuple[Callable[[], bool], Callable[[bool], None
     return found
 
 
-_KEPT = "torch.utils.checkpoint computes nothing again on xla, and saves no memory; torch_xla.utils.checkpoint does"
-_DETACHED = PrivateApi("torch.utils.checkpoint", "detach_variable", "activation checkpointing that saves memory", _KEPT)
-_FRAME = PrivateApi("torch.utils.checkpoint", "_CheckpointFrame.__init__", "the same, with use_reentrant=False", _KEPT)
+_NO_CHECKPOINT = "torch.utils.checkpoint saves no memory on xla; use torch_xla.utils.checkpoint"
+_DETACHED = PrivateApi(
+    "torch.utils.checkpoint", "detach_variable", "activation checkpointing that saves memory", _NO_CHECKPOINT
+)
+_FRAME = PrivateApi(
+    "torch.utils.checkpoint", "_CheckpointFrame.__init__", "checkpoint(use_reentrant=False)", _NO_CHECKPOINT
+)
 
 
 def wrap_recomputation(detached: Callable[..., Any], frame: Callable[..., None]) -> None:
-    """torch.utils.checkpoint's inputs of what is computed again become ``detached(original, inputs)``, and what
-    computes it ``frame(original, frame, recompute_fn, ...)`` with use_reentrant=False."""
+    """Wrap both variants of torch.utils.checkpoint.
+
+    Args:
+      detached: ``detached(original, inputs)`` replaces the function that detaches the inputs of a recomputation.
+      frame: ``frame(original, frame, recompute_fn, ...)`` replaces the constructor of use_reentrant=False.
+    """
     _DETACHED.wrap(detached)
     _FRAME.wrap(frame)
 
 
 def apply_to_direct_tensors(module: nn.Module, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Applies ``move`` to the parameters and buffers of a module itself, as module.to does."""
+    """Apply ``move`` to a module's own parameters and buffers, as module.to does."""
     module._apply(move, recurse=False)

@@ -1,4 +1,4 @@
-"""Which releases of torch, jax and Python this one was tested with; docs/versions.md has the runs."""
+"""The releases of torch, jax and Python that this torch_xla was tested with; docs/versions.md lists the test runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 import sys
 import warnings
 
-#: By minor release; each has a run of the tests behind it in docs/versions.md.
+#: Minor releases; docs/versions.md lists a test run for each.
 TESTED = {
     "torch": ("2.11", "2.12", "2.13", "2.14", "2.15"),
     "jax": ("0.10", "0.12"),
@@ -15,35 +15,35 @@ TESTED = {
 
 
 def torch_release() -> str:
-    """This process's torch. Imported here, as ``python -m torch_xla.doctor`` reads the table without a torch."""
+    """Return the installed torch release. Imports torch lazily: ``python -m torch_xla.doctor`` works without torch."""
     import torch
 
     return str(torch.__version__)
 
 
 def installed_versions() -> dict[str, str]:
-    """The releases of this process, by the names in TESTED."""
+    """Return the installed releases, by the names in TESTED."""
     return {"torch": torch_release(), "jax": importlib.metadata.version("jax"), "Python": sys.version.split()[0]}
 
 
 def tested_range(name: str) -> str:
-    """``2.11 to 2.15``: what this release was tested with."""
+    """Return the tested range of releases, such as ``2.11 to 2.15``."""
     first, last = TESTED[name][0], TESTED[name][-1]
     return first if first == last else f"{first} to {last}"
 
 
 def minor_version(release: str) -> str:
-    """``2.13`` of ``2.13.0+cpu``."""
+    """Return ``2.13`` for ``2.13.0+cpu``."""
     return ".".join(release.split("+")[0].split(".")[:2])
 
 
 def is_tested(name: str, release: str) -> bool:
-    """Whether a release is one of those, or a later patch of one."""
+    """Whether a release, or an earlier patch of it, was tested."""
     return minor_version(release) in TESTED[name]
 
 
 def is_before(release: str) -> bool:
-    """Whether this torch is older than a minor release; nothing is before an empty one."""
+    """Whether the installed torch is older than a minor release; False for an empty one."""
     return bool(release) and _numbers(minor_version(torch_release())) < _numbers(release)
 
 
@@ -52,25 +52,25 @@ def _numbers(release: str) -> list[int]:
 
 
 def untested_torch_hint() -> str:
-    """What an error that may come of an untested torch ends with; nothing where this torch was tested."""
+    """Return the hint for errors that an untested torch may cause; empty if the installed torch was tested."""
     release = torch_release()
     if is_tested("torch", release):
         return ""
     return (
-        f"torch {release} was not tested with this torch_xla, which was tested with torch {tested_range('torch')}: "
-        "install one of those, or a torch_xla made for this one"
+        f"torch {release} was not tested with this torch_xla (tested: torch {tested_range('torch')}): "
+        "install a tested release, or a matching torch_xla"
     )
 
 
 def warn_untested_versions() -> None:
-    """One warning where torch, jax or Python is a release that was not tested."""
+    """Warn once if torch, jax or Python is a release that was not tested."""
     unknown = {name: release for name, release in installed_versions().items() if not is_tested(name, release)}
     if unknown:
         found = " and ".join(f"{name} {release}" for name, release in unknown.items())
         known = ", ".join(f"{name} {tested_range(name)}" for name in unknown)
         warnings.warn(
-            f"torch_xla was not tested with {found} (it was with {known}). It may work; "
-            "python -m torch_xla._engine.compat says what it needs of torch and jax, and what of that is missing.",
+            f"torch_xla was not tested with {found} (tested: {known}). It may work; "
+            "python -m torch_xla._engine.compat lists the private names of torch and jax that are missing.",
             RuntimeWarning,
-            stacklevel=4,  # start, torch_xla/__init__, the user's import
+            stacklevel=4,  # startup.initialize, torch_xla/__init__, the user's import
         )

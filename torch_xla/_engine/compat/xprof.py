@@ -1,4 +1,4 @@
-"""Profiles of other processes, through the package xprof."""
+"""Capture profiles of other processes with the package xprof."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch_xla._engine.compat.private_api import PrivateApi
 _XPROF = PrivateApi(
     "xprof.convert",
     "_pywrap_profiler_plugin.trace",
-    "profiles of another process, as jax.collect_profile takes them, without its prints and its browser",
-    "xp.trace says that the package is missing",
+    "remote profiles, as jax.collect_profile captures them, without its prints and browser",
+    "xp.trace raises that the package is missing",
     optional=True,
 )
 
 
 def capture_remote_trace(address: str, logdir: str, duration_ms: int, attempts: int, levels: dict[str, Any]) -> None:
-    """Has the process at the address profile itself, into ``logdir``. ImportError where xprof is not installed."""
+    """Capture a profile of the process at the address into ``logdir``. Raises ImportError if xprof is not installed."""
     take = _XPROF.resolve_or_none()
     if take is None:
-        raise ImportError(f"{_XPROF.path} is not there")
+        raise ImportError(f"{_XPROF.path} is missing")
     take(address, logdir, "", True, duration_ms, attempts, levels)

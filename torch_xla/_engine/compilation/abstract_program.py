@@ -1,4 +1,4 @@
-"""Programs on devices that hold no values: what a launch gives are shapes, dtypes and shardings."""
+"""Executables for abstract devices: a launch returns only shapes, dtypes and shardings, no values."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from torch_xla._engine.graph.program_info import ProgramSizes
 _Result = tuple[tuple[int, ...], np.dtype[Any], Sharding]
 
 
-def make_abstract_executable(spec: GraphSpec, place: Sharding, laid_out: Sequence[int]) -> tuple[Any, ProgramSizes]:
-    """The recorder's Executable of a graph, and the bytes of its results.
+def make_abstract_executable(spec: GraphSpec, place: Sharding, shardings: Sequence[int]) -> tuple[Any, ProgramSizes]:
+    """Return the recorder's Executable of a graph, and the sizes of its outputs.
 
     Args:
-      place: where results lie, without SPMD.
-      laid_out: with SPMD, how each of them lies.
+      spec: the graph.
+      place: the sharding of the outputs without SPMD.
+      shardings: with SPMD, the sharding id of each output.
     """
-    numbers = laid_out or [0] * len(spec.roots)
+    numbers = shardings or [0] * len(spec.roots)
     results = [
         _result(spec, root, sharding_ids.sharding_from_id(n) or place)
         for root, n in zip(spec.roots, numbers, strict=True)
     ]
-    sizes = ProgramSizes([sharding_ids.bytes_per_device(shape, dtype.itemsize, lies) for shape, dtype, lies in results])
+    sizes = ProgramSizes(
+        [sharding_ids.bytes_per_device(shape, dtype.itemsize, sharding) for shape, dtype, sharding in results]
+    )
     found = recorder.bindings().Executable(
         execute=None,
         handlers=None,
@@ -45,19 +48,19 @@ def make_abstract_executable(spec: GraphSpec, place: Sharding, laid_out: Sequenc
         number_devices=[],
         sizes=sizes.results,
         extra=0,
-        shardings=list(laid_out),
+        shardings=list(shardings),
         tokens=False,
     )
     return found, sizes
 
 
-def _result(spec: GraphSpec, root: int, lies: Sharding) -> _Result:
+def _result(spec: GraphSpec, root: int, sharding: Sharding) -> _Result:
     shape, dtype = result_spec(spec, root)
-    return sharding_ids.padded_shape(shape, lies), dtype, lies
+    return sharding_ids.padded_shape(shape, sharding), dtype, sharding
 
 
 def result_spec(spec: GraphSpec, root: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape of a result, and its dtype as devices store it."""
+    """Return the shape and the storage dtype of an output."""
     shape, dtype = spec.value_spec(root)
     return tuple(shape), dtypes.storage_numpy_dtype(dtype)  # type: ignore[arg-type]  # a root is a tensor
 

@@ -1,21 +1,40 @@
-"""Operations on lists in a row, as an optimizer's, are one call of a handler in a program for the CPU.
+"""Fuses consecutive foreach ops (optimizer updates) of CPU programs into one call of a CPU kernel.
 
-XLA would make a kernel of each parameter and operation that it cannot fuse with another: most of the kernels of a
-training step, and of the time to compile it; and each goes through memory anew. The handler (cpu_backend/csrc/kernels/foreach_program.cpp)
-computes all of them for a block of elements while it is in the cache.
+XLA compiles a kernel for each parameter and each op that it cannot fuse: most of the kernels of a training step, most
+of its compile time, and each of them reads and writes memory. The CPU kernel
+(cpu_backend/csrc/kernels/foreach_program.cpp) runs all fused ops on a block of elements while it is in the cache.
 
-    belongs             aten::_foreach_ in _CODES; float32 throughout; all lists of the same shapes, none of them empty;
-                        numbers that all elements share
-    the chain ends      something else needs a result, or lists of other shapes come
+    can be fused          aten::_foreach_ ops in _OPCODES; float32 only; all lists of equal shapes, none of them empty;
+                          scalars shared by all elements
+    ends the fused call   another op reads an output, or a foreach op has lists of other shapes
 
-Lists are cut in parts (``parts_of``), a call for each.
+Lists are partitioned (``list_partitions``), one call per partition.
+
+Aliasing. An optimizer updates parameters and state in place, so outputs overwrite operands (``_written``):
+
+    p1 = add(p, g, alpha=-lr)                 registers: p g | r0 = add p g | r1 = mul r0 s
+    p2 = mul(p1, s)                           r1 -> first operand of mul: r0 -> first operand of add: p
+    output r1 shares the buffer of p          g is only read; r0 exists in scratch memory only
+
+The first operand of each op is the list that it updates in place, so the chain of first operands leads from an output
+to the list whose memory it may take. Overwriting is safe under four conditions:
+
+1. Element i of an output depends on element i of the operands only, and the kernel reads a block of all operands before
+   it writes this block of any output. So all ops in the call may still read the old value of the list.
+2. At most one output overwrites a list: of two outputs updated from the same list, the second gets its own buffer.
+3. The array appears once among the operands. An array in two lists or twice in a list would be overwritten in one
+   position while another block still reads it.
+4. Nothing else reads the array: it is a donated input, or a value that only ops of this call read.
+
+If XLA finds a later reader of a donated input, it copies the operand first: the result stays correct, only slower.
+cpu_scheduling.py orders the program such that this copy is not needed.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,73 +45,82 @@ import numpy as np
 import torch
 
 from torch_xla._engine.compilation import hlo_metadata
-from torch_xla._engine.graph.graph_spec import GraphSpec, NodeSpec, operands
+from torch_xla._engine.cpu_backend import library
+from torch_xla._engine.graph.graph_spec import ArgTag, GraphSpec, NodeSpec, operands
 from torch_xla._engine.lowering import RULES, cpu_kernel_call
 from torch_xla._engine.lowering.apply_rule import apply_rule
-from torch_xla._engine.lowering.registry import LoweringRuleContext, Number, Promise
+from torch_xla._engine.lowering.registry import LoweringRuleContext, ScalarOperand, TensorSpec
 
-#: Of a call's lists: so many arrays at most, as results are a tuple, each of which costs XLA's compiler what the tuple
-#: is long; and so many numbers in each list, unless one array has more. Calls run beside each other and beside the rest
-#: of backward, as soon as their gradients are there: a few large ones would keep a core waiting.
+#: Limits of one call: the number of arrays in a list, as the outputs are a tuple and XLA's compile time per output
+#: grows with its length; and the number of elements in a list, unless a single array has more. Calls run concurrently
+#: with each other and with the backward pass, as soon as their gradients are ready: a few large calls would leave a
+#: core idle.
 _MOST_ARRAYS = 64
 _MOST_NUMBERS = 1 << 16
 
 _PREFIX = "aten::_foreach_"
-#: (operation, lists, numbers) -> what cpu_backend/csrc/kernels/foreach_program.cpp calls it.
-_CODES = {
-    ("add", 2, 1): 0, ("sub", 2, 1): 1, ("add", 1, 1): 2, ("add", 1, 2): 2, ("sub", 1, 1): 3, ("mul", 2, 0): 4,
-    ("mul", 1, 1): 5, ("div", 2, 0): 6, ("div", 1, 1): 7, ("addcmul", 3, 1): 8, ("addcdiv", 3, 1): 9,
-    ("lerp", 2, 1): 10, ("maximum", 2, 0): 11, ("clamp_min", 2, 0): 11, ("minimum", 2, 0): 12, ("clamp_max", 2, 0): 12,
-    ("sqrt", 1, 0): 13, ("neg", 1, 0): 14, ("abs", 1, 0): 15,
+#: (operator, number of lists, number of scalars) -> the name of its opcode. The opcodes themselves are defined in
+#: cpu_backend/csrc/kernels/foreach_program.cpp only; KernelLibrary.foreach_opcodes() reads them.
+_OPCODES = {
+    ("add", 2, 1): "add_scaled", ("sub", 2, 1): "sub_scaled", ("add", 1, 1): "add_number", ("add", 1, 2): "add_number",
+    ("sub", 1, 1): "sub_number", ("mul", 2, 0): "mul", ("mul", 1, 1): "mul_number", ("div", 2, 0): "div",
+    ("div", 1, 1): "div_number", ("addcmul", 3, 1): "addcmul", ("addcdiv", 3, 1): "addcdiv", ("lerp", 2, 1): "lerp",
+    ("maximum", 2, 0): "maximum", ("clamp_min", 2, 0): "maximum", ("minimum", 2, 0): "minimum",
+    ("clamp_max", 2, 0): "minimum", ("sqrt", 1, 0): "sqrt", ("neg", 1, 0): "neg", ("abs", 1, 0): "abs",
 }  # fmt: skip
-#: Those that need not be given the number 1.
-_SCALED = (0, 1, 8, 9)
-_ONE = (0, 1)
+#: Opcodes whose scalar defaults to 1.
+_SCALED = ("add_scaled", "sub_scaled", "addcmul", "addcdiv")
+_ONE = (ArgTag.CONSTANT, 1)
 
 Argument = tuple[int, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class FusableOp:
-    """A node that may be part of a chain: its code, the values of its lists, and its number, if it has one."""
+    """A foreach op that can be fused: its opcode, the values of its lists, and its scalar, if it has one."""
 
-    code: int
+    opcode: str
     lists: tuple[tuple[int, ...], ...]
     number: Argument | None
 
 
 def fusable_ops(spec: GraphSpec) -> dict[int, FusableOp]:
-    """The nodes of a graph that may be part of a chain, by number."""
+    """Return the nodes of a graph that can be fused, by node number."""
     found = ((number, _member(spec, node)) for number, node in enumerate(spec.nodes) if node.op.startswith(_PREFIX))
     return {number: member for number, member in found if member is not None}
 
 
 def _member(spec: GraphSpec, node: NodeSpec) -> FusableOp | None:
-    lists = [argument[1] for argument in node.args if argument[0] == 2]
-    numbers = [_number(spec, argument) for argument in node.args if argument[0] != 2]
-    code = _CODES.get((node.op.removeprefix(_PREFIX).split(".")[0], len(lists), len(numbers)))
-    if not node.outs or code is None or None in numbers or numbers[1:] not in ([], [_ONE]):
+    lists = [argument[1] for argument in node.args if argument[0] == ArgTag.VALUE_LIST]
+    numbers = [_number(spec, argument) for argument in node.args if argument[0] != ArgTag.VALUE_LIST]
+    opcode = _OPCODES.get((node.op.removeprefix(_PREFIX).split(".")[0], len(lists), len(numbers)))
+    if not node.outs or opcode is None or None in numbers or numbers[1:] not in ([], [_ONE]):
         return None
-    promised = [(shape, torch.float32) for shape, _ in node.outs]
-    given = [[spec.value_spec(value) if tag == 1 else None for tag, value in items] for items in lists]
-    if node.outs != promised or any(found != promised for found in given) or any(0 in s for s, _ in promised):
+    expected = [(shape, torch.float32) for shape, _ in node.outs]
+    given = [[spec.value_spec(value) if tag == ArgTag.VALUE else None for tag, value in items] for items in lists]
+    if node.outs != expected or any(found != expected for found in given) or any(0 in s for s, _ in expected):
         return None
-    number = None if code in _SCALED and numbers[0] == _ONE else next(iter(numbers), None)
-    return FusableOp(code, tuple(tuple(value for _, value in items) for items in lists), number)
+    number = None if opcode in _SCALED and numbers[0] == _ONE else next(iter(numbers), None)
+    return FusableOp(opcode, tuple(tuple(value for _, value in items) for items in lists), number)
 
 
 def _number(spec: GraphSpec, argument: Argument) -> Argument | None:
-    """The one number that an argument is for all elements; None where there is none such."""
+    """Return the scalar that an argument is for all elements; None if the elements have different ones."""
     tag, payload = argument
-    if tag == 7 and all(item == payload[0] for item in payload):
+    if tag == ArgTag.SCALAR_LIST and all(item == payload[0] for item in payload):
         return _number(spec, payload[0])
-    if tag == 1:
+    if tag == ArgTag.VALUE:
         return argument if spec.value_spec(payload) in (((), torch.float32), ((), torch.float64)) else None
-    return argument if tag in (3, 4) or (tag == 0 and isinstance(payload, (int, float))) else None
+    return (
+        argument
+        if tag in (ArgTag.FLOAT_INPUT, ArgTag.INT_INPUT)
+        or (tag == ArgTag.CONSTANT and isinstance(payload, (int, float)))
+        else None
+    )
 
 
-def list_partitions(outs: Sequence[Promise]) -> list[range]:
-    """The places in lists of arrays like these that are computed in one call."""
+def list_partitions(outs: Sequence[TensorSpec]) -> list[range]:
+    """Partition lists of arrays with these output specs; returns the list positions that each call computes."""
     parts, first, numbers = [], 0, 0
     for place, (shape, _) in enumerate(outs):
         size = math.prod(shape)
@@ -106,17 +134,17 @@ def list_partitions(outs: Sequence[Promise]) -> list[range]:
 @dataclass(frozen=True, slots=True)
 class _FusedOp:
     node: NodeSpec
-    code: int
-    lists: list[int]  # what is read: a register of an earlier step's results, or -1 - its place among the lists read
-    number: int  # its place among the numbers, or -1
+    opcode: str
+    lists: list[int]  # operands: the register of an earlier op, or -1 - the index of an input list
+    number: int  # index of its scalar, or -1
 
 
 class ForeachFusion:
-    """Nodes in a row that are yet to be evaluated. Belongs to one evaluation of a graph, whose values it completes.
+    """Consecutive foreach ops that are not evaluated yet. Belongs to one trace of a graph, whose values it sets.
 
-    empty      -- add -->       pending: its results are no values yet
-    pending    -- add -->       pending; evaluated before, where the node's lists have other shapes
-    pending    -- evaluate -->  empty: something needs a result, or the graph ends
+    empty      -- add -->       pending: its outputs have no values yet
+    pending    -- add -->       pending; evaluates first if the node's lists have other shapes
+    pending    -- evaluate -->  empty: another op reads an output, or the graph ends
     """
 
     def __init__(
@@ -130,21 +158,21 @@ class ForeachFusion:
 
     def _begin(self) -> None:
         self._steps: list[_FusedOp] = []
-        self._groups: dict[int, int] = {}  # value of a step's node -> its register
+        self._groups: dict[int, int] = {}  # value of a fused node -> its register
         self._items: dict[int, tuple[int, int]] = {}  # value of a getitem -> (register, element)
-        self._read: dict[tuple[int, ...], int] = {}  # values of a list that is read -> its place
-        self._numbers: dict[Argument, int] = {}  # -> its place
+        self._read: dict[tuple[int, ...], int] = {}  # values of an input list -> its index
+        self._numbers: dict[Argument, int] = {}  # scalar -> its index
 
     def pending(self, value: int) -> bool:
-        """Whether this has yet to compute a value."""
+        """Return whether a value is pending."""
         return value in self._items
 
     def contains(self, group: int) -> bool:
-        """Whether a node, whose value has that number, was ever taken: the values of its getitems are none, or done."""
+        """Return whether the node with value ``group`` was ever fused: its getitems are pending or evaluated."""
         return group in self._taken
 
     def add(self, value: int, node: NodeSpec, member: FusableOp) -> bool:
-        """Whether it takes a node, whose value has that number: not one that reads something else than arrays."""
+        """Add the node with value number ``value``; False if an operand is not an array."""
         if self._steps and not self._continues(node, member):
             self.evaluate()
         read = [v for values in member.lists if self._register_of(values) is None for v in values]
@@ -155,7 +183,7 @@ class ForeachFusion:
         for user in self._users[value]:
             self._items[user] = len(self._steps), self._spec.nodes[user - len(self._spec.leaves)].args[1][1]
         self._groups[value] = len(self._steps)
-        self._steps.append(_FusedOp(node, member.code, [self._register(values) for values in member.lists], number))
+        self._steps.append(_FusedOp(node, member.opcode, [self._register(values) for values in member.lists], number))
         return True
 
     def _continues(self, node: NodeSpec, member: FusableOp) -> bool:
@@ -166,20 +194,20 @@ class ForeachFusion:
         )
 
     def _is_pending(self, argument: Argument) -> bool:
-        return argument[0] == 1 and self.pending(argument[1])
+        return argument[0] == ArgTag.VALUE and self.pending(argument[1])
 
     def _register_of(self, values: Sequence[int]) -> int | None:
-        """The register whose results the values are, in order."""
+        """Return the register whose outputs are these values in this order; None if there is none."""
         register, _ = self._items.get(values[0], (None, 0))
-        whole = register is not None and all(self._items.get(v) == (register, i) for i, v in enumerate(values))
-        return register if whole else None
+        matches = register is not None and all(self._items.get(v) == (register, i) for i, v in enumerate(values))
+        return register if matches else None
 
     def _register(self, values: tuple[int, ...]) -> int:
-        whole = self._register_of(values)
-        return -1 - self._read.setdefault(values, len(self._read)) if whole is None else whole
+        register = self._register_of(values)
+        return -1 - self._read.setdefault(values, len(self._read)) if register is None else register
 
     def evaluate(self) -> None:
-        """Completes what is pending."""
+        """Compute all pending values."""
         if self._steps:
             first, known = self._steps[0].node, {item: value for value, item in self._items.items()}
             for part in list_partitions(first.outs):
@@ -190,7 +218,7 @@ class ForeachFusion:
         self._begin()
 
     def _call(self, part: range) -> dict[tuple[int, int], jax.Array]:
-        """Results for those elements, by register and element."""
+        """Call the kernel for a partition; returns the outputs by (register, element)."""
         made = self._needed()
         arrays = [self._values[values[i]] for values in self._read for i in part]
         numbers = [_array(self._argument(number)) for number in self._numbers]
@@ -198,9 +226,13 @@ class ForeachFusion:
         outs = [jax.ShapeDtypeStruct(self._steps[register].node.outs[i][0], np.float32) for register, i in keys]
         place = {register: len(self._read) + register for register in range(len(self._steps))}
         place |= {-1 - at: at for at in range(len(self._read))} | {_NONE: -1}
-        code: list[int] = []
+        opcodes, code = _opcode_numbers(), list[int]()
         for register, step in enumerate(self._steps):
-            code += [step.code, *(place[r] for r in (register, *[*step.lists, _NONE, _NONE][:3])), step.number]
+            code += [
+                opcodes[step.opcode],
+                *(place[r] for r in (register, *[*step.lists, _NONE, _NONE][:3])),
+                step.number,
+            ]
         found = cpu_kernel_call.cpu_kernel_call_in_place(
             "lists", self._default(part, made), [*arrays, *numbers], outs, self._written(part, made), code=code,
             lists=len(self._read), results=[place[register] for register in made],
@@ -208,12 +240,12 @@ class ForeachFusion:
         return dict(zip(keys, found, strict=True))
 
     def _needed(self) -> list[int]:
-        """The registers of which something outside reads results."""
+        """Return the registers whose outputs are read outside of the fused ops."""
         outside = {v for v in self._items if not all(user in self._groups for user in self._users[v])}
         return sorted({self._items[value][0] for value in outside})
 
     def _written(self, part: range, made: Sequence[int]) -> dict[int, int]:
-        """Operands that results are written over, by place: what an operation changes, where nothing else reads it."""
+        """Return operand index -> index of the output that overwrites it (see Aliasing in the module docstring)."""
         lists, found, taken = list(self._read), {}, set()
         often = Counter(values[i] for values in lists for i in part)
         for at, register in enumerate(made):
@@ -235,7 +267,7 @@ class ForeachFusion:
         return all(user in self._groups for user in self._users[value])
 
     def _default(self, part: range, made: Sequence[int]) -> cpu_kernel_call.Default:
-        """The same by the rules of the operations, as a function of the lists' elements and the numbers."""
+        """Return the fallback: a function of the list elements and scalars that applies the ops' lowering rules."""
         steps, read, tags = self._steps, len(self._read), [tag for tag, _ in self._numbers]
 
         def evaluated(*arrays: jax.Array) -> list[Any]:
@@ -247,8 +279,8 @@ class ForeachFusion:
                 outs = [step.node.outs[i] for i in part]
                 given = iter(step.lists)
                 arguments = [
-                    lists[next(given)] if tag == 2 else payload if step.number < 0 or (tag, payload) == _ONE
-                    else numbers[step.number]
+                    lists[next(given)] if tag == ArgTag.VALUE_LIST
+                    else payload if step.number < 0 or (tag, payload) == _ONE else numbers[step.number]
                     for tag, payload in step.node.args
                 ]  # fmt: skip
                 lists[register] = apply_rule(
@@ -262,18 +294,24 @@ class ForeachFusion:
 _NONE = -(1 << 30)
 
 
+def _opcode_numbers() -> Mapping[str, int]:
+    """Return the opcodes by name; zeros without the kernel library, where programs use the default lowering."""
+    kernels = library.load_library()
+    return defaultdict(int) if kernels is None else kernels.foreach_opcodes()
+
+
 def _array(number: Any) -> jax.Array:
-    value = number.value if isinstance(number, Number) else number
+    value = number.value if isinstance(number, ScalarOperand) else number
     return value if isinstance(value, jax.Array) else jnp.asarray(value, np.float64)
 
 
 def _argument(tag: int, array: jax.Array) -> Any:
-    """A number of a program as a rule takes it."""
-    return array if tag == 1 else Number(array, int if tag == 4 else float)
+    """Convert a scalar of the program to a rule argument."""
+    return array if tag == ArgTag.VALUE else ScalarOperand(array, int if tag == ArgTag.INT_INPUT else float)
 
 
 def _value_users(spec: GraphSpec) -> dict[int, list[int]]:
-    """Of each value those that read it; -1 outside the graph."""
+    """Return the readers of each value; -1 for the graph's outputs."""
     found: dict[int, list[int]] = defaultdict(list)
     for number, node in enumerate(spec.nodes):
         for operand in operands(node):

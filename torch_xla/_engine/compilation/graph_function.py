@@ -1,4 +1,4 @@
-"""A recorded graph as a jax function: the nodes' rules, applied in order."""
+"""Converts a recorded graph to a jax function that applies the nodes' lowering rules in order."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.compilation import cpu_scheduling, foreach_fusion, hlo_metadata, manual_sharding
-from torch_xla._engine.graph.graph_spec import IN_PLACE, SCATTER, GraphSpec, NodeSpec, operands
+from torch_xla._engine.graph.graph_spec import IN_PLACE, LIST_TAGS, SCATTER, ArgTag, GraphSpec, NodeSpec, operands
 from torch_xla._engine.lowering import RULES, cpu_kernel_call, decompose
 from torch_xla._engine.lowering.apply_rule import LoweringError, apply_rule
 from torch_xla._engine.lowering.recorder_ops import key_data
-from torch_xla._engine.lowering.registry import LoweringRuleContext, Number, Rule, default_dtype_scope
+from torch_xla._engine.lowering.registry import LoweringRuleContext, Rule, ScalarOperand, default_dtype_scope
 from torch_xla._engine.lowering.rules import matmul
 from torch_xla._engine.lowering.rules.collectives import COLLECTIVES, opaque_to_compiler
 from torch_xla._engine.lowering.rules.view_scatter import scatter_through_view
 from torch_xla._engine.recorder import source_info
 
-#: Ops that need their operands in torch's dtype also where the device stores a narrower one: their bits are asked for,
-#: XLA's libraries for linear algebra do not know 16-bit floats (which it says only after the rule has run), or the
-#: function that they call was traced with these dtypes.
+#: Ops that need their operands in torch's dtype even if the storage dtype is narrower: they reinterpret bits, XLA's
+#: linear algebra libraries do not support 16-bit floats (reported only after the rule has run), or the function that
+#: they call was traced with these dtypes.
 _EXACT = re.compile(
     r"aten::(view(_copy)?\.dtype|_?linalg_|cholesky|triangular_solve|geqrf|orgqr|ormqr)|torch_xla::jax_call"
 )
@@ -34,10 +34,10 @@ _BITS_OR_CALLS = ("aten::view.dtype", "aten::view_copy.dtype", "torch_xla::jax_c
 
 
 def exact_dtype_scope(op: str) -> AbstractContextManager[None] | None:
-    """In what block of dtypes such an op is computed; None for one that is no such op.
+    """Return the dtype scope of an op that needs torch's dtypes; None for other ops.
 
-    Linear algebra is not done in complex128 where that is stored as complex64, on TPUs: libtpu (of jax 0.10.2) ends the
-    process at a conversion to it.
+    If complex128 is stored as complex64 (TPUs), linear algebra does not use complex128: libtpu (of jax 0.10.2) aborts
+    the process at a conversion to it.
     """
     if _EXACT.match(op) is None:
         return None
@@ -45,9 +45,9 @@ def exact_dtype_scope(op: str) -> AbstractContextManager[None] | None:
 
 
 class _GraphTracer:
-    """One trace: values so far with their torch dtypes, and the packed numbers. Lives while jax traces the function.
+    """One trace of a graph: the values so far with their torch dtypes, and the packed scalars.
 
-    The other replicas' graphs may differ from this one in what is not a collective; see ``isolated``.
+    The graphs of other replicas may differ in ops that are not collectives; see ``opaque_to_compiler``.
     """
 
     def __init__(
@@ -55,23 +55,26 @@ class _GraphTracer:
     ) -> None:
         self.spec = spec
         self.floats, self.ints = cpu_kernel_call.unpack_scalars(floats), cpu_kernel_call.unpack_scalars(ints)
-        self.exchanged: jax.Array | None = None  # a result of the last collective
+        self.exchanged: jax.Array | None = None  # an output of the last collective
+        self.operands = [operands(node) for node in spec.nodes]  # the numbers of the values that each node reads
         self.is_located = hlo_metadata.is_enabled()
-        # By the number of the value. Leaves come first, then the nodes, which may be lowered in another order.
+        # By value number. Inputs come first, then the nodes, which may be lowered in another order.
         self.values: list[Any] = [*leaves, *[None] * len(spec.nodes)]
-        self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves] + [None] * len(spec.nodes)  # a list for several
-        self.depths = [0] * len(self.values)  # how many operations in a row made a value, since one that is in memory
+        self.dtypes: list[Any] = [dtype for _, dtype in spec.leaves] + [None] * len(
+            spec.nodes
+        )  # a list for several outputs
+        self.depths = [0] * len(self.values)  # number of ops since the last materialized value
         self.chained: Mapping[int, foreach_fusion.FusableOp] = {}
         self.chain: foreach_fusion.ForeachFusion | None = None
 
     def chain_nodes(self, members: Mapping[int, foreach_fusion.FusableOp]) -> None:
-        """These nodes, by number, are evaluated in chains from now on."""
+        """Fuse these foreach nodes, given by node number."""
         if members:
             self.chained = members
             self.chain = foreach_fusion.ForeachFusion(self.spec, self.values, self.argument, self._from_chain)
 
     def value(self, number: int) -> Any:
-        """The value of that number."""
+        """Return a value by number; evaluates fused ops that compute it."""
         if self.chain is not None and self.chain.pending(number):
             self.chain.evaluate()
         return self.values[number]
@@ -80,27 +83,27 @@ class _GraphTracer:
         self._set(value, result, torch.float32, depth=1)
 
     def argument(self, arg: tuple[int, Any], exact: bool = False) -> Any:
-        """An argument for a rule; with ``exact`` a tensor has its torch dtype, not the one that the device stores."""
+        """Convert an argument for a rule; with ``exact``, tensors have torch's dtype, not the storage dtype."""
         tag, payload = arg
-        if tag == 0:
+        if tag == ArgTag.CONSTANT:
             return payload
-        if tag == 1:
+        if tag == ArgTag.VALUE:
             return _cast(self.value(payload), self.dtypes[payload]) if exact else self.value(payload)
-        if tag in (2, 7):
+        if tag in LIST_TAGS:
             return [self.argument(a, exact) for a in payload]
-        if tag == 3:
-            return Number(self.floats[payload], float)
-        if tag == 4:
-            return Number(self.ints[payload], int)
-        if tag == 5:
-            # In parts as the device stores them: TPUs have no complex128, not even to convert from.
+        if tag == ArgTag.FLOAT_INPUT:
+            return ScalarOperand(self.floats[payload], float)
+        if tag == ArgTag.INT_INPUT:
+            return ScalarOperand(self.ints[payload], int)
+        if tag == ArgTag.COMPLEX_INPUT:
+            # In the storage precision: TPUs do not support complex128, not even conversions from it.
             part = np.float64 if dtypes.storage_dtype(torch.complex128) == torch.complex128 else np.float32
             real, imaginary = (self.floats[payload + i].astype(part) for i in (0, 1))
-            return Number(lax.complex(real, imaginary), complex)
+            return ScalarOperand(lax.complex(real, imaginary), complex)
         return dtypes.FROM_CODE[payload]
 
     def wait(self, value: int, others: Sequence[int]) -> None:
-        """From here on the value is one that is there only after the others."""
+        """Make a value depend on the others: its readers run after them."""
         results = jax.tree.leaves([self.value(other) for other in others])
         after = [result for result in results if isinstance(result, jax.Array)]
         self.values[value] = cpu_kernel_call.materialize(self.value(value), after)
@@ -118,27 +121,28 @@ class _GraphTracer:
             depth = self.depths[group] if parts is None else self._deepest(parts) + 1
             self._set(value, self.values[group][place], self.dtypes[group][place], depth)
         elif node.op == "torch_xla::seed":
-            # Not a tensor of the user's: 64 bits, also where the device stores int64 as 32.
+            # Not a user tensor: 64 bits, even if int64 is stored as int32.
             self._set(value, RULES[node.op].function(self.argument(node.args[0])), None)
         else:
             if self.is_located:
                 results = hlo_metadata.with_metadata(node.op, node.origin, lambda: self._exchanged(node))
             else:
                 results = self._exchanged(node)
-            promised = [dtype for _, dtype in node.outs]
+            declared = [dtype for _, dtype in node.outs]
             several = node.is_list or len(node.outs) > 1
-            result, dtype = (results, promised) if several else (results[0], promised[0])
-            self._set(value, result, dtype, self._depth(node))
+            result, dtype = (results, declared) if several else (results[0], declared[0])
+            self._set(value, result, dtype, self._depth(number))
 
     def _set(self, value: int, result: Any, dtype: Any, depth: int = 0) -> None:
         if depth >= cpu_scheduling.DEEPEST and isinstance(result, jax.Array):
             result, depth = cpu_kernel_call.materialize(result), 0
         self.values[value], self.dtypes[value], self.depths[value] = result, dtype, depth
 
-    def _depth(self, node: NodeSpec) -> int:
+    def _depth(self, number: int) -> int:
+        node = self.spec.nodes[number]
         if cpu_scheduling.NOT_FUSED.match(node.op):
             return 1
-        return self._deepest(operands(node)) + (node.op not in cpu_scheduling.VIEWS_OF_ONE)
+        return self._deepest(self.operands[number]) + (node.op not in cpu_scheduling.VIEWS_OF_ONE)
 
     def _deepest(self, values: Sequence[int]) -> int:
         return max((self.depths[value] for value in values), default=0)
@@ -163,7 +167,7 @@ class _GraphTracer:
             try:
                 return lower_node(node, [self.argument(a) for a in node.args])
             except LoweringError:
-                pass  # not all functions of XLA and jax exist in 16 bits (an FFT does not): then as in torch's dtypes
+                pass  # not supported in 16 bits by XLA or jax (such as an FFT): retry with torch's dtypes
         with wide or dtypes.exact_dtypes():
             results = lower_node(node, [self.argument(a, exact=True) for a in node.args])
         return [_cast(value, dtype) for value, (_, dtype) in zip(results, node.outs, strict=True)]
@@ -176,16 +180,16 @@ def _cast(value: Any, dtype: Any) -> Any:
 
 
 def lower_node(node: NodeSpec, args: list[Any]) -> list[Any]:
-    """The results of one node, by its rule or by torch's decomposition of it.
+    """Lower one node by its rule or by torch's decomposition; return its outputs.
 
-    Raises LoweringError, which names the op and, if origins are captured, the line that recorded it.
+    Raises LoweringError, which names the op and, if source locations are captured, the line that recorded it.
     """
     try:
         if manual_sharding.has_manual_operand(args):
             return manual_sharding.map_per_device(lambda parts: _call(node, parts), args)
         return _call(node, args)
     except LoweringError as error:
-        advice = "; XLA_IR_DEBUG=1 tells which line recorded it" if node.origin is None else ""
+        advice = "; set XLA_IR_DEBUG=1 to see the line that recorded it" if node.origin is None else ""
         error.args = (f"{error}{source_info.format_location(node.origin)}{advice}",)
         raise
 
@@ -198,12 +202,12 @@ def _call(node: NodeSpec, args: list[Any]) -> list[Any]:
         raise
     except Exception as error:
         shown = ", ".join(_format_operand(a) for a in args)
-        raise LoweringError(f"{node.op}({shown}): cannot be built for XLA: {error}") from error
+        raise LoweringError(f"{node.op}({shown}): could not lower to XLA: {error}") from error
 
 
 def _apply(node: NodeSpec, args: list[Any]) -> list[Any]:
     context = LoweringRuleContext(node.op, node.outs)
-    if node.form == SCATTER:
+    if node.schema_kind == SCATTER:
         base, *rest, value, out = args
         return apply_rule(Rule(node.op, scatter_through_view), [node.op, base, value, rest, out], node.outs, context)
     rule = RULES.get(node.op)
@@ -211,7 +215,7 @@ def _apply(node: NodeSpec, args: list[Any]) -> list[Any]:
         *args, seed, draws = args
         context = LoweringRuleContext(node.op, node.outs, key_data(seed, draws))
     rule = rule or Rule(node.op, decompose.decomposition_rule(node.op))
-    return apply_rule(rule, args, node.outs, context, convert=node.form == IN_PLACE)
+    return apply_rule(rule, args, node.outs, context, convert=node.schema_kind == IN_PLACE)
 
 
 def _format_operand(arg: Any) -> str:
@@ -219,11 +223,11 @@ def _format_operand(arg: Any) -> str:
         return f"{np.dtype(arg.dtype)}{list(arg.shape)}"
     if isinstance(arg, list):
         return f"[{', '.join(_format_operand(a) for a in arg)}]"
-    return arg.kind.__name__ if isinstance(arg, Number) else repr(arg)
+    return arg.kind.__name__ if isinstance(arg, ScalarOperand) else repr(arg)
 
 
 def graph_function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
-    """``f(floats, ints, *leaves) -> roots`` for jax to trace."""
+    """Return the graph as a function ``f(floats, ints, *leaves) -> roots`` that jax can trace."""
 
     def graph(floats: jax.Array, ints: Sequence[jax.Array], *leaves: jax.Array) -> list[jax.Array]:
         evaluation = _GraphTracer(spec, floats, ints, leaves)
@@ -254,10 +258,9 @@ def _reject_manual_result(value: Any, node: int) -> Any:
     if not isinstance(value, manual_sharding.ManualValue):
         return value
     error = LoweringError(
-        f"a tensor of shape {list(value.stacked.shape[1:])} is still in the part of the program that "
-        "enable_manual_sharding began, where each device has another one: give it to disable_manual_sharding, and "
-        "`del` it before the step barrier if it is no longer needed; a tensor from outside that needs a gradient has "
-        "to be brought in by enable_manual_sharding, too"
+        f"a tensor of shape {list(value.stacked.shape[1:])} is still manually sharded at the end of the graph: pass "
+        "it to disable_manual_sharding, and `del` it before the step barrier if it is no longer needed; also pass "
+        "outside tensors that require gradients through enable_manual_sharding"
     )
     error.node = node
     raise error

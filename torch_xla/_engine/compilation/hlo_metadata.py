@@ -1,10 +1,10 @@
-"""XLA_HLO_DEBUG: the origin of a node as metadata of the HLO instructions that it becomes.
+"""XLA_HLO_DEBUG: attaches the source location of each node to its HLO instructions as metadata.
 
 An instruction gets ``op_name="jit(graph)/Net/fc/aten::addmm/dot_general"``, and the user's file and line. jax takes the
-line from the Python stack of the trace, innermost frame first, leaving out its own files. So a rule is called through a
-function whose code claims to be the user's line, and this package and torch are left out as jax's files are. Functions
-that jax traces once and then calls again (``jnp.where``) would keep the place of their first use: a user context, part
-of the key of jax's caches, keeps them apart.
+line from the Python stack of the trace, innermost frame first, and skips its own files. So a rule is called through a
+function whose code object claims the user's file and line, and this package and torch are skipped as jax's files are.
+Functions that jax traces once and then reuses (``jnp.where``) would keep the location of their first use: a user
+context, part of the key of jax's caches, separates them.
 
 Uses ``jax.extend.source_info_util.register_exclusion`` and ``jax.make_user_context`` (checked on jax 0.10.2).
 """
@@ -24,11 +24,11 @@ from torch_xla._engine.recorder.source_info import Origin
 
 T = TypeVar("T")
 
-_place: Any = None  # jax's user context, once install() was called
+_place: Any = None  # jax's user context, after enable()
 
 
 def enable() -> None:
-    """From now on, compilations carry metadata. Call before jax traces anything on another thread."""
+    """Attach metadata in all later compilations. Call before jax traces on another thread."""
     global _place
     if _place is None:
         for folder in OWN:
@@ -37,13 +37,13 @@ def enable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether compilations carry metadata."""
+    """Return whether compilations attach metadata."""
     return _place is not None
 
 
 @functools.lru_cache(maxsize=4096)
 def _caller(frame: Frame) -> Callable[[Callable[[], Any]], Any]:
-    """A function that calls its argument, and seems to be the user's code."""
+    """Return a function that calls its argument and whose code object has the frame's file, line and name."""
     source = "\n" * (frame.line - 1) + "def caller(call): return call()"
     namespace: dict[str, Any] = {}
     exec(compile(source, frame.file, "exec"), namespace)
@@ -53,7 +53,7 @@ def _caller(frame: Frame) -> Callable[[Callable[[], Any]], Any]:
 
 
 def with_metadata(op: str, origin: Origin | None, call: Callable[[], T]) -> T:
-    """What ``call()`` returns; the HLO that it traces carries the op's name and origin, if install() was called."""
+    """Return ``call()``. After enable(), the HLO that it traces has the op's name and source location."""
     if _place is None:
         return call()
     name = op.split(".")[0]
@@ -67,7 +67,7 @@ _TABLES = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n((?
 
 
 def inline_sources(hlo: str) -> str:
-    """HLO text with ``source_file=... source_line=...`` at each instruction in place of numbers into tables."""
+    """Return HLO text with ``source_file=... source_line=...`` at each instruction instead of stack frame ids."""
     tables: dict[str, dict[str, str]] = {
         kind: dict(row.split(" ", 1) for row in rows.splitlines()) for kind, rows in _TABLES.findall(hlo)
     }

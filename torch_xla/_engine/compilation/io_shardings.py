@@ -1,7 +1,7 @@
-"""The edges of a program over a mesh (SPMD): how its leaves come, how its results leave, and what they are inside.
+"""Input and output shardings of SPMD programs, and the padding of unevenly sharded tensors.
 
-Inside a tensor has the shape that the user sees. An array on the devices may be longer, where a dimension does not
-divide (sharding_ids.py): a leaf is cut to its tensor's shape before anything reads it, a result is filled up at the end.
+Inside a program a tensor has the shape that the user sees. An array on the devices may be longer if a dimension is not
+divisible by its partition count (sharding_ids.py): inputs are unpadded before any op reads them, outputs are padded.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch_xla._engine.parallel import spmd
 
 
 def input_shardings(arguments: Sequence[Any], place: Sharding) -> tuple[Sharding, ...]:
-    """How (floats, ints, *leaves) lie; what has no sharding (numbers) as ``place``, or it would run on one device."""
+    """Return the shardings of (floats, ints, *leaves); scalars, which have none, get ``place``."""
     return tuple(spmd.normalize_sharding(a.sharding) if a.sharding is not None else place for a in arguments)
 
 
 def output_shardings(
     spec: graph_spec.GraphSpec, leaves: Sequence[Any], place: Sharding, chosen: bool = True
 ) -> list[Sharding | None]:
-    """How each root is to lie; None: as XLA likes, with ``chosen=False`` as ``place``.
+    """Return the requested sharding of each root; None lets XLA choose. With ``chosen=False`` None becomes ``place``.
 
-    XLA splits no result unevenly by itself. So a root that nobody laid out (a gradient, say) lies like a leaf of its
-    shape that is split unevenly, where there is one.
+    XLA never chooses an uneven sharding. So an unannotated root (such as a gradient) gets the sharding of an unevenly
+    sharded input of the same shape, if there is one.
     """
     uneven = {
         shape: spmd.normalize_sharding(leaf.sharding)
@@ -47,7 +47,7 @@ def output_shardings(
 def with_padded_io(
     function: Callable[..., list[jax.Array]], spec: graph_spec.GraphSpec, ways: Sequence[Sharding | None]
 ) -> Callable[..., list[jax.Array]]:
-    """The function of tensors as one of arrays on the devices."""
+    """Wrap a function of unpadded tensors as a function of padded device arrays."""
     shapes = [shape for shape, _ in spec.leaves]
 
     def program_of_arrays(floats: jax.Array, ints: jax.Array, *leaves: jax.Array) -> list[jax.Array]:

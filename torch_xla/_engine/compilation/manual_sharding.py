@@ -1,8 +1,9 @@
-"""Parts of a program over a mesh in which each device computes with what it has: manual sharding.
+"""Manual sharding: regions of an SPMD program in which each device computes on its own shard.
 
-    [8, 4] ──torch_xla::to_manual──► a part [2, 4] on each of four devices ──ops──► [2, 4] ──torch_xla::from_manual──► [8, 4]
+    [8, 4] ─torch_xla::to_manual─► [2, 4] on each of four devices ─ops─► [2, 4] ─torch_xla::from_manual─► [8, 4]
 
-Between the two an operation runs on each device's part by itself, and XLA splits and exchanges nothing.
+Between the two ops, each operation runs on the shard of each device separately; XLA inserts no resharding and no
+collectives.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ENTER, LEAVE = "torch_xla::to_manual", "torch_xla::from_manual"
 
 @dataclass(frozen=True, slots=True)
 class ManualValue:
-    """A value in a manual part: [devices, *shape], of which each device has its own."""
+    """A value in a manual region: [devices, *shape], one shard per device."""
 
     stacked: jax.Array
     mesh: Mesh
@@ -34,7 +35,7 @@ def _split_over_all_axes(mesh: Mesh) -> PartitionSpec:
 
 
 def _layout(number: int) -> tuple[Mesh, PartitionSpec, tuple[str, ...]]:
-    """The mesh and the spec of the sharding of that number, and the axes along which devices have the same."""
+    """Return mesh and spec of a sharding id, and the mesh axes along which the shards are replicated."""
     found = sharding_ids.sharding_from_id(number)
     assert isinstance(found, NamedSharding) and isinstance(found.mesh, Mesh)
     used = {name for names in found.spec for name in ((names,) if isinstance(names, str) else names or ())}
@@ -42,45 +43,51 @@ def _layout(number: int) -> tuple[Mesh, PartitionSpec, tuple[str, ...]]:
 
 
 def to_manual(value: jax.Array, number: int, once: bool) -> ManualValue:
-    """Each device's part of a value under the sharding of that number; of those that have the same, with ``once`` the
+    """Return each device's shard of a value under the sharding with id ``number``.
 
-    first one has it, and the others zeros.
+    With ``once``, only the first of several devices with the same shard gets it; the others get zeros.
     """
     mesh, spec, copies = _layout(number)
 
-    def part_of(part: jax.Array) -> jax.Array:
+    def select_shard(part: jax.Array) -> jax.Array:
         for axis in copies if once else ():
             part = jnp.where(lax.axis_index(axis) == 0, part, jnp.zeros_like(part))
         return part[None]
 
-    split: Any = jax.shard_map(part_of, mesh=mesh, in_specs=spec, out_specs=_split_over_all_axes(mesh), check_vma=False)
+    split: Any = jax.shard_map(
+        select_shard, mesh=mesh, in_specs=spec, out_specs=_split_over_all_axes(mesh), check_vma=False
+    )
     return ManualValue(split(value), mesh)
 
 
 def from_manual(value: Any, number: int, total: bool) -> jax.Array:
-    """The value whose parts under the sharding the devices have; of those that have the same, with ``total`` their sum.
+    """Return the full value of the devices' shards; with ``total``, replicated shards are summed.
 
-    ValueError for a value that is in no manual part.
+    Raises ValueError for a value that is not manually sharded.
     """
     if not isinstance(value, ManualValue):
-        raise ValueError("disable_manual_sharding of a tensor that enable_manual_sharding has not made a part")
+        raise ValueError(
+            "disable_manual_sharding: the tensor is not manually sharded; call enable_manual_sharding first"
+        )
     mesh, spec, copies = _layout(number)
 
-    def whole_of(part: jax.Array) -> jax.Array:
+    def sum_copies(part: jax.Array) -> jax.Array:
         return lax.psum(part[0], copies) if total and copies else part[0]
 
-    join: Any = jax.shard_map(whole_of, mesh=mesh, in_specs=_split_over_all_axes(mesh), out_specs=spec, check_vma=False)
-    whole: jax.Array = join(value.stacked)
-    return whole
+    join: Any = jax.shard_map(
+        sum_copies, mesh=mesh, in_specs=_split_over_all_axes(mesh), out_specs=spec, check_vma=False
+    )
+    full: jax.Array = join(value.stacked)
+    return full
 
 
 def has_manual_operand(args: Sequence[Any]) -> bool:
-    """Whether an operand is in a manual part."""
+    """Return whether an operand is manually sharded."""
     return any(has_manual_operand(arg) if isinstance(arg, list) else isinstance(arg, ManualValue) for arg in args)
 
 
 def map_per_device(operation: Callable[[list[Any]], list[Any]], args: list[Any]) -> list[Any]:
-    """The results of an operation on each device's parts, and on all of what is in no manual part."""
+    """Apply an operation to each device's shards; operands outside of the manual region are replicated."""
     operands: list[Any] = []
     layout = _extract_arrays(args, operands)
     mesh = next(x.mesh for x in operands if isinstance(x, ManualValue))

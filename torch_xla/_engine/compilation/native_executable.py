@@ -1,9 +1,9 @@
-"""How a program is started: jaxlib's executable as the recorder calls it, with no Python in between.
+"""Wraps jaxlib's loaded executables so that the recorder launches them from C++, without running Python.
 
-jax's own way to call a compiled program goes through Python, where an interrupt could come after the program has taken
-over the memory of what it replaces and before anybody has its results. So the recorder (csrc/graph/launch.cpp) calls the
-executable behind it. Where this jax does not have what that takes, or the program calls Python itself, it calls jax
-on a thread of its own, a new one for each launch, which nothing interrupts.
+Calling a ``jax.stages.Compiled`` runs Python code, which an interrupt can stop after the program has taken over the
+memory of its donated inputs and before the caller has its outputs. So the recorder (csrc/graph/launch.cpp) calls the
+jaxlib executable directly. If this jax release does not expose it, or the program calls Python itself, the recorder
+calls jax on a separate thread, a new one for each launch, which no interrupt reaches.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from torch_xla._engine import recorder
 from torch_xla._engine.compat import pjrt_execution
+from torch_xla._engine.graph import program_info
 from torch_xla._engine.graph.program_info import ProgramSizes
 
 _NUMBERS = (np.dtype(np.float64), np.dtype(np.int64))
@@ -26,25 +27,24 @@ _NUMBERS = (np.dtype(np.float64), np.dtype(np.int64))
 def make_executable(
     compiled: jax.stages.Compiled,
     number_sharding: jax.sharding.Sharding,
-    sizes: ProgramSizes,
     result_shardings: Sequence[int] = (),
     together: bool = False,
-) -> Any:
-    """The recorder's Executable of a program that takes (floats, ints, *leaves).
+) -> tuple[Any, ProgramSizes]:
+    """Return the recorder's Executable of a program that takes (floats, ints, *leaves), and the program's sizes.
 
     Args:
-      number_sharding: how the two arrays of numbers lie: on the program's devices.
-      sizes: bytes of each result, and of what it needs while it runs.
-      result_shardings: by number, how each result lies; empty for a program of one device.
-      together: one call of it serves several graphs of this process (recorder.launch_joined).
+      number_sharding: the sharding of the two arrays of scalars, on the program's devices.
+      result_shardings: the sharding id of each output; empty for a program of one device.
+      together: one launch runs the graphs of several replica threads (recorder.launch_joined).
     """
+    sizes = program_info.program_sizes(compiled)
     execute, handlers = pjrt_execution.raw_execute(compiled)
     put = pjrt_execution.raw_device_put()
     direct = None not in (execute, put, pjrt_execution.x64_setter()[0])
     guard, allow = pjrt_execution.transfer_guard()
     counts = [int(aval.shape[0]) for aval in compiled.in_avals[0][:2]]
     avals = [jax.core.ShapedArray((n,), dtype) for n, dtype in zip(counts, _NUMBERS, strict=True)]
-    return recorder.bindings().Executable(
+    executable = recorder.bindings().Executable(
         execute=execute if direct else None,
         handlers=handlers,
         call=None if direct else functools.partial(_call_through_jax, compiled, together),
@@ -64,11 +64,12 @@ def make_executable(
         shardings=list(result_shardings),
         tokens=direct and pjrt_execution.supports_completion_tokens(),
     )
+    return executable, sizes
 
 
 @functools.lru_cache(maxsize=64)
 def _empty_scalars(sharding: jax.sharding.Sharding, dtype: np.dtype[Any]) -> jax.Array:
-    """No numbers, on the devices: what a program without any takes."""
+    """Return an empty array on the devices, the argument of a program without scalars."""
     with recorder.enable_x64():
         return jax.make_array_from_callback((0,), sharding, lambda index: np.zeros(0, dtype))
 
@@ -78,6 +79,6 @@ def _call_through_jax(compiled: jax.stages.Compiled, together: bool, arguments: 
         results: Sequence[jax.Array] = compiled(*arguments)
     if not together:
         return results
-    order = list(results[0].sharding.mesh.devices.flat) if results else []  # type: ignore[attr-defined]  # of a team
-    parts_of = [{part.device: part.data for part in result.addressable_shards} for result in results]
-    return [[parts[device] for device in order] for parts in parts_of]
+    order = list(results[0].sharding.mesh.devices.flat) if results else []  # type: ignore[attr-defined]  # of a replica group
+    shards_of = [{shard.device: shard.data for shard in result.addressable_shards} for result in results]
+    return [[shards[device] for device in order] for shards in shards_of]

@@ -1,24 +1,24 @@
-"""Where a graph runs, decided once per program: everything that depends on it is asked of one object, a Placement.
+"""Decides once per program where a graph runs. All that depends on the decision is in one object, a Placement.
 
-    SPMD   graph has     threads are    one replica     placement                launched by
-           collectives   the replicas   stands for all
-    yes    -             -              -               MeshPlacement            every process, in step
-    no     no            -              -               SingleDevicePlacement    this replica alone
-    no     yes           -              yes (aot)       SingleDevicePlacement    this replica alone (*)
-    no     yes           yes            no              ReplicaThreadsPlacement  the last thread, for all of them
-    no     yes           no             no              ReplicaGroupPlacement    every process of the group
+    SPMD   graph has     replica   one replica       placement                launched by
+           collectives   threads   simulates all
+    yes    -             -         -                 MeshPlacement            every process, in the same order
+    no     no            -         -                 SingleDevicePlacement    this replica alone
+    no     yes           -         yes (aot)         SingleDevicePlacement    this replica alone (*)
+    no     yes           yes       no                ReplicaThreadsPlacement  the last thread, for all replicas
+    no     yes           no        no                ReplicaGroupPlacement    every process of the group
 
-(*) It computes the results of a group whose members all have its values (replicated.represented).
+(*) It computes the results of a group in which each member has this replica's values (replicated.represented).
 
-    placement         cached for    inputs                    shardings of results    collectives are compared
-    single device     the device    unchanged, or local part  none given              -
+    placement         cached for    inputs                    output shardings        collectives are compared
+    single device     the device    unchanged, or local shard unspecified             -
     replica group     the device    global, over the group    replicated              before compiling, by the watchdog
-    replica threads   all devices   parts of all threads      replicated              when the threads meet
-    mesh              the mesh      on all devices            as marked, else XLA's   as a group; every op
+    replica threads   all devices   shards of all threads     replicated              when the threads synchronize
+    mesh              the mesh      on all devices            annotated, else XLA's   as a group; every op
 
-A collective in a job of one replica makes a group of one. A graph without collectives is the same program inside and
-outside of replica threads, so a lookup there tries two keys (``cache_keys``). Only a lookup that fails needs the
-decision: a program that was found has its placement with it.
+A collective in a job of one replica forms a group of one. A graph without collectives has the same program inside and
+outside of replica threads, so a lookup in a replica thread tries two keys (``cache_keys``). The decision is needed only
+after a cache miss: a cached program has its placement with it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import sharding_ids
-from torch_xla._engine.compilation import io_shardings
+from torch_xla._engine.compilation import graph_function, io_shardings
 from torch_xla._engine.device import devices
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.graph.graph_spec import GraphSpec
@@ -44,37 +44,37 @@ from torch_xla._engine.parallel.replica_program import ReplicaGroup
 Function = Callable[..., Any]
 
 _COLLECTIVES = sorted(COLLECTIVES)
-_MESH, _THREADS = "mesh", "threads"  # in place of a device's ordinal
+_MESH, _THREADS = "mesh", "threads"  # instead of a device ordinal
 
 
 def cache_keys(run: GraphRun) -> tuple[Hashable, ...]:
-    """The keys under which this thread finds a program of the graph, in the order in which to try them."""
-    # The id is of an object that lives for good; hashing it costs more.
+    """Return the cache keys of the graph's program for this thread, in the order in which to try them."""
+    # The precision object is never freed, so its id is unique; hashing the object is slower.
     own = (_MESH if replicas.is_spmd() else run.device, run.graph.key, id(run.precision))
     threads = replicas.local_devices()
     return (((_THREADS, threads), *own[1:]), own) if threads else (own,)
 
 
 def is_alone(run: GraphRun) -> bool:
-    """``Placement.is_alone`` of a graph, by less work in a job of one replica: eager mode asks for every op."""
+    """Return ``Placement.is_alone`` of a graph; fast in a job of one replica, as eager mode calls it for every op."""
     return not replicas.is_spmd() and (replicas.world_size() == 1 or Placement.of(run).is_alone)
 
 
 class Placement(ABC):
-    """Where the program of one graph runs. Never changes; kept with the program.
+    """Where the program of one graph runs. Immutable; stored with the program.
 
     Args:
       run: a run of the graph.
-      scope: for whom its program is cached in memory.
-      sharding: where the program runs, and its packed number operands are.
-      cacheable_devices: the devices of a program that may be kept on disk; empty for one that may not.
-      group: the replicas, or with SPMD the processes, that launch the program together; None: nobody else does.
+      scope: the device, devices or mesh for which the program is cached in memory.
+      sharding: the devices of the program, and the sharding of its packed scalar operands.
+      cacheable_devices: the devices of a program that the persistent cache may store; empty if it may not.
+      group: the replicas, or with SPMD the processes, that launch the program together; None for a single launcher.
     """
 
-    #: Whether a graph has a key on disk before it is traced (graph_key.py): where nothing but this device decides
-    #: what its program is.
+    #: Whether the persistent cache has a key for the graph before it is traced (graph_key.py): only if the program
+    #: depends on no other device.
     has_graph_key = False
-    #: Whether results may be in parts on several devices: ``result_shardings`` says how.
+    #: Whether outputs may be sharded over several devices; ``result_shardings`` returns the shardings.
     has_result_shardings = False
     #: Whether no other device takes part: the graph may be interpreted, or run op by op.
     is_alone = False
@@ -94,7 +94,7 @@ class Placement(ABC):
 
     @staticmethod
     def of(run: GraphRun) -> Placement:
-        """The placement of a graph. Raises RuntimeError where its collectives do not fit together (team_of)."""
+        """Return the placement of a graph. Raises RuntimeError if its collectives use different replica groups."""
         if replicas.is_spmd():
             return MeshPlacement(run)
         group = replica_program.replica_group_of(run.spec) if run.graph.has_any_op(_COLLECTIVES) else None
@@ -105,22 +105,30 @@ class Placement(ABC):
         return ReplicaGroupPlacement(run, run.device, group)
 
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
-        """The leaves of a recorder Graph as the program takes them; None: as they are."""
+        """Return the graph's inputs, placed as the program requires; None keeps their current placement."""
         return None
 
-    @abstractmethod
-    def jit(
-        self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any
-    ) -> Any:
-        """jax.jit of the graph's function as the program of this placement, with its shardings.
+    def jit(self, spec: GraphSpec, arguments: Sequence[Any], donates: bool, unspecified: bool = True) -> Any:
+        """Return the graph as a jitted function of this placement, with its shardings.
 
         Args:
-          arguments: (floats, ints, *leaves), or descriptions of them.
-          unspecified: whether XLA chooses the shardings of results that nobody has marked.
+          spec: the graph.
+          arguments: (floats, ints, *leaves), as arrays or ShapeDtypeStructs.
+          donates: whether the program may overwrite the inputs that the graph donates.
+          unspecified: whether XLA chooses the shardings of unannotated outputs.
         """
+        donated = tuple(position + 2 for position in spec.donated) if donates else ()
+        function = graph_function.graph_function(spec)
+        return self._jit(function, spec, arguments, unspecified, donate_argnums=donated, keep_unused=True)
+
+    @abstractmethod
+    def _jit(
+        self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any
+    ) -> Any:
+        """Call jax.jit for the function of a graph; the arguments are those of ``jit``."""
 
     def result_shardings(self, compiled: jax.stages.Compiled) -> list[int]:
-        """The number of each result's sharding."""
+        """Return the sharding id of each output."""
         ranks = [len(info.shape) for info in compiled.out_info]
         return [
             sharding_ids.sharding_id(spmd.normalize_sharding(found), rank)
@@ -128,17 +136,17 @@ class Placement(ABC):
         ]
 
     def collective_signature(self, spec: GraphSpec) -> Sequence[str]:
-        """What the members of the group must agree on, a line each."""
+        """Return one line per collective; all members of the group must have equal lines."""
         return collective_check.collective_signature(spec.nodes, every_op=False)
 
     def check_collectives(self, spec: GraphSpec) -> None:
-        """Before a group compiles. Raises DisagreementError where another process runs different collectives."""
+        """Check the collectives before a group compiles. Raises DisagreementError if they differ between processes."""
         assert self.group is not None
         collective_check.check_before_compile(self.collective_signature(spec), self.group)
 
 
 class SingleDevicePlacement(Placement):
-    """One device, which needs nobody; or which stands for a ``simulated`` group of equal replicas."""
+    """One device, which runs the program alone or simulates a group of equal replicas (``simulated``)."""
 
     def __init__(self, run: GraphRun, simulated: ReplicaGroup | None = None) -> None:
         self._has_peers = replicas.process_count() > 1
@@ -148,19 +156,21 @@ class SingleDevicePlacement(Placement):
         self._simulated, self.is_alone = simulated, simulated is None
 
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
-        # A program of a group leaves global arrays.
+        # The outputs of a replica group's program are global arrays.
         return [replica_program.to_local_array(leaf) for leaf in graph.inputs()] if self._has_peers else None
 
-    def jit(
+    def _jit(
         self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any
     ) -> Any:
         if self._simulated is not None:
             function = replica_program.simulate_group(function, self._simulated)
-        return jax.jit(function, **options)  # the device is the arguments'; told of it, jax would annotate each value
+        return jax.jit(
+            function, **options
+        )  # the arguments have the device; with in_shardings jax would annotate each value
 
 
 class ReplicaGroupPlacement(Placement):
-    """The devices of a group of replicas, each in a process of its own: the processes launch one program together."""
+    """The devices of a replica group with one process per replica: the processes launch one program together."""
 
     group: ReplicaGroup
 
@@ -173,7 +183,7 @@ class ReplicaGroupPlacement(Placement):
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
         return replica_program.to_global_arrays(graph.inputs(), self.group)
 
-    def jit(
+    def _jit(
         self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any
     ) -> Any:
         function = replica_program.shard_map_over(function, self.group)
@@ -181,17 +191,17 @@ class ReplicaGroupPlacement(Placement):
 
 
 class ReplicaThreadsPlacement(ReplicaGroupPlacement):
-    """The devices of a group of replicas, all driven by threads of this process: one launch serves them all."""
+    """The devices of a replica group whose replicas are threads of this process: one joint launch for all."""
 
     def __init__(self, run: GraphRun, scope: Hashable, group: ReplicaGroup) -> None:
         super().__init__(run, scope, group)
         self.name = "the threads of all replicas"
 
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
-        return None  # each thread has its own part of them
+        return None  # each thread has its own shard
 
     def join_arguments(self, arguments: Sequence[Sequence[Any]]) -> list[jax.Array]:
-        """An array over the group's devices of what each replica has for the same argument."""
+        """Return for each argument the global array of all replicas' shards."""
         order = list(self.group.sharding.mesh.devices.flat)
         with recorder.enable_x64():
             joined: list[jax.Array] = []
@@ -201,11 +211,11 @@ class ReplicaThreadsPlacement(ReplicaGroupPlacement):
             return joined
 
     def check_collectives(self, spec: GraphSpec) -> None:
-        """The threads have compared them when they met (thread_group)."""
+        """Do nothing: the threads compare their collectives when they synchronize (thread_group)."""
 
 
 class MeshPlacement(Placement):
-    """All devices of the job (SPMD), which every process drives in step."""
+    """All devices of the job (SPMD); every process launches the same programs in the same order."""
 
     has_result_shardings = True
 
@@ -220,13 +230,13 @@ class MeshPlacement(Placement):
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
         return spmd.place_inputs(graph.inputs())
 
-    def jit(
+    def _jit(
         self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any
     ) -> Any:
-        coming = io_shardings.input_shardings(arguments, self.sharding)
-        leaving = io_shardings.output_shardings(spec, arguments[2:], self.sharding, unspecified)
-        function = io_shardings.with_padded_io(function, spec, leaving)
-        return jax.jit(function, in_shardings=coming, out_shardings=leaving, **options)
+        in_shardings = io_shardings.input_shardings(arguments, self.sharding)
+        out_shardings = io_shardings.output_shardings(spec, arguments[2:], self.sharding, unspecified)
+        function = io_shardings.with_padded_io(function, spec, out_shardings)
+        return jax.jit(function, in_shardings=in_shardings, out_shardings=out_shardings, **options)
 
     def collective_signature(self, spec: GraphSpec) -> Sequence[str]:
         return collective_check.collective_signature(spec.nodes, every_op=True)

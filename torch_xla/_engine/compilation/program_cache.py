@@ -1,12 +1,13 @@
-"""Compiled graphs, ready to be launched, and the cache of them, by the keys of their placements.
+"""In-memory cache of compiled programs, keyed by placement and graph.
 
-key of a program = (for whom, the recorder's key of the graph, how exact its products are)
+key of a program = (placement scope, the recorder's key of the graph, matmul precision)
 
-for whom      a device's ordinal; all replicas that threads of this process drive, by their devices; or the mesh
+placement scope      a device ordinal; the devices of all replica threads of this process; or the SPMD mesh
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -23,7 +24,7 @@ cache: LruCache[CompiledProgram] = LruCache(lambda: metrics.count("DestroyCompil
 
 
 def lookup_program(run: GraphRun) -> CompiledProgram | None:
-    """The program of a graph, if there is one."""
+    """Return the cached program of a graph; None on a miss."""
     for key in placement.cache_keys(run):
         found = cache.get(key)
         if found is not None:
@@ -33,13 +34,13 @@ def lookup_program(run: GraphRun) -> CompiledProgram | None:
 
 
 def compile_and_store(run: GraphRun, place: Placement, leaves: Sequence[jax.Array]) -> CompiledProgram:
-    """The program of a graph, compiled now, for its leaves as it will get them.
+    """Compile a graph for its placement and cache the program. ``leaves`` are the placed inputs.
 
     Raises LoweringError, XlaError, torch.OutOfMemoryError, DisagreementError.
     """
     if place.group is not None:
         place.check_collectives(run.spec)
-    with observer.compilation_scope(run, place.name) as event:
-        found = event.program = compile_graph.compile_graph(run.spec, place, leaves)
-    cache.put(place.cache_key, found, jax_call.bytes_of(run.spec.nodes))
-    return found
+    compile_spec = functools.partial(compile_graph.compile_graph, placement=place, leaves=leaves)
+    program = observer.observe_compilation(run, place.name, compile_spec)
+    cache.put(place.cache_key, program, jax_call.bytes_of(run.spec.nodes))
+    return program

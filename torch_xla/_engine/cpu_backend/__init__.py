@@ -1,1 +1,1 @@
-"""ATen's kernels for programs on the CPU (csrc), as handlers of XLA's foreign function interface."""
+"""The CPU backend: ATen kernels as XLA FFI handlers (csrc), XLA:CPU compile options, and malloc tuning."""

@@ -1,10 +1,10 @@
-"""Programs whose matrix products are all small: XLA's CPU compiler makes something else of them when it is told.
+"""XLA:CPU compile options: disables YNNPACK matmuls in programs whose matrix multiplications are all small.
 
-By default each product is a graph of YNNPACK, XLA's library of kernels, which the first run of a program builds: fifty
-small layers wait longer for that than for their step (``python -m benchmarks.first``, a second process). Up to a size
-XLA's own kernels are as fast. Products in batches stay as they are.
+By default each matrix multiplication is a graph of YNNPACK, XLA's kernel library, which the first run of a program
+builds: for fifty small layers that takes longer than the step (``python -m benchmarks.first``, a second process). Up to
+a size XLA's own kernels are as fast. Batched matrix multiplications are not changed.
 
-A debug option of XLA (checked on jaxlib 0.10.2); where there is none of that name, nothing is told.
+This uses a debug option of XLA (checked with jaxlib 0.10.2); if XLA lacks it, programs compile with default options.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch_xla._engine.base import xla_flags
 _OPTION = "xla_cpu_experimental_ynn_fusion_type"
 _REDUCTIONS_ONLY: dict[str, str | bool] = {_OPTION: "LIBRARY_FUSION_TYPE_REDUCE"}
 
-#: Products of numbers of the largest matrix product that is small.
+#: Multiplications (m * n * k) of the largest matrix multiplication that counts as small.
 _LARGE = 1 << 22
 
 _PRODUCT = re.compile(
@@ -32,7 +32,7 @@ _PRODUCT = re.compile(
 def compile_with_options(
     lowered: jax.stages.Lowered, places: Sequence[jax.Device], text: str | None = None
 ) -> jax.stages.Compiled:
-    """The program, for these devices; ``text`` is its StableHLO, where it is known."""
+    """Compile a program for these devices. ``text`` is its StableHLO, if already available."""
     if not places or places[0].platform != "cpu" or _OPTION in xla_flags.read().text:
         return lowered.compile()
     if not _has_only_small_matmuls(text or lowered.as_text()):
@@ -53,6 +53,6 @@ def _has_only_small_matmuls(text: str) -> bool:
 
 
 def _size(shape: str, dims: str | None = None) -> int:
-    """Of an array, or of its dims alone."""
+    """Return the number of elements of a shape such as ``4x8``, or the product of the selected dims."""
     sizes = [int(size) for size in shape.split("x") if size]
     return math.prod(sizes if dims is None else (sizes[int(dim)] for dim in dims.split(",") if dim))

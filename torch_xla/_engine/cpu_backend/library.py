@@ -1,7 +1,7 @@
-"""The library of handlers: built and loaded for the first program on a CPU, and known to XLA by name from then on.
+"""The CPU kernel library: builds and loads it for the first CPU program, and registers its kernels with XLA.
 
-A program that XLA compiled calls a handler by its name: the library is loaded before such a program is compiled, or
-read from disk. Without it (there is no compiler, say) programs are XLA's own throughout: slower, and as right.
+A compiled program calls a kernel by name, so the library is loaded before such a program is compiled or read from disk.
+Without the library (for example, without a C++ compiler) programs use XLA's own kernels: slower, but correct.
 """
 
 from __future__ import annotations
@@ -31,26 +31,30 @@ _HANDLER = re.compile(r"^TORCH_XLA_HANDLER(?:_OF)?\((\w+),", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class KernelLibrary:
-    """The handlers of this process. ``version`` changes with whatever they are compiled from."""
+    """The loaded kernels of this process. ``version`` identifies the sources they are built from."""
 
     version: str
     functions: ctypes.CDLL
 
     def set_thread_count(self, calls_python: bool) -> None:
-        """From now on the handlers use as many threads as torch does for this one; for a program about to start."""
+        """Set the kernels' thread count to torch's for this thread. Call it before launching a program."""
         self.functions.torch_xla_set_threads(torch.get_num_threads(), calls_python)
 
+    def foreach_opcodes(self) -> dict[str, int]:
+        """Return the opcodes of foreach programs by name, as defined in csrc/kernels/foreach_program.cpp."""
+        names = self.functions.torch_xla_foreach_opcodes
+        names.restype = ctypes.c_char_p
+        return {name: opcode for opcode, name in enumerate(names().decode().rstrip(",").split(","))}
 
-_library: KernelLibrary | bool | None = (
-    None  # None until it is first asked for, then False (there is none) or the library
-)
+
+_library: KernelLibrary | bool | None = None  # None until the first load; False if there is no library
 _lock = fork_safe_lock()
 
 
 def load_library() -> KernelLibrary | None:
-    """The handlers, built where they are not yet, and known to XLA. None where TORCH_XLA_CPU_KERNELS turns them off.
+    """Return the kernel library, built on first use and registered with XLA.
 
-    None, and a warning once, where they cannot be built.
+    Returns None if TORCH_XLA_CPU_KERNELS=0, or, after one warning, if the build failed.
     """
     global _library
     with _lock:
@@ -61,19 +65,22 @@ def load_library() -> KernelLibrary | None:
 
 @contextmanager
 def kernels_enabled(platform: str) -> Iterator[tuple[KernelLibrary | None, Counter[str]]]:
-    """In the block, programs that this thread lowers for a CPU may call handlers; which they do is counted by name."""
+    """Allow CPU programs that this thread lowers in the block to call kernels.
+
+    Yields the library and a counter of the called kernels by name.
+    """
     found = load_library() if platform == "cpu" else None
     with cpu_kernel_call.cpu_kernels_enabled(found is not None) as called:
         yield found, called
 
 
 def kernel_names() -> list[str]:
-    """Of all handlers, without the prefix."""
+    """Return the names of all kernels, without the prefix."""
     return sorted(name for file in _SOURCES.rglob("*.cpp") for name in _HANDLER.findall(file.read_text()))
 
 
 def kernel_extension() -> Extension:
-    """The handlers' sources, and the user's folder for their builds."""
+    """Return the kernels' extension, with the user's cache folder."""
     return Extension(
         "_torch_xla_cpu_kernels",
         _SOURCES,
@@ -95,10 +102,10 @@ def _load() -> KernelLibrary | None:
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(functions, target)), platform="cpu")
     except (RecorderBuildError, OSError, AttributeError, jax.errors.JaxRuntimeError) as error:
         warnings.warn(
-            f"torch_xla: programs on the CPU do without torch's kernels, which makes some much slower: {error}\n"
-            "  TORCH_XLA_CPU_KERNELS=0 says that this is meant",
+            f"torch_xla: could not load ATen's CPU kernels; some CPU programs will be much slower: {error}\n"
+            "  set TORCH_XLA_CPU_KERNELS=0 to silence this warning",
             RuntimeWarning,
             stacklevel=2,
         )
         return None
-    return KernelLibrary(path.parent.parent.name, functions)  # the sources may have changed since
+    return KernelLibrary(path.parent.parent.name, functions)  # not extension.build_dir(): the sources may have changed

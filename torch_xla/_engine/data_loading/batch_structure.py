@@ -1,4 +1,4 @@
-"""Batches: tensors inside dicts, lists, tuples and objects, as data loaders make them."""
+"""Map functions over the tensors of a batch: dicts, lists, tuples and objects, as data loaders return them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _SEQUENCES = (list, tuple, set, frozenset)
 
 
 class DataWrapper(abc.ABC):
-    """Something in a batch that says itself which tensors it has, for classes that cannot be taken apart."""
+    """A batch object that lists its tensors itself, for classes that cannot be flattened."""
 
     @abc.abstractmethod
     def get_tensors(self) -> list[torch.Tensor]:
-        """The tensors that go to the device."""
+        """Return the tensors to move to the device."""
 
     @abc.abstractmethod
     def from_tensors(self, tensors: list[torch.Tensor]) -> Any:
-        """The same with these tensors, which are in the order of ``get_tensors``."""
+        """Return the same object with these tensors, in the order of ``get_tensors``."""
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``value`` with ``function`` applied to every tensor in it. Containers keep their types; no container is changed.
+    """Return ``value`` with ``function`` applied to every tensor in it; containers are copied and preserve their types.
 
-    Goes into mappings, lists, sets, tuples (also named ones) and the attributes of other objects. An object without
-    tensors comes back as it is.
+    Recurses into mappings, lists, sets, tuples (also named ones) and the attributes of other objects. Returns an object
+    without tensors unchanged.
     """
     return map_leaves(value, function, (torch.Tensor,))
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any], kinds: tuple[type, ...]) -> Any:
-    """``map_tensors`` for instances of ``kinds``."""
+    """Apply ``map_tensors`` to instances of ``kinds``."""
     if isinstance(value, kinds):
         return function(value)
     if isinstance(value, DataWrapper):
@@ -53,7 +53,7 @@ def map_leaves(value: Any, function: Callable[[Any], Any], kinds: tuple[type, ..
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in ``value``, in the order in which map_tensors meets them."""
+    """Yield the tensors in ``value``, in the order of map_tensors."""
     return _leaves(value, (torch.Tensor,))
 
 
@@ -79,7 +79,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def mapping_like(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """A mapping of the same type as ``original``, with other items of the same keys."""
+    """Return a mapping of the type of ``original``, with other values for the same keys."""
     if type(original) is dict:
         return items
     if isinstance(original, MutableMapping):  # an OrderedDict, a defaultdict with its factory, a tokenizer's batch
@@ -95,5 +95,7 @@ def _map_object(value: Any, function: Callable[[Any], Any], kinds: tuple[type, .
         return value
     twin = copy.copy(value)
     for name, item in attributes.items():
-        object.__setattr__(twin, name, map_leaves(item, function, kinds))  # a frozen dataclass has it, too
+        object.__setattr__(
+            twin, name, map_leaves(item, function, kinds)
+        )  # object.__setattr__ also works for frozen dataclasses
     return twin

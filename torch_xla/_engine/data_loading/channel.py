@@ -1,4 +1,4 @@
-"""A bounded queue between threads. Either end can say that it is over, and neither is left waiting then."""
+"""A bounded, ordered queue between threads that either end can close without leaving the other one waiting."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ T = TypeVar("T")
 
 
 class ChannelClosed(Exception):
-    """Nothing comes any more."""
+    """The channel has no more items."""
 
 
 class Channel(Generic[T]):
-    """Items in order, at most ``size`` at a time. Producers may work in parallel: each item has a place in the order.
+    """A queue of at most ``size`` items. Producers may work in parallel: each item has a position in the order.
 
-        open  --end(place, error)-->  ending   items before `place` can still be taken, then get() raises
-        open, ending  --close()-->    closed   what is inside is dropped, put() drops, get() raises End
+        open  --end(position, error)-->  ending   items before `position` can still be taken, then get() raises
+        open, ending  --close()-->       closed   items are dropped, put() drops, get() raises ChannelClosed
 
-    An end can only move forwards in the order (the earliest wins), and a closed channel stays closed.
+    The end can only move to an earlier position (the earliest wins), and a closed channel stays closed.
     """
 
     def __init__(self, size: int) -> None:
@@ -35,7 +35,7 @@ class Channel(Generic[T]):
         self._closed = False
 
     def put(self, item: T, place: int | None = None) -> bool:
-        """Adds an item when there is room and its turn has come. False: nobody wants it any more."""
+        """Add an item when there is space and its turn has come. Returns False if the channel is closed or ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or (self._has_room() and place in (None, self._arrived)))
             if self._closed:
@@ -46,7 +46,7 @@ class Channel(Generic[T]):
             return True
 
     def get(self) -> tuple[int, T]:
-        """The next item and its place. Raises what ended the channel, or End."""
+        """Return the next item and its position. Raises the error that ended the channel, or ChannelClosed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._items or self._is_over())
             if not self._items:
@@ -56,7 +56,7 @@ class Channel(Generic[T]):
             return self._taken - 1, self._items.popleft()
 
     def end(self, error: BaseException | None = None, place: int | None = None) -> None:
-        """Ends the channel at ``place`` (default: after what was put so far); get() raises ``error`` there, or End."""
+        """End the channel at a position (default: the next one), where get() raises ``error`` or ChannelClosed."""
         with self._changed:
             place = self._arrived if place is None else place
             if self._end is None or place < self._end:
@@ -65,7 +65,7 @@ class Channel(Generic[T]):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Drops everything, now and later; nobody waits any more."""
+        """Drop all items, now and later, and wake all waiting threads."""
         with self._changed:
             self._closed = True
             self._error = self._traceback = None
@@ -74,7 +74,7 @@ class Channel(Generic[T]):
 
     @property
     def put_count(self) -> int:
-        """How many items have been put: the place of the next one."""
+        """Return the number of items put so far, which is the position of the next one."""
         return self._arrived
 
     @property

@@ -1,8 +1,8 @@
-"""Batches that are read when they are asked for, on the thread that asks: for loaders that change while they are read.
+"""Read batches on demand, on the consumer's thread, for loaders whose state is read during iteration.
 
-What a loader says of itself (``end_of_dataloader`` of accelerate's, ``state_dict()`` of a StatefulDataLoader, the
-position of a generator) is then true of the batch that was given out last. The devices compute meanwhile: whoever asks
-has started the step before.
+The loader's state (``end_of_dataloader`` of accelerate, ``state_dict()`` of a StatefulDataLoader, the position of a
+generator) then corresponds to the batch that was returned last. The devices compute meanwhile: the caller has already
+started the previous step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch_xla._engine.data_loading.channel import ChannelClosed
 
 
 class OnDemandFeed:
-    """One pass over a loader for one device, with the methods of prefetch.Feed and no thread.
+    """One pass over a loader for one device, with the interface of prefetch.PrefetchFeed and without threads.
 
     new  --get()-->  reading  --the last batch, an error, close()-->  over
     """
@@ -29,7 +29,7 @@ class OnDemandFeed:
         self._lock = threading.Lock()
 
     def get(self, position: int) -> Any:
-        """The next batch, on the device. Raises End, or what reading or sending raised, and End from then on."""
+        """Return the next batch on the device. Raises the error of reading or sending once; then ChannelClosed."""
         with self._lock:
             try:
                 if self._batches is None:
@@ -46,9 +46,9 @@ class OnDemandFeed:
                 raise
 
     def close_device(self, position: int) -> None:
-        """Drops the loader: the pass is over."""
+        """End the pass and release the loader."""
         self._loader = self._batches = None
 
     def close(self, patience: float = prefetch.PATIENCE) -> None:
-        """Ends the pass, also in the middle. There is nothing to wait for."""
+        """End the pass, also before the last batch. Does not wait."""
         self.close_device(0)

@@ -1,10 +1,10 @@
-"""Threads that read batches and carry them to devices while the devices compute.
+"""Prefetch batches: threads read batches and transfer them to devices while the devices compute.
 
                    reader                    transfer threads                 consumers
     loader ──► groups of n batches ──► host channel of device i ──► device channel of device i ──► get(i)
 
-The reader takes n batches at a time, one for each of the n devices, and drops a last group that is not complete. It
-copies a batch before it asks for the next one, unless the loader is known to allocate each batch (``snapshots``).
+The reader takes n batches at a time, one for each of the n devices, and drops an incomplete last group. It copies a
+batch before it requests the next one, unless the loader is known to allocate each batch (``snapshots``).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from torch_xla._engine.base import user_frames
 from torch_xla._engine.data_loading import batch_structure, snapshots
 from torch_xla._engine.data_loading.channel import Channel, ChannelClosed
 
-#: Seconds that close() waits for the threads: a moment where it runs unasked (in the garbage collector), longer at
-#: the end of the process, where a thread that is left inside torch's C++ would abort it.
+#: Seconds that close() waits for the threads: short in the garbage collector, longer at process exit, where a thread
+#: that is still inside torch's C++ would abort the process.
 MOMENT, PATIENCE = 0.2, 10.0
 
 _FORK_WARNING = r"os\.fork\(\) was called"
@@ -35,7 +35,7 @@ _FORK_WARNING = r"os\.fork\(\) was called"
 
 @dataclass(frozen=True)
 class PrefetchOptions:
-    """How batches travel. Sizes are numbers of batches, for each device."""
+    """How to read and transfer batches. Sizes are numbers of batches per device."""
 
     devices: tuple[torch.device, ...]
     batchdim: int = 0
@@ -43,16 +43,16 @@ class PrefetchOptions:
     loader_prefetch_size: int = 16
     device_prefetch_size: int = 8
     transfer_threads: int = 1
-    place: Callable[[Any, torch.device], Any] | None = None  # a batch on a device; default: to_device
+    place: Callable[[Any, torch.device], Any] | None = None  # moves a batch to a device; default: to_device
 
 
 class PrefetchFeed:
-    """One pass over a loader. Owns its threads and the batches on the way; nobody else keeps either.
+    """One pass over a loader. Owns its threads and the batches in flight.
 
         new  --start()-->  running  --close()-->  closed        new --close()--> closed
 
-    The threads refer to the Feed and never to the object that hands it to the user, so that this object's death can
-    close the Feed. They also end by themselves, when the loader is at its end and everything has been taken.
+    The threads refer to the PrefetchFeed and never to the user's iterator, so that the death of that iterator can close
+    the feed. They also end by themselves when the loader is exhausted and all batches have been taken.
     """
 
     def __init__(self, loader: Iterable[Any], plan: PrefetchOptions) -> None:
@@ -67,14 +67,13 @@ class PrefetchFeed:
         self.threads: list[threading.Thread] = []
 
     def get(self, position: int) -> Any:
-        """The next batch for ``plan.devices[position]``. Raises End, or what reading or sending raised.
+        """Return the next batch for ``plan.devices[position]``.
 
-        RuntimeError in a forked child, where the threads are not.
+        Raises ChannelClosed at the end, the error of reading or sending, or RuntimeError in a forked child, which does
+        not have the threads.
         """
         if os.getpid() != self._process:
-            raise RuntimeError(
-                "this loader reads in another process, from which this one was forked; make a new one here"
-            )
+            raise RuntimeError("this loader's threads run in the parent process; create a new loader after the fork")
         try:
             self.start()
             return self._device[position].get()[1]
@@ -83,10 +82,10 @@ class PrefetchFeed:
             raise
 
     def start(self) -> None:
-        """Begins to read, once, and returns when the first batch has been read.
+        """Start reading, once, and return when the first batch has been read.
 
-        That is when a loader draws the seed of its order: while the caller waits, not at a random moment of a program
-        that may draw random numbers itself.
+        A loader draws the seed of its order at that time: while the caller waits, not concurrently with user code that
+        may draw random numbers itself.
         """
         with self._lock:
             if self._started or self._device[0].closed:
@@ -105,7 +104,7 @@ class PrefetchFeed:
             self._first_read.wait()
 
     def _spawn(self, name: str, target: Any, argument: Any) -> None:
-        line = user_frames.user_line_or_none()  # that of the loop which takes the batches
+        line = user_frames.user_line_or_none()  # of the loop that consumes the batches
 
         def run() -> None:
             with user_frames.attribute_to_line(line):
@@ -119,7 +118,7 @@ class PrefetchFeed:
         error = None
         try:
             for group in _groups(until_size_changes(self._announced(batches), self._plan), len(self._host)):
-                # Not any(): a device that is still fed must not starve because another one's consumer has left.
+                # Not any(): a device must not starve because the consumer of another one has left.
                 if True not in [channel.put(batch) for channel, batch in zip(self._host, group, strict=True)]:
                     break
         except BaseException as raised:
@@ -128,11 +127,11 @@ class PrefetchFeed:
             self._first_read.set()
         for channel in self._host:
             channel.end(error)
-        del error  # its traceback refers to this frame
+        del error  # avoid a reference cycle: its traceback refers to this frame
 
     def _announced(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
-            batch = self._own(batch)  # before the loader is asked for the next one
+            batch = self._own(batch)  # before the loader produces the next one
             self._first_read.set()
             yield batch
 
@@ -151,14 +150,14 @@ class PrefetchFeed:
                 return None
 
     def close_device(self, position: int) -> None:
-        """Says that nobody takes this device's batches any more: the others go on without it."""
+        """Stop feeding a device; the other devices continue."""
         self._host[position].close()
         self._device[position].close()
 
     def close(self, patience: float = PATIENCE) -> None:
-        """Ends the pass, also in the middle: drops the batches, ends the threads, waits for them so many seconds.
+        """End the pass, also before the last batch: drop the batches, wait up to ``patience`` seconds for the threads.
 
-        A thread that is reading a batch ends when it has it. In a forked child there are no threads to end.
+        A thread that is reading a batch ends after it. In a forked child there are no threads to end.
         """
         if os.getpid() != self._process:
             return
@@ -175,15 +174,15 @@ def _return_batch(batch: Any) -> Any:
 
 
 def start_iterator(loader: Iterable[Any]) -> Iterator[Any]:
-    """iter(loader), whose worker processes are no reason to warn of forks."""
+    """Return iter(loader) without jax's fork warning for its worker processes."""
     with warnings.catch_warnings():
-        # jax expects that a forked process will use jax. The workers of a DataLoader do not use the device.
+        # jax warns because a forked process may use jax; the workers of a DataLoader do not.
         warnings.filterwarnings("ignore", _FORK_WARNING, RuntimeWarning)
         return iter(loader)
 
 
 def until_size_changes(batches: Iterator[Any], plan: PrefetchOptions) -> Iterator[Any]:
-    """The batches, with ``fixed_batch_size`` only those before the first one of another size."""
+    """Yield the batches; with ``fixed_batch_size`` only those before the first one of another size."""
     if not plan.fixed_batch_size:
         return batches
     sizes: set[int] = set()
@@ -196,7 +195,7 @@ def until_size_changes(batches: Iterator[Any], plan: PrefetchOptions) -> Iterato
 
 
 def to_device(batch: Any, device: torch.device, send: Callable[..., torch.Tensor] = torch.Tensor.to) -> Any:
-    """The batch with its tensors on the device."""
+    """Return the batch with its tensors on the device."""
     return batch_structure.map_tensors(batch, lambda tensor: send(tensor, device))
 
 
@@ -213,5 +212,5 @@ def _close_all() -> None:
         feed.close()
 
 
-# After torch_xla's own exit function was registered, so it runs before: the device is still there.
+# Registered after torch_xla's exit function, so it runs before that, while the device still exists.
 atexit.register(_close_all)

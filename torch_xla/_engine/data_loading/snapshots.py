@@ -1,6 +1,6 @@
-"""Copies of batches, for loaders that may write the next batch into the memory of the last one.
+"""Copy prefetched batches of loaders that may reuse the memory of the previous batch.
 
-A batch that is read ahead waits for its transfer and for the loop, while the loader makes the next ones.
+A prefetched batch waits for its transfer and for the consumer while the loader produces the next ones.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.utils.data import DataLoader, default_collate
 
 from torch_xla._engine.data_loading import batch_structure
 
-#: What a loader can refill in place. Containers and objects that hold some of these are copied as well.
+#: Types that a loader can overwrite in place. Containers and objects that hold some of these are copied as well.
 _REFILLABLE = (torch.Tensor, np.ndarray, bytearray, array.array, deque)
 
 
 def has_own_batches(loader: Iterable[Any]) -> bool:
-    """Whether each batch of the loader has memory of its own, which nothing writes to while the loader is read.
+    """Whether each batch of the loader has its own memory, which is not overwritten while the loader is read.
 
     A list or a tuple holds its batches. A DataLoader stacks samples to a new batch, or receives it from a worker
-    process; one with its own ``collate_fn``, or without batches, returns what the user's code returns.
+    process; with a user's ``collate_fn``, or without batches, it returns what the user's code returns.
     """
     if type(loader) in (list, tuple):
         return True
@@ -35,7 +35,7 @@ def has_own_batches(loader: Iterable[Any]) -> bool:
 
 
 def copy_batch(batch: Any) -> Any:
-    """The batch with copies of its tensors, arrays and containers. Other objects without tensors are shared."""
+    """Return the batch with copies of its tensors, arrays and containers. Other objects without tensors are shared."""
     return batch_structure.map_leaves(batch, _copy_leaf, _REFILLABLE)
 
 

@@ -1,7 +1,7 @@
-"""Devices that hold no values: a script runs on them without anything being computed or allocated.
+"""Abstract devices (shape and dtype only): scripts run on them without computation or allocation.
 
-A buffer is an AbstractArray: a shape, a dtype, a sharding. What is read of one is zeros. Switched on before the first
-use of a device, for the rest of the process; see torch_xla.aot.
+A buffer is an AbstractArray with shape, dtype and sharding. Reads return zeros. Must be enabled before the first use of
+a device, for the rest of the process; see torch_xla.aot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Sharding
 
-#: Of a graph (a GraphSpec), how its results lie on the devices of this process; None where nobody knows.
+#: Maps a GraphSpec to the shardings of its results; None if they are unknown.
 Chooser = Callable[[Any], Sequence[Sharding] | None]
 
 _on = False
@@ -21,26 +21,26 @@ _chooser: Chooser = lambda spec: None
 
 
 def enable(chooser: Chooser | None = None) -> None:
-    """From now on no device of this process holds values.
+    """Make all devices of this process abstract.
 
-    ``chooser`` says how results of SPMD lie that nobody has laid out: it asks the compiler of another machine.
+    ``chooser`` returns the shardings of unannotated SPMD results, as chosen by the compiler of the target.
     """
     global _on, _chooser
     _on, _chooser = True, chooser or _chooser
 
 
 def is_enabled() -> bool:
-    """Whether devices hold no values."""
+    """Whether devices are abstract."""
     return _on
 
 
 def query_result_shardings(spec: Any) -> Sequence[Sharding] | None:
-    """How the results of a graph lie, if somebody else compiles it and says so."""
+    """Return the shardings of a graph's results if a target compiler chooses them, else None."""
     return _chooser(spec)
 
 
 class AbstractArray:
-    """In the place of a ``jax.Array``, with as much of its interface as the engine uses."""
+    """Substitute for a ``jax.Array`` with the part of its interface that the engine uses."""
 
     __slots__ = ("__weakref__", "dtype", "shape", "sharding")
 
@@ -69,14 +69,14 @@ class AbstractArray:
         return False
 
     def is_ready(self) -> bool:
-        """Nothing is awaited."""
+        """Always True: there is no pending computation."""
         return True
 
     def block_until_ready(self) -> AbstractArray:
         return self
 
     def with_sharding(self, sharding: Sharding) -> AbstractArray:
-        """The same, lying otherwise."""
+        """Return the same array with another sharding."""
         return AbstractArray(self.shape, self.dtype, sharding)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

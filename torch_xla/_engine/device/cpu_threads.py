@@ -1,9 +1,9 @@
-"""How many threads XLA's CPU client starts where one process has several CPU devices.
+"""Reserve enough threads in XLA's CPU client for a process with several CPU devices.
 
 XLA sizes its pools by the larger of the cores and the devices, and one device can block two threads of a pool: one runs
-a program that waits in a collective, the other launches a program and waits because XLA lets 32 of a device be in
-flight. Where that takes all threads, the device that the collective waits for gets none, and XLA ends the process
-("Expected 2 threads to join"). The pools here have a thread for each core on top of two for each device.
+a program that waits in a collective, the other launches a program and waits because XLA allows 32 launches per device
+in flight. If all threads are blocked, the device that the collective waits for gets none, and XLA terminates the
+process ("Expected 2 threads to join"). The pools here have a thread for each core in addition to two for each device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: XLA reads the first of them that is set, when a client starts.
+#: XLA reads the first of these that is set when a client starts.
 _VARIABLES = ("NPROC", "PJRT_NPROC")
 
 
@@ -26,7 +26,7 @@ def reserve_threads(count: int) -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ["PJRT_NPROC"]  # not for processes that this one starts
+        del os.environ["PJRT_NPROC"]  # do not pass it to child processes
 
 
 def _cores() -> int:

@@ -1,4 +1,4 @@
-"""Which jax device an xla ordinal stands for. The first use of a device starts the backend; importing does not."""
+"""Map xla ordinals to jax devices. The first use of a device starts the backend; importing does not."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ from torch_xla._engine.compat import distributed
 from torch_xla._engine.device import cpu_threads, hardware_detection, pjrt_plugins, xrt_config
 from torch_xla._engine.job import coordination, replicas
 
-#: PJRT_DEVICE values of torch_xla and the jax platform that each means.
+#: PJRT_DEVICE value -> jax platform.
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM": "rocm"}
 
 _KINDS = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
 
-#: (platform, name of a device) of the devices that those of this process, the CPU's, stand for; None: they are what
-#: they are.
+#: (platform, device name) of the target devices that this process's CPU devices emulate; None: no emulation.
 _described: tuple[str, str] | None = None
 
 
 def emulate_device(platform: str, title: str) -> None:
-    """From now on programs here are recorded for other devices (torch_xla.aot), and are told that they have these.
+    """Record programs for target devices (torch_xla.aot), and report these as the devices of this process.
 
-    Values are computed on the CPU all the same, whatever PJRT_DEVICE says.
+    Values are still computed on the CPU, whatever PJRT_DEVICE is.
     """
     global _described
     _described = platform, title
 
 
 def is_emulated() -> bool:
-    """Whether the devices stand for others."""
+    """Whether the devices are emulated."""
     return _described is not None
 
 
 def target_platform() -> str:
-    """The platform that programs are recorded for: the devices', or that of what they stand for. Starts the backend."""
+    """Return the platform that programs are recorded for: the emulated one, or the devices'. Starts the backend."""
     return platform() if _described is None else _described[0]
 
 
-#: In a process forked from one that had used a device: what must not be destroyed there, as XLA's destructors wait for
-#: threads that stayed behind. Empty in every other process.
+#: In a process forked after the first use of a device: objects that must not be destroyed, because XLA's destructors
+#: wait for threads of the parent. Empty in every other process.
 _left_behind: tuple[Any, ...] = ()
 
 LOST = (
@@ -59,12 +58,12 @@ LOST = (
 
 @functools.cache
 def devices() -> tuple[jax.Device, ...]:
-    """The local devices, by ordinal: in a job of several processes this process's one.
+    """Return the local devices by ordinal; in a multi-process job, the one device of this process.
 
-    The first call starts the backend. Raises RuntimeError where PJRT_DEVICE names a platform that is not there, and in
-    a process forked from one that had used a device.
+    The first call starts the backend. Raises RuntimeError if PJRT_DEVICE names an unavailable platform, and in a
+    process forked after the first use of a device.
     """
-    xla_flags.read()  # as XLA does, once
+    xla_flags.read()  # once, as XLA does
     found = _initialize_devices()
     dtypes.defer_storage_dtypes(lambda: _storage_dtype_map(found[0].platform))
     for tell in _told_of_start:
@@ -89,12 +88,12 @@ def _storage_dtype_map(platform: str) -> dict[torch.dtype, torch.dtype]:
     )
 
 
-#: Variables that say how values are stored. Libraries set them while a program runs.
+#: Variables that select storage dtypes. Libraries set them while a program runs.
 _STORING = ("XLA_USE_BF16", "XLA_USE_F16", "XLA_DOWNCAST_BF16", "XLA_DOWNCAST_FP16", "XLA_USE_32BIT_LONG")
 
 
 def warn_late_dtype_settings() -> None:
-    """Warns, once for each, of a variable that says how values are stored and was set after the first one was."""
+    """Warn, once for each, of a variable that selects storage dtypes and was set after the first value was stored."""
     late = (
         [name for name in settings.enabled_after_read(_STORING) if name not in _warned]
         if dtypes.storage_dtypes_decided()
@@ -103,8 +102,8 @@ def warn_late_dtype_settings() -> None:
     for name in late:
         _warned.add(name)
         warnings.warn(
-            f"torch_xla: {name} was set after the first value had been stored on a device, and changes nothing: how "
-            "values are stored is one decision for the whole process. Set it before anything is on xla.",
+            f"torch_xla: {name} was set after the first value had been stored on a device and has no effect: storage "
+            "dtypes are decided once per process. Set it before the first tensor is on xla.",
             UserWarning,
             stacklevel=2,
         )
@@ -122,39 +121,39 @@ def _initialize_devices() -> tuple[jax.Device, ...]:
 
 
 def configure_cpu_devices() -> None:
-    """Asks jax for the CPU devices that will be wanted, before its backend starts: for what uses jax alone.
+    """Configure the number of jax's CPU devices before its backend starts, for code that uses only jax.
 
-    Raises RuntimeError where the backend has started with another number of them.
+    Raises RuntimeError if the backend has started with another number of CPU devices.
     """
-    wanted, count = None if _described else hardware_detection.requested_device(), _count_own_cpu_devices()
-    if count > 1 and (wanted is None or wanted.kind == "CPU"):
+    request, count = None if _described else hardware_detection.requested_device(), _count_own_cpu_devices()
+    if count > 1 and (request is None or request.kind == "CPU"):
         _ask_for_cpu_devices(count)
 
 
 def _count_own_cpu_devices() -> int:
-    """Return how many CPU devices this process has: one for each process of a job of replicas."""
+    """Return the number of CPU devices of this process: one per process in a job of replicas."""
     alone = replicas.process_count() == 1 or replicas.is_spmd()
     return hardware_detection.cpu_count() if alone else 1
 
 
 def _local_devices() -> tuple[jax.Device, ...]:
     configure_cpu_devices()
-    wanted = None if _described else hardware_detection.requested_device()
-    _restrict_platforms(wanted)
+    request = None if _described else hardware_detection.requested_device()
+    _restrict_platforms(request)
     count = _count_own_cpu_devices()
-    if wanted is None:
+    if request is None:
         with cpu_threads.reserve_threads(count):
             return tuple(jax.local_devices(backend="cpu" if _described else None))
-    platform = _PLATFORMS.get(wanted.kind, wanted.kind.lower())
-    plugin = None if wanted.kind in _PLATFORMS else pjrt_plugins.find_plugin(wanted.kind)
+    platform = _PLATFORMS.get(request.kind, request.kind.lower())
+    plugin = None if request.kind in _PLATFORMS else pjrt_plugins.find_plugin(request.kind)
     if plugin is not None:
-        pjrt_plugins.register_with_jax(wanted.kind, plugin)
+        pjrt_plugins.register_with_jax(request.kind, plugin)
     try:
         with cpu_threads.reserve_threads(count):
             return tuple(jax.local_devices(backend=platform))
     except RuntimeError as error:
         raise RuntimeError(
-            f"{wanted.source} asks for {wanted.kind}: jax has no {platform} backend here ({error}). "
+            f"{request.source} requests {request.kind}, but jax has no {platform} backend ({error}). "
             + (
                 "Install torch_xla[tpu] or torch_xla[cuda], or set PJRT_DEVICE=CPU."
                 if plugin is None
@@ -163,19 +162,19 @@ def _local_devices() -> tuple[jax.Device, ...]:
         ) from error
 
 
-def _restrict_platforms(wanted: xrt_config.DeviceRequest | None) -> None:
-    """Has jax start, of the platforms that it finds plugins for, what may be wanted.
+def _restrict_platforms(request: xrt_config.DeviceRequest | None) -> None:
+    """Restrict the platforms that jax starts to those that may be used.
 
-    JAX_PLATFORMS is set                             what it says
-    PJRT_DEVICE=CPU; the devices stand for others    the CPU alone: no memory of a GPU is taken, no TPU is locked
-    nothing is asked for, and there is no GPU        all; jax's CUDA plugin does not write that it finds no driver
-    else                                             all
+    JAX_PLATFORMS is set                          unchanged
+    PJRT_DEVICE=CPU; emulated devices             CPU only: allocates no GPU memory, locks no TPU
+    no device requested, and there is no GPU      all; suppress the message of jax's CUDA plugin about a missing driver
+    else                                          all
     """
     if jax.config.values["jax_platforms"]:
         return
-    if _described or (wanted is not None and wanted.kind == "CPU"):
+    if _described or (request is not None and request.kind == "CPU"):
         jax.config.update("jax_platforms", "cpu")
-    elif wanted is None and not hardware_detection.gpu_count():
+    elif request is None and not hardware_detection.gpu_count():
         distributed.silence_missing_cuda_driver()
 
 
@@ -184,24 +183,24 @@ def _ask_for_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError as error:
         raise RuntimeError(
-            f"{count} CPU devices: jax has started its backend with another number of CPU devices already; use an "
-            "xla device before anything that starts jax's backend"
+            f"{count} CPU devices: jax has already started its backend with another number of CPU devices; use an "
+            "xla device before any code that starts jax's backend"
         ) from error
 
 
 def check_not_forked() -> None:
-    """Raises RuntimeError in a process forked from one that had used a device."""
+    """Raise RuntimeError in a process forked after the first use of a device."""
     if _left_behind:
         raise RuntimeError(LOST)
 
 
 def inherited_objects() -> tuple[Any, ...]:
-    """What of the parent must never be freed, in a process forked from one that had used a device; else nothing."""
+    """Return the parent's objects that must never be freed in a process forked after the first use of a device."""
     return _left_behind
 
 
 def replica_devices() -> tuple[jax.Device, ...]:
-    """The devices of all replicas of the job, by global ordinal."""
+    """Return the devices of all replicas of the job, by global ordinal."""
     if replicas.process_count() > 1:
         first: dict[int, jax.Device] = {}
         for candidate in jax.devices(devices()[0].platform):
@@ -211,30 +210,30 @@ def replica_devices() -> tuple[jax.Device, ...]:
 
 
 def count() -> int:
-    """The number of xla devices: the local ones, or with SPMD the one that stands for all."""
+    """Return the number of xla devices: the local ones, or with SPMD the one that represents all."""
     return 1 if replicas.is_spmd() else len(devices())
 
 
 def device(ordinal: int) -> jax.Device:
-    """The jax device behind ``xla:<ordinal>``. Raises IndexError if there is none."""
+    """Return the jax device of ``xla:<ordinal>``. Raises IndexError if there is none."""
     if ordinal < 0:
-        raise IndexError(f"xla:{ordinal}: ordinals count from 0")
+        raise IndexError(f"xla:{ordinal}: device ordinals start at 0")
     return devices()[ordinal]
 
 
 def hardware_name(ordinal: int) -> str:
-    """What is behind ``xla:<ordinal>``, such as ``CPU:0`` or ``TPU:3``."""
+    """Return the hardware device of ``xla:<ordinal>``, such as ``CPU:0`` or ``TPU:3``."""
     platform = device(ordinal).platform if _described is None else _described[0]
     return f"{_KINDS.get(platform, platform.upper())}:{ordinal}"
 
 
 def device_kind(ordinal: int) -> str:
-    """The vendor's name of what is behind ``xla:<ordinal>``."""
+    """Return the vendor's name of the device of ``xla:<ordinal>``."""
     return str(device(ordinal).device_kind) if _described is None else _described[1]
 
 
 def ordinal(buffer: jax.Array) -> int:
-    """The xla ordinal of the device that a buffer is on."""
+    """Return the xla ordinal of the device that a buffer is on."""
     if replicas.is_spmd():
         return 0
     return devices().index(next(iter(buffer.sharding.addressable_devices)))
@@ -246,28 +245,29 @@ def backend_started() -> bool:
 
 
 def platform() -> str:
-    """``cpu``, ``gpu`` or ``tpu``; starts the backend."""
+    """Return ``cpu``, ``gpu`` or ``tpu``. Starts the backend."""
     return str(devices()[0].platform)
 
 
 def device_type() -> str:
-    """``CPU``, ``CUDA``, ``TPU``, or another kind that PJRT_DEVICE names; starts nothing. Raises as hardware.requested.
+    """Return ``CPU``, ``CUDA``, ``TPU``, or another type from PJRT_DEVICE. Does not start the backend.
 
-    Before the backend has started, and where nobody has asked for a kind, it is the one that jax is going to find.
+    Before the backend has started, and if no type is requested, it is the one that jax will find. Raises as
+    hardware_detection.requested_device.
     """
-    wanted = hardware_detection.requested_device()
+    request = hardware_detection.requested_device()
     if _described is not None:
         return _KINDS[_described[0]]
-    if wanted is not None:
-        return wanted.kind
+    if request is not None:
+        return request.kind
     return _KINDS.get(platform(), platform().upper()) if backend_started() else hardware_detection.detect_device_type()
 
 
 def _after_fork() -> None:
     global _left_behind
     if backend_started():
-        # Devices own their client. Modules own executables, and thread pools (jax's mlir), which the end of the
-        # interpreter would join.
+        # Devices own their client. Modules own executables, and thread pools (jax's mlir) that interpreter shutdown
+        # would join.
         ours = ("jax", "jaxlib", "torch_xla")
         modules = [m for name, m in list(sys.modules.items()) if name.split(".")[0] in ours]
         _left_behind = (devices(), [list(vars(m).values()) for m in modules])

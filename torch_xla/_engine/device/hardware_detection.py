@@ -1,4 +1,4 @@
-"""What devices this machine has, found out without starting a backend: launchers fork or spawn afterwards."""
+"""Detect this machine's devices without starting a backend: launchers fork or spawn afterwards."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _TPU_PORT = 8476
 
 
 def requested_device() -> xrt_config.DeviceRequest | None:
-    """The kind that the user has asked for, by PJRT_DEVICE or the old configuration; None where nobody has asked.
+    """Return the device type requested by PJRT_DEVICE or the legacy XRT configuration; None if there is no request.
 
-    Raises what xrt_config.choice raises.
+    Raises what xrt_config.parse_xrt_config raises.
     """
     if settings.PJRT_DEVICE:
         return xrt_config.DeviceRequest(settings.PJRT_DEVICE, settings.CPU_NUM_DEVICES, "PJRT_DEVICE")
@@ -27,10 +27,10 @@ def requested_device() -> xrt_config.DeviceRequest | None:
 
 
 def detect_device_type() -> str:
-    """``CPU``, ``CUDA``, ``TPU`` or what PJRT_DEVICE says: the kind of device a process here will use."""
-    wanted = requested_device()
-    if wanted is not None:
-        return "CUDA" if wanted.kind == "GPU" else wanted.kind
+    """Return the device type that a process will use: ``CPU``, ``CUDA``, ``TPU`` or the value of PJRT_DEVICE."""
+    request = requested_device()
+    if request is not None:
+        return "CUDA" if request.kind == "GPU" else request.kind
     if tpu_count() and importlib.util.find_spec("libtpu"):
         return "TPU"
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -40,13 +40,13 @@ def detect_device_type() -> str:
 
 
 def cpu_count() -> int:
-    """The number of xla devices to make of this machine's CPU."""
-    wanted = requested_device()
-    return wanted.count if wanted else settings.CPU_NUM_DEVICES
+    """Return the number of xla devices to create from this machine's CPU."""
+    request = requested_device()
+    return request.count if request else settings.CPU_NUM_DEVICES
 
 
 def max_local_processes() -> int:
-    """The number of devices of that kind that processes here can have one each of; at least 1."""
+    """Return the number of devices of that type for processes with one device each; at least 1."""
     plugin = pjrt_plugins.registered_plugin(detect_device_type())
     if plugin is not None:
         return max(1, plugin.physical_chip_count())
@@ -55,7 +55,7 @@ def max_local_processes() -> int:
 
 
 def gpu_count() -> int:
-    """The number of NVIDIA GPUs that processes here can open: the machine's, or what CUDA_VISIBLE_DEVICES says."""
+    """Return the number of usable NVIDIA GPUs: the machine's, or those in CUDA_VISIBLE_DEVICES."""
     visible = settings.CUDA_VISIBLE_DEVICES
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
@@ -63,21 +63,23 @@ def gpu_count() -> int:
 
 
 def tpu_count() -> int:
-    """The number of TPU chips that processes here can open."""
+    """Return the number of usable TPU chips."""
     chips = [entry for entry in Path("/dev").glob("accel*") if re.fullmatch(r"accel\d+", entry.name)]
     return len(chips) or len([entry for entry in Path("/dev/vfio").glob("*") if entry.name.isdigit()])
 
 
 def process_env(index: int, processes: int) -> dict[str, str]:
-    """What a process needs in its environment to have the device of that index to itself.
+    """Return the environment variables that give a process exclusive use of the device of that index.
 
-    For TPUs these are libtpu's topology variables, for the chips of one machine. They follow libtpu's documentation and
-    have not been run on a TPU. Raises ValueError for a number of chips without a known layout.
+    For TPUs these are libtpu's topology variables for the chips of one machine. They follow libtpu's documentation and
+    have not been run on a TPU. Raises ValueError for a number of chips without a known topology.
     """
     if detect_device_type() != "TPU" or processes == 1:
         return {}
     if processes not in _TPU_BOUNDS:
-        raise ValueError(f"spawn: {processes} TPU chips in one machine have no known layout, only {list(_TPU_BOUNDS)}")
+        raise ValueError(
+            f"spawn: no known topology for {processes} TPU chips in one machine; supported: {list(_TPU_BOUNDS)}"
+        )
     return {
         "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
         "TPU_PROCESS_BOUNDS": _TPU_BOUNDS[processes],

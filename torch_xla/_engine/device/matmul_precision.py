@@ -1,4 +1,4 @@
-"""How exactly float32 matrix products are to be computed: the user's settings, and what holds without any."""
+"""The precision of float32 matmuls and convolutions: user settings and platform defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _chosen: lax.Precision | None = None  # None until set_precision
 
 
 def set_precision(value: str) -> None:
-    """Decides for products and convolutions alike. Raises ValueError for a name that does not exist."""
+    """Set the precision of matmuls and convolutions. Raises ValueError for an unknown name."""
     global _chosen
     if value not in _NAMES:
         raise ValueError(f"set_mat_mul_precision: {value!r} is not one of {', '.join(map(repr, _NAMES))}")
@@ -29,32 +29,32 @@ def set_precision(value: str) -> None:
 
 
 def precision_name(value: lax.Precision) -> str:
-    """The name that set_precision takes."""
+    """Return the name of a precision that set_precision accepts."""
     return next(name for name, precision in _NAMES.items() if precision == value)
 
 
-#: By platform, what set_precision has chosen, and torch's setting.
+#: (platform, precision from set_precision, torch's setting) -> Precision.
 _known: dict[tuple[str, lax.Precision | None, str], Precision] = {}
 _objects: dict[Precision, Precision] = {}
 
 
 def current_precision() -> Precision:
-    """What a program compiled now should use: one object for each precision there is; starts the backend.
+    """Return the precision of programs compiled now, as one object per distinct precision. Starts the backend.
 
-    See ``on``.
+    See ``precision_for_platform``.
     """
     return precision_for_platform(devices.target_platform())
 
 
 def precision_for_platform(platform: str) -> Precision:
-    """What a program that is compiled for devices of ``platform`` (cpu, gpu, tpu) should use.
+    """Return the precision of programs for devices of ``platform`` (cpu, gpu, tpu).
 
-    set_precision comes first. Without it torch's setting counts where it asks for less than float32; it speaks of
-    products only, not of convolutions. The rest is exact, except on TPUs, which are fast at bfloat16 only.
+    set_precision takes precedence. Without it, torch's setting applies if it requests less than float32; it affects
+    only matmuls, not convolutions. The default is full float32, except on TPUs, which are fast only at bfloat16.
     """
     try:
         text = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses to answer after torch.backends.fp32_precision was set
+    except RuntimeError:  # torch raises after torch.backends.fp32_precision was set
         text = torch.backends.fp32_precision  # type: ignore[attr-defined]  # torch sets it
     found = _known.get((platform, _chosen, text))
     return found if found is not None else _resolve_precision(platform, text)
@@ -65,7 +65,7 @@ def _resolve_precision(platform: str, text: str) -> Precision:
         products = Precision(_chosen, _chosen)
     else:
         usual = lax.Precision.DEFAULT if platform == "tpu" else lax.Precision.HIGHEST
-        asked = _TORCH_NAMES[text]
-        products = Precision(usual if asked == lax.Precision.HIGHEST else asked, usual)
+        requested = _TORCH_NAMES[text]
+        products = Precision(usual if requested == lax.Precision.HIGHEST else requested, usual)
     products = _objects.setdefault(products, products)
     return _known.setdefault((platform, _chosen, text), products)

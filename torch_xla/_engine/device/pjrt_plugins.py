@@ -1,7 +1,7 @@
-"""Devices of others: PJRT plugins by name, which jax loads when a device is first used.
+"""Third-party devices: PJRT plugins by name, which jax loads when a device is first used.
 
-jax reads which plugins there are from its variable PJRT_NAMES_AND_LIBRARY_PATHS, once, when its backends start; a
-plugin with options for its client stands there as a JSON file. Packages may offer plugins as entry points.
+jax reads the list of plugins from PJRT_NAMES_AND_LIBRARY_PATHS once, when its backends start; a plugin with client
+options is listed as a JSON file. Packages may provide plugins as entry points.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from pathlib import Path
 
 from torch_xla._engine.job import replicas
 
-#: Entry points of this group are classes of plugins, by the name of the device type.
+#: Entry points of this group are DevicePlugin classes, named by device type.
 GROUP = "torch_xla.plugins"
 _VARIABLE = "PJRT_NAMES_AND_LIBRARY_PATHS"
 
 
 class DevicePlugin:
-    """A kind of device that comes as a PJRT plugin; a subclass says where its library is."""
+    """A device type provided by a PJRT plugin; subclasses return the path of its library."""
 
     def library_path(self) -> str:
-        """The path of the plugin's library."""
-        raise NotImplementedError(f"{type(self).__name__}: library_path() must give the path of the PJRT plugin")
+        """Return the path of the plugin's library."""
+        raise NotImplementedError(f"{type(self).__name__}: library_path() must return the path of the PJRT plugin")
 
     def host_index(self) -> int:
-        """This machine's number among those of the job."""
+        """Return the index of this machine among those of the job."""
         return replicas.process_index() // replicas.local_process_count()
 
     def configure_single_process(self) -> None:
-        """Called before the library is loaded, in a process that is a job of its own."""
+        """Configure a single-process job. Called before the library is loaded."""
 
     def configure_multiprocess(self, local_rank: int, local_world_size: int) -> None:
-        """Called before the library is loaded, in one of several processes of this machine."""
+        """Configure one of several processes of this machine. Called before the library is loaded."""
 
     def physical_chip_count(self) -> int:
-        """How many devices processes of this machine can have one each of."""
+        """Return the number of devices of this machine for processes with one device each."""
         return 1
 
     def client_create_options(self) -> Mapping[str, str | int | float | bool | list[int]]:
-        """Options with which the plugin's client is made."""
+        """Return the options with which the plugin's client is created."""
         return {}
 
     def requires_xla_coordinator(self) -> bool:
-        """Whether processes of a job need XLA's coordinator. Here they always have it."""
+        """Whether processes of a job need XLA's coordinator. torch_xla always starts it."""
         return True
 
 
@@ -55,31 +55,31 @@ _loaded: set[str] = set()
 
 
 def register_plugin(name: str, plugin: DevicePlugin) -> None:
-    """Makes a kind of device known: PJRT_DEVICE=NAME."""
+    """Register a device type for PJRT_DEVICE=NAME."""
     _registered[name.upper()] = plugin
 
 
 def register_installed() -> None:
-    """Registers what installed packages offer, unless a plugin of that name is registered."""
+    """Register the plugins of installed packages, unless a plugin of the same name is registered."""
     for point in importlib.metadata.entry_points(group=GROUP):
         if point.name.upper() not in _registered:
             register_plugin(point.name, point.load()())
 
 
 def find_plugin(kind: str) -> DevicePlugin | None:
-    """The plugin of a kind of device, also of one that an installed package offers; None where there is none."""
+    """Return the plugin of a device type, including plugins of installed packages; None if there is none."""
     if kind not in _registered:
         register_installed()
     return _registered.get(kind)
 
 
 def registered_plugin(kind: str) -> DevicePlugin | None:
-    """The plugin of a kind of device that has been registered; looks for no others."""
+    """Return the registered plugin of a device type, without searching installed packages."""
     return _registered.get(kind)
 
 
 def register_with_jax(kind: str, plugin: DevicePlugin) -> None:
-    """Has jax, whose backends have not started, know the plugin; once."""
+    """Register the plugin with jax, whose backends have not started, once."""
     if kind in _loaded:
         return
     _loaded.add(kind)

@@ -1,8 +1,8 @@
-"""The device configuration of 2019 to 2023: XRT_TPU_CONFIG, XRT_DEVICE_MAP with XRT_WORKERS, ~/.pytorch_tpu.conf,
-COLAB_TPU_ADDR.
+"""The legacy (XRT) device configuration of 2019 to 2023: XRT_TPU_CONFIG, XRT_DEVICE_MAP with XRT_WORKERS,
+~/.pytorch_tpu.conf, COLAB_TPU_ADDR.
 
-It named servers that ran programs for others. What it says about this machine still holds; a server elsewhere is an
-error that says what has replaced it. PJRT_DEVICE goes before all of it.
+It named servers that ran programs for clients. Its settings for this machine still apply; a remote server raises an
+error that names the replacement. PJRT_DEVICE takes precedence over all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONF = re.compile(r"worker:\s*(?P<worker>[\w.-]+)\s+(?:grpc://)?(?P<endpoint>[^
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """What a configuration asks for: CPU, CUDA or TPU, how many devices of the CPU, and which variable says so."""
+    """The requested device type (CPU, CUDA or TPU), the number of CPU devices, and the variable that requests it."""
 
     kind: str
     count: int
@@ -43,9 +43,9 @@ class DeviceRequest:
 
 
 def parse_xrt_config() -> DeviceRequest | None:
-    """What the old configuration asks for, None where there is none.
+    """Return the device request of the legacy configuration; None if there is none.
 
-    Raises RuntimeError for a device on another machine, ValueError for a text that cannot be read.
+    Raises RuntimeError for a device on another machine, ValueError for invalid text.
     """
     if settings.XRT_TPU_CONFIG:
         return _tpu_config(settings.XRT_TPU_CONFIG)
@@ -76,7 +76,7 @@ def _device_map(devices: str, workers: str) -> DeviceRequest | None:
             _remote("XRT_WORKERS", endpoints[name], "unset XRT_WORKERS and XRT_DEVICE_MAP")
     if not parts:
         return None
-    # The first entry was the default device; one program has devices of one kind.
+    # The first entry was the default device; a program has devices of one type.
     kind = parts[0]["kind"]
     return DeviceRequest(_KINDS[kind], len({part["n"] for part in parts if part["kind"] == kind}), "XRT_DEVICE_MAP")
 
@@ -94,7 +94,7 @@ def _conf_file(path: Path) -> DeviceRequest | None:
 
 
 def _check_colab(endpoint: str) -> None:
-    # Without a word here, a notebook of those days would train on the CPU, and nobody would know why it is slow.
+    # Without this error, an old notebook would silently train on the CPU.
     if endpoint and not _is_local(endpoint.removeprefix("grpc://")):
         cure = "unset COLAB_TPU_ADDR; in Colab, change to a runtime that has the TPU in its own machine"
         _remote("COLAB_TPU_ADDR", endpoint, cure)

@@ -1,6 +1,7 @@
-"""What made a buffer, and where. A buffer carries a number; this table says what it stands for.
+"""Record which operation and which source line created each buffer.
 
-The table grows by one row for each pair of a kind and a line of the user's program, and lives as long as the process.
+A buffer has a provenance ID, an index into a table with one row per pair of kind and user line. The table lives as long
+as the process.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """``kind``: upload, result (of a program), transfer, or unknown; ``line``: the user's line, "" where unknown."""
+    """The origin of a buffer: its kind (upload, result, fallback, transfer, unknown) and the user's line, or ""."""
 
     kind: str
     line: str
@@ -22,18 +23,18 @@ UNKNOWN = Provenance("unknown", "")
 
 _lock = fork_safe_lock()
 _numbers: dict[tuple[str, str], int] = {("unknown", ""): 0}
-#: Scripts have fewer lines than that; notebooks that run for months, and make a file of each cell, may not.
-_MOST = 1 << 16
+#: Limit of the table. Only long-running notebooks, which have a file per cell, reach it.
+_MAX_ROWS = 1 << 16
 _rows: list[Provenance] = [UNKNOWN]
 
 
 def provenance_id(kind: str, line: str) -> int:
-    """The number of a provenance; 0 (unknown) when there are too many."""
+    """Return the ID of a provenance; 0 (unknown) if the table is full."""
     found = _numbers.get((kind, line))
     if found is not None:
         return found
     with _lock:
-        if len(_rows) == _MOST:
+        if len(_rows) == _MAX_ROWS:
             return 0
         found = _numbers.setdefault((kind, line), len(_rows))
         if found == len(_rows):
@@ -42,5 +43,5 @@ def provenance_id(kind: str, line: str) -> int:
 
 
 def provenance_from_id(number: int) -> Provenance:
-    """What a buffer's number stands for."""
+    """Return the provenance with an ID."""
     return _rows[number]

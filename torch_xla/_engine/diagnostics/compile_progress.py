@@ -1,4 +1,4 @@
-"""A line on the terminal while a compilation keeps the user waiting: how many ops, how long so far."""
+"""Show a progress line on the terminal during long compilations: number of ops and elapsed time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ PATIENCE, INTERVAL = 5.0, 1.0
 
 @contextmanager
 def show_compile_progress(ops: int) -> Iterator[None]:
-    """Shows the line if the block takes longer than PATIENCE. Where stderr is no terminal, and in ranks other than 0,
-    it is silent and starts no thread."""
+    """Show the line if the block takes longer than PATIENCE seconds.
+
+    Without a terminal on stderr, and on ranks other than 0, show nothing and start no thread.
+    """
     if sys.stderr is None or not sys.stderr.isatty() or replicas.process_index() != 0:
         yield
         return
@@ -28,7 +30,7 @@ def show_compile_progress(ops: int) -> Iterator[None]:
     with line:
         try:
             yield
-        finally:  # before the line ends: nothing may be shown after that
+        finally:  # stop the thread before the line ends, so that it cannot write afterwards
             done.set()
             thread.join()
 

@@ -1,6 +1,7 @@
-"""PT_XLA_DEBUG: a block of text for each compilation (level 1) and execution (level 2): cause, graph, frames, sizes.
+"""Write the PT_XLA_DEBUG analyses: a block of text per compilation (level 1) and execution (level 2).
 
-At the end of the process: what happened too often or took too long, a line each.
+A block has the cause, the graph, Python frames and sizes. At exit, one line for each metric that was too frequent or
+too slow.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from torch_xla._engine.diagnostics import metrics
 
 _WIDTH = 80
 _lock = fork_safe_lock()
-#: metric -> how often a step may have it; the first steps of a program compile.
-_OFTEN = {
+#: metric -> tolerated number per step; the first steps of a program compile.
+_MAX_PER_STEP = {
     "CompileTime": 0.5,
     "TransferFromServerTime": 1.5,
     "TransferToServerTime": 4.0,
     "TransferDeviceToDeviceTime": 1.0,
 }
-#: metric -> nanoseconds that one instance may take.
-_SLOW = {"CompileTime": 300 * 10**9, "ExecuteTime": 30 * 10**9, "TransferFromServerTime": 10 * 10**9}
+#: metric -> tolerated duration of one instance, in nanoseconds.
+_MAX_DURATION = {"CompileTime": 300 * 10**9, "ExecuteTime": 30 * 10**9, "TransferFromServerTime": 10 * 10**9}
 
 
 def debug_level() -> int:
-    """0: nothing is analysed; 1: compilations; 2: executions as well."""
-    set_to = settings.PT_XLA_DEBUG_LEVEL
-    return (2 if settings.PT_XLA_DEBUG else 0) if set_to is None else set_to
+    """Return 0 (no analyses), 1 (compilations) or 2 (compilations and executions)."""
+    explicit = settings.PT_XLA_DEBUG_LEVEL
+    return (2 if settings.PT_XLA_DEBUG else 0) if explicit is None else explicit
 
 
 def write_graph_block(title: str, cause: str, key: bytes, inputs: int, outputs: int) -> None:
-    """The block before a compilation (title Compilation) or an execution (Execution)."""
+    """Write the block before a compilation (title ``Compilation``) or an execution (``Execution``)."""
     lines = [f"{title} Cause", f"  {cause}", "Graph Info:", f"  Graph Hash: {key.hex()}"]
     lines += [f"  Number of Graph Inputs: {inputs}", f"  Number of Graph Outputs: {outputs}"]
     lines += ["Python Frame Triggered Execution:", *(f"  {frame}" for frame in frame_lines())]
@@ -42,7 +43,7 @@ def write_graph_block(title: str, cause: str, key: bytes, inputs: int, outputs: 
 
 
 def write_size_block(inputs: int, outputs: int, aliased: int, temporary: int, program: int) -> None:
-    """The block after a compilation. In bytes; written as GB of 2**30."""
+    """Write the block after a compilation: sizes in bytes, printed in GB of 2**30 bytes."""
     names = ["Graph input size", "Graph output size", "Aliased Input size", "Intermediate tensor size",
              "Compiled program size"]  # fmt: skip
     values = (inputs, outputs, aliased, temporary, program)
@@ -50,7 +51,7 @@ def write_size_block(inputs: int, outputs: int, aliased: int, temporary: int, pr
 
 
 def frame_lines() -> list[str]:
-    """``function (file:line)`` of the Python frames outside the engine, innermost first; PT_XLA_DEBUG_MAX_FRAME."""
+    """Return ``function (file:line)`` of up to PT_XLA_DEBUG_MAX_FRAME user frames, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     found: list[str] = []
     while frame is not None and len(found) < settings.PT_XLA_DEBUG_MAX_FRAME:
@@ -68,7 +69,7 @@ def _write(title: str, lines: Sequence[str]) -> None:
 
 
 def write(text: str) -> None:
-    """Appends to PT_XLA_DEBUG_FILE (a process of several adds its number to the name), or writes to stderr."""
+    """Append to PT_XLA_DEBUG_FILE (with several processes, suffixed ``.<local rank>``), or write to stderr."""
     path = settings.PT_XLA_DEBUG_FILE
     with _lock:
         if not path:
@@ -82,14 +83,14 @@ def write(text: str) -> None:
 
 
 def exit_summary(steps: int) -> list[str]:
-    """The lines for a process that has had so many steps."""
+    """Return the lines of the exit summary after ``steps`` steps."""
     found = metrics.metrics()
     out = []
-    for name, most in _OFTEN.items():
+    for name, most in _MAX_PER_STEP.items():
         count = found[name].total if name in found else 0
         if count > most * max(steps, 1) and count > 2:
             out.append(f"pt-xla-profiler: {name} too frequent: {count} counts during {steps} steps")
-    for name, most in _SLOW.items():
+    for name, most in _MAX_DURATION.items():
         longest = max((v for _, v in found[name].data()[2]), default=0) if name in found else 0
         if longest > most:
             out.append(f"pt-xla-profiler: {name} too slow: longest instance took {metrics.format_time(longest)}")
@@ -108,6 +109,6 @@ def _fallback_lines() -> list[str]:
 
 
 def write_exit_summary() -> None:
-    """Writes the lines where analyses go."""
+    """Write the exit summary to the destination of the analyses."""
     steps = metrics.counters().get("MarkStep", 0)
     write("".join(f"{line}\n" for line in exit_summary(steps)))

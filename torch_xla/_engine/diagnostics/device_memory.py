@@ -1,7 +1,7 @@
-"""How much memory a device has, how much is in use, how much was in use at most, and by what.
+"""Report device memory: capacity, use, peak use, and the live buffers.
 
-A backend that has an allocator (GPU, TPU) is asked. The CPU has none: there the recorder's own account of buffers is
-all there is, and a program's peak is what the account held when it started plus what the compiler says it needs.
+GPU and TPU backends have an allocator with statistics. The CPU backend has none: there the recorder counts the bytes of
+buffers, and the peak of a program is the count at its launch plus the memory that the compiler reports for it.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from torch_xla._engine.diagnostics import buffer_provenance
 
 
 def bytes_in_use(device: int) -> int:
-    """Bytes of the buffers that exist on the device."""
+    """Return the bytes of all live buffers on a device."""
     return int(recorder.bindings().memory_use(device)[0])
 
 
 def take_step_peak(device: int) -> int:
-    """The most bytes that buffers took at once since the last call."""
+    """Return the peak bytes of buffers since the last call."""
     return int(recorder.bindings().take_peak(device))
 
 
 def memory_info(device: int) -> dict[str, int]:
-    """bytes_used, bytes_limit and peak_bytes_used, and kb_free and kb_total, as older releases say it."""
+    """Return bytes_used, bytes_limit, peak_bytes_used, and the kb_free and kb_total of older releases."""
     stats = devices.device(device).memory_stats() or {}
     bytes_used = stats.get("bytes_in_use", bytes_in_use(device))
     limit = stats.get("bytes_limit", host_memory_limit())
-    own_peak = int(recorder.bindings().memory_use(device)[3])
+    counted_peak = int(recorder.bindings().memory_use(device)[3])
     return {
         "bytes_used": bytes_used,
         "bytes_limit": limit,
-        "peak_bytes_used": stats.get("peak_bytes_in_use", own_peak),
+        "peak_bytes_used": stats.get("peak_bytes_in_use", counted_peak),
         "kb_free": max(0, limit - bytes_used) // 1024,
         "kb_total": limit // 1024,
     }
 
 
 def host_memory_limit() -> int:
-    """Bytes of this machine, or of the control group that the process is held in."""
+    """Return the memory of this machine in bytes, or the limit of this process's control group."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -54,7 +54,7 @@ def host_memory_limit() -> int:
 
 @dataclass(frozen=True, slots=True)
 class BufferInfo:
-    """One buffer: its shape and dtype on the device, bytes, and where it was made (line "" where that is unknown)."""
+    """A live buffer: shape and dtype on the device, bytes, and provenance (line "" if unknown)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -64,10 +64,10 @@ class BufferInfo:
 
 
 def live_buffers(device: int) -> list[tuple[jax.Array, BufferInfo]]:
-    """Every buffer of the device, oldest first, with the array itself: keep no reference to it."""
+    """Return every buffer of a device with its array, oldest first. Do not retain the arrays."""
     return [(array, _describe(array, size, number)) for array, size, number in recorder.bindings().buffers(device)]
 
 
 def _describe(array: Any, size: int, number: int) -> BufferInfo:
-    maker = buffer_provenance.provenance_from_id(number)
-    return BufferInfo(tuple(array.shape), str(array.dtype), size, maker.kind, maker.line)
+    origin = buffer_provenance.provenance_from_id(number)
+    return BufferInfo(tuple(array.shape), str(array.dtype), size, origin.kind, origin.line)

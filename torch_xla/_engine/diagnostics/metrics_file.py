@@ -1,4 +1,4 @@
-"""XLA_METRICS_FILE: the metrics report, appended to a file at the end of every step."""
+"""Append the metrics report to XLA_METRICS_FILE at the end of every step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _lock = fork_safe_lock()
 
 
 def save(path: str | None = None) -> None:
-    """Appends ``[MetricsData; step=N]`` and the report to ``path``, by default XLA_METRICS_FILE; N counts the calls.
+    """Append ``[MetricsData; step=N]`` and the report to ``path``, by default XLA_METRICS_FILE; N counts the calls.
 
-    STDOUT and STDERR stand for the streams; a process of several gives its file the suffix ``.<local ordinal>``. Does
-    nothing where there is no path. Raises OSError where the file cannot be written.
+    ``STDOUT`` and ``STDERR`` select the streams. With several processes the file name has the suffix
+    ``.<local ordinal>``. Without a path, do nothing. Raises OSError if the file cannot be written.
     """
     path = path or settings.XLA_METRICS_FILE
     if not path:

@@ -1,7 +1,7 @@
-"""What the executor tells of each graph: when it compiles, runs, and ends; everything that watches hangs off here.
+"""Receive the executor's events (compile, launch, end of a step) and forward them to metrics, logs and profilers.
 
-Observing never fails a program: nothing here is needed for its values. In the common case, a program that is known,
-it costs a walk to the user's frame and a few dictionary look-ups a run.
+Errors in diagnostics never fail a program. For a cached program, an execution costs one walk to the user's frame and a
+few dictionary lookups.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 
@@ -36,12 +36,14 @@ from torch_xla._engine.diagnostics.recompilation_tracker import Site, watcher
 from torch_xla._engine.graph import graph_spec, graph_summary, program_info
 from torch_xla._engine.graph.graph_run import GraphRun
 
+T = TypeVar("T")
+
 
 @dataclass(slots=True)
 class CompileEvent:
-    """One compilation of a graph for a device: at which line of the user's, and why the graph runs.
+    """One compilation of a graph for a device, with its user line and the sync reason.
 
-    ``program``, what comes of it, is set by whoever compiles.
+    The caller that compiles sets ``program``, the result.
     """
 
     graph: Any
@@ -65,13 +67,13 @@ class Listener(Protocol):
         """A graph is about to be launched."""
 
     def on_fallback(self, op: str, line: str) -> None:
-        """An op is about to run on the CPU."""
+        """Record the start of a CPU fallback of an op."""
 
     def on_step_end(self, device: int) -> None:
         """A barrier has ended a step."""
 
 
-#: Who is told; most often nobody.
+#: The registered listeners.
 listeners: list[Listener] = []
 
 _compile_log = logging.getLogger("torch_xla.compile")
@@ -80,21 +82,18 @@ _fallback_log = logging.getLogger("torch_xla.fallback")
 _memory_log = logging.getLogger("torch_xla.memory")
 
 
-def compilation_scope(run: GraphRun, place: str) -> AbstractContextManager[CompileEvent]:
-    """Around the lowering and compilation of a graph that was not known; ``place``: for whom, as reports name it.
+def observe_compilation(run: GraphRun, place: str, compile_program: Callable[[graph_spec.GraphSpec], T]) -> T:
+    """Compile a graph that has no program and report it: before to debug output and listeners, after to all trackers.
 
-    The block sets the event's ``program``.
+    Args:
+      run: the run of the graph.
+      place: the placement of its program, as reports name it.
+      compile_program: lowers and compiles the graph.
     """
-    device, cause, line = current_site(run)  # here, as within the block contextlib is among the frames
+    graph, spec, (device, cause, line) = run.graph, run.spec, current_site(run)
+    event, ops = CompileEvent(graph, spec, device, line, cause), len(spec.nodes)
     if debug_analysis.debug_level() >= 1:
-        debug_analysis.write_graph_block("Compilation", cause, run.graph.key, len(run.spec.leaves), len(run.spec.roots))
-    return _compilation(CompileEvent(run.graph, run.spec, device, line, cause), place)
-
-
-@contextmanager
-def _compilation(event: CompileEvent, place: str) -> Iterator[CompileEvent]:
-    graph, spec, device, line, cause = event.graph, event.spec, event.device, event.line, event.cause
-    ops = len(spec.nodes)
+        debug_analysis.write_graph_block("Compilation", cause, graph.key, len(spec.leaves), len(spec.roots))
     for listener in listeners:
         listener.on_compile_begin(event)
     start = time.perf_counter_ns()
@@ -102,8 +101,8 @@ def _compilation(event: CompileEvent, place: str) -> Iterator[CompileEvent]:
         compile_progress.show_compile_progress(ops),
         profiler_spans.span("compile", profiler_spans.program_label(line, ops)),
     ):
-        yield event
-        _note_program(event.program, len(spec.donated))
+        program = event.program = compile_program(spec)
+        _note_program(program, len(spec.donated))
     duration = time.perf_counter_ns() - start
     step_timings.current_step().compilations += (step_timings.CompilationRecord(start, duration, ops, cause, line),)
     if _compile_log.isEnabledFor(logging.INFO):
@@ -114,6 +113,7 @@ def _compilation(event: CompileEvent, place: str) -> Iterator[CompileEvent]:
     watcher.compiled((device, cause, line), graph_summary.summarize(spec, graph.key, place), situation)
     for listener in listeners:
         listener.on_compile_end(event)
+    return program
 
 
 def _provenances(graph: Any, device: int) -> tuple[buffer_provenance.Provenance, ...]:
@@ -148,7 +148,7 @@ def current_site(run: GraphRun) -> Site:
 
 
 def on_unstable_site(graph: Any, spec: graph_spec.GraphSpec, site: Site, place: str) -> None:
-    """From now on new graphs of the site are interpreted, as it makes another one each time; this is the first."""
+    """Record the first interpreted graph of an unstable site, which records a new graph on every call."""
     device, cause, line = site
     reads, provenances = tuple(step_timings.current_step().reads), _provenances(graph, device)
     new = graph_summary.summarize(spec, graph.key, place)
@@ -156,7 +156,7 @@ def on_unstable_site(graph: Any, spec: graph_spec.GraphSpec, site: Site, place: 
 
 
 class ExecutionRecord:
-    """One run of a graph: made before it starts, told when it is under way, or has ended.
+    """One run of a graph, created before the launch and updated when it is launched and when it has finished.
 
     Args:
       kind: the metric of its time.
@@ -173,37 +173,37 @@ class ExecutionRecord:
         self._start = time.perf_counter_ns()
 
     def launched(self, results: Sequence[jax.Array], token: Any = None) -> None:
-        """The program has been launched, and ends when the token, or one of its results, is there.
+        """Record the launch; the program ends when the token, or its first result, is ready.
 
-        What goes wrong here is logged: the nodes have their values, whoever hears of it.
+        Errors here are only logged, because the nodes have their values already.
         """
         first: Any = results[0] if results else None
-        # A CPU runs small programs where they are launched. To tell a thread of those would cost more than they do.
+        # The CPU backend runs small programs inline. Passing those to another thread would cost more than they do.
         has_ended = first is None or first.is_ready()
-        self._note(None if has_ended else first if token is None else token, first)
+        self._record(None if has_ended else first if token is None else token, first)
 
     def finished(self) -> None:
-        """The graph has been computed. The same holds."""
-        self._note(None)
+        """Record that the graph was computed synchronously; errors are only logged."""
+        self._record(None)
 
-    def _note(self, awaited: Any, result: Any = None) -> None:
+    def _record(self, awaited: Any, result: Any = None) -> None:
         duration = time.perf_counter_ns() - self._start
         try:
             metrics.sample("TensorsGraphSize", self._ops)
-            time_of_it = metrics.metric(self._kind, metrics.format_time)
-            run = self._shown(None if awaited is None else result) if profiler_spans.is_profiling() else None
+            time_metric = metrics.metric(self._kind, metrics.format_time)
+            run = self._profiler_event(None if awaited is None else result) if profiler_spans.is_profiling() else None
             if awaited is None:
-                time_of_it.add(duration)
+                time_metric.add(duration)
             else:
-                completion.track_completion(self._device, time_of_it, self._start, awaited, run)
+                completion.track_completion(self._device, time_metric, self._start, awaited, run)
             step_timings.add_time(self._kind, duration)
             step_timings.current_step().ops += self._ops
             if _execute_log.isEnabledFor(logging.INFO):
                 _execute_log.info("%d ops, %s at %s", self._ops, self._cause, self._line)
         except Exception:
-            _execute_log.exception("the journal of a run, %s at %s, is not complete", self._cause, self._line)
+            _execute_log.exception("could not record an execution (%s at %s)", self._cause, self._line)
 
-    def _shown(self, result: Any) -> profiler_spans.DeviceEvent | None:
+    def _profiler_event(self, result: Any) -> profiler_spans.DeviceEvent | None:
         what = "execute" if self._kind == "ExecuteTime" else "interpret"
         return profiler_spans.record_device_event(
             self._device, what, profiler_spans.program_label(self._line, self._ops), self._start, result
@@ -211,7 +211,7 @@ class ExecutionRecord:
 
 
 def begin_execution(run: GraphRun) -> ExecutionRecord:
-    """Before a program is launched."""
+    """Record the start of an execution; call it before the launch."""
     graph, where = run.graph, current_site(run)
     device, cause, line = where
     ops = graph.node_count
@@ -230,14 +230,14 @@ def begin_execution(run: GraphRun) -> ExecutionRecord:
 
 
 def begin_interpretation(run: GraphRun) -> ExecutionRecord:
-    """Before a graph is interpreted, which takes the place of a compilation and an execution."""
+    """Record the start of an interpreted graph, which is neither compiled nor launched."""
     where = current_site(run)
     recorder.bindings().set_provenance(buffer_provenance.provenance_id("result", where[2]))
     return ExecutionRecord(run.graph.node_count, where, "InterpretTime")
 
 
 def on_op_by_op_done(device: int, start: int, eager: bool) -> None:
-    """A graph of the device whose operations ran one by one, from ``start`` (ns of perf_counter), is under way."""
+    """Record a graph whose ops were launched one by one, from ``start`` (ns of perf_counter)."""
     name = "EagerOpExecuteTime" if eager else "ExecuteChainedTime"
     metrics.sample(name, time.perf_counter_ns() - start, metrics.format_time)
     if profiler_spans.is_profiling():
@@ -247,7 +247,7 @@ def on_op_by_op_done(device: int, start: int, eager: bool) -> None:
 
 
 def on_fallback(op: str, line: str) -> None:
-    """An op is about to run on the CPU."""
+    """Record the start of a CPU fallback of an op."""
     step_timings.begin_fallback(op, line)
     _fallback_log.info("%s runs on the CPU, at %s", op, line)
     for listener in listeners:
@@ -255,46 +255,47 @@ def on_fallback(op: str, line: str) -> None:
 
 
 def on_step_end(device: int) -> None:
-    """A barrier has sent the step off."""
+    """Record the end of a step, after its barrier launched it."""
     step = step_timings.end_step(device_memory.take_step_peak(device))
-    _memory_log.info("step %d: at most %d bytes on xla:%d", step.number, step.peak_bytes, device)
+    _memory_log.info("step %d: peak memory %d bytes on xla:%d", step.number, step.peak_bytes, device)
     try:
         metrics_file.save()
     except OSError as error:
-        _memory_log.error("XLA_METRICS_FILE: the report of step %d could not be written: %s", step.number, error)
+        _memory_log.error("XLA_METRICS_FILE: could not write the report of step %d: %s", step.number, error)
     watcher.step_ended()
     for listener in listeners:
         listener.on_step_end(device)
 
 
 def emit_step_log() -> None:
-    """XLA_EMIT_STEPLOG: a line for whoever watches the process's stderr for signs of life."""
+    """Write the heartbeat line of XLA_EMIT_STEPLOG to stderr."""
     if settings.XLA_EMIT_STEPLOG:
         print("torch_xla.core.xla_model::mark_step", file=sys.stderr, flush=True)
 
 
 def wait(values: Sequence[jax.Array]) -> bool:
-    """Waits for values; the time counts as waiting for the device. False where another thread's program took one over.
+    """Wait for values, and count the time as waiting for the device.
 
-    Such an array cannot be waited for any more: what waits for the results of that program waits for it.
+    Returns False if a value was donated to another thread's program meanwhile. Such an array can no longer be waited
+    for; waiting for the results of that program includes it.
     """
     with step_timings.timed_block("wait"), profiler_spans.span("wait"):
         try:
-            jax.block_until_ready(values)  # of hundreds, in half the time that it takes one by one
-            all_there = True
+            jax.block_until_ready(values)  # for hundreds of arrays, half the time of waiting one by one
+            all_live = True
         except RuntimeError:
-            all_there = _wait_for_each(values)
+            all_live = _wait_for_each(values)
     profiler_spans.flush_finished_events()
-    return all_there
+    return all_live
 
 
 def _wait_for_each(values: Sequence[jax.Array]) -> bool:
-    all_there = True
+    all_live = True
     for value in values:
         try:
             value.block_until_ready()
         except RuntimeError:
             if not value.is_deleted():
                 raise
-            all_there = False
-    return all_there
+            all_live = False
+    return all_live

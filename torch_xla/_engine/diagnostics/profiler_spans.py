@@ -1,12 +1,12 @@
-"""What torch.profiler shows of xla, beside the operations that are recorded: compilations, launches, runs, transfers.
+"""Report compilations, launches, executions and transfers to torch.profiler as spans, beside the recorded ops.
 
     xla::compile, xla::launch, xla::wait,                  on the thread that spends the time (record_function)
     xla::host_to_device, xla::device_to_host, xla::device_to_device
-    xla::execute, xla::interpret                           from beginning to end, on a thread that is called xla:0
+    xla::execute, xla::interpret                           from start to end, on a thread named xla:0
 
-A row of ``key_averages()`` is a program: its name has the line that runs it and how many operations it has. A run is
-told when the thread that launched it next launches, waits or reads and it has ended; what nobody waits for before the
-profile ends is not shown. While no profiler watches the thread, all of this is a question to the recorder.
+A row of ``key_averages()`` is a program; its name has the user line that runs it and the number of ops. An execution
+that has ended is reported when the thread that launched it launches, waits or reads again; executions without such an
+event before the profile ends are not shown. Without an active profiler, each function costs one call of the recorder.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 
 NOTHING: AbstractContextManager[Any] = nullcontext()
-_PATIENCE = 5.0  # seconds for the thread that tells, which only an interpreter that ends keeps from it
-_thread = threading.local()  # .running: list[Run]
+_TIMEOUT = 5.0  # seconds to wait for the reporting thread, which exceeds it only at interpreter shutdown
+_thread = threading.local()  # .running: list[DeviceEvent]
 
 
 @dataclass(eq=False, slots=True)
 class DeviceEvent:
-    """A program under way. Times in ns of perf_counter; ``end`` is 0 until somebody has seen it."""
+    """An execution on a device. Times are in ns of perf_counter; ``end`` is 0 until the end was observed."""
 
     device: int
     name: str
     start: int
     end: int = 0
-    result: weakref.ref[Any] | None = None  # it has ended when this is there
+    result: weakref.ref[Any] | None = None  # the execution has ended when this array is ready
 
     def has_ended(self) -> bool:
-        """Whether it has; ``end`` is set then, to this moment where nobody has seen it before."""
+        """Return whether the execution has ended; set ``end`` to the current time if it was not observed before."""
         result = self.result() if self.result is not None else None
         if not self.end and result is not None and not result.is_deleted() and result.is_ready():
             self.end = time.perf_counter_ns()
@@ -49,30 +49,30 @@ class DeviceEvent:
 
 
 def is_profiling() -> bool:
-    """Whether torch.profiler watches this thread."""
+    """Return whether torch.profiler is active on this thread."""
     return bool(recorder.bindings().profiled())
 
 
-def span(what: str, of: str = "") -> AbstractContextManager[Any]:
-    """The block is a row of torch.profiler's: ``xla::what of``."""
-    return torch.profiler.record_function(f"xla::{what} {of}".rstrip()) if is_profiling() else NOTHING
+def span(what: str, label: str = "") -> AbstractContextManager[Any]:
+    """Return a context that torch.profiler shows as a span ``xla::what label``."""
+    return torch.profiler.record_function(f"xla::{what} {label}".rstrip()) if is_profiling() else NOTHING
 
 
 def program_label(line: str, ops: int) -> str:
-    """What a program is called; tables show the beginning of a name, so that folders are left out."""
+    """Return the name of a program in profiles, without folders, because tables truncate long names."""
     return f"{line.rpartition('/')[2]} ({ops} op{'s'[: ops != 1]})"
 
 
-def record_device_event(device: int, what: str, of: str, start: int, result: Any = None) -> DeviceEvent | None:
-    """Notes what a device does, ``xla::what of``: it is under way, or has ended. None where no profiler watches.
+def record_device_event(device: int, what: str, label: str, start: int, result: Any = None) -> DeviceEvent | None:
+    """Record an execution on a device as ``xla::what label``; return None if no profiler is active.
 
     Args:
-      start: when it was launched, in ns of perf_counter.
-      result: an array of a program that may be under way; None: it has ended.
+      start: the launch time, in ns of perf_counter.
+      result: a result of a program that may be in flight; None if it has ended.
     """
     if not is_profiling():
         return None
-    run = DeviceEvent(device, f"xla::{what} {of}", start)
+    run = DeviceEvent(device, f"xla::{what} {label}", start)
     if result is None:
         run.end = time.perf_counter_ns()
     else:
@@ -83,17 +83,17 @@ def record_device_event(device: int, what: str, of: str, start: int, result: Any
 
 
 def flush_finished_events() -> None:
-    """Tells the profiler of the programs of this thread that have ended since it was told last."""
+    """Report the executions of this thread that have ended since the last call to the profiler."""
     running = _open_events()
     if not running:
         return
     if not is_profiling():
-        running.clear()  # of a profile that has ended
+        running.clear()  # they belong to a profile that has ended
         return
     ended = [run for run in running if run.has_ended()]
     running[:] = [run for run in running if run not in ended]
     for device in {run.device for run in ended}:
-        _teller(device).tell([run for run in ended if run.device == device])
+        _device_track(device).report([run for run in ended if run.device == device])
 
 
 def _open_events() -> list[DeviceEvent]:
@@ -104,42 +104,42 @@ def _open_events() -> list[DeviceEvent]:
 
 
 class _DeviceTrack:
-    """A thread as whose row the runs of a device are shown: on that of the host, they would tear its spans."""
+    """A thread whose profiler row shows the executions of a device; on the host's row they would break its spans."""
 
     def __init__(self, device: int) -> None:
-        self._asked: SimpleQueue[tuple[Any, Sequence[DeviceEvent], threading.Event]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Any, Sequence[DeviceEvent], threading.Event]] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(f"xla:{device}",), name=f"xla:{device}", daemon=True)
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Not in a process that was forked from the one that made it."""
+        """Return whether the thread runs; it does not after a fork."""
         return self._thread.is_alive()
 
-    def tell(self, runs: Sequence[DeviceEvent]) -> None:
-        """Adds runs to the profile of this thread, and returns then: it cannot end meanwhile."""
-        told = threading.Event()
-        self._asked.put((recorder.bindings().Profile(), runs, told))
-        told.wait(_PATIENCE)
+    def report(self, runs: Sequence[DeviceEvent]) -> None:
+        """Add executions to the active profile, and wait for that: the profile cannot end before."""
+        done = threading.Event()
+        self._queue.put((recorder.bindings().Profile(), runs, done))
+        done.wait(_TIMEOUT)
 
     def _work(self, name: str) -> None:
         recorder.bindings().name_thread(name)
         while True:
-            profile, runs, told = self._asked.get()
+            profile, runs, done = self._queue.get()
             try:
                 epoch = time.time_ns() - time.perf_counter_ns()
                 for run in runs:
                     profile.add(run.name, run.start + epoch, run.end + epoch)
             finally:
                 del profile, runs
-                told.set()
+                done.set()
 
 
-_tellers: dict[int, _DeviceTrack] = {}
+_tracks: dict[int, _DeviceTrack] = {}
 _lock = fork_safe_lock()
 
 
-def _teller(device: int) -> _DeviceTrack:
+def _device_track(device: int) -> _DeviceTrack:
     with _lock:
-        if device not in _tellers or not _tellers[device].is_alive():
-            _tellers[device] = _DeviceTrack(device)
-        return _tellers[device]
+        if device not in _tracks or not _tracks[device].is_alive():
+            _tracks[device] = _DeviceTrack(device)
+        return _tracks[device]

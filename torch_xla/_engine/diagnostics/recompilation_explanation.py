@@ -1,4 +1,4 @@
-"""A Difference in words: one paragraph that says what changed, where, and what to do about it."""
+"""Explain a recompilation in one paragraph: what changed between two graphs, where, and what to do."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ from torch_xla._engine.lowering.rules.matmul import Precision
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a graph was compiled again.
+    """Why a graph was recompiled.
 
-    kind: setting, inputs, derived (inputs that were computed), layout, argument, branch (a value was read), ops, limit,
-    wiring, results; nothing, if its program has left the cache; or unknown. line: where it comes from, as near as is
-    known. subject: what makes two explanations one cause.
+    Attributes:
+      kind: setting, inputs, derived (inputs computed by another program), layout, argument, branch (a value was read),
+        ops, limit, wiring, results, nothing (the program was evicted from the cache) or unknown.
+      text: the paragraph for the user.
+      line: the user line that is closest to the cause.
+      subject: identifies the cause; explanations with equal subjects have the same cause.
+      advice: what to do, the last part of ``text``.
+      details: the changed values, by kind.
     """
 
     kind: str
@@ -39,7 +44,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class RecompilationContext:
-    """What is known besides the graphs: who asked, which values were read in this step, where inputs come from."""
+    """The context of a compilation: line, sync reason, values read in the step, provenance of the graph inputs."""
 
     line: str
     cause: str
@@ -49,11 +54,11 @@ class RecompilationContext:
 
 
 def explain_difference(
-    difference: GraphDiff, situation: RecompilationContext, event: str = "was compiled again"
+    difference: GraphDiff, context: RecompilationContext, event: str = "recompiled the graph"
 ) -> Explanation:
-    """The paragraph for a difference between a graph and the nearest known one; ``event``: what happened to it."""
-    kind, what, line, subject, todo, details = _BUILD[difference.kind](difference, situation)
-    text = f"the graph of {situation.ops} ops that runs at {situation.line} {event}:"
+    """Return the explanation of the difference between a graph and its closest match; ``event`` starts the text."""
+    kind, what, line, subject, todo, details = _BUILD[difference.kind](difference, context)
+    text = f"{event} at {context.line} ({context.ops} ops):"
     text = " ".join(part for part in (text, what, todo) if part)
     return Explanation(kind, text, line, (kind, *subject), todo, details)
 
@@ -62,49 +67,50 @@ _Parts = tuple[str, str, str, tuple[Any, ...], str, dict[str, Any]]
 
 
 def format_leaf(leaf: graph_summary.Leaf) -> str:
-    """A shape and dtype: ``float32[32, 784]``."""
+    """Format a shape and dtype: ``float32[32, 784]``."""
     shape, dtype = leaf
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
-def _explain_inputs(difference: GraphDiff, situation: RecompilationContext) -> _Parts:
-    def maker(change: LeafChange) -> Provenance:
-        return situation.provenances[change.index]
+def _explain_inputs(difference: GraphDiff, context: RecompilationContext) -> _Parts:
+    def provenance(change: LeafChange) -> Provenance:
+        return context.provenances[change.index]
 
-    # What a program made out of a tensor of another shape has another shape, too: the tensor itself is the cause.
-    changes = [c for c in difference.inputs if maker(c).kind in _ROOTS] or list(difference.inputs)
-    parts = [_input(change, maker(change)) for change in changes[:3]]
+    # The result of a program with a changed input shape changes its shape, too: the uploaded tensor is the cause.
+    changes = [c for c in difference.inputs if provenance(c).kind in _SOURCES] or list(difference.inputs)
+    parts = [_input(change, provenance(change)) for change in changes[:3]]
     if len(changes) > 3:
         parts.append(f"{len(changes) - 3} more inputs differ")
-    places = tuple(sorted({maker(c).line for c in changes if maker(c).line}))
-    subject: tuple[Any, ...] = places or (situation.line, *(c.index for c in changes))
+    places = tuple(sorted({provenance(c).line for c in changes if provenance(c).line}))
+    subject: tuple[Any, ...] = places or (context.line, *(c.index for c in changes))
     details = {"inputs": [(c.index, format_leaf(c.old), format_leaf(c.new)) for c in changes]}
-    kind = "inputs" if maker(changes[0]).kind in _ROOTS else "derived"
-    from_cpu = any(maker(c).kind == "fallback" for c in changes)
+    kind = "inputs" if provenance(changes[0]).kind in _SOURCES else "derived"
+    from_cpu = any(provenance(c).kind == "fallback" for c in changes)
     todo = recompilation_advice.VALUES if from_cpu else recompilation_advice.shape_advice(changes)
-    return kind, "; ".join(parts) + ".", (places or (situation.line,))[0], subject, todo, details
+    return kind, "; ".join(parts) + ".", (places or (context.line,))[0], subject, todo, details
 
 
-def _input(change: LeafChange, maker: Provenance) -> str:
-    text = f"its input {change.index} was {format_leaf(change.old)} and is {format_leaf(change.new)}"
-    return text + _origin(change, maker)
+def _input(change: LeafChange, origin: Provenance) -> str:
+    what = [name for name, old, new in zip(("shape", "dtype"), change.old, change.new, strict=True) if old != new]
+    text = f"the {' and '.join(what)} of input {change.index} changed from "
+    return text + f"{format_leaf(change.old)} to {format_leaf(change.new)}" + _origin(change, origin)
 
 
-def _origin(change: LeafChange | LayoutChange, maker: Provenance) -> str:
-    """Where an input comes from and goes to, in parentheses."""
-    where = [f"{_MADE[maker.kind]} at {maker.line}"] if maker.line else []
+def _origin(change: LeafChange | LayoutChange, origin: Provenance) -> str:
+    """Format where an input was created and first used, in parentheses."""
+    where = [f"{_PROVENANCE_TEXT[origin.kind]} at {origin.line}"] if origin.line else []
     if change.user is not None:
         where.append(f"first used by {change.user.op}{_location_suffix(change.user)}")
     return f" ({', '.join(where)})" if where else ""
 
 
-_ROOTS = ("upload", "fallback")
-_MADE = {
-    "upload": "sent to the device",
-    "fallback": "back from an op that ran on the CPU",
+_SOURCES = ("upload", "fallback")
+_PROVENANCE_TEXT = {
+    "upload": "uploaded",
+    "fallback": "returned by an op that ran on the CPU",
     "result": "computed",
-    "transfer": "moved",
-    "unknown": "made",
+    "transfer": "transferred",
+    "unknown": "created",
 }
 
 
@@ -112,54 +118,54 @@ def _location_suffix(op: graph_summary.OpSummary) -> str:
     return f" at {op.line}" if op.line else ""
 
 
-def _explain_argument(difference: GraphDiff, situation: RecompilationContext) -> _Parts:
+def _explain_argument(difference: GraphDiff, context: RecompilationContext) -> _Parts:
     change = difference.argument
     assert change is not None
-    line = change.op.line or situation.line
-    what = f"argument `{change.name}` of {change.op.op}{_location_suffix(change.op)} was {_value(change.old)} and is "
-    what += f"{_value(change.new)}."
+    line = change.op.line or context.line
+    what = f"argument `{change.name}` of {change.op.op}{_location_suffix(change.op)} changed from "
+    what += f"{_value(change.old)} to {_value(change.new)}."
     details = {"op": change.op.op, "argument": change.name, "old": change.old, "new": change.new}
-    # Without the op's own line it may be one of several such ops, or its gradient: they count as one cause.
+    # Without a source line, several such ops or their gradients cannot be told apart: they count as one cause.
     subject = (change.op.line, change.op.op, change.name)
     return "argument", what, line, subject, recompilation_advice.argument_advice(change), details
 
 
 def _value(value: Any) -> str:
     if value is None:
-        return "not given"
-    return f"any {value} (an input)" if isinstance(value, graph_summary.ScalarInput) else repr(value)
+        return "omitted"
+    return f"a program input ({value})" if isinstance(value, graph_summary.ScalarInput) else repr(value)
 
 
-def _explain_ops(difference: GraphDiff, situation: RecompilationContext) -> _Parts:
+def _explain_ops(difference: GraphDiff, context: RecompilationContext) -> _Parts:
     parts = []
     added, removed = _without_getitem(difference.added), _without_getitem(difference.removed)
     if added:
-        parts.append(f"it has {_names(added)} that the nearest known graph has not")
+        parts.append(f"added {_names(added)}")
     if removed:
-        parts.append(f"it lacks {_names(removed)} that the nearest known graph has")
-    what = "; ".join(parts)
+        parts.append(f"removed {_names(removed)}")
+    what = f"compared with the closest known graph, {'; '.join(parts)}"
     names = tuple(sorted({op.op for op in (*added, *removed)}))
     details = {"added": [op.op for op in added], "removed": [op.op for op in removed]}
-    if situation.cause.startswith("the graph reached"):
+    if context.cause.startswith("the graph reached"):
         return (
             "limit",
-            f"{what} ({situation.cause}).",
-            situation.line,
-            (situation.line,),
+            f"{what} ({context.cause}).",
+            context.line,
+            (context.line,),
             recompilation_advice.CUT,
             details,
         )
-    # A read that runs the graph itself came after its ops.
-    deciding = _branching_lines([line for line in situation.reads if line != situation.line])
+    # The read that runs this graph comes after its ops and cannot have decided what was recorded.
+    deciding = _branching_lines([line for line in context.reads if line != context.line])
     if deciding:
         what += f". Earlier in this step a value was read at {' and at '.join(deciding)}."
         return "branch", what, deciding[0], (*deciding,), recompilation_advice.WHERE, details | {"reads": deciding}
-    line = next((op.line for op in (*difference.added, *difference.removed) if op.line), situation.line)
+    line = next((op.line for op in (*difference.added, *difference.removed) if op.line), context.line)
     return "ops", f"{what}.", line, (line, *names), recompilation_advice.BRANCH, details
 
 
 def _without_getitem(ops: Sequence[graph_summary.OpSummary]) -> Sequence[graph_summary.OpSummary]:
-    """Without the results of operations with several, where there is anything else."""
+    """Return the ops without getitem nodes, unless there are no others."""
     return [op for op in ops if op.op != "torch_xla::getitem"] or ops
 
 
@@ -167,88 +173,90 @@ def _names(ops: Sequence[graph_summary.OpSummary]) -> str:
     counted = Counter(op.name for op in ops)
     parts = [name if n == 1 else f"{n} × {name}" for name, n in counted.most_common(4)]
     if len(counted) > 4:
-        parts.append(f"{len(counted) - 4} other kinds of ops")
+        parts.append(f"{len(counted) - 4} other operators")
     first = next((op.line for op in ops if op.line), None)
-    return ", ".join(parts) + (f" (the first at {first})" if first else "")
+    return ", ".join(parts) + (f" (first at {first})" if first else "")
 
 
-_DECIDES = re.compile(r"\b(if|elif|while|assert|for|and|or|not)\b|[<>]=?|[=!]=")
+_BRANCHING = re.compile(r"\b(if|elif|while|assert|for|and|or|not)\b|[<>]=?|[=!]=")
 
 
 def _branching_lines(reads: Sequence[str]) -> list[str]:
-    """The lines, of those where values were read, that look as if they decide something; all if none does."""
+    """Return up to three of the lines where values were read: those with control flow, or all if none has any."""
 
     def source(line: str) -> str:
         path, _, number = line.rpartition(":")
         return linecache.getline(path, int(number)) if number.isdigit() else ""
 
-    found = [line for line in reads if _DECIDES.search(source(line))]
+    found = [line for line in reads if _BRANCHING.search(source(line))]
     return (found or list(reads))[:3]
 
 
-def _explain_wiring(difference: GraphDiff, situation: RecompilationContext) -> _Parts:
-    return "wiring", "", situation.line, (situation.line,), recompilation_advice.WIRE, {}
+def _explain_wiring(difference: GraphDiff, context: RecompilationContext) -> _Parts:
+    return "wiring", "", context.line, (context.line,), recompilation_advice.WIRE, {}
 
 
-def _results(difference: GraphDiff, situation: RecompilationContext) -> _Parts:
+def _explain_results(difference: GraphDiff, context: RecompilationContext) -> _Parts:
     more = ", ".join(f"{n:+} {name}" for name, n in difference.counts.items() if n)
     return (
         "results",
-        f"({more})." if more else "",
-        situation.line,
-        (situation.line,),
+        f"the results or donated inputs changed ({more})." if more else "the results changed.",
+        context.line,
+        (context.line,),
         recompilation_advice.KEEP,
         dict(difference.counts),
     )
 
 
-def _explain_evicted(difference: GraphDiff, situation: RecompilationContext) -> _Parts:
-    what = "it was compiled before, and its program has left the cache (XLA_COMPILATION_CACHE_SIZE)."
-    return "nothing", what, situation.line, (situation.line,), "", {}
+def _explain_evicted(difference: GraphDiff, context: RecompilationContext) -> _Parts:
+    what = "it was compiled before, but its program was evicted from the cache (XLA_COMPILATION_CACHE_SIZE)."
+    return "nothing", what, context.line, (context.line,), "", {}
 
 
-def _explain_unknown(difference: GraphDiff, situation: RecompilationContext) -> _Parts:
-    what = "it is no known graph, but nothing that is compared differs from one: please report this to torch_xla."
-    return "unknown", what, situation.line, (situation.line,), "", {}
+def _explain_unknown(difference: GraphDiff, context: RecompilationContext) -> _Parts:
+    what = (
+        "the graph is new, but no compared property differs from a known graph; please report this as a torch_xla bug."
+    )
+    return "unknown", what, context.line, (context.line,), "", {}
 
 
-def _explain_setting(difference: GraphDiff, situation: RecompilationContext) -> _Parts:
+def _explain_setting(difference: GraphDiff, context: RecompilationContext) -> _Parts:
     change = difference.setting
     assert change is not None
-    line = situation.line if change.op is None else change.op.line or situation.line
+    line = context.line if change.op is None else change.op.line or context.line
     if change.name == "place":
-        what = f"it was compiled for {change.old} and is for {change.new}."
+        what = f"the placement changed from {change.old} to {change.new}."
     elif change.name == "precision":
-        what = f"matrix products of float32 were {_precision(change.old)}, and are {_precision(change.new)}."
+        what = f"the float32 matmul precision changed from {_precision(change.old)} to {_precision(change.new)}."
     else:
         old, new = (str(dtype).removeprefix("torch.") for dtype in (change.old, change.new))
-        what = f"torch's default dtype was {old} and is {new} where {change.op.op if change.op else ''} was recorded"
+        what = f"torch's default dtype changed from {old} to {new} for {change.op.op if change.op else ''}"
         what += f"{_location_suffix(change.op) if change.op else ''}."
     details = {"setting": change.name, "old": change.old, "new": change.new}
     return "setting", what, line, (change.name,), recompilation_advice.ONCE[change.name], details
 
 
 def _precision(value: Precision) -> str:
-    return f"{value.products.name} (products), {value.convolutions.name} (convolutions)"
+    return f"{value.products.name} (matmuls), {value.convolutions.name} (convolutions)"
 
 
-def _explain_layout(difference: GraphDiff, situation: RecompilationContext) -> _Parts:
-    parts = [_format_layout_change(change, situation.provenances[change.index]) for change in difference.layouts[:3]]
+def _explain_layout(difference: GraphDiff, context: RecompilationContext) -> _Parts:
+    parts = [_format_layout_change(change, context.provenances[change.index]) for change in difference.layouts[:3]]
     if len(difference.layouts) > 3:
-        parts.append(f"{len(difference.layouts) - 3} more inputs lie in another way")
+        parts.append(f"{len(difference.layouts) - 3} more inputs have a different sharding")
     details = {"layouts": [(c.index, _format_sharding(c.old), _format_sharding(c.new)) for c in difference.layouts]}
-    subject = (situation.line, *(change.index for change in difference.layouts))
-    return "layout", "; ".join(parts) + ".", situation.line, subject, recompilation_advice.LAYOUT, details
+    subject = (context.line, *(change.index for change in difference.layouts))
+    return "layout", "; ".join(parts) + ".", context.line, subject, recompilation_advice.LAYOUT, details
 
 
-def _format_layout_change(change: LayoutChange, maker: Provenance) -> str:
-    text = f"its input {change.index} lay {_format_sharding(change.old)} and lies {_format_sharding(change.new)}"
-    return text + _origin(change, maker)
+def _format_layout_change(change: LayoutChange, origin: Provenance) -> str:
+    text = f"the sharding of input {change.index} changed from {_format_sharding(change.old)} to "
+    return text + _format_sharding(change.new) + _origin(change, origin)
 
 
 def _format_sharding(number: int) -> str:
     sharding = sharding_ids.sharding_from_id(number)
-    return "on one device" if sharding is None else f"as {getattr(sharding, 'spec', sharding)}"
+    return "a single device" if sharding is None else str(getattr(sharding, "spec", sharding))
 
 
 _BUILD: dict[str, Callable[[GraphDiff, RecompilationContext], _Parts]] = {
@@ -258,7 +266,7 @@ _BUILD: dict[str, Callable[[GraphDiff, RecompilationContext], _Parts]] = {
     "layout": _explain_layout,
     "argument": _explain_argument,
     "wiring": _explain_wiring,
-    "results": _results,
+    "results": _explain_results,
     "nothing": _explain_evicted,
     "unknown": _explain_unknown,
 }

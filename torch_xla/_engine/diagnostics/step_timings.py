@@ -1,11 +1,11 @@
-"""The journal: what the time of each step went into, always kept, for the last thousand steps.
+"""Record how each of the last thousand steps spent its time; always enabled.
 
-    thread ── Step (open) ──close()──► history, at most HISTORY of them, oldest out first
-                │ own time by kind, reads and fallbacks by line, compilations, peak of memory
+    thread ── StepRecord (open) ──end_step()──► history of the last HISTORY steps
+                │ exclusive time by kind, reads and fallbacks by line, compilations, peak memory
 
-Each thread writes its own open Step; only close() takes the lock. Times are *own* times: an upload inside a fallback is
-upload, not fallback, so that the kinds of a step add up. What no kind claims is tracing: Python, and recording ops.
-A thread that never ends a step (a loader's worker) has an open Step that is never listed.
+Each thread writes its own open StepRecord; only end_step() takes the lock. Times are *exclusive*: an upload inside a
+fallback counts as upload, not as fallback, so the kinds of a step add up. Time of no kind is tracing: Python code and
+recording. A thread that never ends a step (a data loader's worker) has an open StepRecord that is never listed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ K = TypeVar("K")
 
 @dataclass(slots=True)
 class CompilationRecord:
-    """One compilation: when it began and how long it took (ns of perf_counter), what it was of, and who asked."""
+    """One compilation: start and duration (ns of perf_counter), number of ops, sync reason and user line."""
 
     start: int
     duration: int
@@ -38,7 +38,7 @@ class CompilationRecord:
 
 @dataclass(slots=True)
 class LineStats:
-    """How often something happened at a line, and the ns it took."""
+    """The number of events at a line, and their total duration in ns."""
 
     count: int = 0
     duration: int = 0
@@ -57,14 +57,14 @@ def _empty_mapping() -> Mapping[Any, LineStats]:
 
 @dataclass(slots=True)
 class StepRecord:
-    """What a thread did from one barrier to the next; ``end`` is 0 while it is open. Times in ns of perf_counter."""
+    """A thread's step, from one barrier to the next; ``end`` is 0 while open. Times are in ns of perf_counter."""
 
     thread: str
     start: int
     number: int = -1
     end: int = 0
-    spent: dict[str, int] = field(default_factory=dict)  # own time by kind
-    # Most steps have none of these: such a one needs no table of its own.
+    spent: dict[str, int] = field(default_factory=dict)  # exclusive time by kind
+    # Most steps have none of these and share one empty mapping.
     reads: Mapping[str, LineStats] = field(default_factory=_empty_mapping)  # values read, by the user's line
     fallbacks: Mapping[tuple[str, str], LineStats] = field(default_factory=_empty_mapping)  # by op and the user's line
     compilations: tuple[CompilationRecord, ...] = ()
@@ -80,7 +80,7 @@ class StepRecord:
 
     @property
     def tracing(self) -> int:
-        """The time that nothing claims."""
+        """The time that belongs to no kind."""
         return max(0, self.wall - sum(self.spent.values()))
 
 
@@ -98,14 +98,14 @@ _closed = 0
 
 
 def current_step() -> StepRecord:
-    """This thread's open step."""
+    """Return this thread's open step."""
     if _here.step is None:
         _here.step = StepRecord(threading.current_thread().name, time.perf_counter_ns())
     return _here.step
 
 
 class timed_block:
-    """Context: its time, less that of other ``spent`` blocks inside, is added to this thread's step under ``kind``."""
+    """Context that adds its exclusive time, without nested blocks, to this thread's step under ``kind``."""
 
     __slots__ = ("inner", "kind", "outer", "start", "total")
 
@@ -134,15 +134,15 @@ class timed_block:
 
 
 def add_time(kind: str, duration: int) -> None:
-    """Something of a ``kind`` has taken ``duration`` ns in this thread's step; no ``spent`` block of it was open."""
+    """Add ``duration`` ns of a kind to this thread's step, for which no ``timed_block`` was open."""
     current_step().add(kind, duration)
     if _here.active is not None:
         _here.active.inner += duration
 
 
 def begin_fallback(op: str, line: str) -> None:
-    """``op`` is about to run on the CPU, called at ``line``."""
-    if _here.fallback is not None:  # it raised
+    """Start the time of a CPU fallback of ``op``, called at ``line``."""
+    if _here.fallback is not None:  # the previous fallback raised
         _here.active = _here.fallback[2].outer
     block = timed_block("fallback")
     block.__enter__()
@@ -150,7 +150,7 @@ def begin_fallback(op: str, line: str) -> None:
 
 
 def end_fallback() -> None:
-    """The op that began to run on the CPU has run. One that raised ends with the next one or the step."""
+    """End the current CPU fallback. A fallback that raised ends with the next one, or with the step."""
     if _here.fallback is not None:
         op, line, block = _here.fallback
         _here.fallback = None
@@ -160,25 +160,25 @@ def end_fallback() -> None:
 
 
 def current_fallback() -> str | None:
-    """The op that this thread runs on the CPU just now."""
+    """Return the op whose CPU fallback this thread is running, None if there is none."""
     return _here.fallback[0] if _here.fallback else None
 
 
 def record_read(line: str, duration: int) -> None:
-    """A value was read by the user at ``line``."""
+    """Record that the user read a value at ``line``."""
     step = current_step()
     step.reads = _with_sample(step.reads, line, duration)
 
 
-def _with_sample(places: Mapping[K, LineStats], key: K, duration: int) -> Mapping[K, LineStats]:
-    """The places, in a table of the step's own, with one thing more at ``key``."""
-    own = places if isinstance(places, dict) else {}
+def _with_sample(stats: Mapping[K, LineStats], key: K, duration: int) -> Mapping[K, LineStats]:
+    """Return the stats of a step as a mutable mapping, with a sample added at ``key``."""
+    own = stats if isinstance(stats, dict) else {}
     own.setdefault(key, LineStats()).add(duration)
     return own
 
 
 def end_step(peak_bytes: int) -> StepRecord:
-    """Ends this thread's step at a barrier. Blocks that are open (a loader's around the barrier) go on in the next."""
+    """End this thread's step at a barrier. Open blocks (a data loader's around the barrier) continue in the next."""
     global _closed
     step, now = current_step(), time.perf_counter_ns()
     if _here.fallback is not None:
@@ -197,12 +197,12 @@ def end_step(peak_bytes: int) -> StepRecord:
 
 
 def steps() -> list[StepRecord]:
-    """The steps that have ended, of all threads, oldest first."""
+    """Return the ended steps of all threads, oldest first."""
     with _lock:
         return list(_history)
 
 
 def clear() -> None:
-    """Forgets the steps that have ended."""
+    """Delete the ended steps."""
     with _lock:
         _history.clear()

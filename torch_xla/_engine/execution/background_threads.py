@@ -1,4 +1,4 @@
-"""Work that goes on beside the program, and what becomes of it when the process ends or forks."""
+"""Background task runners, and what happens to their tasks when the process exits or forks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Task = Callable[[], Any]
 
 
 class Runner:
-    """Calls tasks one after the other on a thread beside the program.
+    """Runs tasks one after the other on a background thread.
 
         queued --thread--> running --> done
                                   `--> failed --run, wait or raise_failure--> raised
                                              `--end of the process---------> reported on stderr, exit code 1
 
-    Owns the tasks until they are done. The thread lives while there are tasks and is no daemon, so the process ends
-    after the last one. Tasks of the parent are not those of a forked child, which begins with none. An interrupt
-    leaves a task either queued or not; it loses no room.
+    Owns the tasks until they are done. The thread exists while there are tasks and is not a daemon, so the process
+    exits after the last task. A forked child starts with no tasks. An interrupt leaves a task either queued or not
+    queued; it loses no capacity.
 
     Args:
-      name: what its tasks are, for messages.
-      max_pending: tasks that are queued or running; ``run`` waits for room beyond. 0: any number.
+      name: describes the tasks in messages.
+      max_pending: maximum number of queued and running tasks; ``run`` blocks while it is reached. 0: no limit.
     """
 
     def __init__(self, name: str, max_pending: int = 0) -> None:
@@ -45,7 +45,7 @@ class Runner:
         self._failures: deque[BaseException] = deque()
 
     def run(self, task: Task) -> None:
-        """Queues a task. Raises the failure of an earlier one, in which case it is queued all the same."""
+        """Queue a task. If an earlier task failed, raises its failure after queueing."""
         self.wait_for_room()
         with self._changed:
             self._tasks.append(task)
@@ -53,26 +53,26 @@ class Runner:
         self.raise_failure()
 
     def wait_for_room(self) -> None:
-        """Returns when ``run`` need not wait."""
+        """Block until ``run`` can queue a task without waiting."""
         with self._changed:
             self._start()
             while self._max_pending and self._count_pending() >= self._max_pending:
                 self._changed.wait()
 
     def wait(self) -> None:
-        """Returns when all tasks are done. Raises the failure of one."""
+        """Block until all tasks are done. Raises the failure of one."""
         self.wait_until_done()
         self.raise_failure()
 
     def wait_until_done(self) -> None:
-        """Returns when all tasks are done."""
+        """Block until all tasks are done."""
         with self._changed:
             self._start()
             while self._count_pending():
                 self._changed.wait()
 
     def raise_failure(self) -> None:
-        """Raises the failure of the earliest task that failed and was not raised yet."""
+        """Raise the earliest failure that was not raised yet."""
         if self._failures:
             raise self._failures.popleft()
 
@@ -83,16 +83,16 @@ class Runner:
 
     @property
     def name(self) -> str:
-        """What its tasks are."""
+        """The description of the tasks."""
         return self._name
 
     def _count_pending(self) -> int:
         return len(self._tasks) + self._is_running
 
     def _start(self) -> None:
-        """Starts the thread if there is work for it. Called with the lock."""
+        """Start the thread if there are tasks. The caller holds the lock."""
         if self._tasks and (self._thread is None or not self._thread.is_alive()):
-            # Noted first: an interrupt after that leaves a thread that is not alive, and another one is started.
+            # Assigned before start(): after an interrupt in between, the thread is not alive and is started again.
             self._thread = threading.Thread(target=self._work, name=f"torch_xla: {self._name}", daemon=False)
             self._thread.start()
 
@@ -104,7 +104,7 @@ class Runner:
                 self._failures.append(failure)
                 _failed.add(self)
             finally:
-                del task  # it may own anything, and the next one may never come
+                del task  # it may own large objects, and there may be no next task
                 with self._changed:
                     self._is_running = False
                     self._changed.notify_all()
@@ -112,7 +112,7 @@ class Runner:
     def _next(self) -> Task | None:
         with self._changed:
             if self._thread is not threading.current_thread():
-                return None  # another one has taken over
+                return None  # another thread has taken over
             if not self._tasks:
                 self._thread = None
                 return None
@@ -120,8 +120,8 @@ class Runner:
             return self._tasks.popleft()
 
     def begin_in_child(self) -> None:
-        """Reset in a forked child: no task, and a lock that is free."""
-        self._inherited = self._tasks, self._failures  # freed later: xla tensors among them are lost by then
+        """Reset in a forked child: no tasks, and an unlocked lock."""
+        self._inherited = self._tasks, self._failures  # freed later, after their xla tensors were invalidated
         self._begin()
 
 
@@ -130,7 +130,7 @@ _failed: set[Runner] = set()  # alive until their failures are raised or reporte
 
 
 def finish() -> str:
-    """Wait for all background tasks. Return the report of failures that were not raised; empty without."""
+    """Wait for all background tasks. Return a report of failures that were not raised; empty if there are none."""
     for runner in list(_runners):
         runner.wait_until_done()
     report = ""
@@ -142,7 +142,7 @@ def finish() -> str:
 
 
 def report_failures() -> None:
-    """Wait, and report failures that were not raised on stderr and in the exit code; for atexit."""
+    """Wait for all tasks; report failures that were not raised on stderr and in the exit code. For atexit."""
     if report := finish():
         if sys.stderr is not None:
             sys.stderr.write(report)

@@ -1,11 +1,11 @@
-"""The step barrier, and what happens to a loop that has none.
+"""The step barrier (mark_step), and the automatic flush for training loops that have none.
 
-A script written for another device never says where a step ends, and its graph would grow until somebody asks for a
-value. So when an optimizer starts its second step and nothing was cut since its first, the graph is cut there, the user
-is told once, and from then on a cut follows each step of that optimizer.
+A script written for another device does not mark the end of a step, so its graph would grow until a value is read. So
+when an optimizer starts its second step and nothing was flushed since its first, the graph is flushed there, the user
+is warned once, and from then on the graph is flushed after each step of that optimizer.
 
     optimizer:   unseen -> stepped (by a step) -> unseen (by a barrier)
-                           stepped -> without barrier (by a second step), for good
+                           stepped -> without barrier (by a second step), permanently
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from torch_xla._engine.diagnostics import metrics, observer, sync_reasons
 from torch_xla._engine.execution import eager_mode, executor, step_closures
 
 _MESSAGE = (
-    "torch_xla: {name}.step() at {line} runs again, and nothing has ended the step before. xla tensors are lazy: "
-    "without a barrier the graph grows with every step. The graph was cut here, and will be after each step of this "
-    "optimizer from now on. Write `torch_xla.sync()` at the end of a step (or `xm.optimizer_step(optimizer, "
-    "barrier=True)`) to say where it ends; XLA_AUTO_BARRIER=0 turns this off."
+    "torch_xla: {name}.step() at {line} was called again without a step barrier since the last call. xla tensors "
+    "are lazy: without a barrier the graph grows with every step. The graph was flushed here and will be flushed after "
+    "every step of this optimizer from now on. Call `torch_xla.sync()` at the end of a step (or "
+    "`xm.optimizer_step(optimizer, barrier=True)`) to mark the end of a step; XLA_AUTO_BARRIER=0 disables "
+    "this."
 )
 
 _lock = fork_safe_lock()
 _stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-_under_way: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_in_step: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _without_barrier: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _anyone_stepped = False
 _warned = False
@@ -44,7 +45,7 @@ def _devices(optimizer: torch.optim.Optimizer) -> set[int]:
 
 
 def flush_graph(device: int, reason: str = sync_reasons.LIMIT) -> None:
-    """Runs what is pending on the device without being a step barrier of the user's."""
+    """Run everything pending on the device; does not count as a step barrier."""
     if not eager_mode.is_eager():
         metrics.count("GraphFlush")
     with sync_reasons.sync_reason(reason):
@@ -55,12 +56,12 @@ def flush_graph(device: int, reason: str = sync_reasons.LIMIT) -> None:
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     global _warned, _anyone_stepped
     devices = _devices(optimizer)
-    if not devices or not settings.XLA_AUTO_BARRIER or optimizer in _without_barrier:
+    if not devices or not settings.TORCH_XLA_AUTO_SYNC or optimizer in _without_barrier:
         return
     with _lock:
-        again = optimizer in _stepped and optimizer not in _under_way  # one that raised was no step
+        again = optimizer in _stepped and optimizer not in _in_step  # a step() that raised does not count
         _stepped.add(optimizer)
-        _under_way.add(optimizer)
+        _in_step.add(optimizer)
         _anyone_stepped = True
     if not again:
         return
@@ -75,7 +76,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 @dynamo_hooks.dynamo_disable
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    _under_way.discard(optimizer)
+    _in_step.discard(optimizer)
     if optimizer in _without_barrier:
         for device in _devices(optimizer):
             flush_graph(device, sync_reasons.NO_BARRIER)
@@ -91,7 +92,7 @@ def _clear_stepped() -> None:
 
 @dynamo_hooks.graph_break
 def mark_step(wait: bool = False) -> None:
-    """The step barrier: everything pending on this thread's device is sent off; with ``wait`` it is finished."""
+    """End a step: launch everything pending on this thread's device; with ``wait``, block until it is done."""
     devices.check_not_forked()
     metrics.count("MarkStep")
     observer.emit_step_log()
@@ -105,7 +106,7 @@ def mark_step(wait: bool = False) -> None:
 
 
 def install_optimizer_hook() -> None:
-    """Hooks every optimizer's step."""
+    """Hook the step() of every optimizer."""
     from torch.optim import optimizer
 
     optimizer.register_optimizer_step_pre_hook(_before_step)

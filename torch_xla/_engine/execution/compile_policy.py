@@ -1,29 +1,32 @@
-"""Which graphs are not worth compiling, or not yet: a compilation pays when its program runs again.
+"""Decides which graphs are interpreted instead of compiled: compiling is profitable only if the program runs again.
 
-Where shapes grow (a text that is generated, lengths that depend on data) a line of the user's makes another graph each
-time: a storm. From the third such graph of a line on, one that is new is interpreted (cpu_interpreter.py), and compiled
-only if it comes again often. The first step of a training and a single evaluation never come again: what takes long to
-compile is compiled when it comes the second time. What decides is what was recorded, never time: two runs of a script
+If shapes grow (text generation, data-dependent lengths), a user line records a new graph every time: an unstable call
+site. From the third such graph of a line on, new ones are interpreted (cpu_interpreter.py) and compiled only if they
+recur often. The first step of a training loop and a single evaluation never recur: a graph that takes long to compile
+is compiled at its second launch. The decisions depend on what was recorded, never on time: two runs of a script
 compute the same bits.
 
-    graph on a CPU device                                  TORCH_XLA_FIRST_RUN=   auto          eager         compile
-    known program                                                                 launched      launched      launched
-    new, of at most 64 operations, of at most 24 kinds                            compiled      interpreted   compiled
-    new, of more; or six, of whatever sites, ran only once                        interpreted   interpreted   compiled
-    was interpreted once                                                          compiled      compiled      compiled
+    graph on a CPU device, with TORCH_XLA_COMPILE_POLICY=             auto          interpret_first    compile
+    known program                                                     launched      launched           launched
+    new, of at most 64 operations, of at most 24 kinds                compiled      interpreted        compiled
+    new, of more; or six, of whatever sites, ran only once            interpreted   interpreted        compiled
+    was interpreted once                                              compiled      compiled           compiled
 
-    new, and two graphs of its site ran only once: a storm                        interpreted, in all three
-    was interpreted once, and two others of its site ran only once: a storm       interpreted, in all three
-    was interpreted in a storm, fewer than 16 times                               interpreted, in all three
-    any of these, with TORCH_XLA_STORM=compile                                          as above
+    new, and two graphs of its site ran only once (unstable)          interpreted   interpreted        as above
+    was interpreted once, and two others of its site ran only once    interpreted   interpreted        as above
+    was interpreted at an unstable site, fewer than 16 times          interpreted   interpreted        as above
 
-    exchanges values between replicas; several devices are one (SPMD); in a function of torch_xla.compile; somebody
-    looks at every program (aot); a program would write over more than 1 GB of what it reads, which an interpretation
-    has to keep until its end; the device is no CPU                               compiled, in all three
-    cannot be interpreted                                                         compiled, which is counted
+    interpret_large: as auto, interpret_once: as interpret_first, but unstable sites are treated as any other;
+    interpret_unstable: as compile, but graphs of unstable sites are interpreted.
 
-Operations are of one kind if they differ in nothing but their operands' values: a program of many equal ones compiles
-fast. A *site* is a line of the user's at which graphs run, and why, on a device: as in diagnostics/recompilation_tracker.py.
+    graphs with collectives between replicas; SPMD; graphs in a torch_xla.compile region; if a listener observes every
+    program (aot); programs that overwrite more than 1 GB of donated inputs, which the interpreter would retain until
+    its end; devices other than CPUs                                  compiled, always
+    graphs that the interpreter does not support                      compiled, counted (InterpreterUnsupportedGraphs)
+
+Two operations are of the same kind if they differ only in the values of their operands: a program of many equal
+operations compiles fast. A *site* is a user line at which graphs run, with the sync reason and the device, as in
+diagnostics/recompilation_tracker.py.
 """
 
 from __future__ import annotations
@@ -50,11 +53,16 @@ from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.lowering.apply_rule import LoweringError
 from torch_xla._engine.parallel import replica_program
 
-_UNREPEATED = 2  # graphs of one site that have run once, from which on a new one is another of their kind
-_ANYWHERE = 6  # graphs of all sites that have run once, from which on a new one will not come again, most often
-_WORTH = 16  # runs of a graph in a storm before it is compiled: a program of the CPU gains little over its kernels
+#: The values of TORCH_XLA_COMPILE_POLICY that interpret unstable sites, new large graphs, every new graph.
+_INTERPRETS_UNSTABLE = frozenset({"auto", "interpret_first", "interpret_unstable"})
+_INTERPRETS_LARGE = frozenset({"auto", "interpret_large"})
+_INTERPRETS_FIRST = frozenset({"interpret_first", "interpret_once"})
+
+_UNREPEATED = 2  # number of graphs of one site that have run once, from which the site is unstable
+_ANYWHERE = 6  # number of graphs of all sites that have run once, from which a new graph is unlikely to recur
+_WORTH = 16  # runs of a graph at an unstable site before it is compiled: CPU programs are little faster than kernels
 _LARGE = 64  # operations, and
-_VARIED = 24  # kinds of them, that take a fifth of a second to compile, and a hundredth of that to interpret
+_VARIED = 24  # kinds of operations that take 0.2 s to compile and 2 ms to interpret
 _MOST_KEPT = 2**30  # bytes
 _REMEMBERED = 4096  # graphs that ran once
 
@@ -63,18 +71,18 @@ _log = logging.getLogger("torch_xla.execute")
 
 @dataclass(slots=True)
 class _GraphHistory:
-    """A graph without a program, or whose program has run once: its site, its runs, whether these were in a storm."""
+    """A graph without a program, or whose program has run once: its site, its runs, whether the site was unstable."""
 
     site: observer.Site
-    in_storm: bool
+    is_unstable: bool
     runs: int = 1
 
 
 class _RunHistory:
-    """What is known of graphs until their programs repeat, and how many of each site have run only once.
+    """The history of graphs until their programs repeat, and the number of graphs per site that have run only once.
 
-    A graph is added when it has run, counts as one that ran once until it runs again, and goes when its program does.
-    The oldest go first.
+    A graph is added after its first run, counts as a single run until it runs again, and is removed when its program
+    repeats. The oldest graphs are evicted.
     """
 
     def __init__(self) -> None:
@@ -91,11 +99,11 @@ class _RunHistory:
     def single_runs(self) -> int:
         return self._once.total()
 
-    def record_run(self, graph: Hashable, site: observer.Site, in_storm: bool = False) -> None:
+    def record_run(self, graph: Hashable, site: observer.Site, is_unstable: bool = False) -> None:
         with self._lock:
             found = self._seen.get(graph)
             if found is None:
-                self._seen[graph] = _GraphHistory(site, in_storm)
+                self._seen[graph] = _GraphHistory(site, is_unstable)
                 self._once[site] += 1
                 if len(self._seen) > _REMEMBERED:
                     self._remove(next(iter(self._seen)))
@@ -103,7 +111,7 @@ class _RunHistory:
             if found.runs == 1:
                 self._repeated(found.site)
             found.runs += 1
-            found.in_storm |= in_storm
+            found.is_unstable |= is_unstable
             self._seen.move_to_end(graph)
 
     def remove(self, graph: Hashable) -> None:
@@ -128,7 +136,7 @@ class _RunHistory:
 
 
 _graphs = _RunHistory()
-_told: set[observer.Site] = set()  # storms of which the user knows
+_reported: set[observer.Site] = set()  # unstable sites that were reported to the user
 
 
 def _graph_id(run: GraphRun) -> Hashable:
@@ -136,7 +144,7 @@ def _graph_id(run: GraphRun) -> Hashable:
 
 
 def note_launch(run: GraphRun, program: CompiledProgram) -> None:
-    """A program is about to run, and it is not known to repeat: for the first or the second time, most often."""
+    """Record the launch of a program that is not known to repeat, usually its first or second launch."""
     name = _graph_id(run)
     if program.launched or _graphs.get(name) is not None:
         _graphs.remove(name)
@@ -147,33 +155,38 @@ def note_launch(run: GraphRun, program: CompiledProgram) -> None:
 
 
 def unstable_lines() -> list[str]:
-    """The lines of the user's at which there was a storm."""
-    return sorted({line for _, _, line in _told})
+    """Return the user lines that are unstable call sites."""
+    return sorted({line for _, _, line in _reported})
 
 
 def reset() -> None:
-    """As if nothing had run. For tests."""
+    """Forget all graphs and sites. For tests."""
     _graphs.clear()
-    _told.clear()
+    _reported.clear()
 
 
 def maybe_interpret(run: GraphRun, placement: Placement) -> Sequence[jax.Array] | None:
-    """Computes a graph that no program is known of, if it is not worth one; None: it is to be compiled."""
-    storms, first = settings.TORCH_XLA_STORM != "compile", settings.TORCH_XLA_FIRST_RUN
-    if not storms and first == "compile":
+    """Interpret a graph without a program, if compiling it is not profitable; None if it must be compiled."""
+    policy = settings.TORCH_XLA_COMPILE_POLICY
+    if policy == "compile":
         return None
+    interprets_unstable = policy in _INTERPRETS_UNSTABLE
     name, site = _graph_id(run), observer.current_site(run)
     seen = _graphs.get(name)
     if seen is None:
-        in_storm = storms and _graphs.single_runs_at(site) >= _UNREPEATED
-        waits = first == "auto" and (_is_large(run.graph) or _graphs.single_runs() >= _ANYWHERE)
-        wanted = in_storm or waits or first == "eager"
+        is_unstable = interprets_unstable and _graphs.single_runs_at(site) >= _UNREPEATED
+        waits = policy in _INTERPRETS_LARGE and (_is_large(run.graph) or _graphs.single_runs() >= _ANYWHERE)
+        wanted = is_unstable or waits or policy in _INTERPRETS_FIRST
     else:
         others = _graphs.single_runs_at(site) - (seen.runs == 1 and seen.site == site)
-        in_storm = wanted = storms and seen.runs < _WORTH and (seen.in_storm or others >= _UNREPEATED)
-    results = _run_interpreter(run, site if in_storm else None) if wanted and _can_interpret(run, placement) else None
+        is_unstable = wanted = (
+            interprets_unstable and seen.runs < _WORTH and (seen.is_unstable or others >= _UNREPEATED)
+        )
+    results = (
+        _run_interpreter(run, site if is_unstable else None) if wanted and _can_interpret(run, placement) else None
+    )
     if results is not None:
-        _graphs.record_run(name, site, in_storm)
+        _graphs.record_run(name, site, is_unstable)
     return results
 
 
@@ -198,18 +211,18 @@ def _donated_bytes(run: GraphRun) -> int:
     return sum(math.prod(shape) * dtypes.FROM_CODE[code].itemsize for shape, code in found)
 
 
-def _run_interpreter(run: GraphRun, storm: observer.Site | None) -> Sequence[jax.Array] | None:
+def _run_interpreter(run: GraphRun, unstable_site: observer.Site | None) -> Sequence[jax.Array] | None:
     record = observer.begin_interpretation(run)
     arrays = [replica_program.to_local_array(leaf) for leaf in run.leaves()]
     try:
         results = cpu_interpreter.interpret_graph(run, arrays)
     except (recorder.bindings().NotInterpretable, LoweringError) as error:
         metrics.count("InterpreterUnsupportedGraphs")
-        _log.info("a graph of %d ops is compiled, as it cannot be interpreted: %s", run.graph.node_count, error)
+        _log.info("compiling a graph of %d ops that the interpreter does not support: %s", run.graph.node_count, error)
         return None
-    if storm is not None and storm not in _told:
-        _told.add(storm)
-        observer.on_unstable_site(run.graph, run.spec, storm, f"xla:{run.device}")
+    if unstable_site is not None and unstable_site not in _reported:
+        _reported.add(unstable_site)
+        observer.on_unstable_site(run.graph, run.spec, unstable_site, f"xla:{run.device}")
     run.graph.finish(results)
     metrics.count("InterpretedGraphs")
     record.finished()

@@ -1,6 +1,8 @@
-"""torch_xla.compile: a piece of a program that becomes one graph, also in eager mode.
+"""torch_xla.compile: runs a function or block as one graph, also in eager mode.
 
-enter: run what is pending -> record (modes.inside) -> leave: run what was recorded; an exception leaves it pending
+enter: run pending ops -> record (eager_mode.recording_region) -> exit: run the recorded ops
+
+An exception leaves the recorded ops pending.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _named: LruCache[CompileRegion] = LruCache(limit=lambda: 1024)
 
 
 def named_region(name: str | None, full_graph: bool, max_graphs: int | None) -> CompileContext:
-    """The context of that name; contexts of one name count their graphs together."""
+    """Return the context with this name; contexts with the same name share their graph count."""
     if name is None:
         return CompileContext(CompileRegion("this context", full_graph, max_graphs))
     found = _named.get((name, full_graph, max_graphs))
@@ -30,23 +32,23 @@ def named_region(name: str | None, full_graph: bool, max_graphs: int | None) -> 
     return CompileContext(found)
 
 
-#: By whose method or which function: the regions of its wrappers.
+#: Function, or the object of a bound method -> the regions of its wrappers.
 _of_functions: weakref.WeakKeyDictionary[object, dict[object, CompileRegion]] = weakref.WeakKeyDictionary()
 
 
 def function_region(f: Callable[..., object], name: str, full_graph: bool, max_graphs: int | None) -> CompileContext:
-    """The context of a function; all of the same function, or method of one object, count their graphs together."""
+    """Return the context of a function; those of one function, or method of one object, share their graph count."""
     region = CompileRegion(name, full_graph, max_graphs)
     owner = getattr(f, "__self__", f)
     try:
         mine = _of_functions.setdefault(owner, {})
-    except TypeError:  # it has no hash, or cannot be referred to weakly
+    except TypeError:  # not hashable or not weakly referenceable
         return CompileContext(region)
     return CompileContext(mine.setdefault((getattr(f, "__func__", None), name, full_graph, max_graphs), region))
 
 
 class CompileContext(ContextDecorator):
-    """One torch_xla.compile. May be entered many times, also by several threads and within itself."""
+    """The context of one torch_xla.compile. Reentrant, and usable by several threads."""
 
     def __init__(self, region: CompileRegion) -> None:
         self._region = region

@@ -1,7 +1,8 @@
-"""Runs a graph without compiling it, where the device is this machine's CPU: torch's kernels on the buffers' memory.
+"""Interprets a graph on the host CPU without compiling it: ATen's kernels run on the buffers' memory.
 
-The recorder walks through the nodes (csrc/interpreter/graph_interpreter.cpp). What torch has no kernel for, and whatever draws random
-numbers, is computed by its rule, compiled alone as in op_by_op.py: so a draw has the same values in a program and here.
+The recorder visits the nodes (csrc/interpreter/graph_interpreter.cpp). Ops without an ATen kernel, and all random ops,
+are computed by their lowering rule, compiled separately as in op_by_op.py: so a random op has the same values in a
+program and in the interpreter.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.execution import op_by_op
 from torch_xla._engine.graph.graph_run import GraphRun
-from torch_xla._engine.graph.graph_spec import NodeSpec
+from torch_xla._engine.graph.graph_spec import ArgTag, NodeSpec
 from torch_xla._engine.lowering.recorder_ops import STRIDE
-from torch_xla._engine.lowering.registry import RULES, Promise
+from torch_xla._engine.lowering.registry import RULES, TensorSpec
 
 
 def interpret_graph(graph_run: GraphRun, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """The roots of a graph, from its leaves' ``arrays``. Raises what a kernel does; nothing has changed then."""
+    """Return the outputs of a graph for its inputs ``arrays``. Raises a kernel's error; nothing has changed then."""
     stored = [
         (dtypes.TO_CODE[dtype], dtypes.TO_CODE[narrow]) for dtype, narrow in dtypes.storage_dtype_overrides().items()
     ]
@@ -38,37 +39,37 @@ def interpret_graph(graph_run: GraphRun, arrays: Sequence[jax.Array]) -> list[ja
 
 
 def _array(memory: Any, device: int) -> jax.Array:
-    """The recorder's HostMemory as an array, which keeps it. Programs read that memory, and never write to it."""
+    """Wrap the recorder's HostMemory as an array, which owns it. Programs read that memory and never write to it."""
     array: jax.Array = jax.dlpack.from_dlpack(memory, device=devices.device(device))
     return array
 
 
 class _FallbackOps:
-    """Computes single nodes of a graph by their rules; called by the recorder while it interprets the graph."""
+    """Computes nodes without an ATen kernel by their lowering rules; the recorder calls it during interpretation."""
 
     def __init__(self, run: GraphRun) -> None:
         self._run = run
 
     def __call__(self, number: int, operands: dict[int, Any]) -> list[jax.Array | None]:
-        """The results of a node, by its number, from the memory of what it needs, by theirs; seeds are not in it."""
+        """Return the outputs of node ``number``; ``operands`` maps value numbers to memory and contains no seeds."""
         metrics.count("InterpreterFallbackOps")
         run, (floats, ints) = self._run, self._run.scalars()
         node, seed = self._normalize_seed(run.spec.nodes[number], ints)
         if _is_elementwise_random(node, operands):
             node, operands = _pad_draw_length(node, operands)
         alone = op_by_op.SingleOpGraph(node)
-        promises: list[Promise] = []
+        specs: list[TensorSpec] = []
         values: list[Any] = []
         for operand in alone.operands:
             memory = operands.get(operand)
-            promises.append(op_by_op.SEED if memory is None else (memory.shape, dtypes.FROM_CODE[memory.dtype]))
+            specs.append(op_by_op.SEED if memory is None else (memory.shape, dtypes.FROM_CODE[memory.dtype]))
             values.append(seed if memory is None else _array(memory, run.device))
-        compiled = op_by_op.compile_op(alone, promises, run.device, run.precision)
+        compiled = op_by_op.compile_op(alone, specs, run.device, run.precision)
         made = iter(compiled(floats[alone.floats], ints[alone.ints], *values))
         return [None if dtype is None else next(made) for _, dtype in node.outs]
 
     def _normalize_seed(self, node: NodeSpec, ints: np.ndarray) -> tuple[NodeSpec, np.ndarray | None]:
-        """A node that draws, as the first draw after a seed, and that seed: then draws of one kind are one program."""
+        """Return a random node as the first draw after a seed, and that seed: equal draws share one program."""
         rule = RULES.get(node.op)
         if rule is None or not rule.random:
             return node, None
@@ -76,18 +77,18 @@ class _FallbackOps:
         *args, (_, seed), (_, draws) = node.args
         ((_, position),) = spec.nodes[seed - len(spec.leaves)].args
         moved = op_by_op.split_seed(ints[position]) + np.array([draws * s % 2**32 for s in STRIDE], np.uint32)
-        return replace(node, args=[*args, (1, seed), (0, 0)]), moved
+        return replace(node, args=[*args, (ArgTag.VALUE, seed), (ArgTag.CONSTANT, 0)]), moved
 
 
 def _is_elementwise_random(node: NodeSpec, operands: dict[int, Any]) -> bool:
-    """Whether a longer result of the node begins with the same elements (Rule.each), as far as its operands allow it.
+    """Return whether a longer output of the node starts with the same elements (Rule.each), given its operands.
 
-    That holds for jax's numbers where threefry is partitionable, as it is by default.
+    Holds for jax's random numbers if threefry is partitionable, which is the default.
     """
     rule, (shape, dtype) = RULES.get(node.op), node.outs[0]
     return (
         rule is not None
-        and rule.each
+        and rule.elementwise_random
         and jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]  # jax makes its attributes as it runs
         and dtype is not None
         and not dtype.is_complex
@@ -96,11 +97,14 @@ def _is_elementwise_random(node: NodeSpec, operands: dict[int, Any]) -> bool:
 
 
 def _pad_draw_length(node: NodeSpec, operands: dict[int, Any]) -> tuple[NodeSpec, dict[int, Any]]:
-    """The node with flat results of one length out of few, so that draws of many shapes are few programs."""
+    """Return the node with flat outputs padded to a power of two, so that draws of many shapes share few programs."""
     shape, _ = node.outs[0]
     length = 1 << max(math.prod(shape) - 1, 0).bit_length()
-    outs: list[Promise] = [((length,), dtype) for _, dtype in node.outs]
-    args = [(0, [length]) if tag == 0 and isinstance(payload, list) else (tag, payload) for tag, payload in node.args]
+    outs: list[TensorSpec] = [((length,), dtype) for _, dtype in node.outs]
+    args = [
+        (ArgTag.CONSTANT, [length]) if tag == ArgTag.CONSTANT and isinstance(payload, list) else (tag, payload)
+        for tag, payload in node.args
+    ]
     padded = {
         number: memory if shape and not memory.shape else memory.padded(length) for number, memory in operands.items()
     }

@@ -1,4 +1,4 @@
-"""A block whose collectives run when it ends, before the step does: a rank may read what it got, another nothing."""
+"""Context manager whose collectives run when it exits, independent of which ranks read their results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch_xla._engine.parallel import collectives
 
 
 class EagerCollectives:
-    """Around the recording of collectives, without gradients.
+    """Encloses the recording of collectives; disables gradients.
 
-    Among fewer than all replicas (``partial``) they get a graph of their own: the rest of it may need others.
+    Collectives among a subset of the replicas (``partial``) run in a separate graph: the pending ops before them may
+    need other replicas.
     """
 
     def __init__(self, partial: bool) -> None:

@@ -1,9 +1,9 @@
-"""When recorded operations run: at the next barrier, or each at once (eager mode); and regions that say otherwise.
+"""Lazy and eager execution: when recorded operations run, and compile regions that override the mode.
 
-    eager(): false -> true by set_eager(True); false again while a Region is open on any thread, or by set_eager(False)
+    is_eager(): False -> True by set_eager(True); False while a region is open on any thread, or by set_eager(False)
 
-A Region is a piece of a program that torch_xla.compile makes one graph of. It belongs to the thread that opened it, and
-may forbid that thread to run anything before its end, or bound the number of its different graphs.
+A region is the code that torch_xla.compile runs as one graph. It belongs to the thread that opened it. It may forbid
+that thread to run anything before the end of the region, and may limit the number of its different graphs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch_xla._engine.base.settings import settings
 
 @dataclass(slots=True)
 class CompileRegion:
-    """What one torch_xla.compile asks for. ``graphs``: the keys of what it has run, if there may be only so many."""
+    """The options of one torch_xla.compile. ``graphs``: keys of the graphs it has run, if limited."""
 
     name: str
     full_graph: bool
@@ -31,10 +31,10 @@ class CompileRegion:
 
 @dataclass(slots=True)
 class OpenRegion:
-    """A Region that a thread is in."""
+    """A region that a thread has entered."""
 
     region: CompileRegion
-    ended: bool = False  # its code has run; what it recorded may run now
+    ended: bool = False  # its code has run; its recorded ops may run now
 
 
 class _Thread(threading.local):
@@ -44,55 +44,55 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _lock = fork_safe_lock()
-_wanted = False
-_lazy = 0  # regions open, on all threads
-_uncut = 0  # those of them that no graph's size ends
+_requested = False
+_lazy = 0  # open regions of all threads
+_unlimited = 0  # those without a limit of the graph size
 
 _NO_LIMIT = 2**62
 
 
 def _update_size_limit() -> None:
-    limit = _NO_LIMIT if _uncut else settings.XLA_TRIM_GRAPH_SIZE
+    limit = _NO_LIMIT if _unlimited else settings.XLA_TRIM_GRAPH_SIZE
     recorder.bindings().set_pending_limit(1 if is_eager() else limit)
 
 
 def set_eager(on: bool) -> None:
-    """Eager mode on or off, for all threads."""
-    global _wanted
+    """Turn eager mode on or off, for all threads."""
+    global _requested
     with _lock:
-        _wanted = on
+        _requested = on
         _update_size_limit()
 
 
 def eager_requested() -> bool:
-    """What set_eager was given last."""
-    return _wanted
+    """Return the last argument of set_eager."""
+    return _requested
 
 
 def is_eager() -> bool:
-    """Whether operations run at once now."""
-    return _wanted and not _lazy
+    """Return whether operations currently run eagerly."""
+    return _requested and not _lazy
 
 
 @contextmanager
 def _recording_scope(uncut: bool) -> Iterator[None]:
-    global _lazy, _uncut
+    global _lazy, _unlimited
     with _lock:
-        _lazy, _uncut = _lazy + 1, _uncut + uncut
+        _lazy, _unlimited = _lazy + 1, _unlimited + uncut
         _update_size_limit()
     try:
         yield
     finally:
         with _lock:
-            _lazy, _uncut = _lazy - 1, _uncut - uncut
+            _lazy, _unlimited = _lazy - 1, _unlimited - uncut
             _update_size_limit()
 
 
 @contextmanager
 def recording_region(region: CompileRegion, uncut: bool = False) -> Iterator[OpenRegion]:
-    """Operations of this block are recorded, not run. Set ``ended`` of what it gives before running them.
+    """Record the operations of this block without running them. Set ``ended`` of the result before running them.
 
-    With ``uncut`` a graph that grows beyond XLA_TRIM_GRAPH_SIZE is cut only after the block.
+    With ``uncut``, a graph larger than XLA_TRIM_GRAPH_SIZE is flushed only after the block.
     """
     state = OpenRegion(region)
     with _recording_scope(uncut):
@@ -104,25 +104,25 @@ def recording_region(region: CompileRegion, uncut: bool = False) -> Iterator[Ope
 
 
 def in_region() -> bool:
-    """Whether this thread is in a function that is compiled."""
+    """Return whether this thread is in a compile region."""
     return bool(_thread.open)
 
 
 def check_run_allowed(key: bytes) -> None:
-    """Called before a graph is run. Raises RuntimeError where a region of this thread does not allow it."""
+    """Raise RuntimeError if a region of this thread does not allow to run a graph."""
     for state in _thread.open:
         region = state.region
         if region.full_graph and not state.ended:
             raise RuntimeError(
-                f"torch_xla.compile: {region.name} is compiled with full_graph=True, and a value is needed before its "
-                f"end, at {user_frames.user_line()}. Printing, .item(), .cpu(), `if tensor:` and operations that run on the "
-                "CPU need values: move them out of it, or compile without full_graph."
+                f"torch_xla.compile: {region.name} is compiled with full_graph=True, but a value is read before its "
+                f"end, at {user_frames.user_line()}. Printing, .item(), .cpu(), `if tensor:` and operations that fall "
+                "back to the CPU read values: move them out of it, or compile without full_graph=True."
             )
         if region.max_graphs is not None and key not in region.graphs and len(region.graphs) >= region.max_graphs:
             raise RuntimeError(
-                f"torch_xla.compile: {region.name} would need one more graph than max_different_graphs="
-                f"{region.max_graphs} allows. Inputs of other shapes, and Python values that decide what is recorded, "
-                "make other graphs; torch_xla.sync() runs what is pending now."
+                f"torch_xla.compile: {region.name} needs one more graph than max_different_graphs="
+                f"{region.max_graphs} allows. New input shapes, and Python values that change the recorded ops, create "
+                "new graphs; torch_xla.sync() runs the pending ops."
             )
     for state in _thread.open:
         if state.region.max_graphs is not None:

@@ -1,23 +1,22 @@
-"""Runs what has been recorded on a device: all of it, or what some values need.
+"""Runs recorded graphs on a device: everything that is pending, or what some values need.
 
-One thread at a time, per device, collects and launches (the recorder's ``exclusively``). A value that cannot be
-computed keeps the error: sync() leaves it out from then on, and reading it tries again (memory may be free by now),
-which raises what stands in the way. What is recorded later and needs it makes the next sync() raise, once, after the
-rest has run.
+The recorder's execution lock lets one thread per device collect and launch at a time. A value that cannot be computed
+keeps its error: sync() skips it from then on, and reading it tries again (memory may be free by now) and raises the
+error. If an op that is recorded later needs the value, the next sync() raises once, after it has run everything else.
 
-    value                              sync()                               read
-    computable                         computed                             computed
-    failed before                      left out                             tried again
-    recorded since, needs a failed     left out; that error, once           tried again, with what it needs
+    value                                sync()                           read
+    can be computed                      computed                         computed
+    failed earlier                       skipped                          tried again
+    new, depends on a failed value       skipped; raises the error once   tried again, with its dependencies
 
-One graph, from its collection to the values of its nodes:
+The path of one graph, from its collection to the values of its nodes:
 
-    collected -> program found, or described, lowered and compiled -> launched: the nodes have their values
-        |    +-- not worth a program (compile_policy.py) -> interpreted: the nodes have their values
+    collected -> program cached, or described, lowered and compiled -> launched: the nodes have their values
+        |    +-- not worth compiling (compile_policy.py) -> interpreted: the nodes have their values
         +------------------ any error: nothing has changed ------------+
 
-What watches (dumps, reports, journals) looks before the launch, where it may fail without harm, or after it, where its
-errors are logged instead.
+Diagnostics (dumps, reports, step timings) run before the launch, where an error leaves the state unchanged, or after
+it, where their errors are only logged.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from torch_xla._engine.parallel import collectives, replica_program, watchdog
 
 
 def sync_device(device: int, wait: bool = False) -> None:
-    """Runs everything pending on the device; with ``wait`` returns when it is done, else when it is under way.
+    """Run everything pending on the device; with ``wait``, block until it is done, else return after the launch.
 
-    Raises the first error of what could not be computed, when all else is under way.
+    Raises the first error of a value that could not be computed, after everything else has been launched.
     """
-    devices.check_not_forked()  # before any lock: a thread of the parent may have held it
+    devices.check_not_forked()  # before any lock: a thread of the parent process may have held it
     results = recorder.bindings().with_execution_lock(device, _sync, device)
     if wait:
         wait_values(results, device)
@@ -64,7 +63,7 @@ def _sync(device: int) -> Sequence[jax.Array]:
                 results = _run_graph(graph, one_by_one, section)
             break
         except LoweringError as error:
-            # Only what needs that operation has failed; the rest makes a smaller graph.
+            # Only values that depend on that op have failed; the others form a smaller graph.
             first = first or error
     collectives.release_pending(device)
     _trim_functions(graph.device)
@@ -78,14 +77,14 @@ def _sync(device: int) -> Sequence[jax.Array]:
 
 
 def _repeat_failure(error: Exception, what: str) -> Exception:
-    """An error that was raised before, for ``what`` needs a value that it has left without one."""
+    """Recreate an error that was raised before, because ``what`` depends on a value that it left uncomputed."""
     return xla_errors.recreate_error(
-        error, f"{error}\n  ({what} cannot be computed: this error, raised before, left out what is needed)"
+        error, f"{error}\n  ({what} cannot be computed: an operand failed earlier with this error)"
     )
 
 
 def materialize(nodes: Sequence[Any], device: int) -> None:
-    """Makes sure that the recorder's ``nodes`` of one device have values (which may still be computing)."""
+    """Give the recorder's ``nodes`` of one device values, which may still be computing."""
     devices.check_not_forked()
     recorder.bindings().with_execution_lock(device, _materialize, nodes, device)
 
@@ -96,15 +95,15 @@ def _materialize(nodes: Sequence[Any], device: int) -> None:
         return
     for result in collectives.pending_results_before(device, pending):
         _compute([result], device)
-    if recomputation.may_cut(device):
-        _compute_or_cut(pending, device)
+    if recomputation.may_flush(device):
+        _compute_or_flush(pending, device)
     else:
         _compute(pending, device)
 
 
-def _compute_or_cut(pending: Sequence[Any], device: int) -> None:
-    """Computes what a read needs; all that is pending, where the read's line computes earlier steps again."""
-    if not recomputation.cuts_here():
+def _compute_or_flush(pending: Sequence[Any], device: int) -> None:
+    """Compute what a read needs; flush the graph if the line of the read recomputes earlier steps."""
+    if not recomputation.flushes_here():
         graph = recorder.bindings().collect(device, pending)
         if not recomputation.note(graph):
             _run_part(graph)
@@ -125,21 +124,21 @@ def _compute(pending: Sequence[Any], device: int) -> None:
 def _run_part(graph: Any) -> None:
     one_by_one = settings.XLA_GET_TENSORS_OPBYOP
     section = graph_dump.GET_OP_BY_OP if one_by_one else graph_dump.SYNC
-    if graph.root_count:  # 0: computed with what was read before it
+    if graph.root_count:  # 0: computed together with an earlier read
         _run_graph(graph, one_by_one, section)
     _trim_functions(graph.device)
 
 
-def _run_graph(graph: Any, op_by_op_wanted: bool, section: str) -> Sequence[jax.Array]:
-    """Computes a collected graph, and gives its nodes their values. Returns these; they may still be computing.
+def _run_graph(graph: Any, op_by_op_requested: bool, section: str) -> Sequence[jax.Array]:
+    """Compute a collected graph and set its nodes' values. Return the values, which may still be computing.
 
-    Raises where that cannot be done: LoweringError, XlaError, torch.OutOfMemoryError, or an unexpected one. The
-    values that were asked for are then noted to have failed (Graph.fail): pending as before, they would be in every
-    later graph, which would fail with them. An interrupt (KeyboardInterrupt) fails nothing.
+    Raises LoweringError, XlaError, torch.OutOfMemoryError, or an unexpected error. The requested values are then marked
+    as failed (Graph.fail): if they stayed pending, every later graph would contain them and fail. An interrupt
+    (KeyboardInterrupt) marks nothing.
     """
-    run = GraphRun(graph, op_by_op_wanted or eager_mode.is_eager(), section)
+    run = GraphRun(graph, op_by_op_requested or eager_mode.is_eager(), section)
     eager_mode.check_run_allowed(graph.key)
-    devices.devices()  # raises in a process that was forked from one with programs and buffers
+    devices.devices()  # raises in a child process forked after the backend has started
     try:
         if settings.XLA_SAVE_TENSORS_FILE is not None:
             graph_dump.append_graph(run)
@@ -155,7 +154,7 @@ def _compute_graph(run: GraphRun) -> Sequence[jax.Array]:
         return _run_op_by_op(run)
     found = program_cache.lookup_program(run)
     place = Placement.of(run) if found is None else found.placement
-    if type(place) is ReplicaThreadsPlacement:  # isinstance asks an ABC's registry, in every launch
+    if type(place) is ReplicaThreadsPlacement:  # isinstance checks the ABC's registry at every launch
         return replica_threads.run_on_replica_threads(run, place, found)
     leaves = place.place_inputs(run.graph)
     if found is None:
@@ -172,7 +171,7 @@ def _compute_graph(run: GraphRun) -> Sequence[jax.Array]:
 def _launch(
     run: GraphRun, found: program_cache.CompiledProgram, leaves: Sequence[jax.Array] | None
 ) -> Sequence[jax.Array]:
-    """Runs a program on the graph's leaves, or on ``leaves``: the same ones as it takes them."""
+    """Launch a program with the graph's inputs, or with ``leaves``: the inputs placed as the program requires."""
     group = found.placement.group
     if group is not None:
         watchdog.on_launch(found.exchanges, group)
@@ -199,29 +198,29 @@ def _run_op_by_op(run: GraphRun) -> Sequence[jax.Array]:
 
 
 def _trim_functions(device: int) -> None:
-    """Makes room among the functions that graphs call, where nothing that is recorded needs one."""
+    """Evict functions of call_jax if their table is full and no recorded graph uses one."""
     if jax_call.is_full() and not any(node.pending for node in recorder.bindings().live_nodes(device)):
         jax_call.trim(device, devices.count())
 
 
 def wait_device(device: int) -> None:
-    """Waits for all that has been started on the device."""
+    """Block until everything launched on the device is done."""
     devices.check_not_forked()
     wait_values(recorder.bindings().live_buffers(device), device)
 
 
 def wait_values(values: Sequence[jax.Array], device: int) -> None:
-    """Waits for these values of a device. Raises what computing them raised."""
+    """Block until these values of a device are computed. Raises the errors of their computations."""
     with xla_errors.translate_xla_errors(lambda: "waiting for a graph", device):
         if observer.wait(values):
             return
-        # A program that another thread has started meanwhile took over memory of theirs. With the execution lock no
-        # other one starts, and whatever was running has its results among the buffers there are now.
+        # A program launched concurrently by another thread has overwritten donated values. While this thread has the
+        # execution lock no program is launched, and the outputs of all running programs are live buffers.
         recorder.bindings().with_execution_lock(device, lambda: observer.wait(recorder.bindings().live_buffers(device)))
 
 
 def for_each_device(call: Callable[[int], None]) -> None:
-    """Calls ``call(ordinal)`` for every device, if a backend has started."""
+    """Call ``call(ordinal)`` for every device, if a backend has started."""
     if devices.backend_started():
         for ordinal in range(devices.count()):
             call(ordinal)

@@ -1,12 +1,12 @@
-"""XLA_SAVE_TENSORS_FILE: every graph that is run, appended to a file of each process.
+"""XLA_SAVE_TENSORS_FILE: appends every graph that is run to a file, one file per process.
 
-    [ScheduleSyncTensorsGraph]            what asked for it
-    TensorsGraphInfo:                     the Python frames that were running, innermost first
+    [ScheduleSyncTensorsGraph]            what requested the run
+    TensorsGraphInfo:                     the Python stack, innermost frame first
       ...
     Root Hashes: (...)
     ## BEGIN_GRAPH ... ## END_GRAPH       the graph: text, dot, hlo or stablehlo
 
-The file grows with every step; nothing here ever shortens it.
+The file grows with every step and is never truncated.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SYNC_OP_BY_OP = "SyncTensorsGraphOpByOp"
 GET_OP_BY_OP = "GetTensorsOpByOp"
 
 _lock = fork_safe_lock()
-_KEPT = 64
+_MAX_CACHED = 64
 _hlo: OrderedDict[Hashable, str] = OrderedDict()  # texts of graphs that were lowered for a dump
 
 
 def lower_for_dump(spec: GraphSpec, device: int, arguments: Sequence[Any]) -> jax.stages.Lowered:
-    """A graph lowered for people and other tools: for the device's platform, without a place on this machine."""
+    """Lower a graph for inspection: for the device's platform, not bound to a device."""
     donated = tuple(position + 2 for position in spec.donated)
-    function, team = graph_function.graph_function(spec), replica_program.replica_group_of(spec)
-    if team is not None:
-        function = replica_program.shard_map_over(function, team)
+    function, group = graph_function.graph_function(spec), replica_program.replica_group_of(spec)
+    if group is not None:
+        function = replica_program.shard_map_over(function, group)
     with recorder.enable_x64():
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
         traced = jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*shapes)
@@ -54,7 +54,7 @@ def lower_for_dump(spec: GraphSpec, device: int, arguments: Sequence[Any]) -> ja
 
 
 def render_graph(form: str, spec: GraphSpec, device: int, arguments: Sequence[Any]) -> str:
-    """A graph as ``text``, ``dot``, ``hlo`` or ``stablehlo``. ``arguments``: floats, ints, and the leaves' buffers."""
+    """Return a graph as ``text``, ``dot``, ``hlo`` or ``stablehlo``. ``arguments``: floats, ints, input buffers."""
     if form == "text":
         return text_format.to_text(text_format.graph_lines(spec, devices.hardware_name(device)))
     if form == "dot":
@@ -75,18 +75,18 @@ def _render_cached(form: str, graph: Any, spec: GraphSpec, arguments: Sequence[A
     found = _hlo.get(key)
     if found is None:
         found = _hlo[key] = render_graph(form, spec, graph.device, arguments)
-        if len(_hlo) > _KEPT:
+        if len(_hlo) > _MAX_CACHED:
             _hlo.popitem(last=False)
     return found
 
 
 def dump_path(file: Path) -> Path:
-    """The file of this process, with its rank at the end of the name: ``.0`` where it is alone."""
+    """Return the file of this process: the name with the process index appended, ``.0`` for a single process."""
     return file.with_name(f"{file.name}.{replicas.process_index()}")
 
 
 def append_graph(run: GraphRun) -> None:
-    """Appends a graph to XLA_SAVE_TENSORS_FILE, which is set. Raises OSError where it cannot be written."""
+    """Append a graph to XLA_SAVE_TENSORS_FILE, which is set. Raises OSError if it cannot be written."""
     file = settings.XLA_SAVE_TENSORS_FILE
     assert file is not None
     graph, spec, arguments = run.graph, run.spec, (*run.scalars(), *run.leaves())

@@ -1,9 +1,9 @@
-"""Runs a graph one operation at a time: each is compiled alone, and takes the values that those before it left.
+"""Runs a graph one operation at a time; each operation is a separately compiled program.
 
-    GraphSpec -> Chain of Steps -> run(floats, ints, buffers) -> roots
+    GraphSpec -> OpSequence of _OpCalls -> run(floats, ints, buffers) -> outputs
 
-A Chain is kept by the graph's key, an operation's executable by what the operation is: its arguments by value, shapes
-and dtypes. So two graphs share executables. Both tables forget the least recently used at XLA_COMPILATION_CACHE_SIZE.
+An OpSequence is cached by the graph's key, an op's executable by its arguments, shapes and dtypes. So different graphs
+share executables. Both caches are LRU, limited by XLA_COMPILATION_CACHE_SIZE.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import metrics, step_timings
 from torch_xla._engine.execution import eager_mode
 from torch_xla._engine.graph.graph_run import GraphRun
-from torch_xla._engine.graph.graph_spec import GraphSpec, NodeSpec
-from torch_xla._engine.lowering.registry import Promise
+from torch_xla._engine.graph.graph_spec import FUNCTIONAL, LIST_TAGS, ArgTag, GraphSpec, NodeSpec
+from torch_xla._engine.lowering.registry import TensorSpec
 from torch_xla._engine.lowering.rules import jax_call
 from torch_xla._engine.lowering.rules.matmul import Precision
 
 
 @dataclass(frozen=True, slots=True)
 class _OpCall:
-    """One value of the graph. ``compiled`` None: the value is a number (``ints[0]``), or result ``item`` of another."""
+    """One value of the graph. With ``compiled`` None, a scalar (``ints[0]``) or output ``item`` of another value."""
 
     compiled: jax.stages.Compiled | None
     operands: tuple[int, ...]  # value numbers
     floats: tuple[int, ...]
     ints: tuple[int, ...]
-    results: tuple[bool, ...] = ()  # which of the operation's results exist
-    single: bool = True  # the value is an array, not a list of results
+    results: tuple[bool, ...] = ()  # which outputs of the op exist
+    single: bool = True  # the value is an array, not a list of outputs
     item: int = 0
-    last: tuple[int, ...] = ()  # values that nothing needs after this step
+    last: tuple[int, ...] = ()  # values whose last use is this op
 
 
 _executables: LruCache[jax.stages.Compiled] = LruCache(lambda: metrics.count("DestroyCompileHandles"))
-_chains: LruCache[OpSequence] = LruCache(lambda: metrics.count("OpByOpGraphEvicted"))
+_sequences: LruCache[OpSequence] = LruCache(lambda: metrics.count("OpByOpGraphEvicted"))
 
 
-#: A seed's 64 bits as the value of an operand: in two halves, as some devices store 64-bit integers as 32.
-SEED: Promise = ((2,), torch.uint32)
+#: Spec of a seed operand: 64 bits in two halves, as some devices store 64-bit integers in 32 bits.
+SEED: TensorSpec = ((2,), torch.uint32)
 
 
 def split_seed(seed: np.int64) -> np.ndarray:
-    """The bits of a seed as a value of SEED, the low half first."""
+    """Return the bits of a seed as a value of SEED, low half first."""
     return np.asarray(seed, np.int64).reshape(1).view(np.uint32)
 
 
 class SingleOpGraph:
-    """One node as a graph of its own, its operands numbered anew in order of use."""
+    """One node as a separate graph; its operands are renumbered in order of use."""
 
     def __init__(self, node: NodeSpec) -> None:
         self.operands: list[int] = []
@@ -73,32 +73,32 @@ class SingleOpGraph:
 
     def _argument(self, arg: tuple[int, Any]) -> tuple[int, Any]:
         tag, payload = arg
-        if tag == 1:
+        if tag == ArgTag.VALUE:
             return tag, _position(self.operands, payload)
-        if tag in (2, 7):
+        if tag in LIST_TAGS:
             return tag, [self._argument(a) for a in payload]
-        if tag == 3:
+        if tag == ArgTag.FLOAT_INPUT:
             self.floats.append(payload)
             return tag, len(self.floats) - 1
-        if tag == 4:
+        if tag == ArgTag.INT_INPUT:
             self.ints.append(payload)
             return tag, len(self.ints) - 1
-        if tag == 5:
+        if tag == ArgTag.COMPLEX_INPUT:
             self.floats += [payload, payload + 1]
             return tag, len(self.floats) - 2
         return arg
 
-    def spec(self, leaves: list[Promise], products: Precision) -> GraphSpec:
+    def spec(self, leaves: list[TensorSpec], precision: Precision) -> GraphSpec:
         first = len(leaves)
         if self.single:
-            return GraphSpec(leaves, [self.node], [first], [], products)  # type: ignore[arg-type]
+            return GraphSpec(leaves, [self.node], [first], [], precision)  # type: ignore[arg-type]
         items = [
-            NodeSpec("torch_xla::getitem", 0, [(1, first), (0, i)], [out], False)
+            NodeSpec("torch_xla::getitem", FUNCTIONAL, [(ArgTag.VALUE, first), (ArgTag.CONSTANT, i)], [out], False)
             for i, (out, exists) in enumerate(zip(self.node.outs, self.results, strict=True))
             if exists
         ]
         roots = list(range(first + 1, first + 1 + len(items)))
-        return GraphSpec(leaves, [self.node, *items], roots, [], products)  # type: ignore[arg-type]
+        return GraphSpec(leaves, [self.node, *items], roots, [], precision)  # type: ignore[arg-type]
 
 
 def _position(items: list[int], item: int) -> int:
@@ -107,9 +107,11 @@ def _position(items: list[int], item: int) -> int:
     return items.index(item)
 
 
-def compile_op(alone: SingleOpGraph, leaves: list[Promise], device: int, products: Precision) -> jax.stages.Compiled:
-    """The program of one node: (floats, ints, *operands) -> those of its results that exist."""
-    key = (device, products, repr((replace(alone.node, origin=None), leaves)))
+def compile_op(
+    alone: SingleOpGraph, leaves: list[TensorSpec], device: int, precision: Precision
+) -> jax.stages.Compiled:
+    """Compile one node to a program (floats, ints, *operands) -> the outputs that exist."""
+    key = (device, precision, repr((replace(alone.node, origin=None), leaves)))
     found = _executables.get(key)
     if found is not None:
         metrics.count("OpByOpCompileCacheHit")
@@ -126,7 +128,7 @@ def compile_op(alone: SingleOpGraph, leaves: list[Promise], device: int, product
         library.kernels_enabled(devices.device(device).platform) as (handlers, called),
     ):
         jitted = jax.jit(
-            graph_function.graph_function(alone.spec(leaves, products)),
+            graph_function.graph_function(alone.spec(leaves, precision)),
             in_shardings=place,
             out_shardings=place,
             keep_unused=True,
@@ -141,40 +143,40 @@ def compile_op(alone: SingleOpGraph, leaves: list[Promise], device: int, product
 
 
 class OpSequence:
-    """A graph as a sequence of executables. Never changes; may be run by several threads."""
+    """A graph as a sequence of executables. Immutable; several threads may run it."""
 
     def __init__(self, spec: GraphSpec, device: int) -> None:
         self._roots = spec.roots
-        promises: list[Promise] = list(spec.leaves)
+        specs: list[TensorSpec] = list(spec.leaves)
         steps: list[_OpCall] = []
         for node in spec.nodes:
-            step, promise = self._step(node, promises, device, spec.precision)
+            step, output = self._step(node, specs, device, spec.precision)
             steps.append(step)
-            promises.append(promise)
+            specs.append(output)
         self._steps = self._with_last_uses(steps, len(spec.leaves))
 
     @staticmethod
-    def _step(node: NodeSpec, promises: list[Promise], device: int, products: Precision) -> tuple[_OpCall, Promise]:
+    def _step(node: NodeSpec, specs: list[TensorSpec], device: int, precision: Precision) -> tuple[_OpCall, TensorSpec]:
         if node.op == "torch_xla::seed":
             return _OpCall(None, (), (), (node.args[0][1],)), SEED
         if node.op == "torch_xla::getitem":
             producer, item = node.args[0][1], node.args[1][1]
             return _OpCall(None, (producer,), (), (), item=item), node.outs[0]
         alone = SingleOpGraph(node)
-        executable = compile_op(alone, [promises[i] for i in alone.operands], device, products)
+        executable = compile_op(alone, [specs[i] for i in alone.operands], device, precision)
         step = _OpCall(
             executable, tuple(alone.operands), tuple(alone.floats), tuple(alone.ints), alone.results, alone.single
         )
         return step, node.outs[0] if node.outs else ((), None)
 
     def _with_last_uses(self, steps: list[_OpCall], leaves: int) -> list[_OpCall]:
-        kept = set(self._roots)
+        used = set(self._roots)
         out = []
         for position in range(len(steps) - 1, -1, -1):
             step = steps[position]
-            # A value that nobody uses, not even as a root, dies where it is made.
-            last = tuple(v for v in (*step.operands, leaves + position) if v not in kept)
-            kept.update(last)
+            # A value that is neither used nor an output is released by the op that computes it.
+            last = tuple(v for v in (*step.operands, leaves + position) if v not in used)
+            used.update(last)
             out.append(replace(step, last=last))
         return out[::-1]
 
@@ -182,7 +184,7 @@ class OpSequence:
         return sum(step.compiled is not None for step in self._steps)
 
     def run(self, floats: Any, ints: Any, buffers: Sequence[Any]) -> list[jax.Array]:
-        """The roots; all are under way when it returns."""
+        """Return the outputs; all ops have been launched when it returns."""
         values: list[Any] = list(buffers)
         for step in self._steps:
             values.append(self._value(step, values, floats, ints))
@@ -203,13 +205,13 @@ class OpSequence:
 
 
 def run_op_by_op(graph_run: GraphRun, buffers: Sequence[Any]) -> list[jax.Array]:
-    """The roots of a graph, computed one operation at a time."""
+    """Return the outputs of a graph, computed one operation at a time."""
     key = (graph_run.device, graph_run.graph.key, graph_run.precision)
-    chain = _chains.get(key)
+    sequence = _sequences.get(key)
     with recorder.enable_x64():
-        if chain is None:
-            chain = OpSequence(graph_run.spec, graph_run.device)
-            _chains.put(key, chain, jax_call.bytes_of(graph_run.spec.nodes))
-        metrics.metric("OpByOpGraphSize").add(len(chain))
+        if sequence is None:
+            sequence = OpSequence(graph_run.spec, graph_run.device)
+            _sequences.put(key, sequence, jax_call.bytes_of(graph_run.spec.nodes))
+        metrics.metric("OpByOpGraphSize").add(len(sequence))
         with step_timings.timed_block("EagerOpExecuteTime" if eager_mode.is_eager() else "ExecuteChainedTime"):
-            return chain.run(*graph_run.scalars(), buffers)
+            return sequence.run(*graph_run.scalars(), buffers)

@@ -1,4 +1,4 @@
-"""What has been recorded and not yet run, to look at. Looking changes neither the graph nor the random numbers."""
+"""Inspects the pending graph: text, HLO, keys. Inspection changes neither the graph nor the random numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensors = Sequence[torch.Tensor] | torch.Tensor
 
 def _nodes(name: str, tensors: Tensors) -> tuple[list[Any], int]:
     if isinstance(tensors, torch.Tensor):
-        tensors = [tensors]  # what iterates over it would be its rows
+        tensors = [tensors]  # iterating over a tensor yields its rows
     wrong = [t for t in tensors if t.device.type != "xla"]
     if wrong:
         shown = ", ".join(f"{t.dtype}{list(t.shape)} on {t.device}" for t in wrong)
@@ -33,7 +33,7 @@ def _all_pending(device: int) -> list[Any]:
 
 
 class _PendingGraph:
-    """The graph of some tensors (None: of all that is pending on the current device), taken apart."""
+    """The description of the graph that computes some tensors (None: everything pending on the current device)."""
 
     def __init__(self, name: str, tensors: Tensors | None) -> None:
         if tensors is None:
@@ -49,7 +49,7 @@ class _PendingGraph:
 
 
 def render_pending(name: str, tensors: Tensors | None, form: str) -> str:
-    """The graph that computes ``tensors`` as ``text``, ``dot``, ``hlo`` or ``stablehlo``.
+    """Return the graph that computes ``tensors`` as ``text``, ``dot``, ``hlo`` or ``stablehlo``.
 
     ``name`` begins error messages. Raises ValueError for tensors that are not on one xla device.
     """
@@ -58,13 +58,13 @@ def render_pending(name: str, tensors: Tensors | None, form: str) -> str:
 
 
 def pending_program(name: str, tensors: Tensors) -> tuple[graph_spec.GraphSpec, int, tuple[Any, ...]]:
-    """The graph of some tensors, its device, and what its program takes: its numbers (floats, ints), then arrays."""
+    """Return the graph of some tensors, its device, and its program's arguments (floats, ints, *arrays)."""
     found = _PendingGraph(name, tensors)
     return found.spec, found.device, found.arguments
 
 
 def pending_key(name: str, tensors: Tensors) -> bytes:
-    """128 bits that are equal where the graph of the tensors is the same program."""
+    """Return a 128-bit key of the graph of some tensors; equal keys mean equal programs."""
     nodes, device = _nodes(name, tensors)
     found: bytes = recorder.bindings().with_execution_lock(
         device, lambda: recorder.bindings().collect_only(device, nodes).key
@@ -73,7 +73,7 @@ def pending_key(name: str, tensors: Tensors) -> bytes:
 
 
 def pending_bytecode(name: str, tensors: Tensors | None) -> bytes:
-    """The graph as StableHLO in MLIR's bytecode."""
+    """Return the graph as StableHLO in MLIR bytecode."""
     found = _PendingGraph(name, tensors)
     out = io.BytesIO()
     module = graph_dump.lower_for_dump(found.spec, found.device, found.arguments).compiler_ir("stablehlo")

@@ -1,11 +1,11 @@
-"""Finds loops that read a value in each step, end no step, and so compute all earlier steps again at each read.
+"""Detects loops without a step barrier whose reads recompute earlier steps, and flushes the graph at these reads.
 
-A read runs what its value needs. What updates the parameters without an optimizer (``p.data.add_``) is not among that,
-and stays pending: the next step's loss needs it, and with it the whole step before. The recorder counts how often reads
-have computed a node without keeping its value. When a read is about to compute nodes a third time, the whole graph is
-cut instead, the user is warned once, and from then on each read at that line cuts.
+A read computes the values that it needs. Updates of parameters without an optimizer (``p.data.add_``) are not among
+these and stay pending: the next step's loss needs them, and with them all of the step before. The recorder counts how
+often reads have computed a node without storing its value. When a read is about to compute nodes a third time, the
+graph is flushed instead, the user is warned once, and from then on each read at that line flushes the graph.
 
-    line of a read:   unseen -> recomputes (a read there computes nodes a third time) -> cuts at each read, for good
+    line of a read:   unseen -> recomputes (a read computes nodes a third time) -> flushes at each read, permanently
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from torch_xla._engine.execution import eager_mode
 from torch_xla._engine.job import thread_group
 from torch_xla._engine.parallel import collectives
 
-#: Nodes that no read has computed before: fewer are several reads of one step, not another step of a loop.
+#: Minimum number of nodes that no read has computed before: fewer are several reads of one step, not a new step.
 _LEAST_NEW = 8
-#: Nodes that are computed a third time, from which on a read cuts. A few cost less than another program.
+#: Number of nodes computed a third time from which a read flushes. Recomputing fewer costs less than a new program.
 _MOST_RECOMPUTED = 8
 
 _MESSAGE = (
     "torch_xla: reading a value at {line} recomputes {count} operations of earlier steps: xla tensors are lazy, and "
     "without a barrier the graph grows with every step. From now on, all pending operations run when this line reads a "
-    "value. Call `torch_xla.sync()` at the end of each step; set XLA_AUTO_BARRIER=0 to turn this off."
+    "value. Call `torch_xla.sync()` at the end of each step; set TORCH_XLA_AUTO_SYNC=0 to turn this off."
 )
 
 _lines: set[str] = set()
 
 
 def lines() -> set[str]:
-    """The lines of the user's at which reads cut the graph."""
+    """Return the user's lines at which reads flush the graph."""
     return set(_lines)
 
 
 def forget() -> None:
-    """Drops all lines. For tests."""
+    """Forget all lines. For tests."""
     _lines.clear()
 
 
-def may_cut(device: int) -> bool:
-    """Whether a read may cut: what other replicas do at their reads must not matter, nor may a region forbid it."""
+def may_flush(device: int) -> bool:
+    """Return whether a read may flush: it involves no other replicas, and no compile region forbids it."""
     return (
-        settings.XLA_AUTO_BARRIER
+        settings.TORCH_XLA_AUTO_SYNC
         and not eager_mode.is_eager()
         and not eager_mode.in_region()
         and not collectives.pending_results(device)
@@ -54,13 +54,13 @@ def may_cut(device: int) -> bool:
     )
 
 
-def cuts_here() -> bool:
-    """Whether reads at the user's line cut the graph."""
+def flushes_here() -> bool:
+    """Return whether reads at the current user line flush the graph."""
     return bool(_lines) and user_frames.user_line() in _lines
 
 
 def note(graph: Any) -> bool:
-    """Whether the graph of a read computes earlier steps again; if so, its line cuts from now on."""
+    """Return whether the graph of a read recomputes earlier steps; if so, reads at its line flush from now on."""
     count = graph.recomputed_nodes
     if count < _MOST_RECOMPUTED or graph.new_nodes < _LEAST_NEW:
         return False

@@ -1,7 +1,8 @@
-"""A graph with collectives that the threads of one process run as one program: each brings its own, the last runs all.
+"""Joint launch: replica threads of one process run a graph with collectives as one program.
 
-The threads are the replicas of DataParallel. Each holds the execution lock of its own device while it waits, so the
-last one may give the nodes of all graphs their values (recorder.launch_joined).
+The threads are the replicas of DataParallel. Each brings its own graph, and the last one to arrive launches the program
+for all. Each thread holds the execution lock of its device while it waits, so the last one may set the values of all
+graphs' nodes (recorder.launch_joined).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from torch_xla._engine.parallel import collective_check
 def run_on_replica_threads(
     graph_run: GraphRun, place: ReplicaThreadsPlacement, found: CompiledProgram | None
 ) -> Sequence[jax.Array]:
-    """Runs the program of all replicas when each has come; returns this one's results.
+    """Run the program of all replicas when each has arrived; return this replica's outputs.
 
-    ``found`` is the program, if it is known; else the last thread compiles it. Raises RuntimeError where the replicas'
-    graphs differ, thread_group.AbandonedError where one cannot come.
+    ``found`` is the cached program; without one, the last thread compiles it. Raises RuntimeError if the replicas'
+    graphs differ, thread_group.AbandonedError if a replica has left.
     """
     group = thread_group.current_group()
     assert group is not None
@@ -45,7 +46,7 @@ def run_on_replica_threads(
 def _launch_joined(
     own: GraphRun, place: ReplicaThreadsPlacement, runs: Sequence[GraphRun]
 ) -> Sequence[Sequence[jax.Array]]:
-    """The results of each, of the program on the joined arguments of all; ``own`` is the run of this thread."""
+    """Run the program with the joined arguments; return each replica's outputs. ``own`` is this thread's run."""
     found = program_cache.cache.get(place.cache_key)
     if found is None:
         found = program_cache.compile_and_store(own, place, place.join_arguments([run.leaves() for run in runs]))

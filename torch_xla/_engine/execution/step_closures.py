@@ -1,9 +1,9 @@
-"""What the user wants to be done once the step's values are there: closures that the next barrier calls.
+"""Step closures (xm.add_step_closure): functions that the next step barrier calls, when the step's values exist.
 
-    queued (by a thread, for its current device) ──barrier──► called, in order, on that thread
-                                                          └──► or by a background.Runner, in order
+    queued (by a thread, for its current device) ──barrier──► called in order on that thread
+                                                          └──► or by a background_threads.Runner, in order
 
-Queues belong to the thread that fills them; a barrier of another thread leaves them alone.
+Each thread has its own queues; a barrier of another thread does not call them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ class _Thread(threading.local):
 
 
 _here = _Thread()
+_background = background_threads.Runner("a closure of add_step_closure(run_async=True)", max_pending=100)
 
 
-_beside = background_threads.Runner("a closure of add_step_closure(run_async=True)", max_pending=100)
-
-
-def add_step_closure(device: int, closure: Callable[..., Any], args: Sequence[Any], beside: bool) -> None:
-    """Queues ``closure(*args)`` for the next barrier of this thread on the device."""
-    if beside:
-        # The program goes on while it waits, and may write to its arguments.
+def add_step_closure(device: int, closure: Callable[..., Any], args: Sequence[Any], run_async: bool) -> None:
+    """Queue ``closure(*args)`` for the next barrier of this thread on the device."""
+    if run_async:
+        # The program continues while the closure waits, and may overwrite its arguments.
         leaves, structure = dynamo.tree_flatten(list(args))
         args = dynamo.tree_unflatten([_copy(leaf) for leaf in leaves], structure)
-    _here.queued.setdefault(device, []).append((lambda: closure(*args), beside))
+    _here.queued.setdefault(device, []).append((lambda: closure(*args), run_async))
 
 
 def _copy(value: Any) -> Any:
@@ -48,14 +46,14 @@ def _copy(value: Any) -> Any:
 
 
 def run_step_closures(device: int) -> None:
-    """Calls what is queued for the device. All are called; then the first error is raised."""
+    """Call all closures queued for the device; then raise the first error."""
     queued = _here.queued.pop(device, None)
     if queued is None:
         return
     errors = []
-    for closure, beside in queued:
+    for closure, run_async in queued:
         try:
-            _beside.run(closure) if beside else closure()
+            _background.run(closure) if run_async else closure()
         except Exception as error:
             errors.append(error)
     if errors:

@@ -1,7 +1,7 @@
-"""Values between torch's CPU tensors and device buffers (jax.Array). The recorder calls these; both sides copy.
+"""Transfers between torch CPU tensors and device buffers (jax.Array). The recorder calls these; all of them copy.
 
-Where the device stores a dtype as a narrower one (``dtypes.storage_dtype``), values are converted on the CPU: what travels is
-what the device holds.
+If the storage dtype (``dtypes.storage_dtype``) is narrower than torch's, values are converted on the CPU: transfers
+move the storage dtype.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch_xla._engine.parallel import replica_program, spmd
 
 _log = logging.getLogger("torch_xla.transfer")
 
-#: torch has no numpy view of these; their bits travel as integers of the same width.
+#: torch has no numpy view of these dtypes; their bits are transferred as integers of the same width.
 _BITS = {
     torch.bfloat16: torch.int16,
     torch.float8_e4m3fn: torch.uint8,
@@ -35,21 +35,23 @@ _BITS = {
 }
 
 
-#: Of an array of numpy. XLA and torch know no such limit; values with more travel as one long row.
+#: numpy's limit. XLA and torch have none; values with more dimensions are transferred flattened.
 _MOST_DIMS = 64
 
 
 def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
-    """A device buffer with the values of a dense, contiguous CPU tensor. TypeError for a dtype that no device has."""
+    """Copy a dense, contiguous CPU tensor to a device buffer. Raises TypeError for an unsupported dtype."""
     if not dtypes.is_supported(tensor.dtype):
-        raise TypeError(f"{tensor.dtype} does not exist on xla; convert the tensor (shape {list(tensor.shape)}) first")
+        raise TypeError(
+            f"{tensor.dtype} is not supported on xla; convert the tensor (shape {list(tensor.shape)}) first"
+        )
     tensor = tensor.detach()  # a plain tensor: a lazy module's parameter has no shape to name
     place = devices.device(ordinal)
     if abstract_device.is_enabled():
-        return _upload_abstract(tensor, place)  # type: ignore[return-value]  # as much of an array as is used
+        return _upload_abstract(tensor, place)  # type: ignore[return-value]  # implements the used part of jax.Array
     doing = lambda: f"moving a tensor to the device ({tensor.dtype}{list(tensor.shape)})"
     with (
-        profiler_spans.span("to_device"),
+        profiler_spans.span("host_to_device"),
         metrics.record_time("TransferToServerTime"),
         xla_errors.translate_xla_errors(doing, ordinal),
     ):
@@ -61,7 +63,7 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
         with recorder.enable_x64():
             buffer = spmd.upload(host, place)
             buffer = buffer.reshape(own.shape) if flat else buffer
-            # The caller may write to its tensor as soon as we return.
+            # The caller may overwrite its tensor after the return.
             buffer.block_until_ready()
     metrics.metric("OutboundData", metrics.format_bytes).add(host.nbytes)
     _record_provenance("upload")
@@ -91,9 +93,9 @@ def _record_provenance(kind: str) -> None:
 
 
 def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """A new CPU tensor of torch dtype ``dtype_code`` and the shape, with the buffer's values; waits for them.
+    """Copy a buffer to a new CPU tensor of torch dtype ``dtype_code`` and the given shape; blocks until computed.
 
-    The buffer may be longer than the tensor (see sharding_ids.py).
+    The buffer may be padded (see sharding_ids.py).
     """
     dtype = dtypes.FROM_CODE[dtype_code]
     if abstract_device.is_enabled():
@@ -103,7 +105,7 @@ def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torc
     start = time.perf_counter_ns()
     doing = lambda: f"reading a tensor ({dtype}{list(shape)})"
     with (
-        profiler_spans.span("to_host"),
+        profiler_spans.span("device_to_host"),
         metrics.record_time("TransferFromServerTime"),
         recorder.allow_transfers(),
         xla_errors.translate_xla_errors(doing, devices.ordinal(buffer)),
@@ -113,7 +115,7 @@ def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torc
         profiler_spans.flush_finished_events()
         host = _flat(buffer) if buffer.ndim > _MOST_DIMS else spmd.unpad(spmd.gather_to_host(buffer), shape)
         host = np.ascontiguousarray(host)
-        # torch's own memory: a tensor over numpy's, or one that numpy has seen, could not be resized.
+        # Memory allocated by torch: a tensor that shares memory with numpy could not be resized.
         tensor = torch.empty(shape, dtype=dtypes.torch_dtype(buffer.dtype))
         ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)
         tensor = tensor.to(dtype)
@@ -125,14 +127,14 @@ def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torc
 
 
 def copy_between_devices(buffer: jax.Array, ordinal: int) -> jax.Array:
-    """The buffer's values on another device."""
+    """Copy a buffer to another device."""
     if abstract_device.is_enabled():
         _record_provenance("transfer")
         place = SingleDeviceSharding(devices.device(ordinal))
         return AbstractArray(buffer.shape, buffer.dtype, place)  # type: ignore[return-value]
     doing = lambda: f"moving a tensor from another device ({buffer.dtype}{list(buffer.shape)})"
     with (
-        profiler_spans.span("between_devices"),
+        profiler_spans.span("device_to_device"),
         metrics.record_time("TransferDeviceToDeviceTime"),
         recorder.enable_x64(),
         xla_errors.translate_xla_errors(doing, ordinal),
@@ -144,32 +146,32 @@ def copy_between_devices(buffer: jax.Array, ordinal: int) -> jax.Array:
     return moved
 
 
-def download_shard(part: jax.Array, dtype: torch.dtype) -> torch.Tensor:
-    """A new CPU tensor with what one device holds of an array; waits for it."""
-    return download(part, dtypes.TO_CODE[dtype], tuple(part.shape))
+def download_shard(shard: jax.Array, dtype: torch.dtype) -> torch.Tensor:
+    """Copy the shard of one device to a new CPU tensor; blocks until computed."""
+    return download(shard, dtypes.TO_CODE[dtype], tuple(shard.shape))
 
 
 def upload_shards(
-    parts: Sequence[tuple[torch.Tensor, jax.Device]], dtype: torch.dtype, shape: tuple[int, ...], lies: Sharding
+    shards: Sequence[tuple[torch.Tensor, jax.Device]], dtype: torch.dtype, shape: tuple[int, ...], sharding: Sharding
 ) -> jax.Array:
-    """An array of the given shape, which devices hold in parts: of each device of this process, the CPU tensor.
+    """Assemble a sharded array of the given shape from a CPU tensor for each device of this process.
 
-    A part may be shorter than the device's; the rest is zeros. The next buffer made is noted to lie so.
+    A tensor that is shorter than the device's shard is padded with zeros. Records the sharding of the buffer.
     """
-    doing = lambda: f"moving the parts of a tensor to the devices ({dtype}{list(shape)})"
-    own = lies.shard_shape(shape)
+    doing = lambda: f"moving the shards of a tensor to the devices ({dtype}{list(shape)})"
+    shard_shape = sharding.shard_shape(shape)
     with (
-        profiler_spans.span("to_device"),
+        profiler_spans.span("host_to_device"),
         metrics.record_time("TransferToServerTime"),
         xla_errors.translate_xla_errors(doing, 0),
         recorder.enable_x64(),
     ):
         placed = []
-        for tensor, place in parts:
-            kept = tensor.detach().to(dtypes.storage_dtype(dtype), copy=place.platform == "cpu").contiguous()
-            placed.append(jax.device_put(spmd.pad_to(_to_host(kept), own), place, may_alias=False))
-        array = jax.make_array_from_single_device_arrays(shape, lies, placed)
+        for tensor, place in shards:
+            own = tensor.detach().to(dtypes.storage_dtype(dtype), copy=place.platform == "cpu").contiguous()
+            placed.append(jax.device_put(spmd.pad_to(_to_host(own), shard_shape), place, may_alias=False))
+        array = jax.make_array_from_single_device_arrays(shape, sharding, placed)
         array.block_until_ready()
-    metrics.metric("OutboundData", metrics.format_bytes).add(sum(part.nbytes for part in placed))
+    metrics.metric("OutboundData", metrics.format_bytes).add(sum(shard.nbytes for shard in placed))
     _record_provenance("upload")
-    return spmd.note_buffer_sharding(array, lies)
+    return spmd.note_buffer_sharding(array, sharding)

@@ -1,7 +1,18 @@
-"""How a new graph differs from one that is known, as data: the first thing in the order below that explains it.
+"""Compare the summaries of two graphs and return the first difference that explains a recompilation.
 
-settings around it > dtype or shape of inputs > ops added or removed > rank of inputs > how inputs lie on the devices >
-a constant argument > how the ops are connected > what is kept
+Differences are tested in this order; the first match is the result:
+
+    kind      difference
+    setting   placement, matmul precision, default dtype
+    inputs    shape or dtype of inputs, if all ranks are equal
+    ops       operators added or removed
+    inputs    rank of inputs
+    layout    sharding of inputs
+    argument  a constant argument
+    wiring    connections between ops
+    results   which tensors are results or donated
+    nothing   none, and one program computes both
+    unknown   none of the above, but the keys differ
 """
 
 from __future__ import annotations
@@ -17,20 +28,20 @@ from torch_xla._engine.compat import dispatcher
 from torch_xla._engine.graph.graph_summary import GraphSummary, Leaf, OpSummary, ScalarInput
 from torch_xla._engine.lowering import RULES, decompose
 
-#: Stands for an argument that is a tensor.
+#: Placeholder for the value of a tensor argument.
 TENSOR = ScalarInput("tensor")
 
-#: Types of the arguments that are inputs of a program as numbers, except for some of their values.
+#: Schema types of arguments whose numbers are program inputs, except for the special values 0, 1 and -1.
 _NUMBERS = ("number", "Scalar", "Tensor")
 
-#: Sequences of ops with more pairs of equal ones than this are compared by how often each op occurs in them: a diff
-#: takes 2 µs and more a pair, while a step waits.
+#: Above this number of pairs of equal ops, compare op counts instead of sequences: a sequence diff takes 2 µs or more
+#: per pair and delays the step.
 _DIFF_LIMIT = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class LeafChange:
-    """Input ``index`` of the program has another shape or dtype; ``user`` is the first op that has it as an input."""
+    """The shape or dtype of input ``index`` changed; ``user`` is the first op that reads it."""
 
     index: int
     old: Leaf
@@ -40,10 +51,13 @@ class LeafChange:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChange:
-    """Argument ``name`` of ``op`` has another value: a constant of the program, TENSOR, or None where it is not given.
+    """The value of argument ``name`` of ``op`` changed.
 
-    ``special``: only 0, 1 and -1 are constants in this place, other numbers are inputs. ``may_be_tensor``: the op has
-    an overload that takes a tensor there.
+    Attributes:
+      type: the type in the operator schema.
+      old, new: a constant of the program, a ScalarInput, TENSOR, or None if the argument is omitted.
+      special: whether only 0, 1 and -1 are constants for this argument and other numbers are program inputs.
+      may_be_tensor: whether an overload of the op takes a tensor for this argument.
     """
 
     op: OpSummary
@@ -56,14 +70,14 @@ class ArgumentChange:
 
     @property
     def is_moving_start(self) -> bool:
-        """Whether the place where a part starts was a constant, and is an input from now on (csrc/dispatch/slice_starts.h)."""
+        """Whether a constant slice start or index becomes a program input (recorder/csrc/dispatch/slice_starts.h)."""
         becomes_input = isinstance(self.new, ScalarInput) and not isinstance(self.old, ScalarInput)
         return becomes_input and self.type not in _NUMBERS
 
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """What holds for all of the graph, or for ``op``, and has another value."""
+    """A setting that applies to the whole graph, or to ``op``, changed."""
 
     name: str
     old: Any
@@ -73,7 +87,7 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChange:
-    """Input ``index`` of the program lies on the devices in another way; numbers of base/sharding_ids.py."""
+    """The sharding of input ``index`` changed; ``old`` and ``new`` are sharding IDs (base/sharding_ids.py)."""
 
     index: int
     old: int
@@ -83,10 +97,7 @@ class LayoutChange:
 
 @dataclass(frozen=True, slots=True)
 class GraphDiff:
-    """``kind``: setting, inputs, ops, layout, argument, wiring, results; nothing; or unknown, if none of these.
-
-    The fields that say more belong to it. Nothing differs where one program would serve both.
-    """
+    """The difference between two graphs: its kind (see the module docstring) and the details of that kind."""
 
     kind: str
     setting: SettingChange | None = None
@@ -95,11 +106,11 @@ class GraphDiff:
     argument: ArgumentChange | None = None
     added: tuple[OpSummary, ...] = ()
     removed: tuple[OpSummary, ...] = ()
-    counts: Counter[str] = field(default_factory=Counter)  # by how much the number of results, donations has changed
+    counts: Counter[str] = field(default_factory=Counter)  # "results", "donated" -> change of their number
 
 
 def nearest_summary(new: GraphSummary, known: Iterable[GraphSummary]) -> GraphSummary | None:
-    """The known graph that is most like the new one; of equals the latest. None where none is known."""
+    """Return the closest match of ``new`` among the known graphs, the latest of several; None if there are none."""
     return min(reversed(list(known)), key=lambda old: _distance(old, new), default=None)
 
 
@@ -112,7 +123,7 @@ def _distance(old: GraphSummary, new: GraphSummary) -> tuple[int, int, int, bool
 
 
 def diff_summaries(old: GraphSummary, new: GraphSummary) -> GraphDiff:
-    """What makes ``new`` another program than ``old``."""
+    """Return why ``new`` needs another program than ``old``."""
     if (setting := _setting_change(old, new)) is not None:
         return GraphDiff("setting", setting=setting)
     if _ranks(old) == _ranks(new) and (inputs := _input_changes(old, new)):
@@ -127,7 +138,9 @@ def diff_summaries(old: GraphSummary, new: GraphSummary) -> GraphDiff:
     pairs = list(zip(old.ops, new.ops, strict=True))
     if (argument := next((c for a, b in pairs if (c := _argument_change(a, b))), None)) is not None:
         return GraphDiff("argument", argument=argument)
-    if len(old.leaves) != len(new.leaves) or any((a.inputs, a.taken) != (b.inputs, b.taken) for a, b in pairs):
+    if len(old.leaves) != len(new.leaves) or any(
+        (a.inputs, a.tensor_counts) != (b.inputs, b.tensor_counts) for a, b in pairs
+    ):
         return GraphDiff("wiring")
     if (old.roots, old.donated) != (new.roots, new.donated):
         counts = Counter(results=len(new.roots) - len(old.roots), donated=len(new.donated) - len(old.donated))
@@ -152,13 +165,13 @@ def _ranks(graph: GraphSummary) -> list[int]:
 
 
 def _input_changes(old: GraphSummary, new: GraphSummary) -> tuple[LeafChange, ...]:
-    """The inputs of another shape or dtype, of graphs with inputs of the same number."""
+    """Return the inputs whose shape or dtype changed; the graphs have equally many inputs."""
     pairs = enumerate(zip(old.leaves, new.leaves, strict=True))
     return tuple(LeafChange(i, a, b, new.first_user(i)) for i, (a, b) in pairs if a != b)
 
 
 def _layout_changes(old: GraphSummary, new: GraphSummary) -> tuple[LayoutChange, ...]:
-    if len(old.layouts) != len(new.layouts):  # which is another number of inputs
+    if len(old.layouts) != len(new.layouts):  # the number of inputs changed
         return ()
     pairs = enumerate(zip(old.layouts, new.layouts, strict=True))
     return tuple(LayoutChange(i, a, b, new.first_user(i)) for i, (a, b) in pairs if a != b)
@@ -167,7 +180,7 @@ def _layout_changes(old: GraphSummary, new: GraphSummary) -> tuple[LayoutChange,
 def _changed_ops(
     old: tuple[OpSummary, ...], new: tuple[OpSummary, ...]
 ) -> tuple[tuple[OpSummary, ...], tuple[OpSummary, ...]]:
-    """(ops that only the new graph has, ops that only the old one has), in the order of the graphs."""
+    """Return (added ops, removed ops), each in graph order."""
     start = 0
     while start < min(len(old), len(new)) and old[start].name == new[start].name:
         start += 1
@@ -188,11 +201,11 @@ def _changed_ops(
     return tuple(added), tuple(removed)
 
 
-def _extra_ops(of: tuple[OpSummary, ...], over: tuple[OpSummary, ...]) -> tuple[OpSummary, ...]:
-    """Of each op as many as ``of`` has more than ``over``, the last ones."""
-    more = Counter(op.name for op in of) - Counter(op.name for op in over)
+def _extra_ops(ops: tuple[OpSummary, ...], others: tuple[OpSummary, ...]) -> tuple[OpSummary, ...]:
+    """Return the multiset difference of two sequences of ops by name, taking the last occurrences in ``ops``."""
+    more = Counter(op.name for op in ops) - Counter(op.name for op in others)
     out = []
-    for op in reversed(of):
+    for op in reversed(ops):
         if more[op.name] > 0:
             more[op.name] -= 1
             out.append(op)
@@ -200,7 +213,7 @@ def _extra_ops(of: tuple[OpSummary, ...], over: tuple[OpSummary, ...]) -> tuple[
 
 
 def _exact(value: Any) -> Any:
-    """Equal for values that the recorder takes for equal: 1, 1.0 and True are three, and 0.0 and -0.0 are two."""
+    """Return a value that compares as the recorder does: 1, 1.0 and True are distinct, and so are 0.0 and -0.0."""
     if isinstance(value, (tuple, list)):
         return [_exact(part) for part in value]
     if isinstance(value, complex):
@@ -209,7 +222,7 @@ def _exact(value: Any) -> Any:
 
 
 def _arguments_by_position(op: OpSummary) -> dict[int, Any]:
-    return dict.fromkeys((position for position, _ in op.taken), TENSOR) | dict(op.baked)
+    return dict.fromkeys((position for position, _ in op.tensor_counts), TENSOR) | dict(op.baked)
 
 
 def _argument_change(old: OpSummary, new: OpSummary) -> ArgumentChange | None:
@@ -219,13 +232,13 @@ def _argument_change(old: OpSummary, new: OpSummary) -> ArgumentChange | None:
         return None
     name, kind = _describe_argument(new.op, position)
     rule = RULES.get(new.op)
-    special = kind in _NUMBERS and rule is not None and name not in rule.bake
+    special = kind in _NUMBERS and rule is not None and name not in rule.static_args
     values = before.get(position), after.get(position)
     return ArgumentChange(new, name, kind, *values, special, _has_tensor_overload(new.op, name, kind))
 
 
 def _describe_argument(op: str, position: int) -> tuple[str, str]:
-    """(name, type) of an argument, from the op's schema; ops of our own, and what we add to arguments, have none."""
+    """Return (name, type) of an argument from the op's schema; internal ops and added arguments have no schema."""
     try:
         argument = dispatcher.schema(decompose.overload(op)).arguments[position]
     except (AttributeError, IndexError, RuntimeError):
@@ -234,7 +247,7 @@ def _describe_argument(op: str, position: int) -> tuple[str, str]:
 
 
 def _has_tensor_overload(op: str, name: str, kind: str) -> bool:
-    if kind not in _NUMBERS:  # a float or an int of the schema stays one
+    if kind not in _NUMBERS:  # overloads do not turn a schema float or int into a tensor
         return False
     packet = decompose.overload(op).overloadpacket
     overloads = (dispatcher.schema(getattr(packet, overload)) for overload in packet.overloads())

@@ -1,8 +1,9 @@
-"""A compiled graph in brief: op names, wiring, shapes and constants, kept to compare a later graph with it.
+"""Summarize a compiled graph for later comparison: operators, wiring, shapes, constants.
 
-Some 200 bytes an op; equal parts are shared. It needs no recorder and keeps no value alive. All that is mixed into the
-recorder's key of a graph, or stands beside it in the key of a program (compilation/program_cache.py), is here: two graphs of
-different keys have different summaries, and graph_diff.py can say how they differ.
+A summary takes about 200 bytes per op (equal parts are shared), needs no recorder and retains no tensor. It contains
+everything that enters a program's cache key: what the recorder mixes into the graph key, and what
+compilation/program_cache.py adds to it. So two graphs with different keys have different summaries, and graph_diff.py
+can report what differs.
 """
 
 from __future__ import annotations
@@ -15,66 +16,80 @@ import torch
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.graph import graph_spec
-from torch_xla._engine.lowering.registry import Promise
+from torch_xla._engine.graph.graph_spec import ArgTag
+from torch_xla._engine.lowering.registry import TensorSpec
 from torch_xla._engine.lowering.rules.matmul import EXACT, Precision
 
 
 class ScalarInput(str):
-    """Stands for a number that is an input of the program: any value of its type will do."""
+    """Placeholder for a number that is an input of the program, not a constant; it names the type of the number."""
 
     __slots__ = ()
 
 
-_OPERANDS = {3: ScalarInput("float"), 4: ScalarInput("int"), 5: ScalarInput("complex")}
-_ONE_FOR_ALL = {
-    3: ScalarInput("the same float"),
-    4: ScalarInput("the same int"),
-}  # elements of a list that are one operand
+_SCALAR_INPUTS: dict[int, ScalarInput] = {
+    ArgTag.FLOAT_INPUT: ScalarInput("float"),
+    ArgTag.INT_INPUT: ScalarInput("int"),
+    ArgTag.COMPLEX_INPUT: ScalarInput("complex"),
+}
+#: For lists whose elements are all the same input.
+_SHARED_SCALAR_INPUTS: dict[int, ScalarInput] = {
+    ArgTag.FLOAT_INPUT: ScalarInput("the same float"),
+    ArgTag.INT_INPUT: ScalarInput("the same int"),
+}
 
 Leaf = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class OpSummary:
-    """One op.
+    """One operation of a graph.
 
     Attributes:
-      inputs: value numbers, leaves first.
-      baked: (argument position, value) of what is part of the program.
-      line: of the user's, if known.
-      form: 0; specs.IN_PLACE or specs.SCATTER.
-      taken: (argument position, how many of the inputs it takes) of arguments that are tensors.
-      default_dtype: torch's, when the op was recorded.
+      inputs: the numbers of its input values: graph inputs first, then results of ops.
+      baked: (argument position, value) of each argument that is a constant of the program.
+      outs: the output spec of each result: shape and dtype.
+      line: the user's source line, None where it is unknown.
+      schema_kind: FUNCTIONAL, IN_PLACE or SCATTER of graph_spec.
+      tensor_counts: (argument position, number of input values) of each tensor argument.
+      default_dtype: torch's default dtype when the op was recorded.
     """
 
     op: str
     inputs: tuple[int, ...]
     baked: tuple[tuple[int, Any], ...]
-    outs: tuple[Promise, ...]
+    outs: tuple[TensorSpec, ...]
     line: str | None = None
-    form: int = 0
-    taken: tuple[tuple[int, int], ...] = ()
+    schema_kind: int = graph_spec.FUNCTIONAL
+    tensor_counts: tuple[tuple[int, int], ...] = ()
     default_dtype: torch.dtype = torch.float32
 
     @property
     def name(self) -> str:
-        """The op and its form: ``aten::add.Tensor in place``."""
-        return self.op + _FORMS[self.form]
+        """The op and its schema kind: ``aten::add.Tensor in place``."""
+        return self.op + _SCHEMA_KIND_SUFFIXES[self.schema_kind]
 
 
-_FORMS = {0: "", graph_spec.IN_PLACE: " in place", graph_spec.SCATTER: " written through"}
+_SCHEMA_KIND_SUFFIXES = {
+    graph_spec.FUNCTIONAL: "",
+    graph_spec.IN_PLACE: " in place",
+    graph_spec.SCATTER: " through a view",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSummary:
-    """One graph. Numbers of values: leaves first, then ops in order.
+    """The summary of a graph. Values are numbered: first the inputs ("leaves"), then the ops in topological order.
 
     Attributes:
-      histogram: how often it has each op, by name.
-      key: the recorder's, of all above but what is local to a process; empty for a graph that was not recorded.
-      layouts: of each leaf, how it lies on the devices (base/sharding_ids.py).
-      precision: of its products.
-      place: for whom it is compiled.
+      leaves: the shape and dtype of each graph input.
+      roots: the value numbers of the results.
+      donated: the indices of the donated inputs.
+      histogram: the number of occurrences of each op, by name.
+      key: the recorder's hash of the fields above, except for process-local data; empty if the graph was not recorded.
+      layouts: the sharding ID of each input (base/sharding_ids.py).
+      precision: the matmul precision.
+      place: the placement that the graph is compiled for, as reports name it.
     """
 
     leaves: tuple[Leaf, ...]
@@ -88,17 +103,17 @@ class GraphSummary:
     place: str = ""
 
     def is_same_program(self, other: GraphSummary) -> bool:
-        """Whether one program serves both."""
-        beside = (self.precision, self.place) == (other.precision, other.place)
-        return beside and (self.key == other.key if self.key and other.key else self == other)
+        """Return whether one compiled program computes both graphs."""
+        same_options = (self.precision, self.place) == (other.precision, other.place)
+        return same_options and (self.key == other.key if self.key and other.key else self == other)
 
     def first_user(self, leaf: int) -> OpSummary | None:
-        """The first op that has the leaf as an input."""
+        """Return the first op that reads a graph input; None if no op reads it."""
         return next((op for op in self.ops if leaf in op.inputs), None)
 
 
 def summarize(spec: graph_spec.GraphSpec, key: bytes = b"", place: str = "") -> GraphSummary:
-    """The graph of ``spec`` in brief; its key, and for whom it is compiled."""
+    """Return the summary of a graph with the recorder's key, compiled for the placement ``place``."""
     shared: dict[Any, Any] = {}
     ops = tuple(_op(node, shared) for node in spec.nodes)
     histogram = Counter(op.name for op in ops)
@@ -108,35 +123,35 @@ def summarize(spec: graph_spec.GraphSpec, key: bytes = b"", place: str = "") -> 
 
 def _op(node: graph_spec.NodeSpec, shared: dict[Any, Any]) -> OpSummary:
     inputs: list[int] = []
-    baked, taken = [], []
+    baked, tensor_counts = [], []
     for position, arg in enumerate(node.args):
         before = len(inputs)
         value = _constant(arg, inputs)
         if value is not None:
             baked.append((position, value))
-        if arg[0] in (1, 2):
-            taken.append((position, len(inputs) - before))
-    parts = (tuple(baked), tuple(node.outs), tuple(taken))
+        if arg[0] in (ArgTag.VALUE, ArgTag.VALUE_LIST):
+            tensor_counts.append((position, len(inputs) - before))
+    parts = (tuple(baked), tuple(node.outs), tuple(tensor_counts))
     constants, outs, tensors = shared.setdefault(repr(parts), parts)
-    # A node has an origin where somebody captures it, which XLA_IR_DEBUG=1 asks for.
+    # Nodes have a source location only while locations are captured, for example with XLA_IR_DEBUG=1.
     line = None if node.origin is None else node.origin.line
-    return OpSummary(node.op, tuple(inputs), constants, outs, line, node.form, tensors, node.default_dtype)
+    return OpSummary(node.op, tuple(inputs), constants, outs, line, node.schema_kind, tensors, node.default_dtype)
 
 
 def _constant(arg: tuple[int, Any], inputs: list[int]) -> Any:
-    """What of an argument is part of the program, None where nothing is; its references are added to ``inputs``."""
+    """Return the constant part of an argument, None if it has none; append the values that it reads to ``inputs``."""
     tag, payload = arg
-    if tag == 0:
+    if tag == ArgTag.CONSTANT:
         return tuple(payload) if isinstance(payload, list) else payload
-    if tag == 1:
+    if tag == ArgTag.VALUE:
         inputs.append(payload)
         return None
-    if tag == 2:
+    if tag == ArgTag.VALUE_LIST:
         for reference in payload:
             _constant(reference, inputs)
-        there = tuple(reference[0] == 1 for reference in payload)  # of Tensor?[], which are given
-        return None if all(there) else there
-    if tag == 7:
-        is_one = len(payload) > 1 and payload[0][0] in _ONE_FOR_ALL and all(a == payload[0] for a in payload)
-        return tuple(_ONE_FOR_ALL[a[0]] if is_one else _constant(a, inputs) for a in payload)
-    return dtypes.FROM_CODE[payload] if tag == 6 else _OPERANDS[tag]
+        present = tuple(reference[0] == ArgTag.VALUE for reference in payload)  # Tensor?[]: None elements are constants
+        return None if all(present) else present
+    if tag == ArgTag.SCALAR_LIST:
+        is_one = len(payload) > 1 and payload[0][0] in _SHARED_SCALAR_INPUTS and all(a == payload[0] for a in payload)
+        return tuple(_SHARED_SCALAR_INPUTS[a[0]] if is_one else _constant(a, inputs) for a in payload)
+    return dtypes.FROM_CODE[payload] if tag == ArgTag.DTYPE else _SCALAR_INPUTS[tag]

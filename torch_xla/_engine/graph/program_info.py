@@ -22,9 +22,13 @@ _LARGEST = 8  # results that an outline lists
 
 @dataclass(slots=True)
 class ProgramSizes:
-    """Bytes on each device of a program: of each result, and what it needs on top of its inputs while it runs.
+    """The memory of a program in bytes per device.
 
-    ``temporary``: the part of that which is free again when it has run.
+    Attributes:
+      results: the size of each result.
+      extra: the memory that the program needs in addition to its inputs while it runs.
+      temporary: the part of ``extra`` that is free again when the program has ended.
+      smallest: the index of the smallest result.
     """
 
     results: list[int]
@@ -59,7 +63,7 @@ def memory_analysis(compiled: jax.stages.Compiled) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class GraphOutline:
-    """What messages say of a graph: the number of its ops, and the largest results with their ops and bytes."""
+    """What messages report of a graph: the number of ops, and the largest results with their ops and bytes."""
 
     ops: int
     largest: tuple[tuple[int, str, tuple[int, ...], torch.dtype], ...]

@@ -1,10 +1,10 @@
-"""A graph as text, in the forms of graph dumps and for Graphviz: one Line for each operation, input and constant.
+"""Format a graph as text or Graphviz source for graph dumps: one GraphLine per operation, input and constant.
 
     %4 = f32[2,4]{1,0} aten::addmm(%1, %2, %3), scope=Net/fc, location=forward@net.py:12, xla_shape=..., ROOT=0
 
-The recorder has neither nodes for a program's inputs nor for constants; here both are lines. Inputs, and numbers that
-are inputs, are ``xla::device_data``; numbers that the program contains are ``prim::Constant``. Operands come before
-users. A write through a view is ``xla::update_view``, with the base and the new value of the view as its operands.
+The recorder has no nodes for inputs and constants; a dump has a line for each of them. Tensor inputs and scalar inputs
+are ``xla::device_data``; constants of the program are ``prim::Constant``. Operands precede their users. A write through
+a view is ``xla::update_view``; its operands are the base tensor and the new value of the view.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ import torch
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.compat import dispatcher
-from torch_xla._engine.graph.graph_spec import SCATTER, GraphSpec, NodeSpec
+from torch_xla._engine.graph.graph_spec import LIST_TAGS, SCATTER, ArgTag, GraphSpec, NodeSpec
 from torch_xla._engine.lowering import decompose
-from torch_xla._engine.lowering.registry import Promise
+from torch_xla._engine.lowering.registry import TensorSpec
 
 _NUMPY_NAMES = {"bool": "pred", "float": "f", "int": "s", "uint": "u", "complex": "c", "bfloat": "bf"}
-#: The shapes of number operands, by their tag.
-NUMBERS = {3: "f64[]", 4: "s64[]", 5: "c128[]"}
-_MAX_TAG = 64  # characters of a tag's value in Graphviz
+_SCALAR_SHAPES: dict[int, str] = {
+    ArgTag.FLOAT_INPUT: "f64[]",
+    ArgTag.INT_INPUT: "s64[]",
+    ArgTag.COMPLEX_INPUT: "c128[]",
+}
+_MAX_LABEL = 64  # characters of an attribute value in Graphviz
 
 
 @dataclass(slots=True)
 class GraphLine:
-    """One node of a dump. ``operands`` are (line, result number or None where it has only one result)."""
+    """One node of a dump. ``operands`` are (line number, result index or None if that line has one result)."""
 
     number: int
     op: str
@@ -46,7 +49,7 @@ class GraphLine:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """XLA's name: ``f32``, ``bf16``, ``s64``, ``pred``."""
+    """Return XLA's name of a dtype: ``f32``, ``bf16``, ``s64``, ``pred``."""
     name = dtypes.storage_numpy_dtype(dtype).name
     if name.startswith("float8"):
         return name.replace("float8_", "f8")
@@ -54,9 +57,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _NUMPY_NAMES[letters] + name[len(letters) :]
 
 
-def shape_name(promise: Promise) -> str:
-    """``f32[2,4]{1,0}``: dtype, sizes, and the order of the dimensions in memory."""
-    shape, dtype = promise
+def shape_name(spec: TensorSpec) -> str:
+    """Return XLA's shape string, ``f32[2,4]{1,0}``: dtype, sizes and minor-to-major order."""
+    shape, dtype = spec
     if dtype is None:
         return "opaque[]"
     layout = f"{{{','.join(str(i) for i in reversed(range(len(shape))))}}}" if shape else ""
@@ -65,7 +68,7 @@ def shape_name(promise: Promise) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _schema_arguments(op: str) -> tuple[tuple[str, str, Any], ...]:
-    """(name, type, default) of each argument of an operator; nothing for one that torch.ops does not have."""
+    """Return (name, type, default) of each argument of an operator; empty if torch.ops does not have it."""
     try:
         schema = dispatcher.schema(decompose.overload(op))
     except AttributeError:
@@ -74,7 +77,7 @@ def _schema_arguments(op: str) -> tuple[tuple[str, str, Any], ...]:
 
 
 class _GraphPrinter:
-    """Turns a GraphSpec into lines, inputs and numbers where they are first used."""
+    """Convert a GraphSpec to lines. Inputs and constants precede their first user."""
 
     def __init__(self, spec: GraphSpec, device: str) -> None:
         self.spec, self.device = spec, device
@@ -106,7 +109,7 @@ class _GraphPrinter:
 
     def number(self, tag: int, index: int) -> int:
         if (tag, index) not in self.numbers:
-            shape = NUMBERS[tag]
+            shape = _SCALAR_SHAPES[tag]
             self.numbers[tag, index] = self.add(
                 "xla::device_data", [shape], [], {"xla_shape": shape, "device": self.device}
             )
@@ -134,7 +137,7 @@ class _GraphPrinter:
             self.argument(name, kind, default, arg, operands, attributes)
         name = node.op.split(".")[0]
         if 0 < len(arguments) < len(node.args):
-            if node.form == SCATTER:
+            if node.schema_kind == SCATTER:
                 attributes["view"], name = name, "xla::update_view"
                 attributes["result"] = attributes.pop(f"argument{len(node.args) - 1}")
             else:
@@ -149,14 +152,14 @@ class _GraphPrinter:
         attributes: dict[str, str],
     ) -> None:  # fmt: skip
         tag, payload = arg
-        if tag == 1:
+        if tag == ArgTag.VALUE:
             operands.append(self.value(payload))
-        elif tag in (2, 7):
+        elif tag in LIST_TAGS:
             for item in payload:
                 self.argument(name, kind, default, item, operands, attributes)
-        elif tag in NUMBERS:
+        elif tag in _SCALAR_SHAPES:
             operands.append((self.number(tag, payload), None))
-        elif tag == 6:
+        elif tag == ArgTag.DTYPE:
             attributes[name] = dtype_name(dtypes.FROM_CODE[payload])
         elif payload is not None:
             if isinstance(payload, (int, float, complex)) and any(t in kind for t in ("Tensor", "number")):
@@ -184,12 +187,12 @@ def _format_value(value: Any) -> str:
 
 
 def graph_lines(spec: GraphSpec, device: str) -> list[GraphLine]:
-    """The lines of a graph on ``device`` (its hardware: ``CPU:0``), operands before users."""
+    """Return the lines of a graph, operands before users; ``device`` names the hardware, such as ``CPU:0``."""
     return _GraphPrinter(spec, device).write()
 
 
 def to_text(lines: Iterable[GraphLine]) -> str:
-    """The form ``text`` of a dump, ``IR { ... }``."""
+    """Return a dump in the ``text`` format, ``IR { ... }``."""
     rows = ["IR {"]
     for line in lines:
         operands = ", ".join(f"%{n}" if out is None else f"%{n}.{out}" for n, out in line.operands)
@@ -200,11 +203,11 @@ def to_text(lines: Iterable[GraphLine]) -> str:
 
 
 def to_dot(lines: list[GraphLine]) -> str:
-    """The form ``dot`` of a dump, for Graphviz."""
+    """Return a dump in the ``dot`` format of Graphviz."""
     rows = ["digraph G {"]
     for line in lines:
         label = [line.op, line.shape]
-        label += [f"{k}={v if len(v) <= _MAX_TAG else v[:_MAX_TAG] + '...'}" for k, v in line.tags.items()]
+        label += [f"{k}={v if len(v) <= _MAX_LABEL else v[:_MAX_LABEL] + '...'}" for k, v in line.tags.items()]
         label += [] if line.root is None else [f"ROOT={line.root}"]
         escaped = "\\n".join(part.replace("\\", "\\\\").replace('"', '\\"') for part in label)
         rows.append(f'  node{line.number} [label="{escaped}"]')
@@ -218,7 +221,7 @@ def to_dot(lines: list[GraphLine]) -> str:
 
 
 def root_hashes(spec: GraphSpec) -> list[str]:
-    """128 bits in hexadecimal for each root: of the computation that leads to it."""
+    """Return a 128-bit hexadecimal hash of the computation of each root."""
 
     def digest(value: object) -> str:
         return blake2b(repr(value).encode(), digest_size=16).hexdigest()
@@ -227,10 +230,10 @@ def root_hashes(spec: GraphSpec) -> list[str]:
 
     def wired(arg: tuple[int, Any]) -> Any:
         tag, payload = arg
-        if tag == 1:
+        if tag == ArgTag.VALUE:
             return hashes[payload]
-        return (tag, [wired(a) for a in payload] if tag in (2, 7) else tag in NUMBERS or payload)
+        return (tag, [wired(a) for a in payload] if tag in LIST_TAGS else tag in _SCALAR_SHAPES or payload)
 
-    for node in spec.nodes:  # each needs those before it
-        hashes += [digest((node.op, node.form, [wired(a) for a in node.args], node.outs))]
+    for node in spec.nodes:  # in topological order
+        hashes += [digest((node.op, node.schema_kind, [wired(a) for a in node.args], node.outs))]
     return [hashes[root] for root in spec.roots]

@@ -1,9 +1,9 @@
-"""How the processes of a job find each other and talk: jax.distributed, its key-value store and its barriers.
+"""Join the processes of a job: jax.distributed, its key-value store, rendezvous and all-gathers of bytes.
 
-    alone -> joined (by join, at the first use of a device) -> left (by leave, at the end; see departure)
+    alone -> joined (initialize, at the first use of a device) -> left (shutdown, at exit)
 
-Rank 0 hosts jax's coordinator on a port that it picks and keeps; the others learn the address from the store that the
-launcher gave them all: a file (spawn) or torch.distributed's TCPStore (torchrun).
+Rank 0 hosts jax's coordinator on a port that it reserves. The other ranks read the address from the store that the
+launcher provides: a file (spawn) or torch.distributed's TCPStore (torchrun).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from torch_xla._engine.base.settings import settings
 from torch_xla._engine.compat import distributed
 from torch_xla._engine.job import host_address, replicas
 
-#: Seconds for which a process waits at its end for the others to come to theirs; for which rank 0 then waits for them
-#: to be gone, as they may still be saving or evaluating; and between looks.
+#: Seconds that a process waits at exit for the others to exit; that rank 0 then waits for them to be gone, as they may
+#: still be saving or evaluating; and between polls.
 _TOGETHER, _LAST_ONES, _PERIOD = 3.0, 3600.0, 0.05
-#: Seconds after which one that waits for a process looks whether that has ended.
+#: Seconds after which a waiting process checks whether its peer has ended.
 _LOOK = 2.0
 _PORT_ATTEMPTS = 16
 
@@ -45,18 +45,18 @@ _lock = fork_safe_lock()
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined a job of several."""
+    """Whether this process has joined a multi-process job."""
     return bool(jax.distributed.is_initialized())
 
 
 def initialize() -> None:
-    """Joins the job that the environment describes; nothing where it describes none. Waits for all its processes."""
+    """Join the job that the environment describes, if any. Waits for all its processes."""
     global _job_store
     with _lock:
         count = replicas.process_count()
         if count == 1 or is_initialized():
             return
-        # Kept: outside of torchrun rank 0 hosts the store, and the others may not have read from it yet.
+        # Retained: outside of torchrun rank 0 hosts the store, and the others may not have read from it yet.
         _job_store = job_store()
         address = _agree_on_address(_job_store)
         handler = _current_handler()
@@ -68,11 +68,11 @@ def initialize() -> None:
                 local_device_ids=_visible_devices(),
                 cluster_detection_method="deactivate",
                 coordinator_bind_address=_bind_address(address),
-                initialization_timeout=settings.XLA_RENDEZVOUS_TIMEOUT,
-                shutdown_timeout_seconds=0,  # no barrier of all: see leave
+                initialization_timeout=settings.TORCH_XLA_RENDEZVOUS_TIMEOUT,
+                shutdown_timeout_seconds=0,  # no barrier of all processes: see shutdown
             )
         finally:
-            # jax's preemption service swallows SIGTERM, by which launchers end the processes of a failed job.
+            # jax's preemption service intercepts SIGTERM, with which launchers end the processes of a failed job.
             if handler is not None:
                 signal.signal(signal.SIGTERM, handler)
         _watch_for_failure()
@@ -80,50 +80,53 @@ def initialize() -> None:
 
 
 def job_store() -> dist.Store:
-    """The store that the launcher gave to all processes of the job. Each call connects anew."""
-    if settings.TORCH_XLA_RENDEZVOUS:
-        return dist.FileStore(settings.TORCH_XLA_RENDEZVOUS, replicas.process_count())
-    timeout = timedelta(seconds=settings.XLA_RENDEZVOUS_TIMEOUT)
+    """Connect to the store that the launcher provides to all processes of the job. Each call opens a new connection."""
+    if settings.TORCH_XLA_RENDEZVOUS_FILE:
+        return dist.FileStore(settings.TORCH_XLA_RENDEZVOUS_FILE, replicas.process_count())
+    timeout = timedelta(seconds=settings.TORCH_XLA_RENDEZVOUS_TIMEOUT)
     meeting = dist.rendezvous("env://", replicas.process_index(), replicas.process_count(), timeout=timeout)
     store: dist.Store = next(meeting)[0]
     return store
 
 
 def _agree_on_address(store: dist.Store) -> str:
-    """Also meets all others there: jax's own meeting ends the process, in C++, where one does not come in time."""
+    """Agree on the coordinator's address, and wait for all processes.
+
+    jax's own rendezvous terminates the process, in C++, if a peer does not arrive in time.
+    """
     store = dist.PrefixStore("torch_xla", store)
     mine, count = replicas.process_index(), replicas.process_count()
     if mine == 0:
-        # The address itself where it is loopback: a name may stand for another one in the resolver of grpc.
+        # A numeric address if it is loopback: grpc's resolver may resolve a name differently.
         store.set("coordinator", f"{_bracket(_find_loopback() or _host())}:{reserve_port()}")
     store.set(f"here/{mine}", "")
     everyone = [f"here/{rank}" for rank in range(count)]
     try:
-        store.wait(everyone, timedelta(seconds=settings.XLA_RENDEZVOUS_TIMEOUT))
-    except RuntimeError as error:  # each kind of store has its own
+        store.wait(everyone, timedelta(seconds=settings.TORCH_XLA_RENDEZVOUS_TIMEOUT))
+    except RuntimeError as error:  # each type of store raises its own error
         missing = [rank for rank in range(count) if not store.check([everyone[rank]])]
         if not missing:
             raise
         raise RuntimeError(
-            f"rank {mine} waited {settings.XLA_RENDEZVOUS_TIMEOUT} s (XLA_RENDEZVOUS_TIMEOUT) for rank "
-            f"{', '.join(map(str, missing))} of {count} to use its xla device, at {user_frames.user_line()}. Every rank "
-            "must use it: the first use is where the job meets"
+            f"rank {mine} waited {settings.TORCH_XLA_RENDEZVOUS_TIMEOUT} s (TORCH_XLA_RENDEZVOUS_TIMEOUT) for "
+            f"rank {', '.join(map(str, missing))} of {count} to use its xla device, at {user_frames.user_line()}; all "
+            "ranks must use a device: its first use is a rendezvous"
         ) from error
     return str(store.get("coordinator").decode())
 
 
 def _host() -> str:
-    return "127.0.0.1" if settings.TORCH_XLA_RENDEZVOUS else settings.MASTER_ADDR
+    return "127.0.0.1" if settings.TORCH_XLA_RENDEZVOUS_FILE else settings.MASTER_ADDR
 
 
 def _bind_address(address: str) -> str | None:
-    """Where rank 0 listens: on this machine alone if the job is; else jax's default, all interfaces."""
+    """Return the address that rank 0 binds: loopback for a job on one machine, else jax's default, all interfaces."""
     host, port = address.rsplit(":", 1)
     return f"{host if _find_loopback() else '0.0.0.0'}:{port}"
 
 
 def _find_loopback() -> str | None:
-    """The loopback address where the job meets; None where it meets on a network (see network.loopback_for)."""
+    """Return the loopback address of a one-machine job; None if it uses a network (host_address.loopback_for)."""
     return host_address.loopback_for(_host(), all_here=replicas.process_count() == settings.LOCAL_WORLD_SIZE)
 
 
@@ -132,15 +135,15 @@ def _bracket(host: str) -> str:
 
 
 def _visible_devices() -> list[int] | None:
-    """The GPU of this process; on other hardware jax ignores it."""
+    """Return the GPU of this process; jax ignores it on other hardware."""
     return [settings.LOCAL_RANK]
 
 
 def reserve_port(candidates: Iterable[int] = (0,) * _PORT_ATTEMPTS) -> int:
-    """A TCP port for the coordinator, kept from others until this process ends; 0 stands for any free one.
+    """Reserve a TCP port for the coordinator until this process ends; 0 means any free port.
 
-    The socket that keeps it never listens: with SO_REUSEPORT the coordinator may, and connections go to it alone.
-    Raises OSError where every candidate is in use.
+    The socket that reserves the port never listens: with SO_REUSEPORT the coordinator may, and receives all
+    connections. Raises OSError if every candidate is in use.
     """
     global _reserved
     tried = []
@@ -157,18 +160,18 @@ def reserve_port(candidates: Iterable[int] = (0,) * _PORT_ATTEMPTS) -> int:
             continue
         _reserved = keeper
         return int(keeper.getsockname()[1])
-    raise OSError(errno.EADDRINUSE, f"torch_xla: no port for the coordinator of the job; in use: {tried}")
+    raise OSError(errno.EADDRINUSE, f"torch_xla: could not reserve a port for the job's coordinator; in use: {tried}")
 
 
 def _current_handler() -> Any:
-    """SIGTERM's handler, None where only the main thread could restore it."""
+    """Return SIGTERM's handler, or None outside the main thread, which cannot restore it."""
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.getsignal(signal.SIGTERM)
 
 
 def coordination_client() -> Any:
-    """The client of the job's key-value store. RuntimeError outside of a job."""
+    """Return the client of the job's key-value store. Raises RuntimeError outside a job."""
     found = distributed.coordination_client()
     if found is None:
         raise RuntimeError("torch_xla: this process has not joined a job of several processes")
@@ -176,10 +179,10 @@ def coordination_client() -> Any:
 
 
 class PeerTimeoutError(RuntimeError):
-    """A process that others waited for has not come in time, or has ended."""
+    """A process did not arrive at a rendezvous in time, or has ended."""
 
     def __init__(self, process: int, name: str, ended: bool) -> None:
-        why = "has ended" if ended else f"has not come within {settings.XLA_RENDEZVOUS_TIMEOUT} s"
+        why = "has ended" if ended else f"did not arrive within {settings.TORCH_XLA_RENDEZVOUS_TIMEOUT} s"
         super().__init__(f"{name}: rank {process} {why}")
         self.process, self.ended = process, ended
 
@@ -188,15 +191,15 @@ _counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 def all_gather_bytes(name: str, payload: bytes, processes: Sequence[int]) -> list[bytes]:
-    """What each of the processes gave at their n-th exchange of this name, in order. Raises Late."""
+    """Return the bytes that each process passed to the n-th all-gather of this name. Raises PeerTimeoutError."""
     store, me = coordination_client(), replicas.process_index()
     place = f"torch_xla/{name}/{'.'.join(map(str, processes))}"
     number = next(_counts[place])
-    # A value may be empty, which the store does not tell from a missing one.
+    # The store does not distinguish an empty value from a missing one.
     store.key_value_set_bytes(f"{place}/{number}/{me}", b"=" + payload)
     values = [_wait_for(store, f"{place}/{number}/{process}", process) for process in processes]
     if number:
-        # All have come here, so all have read what was given at the exchange before.
+        # All processes have arrived, so all have read the values of the previous all-gather.
         store.key_value_delete(f"{place}/{number - 1}/{me}")
     return values
 
@@ -205,9 +208,9 @@ _roles: dict[str, str] = {}
 
 
 def match_peer(name: str, role: str, other: str) -> int:
-    """The process that comes in the role ``other`` when this one comes, for the n-th time, in its ``role``.
+    """Return the process that takes the role ``other`` in the n-th match in which this process takes ``role``.
 
-    Raises TimeoutError where none comes, RuntimeError where a third process has come in this role.
+    Raises TimeoutError if no process arrives, RuntimeError if a third process takes this role.
     """
     store, me = coordination_client(), replicas.process_index()
     place = f"torch_xla/{name}"
@@ -217,33 +220,35 @@ def match_peer(name: str, role: str, other: str) -> int:
     except jax.errors.JaxRuntimeError as error:
         if "ALREADY_EXISTS" not in str(error):
             raise
-        raise RuntimeError(f"{name}: another process has come to {role}; it belongs to two of them") from error
+        raise RuntimeError(
+            f"{name}: another process already takes the role {role}; exactly two processes must participate"
+        ) from error
     found = int(_value_of(store, f"{place}/{number}/{other}", f"no process came to {other}"))
     before, _roles[place] = _roles.get(place), role
     if before is not None:
-        # The other one has come here, so it has read what was given the time before.
+        # The peer has arrived, so it has read the value of the previous match.
         store.key_value_delete(f"{place}/{number - 1}/{before}")
     return found
 
 
 def _value_of(store: Any, key: str, missing: str) -> bytes:
-    deadline = time.monotonic() + settings.XLA_RENDEZVOUS_TIMEOUT
+    deadline = time.monotonic() + settings.TORCH_XLA_RENDEZVOUS_TIMEOUT
     while True:
         left = deadline - time.monotonic()
         try:
-            # In between Ctrl-C is heard.
+            # Ctrl-C is handled between polls.
             value: bytes = store.blocking_key_value_get_bytes(key, max(1, int(1000 * min(left, _LOOK))))
             return value
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
             if left <= 0:
-                seconds = settings.XLA_RENDEZVOUS_TIMEOUT
-                raise TimeoutError(f"{missing} within {seconds} s (XLA_RENDEZVOUS_TIMEOUT)") from error
+                seconds = settings.TORCH_XLA_RENDEZVOUS_TIMEOUT
+                raise TimeoutError(f"{missing} within {seconds} s (TORCH_XLA_RENDEZVOUS_TIMEOUT)") from error
 
 
 def _wait_for(store: Any, key: str, process: int) -> bytes:
-    deadline, ended = time.monotonic() + settings.XLA_RENDEZVOUS_TIMEOUT, False
+    deadline, ended = time.monotonic() + settings.TORCH_XLA_RENDEZVOUS_TIMEOUT, False
     while True:
         left = deadline - time.monotonic()
         try:
@@ -254,7 +259,7 @@ def _wait_for(store: Any, key: str, process: int) -> bytes:
                 raise
             if ended or left <= 0:
                 raise PeerTimeoutError(process, key, ended) from error
-            ended = _has_ended(process)  # and a last look, as it may have come just before
+            ended = _has_ended(process)  # and a last poll, as it may just have arrived
 
 
 def _has_ended(process: int) -> bool:
@@ -273,12 +278,12 @@ def _watch_for_failure() -> None:
 
 
 def exited_with_error() -> bool:
-    """Whether this process has joined a job and ends by an exception."""
+    """Whether this process has joined a job and exits because of an exception."""
     return _failed and is_initialized()
 
 
 def shutdown() -> None:
-    """Leaves the job: in seconds, or on rank 0, whom the others need, when they have. Nothing outside of a job."""
+    """Leave the job: within seconds, or on rank 0, which the others need, after they have left. No-op outside a job."""
     global _reserved
     if is_initialized():
         assert _job_store is not None
@@ -295,7 +300,7 @@ def shutdown() -> None:
 
 
 def notify_exit() -> None:
-    """Called before the end: rank 0 waits for this process no longer."""
+    """Announce the exit: rank 0 no longer waits for this process."""
     if _job_store is not None and replicas.process_index():
         with suppress(RuntimeError):  # the store ends with rank 0, or with the launcher
             _job_store.set(f"torch_xla/left/{replicas.process_index()}", "")

@@ -1,6 +1,6 @@
-"""By which address other processes of the job reach this one.
+"""Find the address at which other processes of the job reach this one.
 
-jax's CPU collectives leave it to gloo, which takes what the machine's own name resolves to: on many machines that is
+jax's CPU collectives leave the choice to gloo, which uses the address that the host name resolves to: on many machines
 127.0.0.1 or 127.0.1.1, which other machines cannot connect to.
 """
 
@@ -9,29 +9,29 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-#: Reserved for documentation: the way there is the way to everywhere that has no route of its own.
+#: Reserved for documentation: its route is the default route.
 _ELSEWHERE = "192.0.2.1"
 
 
 def local_address_for(meeting_place: str) -> str:
-    """This machine's address on the network where ``meeting_place``, a name or an address of rank 0, is.
+    """Return this machine's address on the network of ``meeting_place``, the host name or address of rank 0.
 
-    A name that is a loopback address here (Debian's /etc/hosts has the own name so) is another one elsewhere: then it
-    is the address of the default route. Raises OSError where the name is unknown or nowhere.
+    A name that resolves to loopback here (Debian's /etc/hosts contains the host's name) has another address elsewhere:
+    then the address of the default route is returned. Raises OSError if the name is unknown or unreachable.
     """
     address = _source_address_for(meeting_place)
     if not _loopback(address) or meeting_place == "localhost" or _loopback(meeting_place):
         return address
     try:
         return _source_address_for(_ELSEWHERE)
-    except OSError:  # a machine without a network: the job is on this one alone
+    except OSError:  # no network: the job runs on this machine only
         return address
 
 
 def loopback_for(meeting_place: str, all_here: bool) -> str | None:
-    """The loopback address where a job meets; None where it meets on a network.
+    """Return the loopback address of a job on one machine; None if the job uses a network.
 
-    ``all_here``: no process of the job is on another machine, so that the own name may stand for a loopback address.
+    ``all_here``: all processes are on this machine, so the host name may resolve to a loopback address.
     """
     address = _source_address_for(meeting_place) if all_here else local_address_for(meeting_place)
     return address if _loopback(address) else None
@@ -40,7 +40,7 @@ def loopback_for(meeting_place: str, all_here: bool) -> str | None:
 def _source_address_for(place: str) -> str:
     family, kind, protocol, _, address = socket.getaddrinfo(place, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # of a datagram socket: looks up the route, and sends nothing
+        probe.connect(address)  # on a datagram socket: looks up the route without sending
         return str(probe.getsockname()[0])
 
 

@@ -1,4 +1,4 @@
-"""Where replicas (with SPMD: processes) wait for each other on the host, and tell each other bytes."""
+"""Host-side rendezvous of replicas (with SPMD: of processes), with an all-gather of bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch_xla._engine.job import coordination, replicas, thread_group
 
 
 def rendezvous(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[bytes]:
-    """What each of the replicas (default: all) gave, in order of ordinals, when all have come.
+    """Wait for the replicas (default: all) and return their payloads in the order of ordinals.
 
-    Raises ValueError where this replica is not a member, RuntimeError where some do not come in time.
+    Raises ValueError if this replica is not a member, RuntimeError if some do not arrive in time.
     """
     world, mine = replicas.host_group_size(), replicas.host_group_rank()
     ordinals = sorted(set(members)) or list(range(world))
@@ -28,15 +28,17 @@ def rendezvous(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[by
     try:
         return coordination.all_gather_bytes("meet/" + quote(tag, safe=""), payload, ordinals)
     except coordination.PeerTimeoutError as late:
-        seconds = f"{settings.XLA_RENDEZVOUS_TIMEOUT} s (XLA_RENDEZVOUS_TIMEOUT) "
+        seconds = f"{settings.TORCH_XLA_RENDEZVOUS_TIMEOUT} s (TORCH_XLA_RENDEZVOUS_TIMEOUT) "
         raise RuntimeError(
-            f"rendezvous {tag!r}: replica {mine} waited {'' if late.ended else seconds}at {user_frames.user_line()} for "
-            f"replica {late.process}, which has {'ended' if late.ended else 'not come'}. All replicas must reach the "
-            "same rendezvous in the same order"
+            f"rendezvous {tag!r}: replica {mine} waited {'' if late.ended else seconds}at {user_frames.user_line()} "
+            f"for replica {late.process}, which has {'ended' if late.ended else 'not arrived'}. All replicas must "
+            "reach the same rendezvous in the same order"
         ) from late
 
 
 def _among_threads(threads: thread_group.ThreadGroup, tag: str, payload: bytes, ordinals: Sequence[int]) -> list[bytes]:
     if len(ordinals) < threads.size:
-        raise ValueError(f"rendezvous {tag!r}: threads meet all together, not replicas={list(ordinals)} only")
+        raise ValueError(
+            f"rendezvous {tag!r}: replica threads require all replicas, not only replicas={list(ordinals)}"
+        )
     return thread_group.all_gather_bytes(threads, f"rendezvous {tag!r}", payload)

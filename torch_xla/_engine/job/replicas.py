@@ -1,14 +1,14 @@
-"""Who takes part in a job: how many replicas there are, and which one this thread drives.
+"""The replicas of a job: world size, ordinals, and the replica that the current thread drives.
 
-A replica is one device that runs the program which all replicas share. There are two ways to have several:
+A replica is one device that runs the program that all replicas share. There are two ways to have several:
 
-    processes   a process per device; WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and LOCAL_RANK say so, set by spawn or torchrun
-    threads     several devices of one process, a thread each: ``replicate`` names them, and each thread its own
+    processes   one process per device; spawn or torchrun set WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and LOCAL_RANK
+    threads     several devices of one process, one thread each: ``replicate`` sets devices and position
 
-What this module answers it answers from the environment and from ``replicate``; it starts no backend.
+This module reads only the environment and the arguments of ``replicate``; it starts no backend.
 
-With ``use_spmd`` there are no replicas: the script is one program over all devices of the job, whose processes run it
-in step, and each of them is ordinal 0 of 1.
+With ``use_spmd`` there are no replicas: the script is one program over all devices of the job. The processes run it in
+lockstep, and each has ordinal 0 of world size 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch_xla._engine.base.settings import Settings, settings
 
 
 class _Thread(threading.local):
-    """The local device ordinals that replicate with this thread's, and which of them this thread drives."""
+    """The local device ordinals of this thread's replica group, and the position of this thread in it."""
 
     devices: tuple[int, ...] = ()
     position: int = 0
@@ -30,38 +30,38 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 
-_spmd = False  # for good, once switched on
+_spmd = False  # never reset once set
 
 
 def use_spmd() -> None:
-    """From now on one xla device stands for all devices of the job."""
+    """Make one xla device represent all devices of the job, permanently."""
     global _spmd
     _spmd = True
 
 
 def is_spmd() -> bool:
-    """Whether one xla device stands for all devices of the job."""
+    """Whether one xla device represents all devices of the job."""
     return _spmd
 
 
 def process_count() -> int:
-    """The number of processes of the job; 1 where nothing says how they would find each other.
+    """Return the number of processes of the job; 1 if the environment names no rendezvous.
 
-    Raises ValueError for MASTER_PORT=0 in a job of several.
+    Raises ValueError for MASTER_PORT=0 in a job of several processes.
     """
-    if settings.TORCH_XLA_RENDEZVOUS or (settings.MASTER_ADDR and settings.MASTER_PORT):
+    if settings.TORCH_XLA_RENDEZVOUS_FILE or (settings.MASTER_ADDR and settings.MASTER_PORT):
         return settings.WORLD_SIZE
     if settings.MASTER_ADDR and Settings.MASTER_PORT.source() and settings.WORLD_SIZE > 1:
         raise ValueError(
-            f"environment variable MASTER_PORT=0: the {settings.WORLD_SIZE} processes of the job would not know which "
-            "port one of them picks. Give torchrun a --master_port that is free on rank 0's machine, or, for a job on "
-            "one machine, --standalone"
+            f"environment variable MASTER_PORT=0: the {settings.WORLD_SIZE} processes of the job cannot agree on a "
+            "port. Pass torchrun a --master_port that is free on rank 0's machine, or --standalone for a job on one "
+            "machine"
         )
     return 1
 
 
 def process_index() -> int:
-    """This process's ordinal. Raises ValueError where RANK is not below WORLD_SIZE."""
+    """Return the rank of this process. Raises ValueError if RANK is not below WORLD_SIZE."""
     count = process_count()
     if count == 1:
         return 0
@@ -72,22 +72,22 @@ def process_index() -> int:
 
 
 def world_size() -> int:
-    """The number of replicas of the job, all hosts together; 1 outside of one."""
+    """Return the number of replicas of the job on all hosts; 1 outside a job."""
     return 1 if _spmd else process_count() * max(1, len(_thread.devices))
 
 
 def global_ordinal() -> int:
-    """This replica's ordinal among all, from 0."""
+    """Return the global ordinal of this replica."""
     return 0 if _spmd else process_index() * max(1, len(_thread.devices)) + _thread.position
 
 
 def local_world_size() -> int:
-    """The number of replicas on this machine."""
+    """Return the number of replicas on this machine."""
     return 1 if _spmd else local_process_count() * max(1, len(_thread.devices))
 
 
 def local_ordinal() -> int:
-    """This replica's ordinal among those of this machine, from 0."""
+    """Return the ordinal of this replica among those of this machine."""
     if _spmd:
         return 0
     local = settings.LOCAL_RANK if process_count() > 1 else 0
@@ -95,30 +95,30 @@ def local_ordinal() -> int:
 
 
 def host_group_size() -> int:
-    """How many meet where the host waits for others: the replicas, or with SPMD the processes, which run in step."""
+    """Return the size of the host group: the number of replicas, or with SPMD the number of processes."""
     return process_count() if _spmd else world_size()
 
 
 def host_group_rank(local: bool = False) -> int:
-    """Which of those this is, from 0; with ``local`` among those of this machine."""
+    """Return the rank within the host group; with ``local`` within the members on this machine."""
     if not _spmd:
         return local_ordinal() if local else global_ordinal()
     return (settings.LOCAL_RANK if process_count() > 1 else 0) if local else process_index()
 
 
 def local_process_count() -> int:
-    """The number of the job's processes on this machine."""
+    """Return the number of the job's processes on this machine."""
     return settings.LOCAL_WORLD_SIZE if process_count() > 1 else 1
 
 
 def local_devices() -> tuple[int, ...]:
-    """The device ordinals of this process that replicate with this thread's; empty outside of ``replicate``."""
+    """Return the device ordinals of this thread's replica group; empty outside of ``replicate``."""
     return _thread.devices
 
 
 @contextmanager
 def replicate(devices: Sequence[int], position: int) -> Iterator[None]:
-    """In the block this thread drives ``devices[position]``, one of several replicas in this process."""
+    """In the block, make this thread drive ``devices[position]``, one of several replicas in this process."""
     before = _thread.devices, _thread.position
     _thread.devices, _thread.position = tuple(devices), position
     try:
@@ -129,10 +129,10 @@ def replicate(devices: Sequence[int], position: int) -> Iterator[None]:
 
 @contextmanager
 def simulate_replicas(count: int) -> Iterator[None]:
-    """In the block this thread is the first of ``count`` replicas, and stands for the others, which do not exist.
+    """In the block, make this thread the first of ``count`` replicas, and simulate the others, which do not exist.
 
-    What they would give in an exchange is what it gives itself. For torch_xla.aot, which looks at programs of many
-    chips: all replicas have the same ones.
+    In a collective, each simulated replica contributes what this thread contributes. Used by torch_xla.aot for programs
+    of many chips: all replicas have equal programs.
     """
     with replicate(range(count), 0):
         _thread.represents = True
@@ -143,5 +143,5 @@ def simulate_replicas(count: int) -> Iterator[None]:
 
 
 def is_simulating_replicas() -> bool:
-    """Whether this thread stands for replicas that do not exist."""
+    """Whether this thread simulates replicas that do not exist."""
     return _thread.represents

@@ -1,7 +1,7 @@
-"""The threads of one process that drive a replica each: they wait for each other in collectives, and exchange bytes.
+"""Synchronize the replica threads of one process: rendezvous in collectives, and all-gather of bytes.
 
-The last thread to arrive does the work for all of them. A thread that has ended cannot come any more: who waits for it
-gets an error that names it, instead of waiting forever.
+The last thread to arrive does the work for all. A thread that has ended cannot arrive any more: threads that wait for
+it get an error that names it, instead of waiting forever.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch_xla._engine.job import replicas
 
 
 class AbandonedError(RuntimeError):
-    """Another replica's thread has ended, by an error or because it had nothing more to do."""
+    """Another replica's thread has ended, by an error or by returning."""
 
 
 class _Round:
-    """One round: what each replica brought, by position; later what each takes away, or what went wrong."""
+    """One round: the item of each replica, by position; later its result, or the error."""
 
     def __init__(self) -> None:
         self.brought: dict[int, tuple[str, Any]] = {}
@@ -31,12 +31,12 @@ class _Round:
 
 
 class ThreadGroup:
-    """``size`` threads, and the rounds in which they wait for each other, one after the other.
+    """``size`` replica threads, and the consecutive rounds in which they synchronize.
 
         round: collecting --(the last arrives)--> working --> done          collecting --(a thread leaves)--> abandoned
 
-    ``cut`` runs what is pending on a device, ``compute`` makes sure that tensors have values: a collective among
-    threads is a program of its own, between the two. The executor has both; it stands above this module.
+    ``cut`` flushes the graph of a device, ``compute`` ensures that tensors have values: a collective among threads is a
+    separate program between the two. The executor implements both; it belongs to a higher layer than this module.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class ThreadGroup:
         self._changed = threading.Condition()
 
     def run_together(self, position: int, what: str, item: Any, work: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Waits for all replicas; one of them calls ``work`` with all items, by position; returns this one's result.
+        """Wait for all replicas; one of them calls ``work`` with all items, by position; return this replica's result.
 
-        ``what`` must be the same everywhere: RuntimeError otherwise. AbandonedError where a replica cannot come.
+        ``what`` must be equal in all threads: RuntimeError otherwise. Raises AbandonedError if a replica cannot arrive.
         """
         with self._changed:
             own = self._round
@@ -73,7 +73,7 @@ class ThreadGroup:
         try:
             self._changed.wait_for(lambda: own.results is not None or own.error or self._gone)
         except BaseException:
-            # An interrupt. Once all have come, the last works with what this thread brought: that must be over first.
+            # An interrupt. If all have arrived, the last one is using this thread's item: wait until it is done.
             if len(own.brought) == self.size:
                 while own.results is None and own.error is None:
                     with contextlib.suppress(BaseException):
@@ -83,7 +83,7 @@ class ThreadGroup:
             raise
 
     def leave(self, position: int, why: str) -> None:
-        """Says that a replica does not come any more, and why: ``has returned``."""
+        """Report that a replica will not arrive any more, and why: ``has returned``."""
         with self._changed:
             self._gone[position] = why
             self._changed.notify_all()
@@ -94,19 +94,19 @@ class ThreadGroup:
         elif self._gone:
             position, why = next(iter(self._gone.items()))
             raise AbandonedError(
-                f"{what}: replica {position} {why}, and the others wait for it (at {user_frames.user_line()}). All replicas "
-                "must make the same number of steps"
+                f"{what}: replica {position} {why}, and the others wait for it (at {user_frames.user_line()}). All "
+                "replicas must run the same number of steps"
             )
 
     def _check(self, own: _Round) -> None:
         named = {what for what, _ in own.brought.values()}
         if len(named) > 1:
             each = "; ".join(f"replica {i}: {own.brought[i][0]}" for i in range(self.size))
-            raise RuntimeError(f"the replicas meet for different things, so none of them can go on: {each}")
+            raise RuntimeError(f"replicas reached different synchronization points: {each}")
 
     def _taken(self, own: _Round, position: int) -> Any:
         if own.error is not None:
-            raise RuntimeError(str(own.error)) from own.error  # each thread needs an exception of its own
+            raise RuntimeError(str(own.error)) from own.error  # each thread needs a separate exception
         assert own.results is not None
         return own.results[position]
 
@@ -122,7 +122,7 @@ _here = _ThreadLocal()
 
 @contextlib.contextmanager
 def thread_replica(group: ThreadGroup, devices: Sequence[int], position: int) -> Iterator[None]:
-    """In the block this thread is the replica on ``devices[position]``. At its end it leaves the group."""
+    """In the block, make this thread the replica on ``devices[position]``. It leaves the group at the end."""
     why = "has failed"
     _here.group = group
     try:
@@ -135,12 +135,12 @@ def thread_replica(group: ThreadGroup, devices: Sequence[int], position: int) ->
 
 
 def current_group() -> ThreadGroup | None:
-    """The group of this thread, None for a thread that is not one of several replicas."""
+    """Return the group of this thread; None for a thread that is not one of several replicas."""
     return _here.group
 
 
 def all_gather_bytes(group: ThreadGroup, what: str, payload: bytes) -> list[bytes]:
-    """What each replica gave, by ordinal, when all have come."""
+    """Return the payload of each replica, by ordinal, when all have arrived."""
     everything: list[bytes] = group.run_together(
         replicas.global_ordinal(), what, payload, lambda items: [list(items) for _ in items]
     )

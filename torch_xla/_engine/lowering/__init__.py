@@ -1,4 +1,4 @@
-"""Lowers ATen operators to jax: one registry, and one module of rules per operator family. See README.md."""
+"""Lowers ATen operators to jax: a registry of rules, with one module per operator family. See README.md."""
 
 import importlib
 import pkgutil

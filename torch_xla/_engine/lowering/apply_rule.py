@@ -1,4 +1,4 @@
-"""Calls one rule and holds its result against what torch promised."""
+"""Calls a lowering rule and checks its results against the op's output specs."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ import numpy as np
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert as convert_to
-from torch_xla._engine.lowering.registry import LoweringRuleContext, Promise, Rule
+from torch_xla._engine.lowering.registry import LoweringRuleContext, Rule, TensorSpec
 
 
 class LoweringError(RuntimeError):
-    """A rule failed, or broke the recorder's promise: a bug of torch_xla, never of the user's program."""
+    """Raised when a rule fails or violates its output spec: a bug in torch_xla, never in the user's program."""
 
-    node: int | None = None  # which node of the graph, where that is known
+    node: int | None = None  # index of the graph node, if known
 
 
 def apply_rule(
-    rule: Rule, args: Sequence[Any], outs: Sequence[Promise], context: LoweringRuleContext, convert: bool = False
+    rule: Rule, args: Sequence[Any], outs: Sequence[TensorSpec], context: LoweringRuleContext, convert: bool = False
 ) -> list[jax.Array | None]:
-    """The results of ``rule``, flattened; ``outs`` has one (shape, dtype) for each, dtype None where undefined.
+    """Call ``rule`` and return its flattened results.
 
-    With ``convert`` (an op in place: ``int_tensor.mul_(1.5)`` was refused, ``float_tensor.add_(double)`` is rounded)
-    the result takes the promised dtype; and so it does where the device stores a dtype as a narrower one, since a rule
-    may compute in a wider one. Raises LoweringError where a result is not what was promised.
+    Args:
+      outs: the output spec of each result; dtype None marks an undefined result.
+      convert: convert the results to the dtypes of ``outs``. Set for in-place ops, where ``float_tensor.add_(double)``
+        rounds the result (``int_tensor.mul_(1.5)`` has raised when it was recorded). Results are also converted if the
+        device stores a dtype as a narrower one, because a rule may compute in a wider dtype.
+
+    Raises:
+      LoweringError: a result does not match its output spec.
     """
     result = rule.function(context, *args) if rule.ctx else rule.function(*args)
     flat = _flatten(result)
     if len(flat) != len(outs):
-        raise LoweringError(f"{rule.name}: the lowering gives {len(flat)} results, torch promises {len(outs)}")
+        raise LoweringError(f"{rule.name}: the lowering returns {len(flat)} results, torch declares {len(outs)}")
     if convert or dtypes.has_narrow_storage():
         pairs = zip(flat, outs, strict=True)
         flat = [None if v is None or d is None else convert_to(v, d) for v, (_, d) in pairs]
@@ -43,7 +48,7 @@ def apply_rule(
 
 def _flatten(result: Any) -> list[jax.Array | None]:
     if isinstance(result, (tuple, list)):
-        return [leaf for item in result for leaf in _flatten(item)]
+        return [value for item in result for value in _flatten(item)]
     return [result]
 
 
@@ -51,5 +56,5 @@ def _check(name: str, index: int, value: jax.Array, shape: tuple[int, ...], dtyp
     if tuple(value.shape) != tuple(shape) or np.dtype(value.dtype) != dtype:
         raise LoweringError(
             f"{name}: result {index} of the lowering is {np.dtype(value.dtype)}{list(value.shape)}, "
-            f"torch promises {dtype}{list(shape)}; this is a bug in torch_xla's rule for {name}"
+            f"torch declares {dtype}{list(shape)}; this is a bug in torch_xla's rule for {name}"
         )

@@ -1,7 +1,7 @@
-"""Static banded matrices applied along one dimension: what resampling and adaptive averaging have in common.
+"""Applies a static banded matrix along one dimension; used by resampling and adaptive average pooling.
 
-Row o of a Band says which few inputs make output o, and with which weights. Its transpose, for gradients, is a Band
-again, so that neither direction scatters.
+Row o of a BandedMatrix lists the few inputs that contribute to output o, and their weights. The transpose, which
+computes gradients, is a BandedMatrix as well, so that neither direction scatters.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-# Wider bands are one gather and one sum, narrower ones a chain of gathers, which fuses best.
+# Wider bands use one gather and one sum; narrower ones use a chain of gathers, which fuses best.
 _MOST_UNROLLED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class BandedMatrix:
-    """``weights[o, k]`` belongs to input ``index[o, k]``; rows are filled up with zero weights."""
+    """A banded matrix: ``weights[o, k]`` applies to input ``index[o, k]``; rows are padded with zero weights."""
 
     index: NDArray[Any]  # int32 [outputs, width]
     weights: NDArray[Any]  # float64 [outputs, width]
@@ -31,7 +31,7 @@ class BandedMatrix:
     def of_entries(
         row: NDArray[Any], column: NDArray[Any], weight: NDArray[Any], outputs: int, inputs: int
     ) -> BandedMatrix:
-        """From the matrix entries (row, column, weight), 1-d arrays; entries at the same place add up."""
+        """Build a matrix from 1-d arrays of (row, column, weight) entries; entries at the same position add up."""
         matrix: dict[int, dict[int, float]] = {}
         for r, c, w in zip(row.tolist(), column.tolist(), weight.tolist(), strict=True):
             entries = matrix.setdefault(r, {})
@@ -46,13 +46,13 @@ class BandedMatrix:
         return BandedMatrix(index, weights, inputs)
 
     def transpose(self) -> BandedMatrix:
-        """The band of the gradient."""
+        """Return the transposed matrix, which computes the gradient."""
         rows = np.broadcast_to(np.arange(len(self.index))[:, None], self.index.shape)
         used = self.weights != 0
         return BandedMatrix.of_entries(self.index[used], rows[used], self.weights[used], self.inputs, len(self.index))
 
     def apply(self, x: jax.Array, axis: int) -> jax.Array:
-        """The product of the matrix with ``x`` along ``axis``."""
+        """Multiply the matrix with ``x`` along ``axis``."""
         width = self.index.shape[1]
         if self._is_identity():
             return x
@@ -69,7 +69,7 @@ class BandedMatrix:
         return _scale(taken, self.weights.reshape(shape)).sum(axis + 1)
 
     def is_selection(self) -> bool:
-        """Whether every output is a copy of one input."""
+        """Return whether every output is a copy of one input."""
         return self.index.shape[1] == 1 and bool(np.all(self.weights == 1))
 
     def _is_identity(self) -> bool:
@@ -79,5 +79,5 @@ class BandedMatrix:
 def _scale(x: jax.Array, weights: NDArray[Any]) -> jax.Array:
     if np.all(weights == 1):
         return x
-    # an unused place must not turn an infinity into a NaN
+    # a padded entry must not turn an infinity into a NaN
     return jnp.where(weights == 0, 0, x * weights.astype(x.dtype))

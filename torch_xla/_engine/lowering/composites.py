@@ -1,6 +1,6 @@
-"""Parts of an exported graph that become one named operation: marked inputs and outputs, and ``stablehlo.composite``.
+"""Finds the regions of an exported graph that become one ``stablehlo.composite``, between marked inputs and outputs.
 
-A mark is an operator that gives its input. ``regions`` finds what lies between the marks of a group.
+A mark is an operator that returns its input. ``composite_regions`` collects the nodes between the marks of a group.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _mark(x: jax.Array, name: str, group: int, position: int, output: bool, attr
 
 @dataclass(frozen=True)
 class CompositeRegion:
-    """What one composite computes: of the values of its marked inputs and of those it takes from outside."""
+    """The nodes of one composite, which computes from its marked inputs and from values captured from outside."""
 
     name: str
     attributes: dict[str, Any]
@@ -37,7 +37,7 @@ class CompositeRegion:
 
 
 def composite_regions(graph: Graph) -> list[CompositeRegion]:
-    """The composites of a graph. Raises ValueError for a group that lacks its inputs or its outputs."""
+    """Return the composites of a graph. Raises ValueError if a group has no marked inputs or no marked outputs."""
     marks: dict[int, list[Node]] = {}
     for node in graph.nodes:
         schema = dispatcher.schema_or_none(node.target)
@@ -90,6 +90,6 @@ _schema = "mark_pattern(Tensor input, str name, int group, int position, bool ou
 
 
 def define() -> None:
-    """Makes the operator known to torch, as one that copies where it runs; once."""
+    """Register the operator with torch, once; eagerly it returns a copy."""
     _library.impl(_library.define(_schema), _identity, "CompositeExplicitAutograd")
     torch.library.register_autograd(NAME, lambda ctx, grad: (grad, None, None, None, None, None), lib=_library)

@@ -1,13 +1,15 @@
-"""Calls of ATen's kernels from programs for the CPU, where they are faster than what XLA makes of the same operation.
+"""Calls ATen's kernels from CPU programs where they are faster than XLA's code for the same operation.
 
-    on_cpu.call("convolution", default, (x, weight), outs, groups=1, ...)
+    cpu_kernel_call("convolution", default, (x, weight), outs, groups=1, ...)
 
-gives what ``default(x, weight)`` gives. Lowered in a block of ``calls_allowed``, for a CPU, it is a custom call of the
-handler of that name (cpu_backend/csrc); lowered anywhere else it is the default, so that programs for other platforms,
-exported ones and those of jax.grad or jax.vmap know nothing of it. So it is in a program over several devices that the
-compiler splits: it would bring all parts of an array together for a call that it cannot look into.
+computes the same as ``default(x, weight)``:
 
-``benchmarks/kernels.py`` measures which operation is worth a call; docs/cpu_kernels.md has its table.
+    lowered within cpu_kernels_enabled(), for a CPU             a custom call of that CPU kernel (cpu_backend/csrc)
+    lowered for other platforms, exported; jax.grad, jax.vmap   the default
+    in a program that XLA partitions over several devices       the default: XLA cannot partition a custom call, and
+                                                                would all-gather its operands
+
+``benchmarks/kernels.py`` measures which operations are worth a call; docs/cpu_kernels.md has the table.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from jax.interpreters import ad, batching, mlir
 
 from torch_xla._engine.base import partitioning
 
-#: What the names of the handlers begin with in a program.
+#: Prefix of the names of CPU kernels (custom call targets) in a program.
 PREFIX = "torch_xla_"
 
-#: Fewer numbers than these are not worth a call that makes buffers of them.
+#: Minimum number of scalars for which a call that unpacks them into buffers is profitable.
 _LEAST_NUMBERS = 4
-#: So many a call makes: each element of a tuple costs the compiler what the tuple is long.
+#: Maximum number of results of one call: the compile time per tuple element is proportional to the tuple's length.
 _MOST_RESULTS = 256
 
 Default = Callable[..., Sequence[jax.Array]]
@@ -47,20 +49,21 @@ class _KernelCall:
     op: str
     default: Default
     attributes: dict[str, Any]
-    kernel: bool = True  # counted
-    strided: bool = False  # given operands from before their last transpose
-    default_only: int = 0  # so many of the last operands are read by the default alone
-    in_place: tuple[tuple[int, int], ...] = ()  # (operand, result): the result is in the operand's buffer
+    kernel: bool = True  # whether the call is counted
+    strided: bool = False  # whether the kernel reads strided operands, from before their last transpose
+    default_only: int = 0  # number of trailing operands that only the default reads
+    in_place: tuple[tuple[int, int], ...] = ()  # (operand, result) pairs that share a buffer
 
 
 _called: ContextVar[Counter[str] | None] = ContextVar("called", default=None)
-#: Whether it is not None, for jax: what it has traced or lowered in a block is not used outside, nor the reverse.
+#: Whether ``_called`` is set, as part of jax's trace context: jax then shares no cached trace or lowering between code
+#: inside and outside of a ``cpu_kernels_enabled`` block.
 _allowed: Any = jax.make_user_context(default_value=False)
 
 
 @contextmanager
 def cpu_kernels_enabled(allowed: bool = True) -> Iterator[Counter[str]]:
-    """Programs lowered in the block, by this thread, may call handlers; which they do is counted by name."""
+    """Let programs lowered by this thread within the block call CPU kernels; yield the number of calls by name."""
     called: Counter[str] = Counter()
     token = _called.set(called if allowed else None)
     try:
@@ -71,22 +74,25 @@ def cpu_kernels_enabled(allowed: bool = True) -> Iterator[Counter[str]]:
 
 
 def cpu_kernels_allowed() -> bool:
-    """Whether programs that this thread lowers now may call handlers."""
+    """Return whether programs that this thread lowers now may call CPU kernels."""
     return _called.get() is not None
 
 
 def is_profitable(work: int, least: int) -> bool:
-    """Whether programs that this thread lowers now call a handler for so much work; less is not worth a call."""
+    """Return whether programs lowered now may call CPU kernels, and ``work`` is at least ``least``."""
     return cpu_kernels_allowed() and work >= least
 
 
 def all_float32(*arrays: jax.Array) -> bool:
-    """Whether all are, in which most of ATen's kernels are fast on every machine."""
+    """Return whether all arrays are float32, for which most of ATen's kernels are fast on every machine."""
     return all(x.dtype == np.float32 for x in arrays)
 
 
 def all_bfloat16(*arrays: jax.Array) -> bool:
-    """Whether all are, on a machine where oneDNN has kernels for it: elsewhere ATen is as slow as XLA, or slower."""
+    """Return whether all arrays are bfloat16 and oneDNN has bfloat16 kernels for this CPU (AVX-512).
+
+    On other CPUs ATen is as slow as XLA, or slower.
+    """
     return "AVX512" in torch.backends.cpu.get_cpu_capability() and all(x.dtype == jnp.bfloat16 for x in arrays)
 
 
@@ -94,33 +100,43 @@ def cpu_kernel_call(
     op: str, default: Default, arrays: Sequence[jax.Array], outs: Sequence[Any],
     default_only: Sequence[jax.Array] = (), **attributes: Any,
 ) -> Any:  # fmt: skip
-    """The list of results of ``default(*arrays, *default_only)``, whose shapes and dtypes ``outs`` tells.
+    """Return the results of ``default(*arrays, *default_only)`` as a list, computed by a CPU kernel where possible.
 
-    ``default_only`` are arrays that the handler does not read. ``attributes`` are what the handler reads by name: bool,
-    int, float, or a sequence of int. Raises TypeError for a default that closes over an array.
+    Args:
+      op: name of the CPU kernel.
+      default: XLA's lowering of the same operation; it must not close over arrays.
+      outs: shape and dtype of each result.
+      default_only: operands that only the default reads.
+      attributes: attributes of the kernel by name: bool, int, float, or a sequence of int.
+
+    Raises:
+      TypeError: ``default`` closes over an array.
     """
-    made = _KernelCall(op, default, attributes, strided=True, default_only=len(default_only))
-    return _bind(made, [*arrays, *default_only], outs)
+    call = _KernelCall(op, default, attributes, strided=True, default_only=len(default_only))
+    return _bind(call, [*arrays, *default_only], outs)
 
 
 def cpu_kernel_call_in_place(
     op: str, default: Default, arrays: Sequence[jax.Array], outs: Sequence[Any], in_place: dict[int, int],
     **attributes: Any,
 ) -> Any:  # fmt: skip
-    """The same of a handler that reads dense arrays; ``in_place``: operands that it writes results over, by place.
+    """Call a CPU kernel that reads dense arrays and may write results into the buffers of its operands.
 
-    The compiler copies such an operand where it is needed later. Raises TypeError for a default that closes over an
-    array.
+    Args:
+      in_place: operand index -> index of the result that overwrites it. The compiler copies the operand first if it is
+        read later.
+
+    The other arguments and errors are those of ``cpu_kernel_call``.
     """
     return _bind(_KernelCall(op, default, attributes, in_place=tuple(in_place.items())), arrays, outs)
 
 
 def unpack_scalars(numbers: Sequence[jax.Array] | jax.Array) -> Sequence[jax.Array] | jax.Array:
-    """The 64-bit numbers that a program takes packed in an array, for use as scalars, by their place.
+    """Unpack the 64-bit scalars that a program takes packed in one array.
 
-    Where there are many, each is a buffer of its own. XLA compiles kernels that do the same only once, as those for two
-    parameters of an optimizer do: but not where each has a slice of the array fused into it, at another place. Numbers
-    that are known while a program is traced stay known to the compiler.
+    If there are many, each scalar gets a separate buffer. XLA compiles identical kernels only once, such as the updates
+    of two parameters by an optimizer, but they are not identical if each has a slice of the array fused into it, at
+    another offset. Scalars that are constants during tracing remain constants for the compiler.
     """
     if not isinstance(numbers, Tracer) or not is_profitable(len(numbers), _LEAST_NUMBERS):
         return numbers
@@ -135,12 +151,12 @@ def unpack_scalars(numbers: Sequence[jax.Array] | jax.Array) -> Sequence[jax.Arr
 
 
 def materialize(x: jax.Array, after: Sequence[jax.Array] = ()) -> jax.Array:
-    """``x``, as a value that the compiler writes to memory: it does not compute it again wherever it is needed.
+    """Return ``x`` as a value that the compiler writes to memory instead of recomputing it in every consumer.
 
-    What reads it runs later than what computes ``after``.
+    Consumers of the result run after ``after`` is computed.
 
-    A call that does nothing: its result is in the operand's buffer. (XLA's CPU compiler drops optimization barriers
-    before it fuses.)
+    The call has no effect at run time, and its result aliases the operand. An optimization barrier would not do: XLA's
+    CPU compiler drops barriers before it fuses.
     """
     return (
         _bind(_KernelCall("written", _identity, {}, kernel=False, in_place=((0, 0),)), [x, *after], [x])[0]
@@ -160,21 +176,21 @@ def _bind(call: _KernelCall, arrays: Sequence[jax.Array], outs: Sequence[Any]) -
 
 
 def _check_captures(call: _KernelCall) -> None:
-    """Raises TypeError where the default closes over an array.
+    """Raise TypeError if the default closes over an array.
 
-    The default is traced again when the call is lowered, mapped or differentiated; a tracer of the trace that bound the
-    call is a leak by then, and fails far from here, only where the call is not lowered to its handler.
+    The default is traced again when the call is lowered, batched or differentiated. A captured tracer of the trace that
+    bound the call has leaked by then, and fails far from here, only if the call is not lowered to its CPU kernel.
     """
     names = [name for name, value in _captures(call.default) if _holds_array(value, set())]
     if names:
         raise TypeError(
-            f"on_cpu.call of {call.op!r}: the default closes over arrays ({', '.join(names)}), which it cannot read "
-            "when it is traced again. Pass them as operands, or as default_only if the handler does not read them"
+            f"cpu_kernel_call of {call.op!r}: the default closes over arrays ({', '.join(names)}), which it cannot "
+            "read when it is traced again. Pass them as operands, or as default_only if the kernel does not read them"
         )
 
 
 def _captures(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function reads besides its arguments and globals, by name."""
+    """Yield the values that a function captures, by name: cells of its closure, defaults, bound arguments."""
     if isinstance(function, functools.partial):
         yield from _captures(function.func)
         yield from ((f"argument {i}", value) for i, value in enumerate(function.args))
@@ -192,7 +208,7 @@ def _captures(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _holds_array(value: Any, seen: set[int]) -> bool:
-    """Whether it is an array or leads to one: in containers, dataclasses and functions."""
+    """Return whether ``value`` is or references an array, through containers, dataclasses and functions."""
     if isinstance(value, jax.Array):
         return True
     if id(value) in seen:
@@ -262,14 +278,15 @@ def _attribute(value: Any) -> Any:
 
 
 def _before_transpose(operand: Any) -> tuple[Any, list[int] | None]:
-    """The value that ``operand`` transposes, and the order of its dimensions; (operand, None) for another value.
+    """Return the operand and the permutation of the transpose that produces ``operand``, else (``operand``, None).
 
-    ATen's kernels read strided operands. XLA would write the transposed one to memory first: its layout is fixed.
+    ATen's kernels read strided operands. A custom call has a fixed operand layout, so that XLA would first write the
+    transposed value to memory.
     """
-    maker = operand.owner
-    if getattr(maker, "name", "") != "stablehlo.transpose":
+    transpose = operand.owner
+    if getattr(transpose, "name", "") != "stablehlo.transpose":
         return operand, None
-    return maker.operands[0], [int(dim) for dim in maker.attributes["permutation"]]
+    return transpose.operands[0], [int(dim) for dim in transpose.attributes["permutation"]]
 
 
 _call_p.def_abstract_eval(_abstract)

@@ -1,4 +1,4 @@
-"""Ops without a rule of their own: torch's decomposition, traced once per call into ops that have one."""
+"""Lowers ops that have no rule through torch's decomposition, which is traced into ops that have rules."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.compat import dispatcher
 from torch_xla._engine.lowering import RULES, fx_interpreter
-from torch_xla._engine.lowering.registry import Number, Rule, default_dtype
+from torch_xla._engine.lowering.registry import Rule, ScalarOperand, default_dtype
 
 
 @functools.cache
 def decomposition_table() -> dict[str, Callable[..., Any]]:
-    """torch's decompositions of functional aten ops that have no rule here, by qualified name."""
+    """Return torch's decompositions of the functional ATen ops that have no rule, by qualified name."""
     found = {}
     for overload, rule in dispatcher.decompositions().items():
         schema = dispatcher.schema_or_none(overload)
@@ -33,7 +33,7 @@ def decomposition_table() -> dict[str, Callable[..., Any]]:
 
 
 def _has_default_kernel(name: str) -> bool:
-    # torch's own C++ kernel takes such an op apart as it is recorded.
+    # torch's C++ kernel decomposes such an op while it is recorded.
     keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
     return any(dispatcher.has_kernel(name, key) for key in keys)
 
@@ -44,14 +44,14 @@ def _is_functional(schema: Any) -> bool:
 
 
 def overload(name: str) -> Any:
-    """The ``torch.ops`` object of a qualified name such as ``aten::add.Tensor``."""
+    """Return the ``torch.ops`` object of a qualified name such as ``aten::add.Tensor``."""
     namespace, rest = name.split("::")
     packet, _, suffix = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), suffix or "default")
 
 
 def decomposition_rule(name: str) -> Callable[..., Any]:
-    """The rule of an op through its decomposition. Raises LookupError where torch has none."""
+    """Return a rule that lowers an op through its decomposition. Raises LookupError if torch has none."""
     if name not in decomposition_table():
         raise LookupError(f"no lowering rule and no decomposition in torch {torch.__version__}")
     return functools.partial(_run, name)
@@ -59,11 +59,11 @@ def decomposition_rule(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _tracer() -> ThreadPoolExecutor:
-    # A thread of its own: the caller may be deep inside the dispatcher, with keys excluded that a trace needs.
+    # A separate thread: the caller may be inside the dispatcher, with dispatch keys excluded that tracing needs.
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch_xla_decompose")
 
 
-os.register_at_fork(after_in_child=_tracer.cache_clear)  # a child has no thread of its parent's
+os.register_at_fork(after_in_child=_tracer.cache_clear)  # a forked child has none of its parent's threads
 
 
 def _to_meta(arg: Any) -> Any:
@@ -93,7 +93,7 @@ def _trace(name: str, args: list[Any]) -> torch.fx.GraphModule:
     functional = torch.func.functionalize(call, remove="mutations_and_views")
     now, then = torch.get_default_dtype(), default_dtype()
     try:
-        # For the process; but only where the script has changed it between recording an op and running it.
+        # Process-wide, but only if the script changed the default between recording and running the op.
         if now != then:
             torch.set_default_dtype(then)
         return dispatcher.make_fx(functional, rules)([metas[i] for i in places], [metas[i] for i in lists])
@@ -103,8 +103,8 @@ def _trace(name: str, args: list[Any]) -> torch.fx.GraphModule:
 
 
 def _run(name: str, *args: Any) -> Any:
-    if any(isinstance(a, Number) for a in args):
-        raise TypeError("a number of a decomposed op must be a constant of the graph")
+    if any(isinstance(a, ScalarOperand) for a in args):
+        raise TypeError("a scalar argument of a decomposed op must be a constant of the graph")
     module = _tracer().submit(contextvars.copy_context().run, _trace, name, list(args)).result()
     inputs = [a for a in args if isinstance(a, jax.Array)]
     inputs += [x for a in args if isinstance(a, list) for x in a if isinstance(x, jax.Array)]

@@ -1,7 +1,7 @@
-"""What the files of elementwise operators share: rule families made of a jax function, and tables of them.
+"""Rule families of elementwise operators: wrap a jax function as a rule, and register tables of such functions.
 
 A family converts the operands to one dtype, calls the function and rounds once: 16-bit floats are computed in float32
-(``rounded_once`` has an exception).
+(``round_once`` has an exception).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.cast import convert, opmath
-from torch_xla._engine.lowering.registry import LoweringRuleContext, Number, Operand, register, result_type
+from torch_xla._engine.lowering.registry import LoweringRuleContext, Operand, ScalarOperand, register, result_type
 
 Function = Callable[..., jax.Array]
 
 
 def broadcast_scalar(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """``x``, or an array of that shape which is the number ``x`` everywhere."""
+    """Broadcast a 0-d ``x`` to ``shape``; return an array that has this shape unchanged."""
     return x if x.shape == shape else lax.broadcast(x, shape)
 
 
 def _primitive_if_same_shape(primitive: Function, function: Function, has: Callable[[np.dtype], bool]) -> Function:
-    """``function`` of jax.numpy, of two arrays of one dtype; by its primitive where that is all it comes to.
+    """Wrap a jax.numpy function of two arrays of one dtype to bind its primitive directly where that is equivalent.
 
-    jax traces each call of jax.numpy as a function of its own: half the time of tracing an optimizer's step.
+    jax traces each jax.numpy call as a separate function, which takes half the time of tracing an optimizer step.
     """
 
     def call(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -52,19 +52,19 @@ divide = _primitive_if_same_shape(lax.div, jnp.true_divide, dtypes.is_inexact)
 
 
 def select(condition: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """jnp.where of two arrays of one dtype, in the same way."""
+    """Compute jnp.where of two arrays of one dtype; bind the select primitive directly where that is equivalent."""
     if x.shape != y.shape or condition.shape not in ((), x.shape):
         return jnp.where(condition, x, y)
     return lax.select(condition, x, y)
 
 
 def widen(x: Operand, dtype: np.dtype) -> jax.Array:
-    """``x`` rounded to ``dtype``, then in the dtype torch computes in; for functions that jump (``%``, ``==``)."""
+    """Round ``x`` to ``dtype``, then convert it to the dtype torch computes in; for discontinuous functions (``%``)."""
     return convert(convert(x, dtype), opmath(dtype))
 
 
 def arithmetic(function: Function) -> Callable[..., jax.Array]:
-    """A ctx rule: all arguments are numeric and are converted to the dtype torch promises for the result."""
+    """Return a ctx rule of numeric arguments, which are converted to the dtype of the output spec."""
 
     def rule(context: LoweringRuleContext, *operands: Operand) -> jax.Array:
         compute = opmath(context.dtype)
@@ -74,10 +74,10 @@ def arithmetic(function: Function) -> Callable[..., jax.Array]:
 
 
 def round_once(function: Function) -> Callable[..., jax.Array]:
-    """``arithmetic`` for functions that round once at most: sums, products, choices.
+    """Return an ``arithmetic`` rule for functions that round at most once: sums, products, selections.
 
-    Of 16-bit floats TPUs and GPUs get them as they are. Between two operators in float32 XLA leaves the conversions
-    out, and what both need is then in memory in float32, of twice the size.
+    On TPUs and GPUs the rule computes 16-bit floats in 16 bits. If two consecutive operators computed in float32, XLA
+    would remove the conversions between them and store the value that both read in float32, at twice the size.
     """
     wide = arithmetic(function)
 
@@ -105,12 +105,12 @@ def round_once(function: Function) -> Callable[..., jax.Array]:
 
 
 def _has_dtype(x: Operand, dtype: np.dtype) -> bool:
-    """Whether it has the dtype, or every one has it."""
-    return x.dtype == dtype if isinstance(x, jax.Array) else not isinstance(x, Number) and x in (0, 1, -1)
+    """Return whether ``x`` has the dtype, or is a Python number that is exact in every dtype."""
+    return x.dtype == dtype if isinstance(x, jax.Array) else not isinstance(x, ScalarOperand) and x in (0, 1, -1)
 
 
 def discontinuous(function: Function) -> Callable[..., jax.Array]:
-    """``arithmetic`` for functions that jump: a number is first rounded to the promised dtype, as torch does."""
+    """Return an ``arithmetic`` rule for discontinuous functions: numbers are first rounded to the result's dtype."""
 
     def rule(context: LoweringRuleContext, *operands: Operand) -> jax.Array:
         return convert(function(*(widen(x, context.dtype) for x in operands)), context.dtype)
@@ -119,7 +119,7 @@ def discontinuous(function: Function) -> Callable[..., jax.Array]:
 
 
 def float_only(function: Function) -> Callable[..., jax.Array]:
-    """A ctx rule for functions that are the identity on integers and need no float32: ceil, floor."""
+    """Return a ctx rule for functions that are the identity on integers and need no float32: ceil, floor."""
 
     def rule(context: LoweringRuleContext, x: jax.Array) -> jax.Array:
         return function(x) if dtypes.is_inexact(x.dtype) else x
@@ -128,7 +128,7 @@ def float_only(function: Function) -> Callable[..., jax.Array]:
 
 
 def comparison(function: Function) -> Callable[..., jax.Array]:
-    """A ctx rule with a boolean result: the operands are promoted among themselves."""
+    """Return a ctx rule with a boolean result; the operands are promoted to a common dtype."""
 
     def rule(context: LoweringRuleContext, *operands: Operand) -> jax.Array:
         dtype = result_type(*operands)
@@ -140,7 +140,7 @@ def comparison(function: Function) -> Callable[..., jax.Array]:
 def register_table(
     family: Callable[[Function], Callable[..., Any]], rows: Mapping[str, Function], *overloads: str
 ) -> None:
-    """Registers ``family(function)`` for each row and each of its overloads (none: the default one)."""
+    """Register ``family(function)`` for each row and each overload; without overloads, for the default overload."""
     for name, function in rows.items():
         for overload in overloads or ("",):
             register(f"aten::{name}.{overload}".removesuffix("."), family(function), ctx=True)

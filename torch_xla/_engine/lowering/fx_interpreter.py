@@ -1,6 +1,6 @@
-"""An fx graph of functional ATen operators as a jax function: each operator's rule, applied in order.
+"""Interprets an fx graph of functional ATen operators with jax: applies the lowering rule of each operator in order.
 
-Graphs come from torch's decompositions (decompose.py) and from torch.export; sizes in them may be symbols.
+The graphs come from torch's decompositions (decompose.py) and from torch.export. Their sizes may be symbolic.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.compat import dispatcher
 from torch_xla._engine.lowering.apply_rule import apply_rule
 from torch_xla._engine.lowering.composites import CompositeRegion
-from torch_xla._engine.lowering.registry import RULES, LoweringRuleContext, Promise, Rule
+from torch_xla._engine.lowering.registry import RULES, LoweringRuleContext, Rule, TensorSpec
 
-#: What checks symbols when torch runs the graph; a compiled program has checked its arguments' shapes.
+#: Assertions on symbolic sizes and metadata. A compiled program needs none: it has checked the shapes of its arguments.
 _ASSERTIONS = frozenset({"aten::_assert_scalar", "aten::_assert_tensor_metadata", "aten::sym_constrain_range",
                          "aten::_assert_async", "aten::sym_constrain_range_for_size"})  # fmt: skip
 
 
 class FxInterpreter:
-    """One evaluation of a graph.
+    """One evaluation of an fx graph.
 
     Args:
-      module: its operators are functional and have rules, or ``find`` gives them one.
-      find: the rule of an operator by its qualified name; LookupError where there is none.
-      size: what stands for a size of torch's, a number or a symbol; by default numbers only.
-      attribute: the array of a tensor of the module, by name.
-      regions: parts of the graph that are to be one named operation each (composites.py).
+      module: a graph of functional operators for which ``find`` returns rules.
+      find: returns the rule of an operator by qualified name; raises LookupError if there is none.
+      size: converts a torch size, a number or a symbol, to jax; the default accepts numbers only.
+      attribute: returns the array of a tensor attribute of the module, by name.
+      regions: regions of the graph that each become one composite operation (composites.py).
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FxInterpreter:
         self._skipped = {node for region in regions for node in region.inside}
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        """The output, a structure of arrays and numbers; ``inputs`` in the order of the placeholders."""
+        """Return the output, a pytree of arrays and numbers; ``inputs`` follow the order of the placeholders."""
         given: Iterator[Any] = iter(inputs)
         for node in self._module.graph.nodes:
             if node.op == "placeholder":
@@ -68,10 +68,10 @@ class FxInterpreter:
         raise AssertionError("a traced graph has no output")
 
     def _compose(self, region: CompositeRegion) -> None:
-        """Computes the marked outputs as one operation of the region's inputs and what else it reads."""
+        """Compute the marked outputs as one operation of the region's inputs and captured values."""
         late = [node.name for node in (*region.inputs, *region.outside) if node not in self._values]
         if late:
-            raise NotImplementedError(f"the composite {region.name!r} needs {late}, which depend on its own outputs")
+            raise NotImplementedError(f"the composite {region.name!r} reads {late}, which depend on its own outputs")
         given = [*region.inputs, *(n for n in region.outside if isinstance(self._values[n], jax.Array))]
         plain = {n: self._values[n] for n in region.outside if n not in given}
 
@@ -94,7 +94,7 @@ class FxInterpreter:
     def _call(self, node: torch.fx.Node) -> Any:
         args, kwargs = self._value(node.args), self._value(node.kwargs)
         schema = dispatcher.schema_or_none(node.target)
-        if schema is None:  # operator.getitem, arithmetic of sizes
+        if schema is None:  # operator.getitem, arithmetic on sizes
             return node.target(*args, **kwargs)  # type: ignore[operator]
         if schema.name == "aten::sym_size":
             return args[0].shape[args[1]]
@@ -115,17 +115,17 @@ class FxInterpreter:
             results = apply_rule(rule, full, outs, LoweringRuleContext(name, outs))
         return results if isinstance(meta, (tuple, list)) else results[0]
 
-    def _promise(self, meta: Any) -> Promise:
+    def _promise(self, meta: Any) -> TensorSpec:
         return ((), None) if meta is None else (tuple(map(self._size, meta.shape)), meta.dtype)
 
 
 def shape_struct(tensor: torch.Tensor, size: Callable[[Any], Any] = int) -> jax.ShapeDtypeStruct:
-    """What jax traces a function with, for a tensor like this one."""
+    """Return the ShapeDtypeStruct of a tensor, with which jax traces functions."""
     return jax.ShapeDtypeStruct(tuple(map(size, tensor.shape)), dtypes.numpy_dtype(tensor.dtype))
 
 
 def _scope(node: torch.fx.Node, name: str) -> str:
-    """Where an operator comes from, as far as the graph knows: the path of its module, and its name."""
+    """Return the name scope of an operator: the path of its module, if the graph has it, and the operator's name."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     path = stack[-1][0] if stack else ""
     return f"{path}/{name}" if path else name

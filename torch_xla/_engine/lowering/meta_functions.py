@@ -1,4 +1,4 @@
-"""Shapes and dtypes of operators that have a rule here and no meta function in torch."""
+"""Meta functions (shape and dtype inference) of operators that have a lowering rule but no meta kernel in torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from torch_xla._engine.compat import dispatcher
 
-#: Kept alive: a registration ends with its library.
+#: Module-level, because registrations end when their library is destroyed.
 _LIBRARY = torch.library.Library("aten", "IMPL", "Meta")
 
 
@@ -31,21 +31,21 @@ def _ctc_loss(
         if given.numel() != batch:
             raise RuntimeError(f"{name} must be of size batch_size: ctc_loss got {given.numel()} for {batch} rows")
     if targets.shape[0] != batch:
-        raise RuntimeError(f"ctc_loss: targets {list(targets.shape)} are not those of {batch} rows")
+        raise RuntimeError(f"ctc_loss: expected targets for {batch} rows, got shape {list(targets.shape)}")
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[1] + 1)
 
 
 def _lstsq(
     a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Of drivers that say without values how large their results are: the others run on the CPU."""
+    """Infer the results of the drivers whose result sizes do not depend on values; others fall back to the CPU."""
     if a.dim() < 2 or not 0 <= a.dim() - b.dim() <= 1 or driver not in (None, "gels", "gelsd", "gelss", "gelsy"):
-        raise RuntimeError("torch.linalg.lstsq: shapes or driver, as the CPU says in its words")
+        raise RuntimeError("torch.linalg.lstsq: invalid shapes or driver")
     batch, (rows, columns), dtype = a.shape[:-2], a.shape[-2:], a.dtype.to_real()
     vectors = b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
     right = () if vectors else b.shape[-1:]
     if b.shape != (*batch, rows, *right) or b.dtype != a.dtype or not (a.is_floating_point() or a.is_complex()):
-        raise RuntimeError("torch.linalg.lstsq: operands that do not fit, as the CPU says in its words")
+        raise RuntimeError("torch.linalg.lstsq: incompatible operand shapes or dtypes")
     has_residuals = driver == "gels" and rows > columns
     return (
         a.new_empty((*batch, columns, *right)),

@@ -1,4 +1,4 @@
-"""Helpers that several families of neural-network rules share."""
+"""Helpers shared by the rules of neural-network operators."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch_xla._engine.lowering.cast import opmath
 
 
 def per_dim(values: Sequence[int], n: int) -> tuple[int, ...]:
-    """One value for each of ``n`` spatial dimensions; torch allows one for all."""
+    """Return one value per spatial dimension (``n``); torch allows a single value for all."""
     return tuple(values) * n if len(values) == 1 else tuple(values)
 
 
 def widen(x: jax.Array) -> jax.Array:
-    """``x`` in the dtype torch computes in."""
+    """Convert ``x`` to the dtype torch computes in."""
     return x.astype(opmath(x.dtype))
 
 
 def reduce_loss(loss: jax.Array, reduction: int) -> jax.Array:
-    """torch's reduction codes: 0 none, 1 mean, 2 sum."""
+    """Reduce a loss by torch's reduction code: 0 none, 1 mean, 2 sum."""
     if reduction == 0:
         return loss
     return jnp.mean(loss) if reduction == 1 else jnp.sum(loss)

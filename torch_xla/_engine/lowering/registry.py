@@ -1,20 +1,23 @@
-"""The registry of lowering rules: aten operator name -> a function that builds it from jax.
+"""The registry of lowering rules: ATen operator name -> function that computes the operator with jax.
 
-A rule is called once per compilation, inside a trace with 64-bit types on. Its arguments are the operator's schema
-arguments, all of them, by position:
+A rule is called once per compilation, inside a trace with 64-bit types enabled. It takes all arguments of the
+operator's schema, by position:
 
-    Tensor            jax array                       Tensor?      jax array or None
-    Tensor[]          list of arrays                  Tensor?[]    list of arrays and Nones
-    Scalar            Number, or a Python number      int[], float, bool, str, ...   the Python value
-    ScalarType?       torch.dtype or None             Layout?, Device?, MemoryFormat?, Generator?  whatever; ignore them
+    Tensor, Tensor?       jax array, or None
+    Tensor[], Tensor?[]   list of arrays, or of arrays and Nones
+    Scalar                ScalarOperand, or a Python number
+    int[], float, bool, str, ...                    the Python value
+    ScalarType?           torch.dtype, or None
+    Layout?, Device?, MemoryFormat?, Generator?     unspecified; rules ignore them
 
-A Python number that met a tensor (``x + 0.1``) arrives in a Tensor position as a Number too: its value is an input of
-the program, so that a changing learning rate compiles once. 0, 1 and -1 arrive as Python numbers, and so do the Scalar
-arguments named in ``bake=`` (exponents, sizes: what changes the program).
+A Python number in a Tensor position (``x + 0.1``) is passed as a ScalarOperand too. Its value is an input of the
+program, so that a changing learning rate compiles once. The values 0, 1 and -1 are passed as Python numbers, and so are
+the Scalar arguments named in ``static_args=`` (exponents, sizes: values that change the program).
 
-A rule returns an array, or a tuple in the order of the schema's returns (a list for ``Tensor[]``). The shape and the
-dtype that torch promises are checked by the caller; a rule declared with ``ctx=True`` gets a Context as its first
-argument, which knows them, and which makes the PRNG key of a rule declared with ``random=True``.
+A rule returns an array, or a tuple in the order of the schema's returns (a list for ``Tensor[]``). The caller checks
+shapes and dtypes against the output specs that torch declared. A rule registered with ``ctx=True`` takes a
+LoweringRuleContext as its first argument; the context has the output specs, and the PRNG key of a rule registered with
+``random=True``.
 """
 
 from __future__ import annotations
@@ -33,44 +36,44 @@ from torch_xla._engine.base import dtypes
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
-    """A Python number that is an input of the program: a 0-d array ``value`` and the Python type it had."""
+class ScalarOperand:
+    """A Python number that is an input of the program: a 0-d array ``value``, and its Python type."""
 
     value: jax.Array
     kind: type  # bool, int, float or complex
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype torch gives such a number where no tensor decides (the default dtype for floats)."""
+        """The dtype of the number if no tensor determines it (torch's default dtype for floats)."""
         return scalar_dtype(self.kind)
 
 
-#: Shape and dtype of one result, as torch promised when the op was recorded; dtype None: there is no such result.
-Promise = tuple[tuple[int, ...], torch.dtype | None]
+#: Shape and dtype of one result, as torch declared them when the op was recorded; dtype None marks an undefined result.
+TensorSpec = tuple[tuple[int, ...], torch.dtype | None]
 
-Operand = jax.Array | Number | bool | int | float | complex
+Operand = jax.Array | ScalarOperand | bool | int | float | complex
 
 
 @dataclass(slots=True)
 class LoweringRuleContext:
-    """What a rule may ask besides its arguments. Lives for one call of one rule."""
+    """Output specs and PRNG key for one call of a rule."""
 
     op: str
-    outs: Sequence[Promise]  # of each result, lists flattened
-    seed: jax.Array | None = None  # uint32[2] key data, for random rules; of this draw alone
+    out_specs: Sequence[TensorSpec]  # one per result, with lists flattened
+    seed: jax.Array | None = None  # uint32[2] key data for random rules, unique to this draw
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.outs[0][0]
+        return self.out_specs[0][0]
 
     @property
     def torch_dtype(self) -> torch.dtype:
         return self.dtype_of(0)
 
     def dtype_of(self, i: int) -> torch.dtype:
-        """The torch dtype of result ``i``."""
-        dtype = self.outs[i][1]
-        assert dtype is not None, f"{self.op}: nobody asked for result {i}"
+        """Return the torch dtype of result ``i``."""
+        dtype = self.out_specs[i][1]
+        assert dtype is not None, f"{self.op}: result {i} is undefined"
         return dtype
 
     @property
@@ -79,48 +82,60 @@ class LoweringRuleContext:
         return dtypes.storage_numpy_dtype(self.torch_dtype)
 
     def key(self) -> jax.Array:
-        """The PRNG key of this call; different for every random op of a program. Ask once, and split."""
-        assert self.seed is not None, f"{self.op} asks for a key but is not registered with random=True"
+        """Return the PRNG key of this call, unique among the random ops of a program. Call it once, then split."""
+        assert self.seed is not None, f"{self.op} requests a PRNG key but is not registered with random=True"
         return jax.random.wrap_key_data(self.seed, impl="threefry2x32")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one operator overload is lowered, and what the recorder must know about it.
+    """How one operator overload is lowered, and the properties of it that the recorder reads.
 
-    ``each``, of a random rule: an element of a result depends on its place in row-major order, on the key, and on the
-    elements of the operands in that place, and on nothing else; so it is the same in a longer result.
+    Attributes:
+      name: qualified name, e.g. ``aten::add.Tensor``.
+      function: computes the operator with jax.
+      ctx: whether ``function`` takes a LoweringRuleContext first.
+      random: whether the rule draws random numbers.
+      static_args: names of Scalar arguments whose values are compile-time constants.
+      elementwise_random: whether each element of a result of a random rule depends only on its row-major position, on
+        the key, and on the operand elements at that position. Such an element is the same in a longer result.
     """
 
     name: str
     function: Callable[..., Any]
     ctx: bool = False
     random: bool = False
-    bake: frozenset[str] = field(default_factory=frozenset)
-    each: bool = False
+    static_args: frozenset[str] = field(default_factory=frozenset)
+    elementwise_random: bool = False
 
 
 RULES: dict[str, Rule] = {}
 
 
 def register(
-    name: str, function: Callable[..., Any], *, ctx: bool = False, random: bool = False, bake: tuple[str, ...] = (),
-    each: bool = False,
+    name: str, function: Callable[..., Any], *, ctx: bool = False, random: bool = False,
+    static_args: tuple[str, ...] = (), elementwise_random: bool = False,
 ) -> None:  # fmt: skip
-    """Adds the rule for ``name``, e.g. ``"aten::add.Tensor"``. Raises ValueError if it has one already."""
+    """Register the rule of an overload, e.g. ``"aten::add.Tensor"``. Raises ValueError if it has one."""
     if name in RULES:
-        raise ValueError(f"{name}: a lowering rule is registered twice")
-    RULES[name] = Rule(name, function, ctx or random, random, frozenset(bake), each)
+        raise ValueError(f"{name}: a lowering rule is already registered")
+    RULES[name] = Rule(name, function, ctx or random, random, frozenset(static_args), elementwise_random)
 
 
 def lower(
-    *names: str, ctx: bool = False, random: bool = False, bake: tuple[str, ...] = (), each: bool = False
+    *names: str,
+    ctx: bool = False,
+    random: bool = False,
+    static_args: tuple[str, ...] = (),
+    elementwise_random: bool = False,
 ) -> Callable[..., Any]:
-    """Decorator form of register, for one or several overloads: ``@lower("aten::relu")``."""
+    """Register the decorated function for one or several overloads: ``@lower("aten::relu")``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            register(name, function, ctx=ctx, random=random, bake=bake, each=each)
+            register(
+                name, function, ctx=ctx, random=random, static_args=static_args, elementwise_random=elementwise_random
+            )
         return function
 
     return decorate
@@ -130,13 +145,13 @@ _default_dtype: ContextVar[torch.dtype | None] = ContextVar("default_dtype", def
 
 
 def default_dtype() -> torch.dtype:
-    """torch's default dtype as it was when what is being lowered was recorded."""
+    """Return torch's default dtype at the time the op being lowered was recorded."""
     return _default_dtype.get() or torch.get_default_dtype()
 
 
 @contextmanager
 def default_dtype_scope(dtype: torch.dtype) -> Iterator[None]:
-    """In this block, on this thread, default_dtype is ``dtype``."""
+    """Set ``default_dtype()`` to ``dtype`` on this thread within the block."""
     token = _default_dtype.set(dtype)
     try:
         yield
@@ -145,7 +160,7 @@ def default_dtype_scope(dtype: torch.dtype) -> Iterator[None]:
 
 
 def scalar_dtype(kind: type) -> torch.dtype:
-    """The dtype of a Python number of type ``kind`` on its own."""
+    """Return the dtype of a Python number of type ``kind`` that no tensor determines."""
     if kind is bool:
         return torch.bool
     if kind is int:
@@ -157,12 +172,12 @@ def scalar_dtype(kind: type) -> torch.dtype:
 
 
 def result_type(*operands: Operand) -> torch.dtype:
-    """torch's promoted dtype of the operands: tensors with dimensions, then 0-d tensors, then numbers."""
+    """Return torch's promoted dtype of the operands, ranked as tensors with dimensions, 0-d tensors, numbers."""
     dims: list[torch.dtype] = []
     zeros: list[torch.dtype] = []
     wrapped: list[torch.dtype] = []
     for x in operands:
-        if isinstance(x, Number):
+        if isinstance(x, ScalarOperand):
             wrapped.append(x.dtype)
         elif isinstance(x, (bool, int, float, complex)):
             wrapped.append(scalar_dtype(type(x)))

@@ -1,4 +1,4 @@
-"""What a scatter writes into."""
+"""Works around a miscompilation of XLA's CPU backend: separates the operand of a scatter from its values."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from jax import lax
 
 
 def scatter_target(x: jax.Array) -> jax.Array:
-    """``x``, as the operand of a scatter whose values may have been computed from it.
+    """Return ``x`` as the operand of a scatter whose values may depend on ``x``.
 
-    XLA's CPU compiler (jaxlib 0.10.2) makes a dynamic-update-slice of a scatter of one index, and fuses it in place
-    with the computation of its values, which then reads elements that are written already. A barrier makes the operand
-    a value of its own. tests/fuzz/test_random_programs.py found it, and has the program (FOUND).
+    XLA's CPU compiler (jaxlib 0.10.2) turns a scatter with one index into a dynamic-update-slice and fuses it in place
+    with the computation of its values, which then reads elements that are already overwritten. An optimization barrier
+    makes the operand a separate value. tests/fuzz/test_random_programs.py (FOUND) has the program that shows it.
     """
     result: jax.Array = lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda a: a)
     return result

@@ -1,4 +1,4 @@
-"""Sliding windows over the last dimensions of an array: what pooling and im2col have in common."""
+"""Sliding windows over the last dimensions of an array; used by pooling and im2col."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ints = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindows:
-    """Where the windows lie over the last dimensions of an array; one value per spatial dimension."""
+    """The geometry of sliding windows over the last dimensions of an array; one value per spatial dimension."""
 
     size: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -48,16 +48,16 @@ class SlidingWindows:
         return all(s > d * (k - 1) for s, d, k in zip(self.stride, self.dilation, self.kernel, strict=True))
 
     def pads(self) -> list[tuple[int, int]]:
-        """Low and high padding with which exactly ``outputs`` windows fit."""
+        """Return the (low, high) padding of each dimension with which exactly ``outputs`` windows fit."""
         ends = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in self.each("outputs", "stride", "dilation", "kernel")]
         return [(p, max(e - size - p, 0)) for p, e, size in zip(self.padding, ends, self.size, strict=True)]
 
     def each(self, *names: str) -> zip[tuple[int, ...]]:
-        """The named fields together, dimension by dimension."""
+        """Iterate over the dimensions, with the values of the named fields."""
         return zip(*(getattr(self, name) for name in names), strict=True)
 
     def reduce(self, x: Any, init: Any, function: Callable[..., Any]) -> Any:
-        """reduce_window over the spatial dimensions of an array, or of a tuple of arrays of one shape."""
+        """Apply reduce_window over the spatial dimensions of an array, or of a tuple of arrays of the same shape."""
         lead = (1,) * (jax.tree.leaves(x)[0].ndim - self.n)
         no_pads = [(0, 0)] * len(lead)
         return lax.reduce_window(
@@ -66,7 +66,7 @@ class SlidingWindows:
         )  # fmt: skip
 
     def taps(self, x: jax.Array, fill: NDArray[Any]) -> list[tuple[tuple[int, ...], jax.Array]]:
-        """(offset in the window, that element of every window), in row-major order of the offsets."""
+        """Return (offset in the window, that element of every window) in row-major order of the offsets."""
         lead = x.ndim - self.n
         padded = lax.pad(x, fill, [(0, 0, 0)] * lead + [(lo, hi, 0) for lo, hi in self.pads()])
         result = []
@@ -79,13 +79,13 @@ class SlidingWindows:
 
 
 def _outputs(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    room = size + 2 * padding - dilation * (kernel - 1) - 1
-    count = (room + (stride - 1 if ceil_mode else 0)) // stride + 1
-    # a window that starts in the padding at the end is left out
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    count = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
+    # windows that start in the padding at the end are dropped
     return count - 1 if ceil_mode and (count - 1) * stride >= size + padding else count
 
 
 def lowest(dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The neutral element of the maximum."""
+    """Return the identity element of the maximum."""
     value = -math.inf if dtypes.is_inexact(dtype) else np.iinfo(dtype).min
     return np.asarray(value, dtype)

@@ -1,10 +1,15 @@
-"""That the processes of a team run the same collectives: said through the job's key-value store before compiling.
+"""Check that all processes of a replica group run the same collectives, before a graph is compiled.
 
-Processes whose collectives differ would wait for each other forever, or mix up values. So at a graph with collectives
-that a process has to compile, it publishes them under the number of this launch, and compares with those that others
-have published: of two that differ, the later one notices. Nobody waits here, as the others may know their graph
-already, which costs nothing (``stall`` notices when two known ones differ). In all else graphs may differ: what is
-kept, what is donated, the value of a constant. With SPMD every program is one of all processes, and every op counts.
+Processes whose collectives differ deadlock or mix up values. Before a process compiles a graph with collectives, it
+publishes their signatures in the job's key-value store under the number of the launch, and compares them with the
+signatures that other processes have published. Of two processes that differ, the later one raises.
+
+    process 0: launch 7 is new: publish torch_xla/graph/0.1/7/0 = [all_reduce(sum) -> float32[8]]
+    process 1: launch 7 is new: publish torch_xla/graph/0.1/7/1 = [all_gather(0) -> float32[8]]; differs: raise
+
+The check does not wait: other processes may have compiled their graph earlier and publish nothing, at no cost.
+``watchdog`` detects mismatches between graphs that are already compiled. Everything other than collectives may differ
+between processes: results, donated inputs, constants. With SPMD all processes run one program, so all ops are compared.
 """
 
 from __future__ import annotations
@@ -20,23 +25,23 @@ from torch_xla._engine.graph import graph_spec
 from torch_xla._engine.job import coordination, replicas
 from torch_xla._engine.parallel.replica_program import ReplicaGroup
 
-_ENDED = "nothing: it has ended"
+_ENDED = "no collective: the process has exited"
 
 _launches: Counter[tuple[int, ...]] = Counter()
 
 
 def collective_signature(nodes: Sequence[graph_spec.NodeSpec], every_op: bool) -> list[str]:
-    """The collectives among the nodes, or every op, a line each: what, of which shapes, among whom."""
+    """Return a line per collective, or per op: operator, constants with the replica groups, output specs."""
     wanted = [node for node in nodes if every_op or graph_spec.is_collective(node)]
     return [f"{node.op}({_settings(node)}) -> {_format_output_specs(node)}" for node in wanted]
 
 
 def _settings(node: graph_spec.NodeSpec) -> str:
-    return ", ".join(repr(value) for tag, value in node.args if tag == 0)
+    return ", ".join(repr(value) for tag, value in node.args if tag == graph_spec.ArgTag.CONSTANT)
 
 
 def signature_summary(lines: Sequence[str], key: bytes) -> str:
-    """The collectives of a graph in a line, with the graph's key where all else is the same."""
+    """Return the collectives of a graph as one line, with the start of the graph key."""
     return f"{'; '.join(lines)} (graph {key.hex()[:8]})"
 
 
@@ -45,7 +50,7 @@ def _format_output_specs(node: graph_spec.NodeSpec) -> str:
 
 
 class CollectiveMismatchError(RuntimeError):
-    """Ranks exchange different things."""
+    """The collectives of two ranks differ."""
 
 
 def _launch_label(ordinals: tuple[int, ...]) -> str:
@@ -53,58 +58,63 @@ def _launch_label(ordinals: tuple[int, ...]) -> str:
 
 
 def count_launch(members: ReplicaGroup) -> str:
-    """Counts a program that the team runs together; what this launch is called on every rank."""
-    place = _launch_label(members.ordinals)
+    """Count a launch of the replica group and return its label, which is the same on every rank."""
+    label = _launch_label(members.ordinals)
     _launches[members.ordinals] += 1
-    return place
+    return label
 
 
 def check_before_compile(lines: Sequence[str], members: ReplicaGroup) -> None:
     """Before a graph is compiled: compares what it exchanges with what others compile for the same launch.
 
-    Raises DisagreementError, which names the ranks and the first collective that differs.
+    Raises:
+      CollectiveMismatchError: names the ranks and the first collective that differs.
     """
     if replicas.process_count() > 1:
         compare_signatures(lines, f"graph/{_launch_label(members.ordinals)}")
 
 
-def compare_signatures(mine: Sequence[str], place: str) -> None:
-    """Publishes what a graph exchanges. Raises DisagreementError where another rank has published something else."""
+def compare_signatures(mine: Sequence[str], label: str) -> None:
+    """Publish the collectives of a launch and compare them with those of the other ranks.
+
+    Raises:
+      CollectiveMismatchError: another rank has published other collectives under this label.
+    """
     rank = replicas.process_index()
-    _publish(place, mine)
-    for name, text in coordination.coordination_client().key_value_dir_get_bytes(f"torch_xla/{place}/"):
+    _publish(label, mine)
+    for name, text in coordination.coordination_client().key_value_dir_get_bytes(f"torch_xla/{label}/"):
         theirs = zlib.decompress(text).decode().split("\n")
         if theirs != list(mine):
             raise _mismatch_error(rank, mine, int(name.rsplit("/", 1)[1]), theirs)
 
 
-def _publish(place: str, lines: Sequence[str]) -> None:
+def _publish(label: str, lines: Sequence[str]) -> None:
     text = zlib.compress("\n".join(lines).encode())
-    name = f"torch_xla/{place}/{replicas.process_index()}"
+    name = f"torch_xla/{label}/{replicas.process_index()}"
     coordination.coordination_client().key_value_set_bytes(name, text, allow_overwrite=True)
 
 
 def announce_exit() -> None:
-    """Says to all teams of this process that it launches no more: whoever waits for it in a collective learns that."""
-    everyone = tuple(range(replicas.process_count()))
-    for ordinals in {everyone, *_launches}:
+    """Publish to all replica groups of this process that it has exited, so that ranks waiting for it fail."""
+    all_ordinals = tuple(range(replicas.process_count()))
+    for ordinals in {all_ordinals, *_launches}:
         for kind in ("graph", "stalled"):
             _publish(f"{kind}/{_launch_label(ordinals)}", [_ENDED])
 
 
 def _mismatch_error(rank: int, mine: Sequence[str], other: int, theirs: list[str]) -> CollectiveMismatchError:
-    pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing: its step ends here")
+    pairs = itertools.zip_longest(mine, theirs, fillvalue="no collective: the step ends here")
     number, (here, there) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
     return CollectiveMismatchError(
-        f"rank {rank} and rank {other} differ in what they exchange, and would wait for each other forever. First "
-        f"difference, at collective {number} of the step:\n  rank {rank}: {here}\n  rank {other}: {there}\n"
-        f"Rank {rank} is at {_line()}. Every rank must record the same collectives between two "
-        "steps: look for code that runs on some ranks only, and for shapes that depend on the rank"
+        f"collectives differ between rank {rank} and rank {other}, which would deadlock. First difference, at "
+        f"collective {number} of the step:\n  rank {rank}: {here}\n  rank {other}: {there}\n"
+        f"Rank {rank} is at {_line()}. Every rank must record the same collectives in each step: look for "
+        "code that runs on some ranks only, and for shapes that depend on the rank"
     )
 
 
 def _line() -> str:
-    """The user's line, also when asked by a thread that only watches: the main thread's."""
+    """Return the user's line; on other threads, such as the watchdog, that of the main thread."""
     return (
         user_frames.user_line()
         if threading.current_thread() is threading.main_thread()

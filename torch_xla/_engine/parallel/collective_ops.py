@@ -1,8 +1,9 @@
-"""The collectives as operators of torch, ``torch.ops.torch_xla.*``: their schemas and result shapes.
+"""Define the collectives as operators ``torch.ops.torch_xla.*``: schemas and meta kernels.
 
-They are recorded like any other op; ``lowering/rules/collectives.py`` builds them. The last argument of each is ``groups``:
-who exchanges values with whom, as ordinals with -1 between groups; empty means all replicas of the job in one group.
-``shards`` is the size of a group. They have no kernel for other devices and no gradient (see core/functions.py).
+They are recorded like any other op and lowered by ``lowering/rules/collectives.py``. The last argument of a collective
+is ``groups``: the ordinals of each replica group, separated by -1; an empty list is one group of all replicas of the
+job. ``shards`` is the group size. The operators have no kernels for other devices and no gradients (see
+core/functions.py).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def _reduce_scatter(x: torch.Tensor, op: str, dim: int, shards: int, groups: Seq
 
 
 def _all_to_all(x: torch.Tensor, split: int, concat: int, shards: int, groups: Sequence[int]) -> torch.Tensor:
-    parted = _resized_meta(x, split, x.shape[split] // shards)
-    return _resized_meta(parted, concat, parted.shape[concat] * shards)
+    split_result = _resized_meta(x, split, x.shape[split] // shards)
+    return _resized_meta(split_result, concat, split_result.shape[concat] * shards)
 
 
 def _permute_meta(x: torch.Tensor, pairs: Sequence[int], groups: Sequence[int]) -> torch.Tensor:
@@ -57,7 +58,7 @@ def _memory_kind_meta(x: torch.Tensor, host: bool) -> torch.Tensor:
 
 
 def define() -> None:
-    """Makes the operators known to torch; once."""
+    """Register the operators with torch. Call it once per process."""
     _define("all_reduce(Tensor[] inputs, str op, Scalar scale, int[] groups) -> Tensor[]", _identity_meta)
     _define("all_gather(Tensor input, int dim, int shards, int[] groups) -> Tensor", _all_gather)
     _define("reduce_scatter(Tensor input, str op, int dim, int shards, int[] groups) -> Tensor", _reduce_scatter)

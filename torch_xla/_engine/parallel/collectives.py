@@ -1,9 +1,15 @@
-"""Records collectives: checks what they are given, and calls the operators of ``collective_ops``.
+"""Record collectives: check their arguments and call the operators of ``collective_ops``.
 
-A collective must be in the graph of every replica, also of one where nobody keeps its result: so one result of each is
-kept until the graph is cut (``release``). The same holds for a read in the middle of a step, of which each replica may
-do another: replicas that have read a result have run its program, so those that have not run that one by itself, before
-what they read later (``unread_before``).
+A collective must be in the graph of every replica, even on a replica that drops its result. So one result of each
+collective is retained until the graph is flushed (``release_pending``). Replicas may also read different values in the
+middle of a step: a replica that has read a result has run its collective, so the other replicas run that collective
+separately before what they read later (``pending_results_before``).
+
+    replica 0                      replica 1
+    a = all_reduce(x)              a = all_reduce(x)
+    b = all_reduce(y)              b = all_reduce(y)
+    a.item()   runs [a]            b.item()   runs [a], then [b]
+    b.item()   runs [b]
 """
 
 from __future__ import annotations
@@ -22,15 +28,15 @@ from torch_xla._engine.compat import dispatcher
 from torch_xla._engine.graph import graph_spec
 from torch_xla._engine.job import replicas, thread_group
 
-_kept: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+_retained: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
 
 P = ParamSpec("P")
 R = TypeVar("R", torch.Tensor, list[torch.Tensor])
 
-#: Where values are read and nothing is ever cut, results that have been computed are let go at this number.
-_MOST_KEPT = 64
+#: Number of retained results at which computed ones are released, for loops that read values and never flush.
+_MAX_RETAINED = 64
 
-#: How many collectives graphs have, by their keys.
+#: Graph key -> number of collectives.
 _counts: LruCache[int] = LruCache()
 
 REDUCTIONS = ("sum", "mul", "min", "max", "and", "or")
@@ -39,66 +45,69 @@ Groups = Sequence[Sequence[int]] | None
 
 
 def flatten_groups(op: str, groups: Groups) -> list[int]:
-    """Groups of ordinals with -1 between them; empty for one group of all replicas.
+    """Return the groups as one list of ordinals with -1 between groups; empty for one group of all replicas.
 
-    Raises ValueError unless the groups are of one size and name every replica of the job once.
+    Raises:
+      ValueError: the groups differ in size, or do not contain each replica of the job exactly once.
     """
     if not groups:
         return []
     if isinstance(groups, PartialGroup):
         return list(groups[0])
-    everyone = list(range(replicas.world_size()))
+    all_replicas = list(range(replicas.world_size()))
     named = sorted(ordinal for group in groups for ordinal in group)
     sizes = {len(group) for group in groups}
-    if named != everyone or len(sizes) > 1:
+    if named != all_replicas or len(sizes) > 1:
         raise ValueError(
-            f"{op}: groups={[list(group) for group in groups]} must be of one size and name each of the "
-            f"{len(everyone)} replicas once (at {user_frames.user_line()})"
+            f"{op}: groups={[list(group) for group in groups]} must have equal sizes and contain each of "
+            f"the {len(all_replicas)} replicas once (at {user_frames.user_line()})"
         )
-    if len(groups) == 1 and list(groups[0]) == everyone:
+    if len(groups) == 1 and list(groups[0]) == all_replicas:
         return []
     return [number for group in groups for number in (-1, *group)][1:]
 
 
 def group_size(groups: Groups) -> int:
-    """The number of replicas in a group."""
+    """Return the number of replicas in a group."""
     return len(groups[0]) if groups else replicas.world_size()
 
 
 class PartialGroup(list[list[int]]):
-    """A group that need not hold all replicas: those outside take no part. ``Members([[2, 3]])``."""
+    """One group of some replicas; the other replicas do not take part: ``PartialGroup([[2, 3]])``."""
 
 
-def _kept_until_cut(result: torch.Tensor) -> torch.Tensor:
-    kept = _kept[result.device.index]
-    kept.append(result.detach())
-    if len(kept) > _MOST_KEPT:
-        kept[:] = [tensor for tensor in kept if recorder.bindings().nodes_of([tensor])[0].pending]
+def _retain_until_flush(result: torch.Tensor) -> torch.Tensor:
+    retained = _retained[result.device.index]
+    retained.append(result.detach())
+    if len(retained) > _MAX_RETAINED:
+        retained[:] = [tensor for tensor in retained if recorder.bindings().nodes_of([tensor])[0].pending]
     return result
 
 
 def pending_results(device: int) -> list[torch.Tensor]:
-    """A result of each collective that has been recorded since the last cut."""
-    return _kept[device]
+    """Return one result of each collective recorded since the last flush."""
+    return _retained[device]
 
 
 def pending_results_before(device: int, nodes: Sequence[Any]) -> Sequence[Any]:
-    """Results of collectives that must be computed, in order and each alone, before the pending ``nodes`` are.
+    """Return the collective results to compute first, one program each, before the pending ``nodes``.
 
-    They were recorded before one that the nodes need, and the nodes do not need them. The execution lock is held.
+    These collectives were recorded before a collective that the nodes depend on, but the nodes do not depend on them.
+    The caller holds the execution lock.
     """
-    kept = (recorder.bindings().nodes_of([tensor])[0] for tensor in _kept.get(device, ()))
-    results = [node for node in kept if node.pending]
+    retained = (recorder.bindings().nodes_of([tensor])[0] for tensor in _retained.get(device, ()))
+    results = [node for node in retained if node.pending]
     needed = _count(device, nodes) if results else 0
     if needed == 0 or needed >= len(results):
         return ()
-    apart = [_count(device, [*nodes, result]) > needed for result in results]
-    last = max((i for i, is_apart in enumerate(apart) if not is_apart), default=0)
-    return [result for result, is_apart in zip(results[:last], apart, strict=False) if is_apart]
+    independent = [_count(device, [*nodes, result]) > needed for result in results]
+    last_needed = max((i for i, unrelated in enumerate(independent) if not unrelated), default=0)
+    return [result for result, unrelated in zip(results[:last_needed], independent, strict=False) if unrelated]
 
 
-def _count(device: int, wanted: Sequence[Any]) -> int:
-    graph = recorder.bindings().collect(device, list(wanted))
+def _count(device: int, roots: Sequence[Any]) -> int:
+    """Return the number of collectives that the nodes depend on."""
+    graph = recorder.bindings().collect(device, list(roots))
     found = _counts.get(graph.key)
     if found is None:
         found = sum(map(graph_spec.is_collective, graph_spec.describe_graph(graph).nodes))
@@ -107,14 +116,15 @@ def _count(device: int, wanted: Sequence[Any]) -> int:
 
 
 def release_pending(device: int) -> None:
-    """Called when the graph of a device has been cut and run."""
-    _kept.pop(device, None)
+    """Release the retained results of a device whose graph was flushed and run."""
+    _retained.pop(device, None)
 
 
 def _sync_thread_replicas(record: Callable[P, R]) -> Callable[P, R]:
-    """Among threads a collective is a program of its own: what is pending runs before it, and it runs at once.
+    """Decorate a collective so that replicas that are threads run it immediately, as a separate program.
 
-    One program serves all threads of a process, so it must be the same for all; the graphs around it need not be.
+    Pending operations run first. All threads of a process launch one program, so the program must be the same for all
+    of them; the graphs before and after it may differ.
     """
 
     @functools.wraps(record)
@@ -129,7 +139,7 @@ def _sync_thread_replicas(record: Callable[P, R]) -> Callable[P, R]:
         try:
             threads.compute([tensors] if isinstance(tensors, torch.Tensor) else tensors)
         except BaseException as error:
-            # The exception's frames would keep the op in the graph, where the next step would meet it.
+            # The exception's frames would keep the op alive, and the next step would record it again.
             del result, tensors
             release_pending(device)
             raise error.with_traceback(None) from error.__cause__
@@ -139,15 +149,15 @@ def _sync_thread_replicas(record: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_tensors(op: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raises ValueError unless all are xla tensors of one device."""
-    where = {tensor.device for tensor in tensors}
-    if any(device.type != "xla" for device in where) or len(where) > 1:
+    """Raise ValueError unless all tensors are on one xla device."""
+    devices = {tensor.device for tensor in tensors}
+    if any(device.type != "xla" for device in devices) or len(devices) > 1:
         shown = ", ".join(f"{t.dtype}{list(t.shape)} on {t.device}" for t in tensors[:4])
-        raise ValueError(f"{op}: needs tensors of one xla device, got {shown} (at {user_frames.user_line()})")
+        raise ValueError(f"{op}: expected tensors on one xla device, got {shown} (at {user_frames.user_line()})")
 
 
 def checked_dim(op: str, tensor: torch.Tensor, dim: int) -> int:
-    """``dim`` counted from the front. Raises IndexError for one that the tensor does not have."""
+    """Return ``dim`` as a non-negative index. Raises IndexError if it is out of range."""
     if not -tensor.dim() <= dim < tensor.dim():
         raise IndexError(f"{op}: {tensor.dtype}{list(tensor.shape)} has no dim {dim} (at {user_frames.user_line()})")
     return dim % tensor.dim()
@@ -156,8 +166,8 @@ def checked_dim(op: str, tensor: torch.Tensor, dim: int) -> int:
 def _check_shares(op: str, tensor: torch.Tensor, dim: int, count: int) -> None:
     if tensor.shape[dim] % count:
         raise ValueError(
-            f"{op}: dim {dim} of {tensor.dtype}{list(tensor.shape)} has {tensor.shape[dim]} elements, which {count} "
-            f"replicas cannot share equally (at {user_frames.user_line()})"
+            f"{op}: dim {dim} of {tensor.dtype}{list(tensor.shape)} has {tensor.shape[dim]} elements, which "
+            f"{count} replicas cannot share equally (at {user_frames.user_line()})"
         )
 
 
@@ -174,7 +184,7 @@ def _check_order(op: str, tensors: Sequence[torch.Tensor]) -> None:
 def all_reduce(
     op: str, tensors: Sequence[torch.Tensor], scale: float = 1.0, groups: Groups = None
 ) -> list[torch.Tensor]:
-    """New tensors, each the reduction of that tensor over the group, times ``scale``. ``op`` is one of REDUCTIONS."""
+    """Return each tensor reduced over the group by ``op`` (one of REDUCTIONS) and multiplied by ``scale``."""
     if op not in REDUCTIONS:
         raise ValueError(f"all_reduce: {op!r} is none of {', '.join(REDUCTIONS)} (at {user_frames.user_line()})")
     check_tensors("all_reduce", tensors)
@@ -185,54 +195,54 @@ def all_reduce(
 
 
 def _as_list(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    _kept_until_cut(results[0])
+    _retain_until_flush(results[0])
     return list(results)
 
 
 @_sync_thread_replicas
 @torch.no_grad()
 def all_gather(tensor: torch.Tensor, dim: int, groups: Groups = None) -> torch.Tensor:
-    """The group's tensors, one after the other along ``dim``."""
+    """Return the concatenation of the group's tensors along ``dim``."""
     check_tensors("all_gather", [tensor])
     dim = checked_dim("all_gather", tensor, dim)
     gathered: torch.Tensor = torch.ops.torch_xla.all_gather(
         tensor, dim, group_size(groups), flatten_groups("all_gather", groups)
     )
-    return _kept_until_cut(gathered)
+    return _retain_until_flush(gathered)
 
 
 @_sync_thread_replicas
 @torch.no_grad()
 def reduce_scatter(op: str, tensor: torch.Tensor, dim: int, groups: Groups = None) -> torch.Tensor:
-    """This replica's part, along ``dim``, of the reduction over the group."""
+    """Return this replica's shard, along ``dim``, of the reduction over the group."""
     if op not in REDUCTIONS:
         raise ValueError(f"reduce_scatter: {op!r} is none of {', '.join(REDUCTIONS)} (at {user_frames.user_line()})")
     check_tensors("reduce_scatter", [tensor])
     dim = checked_dim("reduce_scatter", tensor, dim)
     _check_shares("reduce_scatter", tensor, dim, group_size(groups))
-    part: torch.Tensor = torch.ops.torch_xla.reduce_scatter(
+    shard: torch.Tensor = torch.ops.torch_xla.reduce_scatter(
         tensor, op, dim, group_size(groups), flatten_groups("reduce_scatter", groups)
     )
-    return _kept_until_cut(part)
+    return _retain_until_flush(shard)
 
 
 @_sync_thread_replicas
 @torch.no_grad()
 def all_to_all(tensor: torch.Tensor, split: int, concat: int, groups: Groups = None) -> torch.Tensor:
-    """Split along ``split``, part i sent to the group's replica i; what arrives, joined along ``concat``."""
+    """Split along ``split``, send chunk i to replica i of the group, and concatenate what arrives along ``concat``."""
     check_tensors("all_to_all", [tensor])
     split, concat = checked_dim("all_to_all", tensor, split), checked_dim("all_to_all", tensor, concat)
     _check_shares("all_to_all", tensor, split, group_size(groups))
     joined: torch.Tensor = torch.ops.torch_xla.all_to_all(
         tensor, split, concat, group_size(groups), flatten_groups("all_to_all", groups)
     )
-    return _kept_until_cut(joined)
+    return _retain_until_flush(joined)
 
 
 @_sync_thread_replicas
 @torch.no_grad()
 def collective_permute(tensor: torch.Tensor, pairs: Sequence[Sequence[int]], groups: Groups = None) -> torch.Tensor:
-    """What the replica that ``pairs`` of (source, target) names as this one's source had; zeros where none does."""
+    """Return the tensor of this replica's source in ``pairs`` of (source, target); zeros if it has no source."""
     check_tensors("collective_permute", [tensor])
     world = replicas.world_size()
     sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -240,23 +250,23 @@ def collective_permute(tensor: torch.Tensor, pairs: Sequence[Sequence[int]], gro
     if outside or len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
         raise ValueError(
             f"collective_permute: pairs={[list(pair) for pair in pairs]} must be (source, target) ordinals of {world} "
-            f"replicas, no source and no target twice (at {user_frames.user_line()})"
+            f"replicas, each source and each target at most once (at {user_frames.user_line()})"
         )
     flat = [ordinal for pair in pairs for ordinal in pair]
     moved: torch.Tensor = torch.ops.torch_xla.collective_permute(
         tensor, flat, flatten_groups("collective_permute", groups)
     )
-    return _kept_until_cut(moved)
+    return _retain_until_flush(moved)
 
 
 @_sync_thread_replicas
 @torch.no_grad()
 def broadcast(tensors: Sequence[torch.Tensor], root: int, groups: Groups = None) -> list[torch.Tensor]:
-    """New tensors with what the replica at position ``root`` of each group has."""
+    """Return the tensors of the replica at position ``root`` of each group."""
     check_tensors("collective_broadcast", tensors)
     if not 0 <= root < group_size(groups):
         raise ValueError(
-            f"collective_broadcast: there is no replica {root} among {group_size(groups)} (at {user_frames.user_line()})"
+            f"collective_broadcast: root={root} must be in [0, {group_size(groups)}) (at {user_frames.user_line()})"
         )
     flat = flatten_groups("collective_broadcast", groups)
     return _as_list(torch.ops.torch_xla.collective_broadcast(tensors, root, flat)) if tensors else []
@@ -264,6 +274,6 @@ def broadcast(tensors: Sequence[torch.Tensor], root: int, groups: Groups = None)
 
 @torch.no_grad()
 def copy_into(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Sets each target to its value."""
+    """Copy each value into its target."""
     if targets:
         dispatcher.foreach_copy_(targets, values)

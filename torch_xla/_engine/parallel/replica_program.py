@@ -1,9 +1,25 @@
-"""Programs with collectives: one program, run by several replicas, each on values of its own.
+"""Build programs with collectives: one program under jax.shard_map over a mesh of one device per replica.
 
-Such a program runs under jax.shard_map over a mesh of the participants' devices. To jax its arguments and results are
-replicated arrays over the whole mesh; that every replica puts other values into its part is what makes collectives
-useful, and is not checked (check_vma=False). ``lift`` makes such an array of this process's part; ``local`` takes the
-part out again. Where each process has one device, results stay lifted: the next step takes them as they are.
+**Device order.** The mesh has one axis, ``replica``, ordered by global ordinal: the first device of each process, or
+the devices of the replica threads of one process. ``jax.devices()`` may order devices differently (on a TPU by
+coordinates). Every process must build the same mesh, because XLA compiles the device order into the executable, and
+``lax.axis_index`` and the concatenation order of an all-gather are positions on this axis. A program for the replicas
+2, 5 and 7 has a mesh of three devices; the lowering rules map the ordinals of a group to positions on it.
+
+    ordinal          2            5            7        groups=[[5, 2, 7]] of an all-gather
+    position         0            1            2        axis_index_groups=[[1, 0, 2]]
+    device         xla:0        xla:0        xla:0      of processes 2, 5, 7
+    shard          x2 [8, 4]    x5 [8, 4]    x7 [8, 4]  global array [8, 4], PartitionSpec(), check_vma=False
+    all_gather(0)  [x5, x2, x7] on each of them: [24, 4]
+
+**Global arrays.** To jax, arguments and results are replicated arrays over the mesh: the global shape is the shape of
+each replica's tensor, and no dimension is split. The values of the shards differ; ``check_vma=False`` turns off jax's
+check of that. ``to_global_arrays`` assembles such an array from this process's shard, ``to_local_array`` returns the
+shard. Results of one-device processes remain global arrays, and the next step takes them without conversion.
+
+**Padding.** A collective sees no padded rows here: all replicas have tensors of the same shape. Only SPMD arrays
+(``spmd.py``) are padded, if a dimension does not divide; a program crops them to the tensor's shape before its first
+operation (compilation/io_shardings.py), so the collectives that XLA inserts reduce no padding either.
 """
 
 from __future__ import annotations
@@ -26,16 +42,17 @@ from torch_xla._engine.lowering.rules.collectives import AXIS, split_groups
 
 @dataclass(frozen=True)
 class ReplicaGroup:
-    """Who runs a program together: global ordinals, in order, and the sharding that spans their devices."""
+    """The replicas that run one program: their global ordinals, ascending, and the sharding over their devices."""
 
     ordinals: tuple[int, ...]
     sharding: NamedSharding
 
 
 def replica_group_of(spec: graph_spec.GraphSpec) -> ReplicaGroup | None:
-    """The team that a graph needs, None for a graph without collectives.
+    """Return the replica group of a graph's collectives, None for a graph without collectives.
 
-    Raises RuntimeError where its collectives need different ones, or this replica takes no part in them.
+    Raises:
+      RuntimeError: the collectives have different replica groups, or this replica is not in the group.
     """
     found = {_participants(node): node.op for node in spec.nodes if graph_spec.is_collective(node)}
     if not found:
@@ -43,13 +60,13 @@ def replica_group_of(spec: graph_spec.GraphSpec) -> ReplicaGroup | None:
     if len(found) > 1:
         (one, first), (other, second) = list(found.items())[:2]
         raise RuntimeError(
-            f"{first} among replicas {list(one)} and {second} among replicas {list(other)} are in one graph; groups "
-            "must name every replica, or call torch_xla.sync() between them"
+            f"one graph contains {first} among replicas {list(one)} and {second} among replicas {list(other)}; "
+            "use groups of all replicas, or call torch_xla.sync() between the collectives"
         )
     ordinals = next(iter(found))
     if replicas.global_ordinal() not in ordinals:
         raise RuntimeError(
-            f"{found[ordinals]}: replica {replicas.global_ordinal()} is in none of the groups of {list(ordinals)}"
+            f"{found[ordinals]}: replica {replicas.global_ordinal()} is in no group of the replicas {list(ordinals)}"
         )
     return replica_group(ordinals)
 
@@ -66,44 +83,46 @@ def _replicated_sharding(mesh_devices: tuple[jax.Device, ...]) -> NamedSharding:
 
 
 def replica_group(ordinals: tuple[int, ...]) -> ReplicaGroup:
-    """The team of these replicas. Raises RuntimeError for an ordinal that does not exist."""
-    everyone = devices.replica_devices()
-    if ordinals[-1] >= len(everyone):
-        raise RuntimeError(f"collective among replicas {list(ordinals)}: the job has {len(everyone)}, counted from 0")
-    return ReplicaGroup(ordinals, _replicated_sharding(tuple(everyone[ordinal] for ordinal in ordinals)))
+    """Return the group of these replicas. Raises RuntimeError for an ordinal that is out of range."""
+    replica_devices = devices.replica_devices()
+    count = len(replica_devices)
+    if ordinals[-1] >= count:
+        raise RuntimeError(f"collective among replicas {list(ordinals)}: ordinals must be in [0, {count})")
+    return ReplicaGroup(ordinals, _replicated_sharding(tuple(replica_devices[ordinal] for ordinal in ordinals)))
 
 
 def cacheable_devices(together: Iterable[jax.Device]) -> list[jax.Device]:
-    """Devices that run programs together, where these programs may be kept on disk, else none.
+    """Return the devices of a program if the program may be stored in the persistent cache, else an empty list.
 
-    On the CPU a process compiles for itself. Elsewhere XLA may compile together with the other processes (it shares the
-    tuning of kernels), so all would have to find a program, or none; which of them compile it, nobody knows beforehand.
+    On the CPU each process compiles independently. On other platforms XLA may compile jointly with the other processes
+    (they share kernel autotuning), so a program would have to be in the caches of all processes or of none, which a
+    process cannot know.
     """
     places = list(together)
     return places if replicas.process_count() == 1 or places[0].platform == "cpu" else []
 
 
 def shard_map_over(function: Callable[..., Any], members: ReplicaGroup) -> Callable[..., Any]:
-    """The function of one replica as the program of all."""
-    everywhere = PartitionSpec()
+    """Return the function of one replica as a program over the mesh of its replica group."""
+    replicated = PartitionSpec()
     return jax.shard_map(
-        function, mesh=members.sharding.mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+        function, mesh=members.sharding.mesh, in_specs=replicated, out_specs=replicated, check_vma=False
     )
 
 
 def simulate_group(function: Callable[..., Any], members: ReplicaGroup) -> Callable[..., Any]:
-    """The function of one replica as it computes where all others have what this one has; see replicas.represent."""
+    """Return the function of one replica, run on one device as if all replicas had its values (see job/replicas.py)."""
 
-    def alone(*arguments: jax.Array) -> list[jax.Array]:
-        mine = (0, *(None for _ in arguments))
-        everyone: Any = jax.vmap(lambda _, *given: function(*given), mine, axis_name=AXIS)
-        return [result[0] for result in everyone(np.arange(len(members.ordinals)), *arguments)]
+    def simulated(*arguments: jax.Array) -> list[jax.Array]:
+        in_axes = (0, *(None for _ in arguments))
+        all_replicas: Any = jax.vmap(lambda _, *given: function(*given), in_axes, axis_name=AXIS)
+        return [result[0] for result in all_replicas(np.arange(len(members.ordinals)), *arguments)]
 
-    return alone
+    return simulated
 
 
 class _GlobalArrayCache:
-    """Lifted forms of arrays that stay what they are from step to step (frozen weights), while the array lives."""
+    """Cache the global arrays of local arrays that do not change between steps (frozen weights), while these live."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[jax.Array], ReplicaGroup, jax.Array]] = {}
@@ -112,18 +131,18 @@ class _GlobalArrayCache:
         known = self._known.get(id(array))
         if known is not None and known[0]() is array and known[1] == members and not known[2].is_deleted():
             return known[2]
-        lifted = _assemble([array], members)
+        global_array = _assemble([array], members)
         number = id(array)
-        self._known[number] = (weakref.ref(array, lambda dead: self._forget(number, dead)), members, lifted)
-        return lifted
+        self._known[number] = (weakref.ref(array, lambda dead: self._forget(number, dead)), members, global_array)
+        return global_array
 
     def _forget(self, number: int, dead: object) -> None:
         known = self._known.get(number)
-        if known is not None and known[0] is dead:  # else the number is another array's by now
+        if known is not None and known[0] is dead:  # otherwise another array has this id now
             del self._known[number]
 
 
-_lifted = _GlobalArrayCache()
+_global_array_cache = _GlobalArrayCache()
 
 
 def _assemble(parts: Sequence[jax.Array], members: ReplicaGroup) -> jax.Array:
@@ -131,18 +150,18 @@ def _assemble(parts: Sequence[jax.Array], members: ReplicaGroup) -> jax.Array:
 
 
 def to_global_arrays(arguments: Iterable[Any], members: ReplicaGroup) -> list[jax.Array]:
-    """The arguments of the one replica of this process as arrays over the team."""
-    lifted = []
+    """Return the arguments of this process's replica as global arrays over the replica group."""
+    global_arrays = []
     for value in arguments:
         if isinstance(value, np.ndarray):
-            lifted.append(_assemble([jax.device_put(value, devices.device(0))], members))
+            global_arrays.append(_assemble([jax.device_put(value, devices.device(0))], members))
         elif value.sharding == members.sharding:
-            lifted.append(value)
+            global_arrays.append(value)
         else:
-            lifted.append(_lifted.get(to_local_array(value), members))
-    return lifted
+            global_arrays.append(_global_array_cache.get(to_local_array(value), members))
+    return global_arrays
 
 
 def to_local_array(value: jax.Array) -> jax.Array:
-    """This process's part of an array that may be lifted."""
+    """Return this process's shard of a global array; a local array is returned unchanged."""
     return value if value.is_fully_addressable else value.addressable_data(0)

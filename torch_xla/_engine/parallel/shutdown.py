@@ -1,11 +1,11 @@
-"""The end of a process that is one of several.
+"""Leave a multi-process job when this process exits.
 
-    running -> ending (its programs are done, and the others are told that nothing more will come) -> left
+    running --> last program done --> exit announced to the other ranks --> left the job
 
-A process that ends, well or with an exit code, waits for the others for seconds only, so that whoever started it sees
-the code; rank 0, whom they need, stays until they have left. Others that wait for it in a collective learn from
-``agreement`` that it has ended, as they learn of a collective that differs. One that ends by an exception leaves
-nothing in order: it must not wait for its own programs, which may be waiting for others.
+A process that returns or exits with a code waits only seconds for the other ranks, so that its launcher sees the exit
+code soon; rank 0 hosts the coordination service and stays until the others have left. Ranks that wait for an exited
+process in a collective are notified through ``collective_check``, like ranks whose collectives differ. A process that
+ends by an exception skips all of this: it must not wait for its own programs, which may be waiting for other ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_xla._engine.parallel import collective_check, watchdog
 
 
 def leave_job() -> None:
-    """Leaves the job in good order. Nothing outside of a job."""
+    """Leave the job after the last program; do nothing outside a job."""
     if coordination.is_initialized():
         watchdog.wait_for_last()
         collective_check.announce_exit()
@@ -26,7 +26,7 @@ def leave_job() -> None:
 
 
 def at_exit() -> None:
-    """Parts; a process that ends by an exception ends here instead, with exit code 1."""
+    """Leave the job; after an uncaught exception, exit immediately with code 1."""
     if coordination.exited_with_error():
         coordination.notify_exit()
         sys.stdout.flush()

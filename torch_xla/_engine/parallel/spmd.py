@@ -1,8 +1,8 @@
-"""Values over all devices, where one process (or each of several, in step) drives them as one: SPMD.
+"""Shard arrays over the devices of all processes with SPMD, where one device ``xla:0`` represents the whole mesh.
 
-Then there is one xla device, ``xla:0``. Behind it lie the devices of the platform, in all processes, as a mesh in one
-row; a value that nobody has laid out otherwise is there on every device (replicated). Arrays from before SPMD was
-switched on lie on one device; ``placed`` puts them on all when a program reads them.
+The mesh has the platform's devices of all processes in one row; the processes run the same script in lockstep. An array
+without a sharding annotation is replicated over the mesh. Arrays created before SPMD was enabled are on one device;
+``place_inputs`` replicates them when a program reads them.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from torch_xla._engine.device.abstract_device import AbstractArray
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel.replica_program import to_local_array
 
-#: Of an array of the given shape, how it shall lie; None: replicated.
+#: Array shape -> sharding; None: replicated.
 Layout = Callable[[tuple[int, ...]], Sharding | None]
 
 
 @functools.cache
 def mesh_devices() -> tuple[jax.Device, ...]:
-    """The devices behind ``xla:0``, those of all processes, in the order by which meshes number them."""
+    """Return the devices of ``xla:0``, of all processes, in the order in which meshes number them."""
     return tuple(jax.devices(devices.platform()))
 
 
 @functools.cache
 def replicated_sharding() -> NamedSharding:
-    """Everything on every device. Its mesh has an axis for each prime factor of the number of devices.
+    """Return the fully replicated sharding. Its mesh has an axis for each prime factor of the number of devices.
 
-    jax describes results that nobody has laid out by the axes of a program's first mesh: these say what XLA chooses,
-    whatever the axes of the user's meshes.
+    jax describes the shardings of unannotated results with the axes of a program's first mesh. With one axis per prime
+    factor, this mesh can express whatever XLA chooses, independent of the axes of the user's meshes.
     """
-    everyone = np.array(mesh_devices())
-    factors = _prime_factors(everyone.size) or [1]
+    all_devices = np.array(mesh_devices())
+    factors = _prime_factors(all_devices.size) or [1]
     names = tuple(f"d{number}" for number in range(len(factors)))
-    return NamedSharding(Mesh(everyone.reshape(factors), names), PartitionSpec())
+    return NamedSharding(Mesh(all_devices.reshape(factors), names), PartitionSpec())
 
 
 def _prime_factors(number: int) -> list[int]:
@@ -59,25 +59,29 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def mesh_sharding(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
-    """The sharding over a mesh of the user's, which may go through the devices in any order.
+    """Return a sharding over a user's mesh, whose devices may be in any order.
 
-    jax takes the devices of one program in one order. So all shardings here go through them as ``mesh_devices`` does,
-    and those of other meshes say where their parts lie.
+    jax requires one device order per program. So all shardings use the order of ``mesh_devices``, and the sharding of
+    a mesh in another order contains the permutation:
+
+        mesh_devices()                 d0 d1 d2 d3
+        user's mesh, axis "x"          d2 d0 d3 d1     shard i of PartitionSpec("x") is on the i-th of these
+        NamedSharding here             Mesh([d0, d1, d2, d3]), logical device ids (2, 0, 3, 1)
     """
-    everyone = mesh_devices()
-    numbers = {device: number for number, device in enumerate(everyone)}
+    all_devices = mesh_devices()
+    numbers = {device: number for number, device in enumerate(all_devices)}
     order = tuple(numbers[device] for device in mesh.devices.flat)
     return sharding.reordered_sharding(
-        Mesh(np.array(everyone).reshape(mesh.devices.shape), mesh.axis_names), spec, order
+        Mesh(np.array(all_devices).reshape(mesh.devices.shape), mesh.axis_names), spec, order
     )
 
 
 def normalize_sharding(found: Sharding) -> Sharding:
-    """A sharding of jax's, over all devices, as programs here take it: what XLA chose, and meshes in any order."""
+    """Return a sharding over all devices in the form that programs take: a NamedSharding in ``mesh_devices`` order."""
     if isinstance(found, NamedSharding) and isinstance(found.mesh, Mesh):
-        mine = tuple(found.mesh.devices.flat)
-        other = mine != mesh_devices() and set(mine) == set(mesh_devices())
-        return mesh_sharding(found.mesh, found.spec) if other else found
+        order = tuple(found.mesh.devices.flat)
+        is_permuted = order != mesh_devices() and set(order) == set(mesh_devices())
+        return mesh_sharding(found.mesh, found.spec) if is_permuted else found
     return sharding.to_named_sharding(found, mesh_devices())
 
 
@@ -87,7 +91,7 @@ def partition_count() -> int:
 
 
 class _UploadSharding(threading.local):
-    """How this thread's uploads are to lie, and whether each process gives a part of its own."""
+    """The requested sharding of this thread's uploads, and whether each process uploads only its shard."""
 
     layout: Layout | None = None
     parts: bool = False
@@ -98,9 +102,9 @@ _uploads = _UploadSharding()
 
 @contextmanager
 def upload_sharding(layout: Layout, parts: bool = False) -> Iterator[None]:
-    """In the block, what this thread uploads lies as ``layout`` says of its shape.
+    """In the block, shard this thread's uploads as ``layout`` returns for their shapes.
 
-    With ``parts`` an array that has a layout is this process's part of a larger one, which is what comes of it.
+    With ``parts``, a host array with a sharding is this process's shard of the global array that the upload returns.
     """
     before = _uploads.layout, _uploads.parts
     _uploads.layout, _uploads.parts = layout, parts
@@ -111,9 +115,9 @@ def upload_sharding(layout: Layout, parts: bool = False) -> Iterator[None]:
 
 
 def upload(host: np.ndarray, device: jax.Device) -> jax.Array:
-    """A host array on the device, or with SPMD on all; unless uploads() says otherwise the same one in every process.
+    """Upload a host array to the device; with SPMD to all devices, replicated unless ``upload_sharding`` is active.
 
-    With SPMD the next buffer made is noted to lie so.
+    With SPMD this records the sharding of the next buffer.
     """
     if not replicas.is_spmd():
         buffer: jax.Array = jax.device_put(host, device, may_alias=False)
@@ -153,80 +157,81 @@ def value_of(buffer: jax.Array) -> jax.Array:
 
 
 def upload_sharding_for(shape: tuple[int, ...]) -> Sharding:
-    """How this thread's uploads of that shape are to lie."""
+    """Return the requested sharding of this thread's uploads of a shape."""
     found = _uploads.layout(shape) if _uploads.layout is not None else None
     return found or replicated_sharding()
 
 
-def reshard(value: Any, wanted: Sharding, shape: tuple[int, ...] | None = None) -> jax.Array:
-    """A host array, or an array of any sharding, laid out. The next buffer made is noted to lie so.
+def reshard(value: Any, requested: Sharding, shape: tuple[int, ...] | None = None) -> jax.Array:
+    """Return a host array or an array of any sharding with the requested sharding, and record it for the next buffer.
 
-    ``shape`` is that of the tensor, where the value is longer than it (``shardings.padded``).
+    Args:
+      shape: the shape of the tensor, if the array is padded (``sharding_ids.padded_shape``).
     """
     shape = shape or tuple(value.shape)
     with recorder.enable_x64():
-        array = _reshard(value, wanted, shape)
-    return note_buffer_sharding(array, wanted)
+        array = _reshard(value, requested, shape)
+    return note_buffer_sharding(array, requested)
 
 
-def note_buffer_sharding(array: jax.Array, lies: Sharding) -> jax.Array:
-    """The array; the next buffer made is noted to lie so, and to hold as much of it as one device does."""
-    size = sharding_ids.bytes_per_device(array.shape, array.dtype.itemsize, lies)
-    recorder.bindings().set_sharding(sharding_ids.sharding_id(lies, array.ndim), size)
+def note_buffer_sharding(array: jax.Array, sharding: Sharding) -> jax.Array:
+    """Record the sharding and the bytes per device of the next buffer that the recorder creates; return the array."""
+    size = sharding_ids.bytes_per_device(array.shape, array.dtype.itemsize, sharding)
+    recorder.bindings().set_sharding(sharding_ids.sharding_id(sharding, array.ndim), size)
     return array
 
 
-def _reshard(value: Any, wanted: Sharding, shape: tuple[int, ...]) -> Any:
-    long = sharding_ids.padded_shape(shape, wanted)
+def _reshard(value: Any, requested: Sharding, shape: tuple[int, ...]) -> Any:
+    padded_shape = sharding_ids.padded_shape(shape, requested)
     if abstract_device.is_enabled():
-        return AbstractArray(long, value.dtype, wanted)
-    spread = isinstance(value, jax.Array) and is_on_all_devices(value)
-    if spread and tuple(value.shape) != long:
-        return _reshard_on_device(value, shape, wanted)
-    if replicas.process_count() == 1 or spread:
-        array: jax.Array = jax.device_put(pad_to(value, long), wanted, may_alias=False)
+        return AbstractArray(padded_shape, value.dtype, requested)
+    on_mesh = isinstance(value, jax.Array) and is_on_all_devices(value)
+    if on_mesh and tuple(value.shape) != padded_shape:
+        return _reshard_on_device(value, shape, requested)
+    if replicas.process_count() == 1 or on_mesh:
+        array: jax.Array = jax.device_put(pad_to(value, padded_shape), requested, may_alias=False)
         return array
-    host = pad_to(np.asarray(value), long)
-    return jax.make_array_from_callback(host.shape, wanted, host.__getitem__)
+    host = pad_to(np.asarray(value), padded_shape)
+    return jax.make_array_from_callback(host.shape, requested, host.__getitem__)
 
 
 def pad_to(value: Any, shape: tuple[int, ...]) -> Any:
-    """An array, filled up with zeros to a shape that is as long or longer. One of jax that is long enough as it is."""
+    """Return the array padded with zeros at the end of each dimension; unchanged if it has the shape already."""
     if tuple(value.shape) == shape:
         return value
-    widths = [(0, long - size) for size, long in zip(value.shape, shape, strict=True)]
+    widths = [(0, padded - size) for size, padded in zip(value.shape, shape, strict=True)]
     return jnp.pad(value, widths) if isinstance(value, jax.Array) else np.pad(value, widths)
 
 
-def _reshard_on_device(array: jax.Array, shape: tuple[int, ...], wanted: Sharding) -> jax.Array:
-    """The array laid out anew by a program: no device has all of it on the way."""
-    coming = normalize_sharding(array.sharding)
-    result: jax.Array = _resharding_function(shape, coming, wanted)(array)
+def _reshard_on_device(array: jax.Array, shape: tuple[int, ...], requested: Sharding) -> jax.Array:
+    """Reshard an array with a compiled program, so that no device holds the full array meanwhile."""
+    current = normalize_sharding(array.sharding)
+    result: jax.Array = _resharding_function(shape, current, requested)(array)
     return result
 
 
 @functools.lru_cache(maxsize=1024)
 def _resharding_function(
-    shape: tuple[int, ...], coming: Sharding, wanted: Sharding
+    shape: tuple[int, ...], current: Sharding, requested: Sharding
 ) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(
-        lambda x: pad_to(unpad(x, shape), sharding_ids.padded_shape(shape, wanted)),
-        in_shardings=(coming,),
-        out_shardings=wanted,
+        lambda x: pad_to(unpad(x, shape), sharding_ids.padded_shape(shape, requested)),
+        in_shardings=(current,),
+        out_shardings=requested,
     )
 
 
 def unpad(array: Any, shape: tuple[int, ...]) -> Any:
-    """Of an array, the part that is the tensor's."""
+    """Return the array without padding, in the shape of the tensor."""
     return array if tuple(array.shape) == shape else array[tuple(slice(size) for size in shape)]
 
 
 def is_on_all_devices(array: jax.Array) -> bool:
-    """Whether the array is there on all devices of the mesh, in parts or whole."""
+    """Return whether the array is on all devices of the mesh, sharded or replicated."""
     return len(array.sharding.device_set) == len(mesh_devices())
 
 
-# Replicated forms of arrays from before SPMD, while these live.
+# Replicated copies of single-device arrays created before SPMD was enabled, while those live.
 _replicated: dict[int, tuple[weakref.ref[jax.Array], jax.Array]] = {}
 
 
@@ -235,10 +240,10 @@ def _replicate(array: jax.Array) -> jax.Array:
     known = _replicated.get(number)
     if known is not None and known[0]() is array and not known[1].is_deleted():
         return known[1]
-    spread = reshard(array, replicated_sharding())
-    recorder.bindings().set_sharding(0)  # no buffer is made of it
-    _replicated[number] = weakref.ref(array, lambda _: _forget(number)), spread
-    return spread
+    on_mesh = reshard(array, replicated_sharding())
+    recorder.bindings().set_sharding(0)  # the recorder creates no buffer for it
+    _replicated[number] = weakref.ref(array, lambda _: _forget(number)), on_mesh
+    return on_mesh
 
 
 def _forget(number: int) -> None:
@@ -253,20 +258,20 @@ def input_shardings(leaves: Sequence[jax.Array]) -> tuple[Sharding, ...] | None:
 
 
 def place_inputs(arguments: Sequence[Any]) -> list[Any]:
-    """The arguments of a program, each on all devices."""
+    """Return the arguments of a program, with single-device arrays replicated over the mesh."""
     return [a if isinstance(a, np.ndarray) or is_on_all_devices(a) else _replicate(a) for a in arguments]
 
 
 def gather_to_host(array: jax.Array) -> np.ndarray:
-    """All elements, on the host. Where parts are on devices of other processes, all processes must ask for it."""
-    # An array keeps the host copy that np.asarray has made of it for as long as it lives. So ask its parts, which are
-    # arrays made for the asking.
+    """Return the full array on the host. If shards are on devices of other processes, all processes must call this."""
+    # np.asarray caches the host copy in the jax.Array for its lifetime. Read the shards instead: they are new arrays,
+    # and their cached copies are freed with them.
     if array.is_fully_replicated:
         return np.asarray(array.addressable_data(0))
     if not array.is_fully_addressable:
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     host = np.empty(array.shape, array.dtype)
-    for part in array.addressable_shards:
-        if part.replica_id == 0:
-            host[part.index] = np.asarray(part.data)
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            host[shard.index] = np.asarray(shard.data)
     return host

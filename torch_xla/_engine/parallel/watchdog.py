@@ -1,11 +1,13 @@
-"""Notices that replicas wait for each other in vain, when each runs a program that it has known for long.
+"""Detect deadlocks between replicas whose compiled programs contain different collectives.
 
-A thread looks every few seconds whether the latest program with collectives gets on. If it has not for a while, it
-publishes in the job's key-value store what that program exchanges, and compares with what other stalled processes have
-published. Ranks that are merely late have published nothing; those that have ended have said so. The thread that waits
-is deep in XLA and cannot be raised in, so a difference ends the process: ``report`` says it, by default on stderr.
+A thread checks every few seconds whether the latest program with collectives has finished. If the program is late, the
+thread publishes the program's collectives in the job's key-value store and compares them with those of other stalled
+processes. Ranks that are merely late have published nothing; ranks that have exited have published that. The waiting
+thread is inside XLA, where Python cannot raise, so a mismatch ends the process: ``report`` writes it, by default to
+stderr.
 
-    idle -> launched (by a program with collectives) -> idle (when its results are there)
+    idle --on_launch--> launched --result ready--> idle
+                           |  not ready after _PATIENCE: publish, compare; mismatch: report and exit
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ from torch_xla._engine.job import coordination
 from torch_xla._engine.parallel import collective_check
 from torch_xla._engine.parallel.replica_program import ReplicaGroup
 
-#: Seconds between looks, and for which a program may take before it is suspected.
+#: Seconds between checks, and after which an unfinished program counts as stalled.
 _PERIOD, _PATIENCE = 2.0, 4.0
 
 
 @dataclass
 class _PendingLaunch:
-    exchanges: Sequence[str]
-    place: str
+    signature: Sequence[str]
+    label: str
     since: float = field(default_factory=time.monotonic)
-    #: This process's part of a result that is kept until it is there; None while the call has not returned, and then.
+    #: This process's shard of the smallest result, until it is ready; None before the launch returns and afterwards.
     result: jax.Array | None = None
     done: bool = False
 
@@ -50,21 +52,21 @@ def _report_and_exit(message: str) -> None:
     os._exit(1)
 
 
-#: What is done with the message of a stall that will not end. May not return.
+#: Handles the message of a deadlock. May not return.
 report: Callable[[str], None] = _report_and_exit
 
 
-def on_launch(exchanges: Sequence[str], team: ReplicaGroup) -> None:
-    """Called before a program of the team is started; ``exchanges`` as of agreement.exchanges."""
+def on_launch(signature: Sequence[str], members: ReplicaGroup) -> None:
+    """Start watching a launch of the replica group; ``signature`` is that of collective_check."""
     global _latest, _thread
-    _latest = _PendingLaunch(exchanges, collective_check.count_launch(team))
+    _latest = _PendingLaunch(signature, collective_check.count_launch(members))
     if _thread is None:
         _thread = threading.Thread(target=_watch, name="torch_xla watchdog", daemon=True)
         _thread.start()
 
 
 def on_launched(results: Sequence[jax.Array], smallest: int) -> None:
-    """Called when the program is under way; it is done when its results are there. The smallest is kept until then."""
+    """Record that the launch returned; the program is done when its result at index ``smallest`` is ready."""
     if _latest is not None:
         _latest.result = results[smallest].addressable_data(0)
 
@@ -77,7 +79,7 @@ def _is_progressing(launch: _PendingLaunch) -> bool:
 
 
 def wait_for_last() -> None:
-    """Waits for the latest program: others need this process's part of it. Whoever reads a failed one is told."""
+    """Wait for the latest program, which other ranks need too. Errors are raised where its results are read."""
     result: Any = _latest.result if _latest is not None else None
     if result is not None and not result.is_deleted():
         with suppress(jax.errors.JaxRuntimeError):
@@ -91,9 +93,9 @@ def _watch() -> None:
         if launch is None or _is_progressing(launch) or time.monotonic() - launch.since < _PATIENCE:
             continue
         try:
-            collective_check.compare_signatures(launch.exchanges, f"stalled/{launch.place}")
+            collective_check.compare_signatures(launch.signature, f"stalled/{launch.label}")
         except collective_check.CollectiveMismatchError as error:
             if launch is _latest:
                 report(str(error))
         except RuntimeError:
-            return  # the job is over, or this process has left it
+            return  # the job has ended, or this process has left it

@@ -1,1 +1,1 @@
-"""Functions of jax with an implementation per platform: Pallas kernels and libraries of the device, or plain jax."""
+"""jax functions with an implementation per platform: Pallas kernels, vendor libraries, or plain jax."""

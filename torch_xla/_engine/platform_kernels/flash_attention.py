@@ -1,7 +1,8 @@
-"""Flash attention, forward and backward: arrays are [batch, head, length, size].
+"""Flash attention, forward and backward, of arrays [batch, head, length, size].
 
-TPU: jax's Pallas kernel, of arrays padded to its tiles. CUDA: cuDNN, or jax's Pallas kernel in Triton, where one takes
-the call. Everywhere else, and for calls that a kernel does not take: lowering/rules/attention.py.
+TPU                                   jax's Pallas kernel, with arrays padded to its tiles
+CUDA                                  cuDNN, or jax's Pallas kernel for Triton, if one of them supports the call
+other platforms, unsupported calls    lowering/rules/attention.py
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Maybe = jax.Array | None
 
 @dataclass(frozen=True, slots=True)
 class FlashAttentionOptions:
-    """What of a call is no array. ``blocks``: sizes of the TPU kernel's blocks, by name, in the order of names."""
+    """The static arguments of a call. ``blocks``: (name, size) of the TPU kernel's blocks, sorted by name."""
 
     causal: bool
     scale: float
@@ -35,7 +36,7 @@ def forward(
     q: jax.Array, k: jax.Array, v: jax.Array, ab: Maybe, q_ids: Maybe, kv_ids: Maybe, options: FlashAttentionOptions,
     layout: KernelSharding | None,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """The result, and the logarithm of the sum of each row's weights."""
+    """Return the attention output, and the log-sum-exp of each row's scores."""
 
     def kernel(*arrays: Any) -> Any:
         return platform_dependent(
@@ -56,7 +57,7 @@ def backward(
     grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, ab: Maybe, q_ids: Maybe, kv_ids: Maybe, out: jax.Array,
     logsumexp: jax.Array, options: FlashAttentionOptions, layout: KernelSharding | None, wants_ab: bool,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
-    """Gradients of q, k, v, and of ab where it is wanted."""
+    """Return the gradients of q, k, v, and of ab if requested."""
 
     def kernel(*arrays: Any) -> Any:
         return platform_dependent(
@@ -77,7 +78,7 @@ def backward(
 
 
 def _specs(layout: KernelSharding | None, ab: Maybe, q_ids: Maybe) -> tuple[list[Any], list[Any]]:
-    """Partition specs of the arguments and results of the forward pass."""
+    """Return the partition specs of the arguments and results of the forward pass."""
     spec = (None,) * 4 if layout is None else layout.spec
     ids = None if q_ids is None else (spec[0], None)
     return [spec, spec, spec, None if ab is None else spec, ids, ids], [spec, spec[:3]]
@@ -88,7 +89,7 @@ def _kernel_dtypes(ids: Maybe) -> Maybe:
 
 
 def _combined_bias(scale: float, ab: Maybe, q_ids: Maybe, kv_ids: Maybe) -> Maybe:
-    """The bias and the segments as one bias. jax's kernel scales it together with the products."""
+    """Combine the bias and the segment mask. The bias is scaled, as jax's kernel scales it together with the scores."""
     scaled = None if ab is None else ab * jnp.asarray(scale, jnp.promote_types(ab.dtype, np.float32))
     if q_ids is None or kv_ids is None:
         return scaled
@@ -103,8 +104,8 @@ def _forward(options: FlashAttentionOptions, q: Any, k: Any, v: Any, ab: Maybe, 
 
 
 def _backward(
-    options: FlashAttentionOptions, wants_ab: bool, grad: Any, q: Any, k: Any, v: Any, ab: Maybe, q_ids: Maybe, kv_ids: Maybe,
-    out: Any, logsumexp: Any,
+    options: FlashAttentionOptions, wants_ab: bool, grad: Any, q: Any, k: Any, v: Any, ab: Maybe, q_ids: Maybe,
+    kv_ids: Maybe, out: Any, logsumexp: Any,
 ) -> Any:  # fmt: skip
     call = Attention(options.scale, options.causal)
     bias = _combined_bias(options.scale, ab, q_ids, kv_ids)

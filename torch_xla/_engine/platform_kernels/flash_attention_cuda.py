@@ -1,4 +1,4 @@
-"""Flash attention on NVIDIA GPUs: cuDNN's for 16-bit arrays, where there is one, else jax's kernel in Triton."""
+"""Flash attention on NVIDIA GPUs for 16-bit arrays: cuDNN if it supports the call, else jax's Pallas Triton kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Maybe = jax.Array | None
-#: The Triton kernel's blocks; lengths are multiples of it.
+#: Block size of the Triton kernel; sequence lengths must be multiples of it.
 BLOCK = 64
 _LARGEST = 128
 _DTYPES = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
@@ -25,15 +25,17 @@ class _Options(Protocol):
 
 
 def supports(q: Any, k: Any, v: Any, ab: Maybe, q_ids: Maybe, kv_ids: Maybe) -> bool:
-    """Whether one of the kernels computes such a call: of 16 bits, without bias and segments, in whole blocks."""
+    """Return whether a kernel supports the call: 16-bit, no bias or segments, lengths that are multiples of a block."""
     plain = ab is None and q_ids is None and kv_ids is None
     alike = q.shape[:2] == k.shape[:2] and k.shape == v.shape and 0 not in (*q.shape, *k.shape)
-    whole = q.shape[2] % BLOCK == 0 and k.shape[2] % BLOCK == 0
-    return plain and alike and whole and q.dtype in _DTYPES and q.shape[3] % 8 == 0 and 16 <= q.shape[3] <= _LARGEST
+    full_blocks = q.shape[2] % BLOCK == 0 and k.shape[2] % BLOCK == 0
+    return (
+        plain and alike and full_blocks and q.dtype in _DTYPES and q.shape[3] % 8 == 0 and 16 <= q.shape[3] <= _LARGEST
+    )
 
 
 def forward(options: _Options) -> Callable[..., Any]:
-    """(q, k, v, None, None, None) -> result, logarithms of sums."""
+    """Return the function (q, k, v, None, None, None) -> (output, log-sum-exp)."""
 
     def run(q: Any, k: Any, v: Any, *_: None) -> Any:
         moved = [jnp.moveaxis(x, 1, 2) for x in (q, k, v)]
@@ -49,7 +51,10 @@ def forward(options: _Options) -> Callable[..., Any]:
 
 
 def backward(options: _Options) -> Callable[..., Any]:
-    """(gradient, arguments of forward, its results) -> gradients of q, k, v. Neither kernel takes what forward kept."""
+    """Return the function (gradient, arguments of forward, its results) -> gradients of q, k, v.
+
+    It runs the forward pass again: neither kernel accepts the saved results of forward.
+    """
 
     def run(grad: Any, q: Any, k: Any, v: Any, *_: Any) -> Any:
         moved = [jnp.moveaxis(x, 1, 2) for x in (q, k, v)]
@@ -62,7 +67,7 @@ def backward(options: _Options) -> Callable[..., Any]:
 
 def _cudnn(options: _Options, residual: bool = False) -> Callable[..., Any]:
     def attention(q: Any, k: Any, v: Any) -> Any:
-        call: Any = jax.nn.dot_product_attention  # its overloads know no return_residual that is a variable
+        call: Any = jax.nn.dot_product_attention  # its overloads accept only literals for return_residual
         return call(
             q, k, v, scale=options.scale, is_causal=options.causal, implementation="cudnn", return_residual=residual
         )
@@ -71,7 +76,7 @@ def _cudnn(options: _Options, residual: bool = False) -> Callable[..., Any]:
 
 
 def _has_cudnn(options: _Options, moved: list[Any]) -> bool:
-    """Whether this machine has cuDNN, of a release that takes the call: jax knows when it traces one."""
+    """Return whether this machine has a cuDNN release that supports the call; jax checks this while tracing."""
     try:
         jax.eval_shape(_cudnn(options, residual=True), *moved)
         jax.eval_shape(lambda *a: jax.vjp(_cudnn(options), *a)[0], *moved)

@@ -1,4 +1,4 @@
-"""jax's flash attention for TPUs: arrays of any length, padded to whole tiles, in blocks that divide them."""
+"""Flash attention on TPUs with jax's Pallas kernel; pads sequences to full tiles and fits the block sizes to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from torch_xla._engine.compat import pallas_attention
 
 LANES = 128
-#: Sizes of blocks where the caller names none; each is made smaller until it divides the length.
+#: Default block sizes; each is reduced until it divides the length.
 BLOCKS = {
     "block_q": 512,
     "block_k_major": 512,
@@ -27,7 +27,7 @@ BLOCKS = {
     "block_k_dq": 256,
     "block_k_major_dq": 512,
 }
-#: Segments of what is padded: a query sees no real key, and no query sees a padded one.
+#: Segment ids of the padding: a padded query attends to no real key, and no query attends to a padded key.
 _NO_QUERY, _NO_KEY = np.iinfo(np.int32).min, np.iinfo(np.int32).min + 1
 
 Maybe = jax.Array | None
@@ -43,7 +43,7 @@ class _Options(Protocol):
 
 
 def supports(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
-    """Whether the kernel exists for such arrays."""
+    """Return whether the kernel supports these arrays."""
     alike = q.shape[1] == k.shape[1] and k.shape == v.shape and 0 not in (*q.shape, *k.shape)
     return (
         alike and q.dtype in (np.dtype(jnp.bfloat16), np.dtype(np.float32)) and pallas_attention.has_flash_attention()
@@ -51,14 +51,14 @@ def supports(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
 
 
 def forward(options: _Options) -> Callable[..., Any]:
-    """(q, k, v, ab, ids of queries, ids of keys) -> result, logarithms of sums."""
+    """Return the function (q, k, v, ab, segment ids of queries, of keys) -> (output, log-sum-exp)."""
 
     def run(q: Any, k: Any, v: Any, ab: Maybe, q_ids: Maybe, kv_ids: Maybe) -> Any:
         length, size = q.shape[2:]
         q, k, v, ab, ids = _pad_to_blocks(q, k, v, ab, q_ids, kv_ids)
         blocks = block_sizes(dict(options.blocks), q.shape[0], q.shape[2], k.shape[2])
         out, sums, top = pallas_attention.flash_attention(q, k, v, ab, ids, options.causal, options.scale, blocks)
-        # A row that sees nothing has scores of -2.4e38 for all keys, and would be their mean; it gets no gradient, too.
+        # A fully masked row has scores of -2.4e38 for all keys, and would be the mean of the values. Its gradient is 0.
         empty = top < -1e38
         lse = jnp.where(empty, jnp.inf, top + jnp.log(sums))
         return jnp.where(empty[..., None], 0, out)[:, :, :length, :size], lse[:, :, :length]
@@ -67,7 +67,7 @@ def forward(options: _Options) -> Callable[..., Any]:
 
 
 def backward(options: _Options, wants_ab: bool) -> Callable[..., Any]:
-    """(gradient, the arguments of forward, its results) -> gradients of q, k, v, and of ab where it is wanted."""
+    """Return the function (gradient, arguments of forward, its results) -> gradients of q, k, v (and ab)."""
 
     def run(grad: Any, q: Any, k: Any, v: Any, ab: Maybe, q_ids: Maybe, kv_ids: Maybe, out: Any, lse: Any) -> Any:
         q_length, kv_length, size = q.shape[2], k.shape[2], q.shape[3]
@@ -76,7 +76,7 @@ def backward(options: _Options, wants_ab: bool) -> Callable[..., Any]:
         grad, out = (_pad(x, q.shape) for x in (grad, out))
         lse = _pad(lse, q.shape[:3])
         blocks = block_sizes(dict(options.blocks), q.shape[0], q.shape[2], k.shape[2])
-        # The kernel divides exp(score - top) by the sum: for 1 and the logarithm of the sum that is the same.
+        # The kernel computes exp(score - top) / sum; sum = 1 and top = log-sum-exp give the same.
         saved = q, k, v, ab, ids, out, jnp.ones_like(lse), lse
         dq, dk, dv, dab = pallas_attention.flash_attention_backward(options.causal, options.scale, blocks, saved, grad)
         gradients = dq[:, :, :q_length, :size], dk[:, :, :kv_length, :size], dv[:, :, :kv_length, :size]
@@ -86,7 +86,7 @@ def backward(options: _Options, wants_ab: bool) -> Callable[..., Any]:
 
 
 def _pad_to_blocks(q: Any, k: Any, v: Any, ab: Maybe, q_ids: Maybe, kv_ids: Maybe) -> tuple[Any, ...]:
-    """The arrays in whole tiles; the segments, where there are any, or keys were padded."""
+    """Pad the arrays to full tiles; also return the segment ids, if there are any or keys were padded."""
     from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds
 
     batch, q_length, kv_length = q.shape[0], q.shape[2], k.shape[2]
@@ -114,7 +114,7 @@ def _pad(x: Any, shape: tuple[int, ...], value: int = 0) -> Any:
 
 
 def block_sizes(wanted: Mapping[str, int], batch: int, q_length: int, kv_length: int) -> Any:
-    """The kernel's BlockSizes: at most those wanted, and such that they divide the lengths, which are whole tiles."""
+    """Return the kernel's BlockSizes: at most the requested sizes, and divisors of the (padded) lengths."""
     from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes
 
     sizes = {**BLOCKS, **wanted}
@@ -132,6 +132,6 @@ def block_sizes(wanted: Mapping[str, int], batch: int, q_length: int, kv_length:
 
 
 def fit_block_size(wanted: int, length: int) -> int:
-    """The largest multiple of 128 that divides the length, a multiple of 128, and is at most what is wanted."""
+    """Return the largest multiple of 128 that divides ``length`` (a multiple of 128) and is at most ``wanted``."""
     tiles = length // LANES
     return LANES * max(n for n in range(1, tiles + 1) if tiles % n == 0 and (n == 1 or n * LANES <= wanted))

@@ -1,6 +1,6 @@
-"""Products of groups of rows, each with a matrix of its own (mixtures of experts).
+"""Grouped matrix multiplication (mixture of experts): multiplies each group of rows with the matrix of its group.
 
-TPU: jax's megablox kernels; everywhere else ``jax.lax.ragged_dot``.
+TPU: jax's megablox kernels. Other platforms: ``jax.lax.ragged_dot``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch_xla._engine.platform_kernels.platform_dispatch import platform_depend
 Tiling = tuple[int, int, int]
 Maybe = jax.Array | None
 LANES = 128
-#: Of rows, of what is summed over, of columns.
+#: Default tile sizes of (rows, the contracted dimension, columns).
 TILING = (512, 512, 512)
 _FLOATS = (np.dtype(jnp.bfloat16), np.dtype(np.float32))
 _CONTRACTED_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
@@ -29,9 +29,9 @@ _CONTRACTED_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], 
 def gmm(
     lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, offset: Maybe, tiling: Tiling, transpose_rhs: bool
 ) -> jax.Array:
-    """The rows of each group times its matrix, [m, n], of lhs's dtype; rows of no group are zero.
+    """Multiply the rows of each group with its matrix; return [m, n] in the dtype of ``lhs``.
 
-    ``rhs`` has the matrices of the groups from ``offset`` on.
+    ``rhs`` has the matrices of the groups that start at ``offset``. Rows without a group are zero in the result.
     """
     sizes = group_sizes.astype(np.int32)
     offset = None if offset is None else offset.reshape(()).astype(np.int32)
@@ -45,7 +45,7 @@ def _gmm(transpose_rhs: bool, lhs: Any, rhs: Any, sizes: Any, offset: Maybe) -> 
     dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
     matrices = (jnp.swapaxes(rhs, 1, 2) if transpose_rhs else rhs).astype(dtype)
     if offset is not None or len(sizes) > len(rhs):
-        # Rows before the groups that are here have a group of their own, whose matrix is 0.
+        # Rows before the first local group form an extra group whose matrix is 0.
         sizes = _local(sizes, offset, len(rhs))
         matrices = jnp.concatenate([jnp.zeros_like(matrices[:1]), matrices])
     wide = jnp.promote_types(dtype, np.float32)
@@ -56,7 +56,7 @@ def _gmm(transpose_rhs: bool, lhs: Any, rhs: Any, sizes: Any, offset: Maybe) -> 
 
 
 def _local(sizes: Any, offset: Maybe, count: int) -> Any:
-    """How many rows come before the ``count`` groups from ``offset`` on, then their sizes."""
+    """Return the number of rows before the ``count`` groups that start at ``offset``, followed by the group sizes."""
     start = jnp.int32(0) if offset is None else offset
     before = jnp.sum(jnp.where(jnp.arange(len(sizes)) < start, sizes, 0), dtype=np.int32)
     return jnp.concatenate([before[None], lax.dynamic_slice(sizes, (start,), (count,))])
@@ -69,7 +69,7 @@ def _gmm_tpu(tiling: Tiling, transpose_rhs: bool, lhs: Any, rhs: Any, sizes: Any
     tiles = _tile_sizes(tiling, rows, lhs.shape[1], rhs.shape[1] if transpose_rhs else rhs.shape[2])
     padded = jnp.pad(lhs, [(0, -rows % tiles[0]), (0, 0)])
     out = kernel(padded, rhs, sizes, lhs.dtype, tiles, offset, transpose_rhs=transpose_rhs)[:rows]
-    # The kernel writes nothing where no group is.
+    # The kernel does not write rows without a group.
     start = jnp.int32(0) if offset is None else offset
     ends = jnp.cumsum(jnp.concatenate([jnp.zeros(1, np.int32), sizes]))
     row = jnp.arange(rows, dtype=np.int32)
@@ -79,7 +79,7 @@ def _gmm_tpu(tiling: Tiling, transpose_rhs: bool, lhs: Any, rhs: Any, sizes: Any
 def tgmm(
     lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, offset: Maybe, tiling: Tiling, count: int
 ) -> jax.Array:
-    """For each of ``count`` groups from ``offset`` on, its columns of lhs [k, m] times its rows of rhs [m, n]."""
+    """For each of ``count`` groups from ``offset``, multiply its columns of lhs [k, m] with its rows of rhs [m, n]."""
     sizes = group_sizes.astype(np.int32)
     offset = None if offset is None else offset.reshape(()).astype(np.int32)
     takes = lhs.dtype in _FLOATS and rhs.dtype in _FLOATS and 0 not in (*lhs.shape, *rhs.shape)
@@ -109,6 +109,6 @@ def _tgmm_tpu(tiling: Tiling, count: int, lhs: Any, rhs: Any, sizes: Any, offset
 
 
 def _tile_sizes(tiling: Tiling, *sizes: int) -> Tiling:
-    """At most the wanted tiles, and none larger than what it covers, in whole lanes."""
+    """Return the requested tile sizes, limited to the dimensions they cover rounded up to full lanes."""
     m, k, n = (min(wanted, math.ceil(size / LANES) * LANES) for wanted, size in zip(tiling, sizes, strict=True))
     return m, k, n

@@ -1,4 +1,4 @@
-"""Attention to keys and values that lie in pages: of one or several queries per sequence, or of ragged batches."""
+"""Attention over a paged key-value cache, for one or several queries per sequence, or for ragged batches."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torch_xla._engine.platform_kernels.platform_dispatch import platform_depend
 
 LANES = 128
 _FLOATS = (np.dtype(jnp.bfloat16), np.dtype(np.float32))
-#: Tokens of a ragged batch whose keys are gathered at once.
-_TOKENS_AT_ONCE = 16
+#: Number of tokens of a ragged batch whose keys are gathered together.
+_TOKENS_PER_GATHER = 16
 
 
 def paged_attention(
     q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, lengths: jax.Array, page_indices: jax.Array,
     pages_per_block: int, megacore_mode: str | None, soft_cap: float | None,
 ) -> jax.Array:  # fmt: skip
-    """One query per sequence: [batch, heads, size]."""
+    """Compute attention of one query per sequence: [batch, heads, size]."""
     lengths, page_indices = lengths.astype(np.int32), page_indices.astype(np.int32)
 
     def default(q: Any, k: Any, v: Any, lengths: Any, indices: Any) -> Any:
@@ -36,8 +36,8 @@ def paged_attention(
     found: jax.Array = platform_dependent(
         default,
         q, k_pages, v_pages, lengths, page_indices,
-        tpu=tpu if _paged_tpu_takes(q, k_pages, v_pages) else None,
-        cuda=cuda if _paged_cuda_takes(q, k_pages, page_indices, pages_per_block) else None,
+        tpu=tpu if _paged_tpu_supports(q, k_pages, v_pages) else None,
+        cuda=cuda if _paged_cuda_supports(q, k_pages, page_indices, pages_per_block) else None,
     )  # fmt: skip
     return found
 
@@ -46,7 +46,7 @@ def multi_queries_paged_attention(
     q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, lengths: jax.Array, page_indices: jax.Array,
     effective_q_lens: jax.Array, soft_cap: float | None,
 ) -> jax.Array:  # fmt: skip
-    """Several queries per sequence, its last ones: [batch, length, heads, size]. jax has no kernel for it."""
+    """Compute attention of the last queries of each sequence: [batch, length, heads, size]; without a kernel."""
     lengths, counts = lengths.astype(np.int32), effective_q_lens.astype(np.int32)
     return _attend_pages(q, k_pages, v_pages, lengths, page_indices, counts, soft_cap)
 
@@ -54,7 +54,7 @@ def multi_queries_paged_attention(
 def _attend_pages(
     q: Any, k_pages: Any, v_pages: Any, lengths: Any, indices: Any, counts: Any, soft_cap: float | None
 ) -> jax.Array:
-    """Row r of q is at position length - count + r, and sees what is not later; without counts a row sees all keys."""
+    """Attend causally, with row r of q at position length - count + r; without counts each row attends to all keys."""
 
     def gathered(pages: Any) -> Any:  # [batch, heads, positions, size]
         found = jnp.moveaxis(pages[:, indices], 1, 0)
@@ -72,7 +72,7 @@ def _attend_pages(
     return jnp.moveaxis(out, 2, 1).astype(q.dtype)
 
 
-def _paged_tpu_takes(q: Any, k: Any, v: Any) -> bool:
+def _paged_tpu_supports(q: Any, k: Any, v: Any) -> bool:
     return q.shape[-1] % LANES == 0 and q.dtype in _FLOATS and k.dtype == v.dtype and k.dtype in _FLOATS
 
 
@@ -88,13 +88,13 @@ def _paged_tpu(
     )  # fmt: skip
 
 
-def _paged_cuda_takes(q: Any, k: Any, indices: Any, pages_per_block: int) -> bool:
-    """Triton's tiles are powers of 2, of 16 at least."""
+def _paged_cuda_supports(q: Any, k: Any, indices: Any, pages_per_block: int) -> bool:
+    """Return whether the shapes fit Triton's tiles, whose sizes are powers of 2 of at least 16."""
     size, page = k.shape[-1], k.shape[2]
     at_once = min(pages_per_block, indices.shape[1] // math.gcd(indices.shape[1], 16)) * page
-    whole = indices.shape[1] // math.gcd(indices.shape[1], 16) % max(at_once // page, 1) == 0
+    full_blocks = indices.shape[1] // math.gcd(indices.shape[1], 16) % max(at_once // page, 1) == 0
     powers = all(n >= 16 and n & (n - 1) == 0 for n in (size, at_once))
-    return powers and whole and q.dtype == k.dtype and q.dtype in (*_FLOATS, np.dtype(np.float16))
+    return powers and full_blocks and q.dtype == k.dtype and q.dtype in (*_FLOATS, np.dtype(np.float16))
 
 
 def _paged_cuda(
@@ -110,7 +110,7 @@ def _paged_cuda(
 
 @dataclass(frozen=True, slots=True)
 class RaggedOptions:
-    """What of a call of ragged_paged_attention is no array."""
+    """The static arguments of ragged_paged_attention."""
 
     scale: float = 1.0
     window: int | None = None
@@ -128,9 +128,11 @@ def ragged_paged_attention(
     q: jax.Array, kv_pages: jax.Array, kv_lens: jax.Array, page_indices: jax.Array, cu_q_lens: jax.Array,
     num_seqs: jax.Array, options: RaggedOptions,
 ) -> jax.Array:  # fmt: skip
-    """Queries of many sequences one after another: [tokens, heads, size]; tokens of no sequence are zero."""
+    """Compute attention of concatenated sequences: [tokens, heads, size]; tokens without a sequence are zero."""
     integers = (x.astype(np.int32) for x in (kv_lens, page_indices, cu_q_lens, num_seqs.reshape(1)))
-    kernel = functools.partial(_ragged_tpu, options) if options.use_kernel and _ragged_tpu_takes(q, kv_pages) else None
+    kernel = (
+        functools.partial(_ragged_tpu, options) if options.use_kernel and _ragged_tpu_supports(q, kv_pages) else None
+    )
     found: jax.Array = platform_dependent(
         functools.partial(_ragged_reference, options), q, kv_pages, *integers, tpu=kernel
     )
@@ -140,7 +142,7 @@ def ragged_paged_attention(
 def _ragged_reference(
     o: RaggedOptions, q: Any, kv_pages: Any, kv_lens: Any, page_indices: Any, cu_q_lens: Any, num_seqs: Any
 ) -> Any:
-    """Token by token, each with the keys of its sequence."""
+    """Compute ragged paged attention token by token, each with the keys of its sequence."""
     heads = kv_pages.shape[2] // 2
     ends = jnp.where(jnp.arange(len(kv_lens)) < num_seqs[0], cu_q_lens[1:], np.iinfo(np.int32).max)
 
@@ -166,14 +168,14 @@ def _ragged_reference(
         return jnp.where((sequence < num_seqs[0]) & (token >= cu_q_lens[0]) & (length > 0), out, 0)
 
     tokens = jnp.arange(len(q), dtype=np.int32)
-    return jax.lax.map(of_token, (q, tokens), batch_size=min(_TOKENS_AT_ONCE, len(q)))
+    return jax.lax.map(of_token, (q, tokens), batch_size=min(_TOKENS_PER_GATHER, len(q)))
 
 
 def _scale(x: Any, scale: float | None, dtype: Any) -> Any:
     return x.astype(dtype) if scale is None else (x.astype(np.float32) * scale).astype(dtype)
 
 
-def _ragged_tpu_takes(q: Any, kv_pages: Any) -> bool:
+def _ragged_tpu_supports(q: Any, kv_pages: Any) -> bool:
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
     try:
@@ -189,7 +191,7 @@ def _ragged_tpu(
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention as kernel
 
     pages, queries = o.pages_per_block, o.queries_per_block
-    if jax.default_backend() != "tpu":  # jax's table of tuned sizes asks the device which it is
+    if jax.default_backend() != "tpu":  # jax's table of tuned sizes queries the device
         pages = min(128, page_indices.shape[1]) if pages is None else pages
         queries = min(32, len(q)) if queries is None else queries
     out = kernel(
@@ -198,6 +200,6 @@ def _ragged_tpu(
         k_scale=o.k_scale, v_scale=o.v_scale,
         num_kv_pages_per_block=pages, num_queries_per_block=queries, vmem_limit_bytes=o.vmem_limit,
     )  # fmt: skip
-    # The kernel writes nothing where no sequence is.
+    # The kernel does not write tokens without a sequence.
     real = (jnp.arange(len(q)) < cu_q_lens[num_seqs[0]])[:, None, None]
     return jnp.where(real, out, 0).astype(q.dtype)

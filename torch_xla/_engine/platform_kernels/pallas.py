@@ -1,4 +1,4 @@
-"""Pallas kernels of users: as they are where they can be compiled, interpreted on the CPU."""
+"""Lowers Pallas kernels of users for every platform: compiled where Mosaic or Triton can, interpreted on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_xla._engine.platform_kernels.platform_dispatch import platform_depend
 
 
 def with_cpu_interpreter(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """``kernel``, which takes arrays and constants, such that it can be lowered for the CPU, too."""
+    """Wrap ``kernel``, a function of arrays and constants, so that it can also be lowered for the CPU."""
 
     @functools.wraps(kernel)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -40,9 +40,9 @@ def with_cpu_interpreter(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _interpreter() -> Any:
-    """In the block Pallas' interpreter, whose steps are operations of jax, takes the place of compiled kernels."""
+    """Replace compiled Pallas kernels by Pallas' interpreter, which emits jax operations, within the block."""
     from jax.experimental.pallas import tpu
 
-    # True, rather than parameters of the emulator of TPUs, which calls back into Python: no program could be kept.
+    # True instead of the parameters of the TPU emulator, which calls back into Python: such programs cannot be cached.
     mode: Any = True
     return tpu.force_tpu_interpret_mode(mode) if hasattr(tpu, "force_tpu_interpret_mode") else nullcontext()

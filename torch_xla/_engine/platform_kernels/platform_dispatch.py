@@ -1,10 +1,10 @@
-"""One function, implemented apart for each platform; which one is used is decided when a program is lowered.
+"""Dispatches a function to an implementation per platform when a program is lowered.
 
-    by_platform(default, x, y, tpu=f, cuda=g)    lowered for a TPU: f(x, y); for CUDA: g(x, y); else default(x, y)
+    platform_dependent(default, x, y, tpu=f, cuda=g)    lowered for TPU: f(x, y); for CUDA: g(x, y); else default(x, y)
 
-Unlike in ``jax.lax.platform_dependent``, an implementation is traced where it is used only: a kernel that a platform
-lacks need not be imported, nor have the shapes that another one asks for. A recorded program may be compiled for a
-platform that this machine does not have.
+Unlike ``jax.lax.platform_dependent``, it traces only the implementation that is used. Kernels of other platforms need
+not be importable, and need not support the shapes. A recorded program may be compiled for a platform that this machine
+does not have.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ def platform_dependent(
     cuda: Implementation | None = None,
     partitioned: bool = False,
 ) -> Any:
-    """``default(*args)``, or what another platform has for it: the same structure, shapes and dtypes.
+    """Compute ``default(*args)`` with the implementation of the platform that the program is lowered for.
+
+    The function has no derivative. All implementations must return the same structure, shapes and dtypes; this is
+    checked when one is lowered.
 
     Args:
-      default: takes arrays, or structures of them; None is one. Traced with the 64-bit types of its surroundings.
-      tpu, cuda: traced without jax's 64-bit types, with which kernels mix up integers of 32 and 64 bits. None: as
-        ``default``.
-      partitioned: whether the compiler can split ``tpu`` and ``cuda`` over several devices. It splits no kernel: where
-        a program over several devices has one outside of ``jax.shard_map``, ``default`` is what it gets.
-
-    It has no derivative. An implementation that gives other shapes or dtypes is an error when it is lowered.
+      default: a function of arrays or pytrees of arrays, including None. Traced with the caller's 64-bit setting.
+      tpu, cuda: implementations for these platforms; None uses ``default``. Traced with 64-bit types disabled, because
+        Pallas kernels mix up 32- and 64-bit integers otherwise.
+      partitioned: whether XLA can partition ``tpu`` and ``cuda`` over several devices. XLA partitions no kernels: a
+        program over several devices that uses one outside of ``jax.shard_map`` uses ``default`` instead.
     """
     leaves, tree = jax.tree.flatten(args)
     leaves = [jax.numpy.asarray(leaf) for leaf in leaves]
@@ -82,10 +83,10 @@ def _evaluate(*args: Any, choice: _PlatformImpls, avals: Any) -> Any:
 
 
 def _map(args: Sequence[Any], axes: Sequence[Any], *, choice: _PlatformImpls, avals: Any) -> tuple[Any, list[int]]:
-    """Under jax.vmap, the same of implementations that are mapped themselves."""
-    places = tuple(axes)  # None for what is not mapped
-    special = {name: jax.vmap(function, places) for name, function in choice.special.items()}
-    results = platform_dependent(jax.vmap(choice.default, places), *args, **special, partitioned=choice.partitioned)
+    """Batch each implementation with jax.vmap."""
+    in_axes = tuple(axes)  # None for arguments that are not mapped
+    special = {name: jax.vmap(function, in_axes) for name, function in choice.special.items()}
+    results = platform_dependent(jax.vmap(choice.default, in_axes), *args, **special, partitioned=choice.partitioned)
     return results, [0] * len(results)
 
 
@@ -102,7 +103,7 @@ def _lower_special(platform: str) -> Callable[..., Any]:
         def checked(*arrays: Any) -> Any:
             results = special(*arrays)
             given = tuple((r.shape, np.dtype(r.dtype)) for r in results)
-            assert given == avals, f"the kernel for {platform} gives {given}, and the default {avals}"
+            assert given == avals, f"the kernel for {platform} returns {given}, the default returns {avals}"
             return results
 
         with jax.enable_x64(False), _assume_tpu_target() if platform == "tpu" else nullcontext():
@@ -112,9 +113,9 @@ def _lower_special(platform: str) -> Callable[..., Any]:
 
 
 def _assume_tpu_target() -> AbstractContextManager[Any]:
-    """In the block kernels find a TPU to be lowered for: a v5e, where there is none, and nobody has named one.
+    """Let Pallas kernels lower for a TPU v5e within the block if there is neither a TPU nor an abstract device.
 
-    Who compiles for another names it as jax does: ``jax.sharding.AbstractMesh(..., abstract_device=)``.
+    To compile for another TPU, set ``jax.sharding.AbstractMesh(..., abstract_device=)``.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if jax.default_backend() == "tpu" or mesh.abstract_device is not None:

@@ -1,4 +1,4 @@
-"""Products with weights of 8 or 4 bits, as XLA's own operations, which it computes in 8 bits where the device can."""
+"""Matrix multiplication with int8 or int4 weights in XLA operations; XLA uses int8 units where the device has them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ Maybe = jax.Array | None
 def matmul(
     x: jax.Array, w: jax.Array, scaler: jax.Array, zero_point: Maybe, block_size: int, int4: bool, quantize: bool
 ) -> jax.Array:
-    """``x @ (w * scaler - zero_point)``, [..., outputs], of x's dtype.
+    """Compute ``x @ (w * scaler - zero_point)``, [..., outputs], in the dtype of ``x``.
 
-    ``w`` is [outputs, inputs] with a scaler for each output; in blocks, [blocks, inputs of one, outputs] with one for
-    each block and output. With ``quantize`` each row of x is rounded to 8 bits, and sums are of integers.
+    Args:
+      w: [outputs, inputs], or blockwise [blocks, inputs per block, outputs].
+      scaler: one value per output, or blockwise one per block and output.
+      quantize: round each row of ``x`` to 8 bits and accumulate in int32.
     """
     if int4:
         w = w.astype(jnp.int4).astype(np.int8)
@@ -50,7 +52,7 @@ def _per_channel(x: Any, w: Any, scaler: Any, quantize: bool) -> Any:
 
 
 def _quantize_rows(x: Any) -> tuple[Any, Any]:
-    """Each row as integers from -127 to 127, and what they are multiples of."""
+    """Quantize each row to integers from -127 to 127; also return the step of each row."""
     wide = x.astype(np.float32)
     step = jnp.max(jnp.abs(wide), -1, keepdims=True) / 127
     return jnp.round(wide / jnp.where(step == 0, 1, step)).astype(np.int8), step

@@ -1,4 +1,4 @@
-"""Kernels over several devices: ``jax.shard_map``, with the layout that the caller gives."""
+"""Runs a kernel on the shards of its arrays over several devices, with ``jax.shard_map``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 @dataclass(frozen=True, slots=True)
 class KernelSharding:
-    """How the main arrays of a kernel lie: for each dimension its axes of the mesh, or None."""
+    """The sharding of the main arrays of a kernel: for each dimension its mesh axes, or None."""
 
     mesh: Mesh
     spec: tuple[Any, ...]
@@ -24,7 +24,7 @@ def shard_kernel(
     specs: Sequence[Sequence[Any] | None],
     outs: Sequence[Any],
 ) -> Callable[..., Any]:
-    """``kernel`` on the parts that each device has; as it is without a layout.
+    """Return a function that runs ``kernel`` on the shards of each device; without a layout, return ``kernel``.
 
     ``specs`` and ``outs`` are the partition specs of its arguments and results; None for an argument that is None.
     """

@@ -1,6 +1,6 @@
-"""Splash attention, forward and backward: causal or not, within a window, of segments; [batch, head, length, size].
+"""Splash attention, forward and backward, of arrays [batch, head, length, size], with causal, window and segment masks.
 
-TPU: jax's Pallas kernel, which skips blocks that nobody sees. Everywhere else: lowering/rules/attention.py.
+TPU: jax's Pallas kernel, which skips fully masked blocks. Other platforms: lowering/rules/attention.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FLOATS = (np.dtype(jnp.bfloat16), np.dtype(np.float32))
 
 @dataclass(frozen=True, slots=True)
 class SplashAttentionOptions:
-    """What of a call is no array. ``blocks`` and ``layouts``: fields of jax's BlockSizes, with their values."""
+    """The static arguments of a call. ``blocks`` and ``layouts``: (field, value) of jax's BlockSizes."""
 
     causal: bool
     soft_cap: float | None
@@ -42,17 +42,17 @@ class SplashAttentionOptions:
 def forward(
     q: jax.Array, k: jax.Array, v: jax.Array, ids: Maybe, options: SplashAttentionOptions, layout: KernelSharding | None
 ) -> tuple[jax.Array, jax.Array]:
-    """The result, and the logarithm of the sum of each row's weights."""
+    """Return the attention output, and the log-sum-exp of each row's scores."""
 
     def kernel(*arrays: Any) -> Any:
         def default(q: Any, k: Any, v: Any, ids: Maybe) -> Any:
             return attention_forward(options.attention, q, k, v, _same_segment_mask(ids))
 
-        return platform_dependent(default, *arrays, tpu=_forward_tpu(options) if _tpu_takes(*arrays[:3]) else None)
+        return platform_dependent(default, *arrays, tpu=_forward_tpu(options) if _tpu_supports(*arrays[:3]) else None)
 
     spec = (None,) * 4 if layout is None else layout.spec
     call = shard_kernel(layout, kernel, _specs(spec, ids, options), [spec, spec[:3]])
-    found: tuple[jax.Array, jax.Array] = call(q, k, v, _narrow(ids))
+    found: tuple[jax.Array, jax.Array] = call(q, k, v, _to_int32(ids))
     return found
 
 
@@ -60,7 +60,7 @@ def backward(
     grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, ids: Maybe, out: jax.Array, sums: jax.Array,
     options: SplashAttentionOptions, layout: KernelSharding | None,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
-    """Gradients of q, k and v."""
+    """Return the gradients of q, k and v."""
 
     def kernel(*arrays: Any) -> Any:
         def default(grad: Any, q: Any, k: Any, v: Any, ids: Maybe, out: Any, sums: Any) -> Any:
@@ -69,32 +69,32 @@ def backward(
             )
             return dq, jnp.sum(dk, 2).astype(k.dtype), jnp.sum(dv, 2).astype(v.dtype)
 
-        return platform_dependent(default, *arrays, tpu=_backward_tpu(options) if _tpu_takes(*arrays[1:4]) else None)
+        return platform_dependent(default, *arrays, tpu=_backward_tpu(options) if _tpu_supports(*arrays[1:4]) else None)
 
     spec = (None,) * 4 if layout is None else layout.spec
     call = shard_kernel(layout, kernel, [spec, *_specs(spec, ids, options), spec, spec[:3]], [spec] * 3)
-    found: tuple[jax.Array, ...] = call(grad, q, k, v, _narrow(ids), out, sums)
+    found: tuple[jax.Array, ...] = call(grad, q, k, v, _to_int32(ids), out, sums)
     return found
 
 
 def attention(
     q: jax.Array, k: jax.Array, v: jax.Array, ids: Maybe, options: SplashAttentionOptions, layout: KernelSharding | None
 ) -> Any:
-    """The result alone, as a function of jax with its gradient."""
+    """Return the attention output, differentiable by jax."""
 
     @jax.custom_vjp
     def call(q: Any, k: Any, v: Any) -> Any:
         return forward(q, k, v, ids, options, layout)[0]
 
-    def keep(q: Any, k: Any, v: Any) -> Any:
+    def forward_rule(q: Any, k: Any, v: Any) -> Any:
         out, sums = forward(q, k, v, ids, options, layout)
         return out, (q, k, v, out, sums)
 
-    def gradients(kept: Any, grad: Any) -> Any:
-        q, k, v, out, sums = kept
+    def backward_rule(residuals: Any, grad: Any) -> Any:
+        q, k, v, out, sums = residuals
         return backward(grad, q, k, v, ids, out, sums, options, layout)
 
-    call.defvjp(keep, gradients)
+    call.defvjp(forward_rule, backward_rule)
     return call(q, k, v)
 
 
@@ -102,7 +102,7 @@ def _specs(spec: Any, ids: Maybe, options: SplashAttentionOptions) -> list[Any]:
     return [spec, spec, spec, None if ids is None else options.ids_spec]
 
 
-def _narrow(ids: Maybe) -> Maybe:
+def _to_int32(ids: Maybe) -> Maybe:
     return None if ids is None else ids.astype(np.int32)
 
 
@@ -110,9 +110,9 @@ def _same_segment_mask(ids: Maybe) -> Maybe:
     return None if ids is None else (ids[:, :, None] == ids[:, None, :])[:, None]
 
 
-def _tpu_takes(q: Any, k: Any, v: Any) -> bool:
-    whole = q.shape[2] % LANES == 0 and k.shape[2] % LANES == 0 and 0 not in (*q.shape, *k.shape)
-    return whole and k.shape == v.shape and q.dtype in _FLOATS
+def _tpu_supports(q: Any, k: Any, v: Any) -> bool:
+    full_blocks = q.shape[2] % LANES == 0 and k.shape[2] % LANES == 0 and 0 not in (*q.shape, *k.shape)
+    return full_blocks and k.shape == v.shape and q.dtype in _FLOATS
 
 
 def _kernel(
@@ -128,8 +128,8 @@ def _kernel(
     sizes: dict[str, Any] = {
         name: fit_block_size(size, q_length if "_q" in name else kv_length) for name, size in options.blocks
     }
-    for whole, part in (("block_kv", "block_kv_compute"), ("block_kv_dkv", "block_kv_dkv_compute")):
-        sizes[part] = fit_block_size(sizes[part], sizes[whole])
+    for outer, inner in (("block_kv", "block_kv_compute"), ("block_kv_dkv", "block_kv_dkv_compute")):
+        sizes[inner] = fit_block_size(sizes[inner], sizes[outer])
     if options.fused_backward:
         sizes = {name: size for name, size in sizes.items() if not name.endswith("_dq")}
     layouts = {name: kernel.QKVLayout[value] for name, value in options.layouts}
@@ -160,7 +160,7 @@ def _forward_tpu(options: SplashAttentionOptions) -> Callable[..., Any]:
 
 
 def _backward_tpu(options: SplashAttentionOptions) -> Callable[..., Any]:
-    """jax has no door to the backward kernel alone: what it needs of the forward pass is computed again."""
+    """Return the gradient function; it runs the forward pass again, as jax does not expose the backward kernel."""
 
     def run(grad: Any, q: Any, k: Any, v: Any, ids: Maybe, *_: Any) -> Any:
         kernel = _kernel(options, q.shape[1], q.shape[2], k.shape[2], sums=False)

@@ -1,4 +1,4 @@
-"""The recorder (C++), loaded once: built on the first import for this torch, then registered with the dispatcher."""
+"""The C++ recorder: loads the extension, validates devices, and sets jax's config for calls of jax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _module: ModuleType | None = None
 
 
 def bindings() -> ModuleType:
-    """The recorder's bindings. Raises RecorderBuildError where it cannot be built."""
+    """Return the pybind11 module, built on first use for this torch. Raises RecorderBuildError if the build fails."""
     global _module
     if _module is None:
         from torch_xla._engine.recorder import build
@@ -25,10 +25,10 @@ def bindings() -> ModuleType:
 
 
 def enable_x64(keep_promotion: bool = False) -> AbstractContextManager[Any]:
-    """In the block, jax has 64-bit types in this thread, and ignores the user's options that change or break programs.
+    """Enable jax's 64-bit types in this thread, and disable user options that change or break programs.
 
-    An interrupt leaves the user's jax as it was, too. With ``keep_promotion`` the user's jax_numpy_rank_promotion and
-    jax_numpy_dtype_promotion stay in force: use it around the tracing of the user's functions.
+    The returned context manager restores the user's config even after an interrupt. With ``keep_promotion`` the user's
+    jax_numpy_rank_promotion and jax_numpy_dtype_promotion stay in force: use it while tracing the user's functions.
     """
     if pjrt_execution.x64_setter()[0] is None:
         switched: AbstractContextManager[Any] = jax.enable_x64(True)
@@ -39,20 +39,23 @@ def enable_x64(keep_promotion: bool = False) -> AbstractContextManager[Any]:
 
 
 def allow_transfers() -> AbstractContextManager[Any]:
-    """In the block, transfers of this thread are independent of the user's jax_transfer_guard."""
+    """Allow transfers of this thread, independent of the user's jax_transfer_guard. Returns a context manager."""
     found: AbstractContextManager[Any] = bindings().WideTypes([], *pjrt_execution.transfer_guard())
     return found
 
 
 class NoSuchDeviceError(IndexError, RuntimeError):
-    """An ordinal that this process has no xla device for; upstream's functions raise IndexError, torch RuntimeError."""
+    """The process has no xla device with this ordinal. Upstream's functions raise IndexError, torch RuntimeError."""
 
 
 def ordinal(which: torch.device | str | int | None = None) -> int:
-    """The ordinal of a device of the user's; None, and a device without an index, is the thread's current one.
+    """Return the ordinal of a device. None, or a device without an index, means the thread's current device.
 
-    Raises RuntimeError for one that is no xla device or does not exist (a number: NoSuchDeviceError). Only an ordinal
-    above 0 starts the backend.
+    Validating an ordinal above 0 starts the backend.
+
+    Raises:
+        RuntimeError: The device is not an xla device, or does not exist.
+        NoSuchDeviceError: An int ordinal does not exist.
     """
     if which is None:
         return int(bindings().current_device())
@@ -64,7 +67,7 @@ def ordinal(which: torch.device | str | int | None = None) -> int:
 def _validate_ordinal(which: int) -> int:
     try:
         return int(bindings().validate_ordinal(which))
-    except RuntimeError as error:  # of the backend, perhaps, which could not start
+    except RuntimeError as error:  # or the backend failed to start
         if not str(error).startswith(f"xla:{which} does not exist"):
             raise
         raise NoSuchDeviceError(*error.args) from None

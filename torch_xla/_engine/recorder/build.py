@@ -1,12 +1,12 @@
-"""Compiles the C++ recorder on first import, and other libraries when asked, into the user's cache folder.
+"""Builds the C++ recorder on first import, and other extensions on demand, in the user's cache folder.
 
     <cache>/recorder/<torch>-<python and platform>-<hash of sources and flags>/<compiler>/_torch_xla_recorder.so
 
-A file at that path is a complete build: it is linked elsewhere and moved there in one step. Whoever wants to build
-holds a lock of the kernel's (flock) on the ``lock`` file beside it, so nothing stale stays when a process dies.
+A file at that path is a complete build: it is linked in a temporary folder and moved there atomically. The building
+process holds an flock on the ``lock`` file beside it, which the kernel releases when the process dies.
 
-A wheel may bring builds of its own (``python -m torch_xla.build --into-package``), in the folder ``builds`` beside the
-sources. One that fits is used before all others, whichever compiler there is.
+A wheel may contain builds (``python -m torch_xla.build --into-package``), in the folder ``builds`` beside the sources.
+A matching one takes precedence, whichever compiler is installed.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from torch_xla._engine.recorder.toolchain import (
 
 _SOURCES = Path(__file__).parent / "csrc"
 _IN_PACKAGE = "builds"  # the folder beside csrc
-_POLL = 0.1  # seconds between looks at the lock
+_POLL = 0.1  # seconds between attempts to lock
 
 
 @dataclass(frozen=True)
 class Extension:
-    """A library in C++: the folder of its sources (\\*.cpp, \\*.h), its name, and where builds are kept.
+    """A C++ library: its name, the folder of its sources (\\*.cpp, \\*.h), and the cache folder of its builds.
 
-    ``what`` is how messages call it. It is a module of Python unless ``is_module`` is False. ``includes`` are further
-    folders of headers, whose content ``headers`` tells by a version.
+    ``what`` is its name in messages. Unless ``is_module`` is False it is a Python module. ``includes`` are additional
+    include folders; ``headers`` is a version that identifies their content.
     """
 
     name: str
@@ -62,15 +62,15 @@ class Extension:
     headers: str = ""
 
     def units(self) -> list[Path]:
-        """The files to compile, in a fixed order."""
+        """Return the files to compile, sorted."""
         return engine_sources.list_files(self.sources, "*.cpp")
 
     def files(self) -> list[Path]:
-        """All files that the library is made of, in a fixed order."""
+        """Return all source files and headers, sorted."""
         return engine_sources.list_files(self.sources, "*.cpp", "*.h")
 
     def build_dir(self) -> Path:
-        """The folder of all builds of these sources for this torch and this Python. Raises RecorderBuildError."""
+        """Return the folder of all builds of these sources for this torch and Python. Raises RecorderBuildError."""
         digest = hashlib.blake2b((" ".join(FLAGS) + self.headers).encode(), digest_size=8)
         for file in self.files():
             content = self._read(file)
@@ -83,27 +83,27 @@ class Extension:
         try:
             return file.read_bytes()
         except OSError as error:
-            advice = "A file of the package cannot be read: install torch_xla again."
+            advice = "A file of the package cannot be read: reinstall torch_xla."
             raise RecorderBuildError(f"torch_xla cannot build its {self.what}: {error}\n  {advice}") from error
 
 
 def load_recorder() -> ModuleType:
-    """The compiled recorder; the first call on a machine builds it. Raises RecorderBuildError."""
+    """Load the recorder; the first call on a machine builds it. Raises RecorderBuildError."""
     return load_extension(recorder_extension())
 
 
 def recorder_extension() -> Extension:
-    """The recorder's sources, and the user's folder for its builds."""
+    """Return the recorder's extension, with the user's cache folder."""
     return Extension("_torch_xla_recorder", _SOURCES, settings.cache_dir)
 
 
 def load_extension(extension: Extension) -> ModuleType:
-    """Imports ``extension``, building it before where no build fits. Raises RecorderBuildError."""
+    """Import ``extension``, after building it if no build matches. Raises RecorderBuildError."""
     if extension.name in sys.modules:  # pybind11 types cannot be registered twice in a process
         return sys.modules[extension.name]
     library = build_or_find(extension)
     spec = importlib.util.spec_from_file_location(extension.name, library)
-    assert spec is not None and spec.loader is not None  # true of every path that ends in .so
+    assert spec is not None and spec.loader is not None  # holds for every path that ends in .so
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.modules[extension.name] = module
@@ -111,22 +111,22 @@ def load_extension(extension: Extension) -> ModuleType:
 
 
 def build_or_find(extension: Extension) -> Path:
-    """The library, built before where no build fits. Raises RecorderBuildError."""
-    what, brought = extension.what, _find_packaged_build(extension)
-    if brought is not None:
-        return brought
-    refused: list[OSError] = []
+    """Return the path of the library, after building it if no build matches. Raises RecorderBuildError."""
+    what, packaged = extension.what, _find_packaged_build(extension)
+    if packaged is not None:
+        return packaged
+    errors: list[OSError] = []
     for cache in private_folder.cache_folders(extension.cache):
         try:
             library = _build_in_cache(replace(extension, cache=cache))
         except OSError as error:
-            refused.append(error)
+            errors.append(error)
             continue
-        if refused:
-            _warn_of_fallback(what, refused[0], cache)
+        if errors:
+            _warn_of_fallback(what, errors[0], cache)
         return library
-    advice = "Set TORCH_XLA_CACHE_DIR to a folder that can be written to, and that is this user's."
-    raise RecorderBuildError(f"torch_xla cannot store its {what}: {refused[0]}\n  {advice}") from refused[0]
+    advice = "Set TORCH_XLA_CACHE_DIR to a writable folder that you own."
+    raise RecorderBuildError(f"torch_xla cannot store its {what}: {errors[0]}\n  {advice}") from errors[0]
 
 
 def _warn_of_fallback(what: str, error: OSError, cache: Path) -> None:
@@ -139,14 +139,19 @@ def _warn_of_fallback(what: str, error: OSError, cache: Path) -> None:
 
 
 def _build_in_cache(extension: Extension) -> Path:
-    """The library in the extension's cache folder. Raises RecorderBuildError, and OSError where that cannot be used."""
+    """Return the library in the extension's cache folder.
+
+    Raises:
+        RecorderBuildError: The build failed.
+        OSError: The folder cannot be used.
+    """
     stamps = engine_sources.stamp_files(extension.files())
-    home, compiler = extension.build_dir(), find_compiler()
-    return _find_build(extension, home, compiler) or _build_once(extension, home, compiler, stamps)
+    build_dir, compiler = extension.build_dir(), find_compiler()
+    return _find_build(extension, build_dir, compiler) or _build_once(extension, build_dir, compiler, stamps)
 
 
 def store_in_package(extension: Extension, library: Path) -> Path:
-    """A copy of a build beside the sources, for a wheel that is made from them; its path."""
+    """Copy a build beside the sources, to include it in a wheel; return its path."""
     copy = _in_package(extension, extension.build_dir()) / library.parent.name / library.name
     if copy != library:
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -157,24 +162,27 @@ def store_in_package(extension: Extension, library: Path) -> Path:
     return copy
 
 
-def _in_package(extension: Extension, home: Path) -> Path:
-    return extension.sources.parent / _IN_PACKAGE / home.name
+def _in_package(extension: Extension, build_dir: Path) -> Path:
+    return extension.sources.parent / _IN_PACKAGE / build_dir.name
 
 
 def _find_packaged_build(extension: Extension) -> Path | None:
-    """The build that the package brings, which is trusted as the package is."""
+    """Return the build in the package, which is trusted like the package."""
     found = sorted(_in_package(extension, extension.build_dir()).glob(f"*/{extension.name}.so"))
     return found[0] if found else None
 
 
-def _find_build(extension: Extension, home: Path, compiler: list[str] | None) -> Path | None:
-    """A complete build to use: this compiler's; or where no compiler is left, anyone's.
+def _find_build(extension: Extension, build_dir: Path, compiler: list[str] | None) -> Path | None:
+    """Return a complete build by this compiler; if no compiler is installed, a build by any compiler.
 
-    Raises PermissionError where others may write to the folder.
+    Raises PermissionError if the folder is writable by other users.
     """
     name = f"{extension.name}.so"
-    found = sorted(home.glob(f"*/{name}")) if compiler is None else [home / compiler_fingerprint(compiler) / name]
-    for library in found:
+    if compiler is None:
+        candidates = sorted(build_dir.glob(f"*/{name}"))
+    else:
+        candidates = [build_dir / compiler_fingerprint(compiler) / name]
+    for library in candidates:
         try:
             private_folder.check(library.parent, extension.cache)
         except FileNotFoundError:
@@ -185,16 +193,16 @@ def _find_build(extension: Extension, home: Path, compiler: list[str] | None) ->
 
 
 def _build_once(
-    extension: Extension, home: Path, compiler: list[str] | None, stamps: dict[Path, tuple[int, ...] | None]
+    extension: Extension, build_dir: Path, compiler: list[str] | None, stamps: dict[Path, tuple[int, ...] | None]
 ) -> Path:
-    """Builds, or waits for the process that does. Returns the path of the library. Raises OSError."""
-    private_folder.make(home, extension.cache)
+    """Build the library, or wait for another process that builds it; return its path. Raises OSError."""
+    private_folder.make(build_dir, extension.cache)
     if compiler is None:
         found = f"{missing_compiler_message()} was not found.\n  {INSTALL_COMPILER}"
         raise RecorderBuildError(f"torch_xla cannot build its {extension.what}: {found}")
-    library = home / compiler_fingerprint(compiler) / f"{extension.name}.so"
+    library = build_dir / compiler_fingerprint(compiler) / f"{extension.name}.so"
     private_folder.make(library.parent, extension.cache)
-    with _lock(home / "lock", extension.what) as lock:
+    with _lock(build_dir / "lock", extension.what) as lock:
         if not private_folder.is_trusted_file(library):
             units, what, includes = extension.units(), extension.what, (str(extension.sources), *extension.includes)
             compile_extension(BuildJob(units, library, what, extension.is_module, includes, stamps), compiler, lock)
@@ -203,7 +211,7 @@ def _build_once(
 
 @contextmanager
 def _lock(path: Path, what: str) -> Iterator[int]:
-    """Holds the lock on ``path`` for this process; gives its descriptor. Says so where it has to wait."""
+    """Hold the lock on ``path``; yield its descriptor. Shows a status line while waiting."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         with StatusLine(f"waiting for another process that builds the {what}") as status:
@@ -212,7 +220,7 @@ def _lock(path: Path, what: str) -> Iterator[int]:
                 time.sleep(_POLL)
         yield descriptor
     finally:
-        # Not left to close(): a process forked meanwhile by another thread would keep the lock.
+        # close() does not suffice: a process that another thread forked meanwhile would retain the lock.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 

@@ -1,8 +1,8 @@
-"""The ``torch.nn`` module whose forward is running, as a path: ``Net/layers.0/attention``.
+"""Module scopes: the path of the ``torch.nn`` module whose forward is running, such as ``Net/layers.0/attention``.
 
-A root module gives its class name, a module inside it the name it has there, relative to the module that called it.
-Modules are followed by torch's global forward hooks, which exist only while somebody wants to know (follow). Each
-thread has its own stack of scopes; the recorder is told the number of the innermost.
+A root module contributes its class name, a submodule its qualified name relative to the calling module. torch's global
+forward hooks track the modules; they are registered only while tracking is on (track_modules). Each thread has a stack
+of scopes, and the recorder stores the id of the innermost one.
 
     stack of a thread:  [] -> [Net] -> [Net, layers.0] -> [Net] -> []      a forward that raises leaves as well
 """
@@ -27,7 +27,7 @@ from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 
 @dataclass(slots=True)
 class _Scope:
-    number: int  # the recorder's, of the scope around it
+    outer_id: int  # the id of the enclosing scope
     module: torch.nn.Module | None
     qualified: str  # the module's name in its root
     path: str
@@ -37,7 +37,7 @@ class _Scope:
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.scopes: list[_Scope] = []
-        self.following = 0  # which following of modules the scopes belong to; see follow
+        self.session = 0  # the tracking session that the scopes belong to; see track_modules
 
 
 _stack = _Stack()
@@ -46,11 +46,11 @@ _numbers: dict[str, int] = {"": 0}
 _paths: list[str] = [""]
 _BACKWARD = 1 << 31  # kBackward of csrc/ir/source_location.h
 _handles: list[RemovableHandle] = []
-_following = 0
+_session = 0
 
 
 def scope_id(path: str) -> int:
-    """The number of a path, the same one each time; 0 for the empty path."""
+    """Return the id of a path, assigned on first use; 0 for the empty path."""
     with _lock:
         found = _numbers.setdefault(path, len(_paths))
         if found == len(_paths):
@@ -59,14 +59,14 @@ def scope_id(path: str) -> int:
 
 
 def scope_name(number: int) -> str:
-    """The path of a number; of one with the recorder's mark of a backward pass, ``backward/<path>``."""
+    """Return the path of an id; ``backward/<path>`` if the id has the flag of a backward pass."""
     path = _paths[number & ~_BACKWARD]
     return "/".join(part for part in ("backward", path) if part) if number & _BACKWARD else path
 
 
 def _innermost() -> _Scope | None:
-    if _stack.following != _following:  # what the following before left behind when it ended inside a forward
-        _stack.following = _following
+    if _stack.session != _session:  # scopes of a session that ended inside a forward
+        _stack.session = _session
         _stack.scopes.clear()
         recorder.bindings().set_scope(0)
     return _stack.scopes[-1] if _stack.scopes else None
@@ -78,7 +78,7 @@ def _enter(path: str, module: torch.nn.Module | None, qualified: str, names: dic
 
 
 def _leave() -> None:
-    recorder.bindings().set_scope(_stack.scopes.pop().number)
+    recorder.bindings().set_scope(_stack.scopes.pop().outer_id)
 
 
 @dynamo_hooks.dynamo_disable
@@ -100,7 +100,7 @@ def _before_forward(module: torch.nn.Module, args: Any) -> None:
 def _after_forward(module: torch.nn.Module, args: Any, result: Any) -> None:
     if dynamo_hooks.is_tracing():
         return
-    # Modules above it on the stack were left by an exception that torch caught before our hook was called.
+    # Modules above it on the stack exited with an exception, which torch caught before it called our hook.
     if any(scope.module is module for scope in _stack.scopes):
         while True:
             last = _stack.scopes[-1].module is module
@@ -110,11 +110,11 @@ def _after_forward(module: torch.nn.Module, args: Any, result: Any) -> None:
 
 
 def track_modules(on: bool) -> None:
-    """Follows modules from now on, or no more."""
-    global _following
-    _following += 1
+    """Start or stop tracking modules. Each call starts a new session, which discards earlier scopes."""
+    global _session
+    _session += 1
     if on and not _handles:
-        # Of torch.compile, about hooks that run for the compiled module, too. Ours do nothing to it.
+        # torch.compile warns that global hooks also run for the compiled module; ours do not change it.
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
         _handles.append(register_module_forward_pre_hook(_before_forward))
         _handles.append(register_module_forward_hook(_after_forward, always_call=True))
@@ -125,7 +125,7 @@ def track_modules(on: bool) -> None:
 
 @contextmanager
 def push_scope(part: str) -> Iterator[None]:
-    """What this thread records in the block has ``part`` at the end of its path."""
+    """Append ``part`` to the scope of what this thread records in the block."""
     outer = _innermost()
     path = f"{outer.path}/{part}" if outer else part
     _enter(path, None, outer.qualified if outer else "", outer.names if outer else {})

@@ -1,9 +1,9 @@
-"""Where recorded operations come from: the user's Python stack and the ``torch.nn`` module, noted with each node.
+"""Source information of recorded operations: the user's Python stack and the ``torch.nn`` module of each node.
 
-Off unless XLA_IR_DEBUG or XLA_HLO_DEBUG is set, or somebody calls capture(True). The recorder notes code objects and
-instructions (csrc/ir/source_location.h); their lines are looked up here, when a graph is described.
+Off unless XLA_IR_DEBUG or XLA_HLO_DEBUG is set, or set_capture(True) is called. The recorder stores code objects and
+instruction offsets (csrc/ir/source_location.h); this module resolves them to lines when a graph is printed.
 
-    capture(True) -> every node and buffer made from then on has an Origin      None: made while nothing was captured
+    set_capture(True) -> every node and buffer made from then on has an Origin; earlier ones have None
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from torch_xla._engine.recorder import module_scopes
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was recorded. ``frames`` are innermost first, with torch's; ``scope`` is like "Net/layers.0/fc".
+    """The source location of a value: Python frames and module scope.
 
-    A backward pass has the lines of its call, and the scopes of the forward operations: "backward/Net/layers.0/fc".
+    ``frames`` are innermost first and include torch's; ``scope`` is, for example, "Net/layers.0/fc". Operations of a
+    backward pass have the frames of the backward() call, and the scopes of their forward operations:
+    "backward/Net/layers.0/fc".
     """
 
     frames: tuple[Frame, ...]
@@ -29,39 +31,39 @@ class Origin:
 
     @property
     def frame(self) -> Frame | None:
-        """The innermost frame of the user's."""
+        """The innermost frame of user code."""
         return innermost_user_frame(self.frames)
 
     @property
     def line(self) -> str | None:
-        """``/path/file.py:12``, the user's line; None where no Python of the user's was running."""
+        """The user's line as ``/path/file.py:12``; None if no user code was running."""
         frame = self.frame
         return None if frame is None else f"{frame.file}:{frame.line}"
 
     @property
     def short(self) -> str | None:
-        """``function@file.py:12``, as graph dumps show it."""
+        """The user's line as ``function@file.py:12``, the format of graph dumps."""
         frame = self.frame
         return None if frame is None else f"{frame.function}@{os.path.basename(frame.file)}:{frame.line}"
 
 
 def set_capture(on: bool) -> None:
-    """From now on, origins are captured or not; at any time, for all threads.
+    """Turn the capture of source locations on or off, for all threads.
 
-    Costs recording a fraction of a µs per operation, more with deep stacks; a forward of a module costs some µs more.
+    Capturing costs a fraction of a µs per operation, more for deep stacks, and a few µs per module forward.
     """
     module_scopes.track_modules(on)
     recorder.bindings().set_capture(on)
 
 
 def is_capturing() -> bool:
-    """Whether origins are being captured."""
+    """Return whether source locations are captured."""
     return bool(recorder.bindings().is_capturing())
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def origin_from_id(number: int) -> Origin | None:
-    """The Origin of that number of the recorder's; None for 0."""
+    """Return the Origin with that id; None for 0."""
     found = recorder.bindings().origin(number)
     if found is None:
         return None
@@ -70,7 +72,7 @@ def origin_from_id(number: int) -> Origin | None:
 
 
 def format_location(origin: Origin | None) -> str:
-    """`` (recorded at file.py:12, in Net/fc)`` for the end of a message; empty where nothing is known."""
+    """Return a suffix for messages, `` (recorded at file.py:12, in Net/fc)``; empty if the origin is unknown."""
     if origin is None:
         return ""
     parts = [f"recorded at {origin.line}"] if origin.line else []

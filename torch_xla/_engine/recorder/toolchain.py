@@ -1,7 +1,7 @@
-"""The C++ toolchain of this machine: which compiler, one build with it, and what went wrong.
+"""The C++ toolchain: identifies the compiler, runs a build, and explains failures.
 
-The compiling is done by a child process, which inherits the caller's lock: killing the process that asked for the
-build lets the child finish it for those who wait, and killing both frees the lock.
+A child process compiles, and inherits the caller's lock: if the caller is killed, the child finishes the build for
+other waiting processes; if both are killed, the lock is released.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch_xla._engine.base.status_line import StatusLine
 from torch_xla._engine.compat import versions
 
 FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden", "-fno-math-errno")
-_POLL = 0.1  # seconds between looks at the child
-_SECONDS = {"recorder": 30, "CPU kernels": 10}  # that a build takes on two cores
-_ERROR_LINES = 12  # lines of compiler output worth showing: the first error and what explains it
+_POLL = 0.1  # seconds between checks of the child
+_SECONDS = {"recorder": 30, "CPU kernels": 10}  # build times on two cores
+_ERROR_LINES = 12  # lines of compiler output to show: the first error and its context
 
-# Runs in a process of its own: torch.utils.cpp_extension and the compiler's environment stay out of the user's
-# process, and the result is loaded once as a test before anyone sees it.
+# Runs in a separate process, so that torch.utils.cpp_extension and the compiler's environment do not affect the user's
+# process, and so that the library is test-loaded before it is moved to its final path.
 _CHILD = """
 import json, os, shutil, sys
 job = json.loads(sys.argv[1])
@@ -44,28 +44,28 @@ load(
 for file, stamp in job["stamps"]:
     info = os.stat(file)
     if stamp != [info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]:
-        sys.exit(f"error: {file} has changed while it was compiled; import torch_xla again")
+        sys.exit(f"error: {file} changed during the build; import torch_xla again")
 os.replace(os.path.join(job["folder"], job["name"] + ".so"), job["target"])
 shutil.rmtree(job["folder"], ignore_errors=True)
 """
 
-# What a line of the compiler's output tells about the cause, and what to do.
+# Pattern in the compiler's output -> the cause, and what to do.
 _REMEDIES = (
     (r"Python\.h: No such file", "Python's headers are missing: apt-get install python3-dev"),
-    (r"Killed signal|cannot allocate memory|out of memory", "memory ran out: set MAX_JOBS=1, one file at a time"),
+    (r"Killed signal|cannot allocate memory|out of memory", "out of memory: set MAX_JOBS=1"),
     (r"No space left on device", "the disk is full: free space, or set TORCH_XLA_CACHE_DIR to another folder"),
-    (r"unrecognized .*std=c\+\+20|invalid value 'c\+\+20'", "this compiler is too old for C++20; g++ 10 is not"),
+    (r"unrecognized .*std=c\+\+20|invalid value 'c\+\+20'", "this compiler lacks C++20: install g++ 10 or newer"),
 )  # fmt: skip
 
 
 class RecorderBuildError(RuntimeError):
-    """The recorder cannot be built here. The message says what is missing and how to install it."""
+    """The recorder cannot be built. The message states what is missing and how to install it."""
 
 
 def compiler_fingerprint(compiler: list[str]) -> str:
-    """A name for this compiler that changes when it is upgraded; found without running it."""
+    """Return an id of this compiler that changes when it is upgraded, without running it."""
     parts = []
-    for word in compiler:  # a wrapper such as ccache has the compiler as its argument
+    for word in compiler:  # a wrapper such as ccache takes the compiler as an argument
         path = shutil.which(word)
         stat = os.stat(path) if path else None
         parts.append(f"{os.path.realpath(path)}:{stat.st_size}:{stat.st_mtime_ns}" if path and stat else word)
@@ -73,37 +73,42 @@ def compiler_fingerprint(compiler: list[str]) -> str:
 
 
 def _unity_sources(units: list[Path], folder: Path) -> list[Path]:
-    """Two files to compile, one per core: torch's headers take longer than all of our own code, so they are read twice
-    and not once per unit. What knows Python is apart: it includes the most."""
-    python = {unit: "pybind11" in unit.read_text() for unit in units}
-    made = []
-    for name, knows_python in (("python.cpp", True), ("units.cpp", False)):
-        lines = [f'#include "{unit}"\n' for unit in units if python[unit] == knows_python]
+    """Write two files that include all units, and return them: a unity build with one file per core.
+
+    torch's headers take longer to compile than all our code, so they are compiled twice, not once per unit. Units that
+    include pybind11 are in a separate file, because its headers are the largest.
+    """
+    includes_python = {unit: "pybind11" in unit.read_text() for unit in units}
+    sources = []
+    for name, with_python in (("python.cpp", True), ("units.cpp", False)):
+        lines = [f'#include "{unit}"\n' for unit in units if includes_python[unit] == with_python]
         if lines:
             (folder / name).write_text("".join(lines))
-            made.append(folder / name)
-    return made
+            sources.append(folder / name)
+    return sources
 
 
 @dataclass(frozen=True)
 class BuildJob:
-    """What to compile and link into ``library``, which is named as its module is, if it ``is_module`` of Python."""
+    """The inputs of one build of ``library``. If ``is_module``, it is a Python module named as the file."""
 
     units: list[Path]
     library: Path
-    what: str  # it is, in messages
+    what: str  # name of the library in messages
     is_module: bool = True
     includes: tuple[str, ...] = ()
-    stamps: dict[Path, tuple[int, ...] | None] = field(default_factory=dict)  # of the sources that the name is made of
+    stamps: dict[Path, tuple[int, ...] | None] = field(
+        default_factory=dict
+    )  # of the sources hashed in the library's path
 
 
 def compile_extension(work: BuildJob, compiler: list[str], lock: int) -> None:
-    """Does the work: its library appears complete or not at all.
+    """Build the library atomically: it exists completely afterwards, or not at all.
 
     The caller holds the lock of descriptor ``lock``. Raises RecorderBuildError.
     """
     library = work.library
-    for leftover in library.parent.glob("tmp-*"):  # of a build that was killed
+    for leftover in library.parent.glob("tmp-*"):  # from builds that were killed
         shutil.rmtree(leftover, ignore_errors=True)
     path = _path_with_ninja(work.what)
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=library.parent, ignore_cleanup_errors=True) as folder:
@@ -121,11 +126,11 @@ def compile_extension(work: BuildJob, compiler: list[str], lock: int) -> None:
         environment = os.environ | {"CXX": _compiler_wrapper_script(compiler, Path(folder)), "PATH": path}
         output = _run(work.what, [sys.executable, "-W", "ignore", "-c", _CHILD, json.dumps(job)], environment, lock)
     if not is_trusted_file(library):
-        raise RecorderBuildError(_explain(output or "(no output: the process that builds was killed)", work.what))
+        raise RecorderBuildError(_explain(output or "(no output: the build process was killed)", work.what))
 
 
 def _compiler_wrapper_script(compiler: list[str], folder: Path) -> str:
-    """torch takes $CXX for the name of one program: a command of several words (ccache g++) becomes a script."""
+    """Return $CXX: torch requires one program name, so a command of several words (ccache g++) becomes a script."""
     if len(compiler) == 1:
         return compiler[0]
     script = folder / "c++"
@@ -135,9 +140,9 @@ def _compiler_wrapper_script(compiler: list[str], folder: Path) -> str:
 
 
 def _path_with_ninja(what: str = "recorder") -> str:
-    """$PATH, with the folder of a pip-installed ninja in front, which an unactivated environment does not have.
+    """Return $PATH with the folder of a pip-installed ninja prepended, which a non-activated environment lacks.
 
-    Raises RecorderBuildError where there is no ninja.
+    Raises RecorderBuildError if ninja is not found.
     """
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     if importlib.util.find_spec("ninja") is not None:
@@ -150,12 +155,12 @@ def _path_with_ninja(what: str = "recorder") -> str:
 
 
 def _run(what: str, command: list[str], environment: dict[str, str], lock: int) -> str:
-    """Runs the child to its end, showing the time, and returns what it printed. It dies with an exception here."""
+    """Run the child process, showing the elapsed time, and return its output. An exception here kills the child."""
     with (
         tempfile.TemporaryFile() as output,
         StatusLine(f"building the {what} (once, about {_SECONDS[what]} s)") as status,
     ):
-        # A file, not a pipe, for its output: the child must be able to outlive this process.
+        # The output goes to a file, not a pipe: the child must be able to outlive this process.
         child = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[lock]
         )
@@ -172,7 +177,7 @@ def _run(what: str, command: list[str], environment: dict[str, str], lock: int) 
 
 
 def _explain(output: str, what: str = "recorder") -> str:
-    """The error for a failed build: the compiler's first error and, where it is a known one, what to do."""
+    """Return the message of a failed build: the compiler's first error and, for known errors, what to do."""
     lines = [line for line in output.splitlines() if not line.startswith(("ninja:", "[", "FAILED:"))]
     is_error = re.compile(r"\berror:|undefined (reference|symbol)|Killed|No such file")
     first = next((i for i, line in enumerate(lines) if is_error.search(line)), max(0, len(lines) - _ERROR_LINES))

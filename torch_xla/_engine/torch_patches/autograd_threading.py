@@ -1,9 +1,9 @@
-"""Backward passes of xla run on the thread that asks for them; those of other devices as torch runs them.
+"""Run backward passes of xla tensors on the calling thread instead of autograd's device threads.
 
-Autograd gives each device a thread of its own. Recording gains nothing from that, and waking the thread costs as much
-as recording forty ops. torch's switch (``set_multithreading_enabled``) is for the calling thread and all devices, so it
-is set for the length of a pass, and only where what is differentiated is on xla. All passes that Python starts go
-through one function of torch's (compat/modules.py). A pass that goes past it works, on a thread of the device.
+Autograd runs the backward pass of each device on a separate thread. Recording gains nothing from that, and waking the
+thread costs as much as recording forty ops. torch's switch (``set_multithreading_enabled``) applies to the calling
+thread and all devices, so it is set for the duration of a pass, and only if an output is on xla. All passes that Python
+starts go through one function of torch (compat/torch_modules.py). A pass that bypasses it runs on a device thread.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch_xla._engine.compat import torch_modules
 
 
 def patch_backward() -> None:
-    """Wraps what torch.autograd.backward and grad call, once."""
+    """Wrap the function that torch.autograd.backward and grad call, once."""
     switch = torch_modules.autograd_multithreading()
     if switch is None:
         return
     threads_on, set_threads = switch
 
-    # Written for its own cost, which every pass pays: it was a tenth of a small one with any(...) and a `with`.
+    # Optimized, as every pass runs this: with any(...) and a `with` block it took a tenth of a small pass.
     def run_backward(original: Callable[..., Any], outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         for output in outputs:
-            if getattr(output, "is_xla", False):  # an edge of the graph has no device
+            if getattr(output, "is_xla", False):  # a GradientEdge has no device
                 break
         else:
             return original(outputs, *args, **kwargs)

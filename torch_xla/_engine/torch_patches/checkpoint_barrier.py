@@ -1,6 +1,7 @@
-"""torch.utils.checkpoint on xla: what is computed again starts behind a barrier.
+"""torch.utils.checkpoint on xla: put an optimization barrier before each recomputation.
 
-XLA would find that both passes compute the same values, and keep those of the first: nothing would be saved.
+Without the barrier XLA would find that both passes compute equal values, keep those of the first pass, and save no
+memory.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from torch_xla._engine.compat import torch_modules as compat
 
 
 def with_optimization_barrier(values: Sequence[Any], after: Sequence[torch.Tensor] = ()) -> list[Any]:
-    """The values, each xla tensor a leaf of its own, which XLA computes apart from whatever else reads the same.
+    """Return the values behind an optimization barrier, each xla tensor as a new leaf that XLA computes separately.
 
-    They are read once those of ``after`` are there: otherwise XLA may compute all of a model again at once. Needs for
-    gradients stay.
+    The barrier depends on the tensors in ``after``: otherwise XLA may recompute all of a model at the same time.
+    requires_grad is preserved.
     """
     tensors = [v for v in values if _is_xla(v)]
     if not tensors:
@@ -35,7 +36,7 @@ def _is_xla(value: Any) -> bool:
 
 
 def _latest_value(values: Sequence[Any]) -> list[torch.Tensor]:
-    """What was recorded last on the device of the values: in a backward pass, the gradient that it goes on from."""
+    """Return the tensor recorded last on the device of the values: in backward, the gradient that arrived last."""
     device = next((v.device.index for v in values if _is_xla(v)), None)
     found = None if device is None else recorder.bindings().latest_values(device)
     return [] if found is None else [found]
@@ -53,5 +54,5 @@ def _frame(original: Callable[..., None], frame: Any, recompute: Callable[..., A
 
 
 def patch_checkpoint() -> None:
-    """Wraps both ways of torch.utils.checkpoint; once."""
+    """Wrap both variants of torch.utils.checkpoint, once."""
     on_import("torch.utils.checkpoint", lambda _: compat.wrap_recomputation(_detach_with_barrier, _frame))

@@ -1,7 +1,7 @@
-"""torch's control flow (cond, while_loop, map, scan, associative_scan) is recorded, where its tensors are on xla.
+"""Register xla kernels for torch's control flow (cond, while_loop, map, scan, associative_scan).
 
-Its operators get kernels for xla. Called as they are, not below torch.compile, they go past dynamo, which would trace
-them anew at each call; what a tracer looks at is left to torch.
+Direct calls, outside torch.compile, bypass dynamo, which would trace them again at each call. Calls under a tracer are
+left to torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch_xla._engine.compat import control_flow as private
 
 
 def register_control_flow() -> None:
-    """Once, on import."""
+    """Register the kernels and wrap the functions. Called once, on import."""
     private.register_kernels("cond", _cond)
     private.register_kernels("while_loop", _while_loop)
     private.register_kernels("map", _map)

@@ -1,4 +1,4 @@
-"""The time that a step waits for torch's DataLoader, as ``input`` in the journal."""
+"""Measure the time that a step waits for torch's DataLoader: ``input`` in the step timings."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def _timed_next(original: Callable[[Any], Any], iterator: Any) -> Any:
 
 
 def patch_dataloader() -> None:
-    """Counts the time in ``next`` of every DataLoader's iterator."""
+    """Measure the time in ``next`` of every DataLoader's iterator."""
     torch_modules.wrap_data_loader_next(_timed_next)

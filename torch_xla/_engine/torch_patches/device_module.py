@@ -1,6 +1,6 @@
-"""``torch.xla``: what torch's device-generic code asks of a device type (checkpointing, ``torch.random.fork_rng``).
+"""The module ``torch.xla``, which torch's device-generic code uses (checkpointing, ``torch.random.fork_rng``).
 
-Registered with ``torch._register_device_module`` (private to torch; checked on 2.13).
+Registered with ``torch._register_device_module`` (private to torch; checked with 2.13).
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from torch_xla._engine.torch_patches import manual_seed as manual_seed_patch
 
 
 def _ordinal_or_current(which: torch.device | str | int | None) -> int:
-    """The ordinal of a device; the current one for a negative number, which torch.cuda's setters ignore as well."""
+    """Return the ordinal of a device; the current one for None or a negative number, as torch.cuda does."""
     return recorder.ordinal(None if isinstance(which, int) and which < 0 else which)
 
 
 def is_available() -> bool:
-    """Whether there is a device; starts the backend."""
+    """Whether there is a device. Starts the backend."""
     return device_count() > 0
 
 
 def is_initialized() -> bool:
-    """Whether the backend has been started."""
+    """Whether the backend has started."""
     return devices.backend_started()
 
 
 def device_count() -> int:
-    """The number of xla devices of this process; starts the backend."""
+    """Return the number of xla devices of this process. Starts the backend."""
     return devices.count()
 
 
 def current_device() -> int:
-    """The ordinal of this thread's current device."""
+    """Return the ordinal of this thread's current device."""
     return int(recorder.bindings().current_device())
 
 
 def set_device(which: torch.device | str | int) -> None:
-    """Makes a device this thread's current one; a negative ordinal leaves it."""
+    """Set this thread's current device; a negative ordinal changes nothing."""
     recorder.bindings().set_current_device(_ordinal_or_current(which))
 
 
 class device:
-    """Context: another current device for the block; None or a negative ordinal leaves it."""
+    """Context manager that changes the current device; None or a negative ordinal changes nothing."""
 
     def __init__(self, which: torch.device | str | int | None) -> None:
         self._inside = _ordinal_or_current(which)
@@ -63,45 +63,46 @@ class device:
 
 
 def synchronize(which: torch.device | str | int | None = None) -> None:
-    """Runs all that is pending on a device and waits for it. Raises IndexError for an ordinal that does not exist."""
+    """Run all pending operations of a device and wait for them. Raises IndexError for an unknown ordinal."""
     ordinal = recorder.ordinal(which)
     executor.sync_device(ordinal)
     executor.wait_device(ordinal)
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds the current device."""
+    """Seed the current device."""
     recorder.bindings().set_seed(current_device(), seed & manual_seed_patch.MASK)
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds every device."""
+    """Seed every device."""
     manual_seed_patch.seed_all(seed)
 
 
 def get_rng_state(which: torch.device | str | int | None = None) -> torch.Tensor:
-    """The random state of a device, uint8[16] on the CPU: 8 bytes, and 8 of an offset from there, which is 0.
+    """Return the random state of a device, uint8[16] on the CPU: an 8-byte seed and an 8-byte offset, which is 0.
 
-    The form is that of other devices' generators: who counts the offset up, as DTensor does, gets other numbers.
+    The format is that of other devices' generators: code that increases the offset, such as DTensor, gets other
+    numbers.
     """
     state = int(recorder.bindings().get_seed(recorder.ordinal(which)))
     return torch.frombuffer(bytearray(state.to_bytes(16, "little")), dtype=torch.uint8)
 
 
 def set_rng_state(state: torch.Tensor, which: torch.device | str | int | None = None) -> None:
-    """Sets the random state of a device to what get_rng_state gave, also in an older form, uint8[8].
+    """Set the random state of a device from get_rng_state, or from the older format uint8[8].
 
-    ValueError for another size.
+    Raises ValueError for another size.
     """
     if state.numel() not in (8, 16) or state.dtype != torch.uint8:
-        raise ValueError(f"set_rng_state: an xla state is uint8[16], got {state.dtype}{list(state.shape)}")
+        raise ValueError(f"set_rng_state: expected uint8[16], got {state.dtype}{list(state.shape)}")
     data = bytes(state.cpu().tolist())
     seed, offset = (int.from_bytes(part, "little") for part in (data[:8], data[8:]))
     recorder.bindings().set_seed(recorder.ordinal(which), _mix_seed_offset(seed, offset) if offset else seed)
 
 
 def _mix_seed_offset(seed: int, offset: int) -> int:
-    """A seed for the numbers at an offset: two that differ in either have nothing to do with each other."""
+    """Return a seed for an offset; states that differ in seed or offset have unrelated random numbers."""
     mixed = seed ^ (offset * 0x9E3779B97F4A7C15 & manual_seed_patch.MASK)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ mixed >> shift) * factor & manual_seed_patch.MASK
@@ -110,7 +111,7 @@ def _mix_seed_offset(seed: int, offset: int) -> int:
 
 def make_fake_tensor(original: Callable[..., Any], kind: Any, mode: Any, elem: Any, device: Any, *args: Any,
                    **kwargs: Any) -> Any:  # fmt: skip
-    """Makes a fake tensor, on the current device where only the type is said."""
+    """Create a fake tensor; a device without an index is the current device."""
     if device.type == "xla" and device.index is None:
         device = torch.device("xla", current_device())
     return original(kind, mode, elem, device, *args, **kwargs)
@@ -121,8 +122,8 @@ def _is_in_bad_fork() -> bool:
 
 
 def __getattr__(name: str) -> bool:
-    # torch.utils.checkpoint asks for it as torch.cuda has it: a plain name. Without it no random state is kept for the
-    # second forward pass, and dropout would drop other elements there.
+    # torch.utils.checkpoint expects an attribute, as in torch.cuda. Without it, checkpoint saves no random state, and
+    # dropout would drop other elements in the recomputation.
     if name == "_initialized":
         return is_initialized()
     raise AttributeError(f"module 'torch.xla' has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""torch's fused optimizers on xla: a step of all parameters is one operation of the graph.
+"""torch's fused optimizers on xla: one graph operation updates all parameters.
 
-``torch.optim.AdamW(..., fused=True)`` (what transformers' Trainer takes by default), Adam, SGD and Adagrad. The count
-of steps is a tensor on the device then, so nothing of the program changes from step to step.
+``torch.optim.AdamW(..., fused=True)`` (the default of transformers' Trainer), Adam, SGD and Adagrad. The step count is
+a tensor on the device, so the program is the same in each step.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _ADAM = (
     "Tensor[] state_steps, *, {lr} lr, Scalar beta1, Scalar beta2, Scalar weight_decay, Scalar eps, bool amsgrad, "
     "bool maximize"
 )
-#: The name of each torch operator without ``_fused_``; its arguments, those it writes to first; how many these are. A
-#: float of torch's is a Scalar here: it is an input of the program, where a float would be a constant of it.
+#: torch operator without ``_fused_`` -> (its arguments, with those that it writes to first; the number of these). A
+#: float of torch is a Scalar here: a Scalar is a program input, whereas a float would be a constant of the program.
 _SCHEMAS = {
     "adam": (_ADAM, 5),
     "adamw": (_ADAM, 5),
@@ -38,9 +38,9 @@ _SCHEMAS = {
 
 
 def define() -> None:
-    """Makes ``torch_xla::fused_adam`` and so on known to torch; once.
+    """Define the operators ``torch_xla::fused_adam`` etc., once.
 
-    Each takes what ``aten::_fused_adam_`` takes, and returns the new values of all lists that it writes to, in order.
+    Each takes the arguments of ``aten::_fused_adam_`` etc., and returns the new values of all lists that it writes to.
     """
     for name, (arguments, lists) in _SCHEMAS.items():
         for overload, rate in (("", "Scalar"), (".tensor_lr", "Tensor")):
@@ -57,6 +57,6 @@ def _empty_like_lists(lists: int) -> Callable[..., list[torch.Tensor]]:
 
 
 def patch_fused_optimizers() -> None:
-    """Has torch.optim take ``fused=True`` for parameters on xla, and ``foreach=True`` by default."""
+    """Make torch.optim accept ``fused=True`` for parameters on xla, and use ``foreach=True`` by default."""
     torch_modules.extend_fused_devices("xla")
     torch_modules.extend_foreach_devices("xla")

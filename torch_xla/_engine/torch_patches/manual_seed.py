@@ -1,8 +1,7 @@
-"""Makes ``torch.manual_seed`` seed xla devices too.
+"""Make ``torch.manual_seed`` seed xla devices.
 
-torch offers no hook for a device type that is not its own, so ``torch.manual_seed`` and ``torch.random.manual_seed``
-are wrapped. (A generator that is seeded directly is noticed by the recorder as well,
-unless it gets the seed it had.)
+torch has no hook for third-party device types, so ``torch.manual_seed`` and ``torch.random.manual_seed`` are wrapped.
+The recorder also detects a generator that is seeded directly, unless the seed is the one that it had.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ MASK = (1 << 64) - 1
 
 
 def seed_all(seed: int) -> None:
-    """Sets the random state of every possible xla device from one seed; equal seeds give equal numbers."""
+    """Set the random state of every possible xla device from one seed; equal seeds give equal numbers."""
     recorder.bindings().set_all_seeds(seed & MASK)
 
 
 def patch_manual_seed() -> None:
-    """Wraps torch.manual_seed, once."""
+    """Wrap torch.manual_seed, once."""
     original: Callable[[Any], torch.Generator] = torch.random.manual_seed
     if getattr(original, "_torch_xla", False):
         return

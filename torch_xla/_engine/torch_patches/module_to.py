@@ -1,9 +1,8 @@
-"""``module.to("xla")`` keeps its parameters: an optimizer made before the move goes on working, and ties stay ties.
+"""``module.to("xla")`` in place: optimizers created before the move stay valid, and tied weights stay tied.
 
-A CPU tensor cannot take over the value of an xla tensor (``.data =``), so torch gives a module that moves new
-parameters, and an optimizer would go on updating the old ones without a word. torch has the remedy,
-``torch.utils.swap_tensors``, behind a flag for all modules and devices of the process; here it is used for parameters
-that move to or from xla, and for no others.
+A CPU tensor cannot take the value of an xla tensor (``.data =``), so torch creates new parameters for a moved module.
+An optimizer would silently go on updating the old ones. torch has a solution, ``torch.utils.swap_tensors``, behind a
+flag for all modules and devices of the process. This module uses it only for parameters that move to or from xla.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def _changed_device(before: nn.Parameter | None, after: nn.Parameter | None) -> 
 
 
 def _swap_into(before: nn.Parameter, after: nn.Parameter) -> None:
-    """``before`` becomes what ``after`` is, and keeps its class, attributes and hooks."""
+    """Make ``before`` equal to ``after``, but preserve its class, attributes and hooks."""
     hooks = torch_modules.parameter_hooks(before)
     after.__class__ = before.__class__
     after.__dict__.update(before.__dict__)
@@ -40,7 +39,7 @@ def _swap_into(before: nn.Parameter, after: nn.Parameter) -> None:
 
 
 def _restore_identity(module: nn.Module, old: dict[str, nn.Parameter | None]) -> None:
-    done: set[int] = set()  # a parameter may be there under two names
+    done: set[int] = set()  # a parameter may be registered under two names
     for name, before in old.items():
         after = torch_modules.direct_parameters(module).get(name)
         if before is None or after is None or not _changed_device(before, after) and id(before) not in done:
@@ -50,9 +49,9 @@ def _restore_identity(module: nn.Module, old: dict[str, nn.Parameter | None]) ->
                 _swap_into(before, after)
             except RuntimeError as error:
                 warnings.warn(
-                    f"torch_xla: {type(module).__name__}.{name} {list(before.shape)} became a new Parameter on "
-                    f"{after.device} (at {user_frames.user_line()}), because the old one is in use: {error}. Make "
-                    "optimizers, and tie weights, after the move.",
+                    f"torch_xla: {type(module).__name__}.{name} {list(before.shape)} was replaced by a new Parameter "
+                    f"on {after.device} (at {user_frames.user_line()}) because the old one is in use: {error}. Create "
+                    "optimizers and tie weights after the move.",
                     UserWarning,
                     stacklevel=2,
                 )
@@ -61,12 +60,12 @@ def _restore_identity(module: nn.Module, old: dict[str, nn.Parameter | None]) ->
         torch_modules.direct_parameters(module)[name] = before
 
 
-#: The attribute of a tensor on meta or the CPU that says how it is to lie on xla: the number of a sharding.
+#: Attribute of a meta or CPU tensor: the id of the sharding that it gets when it moves to xla.
 _WANTED = "_torch_xla_sharding"
 
 
 def shard_when_moved(t: torch.Tensor, sharding: Sharding) -> None:
-    """A parameter or buffer on meta, or a parameter on the CPU, will lie so when its module moves to xla."""
+    """Shard a meta parameter or buffer, or a CPU parameter, when its module moves to xla."""
     setattr(t, _WANTED, sharding_ids.sharding_id(sharding, t.dim()))
 
 
@@ -74,15 +73,15 @@ def _requested_shardings(tensors: Mapping[str, torch.Tensor | None]) -> dict[str
     return {name: t.__dict__[_WANTED] for name, t in tensors.items() if t is not None and _WANTED in t.__dict__}
 
 
-def _apply_shardings(tensors: Mapping[str, torch.Tensor | None], wanted: dict[str, int]) -> None:
-    """Has new tensors, which nothing has computed yet, made in parts."""
-    for name, number in wanted.items():
+def _apply_shardings(tensors: Mapping[str, torch.Tensor | None], shardings: dict[str, int]) -> None:
+    """Create new tensors, which have no value yet, in shards."""
+    for name, number in shardings.items():
         t = tensors[name]
         if t is not None and t.device.type == "xla":
             with torch.no_grad():
                 if recorder.bindings().is_view(t):
-                    # torch makes what is like a tensor on meta as a view of an empty one: the layout would be that of
-                    # the view alone, and gone when it is written to.
+                    # torch creates a tensor like a meta tensor as a view of an empty one: only the view would have the
+                    # sharding, and lose it at the first write.
                     t.data = torch.empty_like(t)
                 recorder.bindings().with_execution_lock(0, recorder.bindings().reshard, t, number)
             t.__dict__.pop(_WANTED, None)
@@ -91,7 +90,7 @@ def _apply_shardings(tensors: Mapping[str, torch.Tensor | None], wanted: dict[st
 
 
 def _sharded_upload(move: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What moves a tensor, and uploads one that is to lie in some way so: no device has all of it."""
+    """Wrap a function that moves a tensor: a tensor with a requested sharding is uploaded in shards only."""
 
     def run(t: torch.Tensor) -> torch.Tensor:
         number = getattr(t, "__dict__", {}).get(_WANTED)
@@ -108,16 +107,16 @@ def _apply(
     original: Callable[..., Any], module: nn.Module, fn: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> nn.Module:
     old = dict(torch_modules.direct_parameters(module))
-    wanted, buffers = _requested_shardings(old), _requested_shardings(torch_modules.direct_buffers(module))
-    original(module, _sharded_upload(fn) if wanted else fn, *args, **kwargs)
+    shardings, buffers = _requested_shardings(old), _requested_shardings(torch_modules.direct_buffers(module))
+    original(module, _sharded_upload(fn) if shardings else fn, *args, **kwargs)
     if old:
         _restore_identity(module, old)
-    if wanted or buffers:
-        _apply_shardings(torch_modules.direct_parameters(module), wanted)
+    if shardings or buffers:
+        _apply_shardings(torch_modules.direct_parameters(module), shardings)
         _apply_shardings(torch_modules.direct_buffers(module), buffers)
     return module
 
 
 def patch_module_to() -> None:
-    """Wraps what ``Module.to`` does to each module."""
+    """Wrap what ``Module.to`` does to each module."""
     torch_modules.wrap_module_apply(_apply)

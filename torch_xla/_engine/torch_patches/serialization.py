@@ -1,13 +1,13 @@
-"""How xla tensors get into files and other processes, and back: by value, with the name of their device.
+"""Serialize xla tensors into files and other processes: by value, with the name of their device.
 
-torch pickles a tensor of a device without storage as a CPU copy and the device's name. What it leaves open is closed
-here, by wrapping names that are private to torch (compat/serialization.py has those) or have no hook:
+torch pickles a device tensor without storage as a CPU copy and the device's name. This module adds what is missing, by
+wrapping names that are private to torch (compat/serialization.py) or have no hook:
 
-    Tensor._reduce_ex_internal       a leaf that requires grad could not be loaded again
-    torch.save                       a tensor saved together with a view of it is refused, as documented
-    torch._utils._get_restore_location   map_location as a function; a device that does not exist
+    Tensor._reduce_ex_internal       a leaf that requires grad could not be loaded
+    torch.save                       a tensor saved together with a view of it raises, as documented
+    torch._utils._get_restore_location   map_location functions; a device that does not exist
     torch.serialization._legacy_load, torch._utils._rebuild_device_tensor_from_cpu_tensor   files from before 1.6,
-                                     whose values come after the tensors that are made of them
+                                     which contain the values after the tensors
     torch.serialization.register_package (public)   files of other devices with map_location="xla"
     multiprocessing's ForkingPickler (public)       queues, pipes and arguments of processes
 """
@@ -30,26 +30,26 @@ from torch_xla._engine.compat import serialization
 from torch_xla._engine.device import devices
 from torch_xla._engine.execution import barrier
 
-#: What __reduce_ex__ gives: a function and its arguments.
+#: The result of __reduce_ex__: a function and its arguments.
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class SaveContext:
-    """What one torch.save has seen. Lives as long as that call, and belongs to its thread."""
+    """State of one torch.save call: lives during the call, on its thread."""
 
     def __init__(self, older: bool) -> None:
         self._older = older
-        self._owner: dict[int, int] = {}  # memory -> the tensor that was saved first
+        self._owner: dict[int, int] = {}  # storage -> the tensor that was saved first
         self._copies: dict[int, torch.Tensor] = {}  # tensor -> its values on the CPU
         self._cut: set[int] = set()
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The values on the CPU, one copy for tensors that are one. RuntimeError for a view of another tensor."""
+        """Return the values on the CPU, one copy per tensor. Raises RuntimeError for a view of another saved tensor."""
         if self._older:
             raise RuntimeError(
-                "torch.save: a file of the older format (_use_new_zipfile_serialization=False) cannot hold xla tensors "
-                f"({tensor.dtype}{list(tensor.shape)} on {tensor.device}): its values come after its tensors, which "
-                "torch.load moves to their device before it has them. Leave that argument out, or save tensor.cpu()."
+                "torch.save: the legacy format (_use_new_zipfile_serialization=False) does not support xla tensors "
+                f"({tensor.dtype}{list(tensor.shape)} on {tensor.device}): it stores values after tensors, but "
+                "torch.load moves tensors to their device first. Remove that argument, or save tensor.cpu()."
             )
         self._run_pending(tensor.device.index)
         module = recorder.bindings()
@@ -61,8 +61,8 @@ class SaveContext:
         if first != number:
             raise RuntimeError(
                 f"Tensor ID {number} is sharing a view with tensor ID {first}\n  torch.save: a tensor "
-                f"({tensor.dtype}{list(tensor.shape)} on {tensor.device}) is a view of the memory of another one in "
-                "the same file. xla tensors are saved by value, so the two would no longer share it. Save clone() of "
+                f"({tensor.dtype}{list(tensor.shape)} on {tensor.device}) shares memory with another one in the same "
+                "file. xla tensors are saved by value, so the loaded tensors would not share memory. Save clone() of "
                 "one of them, or move the tensor to the CPU with .cpu() and save that with its views (xm.save copies "
                 "everything to the CPU)."
             )
@@ -71,7 +71,7 @@ class SaveContext:
         return self._copies[number]
 
     def _run_pending(self, device: int) -> None:
-        # One graph for all that is about to be saved, not one for each tensor.
+        # Run one graph for all tensors to save, not one for each tensor.
         if device not in self._cut:
             self._cut.add(device)
             if recorder.bindings().pending_count(device):
@@ -80,7 +80,7 @@ class SaveContext:
 
 class _Thread(threading.local):
     saving: SaveContext | None = None
-    awaited: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of a file of the older format: see _load_older
+    awaited: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of a legacy file: see _load_older
 
 
 _thread = _Thread()
@@ -105,10 +105,10 @@ def _reduce(original: Callable[..., Reduced], tensor: torch.Tensor, protocol: An
 
 
 def _load_older(original: Callable[..., Any], file: Any, map_location: Any, *args: Any, **kwargs: Any) -> Any:
-    """torch.load of a file whose values come last: what was made of them before they were there is filled in then."""
+    """Load a legacy file, which stores values after tensors: fill in tensors that were created before their values."""
     before = _thread.awaited, serialization.map_location()
     _thread.awaited = []
-    serialization.set_map_location(map_location)  # torch sets it for the newer format only
+    serialization.set_map_location(map_location)  # torch sets it only for the zip format
     try:
         loaded = original(file, map_location, *args, **kwargs)
         for tensor, values in _thread.awaited:
@@ -127,12 +127,12 @@ def _rebuild_on_device(original: Callable[..., Any], values: torch.Tensor, *args
 
 
 def _check(device: Any) -> Any:
-    """``device`` as it is. RuntimeError for an xla device that does not exist."""
+    """Return ``device``. Raises RuntimeError for an xla device that does not exist."""
     place = torch.device(device)
     if place.type == "xla" and place.index is not None and place.index >= devices.count():
         count = devices.count()
         raise RuntimeError(
-            f"torch.load: there is a tensor for {place}, which does not exist: this process has {count} xla "
+            f"torch.load: the file has a tensor on {place}, which does not exist: this process has {count} xla "
             f"device{'s'[: count != 1]} (xla:0{f' to xla:{count - 1}' if count > 1 else ''}). Pass "
             "map_location='xla:0' or map_location='cpu'."
         )
@@ -140,7 +140,7 @@ def _check(device: Any) -> Any:
 
 
 def _restore_location(original: Callable[[Any], Any], device: Any) -> Any:
-    """Where torch.load puts a tensor that was saved on ``device``."""
+    """Return the device to which torch.load moves a tensor that was saved on ``device``."""
     where = serialization.map_location()
     if not str(device).startswith("xla"):
         return original(device)
@@ -151,25 +151,25 @@ def _restore_location(original: Callable[[Any], Any], device: Any) -> Any:
 
 
 class LoadingStorage(torch.UntypedStorage):
-    """A storage that torch.load has read, for a tensor on xla: torch asks where it is, and calls ``set_`` there."""
+    """A storage that torch.load has read, for a tensor on xla: torch reads its device, and calls ``set_`` there."""
 
     destination: torch.device
-    asked = False  # a tensor has been made of it
+    is_used = False  # a tensor was created from it
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The xla device."""
-        self.asked = True
+        self.is_used = True
         return self.destination
 
     def _set_from_file(self, *args: Any) -> Any:
-        if not self.asked:
-            # A storage alone, as pickle has it of a CPU tensor's: it is one of the CPU, and so is what is made of it.
+        if not self.is_used:
+            # A bare storage, as pickle stores it for a CPU tensor: it stays on the CPU, as do tensors created from it.
             self.__class__ = torch.UntypedStorage  # type: ignore[assignment]
             return self._set_from_file(*args)
         raise RuntimeError(
-            "torch.load: a file in torch's format from before 1.6 cannot be loaded onto xla directly, because its "
-            "values come after its tensors; use map_location='cpu', then .to('xla')"
+            "torch.load: cannot load a file in torch's format from before 1.6 onto xla directly, because it stores "
+            "values after tensors; use map_location='cpu', then .to('xla')"
         )
 
 
@@ -190,9 +190,9 @@ def _rebuild(kind: type, file: bytes, device: str, requires_grad: bool) -> torch
 
 
 def _reduce_for_process(tensor: torch.Tensor) -> Any:
-    """For queues, pipes and arguments of processes: the bytes themselves.
+    """Pickle a tensor for queues, pipes and process arguments: its bytes.
 
-    CPU tensors go through shared memory, which the sender has to outlive; a copy in it would gain nothing.
+    CPU tensors are passed in shared memory, which requires that the sender outlives it; here that would save no copy.
     """
     if tensor.device.type != "xla" or (tensor.requires_grad and not tensor.is_leaf):
         return reductions.reduce_tensor(tensor)
@@ -202,7 +202,7 @@ def _reduce_for_process(tensor: torch.Tensor) -> Any:
 
 
 def patch_serialization() -> None:
-    """Wraps the names above, once."""
+    """Wrap the names above, once."""
     original_save = torch.serialization.save
     if getattr(original_save, "_torch_xla", False):
         return

@@ -1,7 +1,7 @@
-"""``nn.TransformerEncoder`` in evaluation leaves zeros at padded positions, as it does on other devices.
+"""Make ``nn.TransformerEncoder`` in evaluation mode return zeros at padded positions, as on other devices.
 
-There it packs the rows of a batch into a nested tensor, which leaves the padding out, and unpacks them with
-zeros there. xla has no such tensors: the layers see the padding, and the zeros are put in after them.
+On other devices it packs the rows of a batch into a nested tensor without the padding, and unpacks them with zeros. xla
+does not support nested tensors: the layers compute the padded positions, and zeros are inserted afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 def _would_use_nested_tensor(
     encoder: nn.TransformerEncoder, src: Tensor, mask: Tensor | None, padding: Tensor | None
 ) -> bool:
-    """Whether torch would make a nested tensor of ``src`` elsewhere, if the padding is at the end of each row."""
+    """Whether torch would use a nested tensor for ``src`` on other devices, assuming padding at the end of each row."""
     first = encoder.layers[0]
     return (
         src.device.type == "xla"
@@ -38,14 +38,14 @@ def _forward(encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> Te
     for layer in encoder.layers:
         output = layer(output, src_key_padding_mask=padding)
     empty = padding if padding.dtype == torch.bool else padding != 0
-    if getattr(encoder, "mask_check", True):  # rows that have padding elsewhere are not packed
+    if getattr(encoder, "mask_check", True):  # rows with padding in other positions are not packed
         empty = empty & (empty[:, 1:] >= empty[:, :-1]).all()
     output = output.masked_fill(empty.unsqueeze(-1), 0)
     return output if encoder.norm is None else encoder.norm(output)
 
 
 def patch_transformer_encoder() -> None:
-    """Once, on import."""
+    """Wrap the forward of TransformerEncoder. Called once, on import."""
     forward = nn.TransformerEncoder.forward
 
     @functools.wraps(forward)
@@ -60,7 +60,7 @@ def patch_transformer_encoder() -> None:
             return forward(self, src, mask, src_key_padding_mask, is_causal)
         if _would_use_nested_tensor(self, src, mask, src_key_padding_mask):
             return _forward(self, src, src_key_padding_mask)
-        # Where torch does not pack either, it looks at the padding's values before it knows.
+        # torch reads the padding's values to decide whether to pack.
         packs, self.use_nested_tensor = getattr(self, "use_nested_tensor", False), False
         try:
             return forward(self, src, mask, src_key_padding_mask, is_causal)

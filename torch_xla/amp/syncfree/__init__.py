@@ -1,4 +1,4 @@
-"""Drop-in optimizers whose step can be called off by a tensor on the device; see their base class in optimizer.py."""
+"""Optimizers whose step is skipped by a tensor on the device; drop-in replacements for torch's. See optimizer.py."""
 
 from __future__ import annotations
 

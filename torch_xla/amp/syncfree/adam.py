@@ -14,12 +14,12 @@ from torch_xla.amp.syncfree.optimizer import SyncFree
 
 
 class AdamBase(SyncFree):
-    """The step of Adam and AdamW, for their torch classes to inherit from before torch's own.
+    """The step of Adam and AdamW; a mixin that precedes torch's class in the bases.
 
     The state is torch's with ``capturable=True``: step, exp_avg, exp_avg_sq, and max_exp_avg_sq with amsgrad.
     """
 
-    WEIGHT_DECAY: float  # unless the constructor is given another
+    WEIGHT_DECAY: float  # default of the constructor
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class AdamBase(SyncFree):
         decay = self.WEIGHT_DECAY if weight_decay is None else weight_decay
         options: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay, "amsgrad": amsgrad}
         options |= {"maximize": maximize, "capturable": True}
-        super().__init__(params, **options)  # torch's Adam or AdamW: what comes next in the order of inheritance
+        super().__init__(params, **options)  # torch's Adam or AdamW, next in the method resolution order
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the state of torch's optimizer of that name too; its step count moves to the device."""
+        """Load the state of this optimizer or of torch's equivalent; move the step count to the device."""
         groups = [{**group, "capturable": True} for group in state_dict["param_groups"]]
         super().load_state_dict({**state_dict, "param_groups": groups})
 

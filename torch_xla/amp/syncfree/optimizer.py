@@ -1,4 +1,4 @@
-"""What the syncfree optimizers share: a step that a tensor can call off."""
+"""Base class of the syncfree optimizers: a step that is skipped by a tensor on the device."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch_xla.amp.conditional_step import SkipCondition
 class SyncFree(torch.optim.Optimizer):
     """An optimizer with all of its state on the device.
 
-    ``step(closure=None, found_inf=None)``: where ``found_inf``, a tensor of one element, is not zero, neither
-    parameters nor state change. A GradScaler (torch's or torch_xla's) leaves that and the unscaling of gradients to
-    step, through the attributes found_inf and grad_scale that it sets for the call.
+    ``step(closure=None, found_inf=None)``: if ``found_inf``, a one-element tensor, is nonzero, neither parameters nor
+    state change. A GradScaler (torch's or torch_xla's) delegates this check and the unscaling of gradients to step: it
+    sets the attributes found_inf and grad_scale for the call.
     """
 
     _step_supports_amp_scaling = True  # read by torch.amp.GradScaler; an entry of compat
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, found_inf: Tensor | None = None) -> Any:
-        """One step; returns what ``closure`` returns, which is called first, with gradients on."""
+        """Run one step and return the result of ``closure``, which is called first, with gradients enabled."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -47,5 +47,5 @@ class SyncFree(torch.optim.Optimizer):
             p.grad.mul_(inverse.to(p.device))
 
     def _update(self, group: dict[str, Any], params: list[Tensor], skipped: SkipCondition | None) -> None:
-        """Updates parameters that have a gradient, and their state, unless ``skipped``."""
+        """Update the parameters that have a gradient, and their state, unless ``skipped``."""
         raise NotImplementedError

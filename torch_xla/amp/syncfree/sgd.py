@@ -1,4 +1,4 @@
-"""SGD whose first step, too, can be called off on the device."""
+"""SGD whose steps, including the first, can be skipped on the device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch_xla.amp.syncfree.optimizer import SyncFree
 class SGD(SyncFree, torch.optim.SGD):
     """torch.optim.SGD whose step takes ``found_inf``. Shapes and options are torch's.
 
-    The state is torch's momentum_buffer, zeros until a first step counted; with ``dampening`` also ``started``, a bool
-    tensor, since torch's first step is not damped.
+    The state is torch's momentum_buffer, which is zero until a step takes effect; with ``dampening`` also ``started``,
+    a bool tensor, since torch does not dampen the first step.
     """
 
     def __init__(

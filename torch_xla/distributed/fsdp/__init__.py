@@ -1,4 +1,4 @@
-"""FSDP among replicas; with SPMD see torch_xla.experimental.spmd_fully_sharded_data_parallel."""
+"""FSDP over replica processes; for SPMD see torch_xla.experimental.spmd_fully_sharded_data_parallel."""
 
 from torch_xla.distributed.fsdp.state_dict_utils import (
     consolidate_sharded_model_checkpoints,

@@ -1,4 +1,4 @@
-"""Shares of parameters: what a replica holds of them, and the gathered whole."""
+"""Shards of parameters: split a parameter over replicas, and all-gather it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_xla.runtime import global_ordinal, world_size
 
 @dataclass(frozen=True)
 class ShardGroup:
-    """The replicas that share a model, and this one's place among them."""
+    """The replicas that share a model, and this replica's rank among them."""
 
     groups: list[list[int]] | None
     rank: int
@@ -26,22 +26,22 @@ class ShardGroup:
 
     @classmethod
     def of(cls, groups: list[list[int]] | None, rank: int | None, size: int | None) -> ShardGroup:
-        """The group of this replica. Raises ValueError where it is in none."""
+        """Return the group of this replica. Raises ValueError if it is in no group."""
         mine = list(range(world_size()))
         if groups is not None:
             found = [group for group in groups if global_ordinal() in group]
             if not found:
-                raise ValueError(f"sharding_groups={groups}: replica {global_ordinal()} is in none")
+                raise ValueError(f"sharding_groups={groups}: replica {global_ordinal()} is in no group")
             mine = found[0]
         return cls(groups, mine.index(global_ordinal()) if rank is None else rank, len(mine) if size is None else size)
 
 
 @dataclass
 class Shard:
-    """This replica's share of a parameter, or of several that are laid end to end.
+    """This replica's shard of a parameter, or of several parameters that are flattened and concatenated.
 
-    ``places`` are the layers and names that have the parameters; one that is there twice has two. ``pieces`` says for
-    each place which of the parameters it is; ``shapes`` are theirs.
+    ``places`` are the (layer, name) slots of the parameters; a shared parameter has several. ``pieces`` is, per slot,
+    the index of its parameter; ``shapes`` are the parameters' shapes.
     """
 
     key: str
@@ -50,10 +50,10 @@ class Shard:
     names: list[str]
     places: list[tuple[nn.Module, str]]
     pieces: list[int]
-    rows: bool  # the share is some rows; else some elements
+    rows: bool  # the shard is a range of rows; otherwise a range of elements
 
     def split(self, whole: torch.Tensor) -> list[torch.Tensor]:
-        """The parameter of each place, out of the gathered whole."""
+        """Return the parameter of each slot, from the gathered values."""
         if self.rows:
             parts = [whole[: self.shapes[0][0]]]
         else:
@@ -64,7 +64,7 @@ class Shard:
         return [parts[piece] for piece in self.pieces]
 
     def metadata(self, names: list[str]) -> dict[str, Any]:
-        """What consolidating has to know; the names are those in the module that was wrapped."""
+        """Return the metadata for consolidation; the names are those in the wrapped module."""
         return {
             "names": names,
             "pieces": list(self.pieces),
@@ -81,7 +81,7 @@ def make_shard(
     rows: bool,
     multiple: int,
 ) -> Shard:
-    """This replica's share of the parameters; only that moves to xla."""
+    """Create this replica's shard of the parameters; only the shard moves to xla."""
     rows = rows and params[0].dim() > 0
     value = params[0].detach() if rows else torch.cat([p.detach().reshape(-1) for p in params])
     share = shard_of(value, group, 1 if rows else multiple)
@@ -101,7 +101,7 @@ def make_shard(
 
 
 def shard_of(value: torch.Tensor, group: ShardGroup, multiple: int = 1) -> torch.Tensor:
-    """A replica's part of a tensor along dimension 0, filled up with zeros so that all parts have one size."""
+    """Return a replica's shard of a tensor along dimension 0, zero-padded so that all shards have the same size."""
     size = -(-value.shape[0] // (group.size * multiple)) * multiple
     part = value[group.rank * size : (group.rank + 1) * size]
     missing = size - part.shape[0]
@@ -111,7 +111,7 @@ def shard_of(value: torch.Tensor, group: ShardGroup, multiple: int = 1) -> torch
 
 
 class _AllGatherShard(torch.autograd.Function):
-    """The whole of a share; its gradient is this replica's share of the sum, scaled."""
+    """All-gather a shard; backward reduce-scatters the gradient and scales it."""
 
     @staticmethod
     def forward(ctx: Any, share: torch.Tensor, group: ShardGroup, dtype: torch.dtype | None, wide: bool, scale: float,
@@ -128,7 +128,7 @@ class _AllGatherShard(torch.autograd.Function):
 
 
 def reduce_scatter_dim0(value: torch.Tensor, group: ShardGroup, scale: float) -> torch.Tensor:
-    """This replica's part, along dimension 0, of the sum over the group, scaled."""
+    """Return this replica's shard, along dimension 0, of the scaled sum over the group."""
     if group.size == 1:
         return value * scale
     found = xm.reduce_scatter("sum", value, scale, 0, group.size, groups=group.groups)
@@ -144,6 +144,6 @@ def gather(
     scale: float,
     after: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """All replicas' shares together, in the dtype, computed once ``after`` is there; differentiable."""
+    """All-gather all replicas' shards in the dtype, ordered after the tensors ``after``; differentiable."""
     whole: torch.Tensor = _AllGatherShard.apply(shard.parameter, group, dtype, wide, scale, after)  # type: ignore[no-untyped-call]
     return whole

@@ -1,4 +1,4 @@
-"""``python -m torch_xla.distributed.fsdp.consolidate_sharded_ckpts``: see state_dict_utils."""
+"""Merge the checkpoints of FSDP's replicas: ``python -m torch_xla.distributed.fsdp.consolidate_sharded_ckpts``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch_xla.distributed.fsdp.state_dict_utils import consolidate_sharded_mode
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description="One checkpoint of a whole model, out of those of FSDP's replicas")
-    parser.add_argument("--ckpt_prefix", required=True, help="how the files begin, with their folder")
-    parser.add_argument("--ckpt_suffix", default="*.pth", help="how they go on (default: %(default)s)")
-    parser.add_argument("--save_path", default="", help="default: the prefix and _consolidated.pth")
+    """Parse the arguments and write the consolidated checkpoint."""
+    parser = argparse.ArgumentParser(description="Merge the checkpoints of FSDP's replicas into one of the full model")
+    parser.add_argument("--ckpt_prefix", required=True, help="common prefix of the files, with their folder")
+    parser.add_argument("--ckpt_suffix", default="*.pth", help="pattern of the rest (default: %(default)s)")
+    parser.add_argument("--save_path", default="", help="output file (default: the prefix and _consolidated.pth)")
     options = parser.parse_args()
     _, path = consolidate_sharded_model_checkpoints(options.ckpt_prefix, options.ckpt_suffix, options.save_path)
     print(f"saved {path}")

@@ -1,4 +1,4 @@
-"""One checkpoint of a whole model, out of those that the replicas of an FSDP job have saved of their shares."""
+"""Merge the sharded checkpoints of an FSDP job's replicas into one checkpoint of the full model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ __all__ = ["consolidate_sharded_model_checkpoints", "consolidate_sharded_state_d
 def consolidate_sharded_state_dicts(
     state_dict_list: Sequence[Mapping[str, torch.Tensor]], shard_metadata: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """The state dict of the module that was wrapped, out of the replicas' ``model.state_dict()``, in order of ranks.
+    """Return the state dict of the wrapped module, merged from the replicas' state dicts.
 
-    ``shard_metadata``: ``model.get_shard_metadata()`` of any of them. Raises ValueError for another number of them.
+    Args:
+      state_dict_list: ``model.state_dict()`` of each replica, in order of ranks.
+      shard_metadata: ``model.get_shard_metadata()`` of any replica.
+
+    Raises:
+      ValueError: the number of state dicts is not the number of replicas.
     """
     if len(state_dict_list) != shard_metadata["world_size"]:
-        raise ValueError(f"{len(state_dict_list)} state dicts of the {shard_metadata['world_size']} replicas")
+        raise ValueError(
+            f"got {len(state_dict_list)} state dicts, expected {shard_metadata['world_size']} (one per replica)"
+        )
     whole: dict[str, torch.Tensor] = {}
     for key, value in state_dict_list[0].items():
         info = shard_metadata["shard_info"].get(key)
@@ -46,22 +53,34 @@ def _join_shards(shares: Sequence[torch.Tensor], info: Mapping[str, Any]) -> dic
 def consolidate_sharded_model_checkpoints(
     ckpt_prefix: str, ckpt_suffix: str = "*.pth", save_path: str = "", save_model: bool = True
 ) -> tuple[dict[str, Any], str | None]:
-    """({"model": state dict of the whole model}, where it was saved), out of the files ``ckpt_prefix + ckpt_suffix``.
+    """Merge the files ``ckpt_prefix + ckpt_suffix`` of an FSDP job's replicas.
 
-    Each replica saves ``{"model": model.state_dict(), "shard_metadata": model.get_shard_metadata()}`` in a file of its
-    own. The default of ``save_path`` is ``ckpt_prefix + "_consolidated.pth"``. Raises FileNotFoundError without files,
-    ValueError where some are missing.
+    Each replica saves ``{"model": model.state_dict(), "shard_metadata": model.get_shard_metadata()}`` in a separate
+    file.
+
+    Args:
+      ckpt_prefix: common prefix of the files, with their folder.
+      ckpt_suffix: glob pattern of the rest.
+      save_path: output file; default: ``ckpt_prefix + "_consolidated.pth"``.
+      save_model: write the output file.
+
+    Returns:
+      ({"model": state dict of the full model}, path of the output file or None).
+
+    Raises:
+      FileNotFoundError: there are no files.
+      ValueError: files are missing.
     """
     path = save_path or f"{ckpt_prefix}_consolidated.pth"
     files = [name for name in sorted(glob.glob(ckpt_prefix + ckpt_suffix)) if name != path]
     if not files:
-        raise FileNotFoundError(f"there is no file {ckpt_prefix + ckpt_suffix}")
+        raise FileNotFoundError(f"no file matches {ckpt_prefix + ckpt_suffix}")
     saved = [torch.load(name, map_location="cpu") for name in files]
     saved.sort(key=lambda one: one["shard_metadata"]["rank"])
     ranks = [one["shard_metadata"]["rank"] for one in saved]
     count = saved[0]["shard_metadata"]["world_size"]
     if ranks != list(range(count)):
-        raise ValueError(f"{ckpt_prefix + ckpt_suffix}: the files are of ranks {ranks}, expected 0 to {count - 1}")
+        raise ValueError(f"{ckpt_prefix + ckpt_suffix}: found files of ranks {ranks}, expected 0 to {count - 1}")
     whole = {"model": consolidate_sharded_state_dicts([one["model"] for one in saved], saved[0]["shard_metadata"])}
     if save_model:
         torch.save(whole, path)

@@ -1,6 +1,6 @@
-"""What goes with FSDP: modules that compute again, linear layers whose backward reads the weight itself.
+"""Utilities of FSDP: activation checkpointing of modules, linear layers whose backward reads the weight itself.
 
-And collectives as FSDP calls them: in buckets, or without an exchange, to see what exchanging costs.
+Also bucketed collectives as FSDP calls them, and stand-ins without communication, to measure its cost.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Groups = Sequence[Sequence[int]] | None
 
 M = TypeVar("M", bound=nn.Module)
 
-#: The attribute of a module whose forward is computed again in the backward pass: what computes it.
+#: The attribute of a module whose forward is recomputed in the backward pass: its original forward.
 PLAIN_FORWARD = "_torch_xla_plain_forward"
 
 
 def checkpoint_module(module: M) -> M:
-    """The module, whose forward keeps nothing for the backward pass but its inputs: see torch_xla.utils.checkpoint.
+    """Wrap the module's forward in activation checkpointing: see torch_xla.utils.checkpoint.
 
-    Its parameters get gradients also where no input needs one. To go with FSDP: ``FSDP(checkpoint_module(layer))``.
+    Its parameters get gradients even if no input requires one. With FSDP: ``FSDP(checkpoint_module(layer))``.
     """
     plain = module.forward
     object.__setattr__(module, PLAIN_FORWARD, plain)
@@ -55,9 +55,9 @@ def _xla_patched_nn_linear_forward(m: nn.Linear, input: torch.Tensor) -> torch.T
 def apply_xla_patch_to_nn_linear(
     module: M, patched_function: Callable[[nn.Linear, torch.Tensor], torch.Tensor] = _xla_patched_nn_linear_forward
 ) -> M:
-    """Gives every nn.Linear in the module, or itself, ``patched_function(layer, input)`` as its forward; returns it.
+    """Set ``patched_function(layer, input)`` as the forward of every nn.Linear in the module, or of itself; return it.
 
-    Subclasses, and layers whose forward is someone else's already, are left.
+    Subclasses, and layers whose forward is already replaced, are unchanged.
     """
     for layer in module.modules():
         if type(layer) is nn.Linear and "forward" not in layer.__dict__:
@@ -66,12 +66,12 @@ def apply_xla_patch_to_nn_linear(
 
 
 def dummy_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
-    """A tensor of all_gather's shape, of this replica's values alone: nothing is exchanged."""
+    """Return a tensor of all_gather's shape with this replica's values only, without communication."""
     return torch.cat([value] * collectives.group_size(groups), dim)
 
 
 def dummy_all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Groups = None) -> Any:
-    """This replica's values times ``scale``, as all_reduce returns them: nothing is exchanged."""
+    """Return this replica's values times ``scale`` as all_reduce does, without communication."""
     if isinstance(inputs, torch.Tensor):
         return inputs * scale
     with torch.no_grad():
@@ -81,31 +81,31 @@ def dummy_all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: 
 
 
 class DummyReduceScatter:
-    """BucketizedReduceScatter without an exchange: a part of the shape of this replica's, of its own values."""
+    """BucketizedReduceScatter without communication: a slice of this replica's values, of the shard's shape."""
 
     def __init__(self, shard_count: int) -> None:
         self.shard_count = shard_count
         self.scale = 1.0
 
     def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:
-        """Calls back with the part at once."""
+        """Call back with the slice immediately."""
         part = input[: input.shape[0] // self.shard_count]
         callback(part if self.scale == 1.0 else part * self.scale)
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no tensor is pending."""
 
 
 class BucketizedReduceScatter:
-    """Sums tensors over the replicas, in buckets; each replica gets its part along dimension 0.
+    """Reduce-scatter tensors along dimension 0, in buckets.
 
     Args:
-      bucket_size_mb: the MB of a bucket; 0: each tensor goes at once.
-      shard_count: the replicas of a group.
-      groups: who exchanges with whom; None: all replicas.
-      pin_layout: without effect.
+      bucket_size_mb: maximum size of a bucket in MB; 0: send each tensor immediately.
+      shard_count: number of replicas in a group.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+      pin_layout: has no effect.
 
-    ``scale`` is an attribute; sums are multiplied by it.
+    The attribute ``scale`` is a factor of the sums.
     """
 
     def __init__(self, bucket_size_mb: int, shard_count: int, groups: Groups = None, pin_layout: bool = True) -> None:
@@ -114,7 +114,7 @@ class BucketizedReduceScatter:
         self._waiting: list[tuple[torch.Tensor, Callable[[torch.Tensor], object]]] = []
 
     def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:
-        """Puts a tensor into the bucket; ``callback`` gets this replica's part of the sum when the bucket goes."""
+        """Add a tensor to the bucket; ``callback`` receives this replica's shard of the sum when the bucket is sent."""
         if self._waiting and sum(t.nbytes for t, _ in self._waiting) + input.nbytes > self._cap:
             self.flush()
         self._waiting.append((input, callback))
@@ -122,7 +122,7 @@ class BucketizedReduceScatter:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what waits; calls back in order."""
+        """Send the pending tensors and call back in order."""
         waiting, self._waiting = self._waiting, []
         tensors = [tensor for tensor, _ in waiting]
         parts = xm.reduce_scatter("sum", tensors, self.scale, 0, self.shard_count, self.groups)

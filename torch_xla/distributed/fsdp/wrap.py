@@ -1,8 +1,8 @@
-"""Which modules inside a model are wrapped one by one: policies, and what applies them.
+"""Auto-wrap policies, which select the submodules of a model to wrap, and their application.
 
-A policy is ``policy(module=, recurse=, unwrapped_params=) -> bool``. With ``recurse=True`` it says whether to look at
-the module's children, with ``recurse=False`` whether to wrap the module, whose parameters outside of wrapped children
-are ``unwrapped_params`` in number.
+A policy is ``policy(module=, recurse=, unwrapped_params=) -> bool``. With ``recurse=True`` it returns whether to visit
+the module's children, with ``recurse=False`` whether to wrap the module. ``unwrapped_params`` is the number of its
+parameters outside wrapped children.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Policy = Callable[..., bool]
 
 
 def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
-    """Wraps every module."""
+    """Wrap every module."""
     return True
 
 
 def lambda_auto_wrap_policy(
     module: nn.Module, recurse: bool, unwrapped_params: int, lambda_fn: Callable[[nn.Module], bool]
 ) -> bool:
-    """Wraps the modules for which ``lambda_fn(module)`` is true."""
+    """Wrap the modules for which ``lambda_fn(module)`` is true."""
     return True if recurse else lambda_fn(module)
 
 
 def transformer_auto_wrap_policy(
     module: nn.Module, recurse: bool, unwrapped_params: int, transformer_layer_cls: set[type[nn.Module]]
 ) -> bool:
-    """Wraps the modules of the given classes."""
+    """Wrap the modules of the given classes."""
     return True if recurse else isinstance(module, tuple(transformer_layer_cls))
 
 
@@ -49,10 +49,10 @@ def size_based_auto_wrap_policy(
     force_leaf_modules: set[type[nn.Module]] | None = None,
     exclude_wrap_modules: set[type[nn.Module]] | None = None,
 ) -> bool:
-    """Wraps a module as soon as it has that many parameters which are in no wrapped one.
+    """Wrap a module as soon as it has ``min_num_params`` parameters outside wrapped modules.
 
-    Modules of ``force_leaf_modules`` (default: nn.MultiheadAttention) are not looked into, those of
-    ``exclude_wrap_modules`` (default: nn.ModuleList, nn.ModuleDict) not wrapped.
+    Submodules of ``force_leaf_modules`` (default: nn.MultiheadAttention) are not visited; modules of
+    ``exclude_wrap_modules`` (default: nn.ModuleList, nn.ModuleDict) are not wrapped.
     """
     leaves = size_based_auto_wrap_policy.FORCE_LEAF_MODULES if force_leaf_modules is None else force_leaf_modules  # type: ignore[attr-defined]
     never = size_based_auto_wrap_policy.EXCLUDE_WRAP_MODULES if exclude_wrap_modules is None else exclude_wrap_modules  # type: ignore[attr-defined]
@@ -73,10 +73,13 @@ def recursive_wrap(
     only_wrap_children: bool = False,
     **kwargs: Any,
 ) -> tuple[nn.Module, int]:
-    """Wraps what the policy says, from the innermost outwards: (the module, or its wrapper, parameters wrapped).
+    """Wrap the submodules that the policy selects, innermost first.
 
-    A wrapper is ``wrapper_cls(module, **kwargs)``; where that is a class, its instances are taken as they are. A module
-    that occurs twice has one wrapper. Ignored modules are not wrapped, nor ignored parameters counted.
+    A wrapper is ``wrapper_cls(module, **kwargs)``; if that is a class, its existing instances are not wrapped again. A
+    module that occurs twice has one wrapper. Ignored modules are not wrapped, and ignored parameters are not counted.
+
+    Returns:
+      (the module or its wrapper, the number of wrapped parameters).
     """
     wrapping = _Wrapping(auto_wrap_policy, wrapper_cls, ignored_modules, ignored_params, kwargs)
     return wrapping.run(module, not only_wrap_children)
@@ -111,13 +114,13 @@ class _Wrapping:
         return module, inside
 
 
-#: What wrap() does in enable_wrap(): the wrapper and its options.
+#: The wrapper and its options inside enable_wrap().
 _enabled: list[tuple[Callable[..., nn.Module], dict[str, Any]]] = []
 
 
 @contextmanager
 def enable_wrap(*, wrapper_cls: Callable[..., nn.Module], **wrapper_kwargs: Any) -> Iterator[None]:
-    """In the block ``wrap(module)`` gives ``wrapper_cls(module, **wrapper_kwargs)``."""
+    """Make ``wrap(module)`` return ``wrapper_cls(module, **wrapper_kwargs)`` in the block."""
     _enabled.append((wrapper_cls, wrapper_kwargs))
     try:
         yield
@@ -126,7 +129,7 @@ def enable_wrap(*, wrapper_cls: Callable[..., nn.Module], **wrapper_kwargs: Any)
 
 
 def wrap(module: nn.Module, **wrap_overrides: Any) -> nn.Module:
-    """The module, wrapped as enable_wrap says; the module itself outside of it."""
+    """Return the module wrapped as enable_wrap specifies; outside enable_wrap the module itself."""
     if not _enabled:
         return module
     wrapper, options = _enabled[-1]

@@ -1,4 +1,4 @@
-"""FSDP among replicas: each holds a part of every parameter, and gathers the whole for as long as a module needs it."""
+"""FSDP over replicas: each replica stores a shard of every parameter and gathers full parameters per module."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = ["TrainingState", "XlaFullyShardedDataParallel", "apply_to_tensors", "
 
 
 class TrainingState(enum.Enum):
-    """What a wrapper is doing."""
+    """The current phase of a wrapper."""
 
     IDLE = enum.auto()
     FORWARD = enum.auto()
 
 
 class XlaFullyShardedDataParallel(nn.Module):
-    """A module of which each replica holds the same share of every parameter, and of its gradient.
+    """A module whose parameters and gradients are sharded over the replicas.
 
-    Before the module's forward the parameters are gathered, and they are forgotten after it; the backward pass gathers
-    them again, and leaves each replica the average of the gradients, of its share. Wrap layers, then the model: what is
-    wrapped inside gathers its own. An optimizer of ``parameters()`` made after wrapping updates shares; call its
-    ``step()``, not xm.optimizer_step, which would average once more.
+    The parameters are all-gathered before the module's forward and discarded after it. The backward pass gathers them
+    again and leaves each replica its shard of the averaged gradients. Wrap layers first, then the model: a wrapped
+    submodule gathers its parameters itself. Create the optimizer from ``parameters()`` after wrapping: it updates
+    shards. Call its ``step()``, not xm.optimizer_step, which would average the gradients a second time.
 
         model = FSDP(nn.Sequential(FSDP(layer), FSDP(layer)))
         loss(model(x)).backward()
@@ -45,25 +45,28 @@ class XlaFullyShardedDataParallel(nn.Module):
         optimizer.step()
 
     Args:
-      module: on the CPU or on xla; it is changed. Parameters move to xla share by share.
-      reshard_after_forward: False: the backward pass uses what the forward pass has gathered, which takes memory.
-      flatten_parameters: one share of all parameters together, instead of one of each: fewer, larger transfers.
-      execute_sharding_on_init: computes the shares at once.
-      optimization_barrier_in_forward: XLA gathers no parameters before the module's inputs are there.
+      module: on the CPU or on xla; it is modified. Parameters move to xla shard by shard.
+      reshard_after_forward: False: the backward pass uses the parameters gathered by forward, which takes memory.
+      flatten_parameters: use one shard of all parameters, concatenated, instead of one per parameter: fewer, larger
+        transfers.
+      execute_sharding_on_init: compute the shards immediately.
+      optimization_barrier_in_forward: do not gather parameters before the module's inputs are computed.
       optimization_barrier_in_backward: the same for the backward pass and its gradients.
-      sync_on_finalization: the backward pass of the outermost wrapper ends with ``torch_xla.sync()``.
-      disable_reshard_on_root: the outermost wrapper keeps what it has gathered until the backward pass.
-      compute_dtype: of gathered parameters and of inputs; shares stay as they are.
-      buffer_dtype: of buffers; default: compute_dtype.
-      fp32_reduce_scatter: gradients are averaged in float32.
-      sharding_groups, sharding_rank, sharding_world_size: replicas share within groups, rather than all of them.
-      shard_param_on_dim_0: a share is some rows of the parameter, rather than some elements.
-      reduce_scatter_bucket_size_mb, coalesce_all_gather_ops, pin_layout_in_collective_ops: without effect: XLA joins
-        and orders collectives itself.
-      auto_wrap_policy, auto_wrapper_callable: what is wrapped inside, and by what; see torch_xla.distributed.fsdp.wrap.
-      param_init_fn: called with the module if it has parameters on meta, to make them.
+      sync_on_finalization: call ``torch_xla.sync()`` at the end of the outermost wrapper's backward pass.
+      disable_reshard_on_root: the outermost wrapper retains its gathered parameters until the backward pass.
+      compute_dtype: dtype of gathered parameters and of inputs; shards are not converted.
+      buffer_dtype: dtype of buffers; default: compute_dtype.
+      fp32_reduce_scatter: average gradients in float32.
+      sharding_groups, sharding_rank, sharding_world_size: shard within groups of replicas, rather than over all.
+      shard_param_on_dim_0: a shard is a range of rows of the parameter, rather than a range of elements.
+      reduce_scatter_bucket_size_mb, coalesce_all_gather_ops, pin_layout_in_collective_ops: no effect: XLA combines and
+        orders collectives itself.
+      auto_wrap_policy, auto_wrapper_callable: select and wrap submodules; see torch_xla.distributed.fsdp.wrap.
+      param_init_fn: initializes the module if it has parameters on meta.
 
-    Raises RuntimeError for a module that is wrapped already; ValueError for parameters on meta without param_init_fn.
+    Raises:
+      RuntimeError: the module is already wrapped.
+      ValueError: there are parameters on meta, but no param_init_fn.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class XlaFullyShardedDataParallel(nn.Module):
             recursive_wrap(module, auto_wrap_policy, wrapper, set(), set(), only_wrap_children=True, **inside)
         if any(p.is_meta for p in module.parameters()):
             if param_init_fn is None:
-                raise ValueError("XlaFullyShardedDataParallel: parameters on meta need a param_init_fn")
+                raise ValueError("XlaFullyShardedDataParallel: parameters on meta require param_init_fn")
             param_init_fn(module)
         self.reshard_after_forward, self.disable_reshard_on_root = reshard_after_forward, disable_reshard_on_root
         self.compute_dtype, self.fp32_reduce_scatter = compute_dtype, fp32_reduce_scatter
@@ -124,7 +127,7 @@ class XlaFullyShardedDataParallel(nn.Module):
             self.register_parameter(shard.key, shard.parameter)
         _move_buffers(module, buffer_dtype or compute_dtype)
         plain = getattr(module, PLAIN_FORWARD, None)
-        if plain is not None:  # computed again in the backward pass: which has to gather, too
+        if plain is not None:  # a checkpointed module: its recomputation in backward must gather parameters, too
             object.__setattr__(module, PLAIN_FORWARD, functools.partial(self._gathered_run, plain))
         self._recomputed = plain is not None
         if execute_sharding_on_init:
@@ -136,7 +139,7 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     @property
     def module(self) -> nn.Module:
-        """What is wrapped."""
+        """The wrapped module."""
         return self._fsdp_wrapped_module
 
     def __getattr__(self, name: str) -> Any:
@@ -150,8 +153,8 @@ class XlaFullyShardedDataParallel(nn.Module):
         return inside
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module gives."""
-        if self._is_root is None:  # the first that is called, and is in no other
+        """Run the module with gathered parameters."""
+        if self._is_root is None:  # the first wrapper that is called and has no outer wrapper
             self._is_root = True
         if self.compute_dtype is not None:
             args, kwargs = _cast((args, kwargs), self.compute_dtype)
@@ -185,7 +188,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         return gather(shard, self._group, dtype, self.fp32_reduce_scatter, scale, after)
 
     def _without_saving_gathered(self) -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]:
-        """What autograd keeps of gathered parameters: which they are. They are gathered again when it asks."""
+        """Return saved-tensor hooks that save which parameter a gathered tensor is, and gather it again on unpack."""
         known: dict[int, tuple[Shard, int]] = {
             _number(piece): (shard, place)
             for shard in self._shards
@@ -209,20 +212,20 @@ class XlaFullyShardedDataParallel(nn.Module):
         return keep, bring
 
     def set_gradient_divide_factors(self, pre: float, post: float, recursive: bool) -> None:
-        """Gradients are divided by both, beside the number of replicas; in wrappers inside, too, with ``recursive``."""
+        """Divide gradients by both factors, besides the number of replicas; also in inner wrappers if ``recursive``."""
         for wrapper in self._inner_wrappers(self) if recursive else [self]:
             wrapper.gradient_divide_factors = pre, post
 
     @property
     def params_with_grad(self) -> list[nn.Parameter]:
-        """The shares that have a gradient."""
+        """Return the shards that have a gradient."""
         return [p for p in self.parameters() if p.grad is not None]
 
     @torch.no_grad()
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, groups: list[list[int]] | None = None
     ) -> torch.Tensor:
-        """Scales gradients so that their norm, over all replicas' shares, is at most ``max_norm``; returns the norm."""
+        """Scale gradients so that their norm over all replicas' shards is at most ``max_norm``; return the norm."""
         found = self.params_with_grad
         if not found:
             return torch.zeros((), device="xla")
@@ -240,17 +243,17 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Nothing: gradients of several backward passes add up in shares, which is the same sum with less memory."""
+        """No-op: gradients of several backward passes accumulate in shards, which gives the same sum in less memory."""
         yield
 
     def assert_state(self, state: TrainingState | list[TrainingState]) -> None:
-        """Raises ValueError unless the wrapper is doing that, or one of these."""
+        """Raise ValueError unless the wrapper is in this state, or in one of these states."""
         expected = [state] if isinstance(state, TrainingState) else state
         if self.training_state not in expected:
             raise ValueError(f"expected to be in states {expected} but current state is {self.training_state}")
 
     def get_original_names_and_sharded_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """(name in the module that was wrapped, share), also of wrappers inside; a flat share has several names."""
+        """Return (name in the wrapped module, shard), also of inner wrappers; a flat shard has several names."""
         out = []
         for prefix, wrapper in self._wrappers():
             for shard in wrapper._shards:
@@ -258,7 +261,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         return out
 
     def get_shard_metadata(self) -> dict[str, Any]:
-        """What consolidating checkpoints has to know of the shares; see state_dict_utils."""
+        """Return the metadata of the shards for consolidating checkpoints; see state_dict_utils."""
         shares = {
             f"{prefix}{shard.key}": shard.metadata([_original_name(f"{prefix}{name}") for name in shard.names])
             for prefix, wrapper in self._wrappers()
@@ -279,22 +282,22 @@ class XlaFullyShardedDataParallel(nn.Module):
 
 
 def apply_to_tensors(fn: Callable[[torch.Tensor], Any], container: Any) -> Any:
-    """``container`` with ``fn(tensor)`` in the place of each tensor in its dicts, lists, tuples, sets and objects."""
+    """Return ``container`` with ``fn(tensor)`` in place of each tensor in dicts, lists, tuples, sets and objects."""
     return map_tensors(container, fn)
 
 
 def collect_tensors(container: Any) -> list[torch.Tensor]:
-    """The tensors in nested dicts, lists, tuples, sets and objects, in order."""
+    """Return the tensors in nested dicts, lists, tuples, sets and objects, in order."""
     return list(tensors(container))
 
 
 def _number(t: torch.Tensor) -> int:
-    """The number of a tensor's memory: that of a detached one is the same."""
+    """Return the id of a tensor's memory, which a detached tensor shares."""
     return int(recorder.bindings().tensor_id(t))
 
 
 def layer_parameters(layer: nn.Module) -> dict[str, Any]:
-    """A layer's parameters by name, among which gathered ones are put for the time of a forward pass."""
+    """Return a layer's parameters by name; forward replaces them by gathered tensors in this dict."""
     return compat.direct_parameters(layer)
 
 
@@ -303,7 +306,7 @@ def _original_name(name: str) -> str:
 
 
 def _shard_parameters(module: nn.Module, group: ShardGroup, flatten: bool, rows: bool, multiple: int) -> list[Shard]:
-    """Takes the parameters out of the module, and keeps this replica's share of each."""
+    """Remove the parameters from the module and return this replica's shard of each."""
     places: dict[nn.Parameter, list[tuple[nn.Module, str, str]]] = {}
     for path, layer in module.named_modules():
         if isinstance(layer, XlaFullyShardedDataParallel):

@@ -1,1 +1,1 @@
-"""Starts a command on several machines, watches it, and ends it: what ``torch_xla.distributed.xla_dist`` does."""
+"""Start a command on several hosts, monitor it, and terminate it: the code of ``torch_xla.distributed.xla_dist``."""

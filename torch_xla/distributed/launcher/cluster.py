@@ -1,4 +1,4 @@
-"""One process of a job that a scheduler has started: finds its place, and becomes the command."""
+"""Find the rank of a process that a cluster scheduler has started, and exec the command with torchrun's variables."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch_xla.distributed.launcher.options import Job
 from torch_xla.distributed.launcher.workers import LaunchError
 
 _NONE = (
-    "--cluster: no scheduler has started this process. Known are Slurm (srun), Open MPI (mpirun), Kubernetes (an "
-    "Indexed Job, with the package kubernetes installed), and Cloud TPU; elsewhere set RANK, WORLD_SIZE, MASTER_ADDR "
+    "--cluster: no scheduler has started this process. Supported are Slurm (srun), Open MPI (mpirun), Kubernetes (an "
+    "Indexed Job, with the package kubernetes installed), and Cloud TPU; otherwise set RANK, WORLD_SIZE, MASTER_ADDR "
     "and MASTER_PORT"
 )
 
 
 def exec_job(job: Job) -> int:
-    """Becomes the job's command, with the variables by which its processes find each other; with dry_run prints it.
+    """Exec the job's command with the variables of its rendezvous; with dry_run print it.
 
-    Raises LaunchError where there is no cluster, or no such command.
+    Raises LaunchError if there is no cluster, or the command is not found.
     """
     found = torchrun_env(os.environ, job.port)
     if job.dry_run:
@@ -37,18 +37,18 @@ def exec_job(job: Job) -> int:
 
 
 def torchrun_env(environment: Mapping[str, str], port: int | None = None) -> dict[str, str]:
-    """What torchrun would set, as the scheduler that started this process has it. Raises LaunchError.
+    """Return the variables that torchrun would set, from the scheduler that started this process. Raises LaunchError.
 
-    Where a machine has one process of the job, that one may spawn others: a process for each device.
+    If a host has one process of the job, that process may spawn others: one process per device.
     """
     try:
-        place = cluster_detection.detect_cluster(port, settings.XLA_RENDEZVOUS_TIMEOUT)
+        place = cluster_detection.detect_cluster(port, settings.TORCH_XLA_RENDEZVOUS_TIMEOUT)
     except (KeyError, RuntimeError, ValueError) as error:
         raise LaunchError(f"--cluster: {error}") from error
     if place is None:
         raise LaunchError(_NONE)
     if place.index >= place.count:
-        raise LaunchError(f"--cluster: {place.cluster} calls this process {place.index} of {place.count}")
+        raise LaunchError(f"--cluster: {place.cluster} reports process index {place.index} of {place.count} processes")
     local = local_process_count(environment)
     found = {
         "RANK": place.index,
@@ -63,10 +63,10 @@ def torchrun_env(environment: Mapping[str, str], port: int | None = None) -> dic
 
 
 def local_process_count(environment: Mapping[str, str]) -> int:
-    """How many processes of the job this machine has; 1 where the scheduler does not say."""
+    """Return the number of the job's processes on this host; 1 if the scheduler does not report it."""
     if told := environment.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
         return int(told)
-    # Of all machines in turn: "2(x3),1" is 2, 2, 2, 1.
+    # For all hosts in order: "2(x3),1" means 2, 2, 2, 1.
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
     counts = [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks) for _ in range(int(times or 1))]
     node = int(environment.get("SLURM_NODEID", 0))

@@ -1,4 +1,4 @@
-"""One attempt at a job: all workers started, watched until they end or one is in trouble, and ended."""
+"""Run one attempt of a job: start all workers, monitor them until they exit or fail, and terminate the others."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torch_xla.distributed.launcher.options import Job
 from torch_xla.distributed.launcher.worker_process import WorkerProcess
 from torch_xla.distributed.launcher.workers import CONNECTION_LOST, Worker
 
-_TICK = 0.5  # seconds between looks at the heartbeats
-_GRACE = 1.0  # seconds others have, after the first failure, to fail by themselves and to say how
-_POLITE = 20.0  # seconds a worker has to end its command (the script over there kills after ten) and report
+_TICK = 0.5  # seconds between checks of the heartbeats
+_GRACE = 1.0  # seconds other workers have, after the first failure, to fail and report their errors
+_POLITE = 20.0  # seconds a worker has to terminate its command (the remote script kills it after ten) and to report
 _FINAL = 5.0
 
 
 @dataclass
 class Outcome:
-    """How an attempt ended: exit codes of the workers that ended by themselves, and what speaks for another attempt."""
+    """Result of an attempt: exit codes of workers that exited by themselves, and the reason for another attempt."""
 
     codes: dict[int, int] = field(default_factory=dict)
     trouble: str | None = None
@@ -35,7 +35,7 @@ class Outcome:
 
 
 def run_workers(job: Job, workers: Sequence[Worker], variables: Sequence[dict[str, str]]) -> Outcome:
-    """Starts the workers and returns when all have ended; whatever happens, nothing is left running."""
+    """Start the workers and return when all have exited; no process is left running in any case."""
     mark = secrets.token_hex(8)
     beats = Heartbeats(len(workers), settings.XLA_UNEVEN_HEARTBEAT_TIMEOUT, settings.XLA_EVEN_HEARTBEAT_TIMEOUT)
     ended: queue.Queue[int] = queue.Queue()
@@ -51,7 +51,7 @@ def run_workers(job: Job, workers: Sequence[Worker], variables: Sequence[dict[st
 
 
 def _wait_for_workers(running: dict[int, WorkerProcess], ended: queue.Queue[int], beats: Heartbeats) -> Outcome:
-    """Returns when all have ended, when one stands still, or soon after one has failed."""
+    """Return when all workers have exited, when one makes no progress, or soon after one has failed."""
     outcome = Outcome()
     deadline: float | None = None
     while len(outcome.codes) < len(running) and (deadline is None or time.monotonic() < deadline):
@@ -66,14 +66,14 @@ def _wait_for_workers(running: dict[int, WorkerProcess], ended: queue.Queue[int]
         process = running[ordinal]
         code = outcome.codes[ordinal] = process.code or 0
         if code == CONNECTION_LOST and not process.worker.is_local:
-            outcome.trouble = f"the connection to worker {ordinal} ({process.worker.name}) was lost"
+            outcome.trouble = f"lost the connection to worker {ordinal} ({process.worker.name})"
         if code != 0 and deadline is None:
             deadline = time.monotonic() + _GRACE
     return outcome
 
 
 def _terminate_workers(processes: list[WorkerProcess], mark: str) -> None:
-    """Ends all that still run: asks, then goes to the machine by another way, then cuts the connection."""
+    """Terminate all running workers: request it, then connect to the host again, then cut the connection."""
     for process in processes:
         process.request_end()
     deadline = time.monotonic() + _POLITE

@@ -1,4 +1,4 @@
-"""A job from its first attempt to its exit code."""
+"""Run a job: check the workers, run attempts, restart, and return the exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_xla.distributed.launcher import job_attempt, remote_scripts
 from torch_xla.distributed.launcher.options import DEFAULT_PORT, Job
 from torch_xla.distributed.launcher.workers import LaunchError, Worker, resolve
 
-#: Exit codes: a job that stood still in every attempt, and the launcher's own errors, as timeout(1) and shells have it.
+#: Exit codes, as of timeout(1) and shells: a job that made no progress in every attempt; the launcher's own errors.
 STOOD_STILL, CANNOT_START = 124, 126
 
 _CHECK_SECONDS = 120
@@ -26,9 +26,9 @@ _PAUSE = 10.0
 
 
 def launch(job: Job) -> int:
-    """Runs the job, again where it was lost rather than failed, and returns the worst exit code of its last attempt.
+    """Run the job, restart it after infrastructure failures, and return the worst exit code of the last attempt.
 
-    Raises LaunchError where workers cannot be found or used, and KeyboardInterrupt after everything has been ended.
+    Raises LaunchError if workers cannot be found or used, and KeyboardInterrupt after all processes are terminated.
     """
     workers = resolve(job)
     if job.dry_run:
@@ -51,7 +51,7 @@ def launch(job: Job) -> int:
 
 
 def _attempt(job: Job, workers: list[Worker], first: bool) -> job_attempt.Outcome:
-    """One attempt on healthy machines. What speaks for another one is in the outcome's ``trouble``."""
+    """Run one attempt on healthy hosts. The reason for another attempt is the outcome's ``trouble``."""
     try:
         workers = _wait_until_healthy(job, workers)
         _check(job, workers)
@@ -60,13 +60,13 @@ def _attempt(job: Job, workers: list[Worker], first: bool) -> job_attempt.Outcom
     except LaunchError as error:
         if first:
             raise
-        time.sleep(_PAUSE)  # the job did run: a machine may just be starting again
+        time.sleep(_PAUSE)  # the job was running: a host may be restarting
         return job_attempt.Outcome(trouble=str(error))
     return outcome
 
 
 def worker_env(job: Job, workers: Sequence[Worker]) -> list[dict[str, str]]:
-    """The environment of each worker's command: the user's variables and those by which the workers find each other."""
+    """Return the environment of each worker's command: the user's variables and those of the rendezvous."""
     port = job.port or (_free_port() if job.local else DEFAULT_PORT)
     count = len(workers)
     common = {
@@ -88,7 +88,7 @@ def worker_env(job: Job, workers: Sequence[Worker]) -> list[dict[str, str]]:
 
 
 def _check(job: Job, workers: Sequence[Worker]) -> None:
-    """Raises LaunchError with what each unusable worker says."""
+    """Raise LaunchError with the message of each unusable worker."""
 
     def complaint(worker: Worker) -> str | None:
         try:
@@ -99,9 +99,9 @@ def _check(job: Job, workers: Sequence[Worker]) -> None:
                 timeout=_CHECK_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            return f"worker {worker.ordinal} ({worker.name}) does not answer within {_CHECK_SECONDS} s"
+            return f"worker {worker.ordinal} ({worker.name}) did not answer within {_CHECK_SECONDS} s"
         except FileNotFoundError as error:
-            raise LaunchError(f"{error.filename} is not installed here") from None
+            raise LaunchError(f"{error.filename} is not installed on this machine") from None
         if done.returncode == 0:
             return None
         said = done.stderr.decode(errors="replace").strip()
@@ -110,11 +110,11 @@ def _check(job: Job, workers: Sequence[Worker]) -> None:
     with ThreadPoolExecutor(min(32, len(workers))) as pool:
         complaints = [text for text in pool.map(complaint, workers) if text]
     if complaints:
-        raise LaunchError("\n".join(["these workers cannot be used:", *complaints]))
+        raise LaunchError("\n".join(["cannot use these workers:", *complaints]))
 
 
 def _wait_until_healthy(job: Job, workers: list[Worker]) -> list[Worker]:
-    """The workers, when all are healthy: waits for a TPU under maintenance."""
+    """Return the workers when all are healthy; waits for a TPU under maintenance."""
     while not all(worker.healthy for worker in workers):
         _log(f"waiting for {', '.join(worker.name for worker in workers if not worker.healthy)} to be healthy")
         time.sleep(_HEALTH_SECONDS)
@@ -123,7 +123,7 @@ def _wait_until_healthy(job: Job, workers: list[Worker]) -> list[Worker]:
 
 
 def _infrastructure_failure(job: Job) -> str | None:
-    """Why a failure was the machines' and not the command's; None where it was not."""
+    """Return why a failure was caused by the hosts and not by the command, or None."""
     if not job.tpus:
         return None
     sick = [worker.name for worker in resolve(job) if not worker.healthy]
@@ -132,7 +132,7 @@ def _infrastructure_failure(job: Job) -> str | None:
 
 @contextlib.contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """In the block SIGTERM and SIGHUP raise as Ctrl-C does, so that they clean up as well."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt in the block, so that they clean up as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""The command line of xla_dist, and the job that it describes."""
+"""The command line of xla_dist, and the job that it specifies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-#: Where workers meet if nothing else is said: the port that XRT's servers had.
+#: Default port of the rendezvous, formerly that of XRT's servers.
 DEFAULT_PORT = 51011
 
 _DESCRIPTION = """\
@@ -19,13 +19,13 @@ Runs a command on every machine of a TPU, on a list of hosts, or several times o
   python -m torch_xla.distributed.xla_dist --local=2 -- python train.py
   srun python -m torch_xla.distributed.xla_dist --cluster -- python train.py
 
-Each worker's output comes with its ordinal in front. When one fails, the others are ended; the exit code is the worst.
-The command finds the job in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT: without more,
-each worker is one process of the job; one that calls xla_multiprocessing.spawn becomes a process for each device.
-With --cluster a scheduler has started the processes, and each becomes the command: nothing is watched or restarted.
+Each worker's output is prefixed with its ordinal. When one worker fails, the others are terminated; the exit code is
+the worst one. The command finds the job in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
+each worker is one process of the job, or one process per device if it calls xla_multiprocessing.spawn.
+With --cluster a scheduler has started the processes, and each execs the command, without monitoring or restarts.
 """
 
-#: What the launcher sets itself, and what it replaces.
+#: Variables that the launcher sets or replaces.
 _PROTECTED = frozenset({
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
     "MASTER_PORT", "TORCH_XLA_DIST", "XLA_EMIT_STEPLOG", "XRT_TPU_CONFIG", "XRT_LOCAL_WORKER",
@@ -33,17 +33,17 @@ _PROTECTED = frozenset({
 })  # fmt: skip
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_HOST = re.compile(r"[A-Za-z0-9_.:@%\[\]][A-Za-z0-9_.:@%\[\]-]*")  # what ssh could not take for an option
+_HOST = re.compile(r"[A-Za-z0-9_.:@%\[\]][A-Za-z0-9_.:@%\[\]-]*")  # ssh cannot take these for an option
 
 _TPU_WITH_VM = (
-    "--vm names machines on which to run, and so does --tpu: a TPU is driven by its own machines, no longer by others. "
-    "Leave --vm out, or name single TPU VMs by --vm alone"
+    "--vm and --tpu both name hosts to run on: a TPU is driven by its own hosts, and no longer by a separate VM. "
+    "Omit --vm, or name single TPU VMs by --vm only"
 )
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run, and where. Exactly one of ``tpus``, ``hosts``, ``local`` and ``cluster`` says where."""
+    """What to run, and where. Exactly one of ``tpus``, ``hosts``, ``local`` and ``cluster`` is set."""
 
     command: tuple[str, ...]
     tpus: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Job:
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    """The parser of the command line. Options that are not given are None, False or empty."""
+    """Return the parser of the command line. Omitted options are None, False or empty."""
     parser = argparse.ArgumentParser(
         prog="python -m torch_xla.distributed.xla_dist",
         description=_DESCRIPTION,
@@ -72,30 +72,28 @@ def get_args_parser() -> argparse.ArgumentParser:
     where = parser.add_argument_group("where to run (one of these)")
     where.add_argument("--tpu", metavar="NAME", help="on every machine of this TPU")
     where.add_argument("--vm", metavar="NAME", action="append", help="on this single TPU VM; can be repeated")
-    where.add_argument("--hosts", metavar="A,B,C", help="on these machines, through ssh")
+    where.add_argument("--hosts", metavar="A,B,C", help="on these hosts, through ssh")
     where.add_argument("--local", metavar="N", type=int, help="N workers on this machine")
     where.add_argument(
-        "--cluster", action="store_true", help="here, as the process that Slurm, Open MPI, Kubernetes or GKE says it is"
+        "--cluster", action="store_true", help="here, as the process that Slurm, Open MPI, Kubernetes or GKE reports"
     )
-    where.add_argument("--zone", help="the zone of the TPU; default: that of gcloud's configuration")
+    where.add_argument("--zone", help="the zone of the TPU; default: the one of gcloud's configuration")
     how = parser.add_argument_group("how to run")
     how.add_argument(
         "--env",
         metavar="K=V",
         action="append",
-        help="set a variable for the command; K alone: to its value here; can be repeated",
+        help="set a variable for the command; K alone: to its value in this environment; can be repeated",
     )
     how.add_argument("--conda-env", metavar="NAME", help="activate this conda environment first")
     how.add_argument("--docker-image", metavar="IMAGE", help="run in a new container of this image")
-    how.add_argument(
-        "--docker-container", metavar="NAME", help="the container's name (default: a new one for each worker)"
-    )
+    how.add_argument("--docker-container", metavar="NAME", help="the container's name (default: a new one per worker)")
     how.add_argument("--docker-run-flag", metavar="FLAG", action="append", help="a flag for docker run; repeatable")
-    how.add_argument("--tpuvm-server-port", metavar="PORT", type=int, help=f"where workers meet ({DEFAULT_PORT})")
+    how.add_argument("--tpuvm-server-port", metavar="PORT", type=int, help=f"rendezvous port ({DEFAULT_PORT})")
     how.add_argument(
         "--restart-tpuvm-pod-server",
         action="store_true",
-        help="first end what earlier jobs of yours have left running on the workers (there is no server any more)",
+        help="first terminate processes of your earlier jobs on the workers (there is no server any more)",
     )
     how.add_argument("--max-restarts", metavar="N", type=int, default=50, help="restart up to N times (default: 50)")
     how.add_argument("--dry-run", action="store_true", help="print the commands, start nothing")
@@ -104,23 +102,23 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def parse_job(options: argparse.Namespace) -> Job:
-    """The job that parsed options describe. Raises ValueError, in words for the user, where they cannot be."""
+    """Return the job of parsed options. Raises ValueError with a message for the user if they are invalid."""
     if options.tpu and options.vm:
         raise ValueError(_TPU_WITH_VM)
     tpus = tuple([options.tpu] if options.tpu else options.vm or ())
     hosts = tuple(host for host in (options.hosts or "").split(",") if host)
     local = options.local or 0
     if local < 0 or (bool(tpus) + bool(hosts) + bool(local) + options.cluster) != 1:
-        raise ValueError("say where to run, by one of --tpu, --vm, --hosts, --local (N at least 1) and --cluster")
+        raise ValueError("specify where to run, by one of --tpu, --vm, --hosts, --local (N at least 1) and --cluster")
     for name in (*tpus, *hosts):
         if not _HOST.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of a machine")
+            raise ValueError(f"{name!r} is not a valid host name")
     if (options.docker_image or options.docker_container) and options.conda_env:
         raise ValueError("Docker Setup arguments and Conda Setup arguments are mutually exclusive.")
     if (options.docker_container or options.docker_run_flag) and not options.docker_image:
-        raise ValueError("--docker-container and --docker-run-flag need --docker-image")
+        raise ValueError("--docker-container and --docker-run-flag require --docker-image")
     if options.cluster and (options.conda_env or options.docker_image or options.restart_tpuvm_pod_server):
-        raise ValueError("--cluster: conda, docker and the end of earlier jobs are the scheduler's")
+        raise ValueError("--cluster: the scheduler manages conda, docker and earlier jobs; omit these options")
     return Job(
         command=tuple(options.positional),
         tpus=tpus,

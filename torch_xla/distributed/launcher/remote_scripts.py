@@ -1,4 +1,4 @@
-"""The bash scripts that workers run. Every word of the user's is quoted: it arrives as it is and executes nothing."""
+"""Generate the bash scripts that workers run. All user input is quoted: it arrives unchanged and is not evaluated."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Mapping
 
 from torch_xla.distributed.launcher.options import Job
 
-#: The variable that marks all processes of a job; its value is the job's name.
+#: The environment variable that marks all processes of a job; its value is the job's name.
 MARK = "TORCH_XLA_DIST"
 
-#: Seconds a command has to end by itself before it is killed.
+#: Seconds from SIGTERM to SIGKILL.
 PATIENCE = 10
 
-#: Carries the line of export_line from the guard to the command's shell, in its environment, which others cannot read.
+#: Passes the line of export_line from the guard to the command's shell, in its environment, which others cannot read.
 _EXPORTS = "TORCH_XLA_EXPORTS"
 
 _EVALUATE = f'eval "${_EXPORTS}"; unset {_EXPORTS}'
 
-#: What docker's client would read in its own environment: it gets these on its command line, which others can read.
+#: Variables that docker's client reads itself: they are passed on its command line, which others can read.
 _READ_BY_DOCKER = re.compile(r"DOCKER_.*|LD_.*|HOME|PATH")
 
 # The launcher sends a line of variables through the script's standard input, then an empty line, and holds it open as
-# long as it lives. Without the empty line (as in what --dry-run prints) the end of the input does not end the command.
+# long as it lives. Without the empty line (as in the output of --dry-run) end of input does not end the command.
 _GUARD = """\
 exec 3<&0
-IFS= read -r -u 3 exports || {{ echo "xla_dist: the connection to this worker passes no input on" >&2; exit 126; }}
+IFS= read -r -u 3 exports || {{ echo "xla_dist: the connection to this worker forwards no input" >&2; exit 126; }}
 {exports}=$exports setsid bash -c {command} </dev/null 3<&- &
 job=$!
 finish() {{
@@ -63,9 +63,9 @@ containers=$(docker ps -aq --filter label={MARK})
 
 
 def export_line(job: Job, variables: Mapping[str, str]) -> str:
-    """One line of bash that exports the variables: what the script of ``run`` reads first from its standard input.
+    """Return a line of bash that exports the variables; the script of ``run_script`` reads it from standard input.
 
-    Values are not in the script, because every user of a machine can read the command lines of all processes.
+    Values are not in the script, because every user of a host can read the command lines of all processes.
     """
     own = {n: v for n, v in variables.items() if not (job.docker_image and _READ_BY_DOCKER.fullmatch(n))}
     return f"export {' '.join(f'{name}={_quote(value)}' for name, value in own.items())}"
@@ -79,19 +79,19 @@ def _quote(value: str) -> str:
 
 
 def run_script(job: Job, variables: Mapping[str, str]) -> str:
-    """Runs the job's command in a new session, and ends the session when the launcher ends.
+    """Return a script that runs the job's command in a new session, and ends the session when the launcher ends.
 
     It reads the values of the variables from its standard input (see export_line); only their names are in the script.
-    The exit code is the command's; 254 stands for 255 on another machine.
+    The exit code is the command's; on a remote host 254 replaces 255.
     """
     command, before_end = _plain(job), ""
     if job.docker_image:
         name = shlex.quote(_container(job, variables))
         command = _docker(job, variables)
-        if job.docker_container:  # a name of the user's, which an earlier container may still have
+        if job.docker_container:  # a user-defined name, which an earlier container may still have
             command = f"docker rm -f {name} >/dev/null 2>&1\n{command}"
         before_end = f"docker rm -f {name} >/dev/null; "
-    # 255 is how ssh says that the connection was lost.
+    # ssh returns 255 when the connection was lost.
     translate = "" if job.local else "[ $code -ne 255 ] || code=254\n"
     return _GUARD.format(
         exports=_EXPORTS,
@@ -103,7 +103,7 @@ def run_script(job: Job, variables: Mapping[str, str]) -> str:
 
 
 def check_script(job: Job) -> str:
-    """Fails, with a line on stderr, where the machine lacks what the job needs; ends earlier jobs if that is wanted."""
+    """Return a script that fails, with a line on stderr, if the host lacks a tool; ends earlier jobs if requested."""
     tools = ["setsid", *(["docker"] if job.docker_image else [])]
     lines = [f'command -v {tool} >/dev/null || {{ echo "{tool} is not installed" >&2; exit 1; }}' for tool in tools]
     if job.conda_env:
@@ -114,7 +114,7 @@ def check_script(job: Job) -> str:
 
 
 def kill_script(mark: str) -> str:
-    """Ends every process of the user's that bears this mark, or any mark if it is empty."""
+    """Return a script that terminates the user's processes with this mark, or with any mark if it is empty."""
     pattern = f"^{MARK}={mark}$" if mark else f"^{MARK}="
     return _SWEEP.format(pattern=shlex.quote(pattern))
 
@@ -125,7 +125,7 @@ def _plain(job: Job) -> str:
 
 
 def _conda(name: str) -> str:
-    # A shell that ssh has started for one command has not read the profile, which is what knows conda.
+    # ssh starts a non-login shell for a command; it has not read the profile, which sets up conda.
     base = 'command -v conda >/dev/null || . /etc/profile; . "$(conda info --base)/etc/profile.d/conda.sh"'
     return f'{base} && conda activate {shlex.quote(name)} || {{ echo "conda activate failed" >&2; exit 1; }}'
 
@@ -133,14 +133,14 @@ def _conda(name: str) -> str:
 def _docker(job: Job, variables: Mapping[str, str]) -> str:
     label = f"{MARK}={variables[MARK]}"
     words = ["docker", "run", "--rm", "--name", _container(job, variables), "--label", label, "--network=host"]
-    for name, value in variables.items():  # of a name alone docker takes the value from its environment
+    for name, value in variables.items():  # for a name without a value, docker reads its environment
         words += ["-e", f"{name}={value}" if _READ_BY_DOCKER.fullmatch(name) else name]
     command = shlex.join([*words, *job.docker_run_flags, job.docker_image, *job.command])
     return f"{_EVALUATE}\nexec {command}"
 
 
 def _container(job: Job, variables: Mapping[str, str]) -> str:
-    """A name that no other job has, unless the user has given one; workers on one machine have different names."""
+    """Return a unique container name, unless the user has given one; workers on one host have different names."""
     if not job.docker_container:
         return f"torch_xla_dist_{variables[MARK]}_{variables['RANK']}"
     return f"{job.docker_container}_{variables['RANK']}" if job.local > 1 else job.docker_container

@@ -1,4 +1,4 @@
-"""A script running on a worker, seen from here: its output, its exit code, and its end."""
+"""The local side of a script that runs on a worker: its output, its exit code, and its termination."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _print_lock = threading.Lock()
 
 
 class WorkerProcess:
-    """Started by the constructor -> ended, by itself or by ``end()``. Owns a process here and two reader threads.
+    """Started by the constructor -> ended, by itself or by ``end()``. Owns a local process and two reader threads.
 
-    The worker's script ends its command when its standard input, held open here, is closed: also when this process is
-    killed. It reads ``exports``, the line of its variables, there first. Whole lines of the worker go to this process's
-    stdout and stderr, the worker's ordinal in front; the lines of its step log are heartbeats instead.
+    The worker's script ends its command when its standard input, which this process holds open, is closed: also if this
+    process is killed. First it reads ``exports``, the line of its variables, from there. Complete lines of the worker
+    go to this process's stdout and stderr, prefixed with the worker's ordinal; step log lines become heartbeats.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C of the terminal is for the launcher alone
+            start_new_session=True,  # Ctrl-C in the terminal is for the launcher only
         )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -56,30 +56,30 @@ class WorkerProcess:
 
     @property
     def code(self) -> int | None:
-        """The exit code as a shell has it (128 and the signal's number for a signal); None while it runs."""
+        """The exit code as in a shell (128 + signal number for a signal); None while it runs."""
         code = self._process.poll()
         return code if code is None or code >= 0 else 128 - code
 
     def request_end(self) -> None:
-        """Tells the script over there to end its command."""
+        """Request the remote script to end its command."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def ended_within(self, seconds: float) -> bool:
-        """Waits until it has ended and its output has been read."""
+        """Wait until it has ended and its output has been read; return whether that was within the time."""
         self._waiter.join(seconds)
         return not self._waiter.is_alive()
 
     def kill(self) -> None:
-        """Ends what runs here: the shell, or the connection to the worker."""
+        """Kill the local process: the shell, or the connection to the worker."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _wait(self) -> None:
         self._process.wait()
         for reader in self._readers:
-            reader.join(5)  # no longer: something may have inherited the streams and live on
+            reader.join(5)  # bounded: another process may have inherited the streams
         self._on_end(self.worker.ordinal)
 
     def _read(self, source: IO[bytes], sink: IO[str]) -> None:

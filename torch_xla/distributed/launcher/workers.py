@@ -1,4 +1,4 @@
-"""The workers of a job: which machines, and how a shell script gets to each."""
+"""The workers of a job: which hosts, and how a shell script reaches each."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch_xla.distributed.launcher.options import Job
 
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=15")
 
-#: How ssh, and gcloud with it, says that the connection failed and not the command.
+#: Exit code of ssh (and gcloud, which uses it) for a failed connection, as opposed to a failed command.
 CONNECTION_LOST = 255
 
 
 class LaunchError(Exception):
-    """Something outside the command is wrong: a machine, a name, a tool that is missing."""
+    """A problem outside the command: a host, a name, or a missing tool."""
 
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker. ``prefix`` is a command that runs its last argument, a line for a shell, on the worker's machine."""
+    """One worker. ``prefix`` is a command that runs its last argument, a shell command line, on the worker's host."""
 
     ordinal: int
     name: str
@@ -36,17 +36,17 @@ class Worker:
         return not self.prefix
 
     def argv(self, script: str) -> list[str]:
-        """The command that runs a bash script on the worker, whatever characters are in it."""
+        """Return the command that runs a bash script on the worker; the script may contain any characters."""
         if self.is_local:
             return ["bash", "-c", script]
-        line = f"bash -c {shlex.quote(script)}"  # for the login shell over there
+        line = f"bash -c {shlex.quote(script)}"  # for the remote login shell
         if self.prefix[-1] == "--command":
             return [*self.prefix[:-1], f"--command={line}"]
         return [*self.prefix, line]
 
 
 def resolve(job: Job) -> list[Worker]:
-    """The workers by ordinal. Asks gcloud for those of a TPU. Raises LaunchError."""
+    """Return the workers by ordinal; queries gcloud for the workers of a TPU. Raises LaunchError."""
     if job.local:
         return [Worker(i, "localhost", "127.0.0.1", ()) for i in range(job.local)]
     if job.hosts:
@@ -64,7 +64,7 @@ def _tpu_workers(name: str, zone: str, first: int) -> list[Worker]:
     state, health = tpu.get("state", "READY"), tpu.get("health", "HEALTHY")
     endpoints = tpu.get("networkEndpoints", [])
     if state not in ("READY", "REPAIRING", "RESTARTING") or not endpoints:
-        raise LaunchError(f"TPU {name} is in state {state} and has {len(endpoints)} machines; it must be READY")
+        raise LaunchError(f"TPU {name} is in state {state} and has {len(endpoints)} hosts; it must be READY")
     ssh = ("gcloud", "compute", "tpus", "tpu-vm", "ssh", name, *zoned)
     return [
         Worker(

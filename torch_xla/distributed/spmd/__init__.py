@@ -1,4 +1,4 @@
-"""One script, one device, all the hardware: tensors spread over a mesh of devices. See README.md."""
+"""SPMD: one script and one virtual device over all the hardware; tensors are sharded over a mesh. See README.md."""
 
 from torch_xla.distributed.spmd import _dtensor, _fully_shard, xla_sharded_tensor
 from torch_xla.distributed.spmd.api import xla_distribute_module, xla_distribute_tensor

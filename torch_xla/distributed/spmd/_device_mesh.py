@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # importing DTensor takes as long as all of torch_xla; only w
 
 
 def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
-    """The mesh of a DeviceMesh: its shape, its device numbers and its dimensions' names."""
+    """Convert a DeviceMesh: its shape, device numbers and dimension names."""
     names = dt_mesh.mesh_dim_names
     return Mesh(dt_mesh.mesh.numpy(), tuple(dt_mesh.mesh.shape), None if names is None else tuple(names))
 
@@ -25,7 +25,7 @@ def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
 def convert_to_xla_partition_spec(
     tensor: torch.Tensor, placements: Sequence[Placement]
 ) -> tuple[int | tuple[int, ...] | None, ...]:
-    """For each dimension of the tensor the axes of the mesh, by number, over which ``placements`` split it.
+    """Return, for each dimension of the tensor, the mesh axes (by number) over which ``placements`` shard it.
 
     Raises ValueError for a placement other than Shard and Replicate, and for a dimension that does not exist.
     """
@@ -45,10 +45,10 @@ def convert_to_xla_partition_spec(
 def to_global_mesh(
     tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[Mesh, tuple[Any, ...]]:
-    """The mesh of all devices that ``device_mesh`` is, or is a part of, and the spec that lays the tensor out on it.
+    """Return the mesh of all devices that contains ``device_mesh``, and the tensor's partition spec on it.
 
-    Over a part (``mesh["tensor"]``) the tensor stays split over the other dimensions as it is: parallelize_module over
-    one part and fully_shard over another split a parameter over both.
+    Over a submesh (``mesh["tensor"]``) the tensor stays sharded over the other dimensions: parallelize_module over one
+    submesh and fully_shard over another shard a parameter over both.
     """
     spec = convert_to_xla_partition_spec(tensor, placements)
     whole = compat.root_mesh(device_mesh)

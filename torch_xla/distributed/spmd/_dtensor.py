@@ -1,14 +1,14 @@
-"""DTensor's words on a mesh of xla: with SPMD a tensor is always the whole, so "local" tensors and DTensors are one.
+"""DTensor's interface on an xla mesh with SPMD, where a tensor is always global: "local" tensors equal DTensors.
 
-    torch                               here
-    DTensor.from_local(t, mesh, p)      t, laid out so; t is the whole, not one rank's part
-    t.redistribute(mesh, p)             t, laid out so, differentiable
-    t.full_tensor()                     t, on every device
+    torch                               with SPMD
+    DTensor.from_local(t, mesh, p)      t, sharded by p; t is global, not one rank's shard
+    t.redistribute(mesh, p)             t, sharded by p, differentiable
+    t.full_tensor()                     t, replicated
     t.to_local()                        t itself
-    t.placements, t.device_mesh         how t lies over the mesh that it was last given one of
+    t.placements, t.device_mesh         the sharding of t over the mesh that it was last sharded on
 
-torch itself sends distribute_tensor and distribute_module here (api.py). Without SPMD, in a job of processes with a
-device each and a process group of the backend xla, DTensor is torch's own, over that group.
+torch dispatches distribute_tensor and distribute_module to api.py. Without SPMD, in a job with one device per process
+and a process group of the backend xla, torch's DTensor is used, over that group.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-#: The attribute of a tensor that has been laid out over a DeviceMesh.
+#: The attribute of a tensor that has been sharded over a DeviceMesh.
 _MESH = "_torch_xla_device_mesh"
 _PLACEMENTS = "_torch_xla_placements"
 
 
 def attach_mesh(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] | None = None) -> torch.Tensor:
-    """The tensor, which from now on tells its placements over the mesh: those given, or what its sharding says."""
+    """Attach a mesh to the tensor, and its placements: the given ones, or those derived from its sharding."""
     setattr(t, _MESH, mesh)
     setattr(t, _PLACEMENTS, None if placements is None else tuple(placements))
     return t
 
 
 def with_placements(t: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
-    """A tensor of the same values, laid out over the mesh, as is its gradient. Raises as mark_sharding."""
+    """Return a tensor of the same values, sharded over the mesh, as is its gradient. Raises as mark_sharding."""
     where, spec = to_global_mesh(t, mesh, placements)
     return attach_mesh(mark_sharding_with_gradients(t, where, spec), mesh, placements)
 
@@ -56,22 +56,22 @@ def redistribute(
     async_op: bool = False,
     **_: Any,
 ) -> torch.Tensor:
-    """A tensor of the same values, laid out anew over the mesh, or over that of the tensor. See mark_sharding."""
+    """Return a tensor of the same values, resharded over the mesh (default: the tensor's). Raises as mark_sharding."""
     mesh = device_mesh or getattr(t, _MESH, None)
     if mesh is None or placements is None:
-        raise ValueError(f"redistribute of a tensor of shape {list(t.shape)}: give a device_mesh and placements")
+        raise ValueError(f"redistribute of a tensor of shape {list(t.shape)}: pass device_mesh and placements")
     return with_placements(t, mesh, placements)
 
 
 def full_tensor(t: torch.Tensor, **_: Any) -> torch.Tensor:
-    """A tensor of the same values that every device has all of; differentiable."""
+    """Return a replicated tensor of the same values; differentiable."""
     return mark_sharding_with_gradients(t, get_1d_mesh(), (None,) * t.dim())
 
 
 def placements(t: torch.Tensor) -> tuple[Placement, ...]:
-    """How the tensor lies over its mesh, a placement for each dimension of the mesh; () where nobody has said.
+    """Return the placements of the tensor, one per dimension of its mesh; () without a sharding.
 
-    Its mesh is the DeviceMesh that it was last given one of, or that of mark_sharding.
+    The mesh is the DeviceMesh on which it was last sharded, or that of mark_sharding.
     """
     from torch.distributed.tensor.placement_types import Replicate, Shard
 
@@ -113,7 +113,7 @@ def _wrap_from_local(module: ModuleType) -> None:
 
 
 def _spmd_method(call: Callable[..., Any], name: str) -> property:
-    """A method that tensors on xla have with SPMD, and only they."""
+    """A method that xla tensors have with SPMD, and other tensors do not."""
 
     def get(t: torch.Tensor) -> Any:
         if not is_on_mesh(t):
@@ -124,18 +124,18 @@ def _spmd_method(call: Callable[..., Any], name: str) -> property:
 
 
 def _mesh_property(answer: Callable[[torch.Tensor], Any], name: str) -> property:
-    """A property that tensors laid out over a mesh have, and only they; a DeviceMesh those that were given one."""
+    """A property of tensors that are sharded over a mesh; device_mesh requires a DeviceMesh."""
 
     def get(t: torch.Tensor) -> Any:
         if _MESH not in t.__dict__ and (name == "device_mesh" or not is_sharded(t)):
-            raise AttributeError(f"{type(t).__name__!r} object has no attribute {name!r}: it is on no DeviceMesh")
+            raise AttributeError(f"{type(t).__name__!r} object has no attribute {name!r}: it has no DeviceMesh")
         return answer(t)
 
     return property(get, doc=answer.__doc__)
 
 
 def register_dtensor_methods() -> None:
-    """Gives tensors DTensor's words, and has torch take meshes of xla apart; once."""
+    """Add DTensor's methods to tensors, and register xla meshes with torch; once."""
     words: dict[str, Callable[..., Any]] = {
         "redistribute": redistribute,
         "full_tensor": full_tensor,

@@ -1,4 +1,4 @@
-"""nn.Linear as one product over all dimensions: torch's own flattens them to two, which joins the axes they lie on."""
+"""nn.Linear by einsum over all dimensions: torch's flattens them to two and merges differently sharded ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class XLAPatchedLinear(torch.autograd.Function):
-    """``linear(input, weight, bias)`` by einsum, also backward: no dimension of the input joins another."""
+    """``linear(input, weight, bias)`` by einsum, also in backward: no dimensions of the input are merged."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="xla")  # type: ignore[untyped-decorator]
     def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """input[..., n], weight[m, n], bias[m] -> [..., m]."""
+        """Compute input[..., n], weight[m, n], bias[m] -> [..., m]."""
         ctx.save_for_backward(input, weight, bias)
         out = torch.einsum("...n,mn->...m", input, weight)
         return out if bias is None else out + bias.to(out.dtype)
@@ -24,7 +24,7 @@ class XLAPatchedLinear(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_bwd(device_type="xla")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of those arguments that need one."""
+        """Return the gradients of the arguments that require one."""
         input, weight, bias = ctx.saved_tensors
         (grad,) = grads
         needs_input, needs_weight, needs_bias = (*ctx.needs_input_grad, False)[:3]
@@ -36,7 +36,7 @@ class XLAPatchedLinear(torch.autograd.Function):
 
 
 def xla_patched_nn_linear_forward(m: nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    """What ``m(input)`` gives, by XLAPatchedLinear."""
+    """Return ``m(input)``, computed by XLAPatchedLinear."""
     result: torch.Tensor = XLAPatchedLinear.apply(input, m.weight, m.bias)  # type: ignore[no-untyped-call]
     return result
 
@@ -50,7 +50,7 @@ class EinsumLinear(nn.Linear):
 
 
 def apply_xla_patch_to_nn_linear(module: M) -> M:
-    """Makes every nn.Linear in the module, or itself, an EinsumLinear, in place; returns it. Subclasses are left."""
+    """Make every nn.Linear in the module, or itself, an EinsumLinear, in place; return it. Subclasses are unchanged."""
     for layer in module.modules():
         if type(layer) is nn.Linear:
             layer.__class__ = EinsumLinear
@@ -58,9 +58,9 @@ def apply_xla_patch_to_nn_linear(module: M) -> M:
 
 
 def apply_backward_optimization_barrier(m: nn.Module) -> None:
-    """In each backward pass of the module XLA keeps what computes its inputs' gradients apart from what comes after.
+    """Put an optimization barrier behind the gradients of the module's inputs in each backward pass.
 
-    Those of positional arguments that are tensors.
+    XLA then does not fuse or reorder their computation with later operations. Applies to positional tensor arguments.
     """
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -75,7 +75,7 @@ def apply_backward_optimization_barrier(m: nn.Module) -> None:
 
 
 class _BackwardBarrier(torch.autograd.Function):
-    """Tensors as they are, whose gradients are all computed before any of them is read."""
+    """Identity whose gradients are all computed before any of them is read."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,6 +1,7 @@
-"""torch's FSDP2, ``torch.distributed.fsdp.fully_shard``, on a mesh of xla: each parameter split along a dimension.
+"""torch's FSDP2, ``torch.distributed.fsdp.fully_shard``, on an xla mesh: each parameter is sharded along a dimension.
 
-XLA gathers what a layer needs, when it needs it, and scatters gradients; what steers that in torch has no effect here.
+XLA all-gathers parameters when a layer needs them and reduce-scatters gradients; torch's scheduling options have no
+effect.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from torch_xla._engine.compat import distributed as compat
 from torch_xla._engine.compat import dynamo, torch_modules
 from torch_xla.distributed.spmd._mesh import get_1d_mesh, is_for_xla
 
-#: Attributes: of a parameter that is split, and of a module with dtypes of its own.
+#: Attributes: of a sharded parameter, and of a module with a mixed precision policy.
 _DONE, _POLICY = "_torch_xla_fully_sharded", "_torch_xla_policy"
 
-#: Methods of FSDPModule that say when parameters are gathered and gradients exchanged, which XLA decides here.
+#: Methods of FSDPModule that schedule all-gathers and reduce-scatters, which XLA schedules here.
 _WITHOUT_EFFECT = (
     "reshard", "reset_iter_state", "set_is_last_backward", "set_requires_gradient_sync", "set_requires_all_reduce",
     "set_reshard_after_forward", "set_reshard_after_backward", "set_modules_to_forward_prefetch",
@@ -41,12 +42,14 @@ def fully_shard(
     ignored_params: set[nn.Parameter] | None = None,
     **options: Any,
 ) -> Any:
-    """torch's fully_shard; for a mesh of xla, or with SPMD and none given, on the devices of that.
+    """torch's fully_shard; for an xla mesh, or with SPMD and no mesh, by sharding parameters over that mesh.
 
-    The module, or each of a list, moves to xla, no device ever having the whole of a parameter. Parameters are split
-    along dimension 0, or what ``shard_placement_fn`` says, over the mesh's last dimension, and stay what they are. A
-    dimension need not divide. Raises ValueError for an option that there is not on xla (``offload_policy`` and so on),
-    and for a mesh over process groups.
+    The module, or each of a list, moves to xla; no device ever holds a full parameter. Parameters are sharded along
+    dimension 0, or the dimension that ``shard_placement_fn`` returns, over the mesh's last dimension; they remain the
+    same objects. Dimensions need not be multiples of the mesh size.
+
+    Raises:
+      ValueError: an option is not supported on xla (``offload_policy`` and others), or the mesh is over process groups.
     """
     if not is_for_xla(mesh):
         given = {"mesh": mesh, "reshard_after_forward": reshard_after_forward, "ignored_params": ignored_params}
@@ -61,7 +64,7 @@ def fully_shard(
 
     for name, value in options.items():
         if value is not None and type(value) is not OffloadPolicy:
-            raise ValueError(f"fully_shard: {name}={value!r} is not there for a mesh of xla")
+            raise ValueError(f"fully_shard: {name}={value!r} is not supported for an xla mesh")
     if mp_policy is not None:
         _check_reduce_dtype(module if isinstance(module, list) else [module], mp_policy)
     for each in module if isinstance(module, list) else [module]:
@@ -104,15 +107,15 @@ def _shard(module: nn.Module, mesh: Any, choose: Any, ignored: set[nn.Parameter]
 
 @functools.cache
 def _fsdp_module() -> type:
-    """The class that fully_shard'ed modules on xla have among their bases."""
+    """Return the class that modules on xla get as a base class from fully_shard."""
     from torch.distributed.fsdp import FSDPModule, UnshardHandle
 
     class Handle(UnshardHandle):
         def wait(self) -> None:
-            """Returns at once: XLA gathers parameters where they are read."""
+            """Do nothing: XLA gathers parameters where they are read."""
 
     def unshard(self: Any, async_op: bool = False) -> UnshardHandle | None:
-        """A handle, for ``async_op``: there is nothing to do or to wait for."""
+        """Return a handle with ``async_op``: there is nothing to do or to wait for."""
         return Handle() if async_op else None
 
     nothing = {name: _no_op_method(name) for name in _WITHOUT_EFFECT}
@@ -121,7 +124,7 @@ def _fsdp_module() -> type:
 
 def _no_op_method(name: str) -> Callable[..., None]:
     def without_effect(self: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: XLA decides when parameters are gathered and gradients exchanged."""
+        """No-op: XLA decides when parameters are gathered and gradients are reduced."""
 
     without_effect.__name__ = name
     return without_effect
@@ -143,7 +146,7 @@ def _fsdp_class(kind: Any) -> Any:
 
 
 def _check_reduce_dtype(layers: list[nn.Module], policy: Any) -> None:
-    """Warns, at the line that calls fully_shard, of a dtype in which gradients are not reduced."""
+    """Warn, at the line that calls fully_shard, if reduce_dtype differs from the dtype in which XLA reduces."""
     own = {p.dtype for layer in layers for p in layer.parameters() if p.is_floating_point()}
     computed = own if policy.param_dtype is None else {policy.param_dtype}
     if policy.reduce_dtype is None or computed <= {policy.reduce_dtype}:
@@ -151,14 +154,14 @@ def _check_reduce_dtype(layers: list[nn.Module], policy: Any) -> None:
     found = ", ".join(sorted(map(str, computed)))
     warnings.warn(
         f"fully_shard: reduce_dtype={policy.reduce_dtype} has no effect on xla: XLA reduces gradients in the dtype in "
-        f"which it computes them, {found}. Leave reduce_dtype out, or set param_dtype={policy.reduce_dtype}",
+        f"which it computes them, {found}. Omit reduce_dtype, or set param_dtype={policy.reduce_dtype}",
         UserWarning,
         stacklevel=4,
     )
 
 
 def _apply_mixed_precision(module: nn.Module, policy: Any) -> None:
-    """The forward pass reads parameters, and takes inputs, in the policy's dtypes; gradients stay in theirs."""
+    """Cast parameters and inputs to the policy's dtypes in forward; gradients retain the parameters' dtypes."""
 
     def before(layer: nn.Module, args: Any, kwargs: Any) -> Any:
         if policy.param_dtype is None:
@@ -187,7 +190,7 @@ _kept: dict[int, list[list[tuple[nn.Module, str, nn.Parameter]]]] = {}
 
 
 def _same_policy(module: nn.Module) -> list[nn.Module]:
-    """The module and those below it that have no policy of their own."""
+    """Return the module and its submodules, except submodules with their own policy."""
     parts = [module]
     for child in module.children():
         if not hasattr(child, _POLICY):
@@ -203,7 +206,7 @@ def _cast(values: Any, dtype: torch.dtype) -> Any:
 
 
 def patch_fully_shard() -> None:
-    """Makes torch's fully_shard know meshes of xla; once."""
+    """Patch torch's fully_shard to support xla meshes; once."""
     for name in compat.modules_with_fully_shard():
         on_import(name, _wrap)
 

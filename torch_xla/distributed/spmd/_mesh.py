@@ -1,4 +1,4 @@
-"""Meshes: the devices of a job as a grid with named axes, over which the dimensions of tensors are split."""
+"""Meshes: the devices of a job as a grid with named axes, over which the dimensions of tensors are sharded."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from torch_xla._engine.parallel import spmd
 from torch_xla.distributed.spmd._op_sharding import ShardingType, op_sharding_string, sharding_type_of_string
 
 Axis = str | int
-#: For each dimension of a tensor: the axis of the mesh it is split over, several of them, or None for "whole".
+#: For each dimension of a tensor: the mesh axis over which it is sharded, a tuple of axes, or None (unsharded).
 PartitionSpec = tuple[Axis | tuple[Axis, ...] | None, ...]
 
 
 class MeshError(ValueError, AssertionError):
-    """A mesh, or a partition spec, that does not fit; scripts written for upstream's expect assertions of it."""
+    """Invalid mesh or partition spec; also an AssertionError, which scripts for upstream expect."""
 
 
 class Mesh:
     """A grid of devices.
 
     Args:
-      device_ids: all devices, numbered from 0 over all processes of the job, each once, in any order; any shape of
-        array. They fill the mesh row by row.
+      device_ids: the numbers of all devices of the job, from 0 over all processes, each once, in any order; an array of
+        any shape. They fill the mesh row by row.
       mesh_shape: the sizes of the grid's axes.
-      axis_names: a name for each axis, none twice; without them axes are named by position.
+      axis_names: a unique name for each axis; without them axes are identified by position.
 
-    Raises MeshError where these do not fit together, or the job has other devices (checked when it is used).
+    Raises:
+      MeshError: the arguments do not match, or the job has other devices (checked at first use).
 
     >>> mesh = Mesh(range(4), (2, 2), ("data", "model"))  # doctest: +SKIP
     """
@@ -64,7 +65,7 @@ class Mesh:
 
     @classmethod
     def from_str(cls, mesh_str: str) -> Mesh | None:
-        """The mesh that ``str(mesh)`` describes; None for another text."""
+        """Return the mesh of the text ``str(mesh)``; None for another text."""
         try:
             kind, fields = mesh_str.split(" ", 1)
             ids, shape, names = ast.literal_eval(fields)
@@ -87,29 +88,29 @@ class Mesh:
         return hash(str(self))
 
     def size(self) -> int:
-        """The number of devices."""
+        """Return the number of devices."""
         return math.prod(self.mesh_shape)
 
     def shape(self) -> dict[str, int]:
-        """The size of each axis by name, in order."""
+        """Return the size of each axis by name, in order."""
         return dict(zip(self._names(), self.mesh_shape, strict=True))
 
     def get_logical_mesh(self) -> np.ndarray:
-        """The device numbers as an array of the mesh's shape."""
+        """Return the device numbers as an array of the mesh's shape."""
         return self.device_ids.reshape(self.mesh_shape)
 
     def get_axis_name_idx(self, name: str) -> int | None:
-        """The position of the axis of that name; None if there is none."""
+        """Return the position of an axis by name; None if it does not exist."""
         return self._names().index(name) if name in self._names() else None
 
     def get_jax_mesh(self) -> JaxMesh:
-        """The same as a jax.sharding.Mesh. Starts the backend. MeshError where the job has other devices."""
+        """Return the mesh as a jax.sharding.Mesh. Starts the backend. Raises MeshError if the job has other devices."""
         return _jax_mesh(self)
 
     def sharding(self, partition_spec: Sequence[Any], rank: int) -> NamedSharding:
-        """How a tensor with ``rank`` dimensions lies under a partition spec, a jax.sharding.NamedSharding.
+        """Return the jax.sharding.NamedSharding of a tensor with ``rank`` dimensions under a partition spec.
 
-        MeshError for a spec of another length, an axis that does not exist, or one that is used twice.
+        Raises MeshError for a spec of another length, an unknown axis, or an axis that is used twice.
         """
         if len(partition_spec) != rank:
             raise MeshError(
@@ -118,11 +119,11 @@ class Mesh:
         axes = [tuple(map(self._name, _as_axes(entry))) for entry in partition_spec]
         used = [name for names in axes for name in names]
         if len(set(used)) < len(used):
-            raise MeshError(f"partition_spec {tuple(partition_spec)} splits two dimensions over one axis")
+            raise MeshError(f"partition_spec {tuple(partition_spec)} shards two dimensions over one axis")
         return spmd.mesh_sharding(self.get_jax_mesh(), JaxSpec(*(names or None for names in axes)))
 
     def get_op_sharding(self, partition_spec: Sequence[Any]) -> OpSharding:
-        """How tensors of that many dimensions lie under a partition spec. Raises as ``sharding``."""
+        """Return the sharding of tensors of this rank under a partition spec. Raises as ``sharding``."""
         return OpSharding(self, tuple(partition_spec), self.sharding(partition_spec, len(partition_spec)))
 
     def _names(self) -> tuple[str, ...]:
@@ -133,12 +134,12 @@ class Mesh:
             return axis
         if isinstance(axis, int) and 0 <= axis < len(self.mesh_shape):
             return self._names()[axis]
-        raise MeshError(f"partition_spec: {axis!r} is no axis of {self!r}")
+        raise MeshError(f"partition_spec: {axis!r} is not an axis of {self!r}")
 
 
 @dataclass(frozen=True)
 class OpSharding:
-    """How tensors of one rank lie over a mesh; ``str`` has XLA's words for it."""
+    """Sharding of tensors of one rank over a mesh; ``str`` returns XLA's text format."""
 
     mesh: Mesh
     partition_spec: PartitionSpec
@@ -146,7 +147,7 @@ class OpSharding:
 
     @property
     def type(self) -> ShardingType:
-        """The kind of sharding."""
+        """The sharding type."""
         return sharding_type_of_string(str(self))
 
     def __str__(self) -> str:
@@ -160,19 +161,21 @@ def _as_axes(entry: Any) -> tuple[Axis, ...]:
 @functools.cache
 def _jax_mesh(mesh: Mesh) -> JaxMesh:
     if not replicas.is_spmd():
-        raise RuntimeError("a mesh needs SPMD: call torch_xla.runtime.use_spmd() before the first xla tensor")
-    everyone = np.array(spmd.mesh_devices())
-    if mesh.size() != len(everyone):
-        raise MeshError(f"{mesh!r}: the job has {len(everyone)} devices, and a mesh must use all of them")
-    return JaxMesh(everyone[mesh.get_logical_mesh()], mesh._names())
+        raise RuntimeError(
+            "a mesh requires SPMD: call torch_xla.runtime.use_spmd() before creating the first xla tensor"
+        )
+    all_devices = np.array(spmd.mesh_devices())
+    if mesh.size() != len(all_devices):
+        raise MeshError(f"{mesh!r}: the job has {len(all_devices)} devices, and a mesh must use all of them")
+    return JaxMesh(all_devices[mesh.get_logical_mesh()], mesh._names())
 
 
 class HybridMesh(Mesh):
-    """A mesh over several TPU slices (or hosts), whose devices are ordered by how fast they reach each other.
+    """A mesh over several TPU slices (or hosts), with the devices ordered by network speed.
 
     Args:
-      ici_mesh_shape: the sizes of the axes within a slice, over the fast network.
-      dcn_mesh_shape: the sizes of the same axes across slices, over the slow one; None: one slice.
+      ici_mesh_shape: the sizes of the axes within a slice, over the fast network (ICI).
+      dcn_mesh_shape: the sizes of the same axes across slices, over the slow network (DCN); default: one slice.
       axis_names: as in Mesh.
     """
 
@@ -183,19 +186,19 @@ class HybridMesh(Mesh):
         dcn_mesh_shape: tuple[int, ...] | None = None,
         axis_names: tuple[str, ...] | None = None,
     ) -> None:
-        everyone = spmd.mesh_devices()
+        all_devices = spmd.mesh_devices()
         across = dcn_mesh_shape or (1,) * len(ici_mesh_shape)
         shape = tuple(within * slices for within, slices in zip(ici_mesh_shape, across, strict=True))
         if math.prod(across) > 1:
-            grid = mesh_utils.create_hybrid_device_mesh(ici_mesh_shape, across, devices=everyone)
+            grid = mesh_utils.create_hybrid_device_mesh(ici_mesh_shape, across, devices=all_devices)
         else:
-            grid = mesh_utils.create_device_mesh(ici_mesh_shape, devices=everyone)
-        numbers = {device: number for number, device in enumerate(everyone)}
+            grid = mesh_utils.create_device_mesh(ici_mesh_shape, devices=all_devices)
+        numbers = {device: number for number, device in enumerate(all_devices)}
         super().__init__([numbers[device] for device in grid.ravel()], shape, axis_names)
 
 
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:
-    """All devices of the job in a row. Starts the backend."""
+    """Return a mesh of all devices of the job along one axis. Starts the backend."""
     count = len(spmd.mesh_devices())
     return Mesh(range(count), (count,), None if axis_name is None else (axis_name,))
 
@@ -204,13 +207,13 @@ _global: Mesh | None = None
 
 
 def set_global_mesh(mesh: Mesh) -> None:
-    """Sets the mesh that get_global_mesh gives."""
+    """Set the mesh that get_global_mesh returns."""
     global _global
     _global = mesh
 
 
 def get_global_mesh() -> Mesh | None:
-    """The mesh that set_global_mesh was last called with."""
+    """Return the mesh that was last passed to set_global_mesh; None if there is none."""
     return _global
 
 
@@ -232,7 +235,7 @@ def is_for_xla(device_mesh: Any) -> bool:
 def validated_sharding(
     op: str, t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any], later: bool = False
 ) -> NamedSharding:
-    """The sharding that the arguments of ``op`` describe. Raises what mark_sharding raises."""
+    """Return the sharding that the arguments of ``op`` specify. Raises as mark_sharding."""
     where = f"{op} of a tensor of shape {list(t.shape)} (at {user_frames.user_line()})"
     if not replicas.is_spmd():
         raise RuntimeError(f"{where}: call torch_xla.runtime.use_spmd() before the first xla tensor")

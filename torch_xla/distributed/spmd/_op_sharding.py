@@ -12,7 +12,7 @@ from torch_xla._engine.parallel import spmd
 
 
 class ShardingType(enum.IntEnum):
-    """The kinds of shardings, by upstream's numbers."""
+    """Sharding types, with upstream's numbers."""
 
     REPLICATED = 0
     MAXIMAL = 1
@@ -24,7 +24,7 @@ class ShardingType(enum.IntEnum):
 
 
 def op_sharding_string(found: NamedSharding, rank: int) -> str:
-    """XLA's words for a sharding of tensors with ``rank`` dimensions."""
+    """Return XLA's text of a sharding for tensors with ``rank`` dimensions."""
     parts = sharding_ids.partition_counts(found, rank)
     if all(count == 1 for count in parts):
         return "{replicated}"
@@ -43,7 +43,7 @@ def _in_mesh_order(found: NamedSharding, numbers: list[int]) -> list[int]:
 
 
 def sharding_type_of_string(spec: str) -> ShardingType:
-    """The kind of a sharding in XLA's words."""
+    """Return the type of a sharding in XLA's text format."""
     if spec == "{replicated}":
         return ShardingType.REPLICATED
     return ShardingType.PARTIAL if spec.endswith("replicate}") else ShardingType.TILED

@@ -1,4 +1,4 @@
-"""torch's DTensor words for the same thing: a DeviceMesh and placements, as torch.distributed.tensor calls them."""
+"""DTensor's functions for xla meshes: DeviceMesh and placements, as called by torch.distributed.tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_xla.distributed.spmd._device_mesh import (  # upstream has the first 
 )
 from torch_xla.distributed.spmd.xla_sharding import ShardingSpec, mark_sharding
 
-if TYPE_CHECKING:  # importing DTensor takes as long as all of torch_xla; only who calls these needs it
+if TYPE_CHECKING:  # importing DTensor takes as long as importing torch_xla; only callers of these functions need it
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 def with_xla(func: Callable[P, R]) -> Callable[P, R]:
-    """A function that switches SPMD on when it is called, if nobody has. Raises as torch_xla.runtime.use_spmd."""
+    """Wrap a function to enable SPMD when it is called, if it is not enabled. Raises as torch_xla.runtime.use_spmd."""
 
     @functools.wraps(func)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -42,11 +42,19 @@ def with_xla(func: Callable[P, R]) -> Callable[P, R]:
 def xla_distribute_tensor(
     tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None = None
 ) -> torch.Tensor:
-    """The tensor on xla, split as the placements say (default: replicated); in place where it is on xla already.
+    """Move the tensor to xla, sharded by the placements (default: replicated); in place if it is on xla.
 
-    It is a plain tensor of the whole's shape: XLA, not DTensor, splits the ops on it. A parameter stays one.
-    torch.distributed.tensor.distribute_tensor calls this for a mesh of device type xla. Where the mesh is over process
-    groups (no SPMD, but ``init_process_group("xla")``) it gives torch's DTensor. Raises as mark_sharding.
+    The result is a plain tensor of the global shape: XLA, not DTensor, partitions operations on it. A parameter stays a
+    parameter. torch.distributed.tensor.distribute_tensor calls this function for a mesh of device type xla. If the mesh
+    is over process groups (no SPMD, but ``init_process_group("xla")``), the result is torch's DTensor.
+
+    Args:
+      tensor: a tensor of any shape and dtype.
+      device_mesh: a mesh of device type xla.
+      placements: one per dimension of the mesh.
+
+    Raises:
+      As mark_sharding.
     """
     from torch.distributed import tensor as dtensor
 
@@ -79,16 +87,25 @@ def xla_distribute_module(
     input_fn: Callable[..., Any] | None = None,
     output_fn: Callable[..., Any] | None = None,
 ) -> torch.nn.Module:
-    """The module on xla, its parameters split by ``partition_fn(name, submodule, mesh)``, called for each submodule.
+    """Move the module to xla and shard its parameters by ``partition_fn(name, submodule, mesh)``.
 
-    ``input_fn(inputs, mesh)`` sees the positional arguments before each forward, ``output_fn(outputs, mesh)`` what it
-    returns; what they return takes the place of it, None leaves it. With three parameters they get the module first.
-    Raises ValueError without a mesh. A mesh over process groups gives DTensors, as in xla_distribute_tensor.
+    A mesh over process groups gives DTensors, as in xla_distribute_tensor.
+
+    Args:
+      module: the module.
+      device_mesh: a mesh of device type xla.
+      partition_fn: called for each submodule.
+      input_fn: ``input_fn(inputs, mesh)`` is called with the positional arguments before each forward; its result
+        replaces them unless it is None. With three parameters it gets the module first.
+      output_fn: ``output_fn(outputs, mesh)`` likewise for the outputs.
+
+    Raises:
+      ValueError: there is no mesh.
     """
     from torch.distributed import tensor as dtensor
 
     if device_mesh is None:
-        raise ValueError("xla_distribute_module: device_mesh is needed")
+        raise ValueError("xla_distribute_module: device_mesh is required")
     if compat.has_process_groups(device_mesh):
         with compat.mask_device_type():
             return dtensor.distribute_module(module, device_mesh, partition_fn, input_fn, output_fn)
@@ -125,10 +142,10 @@ def _with_module(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _annotate_outputs(values: Any, mesh: DeviceMesh) -> Any:
-    """The outputs, whose tensors know the mesh by the time torch's styles ask for their placements."""
+    """Attach the mesh to the output tensors, so that torch's parallel styles can read their placements."""
     return jax.tree.map(lambda v: _dtensor.attach_mesh(v, mesh) if isinstance(v, torch.Tensor) else v, values)
 
 
 def auto_policy(*_: Any) -> None:
-    """Raises NotImplementedError: XLA chooses the sharding of what nobody marks, parameters excepted."""
-    raise NotImplementedError("auto_policy: mark the parameters; XLA chooses the sharding of everything else")
+    """Raise NotImplementedError: XLA chooses the sharding of unannotated tensors, except parameters."""
+    raise NotImplementedError("auto_policy: mark the parameters; XLA chooses the sharding of the other tensors")

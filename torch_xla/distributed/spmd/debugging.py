@@ -1,4 +1,4 @@
-"""Pictures of how tensors lie on the devices."""
+"""Visualize the sharding of tensors over devices."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ from torch_xla.distributed.spmd.xla_sharding import get_sharding
 
 
 def visualize_tensor_sharding(t: torch.Tensor, use_color: bool = True, **kwargs: Any) -> Table:
-    """Draws which devices hold which part of a tensor with 1 or 2 dimensions, prints it, and returns the table.
+    """Draw which devices hold each shard of a tensor with 1 or 2 dimensions, print it, and return the table.
 
-    Rows are the parts along the first dimension, columns those along the second; a cell names the devices that hold the
-    part. Further arguments go to rich.table.Table. Raises ValueError for other tensors, and one without a sharding yet.
+    Rows are the shards along the first dimension, columns those along the second; a cell lists the devices that hold
+    the shard.
+
+    Args:
+      t: a tensor with a sharding.
+      use_color: color the cells by device.
+      kwargs: arguments of rich.table.Table.
+
+    Raises:
+      ValueError: the tensor has another rank, or no sharding yet.
     """
     table = _table(_require_sharding("visualize_tensor_sharding", t), tuple(t.shape), use_color, kwargs)
     rich.console.Console().print(table)
@@ -31,10 +39,16 @@ def visualize_tensor_sharding(t: torch.Tensor, use_color: bool = True, **kwargs:
 def visualize_sharding(
     sharding: str, use_color: bool = True, scale: float = 1.0, min_width: int = 9, max_width: int = 80
 ) -> Table:
-    """Draws a sharding in XLA's words, as ``t.sharding_spec`` has them, prints it, and returns the table.
+    """Draw a sharding given in XLA's text format (``t.sharding_spec``), print it, and return the table.
 
-    As visualize_tensor_sharding. Cells are at least ``min_width`` characters wide, and at most ``max_width``; with a
-    ``scale`` above 1 their widths grow. Raises ValueError for other words, and for more than 2 dimensions.
+    Args:
+      sharding: the text, of a sharding with 1 or 2 dimensions.
+      use_color: color the cells by device.
+      scale: factor above 1 that widens the cells.
+      min_width, max_width: width of a cell in characters.
+
+    Raises:
+      ValueError: the text is invalid, or the sharding has more than 2 dimensions.
     """
     sizes, holders = _parse_op_sharding(sharding)
     rows, columns = (sizes[0], sizes[1]) if len(sizes) == 2 else (sizes[0], 1)
@@ -53,7 +67,7 @@ _TILED = re.compile(r"\{devices=\[([\d,]+)\](?:([\d,]+)|<=\[([\d,]+)\](?:T\(([\d
 
 
 def _parse_op_sharding(sharding: str) -> tuple[list[int], list[list[int]]]:
-    """Into how many parts each dimension is split, and of each part the numbers of the devices that hold it."""
+    """Return the partition count of each dimension, and for each shard the numbers of the devices that hold it."""
     if sharding == "{replicated}":
         return [1], [list(range(runtime.global_runtime_device_count()))]
     one = re.fullmatch(r"\{maximal device=(\d+)\}", sharding)
@@ -61,16 +75,16 @@ def _parse_op_sharding(sharding: str) -> tuple[list[int], list[list[int]]]:
         return [1], [[int(one[1])]]
     found = _TILED.fullmatch(sharding)
     if found is None:
-        raise ValueError(f"visualize_sharding: {sharding!r} are not XLA's words for a sharding")
+        raise ValueError(f"visualize_sharding: {sharding!r} is not a sharding in XLA's text format")
     sizes = _numbers(found[1])
     if found[2]:
         ids = np.array(_numbers(found[2]))
-    else:  # counted up in a box, whose dimensions may change places
+    else:  # iota format: numbered in a box, whose dimensions may be transposed
         ids = np.arange(math.prod(_numbers(found[3]))).reshape(_numbers(found[3]))
         ids = ids.transpose(_numbers(found[4])) if found[4] else ids
     copies = sizes.pop() if found[5] else 1
     if ids.size != math.prod(sizes) * copies or not 1 <= len(sizes) <= 2:
-        raise ValueError(f"visualize_sharding: {sharding!r} has no picture, only 1 and 2 dimensions have")
+        raise ValueError(f"visualize_sharding: {sharding!r}: only 1 and 2 dimensions are supported")
     return sizes, [sorted(part) for part in ids.reshape(-1, copies).tolist()]
 
 
@@ -79,7 +93,7 @@ def _numbers(words: str) -> list[int]:
 
 
 def format_sharding(t: torch.Tensor) -> str:
-    """The same picture as plain text. Raises as visualize_tensor_sharding."""
+    """Return the same drawing as plain text. Raises as visualize_tensor_sharding."""
     out = io.StringIO()
     rich.console.Console(file=out, width=120).print(_table(_require_sharding("text", t), tuple(t.shape), False, {}))
     return out.getvalue()
@@ -88,9 +102,9 @@ def format_sharding(t: torch.Tensor) -> str:
 def _require_sharding(op: str, t: torch.Tensor) -> Sharding:
     sharding = get_sharding(t)
     if sharding is None:
-        raise ValueError(f"{op}: nothing says yet how this tensor lies; sync or mark it first")
+        raise ValueError(f"{op}: this tensor has no sharding yet; call torch_xla.sync() or mark_sharding first")
     if t.dim() not in (1, 2):
-        raise ValueError(f"{op}: a tensor of shape {list(t.shape)} has no picture, only 1 and 2 dimensions")
+        raise ValueError(f"{op}: only 1 and 2 dimensions are supported, got a tensor of shape {list(t.shape)}")
     return sharding
 
 
@@ -106,7 +120,7 @@ def _table(sharding: Any, shape: tuple[int, ...], use_color: bool, options: dict
 
 
 def _cells(sharding: Any, shape: tuple[int, ...]) -> dict[tuple[int, int], list[int]]:
-    """The numbers of the devices that hold the part which begins at (row, column)."""
+    """Return the numbers of the devices that hold the shard with offset (row, column)."""
     cells: dict[tuple[int, int], list[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         starts = [part.start or 0 for part in index]

@@ -1,7 +1,7 @@
-"""What a sharded tensor can be asked beside what any tensor can: its parts on the devices of this process.
+"""Properties of sharded tensors: their sharding, and their shards on the devices of this process.
 
-A sharded tensor is a plain tensor here, not a wrapper; these are properties of torch.Tensor, which a tensor without a
-sharding does not have (``hasattr`` says so). ``isinstance(t, XLAShardedTensor)`` asks whether a tensor has one.
+A sharded tensor is a plain tensor, not a wrapper. The properties belong to torch.Tensor, but a tensor without a
+sharding does not have them (``hasattr`` is False). ``isinstance(t, XLAShardedTensor)`` tests for a sharding.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch_xla.distributed.spmd._op_sharding import ShardingType, op_sharding_st
 
 @dataclass
 class XLAShard:
-    """The part of a tensor that one device holds.
+    """The shard of a tensor that one device holds.
 
     Args:
-      data: a CPU tensor; where the tensor is split unevenly as long as every other part, filled up with zeros.
-      indices: which part of the whole it is, without what fills it up; ... where that is all of it.
-      shard_device: such as ``CPU:1``.
-      replica_id: counts the devices that hold the same part.
+      data: a CPU tensor; if the tensor is not divisible, zero-padded to the size of the other shards.
+      indices: the slices of the global tensor that the shard covers, without padding; ... for all of it.
+      shard_device: the device, such as ``CPU:1``.
+      replica_id: index among the devices that hold the same shard.
     """
 
     data: torch.Tensor
@@ -42,7 +42,7 @@ class XLAShard:
 
     @property
     def unpadded_data(self) -> torch.Tensor:
-        """The data without what fills it up. Can be set."""
+        """The data without padding. Can be set."""
         return self.data if isinstance(self.indices, EllipsisType) else self.data[self._kept()]
 
     @unpadded_data.setter
@@ -55,9 +55,9 @@ class XLAShard:
 
 
 def get_sharding(t: torch.Tensor) -> NamedSharding | None:
-    """How a tensor lies, a jax.sharding.NamedSharding. None where that is not decided: not marked, and not computed.
+    """Return the NamedSharding of a tensor; None if it is not decided yet (neither marked nor computed).
 
-    Its mesh goes through the devices in their order; for a mesh in another order the sharding says where its parts lie.
+    Its mesh has the devices in the order of their numbers; the sharding has the permutation of a mesh in another order.
     """
     (node,) = recorder.bindings().nodes_of([t]) or (None,)
     found = None if node is None else sharding_ids.sharding_from_id(node.sharding)
@@ -65,31 +65,31 @@ def get_sharding(t: torch.Tensor) -> NamedSharding | None:
 
 
 def is_sharded(t: object) -> bool:
-    """Whether a tensor is spread over a mesh, in parts or whole on every device."""
+    """Return whether a tensor has a sharding over a mesh, including full replication."""
     return isinstance(t, torch.Tensor) and is_on_mesh(t) and get_sharding(t) is not None
 
 
 def sharding_spec(t: torch.Tensor) -> str:
-    """XLA's words for how a tensor lies, ``{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}``; '' without a sharding.
+    """Return XLA's text of a sharding, ``{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}``; '' without a sharding.
 
-    The numbers are those of devices: of each part in turn, those that hold it.
+    The numbers are device numbers: for each shard in order, the devices that hold it.
     """
     found = get_sharding(t)
     return "" if found is None else op_sharding_string(found, t.dim())
 
 
 def sharding_type(t: torch.Tensor) -> ShardingType | None:
-    """The kind of a tensor's sharding; None without one. PARTIAL: split, and each part on several devices."""
+    """Return a tensor's sharding type; None without a sharding. PARTIAL: sharded, with several devices per shard."""
     spec = sharding_spec(t)
     return sharding_type_of_string(spec) if spec else None
 
 
 @dataclass(frozen=True)
 class LocalPart:
-    """What a device of this process holds of a tensor: where it begins, and its sizes without what fills it up."""
+    """The shard on a device of this process: its offset, and its sizes without padding."""
 
     device: jax.Device
-    number: int  # of the device, among all of the mesh
+    number: int  # of the device, in the mesh
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     replica_id: int
@@ -97,18 +97,18 @@ class LocalPart:
 
     @property
     def filled(self) -> bool:
-        """Whether there is anything in it; the last devices may have nothing of a tensor that is split unevenly."""
+        """Return whether it has elements; the last devices may have none if the tensor is not divisible."""
         return 0 not in self.sizes
 
     def read(self) -> torch.Tensor:
-        """A CPU tensor with its values; waits for them."""
+        """Return a CPU tensor with its values; waits for them."""
         return self.read_all()[tuple(slice(size) for size in self.sizes)]
 
 
 def local_parts(t: torch.Tensor, values: bool = True) -> list[LocalPart]:
-    """The parts that devices of this process hold, in the order of the devices. Raises ValueError without a sharding.
+    """Return the shards on this process's devices, in device order. Raises ValueError without a sharding.
 
-    With ``values`` the tensor is computed, if it is not, and parts can be read.
+    With ``values`` the tensor is computed if necessary, and the shards can be read.
     """
     shape = tuple(t.shape)
     buffer = _buffer(t) if values else None
@@ -137,7 +137,7 @@ def _read(part: jax.Array | None, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _shard_indices(found: NamedSharding, shape: tuple[int, ...]) -> list[tuple[jax.Device, list[slice], int]]:
-    """Of each device in order: which part of a tensor it holds, and how many before it hold the same."""
+    """Return, for each device in order, the slices of its shard, and how many devices before it hold the same."""
     indices = found.devices_indices_map(sharding_ids.padded_shape(shape, found))
     copies: dict[str, int] = {}
     out = []
@@ -149,7 +149,7 @@ def _shard_indices(found: NamedSharding, shape: tuple[int, ...]) -> list[tuple[j
 
 
 def local_shards(t: torch.Tensor) -> list[XLAShard]:
-    """The parts that devices of this process hold, in the order of the devices. Waits for the value."""
+    """Return the shards on this process's devices, in device order. Waits for the value."""
     parts = local_parts(t)
     found = get_sharding(t)
     split = found is not None and not found.is_fully_replicated
@@ -179,26 +179,26 @@ def _indices(index: Sequence[slice], shape: tuple[int, ...]) -> list[slice]:
 
 
 def load_local_shards_(t: torch.Tensor, shards: Sequence[XLAShard]) -> None:
-    """Writes the tensor's parts on the devices of this process, each from a shard's data; no device has the whole.
+    """Write the tensor's shards on this process's devices from the shards' data; no device holds the full tensor.
 
-    Shards are in the order of ``local_shards``; their data may be filled up or not. Raises ValueError without a
-    sharding, for another number of shards, or a shape that does not fit.
+    Args:
+      t: a sharded tensor.
+      shards: one per device, in the order of ``local_shards``; their data may be padded or not.
+
+    Raises:
+      ValueError: the tensor has no sharding, the number of shards differs, or a shape does not match.
     """
     places, found = local_parts(t, values=False), get_sharding(t)
     assert found is not None
     if len(shards) != len(places):
-        raise ValueError(f"load_local_shards_: {len(shards)} shards for the {len(places)} devices of this process")
+        raise ValueError(f"load_local_shards_: got {len(shards)} shards for {len(places)} devices of this process")
     whole = sharding_ids.padded_shape(tuple(t.shape), found)
     parts = []
     for number, (shard, place) in enumerate(zip(shards, places, strict=True)):
         if tuple(shard.data.shape) not in (found.shard_shape(whole), place.sizes):
             raise ValueError(
                 f"load_local_shards_: shard {number} has shape {list(shard.data.shape)}, expected {list(place.sizes)}"
-                + (
-                    ""
-                    if place.sizes == found.shard_shape(whole)
-                    else f", or {list(found.shard_shape(whole))} filled up"
-                )
+                + ("" if place.sizes == found.shard_shape(whole) else f", or {list(found.shard_shape(whole))} padded")
             )
         parts.append((shard.data[tuple(slice(size) for size in place.sizes)], place.device))
     recorder.bindings().with_execution_lock(0, _write, t, parts, whole, found)
@@ -211,7 +211,7 @@ def _write(t: torch.Tensor, parts: Any, whole: tuple[int, ...], found: NamedShar
 
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
-    """As mark_sharding, but moves nothing now: the next program that computes or reads the tensor lays it out so."""
+    """Mark like mark_sharding, but without moving a value now: the next program that uses the tensor reshards it."""
     sharding = validated_sharding("annotate_custom_sharding", t, mesh, partition_spec)
     with torch.no_grad():
         recorder.bindings().with_execution_lock(
@@ -221,7 +221,7 @@ def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequen
 
 
 def wrap_as_sharded_tensor(t: torch.Tensor, mesh_shape: Any = None, partition_spec: Any = None) -> torch.Tensor:
-    """The tensor, on every device where nobody has laid it out; tensors with a sharding need no wrapper here."""
+    """Return the tensor, replicated if it has no sharding; sharded tensors need no wrapper."""
     if not is_sharded(t):
         annotate_custom_sharding(t, get_1d_mesh(), (None,) * t.dim())
     return t
@@ -242,24 +242,24 @@ def _sharded_property(answer: Callable[[torch.Tensor], Any], name: str) -> prope
 
 
 def _full_tensor(t: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, which has the shape and values of the whole."""
+    """Return the tensor itself, which has the global shape and values."""
     return t
 
 
 def _loader(t: torch.Tensor) -> Callable[[Sequence[XLAShard]], None]:
-    """Writes the parts on the devices of this process, see load_local_shards_."""
+    """Return the method that writes the local shards; see load_local_shards_."""
     return lambda shards: load_local_shards_(t, shards)
 
 
 def _no_op(t: torch.Tensor) -> Callable[[], None]:
-    """Does nothing: how a tensor lies is asked for anew each time."""
+    """Return a no-op: the sharding is read from the tensor each time."""
     return lambda: None
 
 
 class XLAShardedTensor(metaclass=_ShardedTensorMeta):
-    """A name for tensors with a sharding, which ``isinstance`` asks for, and what they can be asked beside others.
+    """Type of tensors with a sharding, for ``isinstance``, with the additional properties of such tensors.
 
-    ``XLAShardedTensor(t)`` is ``t``, on every device where nobody has laid it out; mark_sharding lays one out.
+    ``XLAShardedTensor(t)`` is ``t``, replicated if it has no sharding; use mark_sharding to shard a tensor.
     """
 
     global_tensor = property(_full_tensor)
@@ -275,11 +275,11 @@ class XLAShardedTensor(metaclass=_ShardedTensorMeta):
         load_local_shards_(self, shards)
 
     def invalidate_spec_cache(self: torch.Tensor) -> None:  # type: ignore[misc]
-        """Nothing: how a tensor lies is asked for anew each time."""
+        """No-op: the sharding is read from the tensor each time."""
 
 
 def register_sharded_properties() -> None:
-    """Gives sharded tensors their properties; once."""
+    """Add the properties of sharded tensors to torch.Tensor; once."""
     answers: dict[str, Callable[[torch.Tensor], Any]] = {
         "global_tensor": _full_tensor,
         "local_shards": local_shards,

@@ -1,7 +1,7 @@
-"""``xs``: says how tensors lie on the devices of a mesh. XLA splits the work accordingly (SPMD, GSPMD).
+"""``xs``: mark the sharding of tensors over a mesh; XLA partitions the computation accordingly (SPMD, GSPMD).
 
-A tensor that is marked stays what it is: its shape, its values and its dtype are those of the whole, and any op takes
-it. What is written to it in place is laid out as it was, so marked parameters stay split while they are trained.
+A marked tensor keeps its global shape, values and dtype, and any op accepts it. An in-place write preserves its
+sharding, so marked parameters stay sharded during training.
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ B = TypeVar("B")
 
 
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
-    """Splits an xla tensor over the axes of a mesh, in place, and returns it.
+    """Shard an xla tensor over the axes of a mesh, in place, and return it.
 
-    A value that exists is moved at once; one that is still recorded is computed so. Marking a parameter moves its value
-    and leaves autograd alone; marking an activation tells XLA how to split the ops around it. Its gradient is laid
-    out as XLA likes (see mark_sharding_with_gradients).
+    An existing value is resharded immediately; a pending one is computed with this sharding. Marking a parameter moves
+    its value and does not affect autograd; marking an activation determines how XLA partitions the surrounding
+    operations. XLA chooses the sharding of its gradient (see mark_sharding_with_gradients).
 
     Args:
-      t: a tensor on ``xla:0``, of any dtype. Or a parameter or buffer on meta, or a parameter on the CPU: it will lie
-        so when its module gets room on xla (``module.to_empty(device="xla")``) or moves there, and no device ever has
-        the whole of it.
+      t: a tensor on ``xla:0``, of any dtype. Or a parameter or buffer on meta, or a parameter on the CPU: it gets the
+        sharding when its module is allocated on xla (``module.to_empty(device="xla")``) or moved there, and no device
+        ever holds the full tensor.
       mesh: the devices.
-      partition_spec: for each dimension the axis of the mesh that it is split over, by name or number, a tuple of
-        several, or None: every device has all of it.
+      partition_spec: for each dimension the mesh axis over which it is sharded (name or number), a tuple of axes, or
+        None (not sharded). A dimension need not be a multiple of its partition count: the last devices then hold fewer
+        elements, or none.
 
-    A dimension need not be a multiple of the number of its parts: the last devices then have less of it, or nothing.
-
-    Raises MeshError, a ValueError, for a spec that does not fit the tensor or the mesh; RuntimeError without SPMD, or
-    for an expanded tensor.
+    Raises:
+      MeshError (a ValueError): the spec does not match the tensor or the mesh.
+      RuntimeError: SPMD is not enabled, or the tensor is expanded.
     """
     later = t.is_meta or (t.device.type == "cpu" and isinstance(t, torch.nn.Parameter))
     sharding = validated_sharding("mark_sharding", t, mesh, partition_spec, later)
@@ -109,17 +109,17 @@ def _apply_sharding_in_place(t: torch.Tensor, sharding: Sharding) -> None:
 
 
 def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
-    """The tensor itself: none is wrapped here."""
+    """Return the tensor itself; tensors are never wrapped."""
     return t
 
 
 def wrap_if_sharded(x: Any) -> Any:
-    """``x`` itself, whatever it is: a tensor with a sharding is an XLAShardedTensor (see there) as it is."""
+    """Return ``x`` itself: a tensor with a sharding is an instance of XLAShardedTensor."""
     return x
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
-    """A copy of the tensor on the CPU; the tensor itself is on every device again. Waits for its value."""
+    """Replicate the tensor and return a copy of it on the CPU. Waits for its value."""
     if is_on_mesh(t):
         with torch.no_grad():
             _apply_sharding(t, spmd.replicated_sharding())
@@ -127,7 +127,7 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
 
 
 class _MarkShardingWithGrad(torch.autograd.Function):
-    """A tensor laid out, and its gradient laid out in the same way."""
+    """Shard a tensor, and its gradient in the same way."""
 
     @staticmethod
     def forward(ctx: Any, t: torch.Tensor, number: int) -> torch.Tensor:
@@ -140,9 +140,9 @@ class _MarkShardingWithGrad(torch.autograd.Function):
 
 
 def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
-    """A tensor of ``t``'s values that is split over the mesh, and whose gradient is split in the same way.
+    """Return a tensor of ``t``'s values that is sharded over the mesh, and whose gradient is sharded in the same way.
 
-    Not in place, and differentiable. Arguments and errors are those of mark_sharding.
+    Not in place; differentiable. Arguments and errors are those of mark_sharding.
     """
     sharding = validated_sharding("mark_sharding_with_gradients", t, mesh, partition_spec)
     number = sharding_ids.sharding_id(sharding, t.dim())
@@ -151,22 +151,22 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Se
 
 
 class MarkShardingFunction(torch.autograd.Function):
-    """mark_sharding_with_gradients as ``MarkShardingFunction.apply(t, mesh, partition_spec)``."""
+    """mark_sharding_with_gradients as an autograd Function: ``MarkShardingFunction.apply(t, mesh, partition_spec)``."""
 
     @staticmethod
     def forward(ctx: Any, torch_tensor: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
-        """The tensor's values, split over the mesh."""
+        """Return the tensor's values, sharded over the mesh."""
         sharding = validated_sharding("MarkShardingFunction", torch_tensor, mesh, partition_spec)
         return _MarkShardingWithGrad.forward(ctx, torch_tensor, sharding_ids.sharding_id(sharding, torch_tensor.dim()))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """The gradient, split in the same way."""
+        """Return the gradient, sharded in the same way."""
         return *_MarkShardingWithGrad.backward(ctx, *grads), None
 
 
 class _ShardAs(torch.autograd.Function):
-    """Two tensors that XLA lays out in the same way, and their gradients likewise."""
+    """Constrain two tensors, and their gradients, to the same sharding."""
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -178,14 +178,20 @@ class _ShardAs(torch.autograd.Function):
 
 
 def shard_as(a: A, b: B) -> tuple[A, B]:
-    """Copies of two pytrees in which each tensor of the one lies as its counterpart in the other, whichever way.
+    """Return copies of two pytrees whose corresponding tensors have the same sharding, which XLA chooses.
 
-    Differentiable. What is no xla tensor stays as it is. Raises ValueError where the trees, or two shapes, differ.
+    Differentiable. Leaves that are not xla tensors are unchanged.
+
+    Args:
+      a, b: pytrees of the same structure, with tensors of equal shapes.
+
+    Raises:
+      ValueError: the structures, or two shapes, differ.
     """
     mine, layout = jax.tree.flatten(a)
     theirs, other = jax.tree.flatten(b)
     if str(layout) != str(other):
-        raise ValueError(f"shard_as: the trees differ: {layout} and {other}")
+        raise ValueError(f"shard_as: the pytree structures differ: {layout} and {other}")
     pairs = [_shard_leaves_as(x, y) for x, y in zip(mine, theirs, strict=True)]
     return jax.tree.unflatten(layout, [x for x, _ in pairs]), jax.tree.unflatten(other, [y for _, y in pairs])
 
@@ -194,16 +200,16 @@ def _shard_leaves_as(x: Any, y: Any) -> tuple[Any, Any]:
     if not all(isinstance(t, torch.Tensor) and t.device.type == "xla" for t in (x, y)):
         return x, y
     if x.shape != y.shape:
-        raise ValueError(f"shard_as: tensors of shapes {list(x.shape)} and {list(y.shape)} cannot lie in the same way")
+        raise ValueError(f"shard_as: shapes {list(x.shape)} and {list(y.shape)} cannot have the same sharding")
     return _ShardAs.apply(x, y)  # type: ignore[no-untyped-call, no-any-return]
 
 
 @dataclass
 class ShardingSpec:
-    """How inputs of one rank are to lie, as MpDeviceLoader(input_sharding=...) takes it.
+    """Sharding of inputs of one rank, for MpDeviceLoader(input_sharding=...).
 
-    With ``minibatch`` each process gives a part of its own, and the tensor is all of them, in order of processes, along
-    the dimensions that are split; else each process gives the same whole tensor.
+    With ``minibatch`` each process provides a different part of the batch, and the tensor is their concatenation in
+    order of processes, along the sharded dimensions; otherwise each process provides the same global tensor.
     """
 
     mesh: Mesh
@@ -211,24 +217,24 @@ class ShardingSpec:
     minibatch: bool = False
 
     def xla_spec(self, t: torch.Tensor) -> OpSharding | None:
-        """How the tensor is to lie; None where the spec is for another number of dimensions."""
+        """Return the tensor's sharding; None if the spec is for another number of dimensions."""
         return self.mesh.get_op_sharding(self.partition_spec) if self.can_apply(t) else None
 
     def can_apply(self, t: torch.Tensor) -> bool:
-        """Whether the tensor has the number of dimensions that the spec is for."""
+        """Return whether the tensor has the number of dimensions of the spec."""
         return t.dim() == len(self.partition_spec)
 
     def send(self, t: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A CPU tensor on the device, split on the way: no device ever has all of it.
+        """Move a CPU tensor to the device, sharded during the transfer: no device ever holds the full tensor.
 
-        One of another rank is on every device. With ``minibatch`` and several processes that is a ValueError, as is a
-        size that is no multiple of the number of parts: what each of them has is not the whole.
+        A tensor of another rank is replicated. With ``minibatch`` and several processes that raises ValueError, as does
+        a size that is not a multiple of the partition count: no process has the global values.
         """
         if self.minibatch and replicas.process_count() > 1:
             if self._layout(tuple(t.shape)) is None:
                 raise ValueError(
-                    f"input_sharding: a part of shape {list(t.shape)} cannot be split as {self.partition_spec} says, "
-                    "and with minibatch=True no process has the whole; give tensors of this rank, and drop_last=True"
+                    f"input_sharding: cannot shard a part of shape {list(t.shape)} by {self.partition_spec}: with "
+                    "minibatch=True no process has the global tensor; pass tensors of this rank, and drop_last=True"
                 )
             with spmd.upload_sharding(self._layout, parts=True):
                 array = transfers.upload(t.contiguous(), 0)
@@ -249,5 +255,5 @@ class ShardingSpec:
         return sharding if all(size % count == 0 for size, count in zip(shape, mine, strict=True)) else None
 
     def apply(self, t: torch.Tensor) -> None:
-        """Marks the tensor."""
+        """Mark the sharding of the tensor."""
         mark_sharding(t, self.mesh, self.partition_spec)

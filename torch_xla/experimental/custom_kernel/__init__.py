@@ -1,7 +1,7 @@
-"""Kernels under upstream's names: attention of several kinds, products of groups, of int8, and Pallas kernels of users.
+"""Custom kernels under upstream's names: attention, grouped and int8 matmuls, user-defined Pallas kernels.
 
-On TPUs they are the Pallas kernels that jax ships, on NVIDIA GPUs what jax has for those, and everywhere else the same
-mathematics as operations of XLA. Which one is decided when a program is compiled, for the platform that it is for.
+On TPUs they are the Pallas kernels of jax, on NVIDIA GPUs jax's kernels for these, and on other platforms the same
+computation as XLA operations. The implementation is chosen when a program is compiled, for its target platform.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flash attention with its gradient."""
+"""Flash attention, differentiable: ``flash_attention`` and ``FlashAttention``."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _layout(partition_spec: str, mesh: str) -> KernelSharding | None:
     layout = operators.decode_sharding("flash_attention", partition_spec, mesh, 4)
     if layout is not None and any(entry is not None for entry in layout.spec[2:]):
         raise ValueError(
-            f"flash_attention: partition_spec {partition_spec} splits the length or the size of heads; only the batch "
-            "and the heads, the first two dimensions, can be split"
+            f"flash_attention: partition_spec {partition_spec} shards the length or the head size; only the batch and "
+            "the heads, the first two dimensions, can be sharded"
         )
     return layout
 
 
 def _options(causal: bool, scale: float) -> tuple[flash_kernel.FlashAttentionOptions, str]:
-    """Options for jax, and what the program's name has of them."""
+    """Return the options for jax, and their part of the program's name."""
     wanted = {**BLOCKS, **FlashAttention.DEFAULT_BLOCK_SIZES}
     sizes = tuple((name, int(wanted[name])) for name in sorted(BLOCKS))
     suffix = "" if dict(sizes) == BLOCKS else "".join(f"_{size}" for _, size in sizes)
@@ -101,10 +101,10 @@ _forward_op = define_operator(
 
 
 class FlashAttention(torch.autograd.Function):
-    """Flash attention as autograd has it: ``FlashAttention.apply`` takes what flash_attention takes, in order.
+    """Flash attention as an autograd Function: ``FlashAttention.apply`` takes flash_attention's arguments in order.
 
-    ``DEFAULT_BLOCK_SIZES`` are the sizes of the TPU kernel's blocks, by name, and may be changed: they are read at each
-    call, and made smaller until they divide the lengths. Other platforms choose their own.
+    ``DEFAULT_BLOCK_SIZES`` are the block sizes of the TPU kernel by name. They are read at each call, so they can be
+    changed, and are reduced until they divide the lengths. Other platforms choose their own block sizes.
     """
 
     MIN_BLOCK_SIZE = 128
@@ -119,7 +119,7 @@ class FlashAttention(torch.autograd.Function):
         q_segment_ids: Maybe = None, kv_segment_ids: Maybe = None, sm_scale: float = 1.0, ab: Maybe = None,
         partition_spec: Any = None, mesh: Any = None,
     ) -> torch.Tensor:  # fmt: skip
-        """[batch, heads, length, size], as q."""
+        """Return [batch, heads, length, size], in the dtype of q."""
         options = causal, float(sm_scale), *encode_sharding("flash_attention", partition_spec, mesh)
         _check(q, k, v, ab, q_segment_ids, kv_segment_ids)
         inputs = (q, k, v, ab, q_segment_ids, kv_segment_ids, *options)
@@ -130,7 +130,7 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Maybe, ...]:
-        """The gradients of q, k, v and ab."""
+        """Return the gradients of q, k, v and ab."""
         found = _backward_op(grads[0], *ctx.saved_tensors, *ctx.options, ctx.wants_ab)
         return *found[:3], None, None, None, None, found[3] if ctx.wants_ab else None, None, None
 
@@ -140,25 +140,29 @@ def flash_attention(
     kv_segment_ids: Maybe = None, sm_scale: float = 1.0, *, ab: Maybe = None,
     partition_spec: tuple[Any, ...] | None = None, mesh: Any = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention whose weights never exist all at once: softmax((q @ k.mT + ab) * sm_scale) @ v, with its gradient.
+    """Compute softmax((q @ k.mT + ab) * sm_scale) @ v blockwise, without storing all attention weights; differentiable.
+
+    A row without visible keys is zero. TPU: jax's Pallas kernel, for float32 and bfloat16; GPU: cuDNN or Triton, for 16
+    bits without ab and segments; otherwise blocks of at most 64 Mi weights, in a loop. ``FlashAttention`` has the block
+    sizes.
 
     Args:
-      q, k, v: [batch, heads, length, size], of one floating dtype (under autocast, of that one); the result is as q,
-        with the size of v. Further dimensions in front count as batch.
-      causal: no position sees a later one; position 0 of q is that of k.
-      q_segment_ids, kv_segment_ids: integers, [batch, length]; a position sees those of its own segment. Both or none.
-      sm_scale: factor of the scores. Unlike torch's, the default is 1.
-      ab: added to the products before they are scaled, of the shape [batch, heads, length of q, length of k], or one
-        that expands to it.
-      partition_spec, mesh: under SPMD, how q, k, v and the result are split over the mesh's axes; by default the
-        global mesh. Each device computes its own part, which only a split of batch and heads allows. Without them a
-        program over several devices is split by XLA, which cannot split kernels of TPUs and GPUs: it gets plain
-        operations.
+      q, k, v: [batch, heads, length, size], of one floating dtype (under autocast, its dtype). Additional leading
+        dimensions are batch dimensions.
+      causal: a position sees no later position; position 0 of q is position 0 of k.
+      q_segment_ids, kv_segment_ids: integers, [batch, length]; a position sees the positions of its segment. Both or
+        neither.
+      sm_scale: factor of the scores. Unlike in torch, the default is 1.
+      ab: bias that is added to q @ k.mT before scaling, [batch, heads, length of q, length of k], or expandable to it.
+      partition_spec, mesh: under SPMD, the sharding of q, k, v and the result over the mesh's axes; default mesh: the
+        global mesh. Each device computes its shard, so only batch and heads can be sharded. Without a spec, a program
+        over several devices uses plain operations, because XLA cannot partition TPU and GPU kernels.
 
-    A row that sees nothing is zero. TPU: jax's Pallas kernel, of float32 and bfloat16; GPU: cuDNN or Triton, of 16 bits
-    without ab and segments; otherwise blocks of at most 64 Mi weights, in a loop. ``FlashAttention`` holds block sizes.
+    Returns:
+      [batch, heads, length of q, size of v], in the dtype of q.
 
-    Raises ValueError or TypeError for shapes, dtypes and specs that do not fit, and tensors that are not on xla.
+    Raises:
+      ValueError, TypeError: shapes, dtypes or specs do not match, or a tensor is not on xla.
     """
     q, k, v = operators.autocast(q, k, v)
     _check(q, k, v, ab, q_segment_ids, kv_segment_ids)
@@ -175,7 +179,7 @@ def flash_attention(
 
 
 def _flat(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ab: Maybe, *ids: Maybe) -> list[Any]:
-    """The dimensions in front as one."""
+    """Flatten the leading dimensions into one batch dimension."""
     bias = None if ab is None else ab.expand(*q.shape[:-1], k.shape[-2]).flatten(0, -4)
     return [
         q.flatten(0, -4),
@@ -189,8 +193,8 @@ def _flat(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ab: Maybe, *ids: Ma
 def _flat_spec(partition_spec: tuple[Any, ...], rank: int) -> str:
     if len(partition_spec) != rank or any(entry is not None for entry in partition_spec[1:-3]):
         raise ValueError(
-            f"flash_attention: partition_spec {partition_spec} of q, k and v with {rank} dimensions must have as many "
-            "entries, and split none of the batch's dimensions but the first"
+            f"flash_attention: partition_spec {partition_spec} must have {rank} entries, for q, k and v with {rank} "
+            "dimensions, and may shard only the first of the batch dimensions"
         )
     return str((partition_spec[0], *partition_spec[-3:]))
 
@@ -208,11 +212,12 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ab: Maybe, q_ids: 
     if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
         raise TypeError(f"flash_attention: q, k and v must be of one floating dtype, got {together}")
     if (q_ids is None) != (kv_ids is None):
-        raise ValueError("flash_attention: q_segment_ids and kv_segment_ids are given together or not at all")
+        raise ValueError("flash_attention: pass both q_segment_ids and kv_segment_ids, or neither")
     for name, ids, t in (("q_segment_ids", q_ids, q), ("kv_segment_ids", kv_ids, k)):
         if ids is not None and (ids.shape != (*t.shape[:-3], t.shape[-2]) or ids.dtype.is_floating_point):
             raise ValueError(
-                f"flash_attention: {name} must be integers of shape {[*t.shape[:-3], t.shape[-2]]}, got {format_tensors(ids)}"
+                f"flash_attention: {name} must be integers of shape {[*t.shape[:-3], t.shape[-2]]}, "
+                f"got {format_tensors(ids)}"
             )
     if ab is not None and not ab.dtype.is_floating_point:
         raise TypeError(
@@ -230,13 +235,13 @@ def _setup_upstream_context(ctx: Any, inputs: Sequence[Any], output: torch.Tenso
 
 
 def _gradients_upstream(ctx: Any, grad: torch.Tensor) -> tuple[Maybe, ...]:
-    """It gives no sums, so they are computed again."""
+    """Recompute the sums, which upstream's operator does not return."""
     inputs = (*ctx.saved_tensors, None, None, None, ctx.causal, 1.0, "", "")
     outputs = _forward_op(*inputs)
     return (*_backward_op(grad, *inputs[:6], *outputs, *inputs[6:], False), None)
 
 
-# The name of the last argument is upstream's.
+# The last argument has upstream's name.
 define_operator(
     "flash_attention(Tensor q, Tensor k, Tensor v, bool casual=False) -> Tensor",
     _run_upstream,

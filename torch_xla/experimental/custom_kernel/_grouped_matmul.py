@@ -1,4 +1,4 @@
-"""Products of groups of rows with a matrix for each group, with their gradient."""
+"""Grouped matrix multiplication: each group of rows times the matrix of its group; differentiable."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ def gmm(
     lhs: torch.Tensor, rhs: torch.Tensor, group_sizes: torch.Tensor, tiling: Tiling | None = None,
     group_offset: Maybe = None, transpose_rhs: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """The rows of each group times the matrix of the group: [m, n], of lhs's dtype, with its gradient.
+    """Multiply the rows of each group by the matrix of the group; differentiable.
+
+    TPU: jax's megablox kernel, for float32 and bfloat16; otherwise ``jax.lax.ragged_dot``.
 
     Args:
       lhs: [m, k]; the rows of the first group come first, then those of the second.
       rhs: [groups, k, n], or [groups, n, k] with ``transpose_rhs``.
-      group_sizes: [groups], integers: how many rows each has. Rows beyond their sum are zero, and have no gradient.
-      tiling: sizes of the TPU kernel's tiles: of m, k and n.
-      group_offset: an integer, [1] or []: ``rhs`` has the matrices of the groups from there on; other rows are zero.
+      group_sizes: [groups], integers: the number of rows of each group. Rows beyond their sum are zero and have no
+        gradient.
+      tiling: tile sizes of the TPU kernel, for m, k and n.
+      group_offset: an integer, [1] or []: ``rhs`` has the matrices of the groups from this one on; the rows of other
+        groups are zero.
 
-    TPU: jax's megablox kernel, of float32 and bfloat16; otherwise ``jax.lax.ragged_dot``. ValueError or TypeError for
-    what does not fit.
+    Returns:
+      [m, n], in the dtype of lhs.
+
+    Raises:
+      ValueError, TypeError: shapes or dtypes do not match.
     """
     _check("gmm", lhs, rhs, group_sizes, group_offset)
     return _gmm_op(lhs, rhs, group_sizes, tiling, group_offset, transpose_rhs)  # type: ignore[no-any-return]
@@ -39,15 +46,24 @@ def tgmm(
     lhs: torch.Tensor, rhs: torch.Tensor, group_sizes: torch.Tensor, tiling: Tiling = grouped_matmul.TILING,
     group_offset: Maybe = None, num_actual_groups: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """For each group its columns of ``lhs`` [k, m] times its rows of ``rhs`` [m, n]: [groups, k, n], of lhs's dtype.
+    """Multiply, for each group, its columns of ``lhs`` by its rows of ``rhs``; used by gmm's gradient, has no gradient.
 
-    It is what gmm's gradient needs, and has none. With ``num_actual_groups``, only of so many groups from
-    ``group_offset`` on. Other arguments, and errors, as for gmm.
+    Args:
+      lhs: [k, m].
+      rhs: [m, n].
+      group_sizes, tiling, group_offset: as for gmm.
+      num_actual_groups: number of groups from ``group_offset`` on; default: all.
+
+    Returns:
+      [groups, k, n], in the dtype of lhs.
+
+    Raises:
+      ValueError, TypeError: shapes or dtypes do not match.
     """
     _check("tgmm", lhs, rhs, group_sizes, group_offset)
     count = group_sizes.shape[0] if num_actual_groups is None else num_actual_groups
     if not 0 <= count <= group_sizes.shape[0]:
-        raise ValueError(f"tgmm: num_actual_groups={count} of {group_sizes.shape[0]} groups")
+        raise ValueError(f"tgmm: num_actual_groups={count} exceeds the {group_sizes.shape[0]} groups")
     return _tgmm_op(lhs, rhs, group_sizes, tiling, group_offset, count)  # type: ignore[no-any-return]
 
 
@@ -58,12 +74,12 @@ def gmm_backward(
     group_sizes: torch.Tensor,
     tiling: Tiling = grouped_matmul.TILING,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of gmm's ``lhs`` and ``rhs``."""
+    """Return the gradients of gmm's ``lhs`` and ``rhs``."""
     return gmm(grad, rhs, group_sizes, tiling, transpose_rhs=True), tgmm(lhs.t(), grad, group_sizes, tiling)
 
 
 class GMM(torch.autograd.Function):
-    """``GMM.apply(lhs, rhs, group_sizes, tiling)`` is gmm, under upstream's name for the one with a gradient."""
+    """gmm as an autograd Function, under upstream's name: ``GMM.apply(lhs, rhs, group_sizes, tiling)``."""
 
     @staticmethod
     def forward(
@@ -73,14 +89,14 @@ class GMM(torch.autograd.Function):
         group_sizes: torch.Tensor,
         tiling: Tiling = grouped_matmul.TILING,
     ) -> torch.Tensor:
-        """[m, n]."""
+        """Return [m, n]."""
         ctx.save_for_backward(lhs, rhs, group_sizes)
         ctx.tiling = tiling
         return gmm(lhs, rhs, group_sizes, tiling)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Maybe, ...]:
-        """The gradients of lhs and rhs."""
+        """Return the gradients of lhs and rhs."""
         lhs, rhs, sizes = ctx.saved_tensors
         return *gmm_backward(grads[0], lhs, rhs, sizes, ctx.tiling), None, None
 
@@ -99,7 +115,7 @@ def _check(what: str, lhs: torch.Tensor, rhs: torch.Tensor, group_sizes: torch.T
         raise ValueError(f"{what}: group_offset must be one integer, got {format_tensors(offset)}")
     if what == "tgmm" and lhs.shape[1] != rhs.shape[0]:
         raise ValueError(
-            f"tgmm: lhs has {lhs.shape[1]} columns and rhs {rhs.shape[0]} rows: {format_tensors(lhs, rhs)}"
+            f"tgmm: lhs has {lhs.shape[1]} columns, but rhs has {rhs.shape[0]} rows: {format_tensors(lhs, rhs)}"
         )
     if what == "gmm" and not 0 < rhs.shape[0] <= group_sizes.shape[0]:
         raise ValueError(
@@ -107,7 +123,7 @@ def _check(what: str, lhs: torch.Tensor, rhs: torch.Tensor, group_sizes: torch.T
         )
     if what == "gmm" and offset is None and rhs.shape[0] != group_sizes.shape[0]:
         raise ValueError(
-            f"gmm: rhs has {rhs.shape[0]} matrices for {group_sizes.shape[0]} groups; a part of them needs group_offset"
+            f"gmm: rhs has {rhs.shape[0]} matrices for {group_sizes.shape[0]} groups; pass group_offset for a subset"
         )
 
 
@@ -127,8 +143,8 @@ def _run(
     _check("gmm", lhs, rhs, group_sizes, group_offset)
     if lhs.shape[1] != rhs.shape[2 if transpose_rhs else 1]:
         raise ValueError(
-            f"gmm: lhs has {lhs.shape[1]} columns, and the matrices of rhs have {rhs.shape[2 if transpose_rhs else 1]} "
-            f"rows: {format_tensors(lhs, rhs)}, transpose_rhs={transpose_rhs}"
+            f"gmm: lhs has {lhs.shape[1]} columns, but the matrices of rhs have "
+            f"{rhs.shape[2 if transpose_rhs else 1]} rows: {format_tensors(lhs, rhs)}, transpose_rhs={transpose_rhs}"
         )
     tiles = _validate_tiling("gmm", tiling)
     name = "_".join(map(str, ("gmm", *tiles)))

@@ -1,4 +1,4 @@
-"""Attention to keys and values in pages, as servers of language models keep them. There is no gradient."""
+"""Paged attention: keys and values in pages, as serving systems store them. There is no gradient."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ def paged_attention(
     q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, lengths: torch.Tensor, page_indices: torch.Tensor,
     pages_per_compute_block: int, megacore_mode: str | None = None, attn_logits_soft_cap: float | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of one query per sequence, which sees all of its keys: [batch, heads, size], of q's dtype.
+    """Compute attention of one query per sequence over all keys of the sequence.
+
+    TPU: jax's Pallas kernel, for sizes that are multiples of 128; GPU: jax's Triton kernel, if its tiles fit.
 
     Args:
       q: [batch, heads, size], scaled by the caller.
-      k_pages, v_pages: [heads of keys, pages, length of a page, size]; heads of q share those of keys evenly.
-      lengths: [batch], how many keys each sequence has; zero where it has none.
-      page_indices: [batch, pages of a sequence], where its keys are.
-      pages_per_compute_block: pages the kernels of TPUs and GPUs work on at once; divides the pages of a sequence.
-      megacore_mode: "kv_head" or "batch": what two cores of a TPU chip share.
-      attn_logits_soft_cap: scores are bent to stay below it.
+      k_pages, v_pages: [kv heads, pages, page length, size]; the number of kv heads divides the number of heads of q.
+      lengths: [batch], the number of keys of each sequence; the result of a sequence without keys is zero.
+      page_indices: [batch, pages of a sequence], the pages of its keys.
+      pages_per_compute_block: number of pages per block of the TPU and GPU kernels; divides the pages of a sequence.
+      megacore_mode: "kv_head" or "batch": the dimension that two cores of a TPU chip share.
+      attn_logits_soft_cap: soft cap of the scores.
 
-    TPU: jax's Pallas kernel, for sizes that are multiples of 128; GPU: jax's kernel in Triton, where its tiles fit.
-    ValueError or TypeError for what does not fit.
+    Returns:
+      [batch, heads, size], in the dtype of q.
+
+    Raises:
+      ValueError, TypeError: shapes or dtypes do not match.
     """
     return _paged_op(  # type: ignore[no-any-return]
         q, k_pages, v_pages, lengths, page_indices, pages_per_compute_block, megacore_mode, attn_logits_soft_cap
@@ -44,7 +49,7 @@ def _run_paged(
         raise ValueError(f"paged_attention: megacore_mode must be None, 'kv_head' or 'batch', got {megacore_mode!r}")
     shared = {"kv_head": k_pages.shape[0], "batch": q.shape[0], None: 2}[megacore_mode]
     if shared % 2:
-        raise ValueError(f"paged_attention: megacore_mode={megacore_mode!r} needs an even number of them, got {shared}")
+        raise ValueError(f"paged_attention: megacore_mode={megacore_mode!r} requires an even number, got {shared}")
     name = f"paged_attention_{pages_per_compute_block}_{megacore_mode}"
     arrays = q, k_pages, v_pages, lengths, page_indices
     options = pages_per_compute_block, megacore_mode, attn_logits_soft_cap
@@ -56,11 +61,24 @@ def multi_queries_paged_attention(
     effective_q_lens: torch.Tensor, num_kv_pages_per_compute_block: int, num_queries_per_compute_block: int,
     use_kernel: bool = True, attn_logits_soft_cap: float | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """As paged_attention, of several queries per sequence, its last ones: [batch, length, heads, size].
+    """Compute attention of several queries per sequence, its last ones; otherwise like paged_attention.
 
-    Of each sequence the first ``effective_q_lens`` queries count, and each sees the keys up to its own; results of the
-    others are zero. jax has no kernel for it: it is the same operations on every platform, and sizes of blocks, and
-    ``use_kernel``, change nothing.
+    The first ``effective_q_lens`` queries of each sequence are valid, and each sees the keys up to its position; the
+    results of the others are zero. jax has no kernel: all platforms use the same operations, and block sizes and
+    ``use_kernel`` have no effect.
+
+    Args:
+      q: [batch, length, heads, size], scaled by the caller.
+      k_pages, v_pages, lengths, page_indices, attn_logits_soft_cap: as for paged_attention.
+      effective_q_lens: [batch], integers.
+      num_kv_pages_per_compute_block, num_queries_per_compute_block: must divide the pages and the queries.
+      use_kernel: accepted for compatibility.
+
+    Returns:
+      [batch, length, heads, size], in the dtype of q.
+
+    Raises:
+      ValueError, TypeError: shapes or dtypes do not match.
     """
     return _multi_op(  # type: ignore[no-any-return]
         q, k_pages, v_pages, lengths, page_indices, effective_q_lens, num_kv_pages_per_compute_block,
@@ -92,25 +110,30 @@ def ragged_paged_attention(
     v_scale: float | None = None, use_kernel: bool = True, num_kv_pages_per_block: int | None = None,
     num_queries_per_block: int | None = None, vmem_limit_bytes: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of the queries of many sequences, one after another: [tokens, heads, size], of q's dtype.
+    """Compute attention of the queries of many sequences, which are concatenated along the first dimension.
+
+    TPU: jax's Pallas kernel, for sizes that are multiples of 128 and numbers of heads that fill its tiles.
 
     Args:
       q: [tokens, heads, size].
-      kv_pages: [pages, length of a page, 2 * heads of keys, size]: the key and the value of each head in turn.
-      kv_lens: [sequences], the number of keys of each, of which its queries are the last.
+      kv_pages: [pages, page length, 2 * kv heads, size]: the key and the value of each head alternate.
+      kv_lens: [sequences], the number of keys of each sequence, of which its queries are the last.
       page_indices: [sequences, pages of a sequence].
-      cu_q_lens: [sequences + 1]: the queries of sequence i are those from cu_q_lens[i] to cu_q_lens[i + 1].
-      num_seqs: [1]: so many sequences count; results of tokens of no sequence are zero.
+      cu_q_lens: [sequences + 1]: the queries of sequence i are cu_q_lens[i] to cu_q_lens[i + 1].
+      num_seqs: [1], the number of valid sequences; results of tokens outside these are zero.
       sm_scale: factor of the scores.
-      sliding_window: a query sees itself and the keys before it, so many in all.
-      soft_cap: scores are bent to stay below it.
-      mask_value: added to scores of keys that a query does not see; -2.4e38 by default.
-      k_scale, v_scale: factors of keys and values, which may be stored in other dtypes than q's.
-      use_kernel: False: plain operations on TPUs, too.
-      num_kv_pages_per_block, num_queries_per_block, vmem_limit_bytes: of the TPU kernel.
+      sliding_window: number of keys that a query sees: its position and the ones before it.
+      soft_cap: soft cap of the scores.
+      mask_value: added to scores of keys that a query does not see; default: -2.4e38.
+      k_scale, v_scale: factors of keys and values, whose storage dtype may differ from q's dtype.
+      use_kernel: False uses plain operations on TPUs, too.
+      num_kv_pages_per_block, num_queries_per_block, vmem_limit_bytes: options of the TPU kernel.
 
-    TPU: jax's Pallas kernel, for sizes that are multiples of 128 and numbers of heads that fill its tiles.
-    ValueError or TypeError for what does not fit.
+    Returns:
+      [tokens, heads, size], in the dtype of q.
+
+    Raises:
+      ValueError, TypeError: shapes or dtypes do not match.
     """
     return _ragged_op(  # type: ignore[no-any-return]
         q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, sm_scale, sliding_window, soft_cap, mask_value,
@@ -142,7 +165,7 @@ def _check_ragged(
         )
     heads, both = q.shape[1], kv_pages.shape[2]
     if both % 2 or both == 0 or heads % (both // 2):
-        raise ValueError(f"{what}: {heads} heads of q cannot share {both} heads of keys and values evenly")
+        raise ValueError(f"{what}: the {heads} heads of q must be a multiple of the {both} heads of keys and values")
     if page_indices.dim() != 2:
         raise ValueError(f"{what}: page_indices must be [sequences, pages], got {format_tensors(page_indices)}")
     count, pages = page_indices.shape
@@ -160,7 +183,9 @@ def _check_ragged(
         if value is not None and value <= 0:
             raise ValueError(f"{what}: {name} must be positive, got {value}")
     if options.pages_per_block is not None and options.pages_per_block > pages:
-        raise ValueError(f"{what}: num_kv_pages_per_block={options.pages_per_block} is more than all {pages} pages")
+        raise ValueError(
+            f"{what}: num_kv_pages_per_block={options.pages_per_block} exceeds the number of pages, {pages}"
+        )
     if options.soft_cap == 0:
         raise ValueError(f"{what}: soft_cap must not be 0")
 
@@ -173,10 +198,11 @@ def _check_pages(
     if q.dim() != rank or k.dim() != 4 or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
         wanted = "[batch, heads, size]" if rank == 3 else "[batch, length, heads, size]"
         raise ValueError(
-            f"{what}: q must be {wanted}, k_pages and v_pages [heads, pages, length, size], got {format_tensors(q, k, v)}"
+            f"{what}: q must be {wanted}, k_pages and v_pages [heads, pages, length, size], "
+            f"got {format_tensors(q, k, v)}"
         )
     if q.shape[-2] % max(k.shape[0], 1):
-        raise ValueError(f"{what}: {q.shape[-2]} heads of q cannot share {k.shape[0]} heads of keys evenly")
+        raise ValueError(f"{what}: the {q.shape[-2]} heads of q must be a multiple of the {k.shape[0]} heads of keys")
     if indices.dim() != 2:
         raise ValueError(f"{what}: page_indices must be [batch, pages], got {format_tensors(indices)}")
     _check_integers(what, (q.shape[0],), lengths=lengths)

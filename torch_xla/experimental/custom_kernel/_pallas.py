@@ -1,4 +1,4 @@
-"""Pallas kernels of users as functions of xla tensors; on the CPU, Pallas' interpreter runs them."""
+"""Call user-defined Pallas kernels on xla tensors; on the CPU, Pallas' interpreter runs them."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from torch_xla.experimental.custom_kernel._torch_ops import format_tensors
 
 
 def jax_import_guard() -> None:
-    """Starts the device, so that what jax does afterwards finds it there. jax is never a second client here."""
+    """Start the device before jax is used, so that jax shares its client instead of creating a second one."""
     devices.platform()
 
 
 def convert_torch_dtype_to_jax(dtype: torch.dtype) -> Any:
-    """The jax dtype of the same values; the 64-bit one also where jax has 64-bit types off. TypeError without one."""
+    """Return the jax dtype of a torch dtype, 64-bit ones also if jax's x64 mode is off. Raises TypeError if none."""
     try:
         return dtypes.numpy_dtype(dtype)
     except KeyError as error:
-        raise TypeError(f"convert_torch_dtype_to_jax: jax has no {dtype}") from error
+        raise TypeError(f"convert_torch_dtype_to_jax: jax does not support {dtype}") from error
 
 
 def to_jax_shape_dtype_struct(tensor: torch.Tensor) -> jax.ShapeDtypeStruct:
-    """The tensor's shape and dtype, as jax describes an array without values."""
+    """Return the tensor's shape and dtype as a jax.ShapeDtypeStruct."""
     return jax.ShapeDtypeStruct(tuple(tensor.shape), convert_torch_dtype_to_jax(tensor.dtype))
 
 
 def make_kernel_from_pallas(
     kernel: Callable[..., Any], output_shape_dtype_fn: Callable[..., Sequence[tuple[Sequence[int], torch.dtype]]]
 ) -> Callable[..., Any]:
-    """A function of jax that calls Pallas kernels, as a function of xla tensors.
+    """Return a jax function that calls Pallas kernels as a function of xla tensors.
+
+    The returned function returns a tensor, or a tuple of several, without a gradient
+    (``torch_xla.interop.jax_function`` makes differentiable functions). It takes ``static_argnums`` and
+    ``static_argnames`` as jax.jit does; arguments that are not tensors are always constants. On the CPU, kernels run in
+    Pallas' interpreter, which supports the TPU primitives.
 
     Args:
-      kernel: a function of arrays that gives an array, or a tuple or list of them. It is traced once for each shapes,
-        dtypes and constants, without jax's 64-bit types unless an argument has one.
-      output_shape_dtype_fn: of the same arguments, it gives the shape and torch dtype of each result, in a list.
+      kernel: a function of arrays that returns an array, or a tuple or list of them. It is traced once per combination
+        of shapes, dtypes and constants, without jax's x64 mode unless an argument has a 64-bit dtype.
+      output_shape_dtype_fn: takes the same arguments; returns a list with the shape and torch dtype of each result.
 
-    The function that comes out gives one tensor, or a tuple of several, without a gradient
-    (``torch_xla.interop.jax_function`` is for functions that have one). It takes ``static_argnums`` and
-    ``static_argnames`` as jax.jit does; all arguments that are no tensors are constants anyway. On the CPU kernels run
-    in Pallas' interpreter, which knows the primitives of TPUs.
-
-    A call raises TypeError for tensors that are not on xla, and for constants without a hash; ValueError where
-    results are not as ``output_shape_dtype_fn`` says.
+    Raises:
+      TypeError (by a call): a tensor is not on xla, or a constant has no hash.
+      ValueError (by a call): results differ from ``output_shape_dtype_fn``.
     """
     implementation = pallas.with_cpu_interpreter(kernel)
     name = jax_function.function_name(kernel.func if isinstance(kernel, functools.partial) else kernel)
@@ -65,7 +66,8 @@ def make_kernel_from_pallas(
         given = [(tuple(t.shape), t.dtype) for t in results]
         if given != wanted:
             raise ValueError(
-                f"make_kernel_from_pallas: {name} gives {format_tensors(*results)}, and output_shape_dtype_fn promised {wanted}"
+                f"make_kernel_from_pallas: {name} returned {format_tensors(*results)}, but output_shape_dtype_fn "
+                f"declared {wanted}"
             )
         return results[0] if len(results) == 1 else tuple(results)
 

@@ -1,6 +1,6 @@
-"""Kernels as operators of torch, so that tracers see what comes out of them: one definition for each.
+"""Register kernels as torch operators with fake implementations, so that tracers see their output specs.
 
-``torch.ops.xla.*`` are upstream's, ``torch.ops.torch_xla.*`` those that it has under no name of its own.
+``torch.ops.xla.*`` are upstream's operators; ``torch.ops.torch_xla.*`` are operators without an upstream name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ def define_operator(
     schema: str, run: Callable[..., Any], fake: Callable[..., Any], namespace: str = "torch_xla",
     gradient: tuple[Callable[..., None], Callable[..., Any]] | None = None,
 ) -> Any:  # fmt: skip
-    """The operator of a schema: what it does on xla, and what tracers see.
+    """Register an operator with its implementation on xla and its fake implementation for tracers.
 
-    ``gradient`` is (what is kept of a call, the backward pass); without it a backward pass raises RuntimeError.
+    Args:
+      schema: torch schema of the operator.
+      run: implementation on xla tensors.
+      fake: returns empty results of the right shapes and dtypes.
+      namespace: ``torch_xla`` or ``xla``.
+      gradient: (setup_context, backward) as for torch.library.register_autograd; without it backward raises
+        RuntimeError.
     """
     library = _libraries[namespace]
     name = f"{namespace}::{schema.partition('(')[0]}"
@@ -45,35 +51,36 @@ def _reject_backward(name: str, *_: Any) -> None:
     what = name.partition("::")[2]
     if what.endswith("_backward"):
         raise RuntimeError(
-            f"{what.removesuffix('_backward')} has a gradient of the first order only, and this backward pass was "
-            "asked for a gradient that has one itself (create_graph=True)"
+            f"{what.removesuffix('_backward')} has no second derivative; this backward pass was called with "
+            "create_graph=True"
         )
-    raise RuntimeError(f"{what} has no gradient: call it under torch.no_grad(), or detach what it gives")
+    raise RuntimeError(f"{what} has no gradient: call it under torch.no_grad(), or detach its result")
 
 
 def call(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Records a function of jax on xla tensors; ``name`` is part of what two different programs are told apart by."""
+    """Record a jax function on xla tensors; ``name`` distinguishes programs with different options."""
     return jax_function.call_jax(function, args, kwargs, name)
 
 
 def check_on_xla(what: str, **tensors: torch.Tensor | None) -> None:
-    """TypeError for a tensor of the CPU, and for what is no tensor; tensors without values are taken as they are."""
+    """Raise TypeError for a CPU tensor, and for an object that is not a tensor; meta and fake tensors pass."""
     for name, tensor in tensors.items():
         if tensor is not None and not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{what}: {name} must be a tensor, got {type(tensor)}")
         if tensor is not None and tensor.device.type not in ("xla", "meta"):
             raise TypeError(
-                f'{what}: {name} is {format_tensors(tensor)} on {tensor.device}, expected an xla tensor; move it with .to("xla")'
+                f"{what}: {name} is {format_tensors(tensor)} on {tensor.device}, expected an xla tensor; "
+                'move it with .to("xla")'
             )
 
 
 def format_tensors(*tensors: torch.Tensor) -> str:
-    """Dtypes and shapes, for errors."""
+    """Format dtypes and shapes for error messages."""
     return ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
 
 
 def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in the dtype of autocast, where it is on: as torch's own attention takes them."""
+    """Cast the tensors to autocast's dtype if it is enabled, as torch's scaled_dot_product_attention does."""
     if not torch.is_autocast_enabled("xla"):
         return tensors
     dtype = torch.get_autocast_dtype("xla")
@@ -81,22 +88,22 @@ def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def encode_sharding(what: str, partition_spec: Sequence[Any] | str | None, mesh: Any) -> tuple[str, str]:
-    """A partition spec and a mesh as text, which operators take; empty without."""
+    """Encode a partition spec and a mesh as text arguments for operators; empty if there is no spec."""
     if partition_spec is None:
         if mesh is not None:
-            raise ValueError(f"{what}: a mesh needs a partition_spec, which says how q, k and v lie on it")
+            raise ValueError(f"{what}: a mesh requires a partition_spec, the sharding of q, k and v over the mesh")
         return "", ""
     mesh = mesh if mesh is not None else get_global_mesh()
     if mesh is None:
         raise ValueError(
-            f"{what}: partition_spec={partition_spec} needs a mesh: pass mesh=, or call xs.set_global_mesh(mesh) before"
+            f"{what}: partition_spec={partition_spec} requires a mesh: pass mesh= or call xs.set_global_mesh(mesh)"
         )
     return str(partition_spec), str(mesh)
 
 
 @functools.lru_cache(256)
 def decode_sharding(what: str, partition_spec: str, mesh: str, rank: int) -> KernelSharding | None:
-    """What ``written`` gave; None for empty text. ValueError for a spec that does not fit."""
+    """Decode the result of encode_sharding; None for empty text. Raises ValueError for an invalid spec."""
     if not partition_spec:
         return None
     found = Mesh.from_str(mesh)

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded models in torch.distributed.checkpoint's format; each process has its part."""
+"""Checkpoints of sharded models in torch.distributed.checkpoint's format; each process writes its shards."""
 
 from torch_xla.experimental.distributed_checkpoint._checksummed_storage import CheckpointError
 from torch_xla.experimental.distributed_checkpoint.manager import CheckpointManager

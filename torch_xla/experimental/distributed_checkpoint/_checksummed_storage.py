@@ -1,4 +1,4 @@
-"""Files of a checkpoint: torch.distributed.checkpoint's, each with a checksum, so that a damaged one is found."""
+"""Storage of torch.distributed.checkpoint with a checksum per file, to detect corrupt checkpoints."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PIECE = 1 << 24
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be loaded; says which file is damaged or missing."""
+    """A checkpoint cannot be loaded; the message names the corrupt or missing file."""
 
 
 def is_url(path: str) -> bool:
-    """Whether a path is one for fsspec, such as ``gs://bucket/run``."""
+    """Return whether a path is an fsspec URL, such as ``gs://bucket/run``."""
     return "://" in path
 
 
@@ -42,18 +42,18 @@ def _write_checksum(fs: Any, path: Any) -> None:
 
 
 def _verify_checksum(fs: Any, path: Any) -> None:
-    """Raises CheckpointError for a file that is not there, or not what was written. One without a checksum is taken."""
+    """Raise CheckpointError if a file is missing or does not match its checksum. A file without a checksum passes."""
     if not fs.exists(path):
         raise CheckpointError(f"{path} is missing; the checkpoint cannot be loaded")
     if fs.exists(f"{path}{_SUM}"):
         with fs.create_stream(f"{path}{_SUM}", "rb") as file:
             wanted = file.read().decode(errors="replace").strip()
         if _checksum(fs, path) != wanted:
-            raise CheckpointError(f"{path} is damaged: it is not what was written; the checkpoint cannot be loaded")
+            raise CheckpointError(f"{path}: checksum mismatch; the checkpoint is corrupt and cannot be loaded")
 
 
 class _ChecksumWriterMixin:
-    """A writer that leaves a checksum beside each of its files."""
+    """A writer that stores a checksum beside each of its files."""
 
     fs: Any
     path: Any
@@ -70,7 +70,7 @@ class _ChecksumWriterMixin:
 
 
 class _ChecksumReaderMixin:
-    """A reader that looks at each file before it is read."""
+    """A reader that verifies each file before reading it."""
 
     fs: Any
     path: Any
@@ -81,8 +81,8 @@ class _ChecksumReaderMixin:
         _verify_checksum(self.fs, path)
         try:
             found: Metadata = super().read_metadata(*args, **kwargs)  # type: ignore[misc]
-        except Exception as error:  # whatever unpickling it raises
-            raise CheckpointError(f"{path} is damaged: {error!r}; the checkpoint cannot be loaded") from error
+        except Exception as error:  # unpickling may raise any exception
+            raise CheckpointError(f"{path} is corrupt: {error!r}; the checkpoint cannot be loaded") from error
         return found
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
@@ -100,7 +100,7 @@ class _Reader(_ChecksumReaderMixin, FileSystemReader):
 
 
 def writer(path: str, threads: int) -> Any:
-    """What writes a checkpoint's files to the folder."""
+    """Return the writer of a checkpoint's files in a folder."""
     if not is_url(path):
         return _Writer(path, thread_count=threads, single_file_per_rank=True)
     kind: type = type("_UrlWriter", (_ChecksumWriterMixin, serialization.fsspec_writer()), {})
@@ -108,7 +108,7 @@ def writer(path: str, threads: int) -> Any:
 
 
 def reader(path: str) -> Any:
-    """What reads them, and raises CheckpointError for a damaged one."""
+    """Return the reader of a checkpoint's files; it raises CheckpointError for a corrupt file."""
     if not is_url(path):
         return _Reader(path)
     kind: type = type("_UrlReader", (_ChecksumReaderMixin, serialization.fsspec_reader()), {})
@@ -116,7 +116,7 @@ def reader(path: str) -> Any:
 
 
 def save(state_dict: Any, storage: Any, planner: SavePlanner, group: Any) -> None:
-    """dcp.save, which warns of a job of one process."""
+    """Call dcp.save without its warning about a single process."""
     if group is not None:
         dcp.save(state_dict, storage_writer=storage, planner=planner, process_group=group)
         return
@@ -128,7 +128,7 @@ def save(state_dict: Any, storage: Any, planner: SavePlanner, group: Any) -> Non
 
 
 def load(state_dict: Any, storage: Any, planner: LoadPlanner, group: Any) -> None:
-    """dcp.load likewise. Raises CheckpointError for a damaged file."""
+    """Call dcp.load without its warning about a single process. Raises CheckpointError for a corrupt file."""
     if group is not None:
         try:
             dcp.load(state_dict, storage_reader=storage, planner=planner, process_group=group)
@@ -146,12 +146,12 @@ def load(state_dict: Any, storage: Any, planner: LoadPlanner, group: Any) -> Non
 
 
 def is_finished(fs: Any, folder: str) -> bool:
-    """Whether a folder has a checkpoint that was written to its end; ``fs``: a filesystem of fsspec."""
+    """Return whether a folder has a complete checkpoint; ``fs`` is an fsspec filesystem."""
     return bool(fs.exists(f"{folder}/{_METADATA}"))
 
 
 def completion_time(fs: Any, folder: str) -> float:
-    """When a finished checkpoint was finished, in seconds; 0 where the filesystem keeps no times."""
+    """Return the completion time of a checkpoint in seconds; 0 if the filesystem stores no times."""
     try:
         time: datetime = fs.modified(f"{folder}/{_METADATA}")
     except NotImplementedError:
@@ -160,14 +160,14 @@ def completion_time(fs: Any, folder: str) -> float:
 
 
 def remove(fs: Any, folder: str) -> None:
-    """Deletes a checkpoint, first what makes it one: killed in the middle, this leaves no half of one."""
+    """Delete a checkpoint, its metadata first: an interrupted call leaves no partial checkpoint that looks complete."""
     if fs.exists(f"{folder}/{_METADATA}"):
         fs.rm(f"{folder}/{_METADATA}")
     fs.rm(folder, recursive=True)
 
 
 def replace(written: str, folder: str) -> None:
-    """Gives a folder of this machine, written to its end, its name; a checkpoint of that name goes when it has it."""
+    """Rename a complete local folder to its final name, replacing an existing checkpoint of that name."""
     aside = backup_path(folder)
     if os.path.exists(folder):
         os.rename(folder, aside)
@@ -175,5 +175,5 @@ def replace(written: str, folder: str) -> None:
 
 
 def backup_path(folder: str) -> str:
-    """The name that the checkpoint of that folder has while another one takes its place."""
+    """Return the temporary name of a checkpoint while another one replaces it."""
     return os.path.join(os.path.dirname(folder), f".{os.path.basename(folder)}.before")

@@ -1,12 +1,12 @@
-"""Folders in which a checkpoint is being written, and those that a killed process has left.
+"""Folders of unfinished checkpoints: lock them while writing, and remove those of killed processes.
 
-    made (locked by its writer) -> renamed to its step            the lock file is removed
-                               `-> removed                        the save failed
-                               `-> left                           the writer was killed: the next manager removes it
+    created (locked by its writer) -> renamed to its step         the lock file is removed
+                                   `-> removed                    the save failed
+                                   `-> left                       the writer was killed: the next manager removes it
 
-The kernel frees the lock when the writer ends, however it ends. A lock tells of processes of the same machine only:
-some network filesystems lock for each machine alone. So a folder of another machine's writer, and one without a lock
-file, stays, and a message says so.
+The kernel releases the lock when the writer exits, however it exits. A lock only covers processes of the same host:
+some network filesystems lock per host. So a folder of another host's writer, and a folder without a lock file, is not
+removed, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger("torch_xla.checkpoint")
 
 
 def _machine() -> str:
-    """This machine, since its start."""
+    """Return an id of this host and its boot."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -32,11 +32,11 @@ def _machine() -> str:
 
 @contextmanager
 def lock_folder(folder: str) -> Iterator[None]:
-    """Makes the folder, and locks it while the block runs. If the block fails, the folder is removed."""
+    """Create the folder, and hold its lock during the block. If the block raises, the folder is removed."""
     os.makedirs(folder, exist_ok=True)
     lock = os.path.join(folder, _LOCK)
     with open(lock, "w") as file:
-        with suppress(OSError):  # no locks here: no other process gets one, and the folder stays if this process dies
+        with suppress(OSError):  # no lock support: no process gets a lock, and the folder stays if this process dies
             fcntl.flock(file, fcntl.LOCK_EX)
         file.write(_machine())
         file.flush()
@@ -47,17 +47,17 @@ def lock_folder(folder: str) -> Iterator[None]:
             raise
         finally:
             with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # a forked child has the file, too
+                fcntl.flock(file, fcntl.LOCK_UN)  # a forked child also holds the file
 
 
 def unlock(folder: str) -> None:
-    """Removes the lock file of a folder that was renamed."""
+    """Remove the lock file of a renamed folder."""
     with suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, _LOCK))
 
 
 def remove_leftovers(path: str) -> None:
-    """Removes the folders of killed writers of this machine from a folder of checkpoints."""
+    """Remove the folders that killed writers of this host left in a folder of checkpoints."""
     for name in os.listdir(path):
         step = name.removeprefix(".").removesuffix(".writing")
         if name == f".{step}.writing" and step.isdigit():
@@ -66,15 +66,15 @@ def remove_leftovers(path: str) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             else:
                 _log.info(
-                    "%s stays: another process writes it, or one on another machine may; delete it if not", folder
+                    "%s was not removed: another process, or another host, may be writing it; delete it if not", folder
                 )
 
 
 def _is_abandoned(folder: str) -> bool:
-    """Whether the writer is known to have ended."""
+    """Return whether the writer has certainly exited."""
     try:
         with open(os.path.join(folder, _LOCK), "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return bool(_machine()) and file.read() == _machine()
-    except OSError:  # locked, no lock file, another user's
+    except OSError:  # locked, no lock file, or owned by another user
         return False

@@ -1,4 +1,4 @@
-"""A sharded tensor as torch.distributed.checkpoint sees one: a size, and the parts of it that this process holds."""
+"""A sharded tensor as torch.distributed.checkpoint sees it: a global size, and the shards of this process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Offsets = tuple[int, ...]
 
 
 class TensorShards:
-    """Parts of a tensor by where they begin, on the CPU or still on the devices.
+    """Shards of a tensor by offset, on the CPU or still on the devices.
 
-    Speaks the protocol by which torch.distributed.checkpoint asks distributed tensors for what to write, what to read,
-    and for the part itself.
+    Implements the protocol by which torch.distributed.checkpoint queries distributed tensors for write items, read
+    chunks and the shards themselves.
     """
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype, parts: Mapping[Offsets, tuple[Offsets, Any]]) -> None:
         self.shape, self.dtype, self._parts = shape, dtype, parts
 
     def size(self) -> torch.Size:
-        """The shape of the whole."""
+        """Return the global shape."""
         return self.shape
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
@@ -48,14 +48,14 @@ class TensorShards:
         return self.part(tuple(index.offset))
 
     def part(self, at: Offsets) -> torch.Tensor:
-        """The part that begins there, on the CPU."""
+        """Return the shard at these offsets, on the CPU."""
         value = self._parts[at][1]
         found: torch.Tensor = value() if callable(value) else value
         return found
 
 
 def is_split(t: Any) -> bool:
-    """Whether a value is an xla tensor of which devices hold different parts."""
+    """Return whether a value is an xla tensor that is sharded over devices (not only replicated)."""
     if not isinstance(t, torch.Tensor) or t.device.type != "xla":
         return False
     found = get_sharding(t)
@@ -63,7 +63,7 @@ def is_split(t: Any) -> bool:
 
 
 def shards_to_write(t: torch.Tensor, now: bool) -> TensorShards:
-    """What this process is to write of a tensor: each part by one of its holders, read ``now`` or when asked for."""
+    """Return the shards that this process writes, each from one of its holders; read ``now``, or on demand."""
     held = {part.offsets: part for part in local_parts(t) if part.replica_id == 0 and part.filled}
     return TensorShards(
         t.shape, t.dtype, {at: (part.sizes, part.read() if now else part.read) for at, part in held.items()}
@@ -71,7 +71,7 @@ def shards_to_write(t: torch.Tensor, now: bool) -> TensorShards:
 
 
 def shards_to_read(t: torch.Tensor) -> TensorShards:
-    """Room on the CPU for what this process's devices hold of a tensor, each part once."""
+    """Allocate CPU buffers for the distinct shards of a tensor on this process's devices."""
     held = {part.offsets: part.sizes for part in local_parts(t, values=False) if part.filled}
     return TensorShards(
         t.shape, t.dtype, {at: (sizes, torch.empty(sizes, dtype=t.dtype)) for at, sizes in held.items()}
@@ -79,7 +79,7 @@ def shards_to_read(t: torch.Tensor) -> TensorShards:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Nested dicts, lists and tuples with their tensors changed; other values as they are."""
+    """Apply a function to the tensors in nested dicts, lists and tuples; other values are unchanged."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -90,11 +90,11 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 class Pickled:
-    """A value that is no tensor, as the bytes that a checkpoint has of it: later changes to it are not in them."""
+    """A value that is not a tensor, pickled as in a checkpoint, so that later changes do not affect it."""
 
     def __init__(self, value: Any) -> None:
         self.data = io.BytesIO()
-        torch.save(value, self.data)  # what SPMDSavePlanner would do later: the same file, the same errors
+        torch.save(value, self.data)  # as SPMDSavePlanner does: the same file and the same errors
 
 
 #: Types of immutable values.
@@ -102,10 +102,11 @@ _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
 
 
 def copy_to_host(value: Any) -> Any:
-    """A nested state dict as it is now, on the CPU: what of it this process is to write.
+    """Copy the part of a nested state dict that this process writes to the CPU.
 
-    Goes into what torch.distributed.checkpoint takes apart (mappings, and lists with tensors or mappings in them);
-    whatever else it saves as one object (arrays, tuples, deques, dataclasses, ...) is pickled here.
+    Descends into the containers that torch.distributed.checkpoint flattens (mappings, and lists with tensors or
+    mappings in them). Any other object (arrays, tuples, deques, dataclasses, ...), which it saves as one item, is
+    pickled here.
     """
     if isinstance(value, torch.Tensor):
         return shards_to_write(value, now=True) if is_split(value) else value.detach().to("cpu", copy=True)

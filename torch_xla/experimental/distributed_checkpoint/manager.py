@@ -1,4 +1,4 @@
-"""Checkpoints while training: every so many steps, the last few kept, in the background, and when the job is to end."""
+"""Manage checkpoints during training: at step intervals, asynchronously, limited in number, and on preemption."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ class CheckpointManager:
 
         manager = CheckpointManager("checkpoints", save_interval=100, max_to_keep=3)
         if steps := manager.all_steps():
-            manager.restore(steps[-1], state)             # in place, into whatever shardings it has now
+            manager.restore(steps[-1], state)             # in place, into the current shardings
         for step, batch in enumerate(loader):
             ...
-            manager.save_async(step, state)                # every 100 steps; or now, if the job is to end
+            manager.save_async(step, state)                # every 100 steps, and on preemption
             if manager.reached_preemption(step):
                 break
         manager.join()
 
-    The format is torch.distributed.checkpoint's; of a sharded tensor each process writes what its devices hold. With
-    several processes all of them call the same methods in the same order. A process may be killed at any moment: a
-    checkpoint that was finished stays whole, and one that was not is never seen; the next manager on that machine
-    removes what is left of it. (Under a URL of fsspec, saving a step
-    a second time replaces its checkpoint file by file.)
+    The format is torch.distributed.checkpoint's; each process writes the shards of its devices. With several processes,
+    all of them must call the same methods in the same order. A process may be killed at any time: finished checkpoints
+    stay complete, and unfinished ones are never listed; the next manager on that host removes their files. (Under an
+    fsspec URL, saving a step a second time replaces its checkpoint file by file.)
 
     Args:
-      path: a folder, on a filesystem that all processes share, or a URL that fsspec knows.
-      save_interval: ``save`` and ``save_async`` do something at every so manyth step.
-      max_to_keep: how many checkpoints stay: the one just finished, and those written last before it; 0: all.
-      max_pending_async: so many checkpoints of save_async are on their way at once; the next one waits.
-      num_of_threads: how many files a process writes at once.
-      process_group: of CPU tensors, over all processes, which nobody else uses; None: one of gloo's is made, where
-        there are several.
-      chkpt_on_preemption: SIGTERM, which schedulers send before they take a machine away, does not end the process:
-        the next step is saved, and reached_preemption says so. Only where the manager is made in the main thread.
+      path: a folder on a filesystem that all processes share, or an fsspec URL.
+      save_interval: ``save`` and ``save_async`` save at every ``save_interval``-th step.
+      max_to_keep: number of checkpoints to retain, the latest ones by completion time; 0: all.
+      max_pending_async: maximum number of pending save_async checkpoints; a further call waits.
+      num_of_threads: number of files that a process writes concurrently.
+      process_group: a group for CPU tensors over all processes, used by this manager only; None: create a gloo group
+        if there are several processes.
+      chkpt_on_preemption: handle SIGTERM, which schedulers send before they preempt a host: the process does not exit,
+        the next step is saved, and reached_preemption returns True. Only for managers created in the main thread.
 
-    Raises ValueError for an interval below 1, or a negative number; RuntimeError in a job of several processes that
-    have not called torch.distributed.init_process_group.
+    Raises:
+      ValueError: the interval is below 1, or a number is negative.
+      RuntimeError: a job of several processes has not called torch.distributed.init_process_group.
     """
 
     def __init__(
@@ -78,28 +78,34 @@ class CheckpointManager:
         self.save_interval, self.max_to_keep = save_interval, max_to_keep or 0
         self._threads = num_of_threads or 1
         self._fs, self._root = fsspec.core.url_to_fs(self.path)
-        # Two groups: what the writer's thread exchanges must not meet what the program does.
+        # Two groups: the collectives of the writer's thread must not mix with those of the program.
         self._group = process_group if process_group is not None else _group_of_all()
         self._own_group = _group_of_all() if self._group is not None else None
         self._preempted = _on_sigterm() if chkpt_on_preemption else None
         self._preempted_at: int | None = None
-        # One writer: checkpoints are finished in the order of their steps.
+        # One writer: checkpoints finish in the order of their steps.
         self._writer = background_threads.Runner("CheckpointManager.save_async", max_pending_async or 1)
         if self._is_first():
             self._fs.makedirs(self._root, exist_ok=True)
             self._recover_replaced()
         if self._own_group is not None:
-            dist.barrier(group=self._own_group)  # nobody looks for steps before
+            dist.barrier(group=self._own_group)  # no process lists steps before
 
     def should_save(self, step: int) -> bool:
-        """Whether a checkpoint is due: at every ``save_interval``th step, and when the job is to end."""
+        """Return whether to save a checkpoint: at every ``save_interval``-th step, and on preemption."""
         due = self._preempted is not None and self.reached_preemption(step)
         return due or step % self.save_interval == 0
 
     def save(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
-        """Saves a checkpoint, if one is due or with ``force``, and waits until it is finished. Whether it did.
+        """Save a checkpoint if one is due, or with ``force``, and wait until it is complete.
 
-        A state dict is nested dicts, lists and tuples of tensors, and of what pickle can save.
+        Args:
+          step: number of the step.
+          state_dict: nested dicts, lists and tuples of tensors and picklable objects.
+          force: save also if no checkpoint is due.
+
+        Returns:
+          Whether a checkpoint was saved.
         """
         if not (force or self.should_save(step)):
             return False
@@ -108,23 +114,27 @@ class CheckpointManager:
         return True
 
     def save_async(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
-        """As save, but waits only until the values are on the CPU; a thread writes them. Whether it did.
+        """Save as ``save`` does, but wait only until the values are on the CPU; a thread writes them.
 
-        The checkpoint has the state as it is now: tensors are copied, and what else may change is pickled.
-        Raises what an earlier one has failed with. What the last one fails with goes to stderr when the process ends,
-        with exit code 1.
+        The checkpoint has the current state: tensors are copied, and other mutable objects are pickled. Raises the
+        error of an earlier save_async. An error of the last one is printed to stderr at exit, with exit code 1.
+
+        Returns:
+          Whether a checkpoint is being saved.
         """
         if not (force or self.should_save(step)):
             return False
         self._writer.raise_failure()
-        self._writer.wait_for_room()  # before the values take memory
+        self._writer.wait_for_room()  # before the copies take memory
         self._writer.run(partial(self._save, step, copy_to_host(state_dict)))
         return True
 
     def restore(self, step: int, state_dict: Any) -> None:
-        """Loads a checkpoint into the state dict, in place; its tensors keep their shardings, on any mesh.
+        """Load a checkpoint into the state dict, in place; its tensors retain their shardings, on any mesh.
 
-        Raises ValueError for a step without a finished checkpoint, CheckpointError for a damaged one.
+        Raises:
+          ValueError: the step has no complete checkpoint.
+          CheckpointError: the checkpoint is corrupt.
         """
         known = self.all_steps()
         if step not in known:
@@ -134,7 +144,7 @@ class CheckpointManager:
         )
 
     def all_steps(self) -> list[int]:
-        """The steps of which there is a finished checkpoint, in order. Those of save_async come when they are done."""
+        """Return the steps with a complete checkpoint, in order. Those of save_async appear when they are complete."""
         if not self._fs.exists(self._root):
             return []
         names = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in self._fs.ls(self._root, detail=False)]
@@ -142,19 +152,20 @@ class CheckpointManager:
         return sorted(step for step in steps if _checksummed_storage.is_finished(self._fs, f"{self._root}/{step}"))
 
     def join(self) -> None:
-        """Waits until every checkpoint of save_async is finished. Raises what one has failed with."""
+        """Wait until all save_async checkpoints are complete. Raises the error of a failed one."""
         self._writer.wait()
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether the job is to end (SIGTERM): True from the step at which all processes know.
+        """Return whether the job was preempted (SIGTERM); True from the first step at which all processes agree.
 
-        Raises RuntimeError with ``chkpt_on_preemption=False``.
+        Raises:
+          RuntimeError: the manager was created with ``chkpt_on_preemption=False``.
         """
         if self._preempted is None:
-            raise RuntimeError("reached_preemption: this CheckpointManager was made with chkpt_on_preemption=False")
+            raise RuntimeError("reached_preemption: this CheckpointManager was created with chkpt_on_preemption=False")
         if self._preempted_at is None and self._anyone(self._preempted.is_set()):
             self._preempted_at = step
-            _log.warning("SIGTERM: step %d is the last one", step)
+            _log.warning("SIGTERM: stopping after step %d", step)
         return self._preempted_at is not None and step >= self._preempted_at
 
     def _anyone(self, mine: bool) -> bool:
@@ -181,14 +192,12 @@ class CheckpointManager:
             )
             error = self._finish(step, written, folder) if self._is_first() else None
             if self._group is not None and _any_process(self._group, error is not None) and error is None:
-                raise RuntimeError(
-                    f"CheckpointManager: the first process could not finish the checkpoint of step {step}"
-                )
+                raise RuntimeError(f"CheckpointManager: process 0 could not finish the checkpoint of step {step}")
             if error is not None:
                 raise error
 
     def _finish(self, step: int, written: str, folder: str) -> Exception | None:
-        """Gives what was written its name, and drops what is too many; what that failed with."""
+        """Rename the written folder and delete old checkpoints; return the error, if any."""
         try:
             if written != folder:
                 _checksummed_storage.replace(written, folder)
@@ -199,22 +208,22 @@ class CheckpointManager:
         return None
 
     def _delete_old(self, step: int, folder: str) -> None:
-        """Deletes what the checkpoint just finished replaces, and those that are too many."""
+        """Delete the checkpoint that the finished one replaces, and those beyond ``max_to_keep``."""
         aside = _checksummed_storage.backup_path(folder)
         if not _checksummed_storage.is_url(folder) and os.path.exists(aside):
             _checksummed_storage.remove(self._fs, aside)
         if not self.max_to_keep:
             return
-        # By time: a run that goes on from an earlier step writes lower numbers than those it finds.
+        # By time: a run that resumes from an earlier step writes lower step numbers than existing ones.
         others = [f"{self._root}/{other}" for other in self.all_steps() if other != step]
         others.sort(
             key=lambda other: _checksummed_storage.completion_time(self._fs, other)
-        )  # by step where times are equal
+        )  # by step if times are equal
         for old in others[: max(0, len(others) + 1 - self.max_to_keep)]:
             _checksummed_storage.remove(self._fs, old)
 
     def _recover_replaced(self) -> None:
-        """Removes what killed processes left; a checkpoint cut off between two renames gets its name again."""
+        """Remove files of killed processes; restore the name of a checkpoint interrupted between two renames."""
         if _checksummed_storage.is_url(self.path):
             return
         _leftovers.remove_leftovers(self.path)
@@ -238,9 +247,9 @@ def _group_of_all() -> dist.ProcessGroup | None:
     if not (dist.is_available() and dist.is_initialized()):
         if replicas.process_count() > 1:
             raise RuntimeError(
-                f"CheckpointManager: the {replicas.process_count()} processes of the job have to agree on what each of "
-                "them writes; import torch_xla.distributed.xla_backend, and call torch.distributed.init_process_group("
-                "'gloo', init_method='xla://') first"
+                f"CheckpointManager: the {replicas.process_count()} processes of the job need a process group; import "
+                "torch_xla.distributed.xla_backend and call torch.distributed.init_process_group('gloo', "
+                "init_method='xla://') first"
             )
         return None
     if dist.get_world_size() == 1:
@@ -253,7 +262,7 @@ _sigterm: threading.Event | None = None
 
 
 def _on_sigterm() -> threading.Event:
-    """Set when SIGTERM comes, which from now on does nothing else but what a handler of the user's does."""
+    """Return an event that SIGTERM sets; SIGTERM then only runs a handler that the user has installed."""
     global _sigterm
     if _sigterm is not None:
         return _sigterm

@@ -1,4 +1,4 @@
-"""How torch.distributed.checkpoint saves and loads state dicts with sharded tensors."""
+"""Planners of torch.distributed.checkpoint for state dicts with sharded tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch_xla.experimental.distributed_checkpoint._shards import (
 
 
 class SPMDSavePlanner(DefaultSavePlanner):
-    """Writes of each sharded tensor the parts that this process's devices hold; a part on several devices once.
+    """Write the shards of this process's devices; write a shard that several devices hold once.
 
     dcp.save(state_dict, checkpoint_id=path, planner=SPMDSavePlanner())
     """
@@ -43,11 +43,11 @@ class SPMDSavePlanner(DefaultSavePlanner):
 
 
 class SPMDLoadPlanner(DefaultLoadPlanner):
-    """Reads of each sharded tensor what this process's devices hold, whatever mesh it was saved from, in place.
+    """Read the shards of this process's devices, in place, whatever mesh the checkpoint was saved from.
 
         dcp.load(state_dict, checkpoint_id=path, planner=SPMDLoadPlanner())
 
-    No device, and no host, ever has the whole of a split tensor. Tensors keep their shardings and dtypes.
+    No device and no host ever holds the full value of a sharded tensor. Tensors retain their shardings and dtypes.
     """
 
     def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
@@ -71,7 +71,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         return found.__get_tensor_shard__(index) if isinstance(found, TensorShards) else super().lookup_tensor(index)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """See DefaultLoadPlanner. The last part of a tensor sends all of them to the devices."""
+        """See DefaultLoadPlanner. The last shard of a tensor triggers the transfer of all shards to the devices."""
         name = read_item.dest_index.fqn
         self._missing[name] -= 1
         if self._missing[name] > 0 or name not in self._targets:
@@ -86,7 +86,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 
 
 def load_parts_(t: torch.Tensor, parts: TensorShards) -> None:
-    """Writes parts into a split tensor, in place: to each device of this process its own."""
+    """Write shards into a sharded tensor, in place: each device of this process receives its own shard."""
     shards = [
         XLAShard(parts.part(part.offsets) if part.filled else torch.empty(part.sizes, dtype=t.dtype), ..., "", 0)
         for part in local_parts(t, values=False)

@@ -1,4 +1,4 @@
-"""Hugging Face's safetensors files, read straight into shards: of each tensor only what this process's devices hold."""
+"""Load Hugging Face's safetensors files into shards: read only the bytes that this process's devices hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DTYPES = {
 
 
 class _File:
-    """A safetensors file, mapped: a tensor is read where it is looked at."""
+    """A memory-mapped safetensors file: a tensor's pages are read on access."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -39,15 +39,15 @@ class _File:
         end = max((entry["data_offsets"][1] for entry in self.header.values()), default=0)
         if self._start + end > len(self._data):
             raise CheckpointError(
-                f"{path} is damaged: it has {len(self._data)} bytes, and its header speaks of {self._start + end}"
+                f"{path} is corrupt: it has {len(self._data)} bytes, but its header requires {self._start + end}"
             )
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A CPU tensor over the file's bytes."""
+        """Return a CPU tensor over the file's bytes."""
         entry = self.header[name]
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
-            raise CheckpointError(f"{self.path}: {name} has the dtype {entry['dtype']}, which torch does not have")
+            raise CheckpointError(f"{self.path}: torch does not support the dtype {entry['dtype']} of {name}")
         count = math.prod(entry["shape"])
         if count == 0:
             return torch.empty(entry["shape"], dtype=dtype)
@@ -56,7 +56,7 @@ class _File:
 
 
 def _files(path: str) -> dict[str, _File]:
-    """The file of each tensor, by name."""
+    """Return the file of each tensor, by name."""
     if os.path.isfile(path):
         paths = [path]
     else:
@@ -73,19 +73,29 @@ def _files(path: str) -> dict[str, _File]:
 
 
 def load_safetensors(state_dict: Mapping[str, torch.Tensor], path: str, strict: bool = True) -> list[str]:
-    """Loads tensors by name from a safetensors file, or a folder as Hugging Face's hub has them, in place.
+    """Load tensors by name from a safetensors file, or a folder of files as on Hugging Face's hub, in place.
 
-    Of a tensor that is split over a mesh the files' bytes go to the devices part by part: neither a device nor the host
-    has the whole. Values are converted to the tensor's dtype. With ``model.state_dict()`` as the state dict, a model
-    that was made on meta, sharded, and given room by ``to_empty(device="xla")`` is ready after it.
+    The bytes of a sharded tensor are sent to the devices shard by shard: neither a device nor the host holds the full
+    tensor. Values are converted to the tensor's dtype. With ``model.state_dict()`` as the state dict, this initializes
+    a model that was created on meta, sharded, and allocated by ``to_empty(device="xla")``.
 
-    Returns the names that the files do not have, which are an error (KeyError) with ``strict``. Raises ValueError for a
-    tensor of another shape, CheckpointError for a damaged file.
+    Args:
+      state_dict: tensors by name; updated in place.
+      path: a file or a folder.
+      strict: raise KeyError if the files lack a name.
+
+    Returns:
+      The names that the files lack.
+
+    Raises:
+      KeyError: a name is missing, with ``strict``.
+      ValueError: a tensor has another shape.
+      CheckpointError: a file is corrupt.
     """
     files = _files(os.fspath(path))
     missing = [name for name in state_dict if name not in files]
     if missing and strict:
-        raise KeyError(f"load_safetensors: {path} does not have {', '.join(missing)}")
+        raise KeyError(f"load_safetensors: {path} lacks {', '.join(missing)}")
     for name, target in state_dict.items():
         if name in files:
             _load(name, target, files[name].tensor(name))

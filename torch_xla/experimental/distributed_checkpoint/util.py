@@ -1,4 +1,4 @@
-"""What checkpoints need of optimizers."""
+"""Initialize optimizer state before loading a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ import torch_xla
 
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer, with the state that its first step would make: zeros that lie as the parameters do.
+    """Create the state that the optimizer's first step would create: zeros with the shardings of the parameters.
 
-    A checkpoint is loaded into what is there already, and an optimizer has no state before its first step. Parameters
-    and their gradients stay as they are, and steps count from 0. Raises RuntimeError for an optimizer with a state.
+    A checkpoint is loaded into existing tensors, and an optimizer has no state before its first step. Parameters and
+    gradients do not change, and the step count starts at 0.
+
+    Returns:
+      The optimizer.
+
+    Raises:
+      RuntimeError: the optimizer already has state.
     """
     if optimizer.state:
-        raise RuntimeError("prime_optimizer: the optimizer has a state already; prime it before its first step")
+        raise RuntimeError(
+            "prime_optimizer: the optimizer already has state; call prime_optimizer before its first step"
+        )
     params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     grads, rates = [p.grad for p in params], [group.get("lr") for group in optimizer.param_groups]
     with torch.no_grad():

@@ -1,14 +1,14 @@
-"""Compiles a program, or takes it from the persistent cache: a folder in which other processes left theirs.
+"""The persistent compilation cache: loads programs that another process compiled, or compiles and stores them.
 
-    XLA_PERSISTENT_CACHE_PATH   TORCH_XLA_PERSISTENT_CACHE_GB   folder               may hold
-    unset                       unset                           the user's own       4 GB
-    unset                       a number                        the user's own       that; 0: any number
-    empty                       -                               none
-    a path                      unset                           that                 any number: it may be shipped
-    a path                      a number                        that                 that; 0: any number
+    XLA_PERSISTENT_CACHE_PATH   TORCH_XLA_PERSISTENT_CACHE_MAX_GB   folder               size limit
+    unset                       unset                           the user's default   4 GB
+    unset                       a number                        the user's default   that number; 0: no limit
+    empty                       -                               none (cache disabled)
+    a path                      unset                           that path            none: the folder may be distributed
+    a path                      a number                        that path            that number; 0: no limit
 
-initialize() names one as a path does. The user's own folder is used where only the user may write to it. What these
-variables say is read when the first device is used (prefetch.py); a compilation warns of one that is set later.
+initialize() sets a path as the variable does. The default folder is used only if it is writable by this user alone.
+These variables are read at the first use of a device (prefetch.py); a compilation warns if one is set later.
 """
 
 from __future__ import annotations
@@ -25,30 +25,35 @@ import jax
 from torch_xla._engine.base import private_folder, xla_flags
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.compilation.persistent_cache import prefetch
+from torch_xla._engine.compilation.persistent_cache import prefetch, warmup
 from torch_xla._engine.compilation.persistent_cache.prefetch import Prefetcher
-from torch_xla._engine.compilation.persistent_cache.storage import CacheFolder, CorruptEntryError, GraphEntry
+from torch_xla._engine.compilation.persistent_cache.storage import (
+    CachedProgram,
+    CacheFolder,
+    CorruptEntryError,
+    GraphEntry,
+)
 from torch_xla._engine.cpu_backend import compile_options
 from torch_xla._engine.diagnostics import metrics, step_timings
 
-_USUAL_LIMIT = 4  # GB, of the user's own folder
+_DEFAULT_LIMIT = 4  # GB, of the user's default folder
 
-#: What says where programs are kept.
-_WHERE = ("XLA_PERSISTENT_CACHE_PATH", "XLA_PERSISTENT_CACHE_READ_ONLY", "TORCH_XLA_PERSISTENT_CACHE_GB")
-_warned: set[str] = set()  # of these, once for each
+#: The settings of the cache folder.
+_FOLDER_SETTINGS = ("XLA_PERSISTENT_CACHE_PATH", "XLA_PERSISTENT_CACHE_READ_ONLY", "TORCH_XLA_PERSISTENT_CACHE_MAX_GB")
+_warned: set[str] = set()  # the variables that a warning has named
 
-# The folder in use: None until the first build or initialize(), then False (there is none) or the folder. initialize()
-# may replace it at any time, for the programs built from then on.
+# The folder in use: None until the first compilation or initialize(), then the folder, or False if the cache is
+# disabled. initialize() may replace it at any time, for all later compilations.
 _files: CacheFolder | bool | None = None
-_ahead: Prefetcher | None = None  # from the first use of a device on, where its programs are kept
+_ahead: Prefetcher | None = None  # set at the first use of a device, if its programs are cached
 _lock = fork_safe_lock()
 
 
 def initialize(path: str | os.PathLike[str], readonly: bool = False) -> None:
-    """Keeps the programs compiled from now on in the folder ``path``, and takes those that are there already.
+    """Load and store compiled programs in the folder ``path`` from now on.
 
-    With ``readonly`` nothing is written. Replaces what XLA_PERSISTENT_CACHE_PATH says. Only trusted users may be able
-    to write to the folder. Raises OSError where it cannot be made or, with ``readonly``, does not exist.
+    With ``readonly`` nothing is written. Overrides XLA_PERSISTENT_CACHE_PATH. Only trusted users may have write access
+    to the folder. Raises OSError if it cannot be created or, with ``readonly``, does not exist.
     """
     global _files
     files = _open(Path(path).expanduser().absolute(), readonly)
@@ -57,7 +62,7 @@ def initialize(path: str | os.PathLike[str], readonly: bool = False) -> None:
 
 
 def current_cache() -> CacheFolder | None:
-    """The folder, if one has been needed or named so far."""
+    """Return the folder in use; None before the first compilation or initialize(), and if the cache is disabled."""
     return _files if isinstance(_files, CacheFolder) else None
 
 
@@ -65,19 +70,19 @@ def _open(folder: Path, readonly: bool) -> CacheFolder:
     if not readonly:
         private_folder.make_readable(folder)
     elif not folder.is_dir():
-        raise FileNotFoundError(f"persistent compilation cache: the folder {folder}, to be read only, does not exist")
+        raise FileNotFoundError(f"persistent compilation cache: the read-only folder {folder} does not exist")
     return CacheFolder(folder, readonly, _limit(0))
 
 
-def _limit(usual: int) -> int | None:
-    given = settings.TORCH_XLA_PERSISTENT_CACHE_GB
-    return (usual if given is None else given) * 2**30 or None
+def _limit(default: int) -> int | None:
+    given = settings.TORCH_XLA_PERSISTENT_CACHE_MAX_GB
+    return (default if given is None else given) * 2**30 or None
 
 
 def _default_folder() -> CacheFolder | None:
-    """The folder that is used where none is named; None, said in a warning, where there cannot be one."""
+    """Return the user's default folder; warns and returns None if it cannot be used."""
     readonly = settings.XLA_PERSISTENT_CACHE_READ_ONLY
-    refused: list[OSError] = []
+    errors: list[OSError] = []
     for cache in private_folder.cache_folders(settings.cache_dir):
         folder = cache / "programs"
         try:
@@ -85,18 +90,18 @@ def _default_folder() -> CacheFolder | None:
                 return None
             _check_users_own(folder, cache, readonly)
         except OSError as error:
-            refused.append(error)
-            if private_folder.is_own(folder):  # which this user has opened to others
+            errors.append(error)
+            if private_folder.is_own(folder):  # this user gave others write access
                 break
             continue
-        if refused:
-            _warn(f"compiled programs are kept in {folder}: {refused[0]}. {_ANOTHER_FOLDER}")
-        return CacheFolder(folder, readonly, _limit(_USUAL_LIMIT))
-    _warn(f"compiled programs are not kept for the next process: {refused[0]}. {_ANOTHER_FOLDER}")
+        if errors:
+            _warn(f"the persistent compilation cache uses {folder}: {errors[0]}. {_ANOTHER_FOLDER}")
+        return CacheFolder(folder, readonly, _limit(_DEFAULT_LIMIT))
+    _warn(f"the persistent compilation cache is disabled: {errors[0]}. {_ANOTHER_FOLDER}")
     return None
 
 
-_ANOTHER_FOLDER = "XLA_PERSISTENT_CACHE_PATH names another folder; set to nothing, it turns this off"
+_ANOTHER_FOLDER = "Set XLA_PERSISTENT_CACHE_PATH to use another folder, or to an empty string to disable the cache"
 
 
 def _check_users_own(folder: Path, cache: Path, readonly: bool) -> None:
@@ -105,7 +110,7 @@ def _check_users_own(folder: Path, cache: Path, readonly: bool) -> None:
     else:
         private_folder.make(folder, cache, close=False)
     if not os.access(folder, os.R_OK | os.X_OK | (0 if readonly else os.W_OK)):
-        raise PermissionError(f"this user may not write to {folder}")
+        raise PermissionError(f"no write access to {folder}")
 
 
 def _open_configured() -> CacheFolder | None:
@@ -121,12 +126,12 @@ def _open_configured() -> CacheFolder | None:
 
 
 def start_prefetch(device: jax.Device) -> None:
-    """The first device is about to be used: begins to load the programs that this script used the last time."""
+    """Start to load the programs that this script used in its last run; called at the first use of a device."""
     global _ahead
     try:
         files = _open_configured()
         _ahead = prefetch.for_current_script(files, device) if files is not None else None
-    except OSError:  # the first compilation tells
+    except OSError:  # the first compilation reports it
         return
     if _ahead is not None:
         _ahead.start()
@@ -138,13 +143,15 @@ def load_or_compile(
     graph: str | None,
     calls: Counter[str],
 ) -> tuple[jax.stages.Compiled, bool]:
-    """The executable of ``lower()`` for the devices ``places``, and whether it is from the cache.
+    """Return the executable of ``lower()``, and whether it was loaded from the cache.
 
-    Without ``places`` it is always compiled. With the name of a graph (graph_key.py) ``lower`` is called only where
-    the program of that graph is not in the cache; ``calls``, which ``lower`` fills with the handlers that the program
-    calls, is filled then, too.
+    The time, including that of ``lower``, is a sample of PersistentCacheLoad on a hit, and of CompileTime otherwise.
 
-    The time, that of ``lower`` included, is a sample of PersistentCacheLoad if it has, and of CompileTime otherwise.
+    Args:
+      lower: traces and lowers the graph; fills ``calls``.
+      places: the devices of the program; without any, it is always compiled.
+      graph: the graph's cache key (graph_key.py). If the cache has its program, ``lower`` is not called.
+      calls: counts the CPU kernels that the program calls; also filled for a program that was not lowered.
     """
     start = time.perf_counter_ns()
     with step_timings.timed_block("CompileTime"):
@@ -154,26 +161,26 @@ def load_or_compile(
             compiled, loaded, write = compile_options.compile_with_options(lower(), places), False, None
         else:
             compiled, loaded, write = _load_or_compile(files, lower, places, graph, calls)
-    name = "PersistentCacheLoad" if loaded else "CompileTime"
-    metrics.sample(name, time.perf_counter_ns() - start, metrics.format_time)
+    duration = time.perf_counter_ns() - start
     if write is not None:
         write()
+    metrics.sample("PersistentCacheLoad" if loaded else "CompileTime", duration, metrics.format_time)
     return compiled, loaded
 
 
 def _warn_of_late_settings() -> None:
     _warn_of_late_flags()
     files = current_cache()
-    late = [name for name in settings.changed_after_read(_WHERE) if name not in _warned]
+    late = [name for name in settings.changed_after_read(_FOLDER_SETTINGS) if name not in _warned]
     named = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
     if files is not None and named and Path(named).expanduser().absolute() == files.folder:  # by initialize(), too
         late = [name for name in late if name != "XLA_PERSISTENT_CACHE_PATH"]
     _warned.update(late)
     for name in late:
-        kept = "are not kept" if files is None else f"are kept in {files.folder}"
+        state = "is disabled" if files is None else f"uses {files.folder}"
         warnings.warn(
-            f"torch_xla: {name} was set after the first use of a device, and changes nothing: compiled programs "
-            f"{kept}, as was decided then. Set it before, or call torch_xla.runtime.initialize_cache(path).",
+            f"torch_xla: {name} was set after the first use of a device and has no effect: the persistent compilation "
+            f"cache {state}. Set it earlier, or call torch_xla.runtime.initialize_cache(path).",
             UserWarning,
             stacklevel=2,
         )
@@ -184,8 +191,8 @@ def _warn_of_late_flags() -> None:
     _warned.update(late)
     for name in late:
         warnings.warn(
-            f"torch_xla: {name} was changed after XLA had read it, and changes nothing: XLA parses its flags once in "
-            "a process. Set it before the first use of a device.",
+            f"torch_xla: {name} was changed after XLA had read it and has no effect: XLA parses its flags once per "
+            "process. Set it before the first use of a device.",
             UserWarning,
             stacklevel=2,
         )
@@ -201,14 +208,13 @@ def _load_or_compile(
     graph: str | None,
     calls: Counter[str],
 ) -> _Found:
-    """A program, whether it was in the files, and what adds to them what was not.
+    """Return a program, whether it was loaded, and a function that stores the missing entries (None if read-only).
 
-    the graph is noted, its program there   loaded, not traced
-    the program is there                    traced, loaded; the graph is noted
-    neither                                 traced, compiled; the program is added, the graph is noted
+    graph entry and its program exist   loaded, not traced
+    only the program exists             traced, loaded; the graph entry is written
+    neither exists                      traced, compiled; program and graph entry are written
     """
-    note = files.graph_entry_path(graph, places) if graph else None
-    known = _read_entry(files, note) if note else None
+    note, known = _find_entry(files, graph, places) if graph else (None, None)
     if known is not None:
         found = _read(files, known.program, places)
         if found is not None:
@@ -226,12 +232,16 @@ def _load_or_compile(
     compiled = found or compile_options.compile_with_options(lowered, places, text)
     now = GraphEntry(file, dict(calls))
 
+    def add() -> int:
+        program = CachedProgram(compiled, warmup.is_safe_to_run(compiled, places[0].platform))
+        return files.write(file, program, places)
+
     def write() -> None:
+        _record_use(files, file, places)
         if not found:
-            _write(files, lambda: files.write(file, compiled, places), "PersistentCacheWrite")
+            _write(files, add, "PersistentCacheWrite")
         if note is not None and file.exists():
             _write(files, lambda: files.write_graph_entry(note, now))
-        _record_use(files, file, places)
 
     return compiled, found is not None, None if files.readonly else write
 
@@ -242,7 +252,7 @@ def _record_use(files: CacheFolder, file: Path, places: Sequence[jax.Device]) ->
             _ahead.record_use(file, places)
         except OSError as error:
             metrics.count("PersistentCacheWriteFailure")
-            _warn(f"what this script uses cannot be noted in {files.folder}: {error}")
+            _warn(f"could not write the list of this script's programs to {files.folder}: {error}")
 
 
 def _read(files: CacheFolder, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
@@ -252,17 +262,17 @@ def _read(files: CacheFolder, file: Path, places: Sequence[jax.Device]) -> jax.s
         return found.compiled if found else None
     except (CorruptEntryError, OSError) as error:
         metrics.count("PersistentCacheDeserializeFailure")
-        _warn(f"a program of the persistent compilation cache cannot be loaded, and is compiled again: {error}")
+        _warn(f"could not load a program from the persistent compilation cache, compiling it again: {error}")
         return None
 
 
-def _read_entry(files: CacheFolder, note: Path) -> GraphEntry | None:
+def _find_entry(files: CacheFolder, graph: str, places: Sequence[jax.Device]) -> tuple[Path | None, GraphEntry | None]:
     try:
-        return files.read_graph_entry(note)
+        return files.find_graph_entry(graph, places)
     except CorruptEntryError as error:
         metrics.count("PersistentCacheDeserializeFailure")
-        _warn(f"a note of the persistent compilation cache cannot be used, and is written again: {error}")
-        return None
+        _warn(f"invalid graph entry in the persistent compilation cache, writing it again: {error}")
+        return error.file, None
 
 
 def _write(files: CacheFolder, add: Callable[[], int], counted: str | None = None) -> None:
@@ -272,9 +282,9 @@ def _write(files: CacheFolder, add: Callable[[], int], counted: str | None = Non
             metrics.count(counted)
         if evicted:
             metrics.count("PersistentCacheEvicted", evicted)
-    except Exception as error:  # the program itself is fine, whatever the disk or the backend says
+    except Exception as error:  # the program is usable although it could not be stored
         metrics.count("PersistentCacheWriteFailure")
-        _warn(f"a program cannot be added to the persistent compilation cache in {files.folder}: {error}")
+        _warn(f"could not write a program to the persistent compilation cache in {files.folder}: {error}")
 
 
 def _warn(text: str) -> None:

@@ -1,18 +1,18 @@
-"""The name on disk of a graph, known before it is traced: tracing and lowering take longer than loading its program.
+"""Cache key of a graph that is known before tracing, as tracing and lowering take longer than loading its program.
 
-A name is a hash of all that decides which StableHLO the rules make of the graph:
+The key is a hash of all that decides which StableHLO the rules generate for the graph:
 
-    the graph       ops, arguments, promised shapes and dtypes, results, donation, precision; not the lines it is from
-    its leaves      as they lie on the device
-    the rules       every source file of the engine, as it was imported; the releases of torch, jax and numpy
-    around them     jax's configuration as this thread has it, how dtypes are stored, torch's idea of the processor
+    graph           ops, arguments, output specs, outputs, donation, precision; not source locations
+    inputs          shapes, dtypes and shardings on the device
+    rules           every source file of the engine, as imported; the releases of torch, jax and numpy
+    environment     this thread's jax configuration, the storage dtypes, the CPU capability that torch reports
 
-Some graphs have none, and their programs are found by the StableHLO alone, as all are where the engine's sources
-cannot be read or have changed since they were imported (counted: PersistentCacheSourcesUnknown):
+Some graphs have no key; their programs are found by the StableHLO alone. That holds for all graphs if the engine's
+sources cannot be read or have changed since they were imported (counter PersistentCacheSourcesUnknown):
 
-    several devices or processes    what the program is depends on all of them
-    a user's function in it         such an op names it by a number of this process (jax_call, shardings, ...)
-    a decomposition not torch's     nobody knows what it depends on
+    several devices or processes     the program depends on all of them
+    an op that calls user code       its arguments are ids of this process (jax_call, shardings, ...)
+    a decomposition not from torch   its dependencies are unknown
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.graph.graph_spec import SCATTER, GraphSpec, NodeSpec
 from torch_xla._engine.lowering import RULES, decompose
 
-#: Of our own ops, those whose arguments mean the same in every process.
-_OURS = re.compile(r"torch_xla::(getitem|seed|fused_\w+(\.\w+)?|optimization_barrier)")
+#: The engine's own ops whose arguments have the same meaning in every process.
+_PORTABLE_OPS = re.compile(r"torch_xla::(getitem|seed|fused_\w+(\.\w+)?|optimization_barrier)")
 
-#: marshal's format: from 3 on equal values may be written in several ways.
+#: Version of marshal's format: from 3 on, equal values may have several encodings.
 _WITHOUT_REFERENCES = 2
 
 
 def graph_cache_key(spec: GraphSpec, leaves: Sequence[jax.Array], device: jax.Device, donates: bool) -> str | None:
-    """The name of a graph compiled for a device; of 64 hexadecimal digits. None for a graph that has none."""
+    """Return the key of a graph for a device, 64 hexadecimal digits; None for a graph without a key."""
     hashed = engine_fingerprint()
     if hashed is None:
         metrics.count("PersistentCacheSourcesUnknown")
@@ -56,7 +56,7 @@ def graph_cache_key(spec: GraphSpec, leaves: Sequence[jax.Array], device: jax.De
         return None
     try:
         described = marshal.dumps(_graph_payload(spec, leaves, place), _WITHOUT_REFERENCES)
-    except ValueError:  # an argument that is no plain value
+    except ValueError:  # an argument that has no portable encoding
         return None
     digest = hashlib.sha256(hashed)
     digest.update(repr((donates, _trace_context())).encode())
@@ -68,7 +68,7 @@ def _graph_payload(spec: GraphSpec, leaves: Sequence[jax.Array], place: SingleDe
     nodes = [
         (
             node.op,
-            node.form,
+            node.schema_kind,
             _to_plain_value(node.args),
             _spec_payload(node.outs),
             node.is_list,
@@ -76,37 +76,37 @@ def _graph_payload(spec: GraphSpec, leaves: Sequence[jax.Array], place: SingleDe
         )
         for node in spec.nodes
     ]
-    lie = [
+    inputs = [
         (leaf.shape, str(leaf.dtype), bool(leaf.weak_type), None if leaf.sharding == place else repr(leaf.sharding))
         for leaf in leaves
     ]
     results = (list(spec.roots), list(spec.donated), list(spec.root_shardings))
-    return nodes, lie, _spec_payload(spec.leaves), results, [str(p) for p in spec.precision], spec.floats, spec.ints
+    return nodes, inputs, _spec_payload(spec.leaves), results, [str(p) for p in spec.precision], spec.floats, spec.ints
 
 
-def _spec_payload(promises: Sequence[Any]) -> list[Any]:
-    return [(tuple(shape), str(dtype)) for shape, dtype in promises]
+def _spec_payload(specs: Sequence[Any]) -> list[Any]:
+    return [(tuple(shape), str(dtype)) for shape, dtype in specs]
 
 
 def _to_plain_value(value: Any) -> Any:
-    """What marshal can write. Raises ValueError for what looks the same in two processes and is not."""
+    """Convert a value to types that marshal can write. Raises ValueError for values that only this process knows."""
     if isinstance(value, (list, tuple)):
-        return [_to_plain_value(part) for part in value]
+        return [_to_plain_value(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return value
     if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
         return ("torch", str(value))
-    raise ValueError(f"{type(value).__name__} is no plain value")
+    raise ValueError(f"{type(value).__name__} has no portable encoding")
 
 
 def _is_portable(node: NodeSpec) -> bool:
-    return _is_portable_op(node.op) if node.form != SCATTER else node.op.startswith("aten::")
+    return _is_portable_op(node.op) if node.schema_kind != SCATTER else node.op.startswith("aten::")
 
 
 @functools.cache
 def _is_portable_op(op: str) -> bool:
     if not op.startswith(("aten::", "prims::")):
-        return _OURS.fullmatch(op) is not None
+        return _PORTABLE_OPS.fullmatch(op) is not None
     if op in RULES:
         return True
     decomposition = decompose.decomposition_table().get(op)
@@ -114,7 +114,7 @@ def _is_portable_op(op: str) -> bool:
 
 
 def _trace_context() -> tuple[Any, ...]:
-    """What a rule finds around it, and may depend on."""
+    """Return the configuration that rules may depend on."""
     configuration = [f"{name}={getattr(jax.config, name, None)!r}" for name in jax.config.values]
     stored = sorted((str(dtype), str(other)) for dtype, other in dtypes.storage_dtype_overrides().items())
     return configuration, stored, torch.backends.cpu.get_cpu_capability()
@@ -123,7 +123,7 @@ def _trace_context() -> tuple[Any, ...]:
 def engine_fingerprint() -> bytes | None:
     """Return a hash of the engine's sources and of the releases that its rules use.
 
-    None where these sources are not known: there are no files, or they have changed since they were imported.
+    None if the sources are unknown: there are no files, or they have changed since they were imported.
     """
     engine = imported_sources.digest()
     return None if engine is None else _releases() + engine

@@ -1,12 +1,13 @@
-"""Programs that this script used the last time, loaded by a thread before it asks for them.
+"""Loads the programs that this script used in its last run on a background thread, before the script needs them.
 
-Loading an executable takes XLA a good part of the time to a first result (0.3 s for a small GPT), on a core that has
-nothing else to do while Python builds a model and records a step. Which programs a command line uses first is noted in
-the folder of programs: ``<hash>.script``. A process that runs the same one loads these, in their order, from when it
-first uses a device, and runs those once that may be (warmup.py).
+Loading executables takes a good part of the time to a first result (0.3 s for a small GPT). While Python builds a model
+and records a step, another core is idle and can do it. The folder of programs has for each command line the list of the
+programs that it uses first: ``<hash>.script``. A process with the same command line loads these programs in order, from
+the first use of a device on, and runs those once that are safe to run (warmup.py).
 
-Only for a script with a file, in one process, on its first device; what is loaded and not asked for is dropped when the
-script asks for something else, or has used as many programs as there may be in such a note.
+Applies only to a script with a file, in a job of one process, on its first device. Programs that are loaded but not
+used are dropped when the script uses a program that is not in the list, or has used the maximum number of programs of a
+list.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ from torch_xla._engine.cpu_backend import library
 from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.job import replicas
 
-#: So many programs of a script are noted, and so many bytes of them are loaded.
+#: Maximum number of programs in a script's list, and maximum number of bytes to load.
 _PROGRAMS, _BYTES = 8, 64 << 20
 
-_NOTEBOOKS = ("ipykernel", "google.colab")  # whose command line is another one each time
+_NOTEBOOKS = ("ipykernel", "google.colab")  # their command line differs in every run
 
 _log = logging.getLogger("torch_xla.compile")
 
 
 class Prefetcher:
-    """The programs of one process's script. Its files are loaded one after the other by one thread:
+    """The programs of this process's script. One thread loads their files one after the other:
 
-        waiting -> being loaded -> ready -> run once, if it is still there -> taken
-           |            |            |                                  |
-         taken          +-- dropped -+----------------------------------+
+        waiting -> loading -> ready -> run once, if not taken yet -> taken
+           |          |         |                              |
+         taken        +-dropped-+------------------------------+
 
-    ``take`` of a file that waits leaves loading it to the caller, who has the other core; that of one that is being
-    loaded waits, that of one that is being run does not. Nothing is raised: what cannot be loaded is the caller's to
-    report.
+    ``take`` of a waiting file returns None: the caller loads it, on another core. ``take`` of a file that is loading
+    blocks until it is ready; of a program that is running it does not block. Nothing is raised: the caller reports
+    files that cannot be loaded.
     """
 
     def __init__(self, files: CacheFolder, device: jax.Device, note: Path) -> None:
         self._files, self._device, self._note = files, device, note
         self._lock = fork_safe_lock()
-        self._before = files.read_script_entry(note)  # what the last process noted
+        self._before = files.read_script_entry(note)  # the list that the last process wrote
         self._used: list[str] = []
         self._waiting = list(self._before)
         self._loading: tuple[str, threading.Event] | None = None
@@ -62,13 +63,13 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._load, name="torch_xla_preloading", daemon=True)
 
     def start(self) -> None:
-        """Begins to load, if there is anything."""
+        """Start the thread, if there are programs to load."""
         if self._waiting:
             atexit.register(self.shutdown)
             self._thread.start()
 
     def take(self, file: Path, places: Sequence[jax.Device]) -> CachedProgram | None:
-        """The program of a file for these devices; None for one that has not been loaded."""
+        """Return the program of a file for these devices; None if it is not loaded."""
         if not self._is_for(file, places):
             return None
         if file.name not in self._before:
@@ -87,7 +88,7 @@ class Prefetcher:
         return found
 
     def record_use(self, file: Path, places: Sequence[jax.Device]) -> None:
-        """The script has used a program that is in the folder now: notes it. Raises OSError."""
+        """Add a program that the script uses, and that is or will be in the folder, to its list. Raises OSError."""
         if not self._is_for(file, places) or len(self._used) >= _PROGRAMS or file.name in self._used:
             return
         self._used.append(file.name)
@@ -97,21 +98,21 @@ class Prefetcher:
             self._files.write_script_entry(self._note, self._used)
 
     def cancel(self) -> None:
-        """Loads no more, and forgets what nobody has asked for: the script does something else than the last time."""
+        """Stop loading and drop unused programs, as the script differs from its last run."""
         with self._lock:
             self._is_over = True
             self._waiting.clear()
             self._ready.clear()
 
     def shutdown(self) -> None:
-        """The same, and waits for the thread."""
+        """Cancel, and wait for the thread."""
         self.cancel()
         if os.getpid() == self._process:
             self._thread.join()
 
     def _is_for(self, file: Path, places: Sequence[jax.Device]) -> bool:
-        mine = file.parent == self._files.folder and list(places) == [self._device]
-        return mine and os.getpid() == self._process
+        matches = file.parent == self._files.folder and list(places) == [self._device]
+        return matches and os.getpid() == self._process
 
     def _load(self) -> None:
         left = _BYTES
@@ -126,15 +127,15 @@ class Prefetcher:
                 else:
                     found = self._read(file)
             except Exception:
-                _log.debug("%s: not loaded ahead", name, exc_info=True)
+                _log.debug("%s: could not prefetch", name, exc_info=True)
             finally:
                 self._loaded(name, found)
             self._warm_up(name)
 
     def _read(self, file: Path) -> CachedProgram | None:
-        graph_key.engine_fingerprint()  # takes a while to hash, and each new graph needs it
+        graph_key.engine_fingerprint()  # slow to compute, and every new graph needs it
         if self._device.platform == "cpu":
-            library.load_library()  # programs call its handlers by name
+            library.load_library()  # registers the CPU kernels that programs call
         with recorder.enable_x64():
             return self._files.read(file, [self._device])
 
@@ -145,7 +146,7 @@ class Prefetcher:
             try:
                 warmup.run_with_zeros(found.compiled, self._device)
             except Exception:
-                _log.debug("%s: not run ahead", name, exc_info=True)
+                _log.debug("%s: warm-up run failed", name, exc_info=True)
 
     def _next(self) -> str | None:
         with self._lock:
@@ -165,7 +166,7 @@ class Prefetcher:
 
 
 def for_current_script(files: CacheFolder, device: jax.Device) -> Prefetcher | None:
-    """That of this process's command line; None where it has none that comes again, and where several run together."""
+    """Return the Prefetcher of this process's command line; None for notebooks, interactive and multi-process jobs."""
     script = sys.argv[0] if sys.argv else ""
     if not os.path.isfile(script) or any(name in sys.modules for name in _NOTEBOOKS):
         return None

@@ -1,18 +1,18 @@
-"""A folder of compiled programs.
+"""The folder of the persistent compilation cache: keys, file formats, atomic writes and eviction.
 
-A file holds one executable. Its name is a hash of the program's StableHLO and of all else that decides what XLA makes
-of it: the versions of jax, jaxlib, the backend and the handlers that it calls, devices, process, processor, flags. So
-whatever changes a program (a dtype that is stored as another one, a precision, a rule of another release) changes the
-name, and one folder serves all kinds of processes. Files appear whole or not at all, and never change. With a limit
-those go that were not used for the longest time; any number of processes may add, read and remove at once.
+A file holds one executable. Its name is a hash of the program's StableHLO and of all else that decides the executable:
+the versions of jax, jaxlib, the backend and the CPU kernel library, devices, process, processor, flags. So anything
+that changes a program (a storage dtype, a precision, a rule of another release) changes the name, and processes with
+different settings share one folder. Files are written atomically and never change. With a size limit, the least
+recently used files are evicted. Any number of processes may add, read and remove files concurrently.
 
     <hash>.xla      an executable, by its StableHLO
-    <hash>.graph    which of these a recorded graph becomes, by its name (graph_key.py): so that it need not be traced
-    <hash>.script   which of these a command line uses first (prefetch.py)
+    <hash>.graph    the .xla file of a recorded graph, by its key (graph_key.py): so that it need not be traced
+    <hash>.script   the .xla files that a command line uses first (prefetch.py)
 
-Loading an executable runs what it says: only trusted users may be able to write to the folder.
+Loading an executable runs code from it: only trusted users may have write access to the folder.
 
-Built on ``jax.experimental.serialize_executable`` (checked on jax 0.10.2). jax's own cache would not do: its folder is
+Built on ``jax.experimental.serialize_executable`` (checked on jax 0.10.2). jax's own cache is not used: its folder is
 process-wide jax configuration, which belongs to the user.
 """
 
@@ -38,13 +38,12 @@ from jax.experimental import serialize_executable
 from torch_xla._engine.base import host_calls, xla_flags
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.compat import executables
-from torch_xla._engine.compilation.persistent_cache import warmup
 from torch_xla._engine.cpu_backend import library
 from torch_xla._engine.lowering import cpu_kernel_call
 
 _FORMAT = b"torch_xla program 3\n"
 
-#: jax settings that change what XLA makes of a program, but not its StableHLO.
+#: jax settings that change the executable of a program, but not its StableHLO.
 _OPTIONS = (
     "jax_disable_most_optimizations",
     "jax_exec_time_optimization_effort",
@@ -53,34 +52,38 @@ _OPTIONS = (
     "jax_optimization_level",
 )
 
-#: Of a folder with a limit: looking through more of them takes longer than compiling one.
+#: Maximum number of files in a folder with a limit: scanning more takes longer than compiling a program.
 MOST_FILES = 20_000
-_PART_LIVES = 3600.0  # seconds: a file that has not been completed by then never will be
+_PARTIAL_MAX_AGE = 3600.0  # seconds, after which a partial file is left over from a killed process
 
-# What is ours in a folder that the user may have named: programs, and those that a process is writing.
+# The files of the cache in a folder that may have others: programs, entries, and partial files being written.
 _PROGRAM = re.compile(r"[0-9a-f]{64}\.xla")
-_KEPT = re.compile(r"[0-9a-f]{64}\.(xla|graph|script)")
-_PART = re.compile(r"[0-9a-f]{64}\.\d+\.\d+")
+_ENTRY = re.compile(r"[0-9a-f]{64}\.(xla|graph|script)")
+_PARTIAL = re.compile(r"[0-9a-f]{64}\.\d+\.\d+")
 
 
 class CorruptEntryError(RuntimeError):
-    """A file is there, but what it holds cannot be loaded."""
+    """A file exists, but its contents cannot be loaded."""
+
+    def __init__(self, message: str, file: Path | None = None) -> None:
+        super().__init__(message)
+        self.file = file
 
 
 class CacheEvictor:
-    """How much a folder may hold. One for each folder that this process adds files to.
+    """Keeps a folder within its size limit. One for each folder that this process adds files to.
 
-    added files -> looked through, by the first one and then after each hundredth of the limit -> the oldest removed
+    The first added file, and then each added hundredth of the limit, scans the folder and removes the oldest files.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._lock = fork_safe_lock()
-        self._left = 0  # bytes and files that may be added before the next look
+        self._left = 0  # bytes and files that may be added before the next scan
         self._files_left = 0
 
     def record_added(self, folder: Path, size: int) -> int:
-        """Makes room after a file was added. Returns how many programs were removed."""
+        """Evict files after one was added, if needed. Returns the number of programs removed."""
         with self._lock:
             self._left -= size
             self._files_left -= 1
@@ -91,19 +94,19 @@ class CacheEvictor:
 
     def _evict(self, folder: Path) -> int:
         now = time.time()
-        kept: list[tuple[float, int, str]] = []
+        files: list[tuple[float, int, str]] = []
         for entry, info in _entries(folder):
-            if _KEPT.fullmatch(entry.name):
-                kept.append((info.st_mtime, info.st_size, entry.path))
-            elif _PART.fullmatch(entry.name) and now - info.st_mtime > _PART_LIVES:
+            if _ENTRY.fullmatch(entry.name):
+                files.append((info.st_mtime, info.st_size, entry.path))
+            elif _PARTIAL.fullmatch(entry.name) and now - info.st_mtime > _PARTIAL_MAX_AGE:
                 _remove(entry.path)
-        size = sum(found[1] for found in kept)
-        if size <= self.limit and len(kept) <= MOST_FILES:
+        size = sum(found[1] for found in files)
+        if size <= self.limit and len(files) <= MOST_FILES:
             return 0
-        kept.sort(reverse=True)
+        files.sort(reverse=True)
         programs = 0
-        while kept and (size > 0.9 * self.limit or len(kept) > 0.9 * MOST_FILES):
-            _, freed, path = kept.pop()
+        while files and (size > 0.9 * self.limit or len(files) > 0.9 * MOST_FILES):
+            _, freed, path = files.pop()
             size -= freed
             programs += path.endswith(".xla")
             _remove(path)
@@ -112,15 +115,15 @@ class CacheEvictor:
 
 @functools.cache
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes were writing to a folder without a limit; once in a process."""
+    """Remove partial files of killed processes from a folder without a limit; once per process."""
     now = time.time()
     for entry, info in _entries(folder):
-        if _PART.fullmatch(entry.name) and now - info.st_mtime > _PART_LIVES:
+        if _PARTIAL.fullmatch(entry.name) and now - info.st_mtime > _PARTIAL_MAX_AGE:
             _remove(entry.path)
 
 
 def _entries(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    """The files of a folder, those left out that another process removes meanwhile."""
+    """Yield the files of a folder; skips files that another process removes concurrently."""
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
@@ -129,13 +132,13 @@ def _entries(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
 
 
 def _remove(path: str) -> None:
-    with suppress(OSError):  # another process was faster, or will try again
+    with suppress(OSError):  # another process removed it, or will retry
         os.unlink(path)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphEntry:
-    """What is known of a graph that was compiled before: the file of its program, and the handlers that it calls."""
+    """A graph that was compiled before: the file of its program, and the CPU kernels that it calls."""
 
     program: Path
     calls: dict[str, int]
@@ -143,7 +146,7 @@ class GraphEntry:
 
 @dataclass(frozen=True, slots=True)
 class CachedProgram:
-    """A program from a file, and whether it is harmless (warmup.py)."""
+    """A program in a cache file, and whether it is safe to run ahead of its first use (warmup.py)."""
 
     compiled: jax.stages.Compiled
     is_harmless: bool
@@ -151,7 +154,7 @@ class CachedProgram:
 
 @dataclass(frozen=True, slots=True)
 class CacheFolder:
-    """The files of one folder, which exists. With ``readonly`` none is added. ``limit``: bytes that it may hold."""
+    """An existing cache folder. With ``readonly`` no file is added. ``limit``: maximum size in bytes."""
 
     folder: Path
     readonly: bool
@@ -162,61 +165,68 @@ class CacheFolder:
         object.__setattr__(self, "_room", CacheEvictor(self.limit) if self.limit else None)
 
     def size(self) -> int:
-        """Bytes of all programs in the folder."""
+        """Return the bytes of all programs in the folder."""
         return sum(info.st_size for entry, info in _entries(self.folder) if _PROGRAM.fullmatch(entry.name))
 
     def executable_path(self, text: str, places: Sequence[jax.Device]) -> Path | None:
-        """Where the executable of a program, by its StableHLO, for these devices is kept, or would be.
+        """Return the path of the executable of a StableHLO program for these devices, whether or not it exists.
 
-        None for a program that means something only in this process (host_calls.py).
+        None for a program that is valid only in this process (host_calls.py).
         """
         return None if host_calls.is_tied_to_process(text) else self.folder / f"{_key(text, places)}.xla"
 
     def read(self, file: Path, places: Sequence[jax.Device]) -> CachedProgram | None:
-        """The program, loaded onto its devices; None if there is no such file. Raises UnreadableError."""
+        """Load a program onto its devices; None if the file does not exist. Raises CorruptEntryError."""
         try:
             data = file.read_bytes()
         except FileNotFoundError:
             return None
         if not self.readonly:
             with suppress(OSError):
-                os.utime(file)  # used just now: to be removed last
+                os.utime(file)  # most recently used, evicted last
         start = len(_FORMAT) + hashlib.sha256().digest_size
         if data[:start] != _header(file.name, data[start:]):
-            raise CorruptEntryError(f"{file} is damaged, or is not what its name says")
+            raise CorruptEntryError(f"{file} is damaged or was renamed: checksum mismatch")
         try:
             payload, in_tree, out_tree, is_harmless = pickle.loads(data[start:])
             executables.initialize_kernels(payload)
             loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
                 payload, in_tree, out_tree, backend=places[0].client, execution_devices=places
             )
-        except Exception as error:  # XLA, pickle and jax each have their own
+        except Exception as error:  # XLA, pickle and jax raise different types
             raise CorruptEntryError(f"{file}: {error}") from error
         return CachedProgram(loaded, is_harmless)
 
-    def write(self, file: Path, compiled: jax.stages.Compiled, places: Sequence[jax.Device]) -> int:
-        """Adds a file; returns how many went to make room for it.
+    def write(self, file: Path, program: CachedProgram, places: Sequence[jax.Device]) -> int:
+        """Store a program; return the number of programs evicted.
 
-        Raises OSError, and what jax raises where a backend cannot give its executables away.
+        Raises OSError, and jax's error if the backend cannot serialize executables.
         """
-        is_harmless = warmup.is_safe_to_run(compiled, places[0].platform)
-        data = pickle.dumps((*serialize_executable.serialize(compiled), is_harmless))
+        data = pickle.dumps((*serialize_executable.serialize(program.compiled), program.is_harmless))
         return self._add(file, _header(file.name, data) + data)
 
     def graph_entry_path(self, name: str, places: Sequence[jax.Device]) -> Path:
-        """Where it is noted, or would be, which program a graph of that name becomes on these devices."""
+        """Return the path of the entry of the graph with key ``name`` for these devices, whether or not it exists."""
         return self.folder / f"{_hash([name, *_environment_key(places)])}.graph"
 
-    def read_graph_entry(self, graph: Path) -> GraphEntry | None:
-        """Return the note of a graph; None if there is none or it cannot be parsed.
+    def find_graph_entry(self, name: str, places: Sequence[jax.Device]) -> tuple[Path, GraphEntry | None]:
+        """Return the path and the contents of a graph's entry; None where there is none or it cannot be parsed.
 
-        Raises UnreadableError for the note of another graph.
+        Raises CorruptEntryError, with the path, for an entry that belongs to another graph.
+        """
+        path = self.graph_entry_path(name, places)
+        return path, self.read_graph_entry(path)
+
+    def read_graph_entry(self, graph: Path) -> GraphEntry | None:
+        """Return the entry of a graph; None if there is none or it cannot be parsed.
+
+        Raises CorruptEntryError for the entry of another graph.
         """
         try:
             found = json.loads(graph.read_text())
             named = found.get("graph")
             if named != graph.name and isinstance(named, str):
-                raise CorruptEntryError(f"{graph} holds what belongs to {named}")
+                raise CorruptEntryError(f"{graph} is a copy of {named}", graph)
             if not isinstance(named, str) or not _PROGRAM.fullmatch(found["program"]):
                 return None
             calls = {str(name): int(count) for name, count in found["calls"].items()}
@@ -228,16 +238,16 @@ class CacheFolder:
         return GraphEntry(self.folder / found["program"], calls)
 
     def write_graph_entry(self, graph: Path, known: GraphEntry) -> int:
-        """Notes what a graph becomes; returns how many programs went to make room for it. Raises OSError."""
+        """Store the entry of a graph; return the number of programs evicted. Raises OSError."""
         noted = {"graph": graph.name, "program": known.program.name, "calls": known.calls}
         return self._add(graph, json.dumps(noted).encode())
 
     def script_entry_path(self, command: Sequence[str], places: Sequence[jax.Device]) -> Path:
-        """Where it is noted, or would be, which programs a command line uses first on these devices."""
+        """Return the path of the entry of a command line for these devices, whether or not it exists."""
         return self.folder / f"{_hash([*command, *_environment_key(places, with_handlers=False)])}.script"
 
     def read_script_entry(self, note: Path) -> list[str]:
-        """The names of the files noted there, in the order of their use; none where there is nothing to read."""
+        """Return the file names in the entry of a command line, in order of use; empty if it cannot be read."""
         try:
             names = json.loads(note.read_text())
         except (OSError, ValueError):
@@ -250,14 +260,14 @@ class CacheFolder:
         return names
 
     def write_script_entry(self, note: Path, names: Sequence[str]) -> int:
-        """Notes what a command line uses; returns how many programs went to make room for it. Raises OSError."""
+        """Store the entry of a command line; return the number of programs evicted. Raises OSError."""
         return self._add(note, json.dumps(list(names)).encode())
 
     def _add(self, file: Path, data: bytes) -> int:
         part = file.with_suffix(f".{uuid.uuid4().hex}")  # ids of processes are not unique between containers
         try:
             part.write_bytes(data)
-            part.replace(file)  # at once, for processes that are reading
+            part.replace(file)  # atomic for concurrent readers
         finally:
             part.unlink(missing_ok=True)
         if self._room:
@@ -267,7 +277,7 @@ class CacheFolder:
 
 
 def _header(name: str, data: bytes) -> bytes:
-    """The name counts, so that a file that is copied or renamed to another name is refused."""
+    """Return a checksum of name and data: a file that was copied or renamed is rejected."""
     return _FORMAT + hashlib.sha256(f"{name}\0".encode() + data).digest()
 
 
@@ -276,11 +286,14 @@ def _key(text: str, places: Sequence[jax.Device]) -> str:
 
 
 def _environment_key(places: Sequence[jax.Device], with_handlers: bool = True) -> list[str]:
-    """All that decides what XLA makes of a StableHLO on these devices; with which handlers, if it may call some."""
+    """Return all that decides the executable of a StableHLO program on these devices.
+
+    ``with_handlers``: include the version of the CPU kernel library, for a program that may call its kernels.
+    """
     backend = places[0].client
     parts = [jax.__version__, jaxlib.__version__, backend.platform, backend.platform_version]
     parts += [f"{place.id} {place.device_kind}" for place in places]
-    parts += [f"process {backend.process_index()}"]  # of several that run it together, each keeps its own
+    parts += [f"process {backend.process_index()}"]  # each process of a multi-process program stores its own executable
     parts += [_processor() if backend.platform == "cpu" else ""]
     handlers = library.load_library() if with_handlers and backend.platform == "cpu" else None
     parts += [handlers.version if handlers else ""]
@@ -296,7 +309,7 @@ def _hash(parts: Sequence[str]) -> str:
 
 
 def _processor() -> str:
-    """The instructions that the processor knows: XLA compiles for all of them."""
+    """Return the instruction set extensions of the processor, which XLA compiles for."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

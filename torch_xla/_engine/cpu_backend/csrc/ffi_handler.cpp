@@ -37,7 +37,7 @@ at::ScalarType dtype_of(ffi::DataType type) {
     case ffi::DataType::F64:
       return at::kDouble;
     default:
-      TORCH_CHECK_NOT_IMPLEMENTED(false, "there is no handler for buffers of XLA's dtype ", static_cast<int>(type));
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "no CPU kernel supports buffers of XLA dtype ", static_cast<int>(type));
   }
 }
 
@@ -53,15 +53,15 @@ T value(ffi::ErrorOr<T> found) {
   return *found;
 }
 
-// An operand as the program has it: XLA hands over the value before its last transpose (see cpu_kernel_call.py).
+// Returns an operand as the op takes it: XLA passes the value before its last transpose (see cpu_kernel_call.py).
 at::Tensor operand(const ffi::RemainingArgs& operands, size_t i, const Attributes& attributes) {
   const at::Tensor x = tensor(value(operands.get<ffi::AnyBuffer>(i)));
   const std::string name = "permuted" + std::to_string(i);
   return attributes.has(name.c_str()) ? x.permute(attributes.integers(name.c_str())) : x;
 }
 
-void call(Kernel kernel, const ffi::RemainingArgs& operands, const ffi::RemainingRets& results,
-          const Attributes& attributes) {
+void call_kernel(Kernel kernel, const ffi::RemainingArgs& operands, const ffi::RemainingRets& results,
+                 const Attributes& attributes) {
   Tensors in, out;
   for (size_t i = 0; i < operands.size(); ++i) {
     in.push_back(operand(operands, i, attributes));
@@ -86,8 +86,8 @@ at::IntArrayRef Attributes::integers(const char* name) const {
 }
 
 ffi::Error catch_errors(const std::string& what, const std::function<void()>& work) {
-  const auto failed = [&](ffi::ErrorCode code, const std::string& why) {
-    return ffi::Error(code, what + " on the CPU: " + why);
+  const auto failed = [&](ffi::ErrorCode code, const std::string& message) {
+    return ffi::Error(code, what + " on the CPU: " + message);
   };
   try {
     work();
@@ -95,9 +95,10 @@ ffi::Error catch_errors(const std::string& what, const std::function<void()>& wo
   } catch (const c10::NotImplementedError& error) {
     return failed(ffi::ErrorCode::kUnimplemented, error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    const std::string why = error.what_without_backtrace();
-    const bool memory = why.find("can't allocate memory") != std::string::npos;  // in the words of torch's allocator
-    return failed(memory ? ffi::ErrorCode::kResourceExhausted : ffi::ErrorCode::kInternal, why);
+    const std::string message = error.what_without_backtrace();
+    const bool out_of_memory =
+        message.find("can't allocate memory") != std::string::npos;  // message of torch's allocator
+    return failed(out_of_memory ? ffi::ErrorCode::kResourceExhausted : ffi::ErrorCode::kInternal, message);
   } catch (const std::bad_alloc&) {
     return failed(ffi::ErrorCode::kResourceExhausted, "out of memory");
   } catch (const std::exception& error) {
@@ -110,13 +111,13 @@ Handler aten_handler(const char* op, Kernel kernel) {
       [op, kernel](const ffi::RemainingArgs& operands, const ffi::RemainingRets& results, ffi::Dictionary dictionary) {
         return catch_errors("aten::" + std::string(op), [&] {
           const Attributes attributes(dictionary);
-          run_on_kernel_thread([&] { call(kernel, operands, results, attributes); });
+          run_on_kernel_thread([&] { call_kernel(kernel, operands, results, attributes); });
         });
       };
 }
 
-ffi::Error Entry::operator()(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                             ffi::Dictionary attributes) const {
+ffi::Error FfiEntry::operator()(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                                ffi::Dictionary attributes) const {
   XlaPoolAffinity::of_process().discover_threads(threads);
   return handler(operands, results, attributes);
 }
@@ -126,8 +127,8 @@ std::array<bool, 3> flags(at::IntArrayRef mask) { return {mask[0] != 0, mask[1] 
 std::vector<at::Tensor*> masked(Tensors& results, at::IntArrayRef mask) {
   std::vector<at::Tensor*> found;
   size_t next = 0;
-  for (const int64_t wanted : mask) {
-    found.push_back(wanted != 0 ? &results.at(next++) : nullptr);
+  for (const int64_t is_requested : mask) {
+    found.push_back(is_requested != 0 ? &results.at(next++) : nullptr);
   }
   return found;
 }

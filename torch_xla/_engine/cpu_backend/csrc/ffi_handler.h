@@ -1,4 +1,4 @@
-// A kernel of ATen as a handler of XLA's FFI: XLA's buffers as tensors, attributes by name, errors with the op's name.
+// Wraps ATen kernels as XLA FFI handlers: XLA's buffers as tensors, attributes by name, errors prefixed with the op.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 
 namespace torch_xla::handlers {
 
-// The attributes of one call. Each throws c10::Error where there is none of that name and type.
+// The attributes of one call. Accessors throw c10::Error if there is no attribute of that name and type.
 class Attributes {
  public:
   explicit Attributes(xla::ffi::Dictionary dictionary) : dictionary_(dictionary) {}
@@ -29,33 +29,32 @@ class Attributes {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Computes the results, whose memory is XLA's and holds anything before, from the operands.
+// Computes the results from the operands. The results' memory belongs to XLA and is uninitialized.
 using Kernel = void (*)(const Tensors& operands, Tensors& results, const Attributes& attributes);
 
-// What XLA is told of `work`: nothing, or the error that it throws, which begins with what was computed.
+// Runs `work` and returns success, or the error that it throws, prefixed with `what`.
 xla::ffi::Error catch_errors(const std::string& what, const std::function<void()>& work);
 
 using Handler =
     std::function<xla::ffi::Error(xla::ffi::RemainingArgs, xla::ffi::RemainingRets, xla::ffi::Dictionary attributes)>;
 
-// That of a kernel of ATen.
+// Returns the handler of an ATen kernel.
 Handler aten_handler(const char* op, Kernel kernel);
 
-// What XLA calls: the same type for all handlers, so that the FFI's templates are compiled once.
-struct Entry {
+// The callable bound to the FFI. One type for all handlers, so that the FFI's templates are compiled once.
+struct FfiEntry {
   Handler handler;
   xla::ffi::Error operator()(xla::ffi::ThreadPool threads, xla::ffi::RemainingArgs operands,
                              xla::ffi::RemainingRets results, xla::ffi::Dictionary attributes) const;
 };
 
-// Where the mask has a flag, the next result; nothing elsewhere.
+// Returns the next result for each nonzero flag of the mask, null for the others.
 std::vector<at::Tensor*> masked(Tensors& results, at::IntArrayRef mask);
 std::array<bool, 3> flags(at::IntArrayRef mask);
 
 }  // namespace torch_xla::handlers
 
-// The handler `torch_xla_NAME`, found in the library by that name: what HANDLER does with operands, results,
-// attributes.
+// Defines the FFI handler `torch_xla_NAME`, exported under that name: calls HANDLER with operands, results, attributes.
 #define TORCH_XLA_HANDLER_OF(NAME, HANDLER)                                                                     \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* torch_xla_##NAME(XLA_FFI_CallFrame* frame) { \
     static const auto* handler = xla::ffi::Ffi::Bind()                                                          \
@@ -63,10 +62,10 @@ std::array<bool, 3> flags(at::IntArrayRef mask);
                                      .RemainingArgs()                                                           \
                                      .RemainingRets()                                                           \
                                      .Attrs()                                                                   \
-                                     .To(torch_xla::handlers::Entry{HANDLER})                                   \
+                                     .To(torch_xla::handlers::FfiEntry{HANDLER})                                \
                                      .release();                                                                \
     return handler->Call(frame);                                                                                \
   }
 
-// The same, of a kernel of ATen.
+// The same for an ATen kernel.
 #define TORCH_XLA_HANDLER(NAME, KERNEL) TORCH_XLA_HANDLER_OF(NAME, torch_xla::handlers::aten_handler(#NAME, KERNEL))

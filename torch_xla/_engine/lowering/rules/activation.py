@@ -1,4 +1,4 @@
-"""Activation functions. Their gradients are in activation_backward.py."""
+"""Lowering rules of activation functions; their gradients are in activation_backward.py."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _gelu(x: jax.Array, approximate: str = "none") -> jax.Array:
 
 
 def gelu_cdf(x: jax.Array, approximate: str) -> jax.Array:
-    """The factor of ``x`` in gelu: the normal distribution function, or its approximation by tanh."""
+    """Return the factor of ``x`` in gelu: the normal cumulative distribution function, or its tanh approximation."""
     if approximate == "tanh":
         return 0.5 * (1 + lax.tanh(gelu_tanh_argument(x)))
     return 0.5 * (1 + lax.erf(x * math.sqrt(0.5)))
@@ -97,9 +97,9 @@ def _glu(x: jax.Array, dim: int = -1) -> jax.Array:
 
 @lower("aten::log_sigmoid_forward", ctx=True)
 def _log_sigmoid_forward(context: LoweringRuleContext, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The second result is scratch for the CPU's backward: exp(-abs(x)) where it is promised, else empty."""
+    """Return log_sigmoid, and the buffer that the CPU's backward reads: exp(-abs(x)), or empty if so declared."""
     wide = convert(x, opmath(x.dtype))
     decay = lax.exp(-jnp.abs(wide))
     output = convert(jnp.minimum(wide, 0) - lax.log1p(decay), x.dtype)
-    shape, dtype = context.outs[1][0], context.dtype_of(1)
+    shape, dtype = context.out_specs[1][0], context.dtype_of(1)
     return output, convert(decay, dtype) if shape == x.shape else jnp.zeros(shape, dtypes.storage_numpy_dtype(dtype))

@@ -1,4 +1,4 @@
-"""Gradients of the activation functions, each as torch defines it at the kinks."""
+"""Lowering rules of the gradients of activation functions, with torch's subgradients at points of discontinuity."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _shrink_backward(grad: jax.Array, x: jax.Array, lambd: jax.Array) -> jax.Arr
 
 
 def _sigmoid_backward(grad: jax.Array, y: jax.Array) -> jax.Array:
-    """Real factors in torch's order: where ``y`` is large, their product alone overflows."""
+    """Compute the gradient of sigmoid; real factors are multiplied in torch's order, as (1 - y) * y may overflow."""
     return grad * jnp.conj((1 - y) * y) if jnp.iscomplexobj(y) else grad * (1 - y) * y
 
 
@@ -145,10 +145,10 @@ def _prelu_backward(
 
 @lower("aten::rrelu_with_noise_backward", ctx=True)
 def _rrelu_backward(
-    context: LoweringRuleContext, grad: jax.Array, x: jax.Array, noise: jax.Array, lower_: Operand, upper: Operand, training: bool,
-    self_is_result: bool,
+    context: LoweringRuleContext, grad: jax.Array, x: jax.Array, noise: jax.Array, lower_: Operand, upper: Operand,
+    training: bool, self_is_result: bool,
 ) -> jax.Array:  # fmt: skip
-    """In training the slopes drawn forward; where lower and upper coincide those are the fixed slope anyway."""
+    """Compute the gradient of rrelu: in training with the slopes drawn in forward, else with the mean slope."""
     if training:
         return arithmetic(jnp.multiply)(context, grad, noise)
 

@@ -1,4 +1,7 @@
-"""Adaptive pooling: output i of a dimension covers the inputs from floor(i * in / out) to ceil((i + 1) * in / out)."""
+"""Lowering rules of adaptive pooling.
+
+Output i of a dimension covers the inputs from floor(i * in / out) to ceil((i + 1) * in / out).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from torch_xla._engine.lowering.sliding_windows import SlidingWindows, lowest
 
 
 def _ranges(inputs: int, outputs: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """First input and one past the last input of every output."""
+    """Return the first input, and one past the last input, of every output."""
     i = np.arange(outputs)
     return i * inputs // outputs, -(-(i + 1) * inputs // outputs)
 
@@ -35,7 +38,7 @@ def _band(inputs: int, outputs: int) -> BandedMatrix:
 
 
 def _sum(x: jax.Array, axis: int, outputs: int) -> jax.Array:
-    """Sums over the ranges along one dimension. The same ranges with both sizes exchanged are its transpose."""
+    """Sum over the ranges along one dimension. With both sizes exchanged this is the transpose."""
     inputs = x.shape[axis]
     if inputs % outputs:
         return _band(inputs, outputs).apply(x, axis)
@@ -49,7 +52,7 @@ def _sums(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
 
 
 def _counts(inputs: Sequence[int], outputs: Sequence[int]) -> NDArray[Any]:
-    """How many inputs each output averages, as an array that broadcasts to the outputs."""
+    """Return the number of inputs that each output averages, broadcastable to the outputs."""
     result = np.ones((1,) * len(inputs))
     for i, sizes in enumerate(zip(inputs, outputs, strict=True)):
         start, end = _ranges(*sizes)
@@ -97,7 +100,7 @@ def _adaptive_max_pool(n: int) -> Callable[..., Any]:
 
 
 def _uneven_max(x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Array, jax.Array]:
-    """One dimension at a time, the last one first: what is left is the first maximum in row-major order."""
+    """Reduce one dimension at a time, from the last, which yields the first maximum in row-major order."""
     lead = x.ndim - len(output_size)
     if 0 in output_size:
         shape = (*x.shape[:lead], *output_size)
@@ -110,11 +113,11 @@ def _uneven_max(x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Array, ja
 
 
 def _max_over_ranges(x: jax.Array, flat: jax.Array, axis: int, outputs: int) -> tuple[jax.Array, jax.Array]:
-    """The first maximum (last NaN) of every range along one dimension, and what ``flat`` has there."""
+    """Return the first maximum (last NaN) of every range along one dimension, and the value of ``flat`` there."""
     start, end = _ranges(x.shape[axis], outputs)
     best, found = (jnp.take(a, start, axis=axis, mode="clip") for a in (x, flat))
     for offset in range(1, int((end - start).max())):
-        # a place past the end of a shorter range repeats its last element, which is no better than itself
+        # a position past the end of a shorter range repeats its last element, which does not change the maximum
         place = np.minimum(start + offset, end - 1)
         value, here = (jnp.take(a, place, axis=axis, mode="clip") for a in (x, flat))
         better = (value > best) | (value != value)

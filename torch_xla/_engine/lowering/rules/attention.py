@@ -1,6 +1,7 @@
-"""Attention as one op: the weights of all pairs exist in blocks only, and are computed again for the gradient.
+"""Lowering rules of scaled dot product attention, forward and backward.
 
-The heads of the query come in groups that share a key and a value: arrays are [batch, group, head, row, ...].
+The attention weights are materialized one block at a time, and recomputed for the gradient. The query heads form groups
+that share a key and a value head: arrays are [batch, group, head, row, ...].
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ from jax import lax
 from torch_xla._engine.base import partitioning
 from torch_xla._engine.lowering import cpu_kernel_call
 from torch_xla._engine.lowering.cast import convert
-from torch_xla._engine.lowering.registry import LoweringRuleContext, Promise, lower
+from torch_xla._engine.lowering.registry import LoweringRuleContext, TensorSpec, lower
 from torch_xla._engine.lowering.rules.matmul import precision_for
 
 Maybe = jax.Array | None
 
-#: Weights that may exist at once. More queries than that are worked through in blocks, in a loop.
+#: Maximum number of attention weights that are materialized together; more queries are processed in blocks, in a loop.
 BLOCK_ELEMENTS = 1 << 26
-#: Rows of a block from which on more of them save nothing: each block reads all keys and values.
+#: Rows per block beyond which larger blocks save nothing; each block reads all keys and values.
 _ROWS = 512
 
-#: So many blocks at most are no loop where rows see only what is before them: each then has those keys alone.
-_APART = 4
+#: Maximum number of causal blocks that are unrolled; each unrolled block reads only the keys it attends to.
+_MOST_UNROLLED = 4
 
-#: Products in scores from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
+#: Multiplications in the scores from which ATen's CPU kernel is worth a call (docs/cpu_kernels.md).
 _LEAST_PRODUCTS = 1 << 23
 
 
 def _accumulation_dtype(dtype: Any) -> np.dtype:
-    """What products of factors of that dtype are summed up in: float32, or float64."""
+    """Return the dtype in which products of this dtype are accumulated: float32, or float64."""
     return np.dtype(jnp.promote_types(dtype, np.float32))
 
 
 def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """In float32 at least, of factors of one dtype."""
+    """Compute einsum of two arrays of one dtype, accumulated in float32 or wider."""
     return jnp.einsum(
         subscripts, a, b, precision=precision_for(a.dtype), preferred_element_type=_accumulation_dtype(a.dtype)
     )
@@ -49,17 +50,17 @@ def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """What stays the same for all blocks of one call."""
+    """The options of one attention call, which are the same for all blocks."""
 
     scale: float
     is_causal: bool
     dropout: float = 0.0
     key_data: Maybe = None  # uint32[2], of the dropout mask
-    soft_cap: float | None = None  # scores approach it, and its negative, but are never beyond; before the bias
-    window: int | None = None  # a row sees so many positions on both sides of its own
+    soft_cap: float | None = None  # scores are limited to (-soft_cap, soft_cap) by tanh, before the bias
+    window: int | None = None  # a row attends to this many positions on each side of it
 
     def scores(self, q: jax.Array, k: jax.Array, bias: Maybe, block: jax.Array) -> tuple[jax.Array, Maybe]:
-        """The scores, and their derivative by the scaled products; None where that is 1."""
+        """Return the scores, and their derivative with respect to the scaled products; None if that is 1."""
         scores, slope = _product("bghld,bgsd->bghls", q, k) * self.scale, None
         if self.soft_cap is not None:
             bent = jnp.tanh(scores / self.soft_cap)
@@ -76,16 +77,16 @@ class Attention:
         return scores, slope
 
     def dropped(self, weights: jax.Array, block: jax.Array) -> jax.Array:
-        """The weights after dropout; linear in them, and the same mask in both directions."""
+        """Apply dropout to the weights; linear in them, with the same mask in forward and backward."""
         if self.dropout == 0 or self.key_data is None:
             return weights
         key = jax.random.fold_in(jax.random.wrap_key_data(self.key_data, impl="threefry2x32"), block)
-        kept = jax.random.bernoulli(key, 1 - self.dropout, weights.shape)
-        return jnp.where(kept, weights / (1 - self.dropout), 0)
+        mask = jax.random.bernoulli(key, 1 - self.dropout, weights.shape)
+        return jnp.where(mask, weights / (1 - self.dropout), 0)
 
 
 def _softmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(weights, log of their sum before they were divided by it). A row with nothing but -inf has no weight at all."""
+    """Return (weights, log-sum-exp of the scores). A row that is fully masked (-inf) has zero weights."""
     top = jnp.max(scores, -1, keepdims=True)
     top = jnp.where(jnp.isneginf(top), 0, top)
     weights = jnp.exp(scores - top)
@@ -95,7 +96,7 @@ def _softmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _group_heads(x: jax.Array, groups: int) -> jax.Array:
-    """[batch, heads, ...] as [batch, groups, heads of one, ...]."""
+    """Reshape [batch, heads, ...] to [batch, groups, heads per group, ...]."""
     return x.reshape(x.shape[0], groups, -1, *x.shape[2:])
 
 
@@ -110,14 +111,14 @@ def _blocks(q: jax.Array, k: jax.Array) -> int:
     heads, rows = math.prod(q.shape[:3]), q.shape[3]
     blocks = -(-heads * rows * k.shape[2] // BLOCK_ELEMENTS)
     if blocks * _ROWS > rows:
-        # Few rows at a time. Over several devices each has some of the batch's heads only, as a rule.
-        mine = -(-heads // partitioning.partition_count())
-        blocks = min(blocks, max(-(-mine * rows * k.shape[2] // BLOCK_ELEMENTS), -(-rows // _ROWS)))
+        # Few rows per block. With several devices each of them usually has only some of the heads of the batch.
+        local_heads = -(-heads // partitioning.partition_count())
+        blocks = min(blocks, max(-(-local_heads * rows * k.shape[2] // BLOCK_ELEMENTS), -(-rows // _ROWS)))
     return min(blocks, rows)
 
 
 def _split(x: jax.Array, n: int) -> jax.Array:
-    """Axis 3 in ``n`` blocks, which become the first axis; padded with zeros."""
+    """Split axis 3 into ``n`` blocks, which become the first axis; pad with zeros."""
     if n == 1:
         return lax.expand_dims(x, (0,))
     rows = -(-x.shape[3] // n)
@@ -126,7 +127,7 @@ def _split(x: jax.Array, n: int) -> jax.Array:
 
 
 def _join(x: jax.Array, rows: int) -> jax.Array:
-    """What _split took apart: its first ``rows`` rows."""
+    """Invert _split, and return the first ``rows`` rows."""
     if x.shape[0] == 1:
         return lax.squeeze(x, (0,))
     together = jnp.moveaxis(x, 0, 3)
@@ -134,7 +135,7 @@ def _join(x: jax.Array, rows: int) -> jax.Array:
 
 
 def _over_blocks(block: Callable[[Any, Any], tuple[Any, Any]], carry: Any, blocks: Any, n: int) -> tuple[Any, Any]:
-    """``lax.scan``; without a loop around a single block, which jax would trace, and XLA take apart again."""
+    """Apply ``lax.scan``; a single block needs no loop, which jax would trace and XLA remove again."""
     if n > 1:
         return lax.scan(block, carry, blocks)
     carry, found = block(carry, jax.tree.map(lambda x: lax.squeeze(x, (0,)), blocks))
@@ -142,20 +143,20 @@ def _over_blocks(block: Callable[[Any, Any], tuple[Any, Any]], carry: Any, block
 
 
 def _use_causal_blocks(call: Attention, bias: Maybe, n: int) -> bool:
-    """Whether each block is to be computed with the keys that its rows can see; half of all have no weight.
+    """Return whether each block reads only the keys its rows attend to; in causal attention, half of all pairs.
 
-    Not with dropout: its mask would be another one, for no good reason.
+    With dropout it does not, because that would change the dropout mask.
     """
-    return call.is_causal and bias is None and call.dropout == 0 and 1 < n <= _APART
+    return call.is_causal and bias is None and call.dropout == 0 and 1 < n <= _MOST_UNROLLED
 
 
 def _pad_or_trim(x: jax.Array, count: int) -> jax.Array:
-    """The first ``count`` of axis 3, or with zeros as many."""
+    """Pad axis 3 with zeros, or trim it, to ``count``."""
     return jnp.pad(x[:, :, :, :count], [(0, max(count - x.shape[3], 0) if axis == 3 else 0) for axis in range(x.ndim)])
 
 
 def _split_bias(bias: Maybe, n: int) -> jax.Array | None:
-    """The bias of each block, where rows have one of their own; else None: it is the same for all."""
+    """Return the bias of each block, or None if all rows share one bias."""
     return None if bias is None or bias.shape[3] == 1 else _split(bias, n)
 
 
@@ -166,9 +167,9 @@ def _is_empty(*arrays: jax.Array) -> bool:
 def attention_forward(
     call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe
 ) -> tuple[jax.Array, ...]:
-    """The result, and the logarithm of the sum of each row's weights; [batch, head, row, ...].
+    """Return the attention output and the log-sum-exp of each row's scores; [batch, head, row, ...].
 
-    ``bias`` is added to the scores, or, of bool, says who sees whom.
+    ``bias`` is added to the scores; a boolean one is a mask, True where a query attends to a key.
     """
     if _is_empty(query, key, value):
         zeros = jnp.zeros((*query.shape[:3], value.shape[3]), value.dtype)
@@ -200,7 +201,7 @@ def attention_backward(
     call: Attention, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, out: jax.Array,
     logsumexp: jax.Array, wants_bias: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array, Maybe]:  # fmt: skip
-    """Gradients of the query; of the key and the value, [batch, group, head of the group, ...]; and of the bias."""
+    """Return the gradients of query, key, value and bias; of key and value as [batch, group, head in group, ...]."""
     groups, rows = key.shape[1], query.shape[2]
     if _is_empty(query, key, value):
         each = query.shape[0], groups, query.shape[1] // max(groups, 1)
@@ -210,7 +211,7 @@ def attention_backward(
     grouped = _grouped_bias(bias, groups)
     n = _blocks(q, key)
     biases = _split_bias(grouped, n)
-    # 16-bit storage of float32 loses too much of a logarithm: then the sums are computed again
+    # a log-sum-exp stored in 16 bits (XLA_USE_BF16) is too inexact: the sums are recomputed
     known = logsumexp.dtype.itemsize >= 4
 
     def block(sums: tuple[jax.Array, jax.Array], x: Any) -> Any:
@@ -241,9 +242,11 @@ def attention_backward(
         found: list[Any] = []
         for i in range(n):
             seen = min((i + 1) * parts[0].shape[4], key.shape[2])
-            # else XLA finds that forward has computed these scores, and keeps those of all layers until then
-            mine = lax.optimization_barrier([x[i] for x in parts])
-            (dk, dv), (one, _) = block((_pad_or_trim(dk, seen), _pad_or_trim(dv, seen)), (*mine, None, np.uint32(i)))
+            # without the barrier XLA reuses the scores of forward, and retains those of all layers until backward
+            operands = lax.optimization_barrier([x[i] for x in parts])
+            (dk, dv), (one, _) = block(
+                (_pad_or_trim(dk, seen), _pad_or_trim(dv, seen)), (*operands, None, np.uint32(i))
+            )
             found.append(one)
         dk, dv, dq = _pad_or_trim(dk, key.shape[2]), _pad_or_trim(dv, key.shape[2]), jnp.stack(found)
     else:
@@ -256,7 +259,7 @@ def attention_backward(
 
 
 def _use_cpu_kernel(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe) -> bool:
-    """Whether ATen's kernel is to compute it on a CPU. It knows no shared heads, and one size of all vectors."""
+    """Return whether to call ATen's CPU kernel, which supports no shared heads and one vector size for all arrays."""
     plain = bias is None and call.dropout == 0 and key.shape[1] == query.shape[1] and value.shape == key.shape
     products = math.prod(query.shape) * key.shape[2]
     return (
@@ -267,14 +270,14 @@ def _use_cpu_kernel(call: Attention, query: jax.Array, key: jax.Array, value: ja
 
 
 def _attend(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe) -> tuple[jax.Array, ...]:
-    """As ``attend``."""
+    """Compute ``attention_forward``, with ATen's CPU kernel where it is profitable."""
     if not _use_cpu_kernel(call, query, key, value, bias) or _is_empty(query, key, value):
         return attention_forward(call, query, key, value, bias)
     outs = [jax.ShapeDtypeStruct(query.shape, query.dtype), jax.ShapeDtypeStruct(query.shape[:3], query.dtype)]
-    call = replace(call, key_data=None)  # unused without dropout; by_xla must close over no array
-    by_xla = lambda q, k, v: attention_forward(call, q, k, v, None)
+    call = replace(call, key_data=None)  # unused without dropout; xla_lowering must close over no array
+    xla_lowering = lambda q, k, v: attention_forward(call, q, k, v, None)
     found = cpu_kernel_call.cpu_kernel_call(
-        "attention", by_xla, [query, key, value], outs, causal=call.is_causal, scale=call.scale
+        "attention", xla_lowering, [query, key, value], outs, causal=call.is_causal, scale=call.scale
     )
     return tuple(found)
 
@@ -283,7 +286,7 @@ def _attend_backward(
     call: Attention, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe,
     out: jax.Array, logsumexp: jax.Array, wants_bias: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """As ``attend_backward``."""
+    """Compute ``attention_backward``, with ATen's CPU kernel where it is profitable."""
     operands = [grad, query, key, value, out, logsumexp]
     if (
         not _use_cpu_kernel(call, query, key, value, bias)
@@ -291,9 +294,9 @@ def _attend_backward(
         or not cpu_kernel_call.all_float32(*operands)
     ):
         return attention_backward(call, grad, query, key, value, bias, out, logsumexp, wants_bias)
-    call = replace(call, key_data=None)  # unused without dropout; by_xla must close over no array
+    call = replace(call, key_data=None)  # unused without dropout; xla_lowering must close over no array
 
-    def by_xla(
+    def xla_lowering(
         grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, out: jax.Array, lse: jax.Array
     ) -> list[jax.Array]:
         dq, dk, dv, _ = attention_backward(call, grad, q, k, v, None, out, lse, False)
@@ -301,7 +304,7 @@ def _attend_backward(
 
     outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)]
     found = cpu_kernel_call.cpu_kernel_call(
-        "attention_backward", by_xla, operands, outs, causal=call.is_causal, scale=call.scale
+        "attention_backward", xla_lowering, operands, outs, causal=call.is_causal, scale=call.scale
     )
     dq, dk, dv = found
     return dq, dk[:, :, None], dv[:, :, None], None
@@ -312,11 +315,11 @@ def _attention(
     ctx: LoweringRuleContext, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, with_logsumexp: bool,
     dropout: float = 0.0, is_causal: bool = False, scale: float | None = None,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
-    """The result, the logarithms of the weights' sums (padded as torch promises), and the key of the dropout mask."""
+    """Return the output, the log-sum-exp (padded to its output spec), and the key of the dropout mask."""
     key_data = jax.random.key_data(ctx.key())
     call = Attention(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
     out, logsumexp = _attend(call, query, key, value, bias)
-    shape, dtype = ctx.outs[1][0], ctx.dtype_of(1)
+    shape, dtype = ctx.out_specs[1][0], ctx.dtype_of(1)
     padding = [(0, 0), (0, 0), (0, shape[2] - query.shape[2])]
     saved = jnp.pad(logsumexp, padding) if with_logsumexp else jnp.zeros(shape)
     return out, convert(saved, dtype), *(convert(key_data[i], ctx.dtype_of(2 + i)) for i in (0, 1))
@@ -324,31 +327,34 @@ def _attention(
 
 @lower("aten::_scaled_dot_product_efficient_attention_backward", ctx=True)
 def _attention_backward(
-    ctx: LoweringRuleContext, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, out: jax.Array,
-    logsumexp: jax.Array, seed: jax.Array, offset: jax.Array, dropout: float, mask: list[bool],
+    ctx: LoweringRuleContext, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe,
+    out: jax.Array, logsumexp: jax.Array, seed: jax.Array, offset: jax.Array, dropout: float, mask: list[bool],
     is_causal: bool = False, scale: float | None = None,
 ) -> tuple[Maybe, ...]:  # fmt: skip
-    """The gradients of query, key, value and bias; None for a bias that wants none."""
+    """Return the gradients of query, key, value and bias; None for a bias that does not require one."""
     key_data = jnp.stack([seed.astype(np.uint32), offset.astype(np.uint32)])
     call = Attention(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
     lse = logsumexp[:, :, : query.shape[2]]
     dq, dk, dv, dbias = _attend_backward(call, grad, query, key, value, bias, out, lse, mask[3])
     return (
         dq,
-        _reduce_shared_heads(dk, ctx.outs[1]).astype(key.dtype),
-        _reduce_shared_heads(dv, ctx.outs[2]).astype(value.dtype),
+        _reduce_shared_heads(dk, ctx.out_specs[1]).astype(key.dtype),
+        _reduce_shared_heads(dv, ctx.out_specs[2]).astype(value.dtype),
         dbias,
     )
 
 
-def _reduce_shared_heads(gradient: jax.Array, out: Promise) -> jax.Array:
-    """The gradient of a shared key or value, from one per head: what torch 2.11 to 2.14 promise; 2.15, their sum."""
+def _reduce_shared_heads(gradient: jax.Array, out: TensorSpec) -> jax.Array:
+    """Convert per-head gradients of a shared key or value to the output spec: torch 2.15 declares the sum over heads.
+
+    torch 2.11 to 2.14 declare one gradient per head.
+    """
     per_head = gradient.reshape(gradient.shape[0], -1, *gradient.shape[3:])
     return per_head if per_head.shape == out[0] else jnp.sum(gradient, 2)
 
 
 def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The sum over what was broadcast from ``shape``."""
+    """Sum over the dimensions that were broadcast from ``shape``."""
     full = (1,) * (x.ndim - len(shape)) + shape
     over = tuple(i for i, size in enumerate(full) if size == 1 and x.shape[i] != 1)
     return jnp.sum(x, over, keepdims=True).reshape(shape)

@@ -1,4 +1,4 @@
-"""Arithmetic of two tensors, or of a tensor and a number: sums, products, quotients, remainders, powers, extremes."""
+"""Lowering rules of binary arithmetic: add, mul, div, remainder, pow, minimum, maximum and similar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torch_xla._engine.lowering.registry import LoweringRuleContext, Operand, lo
 
 
 def _with_alpha(function: Function) -> Callable[..., jax.Array]:
-    """The family of add and sub: ``function(a, alpha * b)``."""
+    """Return the rule of add and sub: ``function(a, alpha * b)``."""
     plain, scaled = round_once(function), arithmetic(lambda a, b, alpha: function(a, multiply(alpha, b)))
 
     def rule(context: LoweringRuleContext, a: Operand, b: Operand, alpha: Operand = 1) -> jax.Array:
@@ -46,13 +46,13 @@ def _heaviside(x: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _remainder(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The remainder with the sign of the divisor."""
+    """Compute the remainder with the sign of the divisor."""
     rest = jnp.fmod(a, b)
     return jnp.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
 
 
 def _floor_divide(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Python's //: for floats the quotient that belongs to the exact remainder, not floor(a / b)."""
+    """Compute Python's ``//``: for floats the quotient that matches the exact remainder, not floor(a / b)."""
     if not dtypes.is_inexact(a.dtype):
         return jnp.floor_divide(a, b)
     rest = jnp.fmod(a, b)
@@ -68,37 +68,37 @@ def _trunc_divide(context: LoweringRuleContext, a: Operand, b: Operand) -> jax.A
     a, b = jnp.broadcast_arrays(widen(a, context.dtype), widen(b, context.dtype))
     if not dtypes.is_inexact(a.dtype):
         return convert(lax.div(a, b), context.dtype)
-    # torch rounds the quotient to 16 bits and then cuts; a pair of conversions XLA may leave out.
+    # torch rounds the quotient to 16 bits before it truncates. XLA may drop a pair of conversions.
     bits: Any = jnp.finfo(context.dtype)  # type: ignore[no-untyped-call]
     return convert(jnp.trunc(lax.reduce_precision(a / b, bits.nexp, bits.nmant)), context.dtype)
 
 
 def logaddexp(a: jax.Array, b: jax.Array) -> jax.Array:
-    """log(exp(a) + exp(b)); of complex numbers the branch that torch takes: that of the one with the larger modulus."""
+    """Compute log(exp(a) + exp(b)); for complex numbers on torch's branch, that of the larger real part."""
     if not jnp.iscomplexobj(a):
         return jnp.logaddexp(a, b)
     a, b = jnp.broadcast_arrays(a, b)
     large, small = jnp.where(a.real >= b.real, a, b), jnp.where(a.real >= b.real, b, a)
     plain = jnp.where(jnp.isinf(large.real), jnp.logaddexp(a, b), large + jnp.log1p(jnp.exp(small - large)))
-    # jnp.where would make a Python number complex128 first, at which libtpu (of jax 0.10.2) ends the process.
+    # jnp.where would convert a Python number to complex128, on which libtpu (of jax 0.10.2) aborts the process.
     nan = jnp.asarray(complex(np.nan, np.nan), a.dtype)
     return jnp.where(jnp.isnan(a) | jnp.isnan(b), nan, plain).astype(a.dtype)
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:
-    """2 to a whole power of [-1022, 1023], exactly."""
+    """Compute 2 to an integer power in [-1022, 1023], exactly."""
     return lax.bitcast_convert_type((exponent.astype(np.int64) + 1023) << 52, np.float64)
 
 
 def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """``x * 2 ** exponent``, also where the power alone is too large or too small for the dtype."""
+    """Compute ``x * 2 ** exponent``, also if the power alone overflows or underflows the dtype."""
     if jnp.iscomplexobj(x):
         return x * jnp.exp2(exponent)
-    # Towards 0, so that the factor of the fraction never leaves the range of the dtype where the result does not.
-    wide, whole = x.astype(np.float64), jnp.trunc(exponent)
-    wide = wide * jnp.where(whole == exponent, 1.0, lax.exp2((exponent - whole).astype(np.float64)))
-    # No number of the dtype needs more to reach 0 or infinity from the other end; of float64 that takes three factors.
-    left = jnp.clip(jnp.nan_to_num(whole, nan=0.0), -3000, 3000).astype(np.int64)
+    # Truncation towards 0 keeps the factor of the fraction in the range of the dtype if the result is in range.
+    wide, integral = x.astype(np.float64), jnp.trunc(exponent)
+    wide = wide * jnp.where(integral == exponent, 1.0, lax.exp2((exponent - integral).astype(np.float64)))
+    # An exponent of 3000 takes any number from one end of the range to the other; in float64 that takes three factors.
+    left = jnp.clip(jnp.nan_to_num(integral, nan=0.0), -3000, 3000).astype(np.int64)
     for _ in range(3 if x.dtype == np.float64 else 1):
         part = jnp.clip(left, -1022, 1023)
         wide, left = wide * _power_of_two(part), left - part
@@ -106,9 +106,10 @@ def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 def _gcd(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Euclid's algorithm in torch's order of operations, which decides the sign beside the smallest integer of a type.
+    """Compute the gcd by Euclid's algorithm, in torch's order of operations.
 
-    Its absolute value is itself, and ``jnp.gcd`` of it never ends. Here each remainder is nearer to 0 than the last.
+    The order determines the sign of results with the smallest integer of a type, whose absolute value is itself.
+    ``jnp.gcd`` does not terminate for it; here each remainder is closer to 0 than the last.
     """
     a, b = jnp.broadcast_arrays(jnp.abs(a), jnp.abs(b))
 
@@ -121,7 +122,7 @@ def _gcd(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _lcm(a: jax.Array, b: jax.Array) -> jax.Array:
-    """abs(a / gcd * b), which torch computes in 32 bits for narrower integers and then wraps around."""
+    """Compute abs(a / gcd * b); like torch, in 32 bits for narrower integers, then wrapped around."""
     dtype, wide = a.dtype, np.promote_types(a.dtype, np.int32)
     a, b = jnp.broadcast_arrays(a, b)
     divisor = _gcd(a, b).astype(wide)
@@ -130,7 +131,7 @@ def _lcm(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _fmax(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The first of two zeros, as in C; ``jnp.fmax`` gives the second."""
+    """Compute fmax; of two zeros return the first, as C does. ``jnp.fmax`` returns the second."""
     return jnp.where((a >= b) | (b != b), a, b)
 
 
@@ -178,7 +179,7 @@ def _nextafter(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.nextafter(a, b)
 
 
-# The exponents for which torch itself does not call pow().
+# The exponents for which torch does not call pow().
 _POWERS: dict[Operand, Function] = {
     0: jnp.ones_like,
     1: lambda x: x,
@@ -191,7 +192,7 @@ _POWERS: dict[Operand, Function] = {
 }
 
 
-@lower("aten::pow.Tensor_Scalar", ctx=True, bake=("exponent",))
+@lower("aten::pow.Tensor_Scalar", ctx=True, static_args=("exponent",))
 def _pow_number(context: LoweringRuleContext, x: jax.Array, exponent: bool | int | float | complex) -> jax.Array:
     x = convert(x, opmath(context.dtype))
     short = _POWERS.get(exponent)
@@ -206,7 +207,7 @@ def _pow_number(context: LoweringRuleContext, x: jax.Array, exponent: bool | int
 
 
 def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
-    """By squaring, as often as the largest exponent has bits: it wraps around. Of these jnp.power looks at six."""
+    """Compute an integer power by squaring, for all bits of the largest exponent; jnp.power uses only six bits."""
 
     def with_next_bit(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         power, square, left = state
@@ -221,7 +222,7 @@ def _pow(base: jax.Array, exponent: jax.Array) -> jax.Array:
         return jnp.power(base, exponent)
     if base.dtype == np.bool_:
         return base | ~exponent
-    # Of the whole numbers only 1 and -1 have whole reciprocals; torch gives 0 for the others.
+    # Only the integers 1 and -1 have integer reciprocals; torch returns 0 for the others.
     power = _whole_power(*jnp.broadcast_arrays(base, jnp.maximum(exponent, 0)))
     reciprocal = jnp.where(base == 1, 1, jnp.where(base == -1, 1 - 2 * (exponent & 1), 0)).astype(base.dtype)
     return jnp.where(exponent < 0, reciprocal, power)

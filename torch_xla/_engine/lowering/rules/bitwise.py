@@ -1,4 +1,4 @@
-"""Operators on the bits of integers and booleans."""
+"""Lowering rules of bitwise operators and shifts."""
 
 from __future__ import annotations
 

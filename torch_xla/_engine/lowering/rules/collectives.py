@@ -1,4 +1,7 @@
-"""Collectives: what replicas exchange. Each rule runs inside a shard_map over the axis ``AXIS`` of all participants."""
+"""Lowering rules of collectives among replicas.
+
+Each rule runs inside a shard_map over the axis ``AXIS`` of all participating replicas.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from torch_xla._engine.lowering.cast import opmath
-from torch_xla._engine.lowering.registry import Number, Operand, lower
+from torch_xla._engine.lowering.registry import Operand, ScalarOperand, lower
 
 AXIS = "replica"
 
@@ -30,7 +33,7 @@ Groups = list[list[int]] | None
 
 
 def split_groups(flat: Sequence[int]) -> list[list[int]]:
-    """The groups of ordinals that ``flat`` spells with -1 between them; none for an empty one."""
+    """Split a list of ordinals into groups at the separator -1; an empty list has no groups."""
     groups: list[list[int]] = [[]]
     for ordinal in flat:
         if ordinal < 0:
@@ -41,7 +44,7 @@ def split_groups(flat: Sequence[int]) -> list[list[int]]:
 
 
 def _positions(flat: Sequence[int]) -> Groups:
-    """The groups as positions on the axis, None for one group of all in order: the axis has the named ones only."""
+    """Convert groups of ordinals to positions on the axis, of exactly these ordinals; None for one ordered group."""
     groups = split_groups(flat)
     members = sorted(ordinal for group in groups for ordinal in group)
     place = {ordinal: position for position, ordinal in enumerate(members)}
@@ -55,7 +58,7 @@ def _gather_over_groups(x: jax.Array, groups: Groups) -> jax.Array:
 
 
 def _exchangeable(x: jax.Array) -> jax.Array:
-    # Not every transport knows bools.
+    # Not every transport supports bool.
     return x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
 
 
@@ -100,9 +103,9 @@ def _all_reduce(inputs: Sequence[jax.Array], op: str, scale: Operand, groups: Se
 
 
 def _scale(x: jax.Array, scale: Operand) -> jax.Array:
-    if not isinstance(scale, Number) and scale == 1:
+    if not isinstance(scale, ScalarOperand) and scale == 1:
         return x
-    factor = scale.value if isinstance(scale, Number) else jnp.asarray(scale)
+    factor = scale.value if isinstance(scale, ScalarOperand) else jnp.asarray(scale)
     wide = opmath(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else np.dtype(np.float64)
     return (x.astype(wide) * factor.astype(wide)).astype(x.dtype)
 
@@ -123,7 +126,7 @@ def _reduce_scatter(x: jax.Array, op: str, dim: int, shards: int, groups: Sequen
 
 
 def _place_in_group(groups: Groups) -> jax.Array:
-    """This replica's position in its group."""
+    """Return this replica's rank in its group."""
     index = lax.axis_index(AXIS)
     if groups is None:
         return index
@@ -152,7 +155,7 @@ def _collective_broadcast(inputs: Sequence[jax.Array], root: int, groups: Sequen
 
 
 def _from_root(x: jax.Array, is_root: jax.Array, groups: Groups) -> jax.Array:
-    """The root's bits: a sum in which all others are zero, taken over integers so that -0.0 and NaN arrive as sent."""
+    """Broadcast the root's bits: an integer sum in which the other terms are zero, which preserves -0.0 and NaN."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return lax.complex(_from_root(x.real, is_root, groups), _from_root(x.imag, is_root, groups))
     if x.dtype == jnp.bool_:
@@ -165,12 +168,13 @@ def _from_root(x: jax.Array, is_root: jax.Array, groups: Groups) -> jax.Array:
 
 
 def opaque_to_compiler(value: jax.Array | list[jax.Array], earlier: jax.Array | None) -> jax.Array | list[jax.Array]:
-    """What a collective exchanges, unchanged, but nothing that the compiler can reason about.
+    """Return the operand of a collective unchanged, but opaque to the compiler and ordered after ``earlier``.
 
-    The programs of replicas may differ outside of collectives (a number that is 0 here and 1 there), and XLA takes it
-    that they are equal: it would fold the sum of a constant, and could run collectives in another order in each. So
-    the value becomes one that the compiler cannot know, and cannot compute before ``earlier``, which
-    the collective before gave. (Optimization barriers are gone before XLA decides on an order.)
+    XLA assumes that all replicas run the same program, but programs may differ outside of collectives, such as in a
+    constant that is 0 in one replica and 1 in another. XLA would fold the sum of a constant, and could order the
+    collectives of each replica differently. Therefore the value becomes one that the compiler cannot evaluate, and
+    cannot compute before ``earlier``, the result of the previous collective. (XLA drops optimization barriers before
+    it schedules.)
     """
     if isinstance(value, list):
         return [_opaque_value(x, earlier) for x in value]
@@ -183,5 +187,5 @@ def _opaque_value(value: jax.Array, earlier: jax.Array | None) -> jax.Array:
     if earlier is not None:
         some = lax.slice_in_dim(earlier.ravel(), 0, min(1, earlier.size))
         other = jnp.where(jnp.any(some != 0), other, jnp.zeros_like(other))
-    # Never true, as there are not so many replicas.
+    # Never true: there are fewer replicas.
     return jnp.where(index > 1 << 30, other, value)

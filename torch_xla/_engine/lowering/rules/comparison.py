@@ -1,4 +1,4 @@
-"""Comparisons and logical connectives: boolean results."""
+"""Lowering rules of comparisons and logical operators, which return bool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complex numbers: how they are made, conjugated and taken apart."""
+"""Lowering rules of complex numbers: construction, conjugation, real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ register("aten::real", lambda x: x.real)
 
 @lower("aten::angle", ctx=True)
 def _angle(context: LoweringRuleContext, x: jax.Array) -> jax.Array:
-    """Of a real number 0 or pi, and nan for nan; -0.0 counts as positive."""
+    """Compute the angle; of a real number it is 0 or pi (nan for nan), and -0.0 counts as positive."""
     if jnp.iscomplexobj(x):
         return jnp.angle(x)
     x = convert(x, context.dtype)

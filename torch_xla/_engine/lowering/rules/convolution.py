@@ -1,4 +1,4 @@
-"""Convolutions of one to three spatial dimensions, and their gradients as transposes of the (linear) forward."""
+"""Lowering rules of convolutions with one to three spatial dimensions; gradients are transposes of the forward pass."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from torch_xla._engine.lowering.rules.matmul import precision_for
 _LAYOUTS = {1: ("NCH", "OIH", "NCH"), 2: ("NCHW", "OIHW", "NCHW"), 3: ("NCDHW", "OIDHW", "NCDHW")}
 Ints = Sequence[int]
 
-#: Of the image, of the kernel, and bytes: see _weight_gradient_by_patches.
+#: Maxima for _weight_gradient_by_patches: channels of the image, elements of the kernel, bytes of all patches.
 _FEW_CHANNELS, _MOST_TAPS, _MOST_PATCHES = 4, 64, 64 << 20
 
-#: Products in a convolution, and in one of groups, from which on ATen's kernel on the CPU is worth a call
+#: Multiplications in a convolution, and in a grouped one, from which ATen's CPU kernel is worth a call
 #: (docs/cpu_kernels.md).
 _LEAST_PRODUCTS, _LEAST_OF_GROUPS = 1 << 21, 1 << 16
 
@@ -46,10 +46,10 @@ class _Geometry:
         stride, padding, dilation = per_dim(stride, n), per_dim(padding, n), per_dim(dilation, n)
         return _Geometry(stride, padding, dilation, transposed, per_dim(extra, n), groups)
 
-    def pays(self, image: Ints, weight: jax.Array, *operands: jax.Array) -> bool:
-        """Whether ATen's kernel is to compute it on a CPU, of operands of one dtype.
+    def is_profitable(self, image: Ints, weight: jax.Array, *operands: jax.Array) -> bool:
+        """Return whether to call ATen's CPU kernel, for operands of one dtype.
 
-        ``image``: the shape of the result; of a transposed one that of the operand.
+        ``image``: the shape of the result, or of the operand if the convolution is transposed.
         """
         products = image[0] * math.prod(image[2:]) * math.prod(weight.shape)
         return cpu_kernel_call.is_profitable(products, _LEAST_PRODUCTS if self.groups == 1 else _LEAST_OF_GROUPS) and (
@@ -57,7 +57,7 @@ class _Geometry:
         )
 
     def attributes(self) -> dict[str, Any]:
-        """For the handlers of ATen's kernels."""
+        """Return the attributes of ATen's CPU kernel."""
         return {
             "stride": self.stride, "padding": self.padding, "dilation": self.dilation, "transposed": self.transposed,
             "output_padding": self.output_padding, "groups": self.groups,
@@ -79,10 +79,10 @@ class _Geometry:
         )
 
     def _transposed(self, x: jax.Array, weight: jax.Array) -> jax.Array:
-        """The transpose of _plain in its input: a convolution of the dilated x with the mirrored kernel."""
+        """Transpose _plain in its input: a convolution of the dilated x with the mirrored kernel."""
         kernel = weight.shape[2:]
         reach = [d * (k - 1) - p for d, k, p in zip(self.dilation, kernel, self.padding, strict=True)]
-        # torch keeps the kernel as (in, out / groups, ...), XLA wants (out, in / groups, ...)
+        # torch stores the kernel as (in, out / groups, ...), XLA expects (out, in / groups, ...)
         grouped = weight.reshape(self.groups, weight.shape[0] // self.groups, *weight.shape[1:]).swapaxes(1, 2)
         mirrored = lax.rev(grouped.reshape(-1, grouped.shape[2], *kernel), range(2, weight.ndim))
         return lax.conv_general_dilated(
@@ -106,8 +106,8 @@ class _Geometry:
             (result,) = jax.linear_transpose(lambda w: self.apply(x, w), weight)(grad)
             return result
 
-        # XLA's CPU backend has no fast code for the batch groups that the transpose of a grouped convolution uses,
-        # except for depthwise ones (100 times slower); its GPU backend recognises them as a cuDNN weight gradient.
+        # The transpose of a grouped convolution uses batch groups. XLA's CPU backend has no fast code for them (100
+        # times slower) except for depthwise ones; its GPU backend matches them as a cuDNN weight gradient.
         if not self.transposed and self.groups == 1 and self._few_patches(grad, x, weight):
             patches = lambda grad, x: self._weight_gradient_by_patches(grad, x, weight.shape)
             return lax.platform_dependent(grad, x, tpu=patches, default=transpose)
@@ -118,23 +118,23 @@ class _Geometry:
 
     @staticmethod
     def _few_patches(grad: jax.Array, x: jax.Array, weight: jax.Array) -> bool:
-        """Whether it is an image with few channels, whose patches take little memory."""
+        """Return whether the image has few channels, and its patches take little memory."""
         size = grad.shape[0] * math.prod(weight.shape[1:]) * math.prod(grad.shape[2:]) * x.dtype.itemsize
         taps = math.prod(weight.shape[2:])
         return x.shape[1] <= _FEW_CHANNELS and taps <= _MOST_TAPS and size <= _MOST_PATCHES
 
     def _weight_gradient_by_patches(self, grad: jax.Array, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """A product of grad with all patches of x.
+        """Compute the weight gradient as a matrix multiplication of grad with all patches of x.
 
-        For the TPU: libtpu (of jax 0.10.2) takes minutes to compile the convolution of a few channels whose kernel is
-        as large as grad: 57 s for the first layer of a LeNet, and 3.3 s for this. Slices, because patches by
-        lax.conv_general_dilated_patches are products with zeros and ones.
+        For TPUs: libtpu (of jax 0.10.2) takes minutes to compile a convolution with few channels whose kernel is as
+        large as grad: 57 s for the first layer of a LeNet, and 3.3 s for this formulation. The patches are slices,
+        because lax.conv_general_dilated_patches multiplies with zeros and ones.
         """
         precision = precision_for(x.dtype, convolution=True)
         padded = jnp.pad(x, [(0, 0), (0, 0), *((p, p) for p in self.padding)])
         steps, out = (1, 1, *self.stride), grad.shape[2:]
 
-        def under(tap: tuple[int, ...]) -> jax.Array:  # what this place of the kernel meets
+        def under(tap: tuple[int, ...]) -> jax.Array:  # the elements of x that this kernel element multiplies
             start = [d * t for d, t in zip(self.dilation, tap, strict=True)]
             end = [at + s * (n - 1) + 1 for at, s, n in zip(start, self.stride, out, strict=True)]
             return lax.slice(padded, (0, 0, *start), (*x.shape[:2], *end), steps)
@@ -146,7 +146,7 @@ class _Geometry:
         return product.reshape(shape)
 
     def _grouped_weight_gradient(self, grad: jax.Array, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Slides grad over x with the batch as the input feature: feature groups instead of batch groups."""
+        """Convolve x with grad, with the batch as the input feature: feature groups instead of batch groups."""
         n, space = x.shape[0], x.shape[2:]
         by_group = x.reshape(n, self.groups, -1, *space)
         image = jnp.moveaxis(by_group, 2, 0).swapaxes(1, 2).reshape(-1, self.groups * n, *space)
@@ -180,19 +180,19 @@ def _convolution(
     *_backend_flags: bool,
 ) -> jax.Array:
     n = x.ndim - 2
-    if 0 in ctx.shape:  # of no input channels torch makes no output channels
+    if 0 in ctx.shape:  # without input channels torch returns no output channels
         return jnp.zeros(ctx.shape, ctx.dtype)
     geometry = _Geometry.of(n, stride, padding, dilation, transposed, output_padding, groups)
 
-    def by_xla(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> list[jax.Array]:
+    def xla_lowering(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> list[jax.Array]:
         result = geometry.apply(x, weight)
         return [result if bias is None else result + bias.reshape(-1, *(1,) * n)]
 
     operands = [x, weight] if bias is None else [x, weight, bias]
     out = jax.ShapeDtypeStruct(ctx.shape, x.dtype)
-    if geometry.pays(x.shape if transposed else ctx.shape, weight, *operands):
-        return cpu_kernel_call.cpu_kernel_call("convolution", by_xla, operands, [out], **geometry.attributes())[0]
-    return by_xla(*operands)[0]
+    if geometry.is_profitable(x.shape if transposed else ctx.shape, weight, *operands):
+        return cpu_kernel_call.cpu_kernel_call("convolution", xla_lowering, operands, [out], **geometry.attributes())[0]
+    return xla_lowering(*operands)[0]
 
 
 @lower("aten::convolution_backward", ctx=True)
@@ -212,11 +212,11 @@ def _convolution_backward(
 ) -> tuple[jax.Array | None, ...]:
     n = x.ndim - 2
     if 0 in grad.shape or 0 in x.shape:
-        shapes = [shape if wanted else None for (shape, _), wanted in zip(ctx.outs, mask, strict=True)]
+        shapes = [shape if wanted else None for (shape, _), wanted in zip(ctx.out_specs, mask, strict=True)]
         return tuple(None if shape is None else jnp.zeros(shape, grad.dtype) for shape in shapes)
     geometry = _Geometry.of(n, stride, padding, dilation, transposed, output_padding, groups)
 
-    def by_xla(grad: jax.Array, x: jax.Array, weight: jax.Array) -> list[jax.Array]:
+    def xla_lowering(grad: jax.Array, x: jax.Array, weight: jax.Array) -> list[jax.Array]:
         found = [geometry.input_gradient(grad, x, weight)] if mask[0] else []
         if mask[1]:
             found.append(geometry.weight_gradient(grad, x, weight))
@@ -225,14 +225,14 @@ def _convolution_backward(
         return found
 
     operands = [grad, x, weight]
-    if (mask[0] or mask[1]) and geometry.pays((x if transposed else grad).shape, weight, *operands):
+    if (mask[0] or mask[1]) and geometry.is_profitable((x if transposed else grad).shape, weight, *operands):
         full = (x.shape, weight.shape, (weight.shape[1] * groups if transposed else weight.shape[0],))
         outs = [jax.ShapeDtypeStruct(shape, grad.dtype) for shape, wanted in zip(full, mask, strict=True) if wanted]
         found = cpu_kernel_call.cpu_kernel_call(
-            "convolution_backward", by_xla, operands, outs, mask=mask, **geometry.attributes()
+            "convolution_backward", xla_lowering, operands, outs, mask=mask, **geometry.attributes()
         )
     else:
-        found = by_xla(*operands)
+        found = xla_lowering(*operands)
     made = iter(found)
     return tuple(next(made) if wanted else None for wanted in mask)
 

@@ -1,6 +1,7 @@
-"""The connectionist temporal classification loss: targets and lengths are tensors, so that one program serves all.
+"""Lowering rules of the connectionist temporal classification (CTC) loss and its gradient.
 
-The labels of a row are its targets with a blank before, between and after: 2 S + 1 states for S targets.
+Targets and lengths are inputs of the program, so that one program serves all their values. The labels of a row are its
+targets with a blank before, between and after them: 2 S + 1 states for S targets.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def _labels(targets: jax.Array, blank: int) -> Pair:
-    """(label of each state, whether it may be entered from two states before), both [batch, states]."""
+    """Return (label of each state, whether it may be entered from two states before), both [batch, states]."""
     rows, width = targets.shape
     labels = jnp.full((rows, 2 * width + 1), blank, targets.dtype).at[:, 1::2].set(targets)
     before = jnp.pad(labels, ((0, 0), (2, 0)), constant_values=blank)[:, :-2]
@@ -25,7 +26,7 @@ def _labels(targets: jax.Array, blank: int) -> Pair:
 
 
 def _emissions(log_probs: jax.Array, labels: jax.Array) -> jax.Array:
-    """The log-probability of each state's label, [time, batch, states]."""
+    """Return the log-probability of each state's label, [time, batch, states]."""
     places = jnp.broadcast_to(labels, (log_probs.shape[0], *labels.shape))
     return jnp.take_along_axis(log_probs, places, 2, mode="clip")
 
@@ -41,7 +42,7 @@ def _logsumexp(*terms: jax.Array) -> jax.Array:
 
 
 def _forward(emissions: jax.Array, skips: jax.Array) -> jax.Array:
-    """The log-probability of all ways to each state, its own emission included, [time, batch, states]."""
+    """Return the log-probability of all paths to each state, including its emission, [time, batch, states]."""
 
     def step(alpha: jax.Array, emission: jax.Array) -> Pair:
         skipping = jnp.where(skips, _shift(alpha, 2), -jnp.inf)
@@ -54,11 +55,11 @@ def _forward(emissions: jax.Array, skips: jax.Array) -> jax.Array:
 
 
 def _backward(emissions: jax.Array, skips: jax.Array, times: jax.Array, ends: jax.Array) -> jax.Array:
-    """The log-probability of all ways from each state to an end, its own emission excluded, [time, batch, states]."""
-    left = jnp.pad(skips, ((0, 0), (0, 2)))[:, 2:]  # whether the state two further on may be entered from here
+    """Return the log-probability of all paths from each state to an end, without emission, [time, batch, states]."""
+    left = jnp.pad(skips, ((0, 0), (0, 2)))[:, 2:]  # whether the second next state may be entered from this one
 
     def step(beta: jax.Array, x: Pair) -> Pair:
-        emission, time = x  # of the step after the one computed here
+        emission, time = x  # of the next time step
         later = beta + emission
         ahead = [jnp.pad(later, ((0, 0), (0, by)), constant_values=-jnp.inf)[:, by:] for by in (1, 2)]
         new = _logsumexp(later, ahead[0], jnp.where(left, ahead[1], -jnp.inf))
@@ -77,24 +78,24 @@ def _ctc_loss(
     log_probs: jax.Array, targets: jax.Array, times: jax.Array, lengths: jax.Array, blank: int = 0,
     zero_infinity: bool = False,
 ) -> Pair:  # fmt: skip
-    """The negative log-likelihood of each row, and log alpha, [batch, time, states]."""
+    """Return the negative log-likelihood of each row, and log alpha, [batch, time, states]."""
     labels, skips = _labels(targets, blank)
     alpha = _forward(_emissions(widen(log_probs), labels), skips)
     alpha = jnp.moveaxis(alpha, 0, 1)
     last = jnp.take_along_axis(alpha, jnp.maximum(times - 1, 0)[:, None, None], 1, mode="clip")[:, 0]
     ends = [jnp.take_along_axis(last, end[:, None], 1, mode="clip")[:, 0] for end in (2 * lengths, 2 * lengths - 1)]
     likelihood = _logsumexp(ends[0], jnp.where(lengths > 0, ends[1], -jnp.inf))
-    # no time at all fits no target but the empty one
+    # an input of length 0 matches only the empty target
     likelihood = jnp.where(times > 0, likelihood, jnp.where(lengths > 0, -jnp.inf, 0))
     return (-likelihood).astype(log_probs.dtype), alpha.astype(log_probs.dtype)
 
 
 @lower("aten::_ctc_loss_backward.Tensor", ctx=True)
 def _ctc_loss_backward(
-    ctx: LoweringRuleContext, grad: jax.Array, log_probs: jax.Array, targets: jax.Array, times: jax.Array, lengths: jax.Array,
-    loss: jax.Array, log_alpha: jax.Array, blank: int, zero_infinity: bool = False,
+    ctx: LoweringRuleContext, grad: jax.Array, log_probs: jax.Array, targets: jax.Array, times: jax.Array,
+    lengths: jax.Array, loss: jax.Array, log_alpha: jax.Array, blank: int, zero_infinity: bool = False,
 ) -> jax.Array:  # fmt: skip
-    """As torch has it: the gradient for what went into the log_softmax that made ``log_probs``."""
+    """Return torch's gradient, which is with respect to the input of the log_softmax that computed ``log_probs``."""
     wide, labels_skips = widen(log_probs), _labels(targets, blank)
     labels, skips = labels_skips
     beta = _backward(_emissions(wide, labels), skips, times, 2 * lengths)

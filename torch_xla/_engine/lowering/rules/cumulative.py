@@ -1,4 +1,4 @@
-"""Running totals along a dimension: cumsum, cumprod, logcumsumexp, cummax, cummin."""
+"""Lowering rules of cumulative operators: cumsum, cumprod, logcumsumexp, cummax, cummin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def _cumulative_rule(function: Callable[[jax.Array, int], jax.Array]) -> Callable[..., jax.Array]:
-    """A rule that scans in the dtype torch computes in, from the input converted to the promised dtype."""
+    """Return a rule that converts the input to the output dtype, and scans in the dtype torch computes in."""
 
     def rule(ctx: LoweringRuleContext, x: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
         wide = at_least_1d(convert(convert(x, ctx.dtype), opmath(ctx.dtype)))
@@ -30,12 +30,12 @@ def _cumulative_rule(function: Callable[[jax.Array, int], jax.Array]) -> Callabl
 
 
 def _log_cum_sum_exp(x: jax.Array, dim: int) -> jax.Array:
-    # lax.cumlogsumexp knows real numbers only.
+    # lax.cumlogsumexp supports real numbers only.
     return lax.associative_scan(logaddexp, x, axis=dim) if jnp.iscomplexobj(x) else lax.cumlogsumexp(x, dim)
 
 
 def _running_extreme(beats: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., Pair]:
-    """cummax or cummin: of equal elements the last one, and from the first nan on the latest nan."""
+    """Return the rule of cummax or cummin: the index of the last of equal elements; after a nan, of the latest nan."""
 
     def later(a: Pair, b: Pair) -> Pair:
         taken = beats(b[0], a[0])

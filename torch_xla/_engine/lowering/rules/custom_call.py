@@ -1,4 +1,4 @@
-"""Calls of a function that XLA's runtime, or who reads the program, knows by name: ``stablehlo.custom_call``."""
+"""Lowers ``torch_xla::stablehlo_custom_call``: a call of a target that XLA's runtime or a consumer implements."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch_xla._engine.lowering.registry import lower
 #: The operator's name; its second argument is the target.
 NAME = "torch_xla::stablehlo_custom_call"
 
-#: What results are: a shape and torch's name of a dtype for each, as JSON.
+#: The shape, and the name of the torch dtype, of each result; encoded as JSON.
 Results = list[tuple[list[int], str]]
 
 
 def encode_specs(shapes: Sequence[Sequence[int]], kinds: Sequence[torch.dtype]) -> str:
-    """Shapes and dtypes as the operator takes them."""
+    """Encode shapes and dtypes as the operator's ``results`` argument."""
     names = [str(kind).removeprefix("torch.") for kind in kinds]
     return json.dumps([(list(shape), name) for shape, name in zip(shapes, names, strict=True)])
 
@@ -58,5 +58,5 @@ _schema = "stablehlo_custom_call(Tensor[] inputs, str target, str results, str o
 
 
 def define() -> None:
-    """Makes the operator known to torch; once."""
+    """Register the operator with torch, once."""
     _library.impl(_library.define(_schema), _custom_call_meta, "Meta")

@@ -1,4 +1,4 @@
-"""Embedding tables: rows looked up by index, and their gradients."""
+"""Lowering rules of embedding lookups and their gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def embedding_dense_backward(
         count = jnp.zeros(num_weights, values.dtype).at[rows].add(1, **TRUSTED)
         values = values / count[rows][:, None]
     if padding_idx >= 0:
-        rows = jnp.where(rows == padding_idx, num_weights, rows)  # past the end: dropped
+        rows = jnp.where(rows == padding_idx, num_weights, rows)  # out of range, which the scatter drops
     total = jnp.zeros((num_weights, grad.shape[-1]), values.dtype)
     return convert(total.at[rows].add(values, mode="drop", wrap_negative_indices=False), grad.dtype)
 

@@ -1,7 +1,7 @@
-"""Sums, means and maxima of rows of a table, by bag, with their gradients.
+"""Lowering rules of embedding_bag (sum, mean or max of embedding rows per bag) and its gradients.
 
-``offset2bag`` is the bag of each index; an index that belongs to none, or that is the padding, has the bag past the
-end, where writes are dropped.
+``offset2bag`` is the bag of each index. Indices without a bag, and padding indices, have an out-of-range bag, to which
+writes are dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _bags(indices: jax.Array, offsets: jax.Array, bags: int, padding: int) -> ja
 
 
 def _largest(rows: jax.Array, bag: jax.Array, indices: jax.Array, bags: int) -> tuple[jax.Array, jax.Array]:
-    """The largest of each bag and column, 0 for an empty bag, and the index of the first row that has it, or -1."""
+    """Return the maximum per bag and column (0 for an empty bag), and the index of its first row (or -1)."""
     top = jnp.full((bags, rows.shape[1]), -jnp.inf, rows.dtype).at[bag].max(rows, **_DROP)
     own = top.at[bag].get(mode="fill", fill_value=0, wrap_negative_indices=False)
     found = (rows == own) | (jnp.isnan(rows) & jnp.isnan(own))
@@ -44,8 +44,8 @@ def _largest(rows: jax.Array, bag: jax.Array, indices: jax.Array, bags: int) -> 
 
 @lower("aten::_embedding_bag", "aten::_embedding_bag_forward_only", ctx=True)
 def _embedding_bag(
-    ctx: LoweringRuleContext, weight: jax.Array, indices: jax.Array, offsets: jax.Array, by_frequency: bool = False, mode: int = 0,
-    sparse: bool = False, per_sample: Maybe = None, include_last: bool = False, padding: int = -1,
+    ctx: LoweringRuleContext, weight: jax.Array, indices: jax.Array, offsets: jax.Array, by_frequency: bool = False,
+    mode: int = 0, sparse: bool = False, per_sample: Maybe = None, include_last: bool = False, padding: int = -1,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     bags = ctx.shape[0]
     bag = _bags(indices, offsets, bags, padding)
@@ -58,8 +58,8 @@ def _embedding_bag(
     else:
         out, largest = jnp.zeros((bags, rows.shape[1]), rows.dtype).at[bag].add(rows, **_DROP), None
         out = out / jnp.maximum(counts, 1)[:, None] if mode == MEAN else out
-    sizes = jnp.pad(counts, (0, ctx.outs[2][0][0] - bags))
-    largest = jnp.zeros(ctx.outs[3][0], indices.dtype) if largest is None else largest
+    sizes = jnp.pad(counts, (0, ctx.out_specs[2][0][0] - bags))
+    largest = jnp.zeros(ctx.out_specs[3][0], indices.dtype) if largest is None else largest
     results = out, bag, sizes, largest
     return tuple(convert(value, ctx.dtype_of(i)) for i, value in enumerate(results))
 

@@ -1,6 +1,6 @@
-"""Operators that make a tensor from nothing but sizes and numbers.
+"""Lowering rules of factory functions, which create tensors from sizes and numbers: full, arange, linspace, eye.
 
-Shape and dtype are the promised ones: the recorder has already applied ``dtype=None``, ``*_like`` and ``new_*``.
+Shape and dtype come from the output spec: the recorder has already resolved ``dtype=None``, ``*_like`` and ``new_*``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Real = int | float
 
 
 def _fill_rule(value: Operand | None = None, position: int = 0) -> Callable[..., jax.Array]:
-    """A rule that fills the promised tensor with ``value``, or with its argument at ``position``."""
+    """Return a rule that fills the result with ``value``, or with its argument at ``position``."""
 
     def rule(ctx: LoweringRuleContext, *args: Any) -> jax.Array:
         return jnp.broadcast_to(convert(args[position] if value is None else value, ctx.dtype), ctx.shape)
@@ -47,43 +47,44 @@ register("aten::zeros_like", _fill_rule(0), ctx=True)
 
 
 def _ramp(ctx: LoweringRuleContext, start: Real, step: Real) -> jax.Array:
-    """start + i * step, computed as torch's CPU kernel does: in int64 for integers, in float64 for all else."""
+    """Compute start + i * step as torch's CPU kernel does: in int64 for integers, else in float64."""
     length = ctx.shape[0]
     work: np.dtype = np.dtype(np.float64)
     if jnp.issubdtype(ctx.dtype, np.integer):
         work, start, step = np.dtype(np.int64), int(start), int(step)
     elif float(start).is_integer() and float(step).is_integer() and abs(start) + abs(step) * length < 2**31:
-        work = np.dtype(np.int32)  # as exact as float64, and cheap on accelerators
+        work = np.dtype(np.int32)  # as exact as float64, and inexpensive on accelerators
     return (lax.iota(work, length) * np.asarray(step, work) + np.asarray(start, work)).astype(ctx.dtype)
 
 
-@lower("aten::arange", ctx=True, bake=("end",))
+@lower("aten::arange", ctx=True, static_args=("end",))
 def arange(ctx: LoweringRuleContext, end: Real, *_: Any) -> jax.Array:
     return _ramp(ctx, 0, 1)
 
 
-@lower("aten::arange.start", ctx=True, bake=("start", "end"))
+@lower("aten::arange.start", ctx=True, static_args=("start", "end"))
 def arange_start(ctx: LoweringRuleContext, start: Real, end: Real, *_: Any) -> jax.Array:
     return _ramp(ctx, start, 1)
 
 
-@lower("aten::arange.start_step", "aten::range.step", ctx=True, bake=("start", "end", "step"))
+@lower("aten::arange.start_step", "aten::range.step", ctx=True, static_args=("start", "end", "step"))
 def arange_start_step(ctx: LoweringRuleContext, start: Real, end: Real, step: Real = 1, *_: Any) -> jax.Array:
     return _ramp(ctx, start, step)
 
 
-register("aten::range", arange_start, ctx=True, bake=("start", "end"))
+register("aten::range", arange_start, ctx=True, static_args=("start", "end"))
 
 
 def _line(start: Operand, end: Operand, steps: int, dtype: np.dtype) -> jax.Array:
-    """torch's linspace: counted from the nearer end, so that both ends are exact."""
+    """Compute torch's linspace, which counts from the nearer end so that both ends are exact."""
     work = dtype if dtypes.is_inexact(dtype) and not dtypes.is_reduced_floating(dtype) else np.dtype(np.float64)
     work = np.dtype(np.float32) if dtypes.is_reduced_floating(dtype) else work
-    # The ends are rounded to the result's dtype before the step is taken: linspace(0.9, 5.9, 6, dtype=int) is 0...5.
+    # The ends are rounded to the result's dtype before the step is computed: linspace(0.9, 5.9, 6, dtype=int) is 0...5.
     first, last = (convert(convert(v, dtype), work) for v in (start, end))
     if steps == 1:
         return first.astype(dtype).reshape(1)
-    # XLA multiplies by the reciprocal of a constant, and a whole number that is missed by a bit is another one cut off.
+    # XLA replaces a division by a constant with a multiplication by its reciprocal. The barrier prevents this: an error
+    # of one bit changes the truncated integer.
     step = (last - first) / lax.optimization_barrier(jnp.asarray(steps - 1, work))
     i = lax.iota(np.int32, steps)
     forth, back = first + step * i.astype(work), last - step * (steps - 1 - i).astype(work)
@@ -112,7 +113,7 @@ def logspace(
     ctx: LoweringRuleContext, start: Operand, end: Operand, steps: int, base: float = 10.0, *_: Any
 ) -> jax.Array:
     wide = jnp.result_type(ctx.dtype, np.float64)
-    # As in linspace; but not of one step, as torch has it.
+    # As in linspace, except for one step, as in torch.
     first, last = (convert(convert(value, ctx.dtype) if steps > 1 else value, wide) for value in (start, end))
     return jnp.power(jnp.asarray(base, wide), _line(first, last, steps, wide)).astype(ctx.dtype)
 
@@ -121,13 +122,16 @@ def logspace(
 def kaiser_window(
     ctx: LoweringRuleContext, length: int, periodic: bool = True, beta: float = 12.0, *_: Any
 ) -> jax.Array:
-    """I0(beta * sqrt(1 - t**2)) / I0(beta) for t from -1 to 1; a periodic one is the next longer one, cut."""
+    """Compute I0(beta * sqrt(1 - t**2)) / I0(beta) for t in [-1, 1].
+
+    A periodic window is the window of length + 1 without its last element.
+    """
     if length < 2:
         return jnp.ones(ctx.shape, ctx.dtype)
     steps = length if periodic else length - 1
     t = 2 * lax.iota(np.float64, length) / steps - 1
     height = jnp.sqrt(jnp.maximum(1 - t * t, 0))
-    # i0e is I0 without its exponential, which overflows.
+    # i0e is I0 without its exponential factor, which overflows.
     return (i0e(beta * height) / i0e(beta) * jnp.exp(beta * (height - 1))).astype(ctx.dtype)
 
 

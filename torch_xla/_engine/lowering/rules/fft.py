@@ -1,4 +1,4 @@
-"""The three Fourier transforms that all of torch.fft comes down to."""
+"""Lowering rules of Fourier transforms: _fft_c2c, _fft_r2c and _fft_c2r, which implement all of torch.fft."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import lax
 
 from torch_xla._engine.lowering.registry import lower
 
-# torch's codes for the factor of a transform over n elements
+# torch's normalization code -> factor of a transform over n elements
 _FACTORS: dict[int, Callable[[int], float]] = {0: lambda n: 1.0, 1: lambda n: 1 / math.sqrt(n), 2: lambda n: 1 / n}
 
 
@@ -21,7 +21,7 @@ def _apply_normalization(x: jax.Array, normalization: int, sizes: Sequence[int])
 
 
 def _transform(x: jax.Array, kind: lax.FftType, axes: Sequence[int], sizes: Sequence[int]) -> jax.Array:
-    """One XLA transform over at most three axes, which it wants last; the inverse ones unscaled."""
+    """Apply one XLA transform over at most three axes, which must be the last; inverse transforms are not scaled."""
     order = [i for i in range(x.ndim) if i not in axes] + list(axes)
     result = lax.fft(x.transpose(order), kind, tuple(sizes)).transpose([order.index(i) for i in range(x.ndim)])
     return result * math.prod(sizes) if kind in (lax.FftType.IFFT, lax.FftType.IRFFT) else result

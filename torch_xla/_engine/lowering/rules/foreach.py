@@ -1,4 +1,4 @@
-"""The _foreach operators: lists in, lists out, by the rule of the operator they are named after."""
+"""Lowering rules of the _foreach operators, which apply the rule of the named operator to each element of lists."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from torch_xla._engine.lowering.cast import convert, opmath
-from torch_xla._engine.lowering.registry import RULES, LoweringRuleContext, Number, Operand, register
+from torch_xla._engine.lowering.registry import RULES, LoweringRuleContext, Operand, ScalarOperand, register
 from torch_xla._engine.lowering.rules import binary, factory, shape, special, ternary, unary
 from torch_xla._engine.lowering.rules.ternary import lerp_apply, lerp_weights
 
-_SOURCES = (binary, factory, shape, special, ternary, unary)  # imported so that RULES has what is looked up below
+_SOURCES = (binary, factory, shape, special, ternary, unary)  # imported to register the rules that are looked up below
 
 _UNARY = (
     "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
@@ -21,7 +21,7 @@ _UNARY = (
     "tan", "tanh", "trunc",
 )  # fmt: skip
 
-# Overload of the _foreach operator -> the rule for one element. Lists are zipped, all else goes to each element.
+# Overload of the _foreach operator -> rule of one element. Lists are zipped; other arguments are shared.
 _OTHERS = {
     "add.List": "add.Tensor",
     "add.Scalar": "add.Scalar",
@@ -66,7 +66,7 @@ _OTHERS = {
     "zero": "zero",
 }
 
-# Here the last tensor holds one number for each element of the lists.
+# Overloads whose last tensor has one scalar per element of the lists.
 _UNPACKED = {"addcdiv.Tensor", "addcmul.Tensor"}
 
 
@@ -74,14 +74,14 @@ def _register_foreach(name: str, unpack: bool) -> Callable[..., list[jax.Array]]
     single = RULES[f"aten::{name}"]
 
     def rule(context: LoweringRuleContext, *arguments: Any) -> list[jax.Array]:
-        count, converted = len(context.outs), _share_scalar_conversion(_convert_scalar)
+        count, converted = len(context.out_specs), _share_scalar_conversion(_convert_scalar)
         columns = [_column(a, count) for a in arguments]
         if unpack:
             columns[-1] = [arguments[-1][i] for i in range(count)]
         results = []
-        for out, *row in zip(context.outs, *columns, strict=True):
+        for out, *row in zip(context.out_specs, *columns, strict=True):
             element = LoweringRuleContext(single.name, [out])
-            row = [converted(a, opmath(element.dtype)) if isinstance(a, Number) else a for a in row]
+            row = [converted(a, opmath(element.dtype)) if isinstance(a, ScalarOperand) else a for a in row]
             results.append(single.function(*([element] if single.ctx else []), *row))
         return results
 
@@ -92,16 +92,16 @@ def _column(argument: Any, count: int) -> Sequence[Any]:
     return argument if isinstance(argument, (list, tuple)) else [argument] * count
 
 
-def _convert_scalar(number: Number, dtype: np.dtype) -> Number:
-    return Number(convert(number, dtype), number.kind)
+def _convert_scalar(number: ScalarOperand, dtype: np.dtype) -> ScalarOperand:
+    return ScalarOperand(convert(number, dtype), number.kind)
 
 
 def _share_scalar_conversion(function: Callable[[Any, np.dtype], Any]) -> Callable[[Any, np.dtype], Any]:
-    """The function, called once for a number that all elements share and the dtype in which they are computed."""
+    """Memoize ``function`` per dtype for a scalar that all elements share."""
     known: dict[tuple[int, np.dtype], Any] = {}
 
     def call(number: Operand, dtype: np.dtype) -> Any:
-        key = (id(number.value if isinstance(number, Number) else number), dtype)
+        key = (id(number.value if isinstance(number, ScalarOperand) else number), dtype)
         if key not in known:
             known[key] = function(number, dtype)
         return known[key]
@@ -116,7 +116,7 @@ def _lerp(
     weights: Operand | Sequence[Operand],
 ) -> list[jax.Array]:
     factors, results = _share_scalar_conversion(lambda weight, dtype: lerp_weights(convert(weight, dtype))), []
-    for out, start, end, weight in zip(context.outs, starts, ends, _column(weights, len(starts)), strict=True):
+    for out, start, end, weight in zip(context.out_specs, starts, ends, _column(weights, len(starts)), strict=True):
         dtype = LoweringRuleContext(context.op, [out]).dtype
         compute = opmath(dtype)
         near, part = factors(weight, compute)
@@ -131,7 +131,7 @@ for _name, _single in _OTHERS.items():
         f"aten::_foreach_{_name}",
         _register_foreach(_single, _name in _UNPACKED),
         ctx=True,
-        bake=("exponent",) if _single == "pow.Tensor_Scalar" else (),
+        static_args=("exponent",) if _single == "pow.Tensor_Scalar" else (),
     )
 for _name in ("lerp.Scalar", "lerp.ScalarList"):
     register(f"aten::_foreach_{_name}", _lerp, ctx=True)

@@ -1,7 +1,10 @@
-"""Fractional max pooling (Graham, 2014): windows whose places are drawn, by numbers that arrive as a tensor.
+"""Lowering rules of fractional max pooling (Graham, 2014): max pooling over windows at random positions.
 
-outputs o of a dimension of size s, windows of k, u from [0, 1):   start(i) = int((i + u) a) - int(u a)
-a = (s - k) / (o - 1)                                              start(o - 1) = s - k
+For o outputs of a dimension of size s, windows of size k, and a random u in [0, 1) that is an input tensor:
+
+    a = (s - k) / (o - 1)
+    start(i) = int((i + u) a) - int(u a)
+    start(o - 1) = s - k
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ Ints = Sequence[int]
 
 
 def _starts(drawn: jax.Array, size: int, kernel: int, outputs: int) -> jax.Array:
-    """Where each window begins: one more dimension, of the outputs."""
+    """Return the start of each window; the outputs are an additional last dimension."""
     last = jnp.full((*drawn.shape, min(outputs, 1)), size - kernel, np.int32)
     if outputs < 2:
         return last
@@ -40,7 +43,7 @@ def _forward(n: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
         drawn = samples.reshape(*x.shape[:lead], n)
         taken, flat = x, jnp.zeros((1,) * x.ndim, np.int64)
         for d, (size, k, o) in enumerate(zip(x.shape[lead:], kernel, outputs, strict=True)):
-            draw = drawn[..., 1 - d if n == 2 else d]  # the first of two is the width's
+            draw = drawn[..., 1 - d if n == 2 else d]  # the first of two samples is for the width
             places = _starts(draw, size, k, o)[..., None] + jnp.arange(k, dtype=np.int32)
             places = places.reshape(*x.shape[:lead], *(o * k if i == d else 1 for i in range(n)))
             taken = jnp.take_along_axis(taken, places, lead + d)
@@ -54,17 +57,17 @@ def _forward(n: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
 
 
 def _windows(a: jax.Array, kernel: Ints, outputs: Ints) -> jax.Array:
-    """The last dimensions, each of ``outputs * kernel``, as those of the outputs and one of the window's elements."""
+    """Reshape the last dimensions, each outputs * kernel, to the outputs and one dimension of window elements."""
     n = len(kernel)
     lead = a.shape[: a.ndim - n]
     pairs = [size for both in zip(outputs, kernel, strict=True) for size in both]
     split = a.reshape(*lead, *pairs)
-    apart = [len(lead) + 2 * i + which for which in (0, 1) for i in range(n)]
-    return split.transpose(*range(len(lead)), *apart).reshape(*lead, *outputs, math.prod(kernel))
+    order = [len(lead) + 2 * i + which for which in (0, 1) for i in range(n)]
+    return split.transpose(*range(len(lead)), *order).reshape(*lead, *outputs, math.prod(kernel))
 
 
 def _best(values: jax.Array) -> jax.Array:
-    """Where the largest is, along the last dimension: the first of these, or the last NaN."""
+    """Return the index of the first maximum (last NaN) along the last dimension."""
     nan = jnp.isnan(values)
     last_nan = values.shape[-1] - 1 - jnp.argmax(nan[..., ::-1], -1)
     return jnp.where(nan.any(-1), last_nan, jnp.argmax(values, -1))

@@ -1,7 +1,7 @@
-"""A step of torch's fused optimizers: all parameters of a group at once. Scalars are computed in float32.
+"""Lowering rules of torch's fused optimizers (_fused_adam, _fused_sgd, ...), which update all parameters of a group.
 
-Each rule returns the new values of the lists that torch's kernel writes to, in the order of its arguments. Where
-``found_inf`` (of torch.amp.GradScaler) is 1, all keep the values they had.
+Scalars are computed in float32. Each rule returns the new values of the lists that torch's kernel writes to, in the
+order of its arguments. If ``found_inf`` (of torch.amp.GradScaler) is 1, all values are returned unchanged.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from torch_xla._engine.lowering.cast import opmath
-from torch_xla._engine.lowering.registry import Number, Operand, lower
+from torch_xla._engine.lowering.registry import Operand, ScalarOperand, lower
 
 Arrays = list[jax.Array]
 
 
 def _scalar(value: Operand) -> jax.Array:
-    """A number, or a learning rate that is a tensor, as float64: what is computed of it is rounded once."""
-    return jnp.asarray(value.value if isinstance(value, Number) else value, np.float64).reshape(())
+    """Convert a number, or a learning rate tensor, to float64, so that values computed from it are rounded once."""
+    return jnp.asarray(value.value if isinstance(value, ScalarOperand) else value, np.float64).reshape(())
 
 
 def _cast_like(value: jax.Array, x: jax.Array) -> jax.Array:
@@ -32,23 +32,23 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def _unscale_grads(grads: Arrays, grad_scale: jax.Array | None) -> Arrays:
-    """What the scaled loss gave, without the scale."""
+    """Divide the gradients by the scale of the loss, if there is one."""
     if grad_scale is None:
         return grads
     return [(_wide(g) / _cast_like(grad_scale.reshape(()), _wide(g))).astype(g.dtype) for g in grads]
 
 
 def _flatten_updates(found_inf: jax.Array | None, old: Sequence[Arrays], new: Sequence[Arrays]) -> Arrays:
-    """The lists one after the other: the new values in the dtypes of the old, which stay where something overflowed."""
+    """Concatenate the lists of new values, in the dtypes of the old; if ``found_inf`` is 1, of the old values."""
     pairs = [pair for before, after in zip(old, new, strict=True) for pair in zip(before, after, strict=True)]
     if found_inf is None:
         return [after.astype(before.dtype) for before, after in pairs]
-    keep = found_inf.reshape(()) == 1
-    return [jnp.where(keep, before, after.astype(before.dtype)) for before, after in pairs]
+    overflowed = found_inf.reshape(()) == 1
+    return [jnp.where(overflowed, before, after.astype(before.dtype)) for before, after in pairs]
 
 
 def _power_below_1(base: jax.Array, steps: jax.Array) -> jax.Array:
-    """1 - base ** steps in float32, exact to float32 also for a base just below 1."""
+    """Compute 1 - base ** steps in float32, accurate also for a base just below 1."""
     rest = (1 - base).astype(np.float32)
     return -jnp.expm1(steps.reshape(()).astype(np.float32) * jnp.log1p(-rest))
 
@@ -96,15 +96,15 @@ def _sgd(
     dampening: Operand, nesterov: bool, maximize: bool, is_first_step: bool,
     grad_scale: jax.Array | None, found_inf: jax.Array | None,
 ) -> Arrays:  # fmt: skip
-    decay, kept, rate, damped = map(_scalar, (weight_decay, momentum, lr, dampening))
+    decay, mu, rate, damped = map(_scalar, (weight_decay, momentum, lr, dampening))
     unscaled = _unscale_grads(grads, grad_scale)
     new_params, new_buffers = [], []
     for i, param in enumerate(params):
         p, g = _wide(param), _wide(unscaled[i])
         g = (-g if maximize else g) + p * _cast_like(decay, p)
         if buffers:
-            b = g if is_first_step else _wide(buffers[i]) * _cast_like(kept, g) + g * _cast_like(1 - damped, g)
-            g = g + b * _cast_like(kept, g) if nesterov else b
+            b = g if is_first_step else _wide(buffers[i]) * _cast_like(mu, g) + g * _cast_like(1 - damped, g)
+            g = g + b * _cast_like(mu, g) if nesterov else b
             new_buffers.append(b)
         new_params.append(p - g * _cast_like(rate, p))
     return _flatten_updates(found_inf, (params, grads, buffers), (new_params, unscaled, new_buffers))

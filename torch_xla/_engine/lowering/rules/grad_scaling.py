@@ -1,4 +1,4 @@
-"""Gradient scaling: what torch.amp.GradScaler does between backward and the optimizer's step, without the host."""
+"""Lowering rules of torch.amp.GradScaler: unscaling gradients and updating the scale without a transfer to the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_xla._engine.lowering.registry import lower
 def _unscale(
     gradients: list[jax.Array], found_inf: jax.Array, inv_scale: jax.Array
 ) -> tuple[list[jax.Array], jax.Array]:
-    """The gradients times ``inv_scale``, and ``found_inf``: 1 where a gradient is not finite, else as it was."""
+    """Multiply the gradients by ``inv_scale``; set ``found_inf`` to 1 if a gradient is not finite."""
     bad = jnp.asarray(False)
     for gradient in gradients:
         bad |= ~jnp.isfinite(gradient).all()
@@ -30,13 +30,13 @@ def _times(gradient: jax.Array, inv_scale: jax.Array) -> jax.Array:
 def _update_scale(
     scale: jax.Array, tracker: jax.Array, found_inf: jax.Array, growth: float, backoff: float, interval: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The next scale, and the steps since it last changed: it shrinks after an inf, and grows after ``interval``."""
+    """Return the next scale and the steps since it changed: it shrinks after an inf, and grows after ``interval``."""
     overflowed = (found_inf != 0).reshape(scale.shape)
     successes = tracker + 1
     due = (successes == interval).reshape(scale.shape)
     grown = scale * jnp.asarray(growth, scale.dtype)
-    kept = jnp.where(due & jnp.isfinite(grown), grown, scale)
+    unchanged_or_grown = jnp.where(due & jnp.isfinite(grown), grown, scale)
     shrunk = scale * jnp.asarray(backoff, scale.dtype)
     zero = jnp.zeros_like(tracker)
     steps = jnp.where(overflowed.reshape(tracker.shape) | (successes == interval), zero, successes)
-    return jnp.where(overflowed, shrunk, kept), steps
+    return jnp.where(overflowed, shrunk, unchanged_or_grown), steps

@@ -1,4 +1,4 @@
-"""Sampling an image at given points (grid_sample), its gradients, and affine_grid."""
+"""Lowering rules of grid_sample, its gradients, and affine_grid."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
 
 
 def _source(point: jax.Array, size: int, align_corners: bool) -> jax.Array:
-    """From [-1, 1] to element positions."""
+    """Convert coordinates in [-1, 1] to element positions."""
     return (point + 1) / 2 * (size - 1) if align_corners else ((point + 1) * size - 1) / 2
 
 
 def _clip_coordinates(x: jax.Array, size: int) -> jax.Array:
-    # written so that the gradient at both ends is 0, as torch has it, and nan is 0
+    # written so that the gradient is 0 at both ends, as in torch, and nan becomes 0
     return jnp.where(x > 0, jnp.where(x >= size - 1, size - 1, x), 0)
 
 
@@ -38,7 +38,7 @@ def _reflect_coordinates(x: jax.Array, size: int, align_corners: bool) -> jax.Ar
 
 
 def _apply_padding_mode(x: jax.Array, size: int, padding: int, align_corners: bool) -> jax.Array:
-    """The position moved into the image, where the padding mode says so."""
+    """Clip or reflect the position into the image, by the padding mode."""
     if padding == _ZEROS:
         return x
     return _clip_coordinates(_reflect_coordinates(x, size, align_corners) if padding == _REFLECTION else x, size)
@@ -57,7 +57,7 @@ def _cubic_weights(t: jax.Array) -> list[jax.Array]:
 
 
 def _taps(point: jax.Array, size: int, mode: int, padding: int, align_corners: bool) -> list[tuple[jax.Array, ...]]:
-    """The (position, weight) of the elements that make the sample along one dimension."""
+    """Return (position, weight) of the elements that contribute to the sample along one dimension."""
     x = _source(point, size, align_corners)
     if mode == _BICUBIC:
         low = jax.lax.stop_gradient(jnp.floor(x))
@@ -76,7 +76,7 @@ def _sample(image: jax.Array, grid: jax.Array, mode: int, padding: int, align_co
     if 0 in (n, channels, *grid.shape):
         return jnp.zeros((n, channels, *grid.shape[1:-1]), image.dtype)
     flat = image.reshape(n, channels, math.prod(space))
-    # the grid names the last dimension first
+    # the grid lists the last dimension first
     taps = [_taps(grid[..., -1 - i], size, mode, padding, align_corners) for i, size in enumerate(space)]
     total = jnp.zeros((n, channels, *grid.shape[1:-1]), image.dtype)
     for corner in itertools.product(*taps):
@@ -88,7 +88,7 @@ def _sample(image: jax.Array, grid: jax.Array, mode: int, padding: int, align_co
             weight = weight * share
         values = jnp.take_along_axis(flat, index.reshape(n, 1, -1), 2, mode="clip").reshape(total.shape)
         total = total + jnp.where(inside[:, None], values * weight[:, None], 0)
-    # torch multiplies images by what is not finite; in volumes, and where it takes the nearest element, it does not.
+    # torch multiplies images by non-finite weights, but not volumes, nor in nearest mode.
     if len(space) == 2 and (mode == _BICUBIC or (mode == _BILINEAR and padding == _ZEROS)):
         finite = jnp.isfinite(grid).all(-1)
         total = jnp.where(finite[:, None], total, jnp.nan)
@@ -113,7 +113,7 @@ def _grid_sampler_backward(
     sample = lambda image, grid: _sample(image, grid, mode, padding, align_corners)
     _, pull = jax.vjp(sample, widen(image), widen(grid))
     for_image, for_grid = pull(widen(grad))
-    # XLA drops what is not used; torch always returns the gradient of the grid
+    # torch always returns the gradient of the grid; XLA eliminates it if it is unused
     return for_image.astype(image.dtype) if mask[0] else None, for_grid.astype(grid.dtype)
 
 

@@ -1,4 +1,4 @@
-"""im2col (unfold) as strided slices, one for each place in the kernel, and col2im (fold) as its transpose."""
+"""Lowering rules of im2col (unfold), a strided slice per kernel element, and col2im (fold), its transpose."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Operators that read or write elements by index tensors and masks: index, index_put, gather, take, masked_*.
+"""Lowering rules of indexing with index tensors and masks: index, index_put, gather, take, masked_*.
 
-An index out of range is an error of the program that torch finds on the CPU; on a device reads clamp and writes drop.
+Out-of-range indices raise on the CPU; on a device reads are clamped and writes are dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRUSTED: dict[str, Any] = {"mode": "promise_in_bounds", "wrap_negative_indices":
 
 
 def accumulate(x: jax.Array, place: Place, values: jax.Array, method: str = "add", **mode: Any) -> jax.Array:
-    """``x`` with ``values`` added, multiplied, ... into ``place``; 16-bit sums and products are rounded once."""
+    """Add, multiply, ... ``values`` into ``place`` of ``x``; 16-bit sums and products are rounded once."""
     if x.dtype == np.bool_:
         method = {"add": "max", "multiply": "min"}.get(method, method)
     wide = opmath(x.dtype) if method in ("add", "multiply") else x.dtype
@@ -35,13 +35,13 @@ def accumulate(x: jax.Array, place: Place, values: jax.Array, method: str = "add
 
 
 def _is_mask(index: jax.Array) -> bool:
-    return index.dtype in (np.bool_, np.uint8)  # torch still takes bytes for a mask
+    return index.dtype in (np.bool_, np.uint8)  # torch still accepts uint8 masks
 
 
 def _index_region(indices: Indices) -> Place:
     if any(i is not None and _is_mask(i) for i in indices):
         raise NotImplementedError(
-            "a mask that is read, or that stands beside other indices, has as many indices as data say"
+            "boolean mask indexing has a data-dependent shape (reads, or masks combined with other indices)"
         )
     arrays = iter(jnp.broadcast_arrays(*(i for i in indices if i is not None)))
     return tuple(slice(None) if i is None else next(arrays) for i in indices)
@@ -64,7 +64,7 @@ def index_put(x: jax.Array, indices: Indices, values: Operand, add: bool = False
 
 
 def _mask_put(x: jax.Array, dim: int, mask: jax.Array, values: jax.Array, add: bool) -> jax.Array:
-    """x[:, ..., mask] = values: one value for all, or as many as the mask has elements set."""
+    """Compute x[:, ..., mask] = values, with a single value, or one value per set element of the mask."""
     lead, rest = x.shape[:dim], x.shape[dim + mask.ndim :]
     count = values.shape[-1 - len(rest)] if values.ndim > len(rest) else 1
     if count == 0:
@@ -79,7 +79,7 @@ def _mask_put(x: jax.Array, dim: int, mask: jax.Array, values: jax.Array, add: b
 
 
 def _rank(mask: jax.Array) -> jax.Array:
-    """How many elements of ``mask`` are set before each one that is."""
+    """Return the number of set elements of ``mask`` before each set element."""
     return (jnp.cumsum(mask.reshape(-1), dtype=np.int32) - 1).reshape(mask.shape)
 
 
@@ -148,6 +148,6 @@ def masked_scatter_backward(grad: jax.Array, mask: jax.Array, sizes: Sequence[in
 def nonzero_static(x: jax.Array, size: int, fill_value: int = -1) -> jax.Array:
     if x.ndim == 0:
         return jnp.zeros((size, 0), np.int64)
-    if not x.size:  # jnp.nonzero fills with 0 there
+    if not x.size:  # jnp.nonzero ignores fill_value for empty arrays
         return jnp.full((size, x.ndim), fill_value, np.int64)
     return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), -1).astype(np.int64)

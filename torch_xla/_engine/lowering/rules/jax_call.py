@@ -1,8 +1,8 @@
-"""Calls of jax functions as an operator of torch: ``torch_xla::jax_call``, one node of a graph for each call.
+"""Calls of jax functions as the torch operator ``torch_xla::jax_call``, one graph node per call.
 
-A node names its function by number. Numbers are given out for good, one for each different program: two functions that
-lower to the same StableHLO and call the same Python functions have one number, so that a graph that calls a function
-created at each step keeps its key.
+A node identifies its function by number. Each distinct program has a permanent number: two functions that lower to the
+same StableHLO and call the same Python functions share it. A graph that calls a function object created at each step
+therefore has the same key at each step.
 """
 
 from __future__ import annotations
@@ -19,66 +19,66 @@ import torch
 
 from torch_xla._engine.base import lru_cache
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
-from torch_xla._engine.lowering.registry import Promise, lower
+from torch_xla._engine.lowering.registry import TensorSpec, lower
 
-#: So many functions are known at once; a pending call of one that had to go cannot be built any more.
+#: Maximum number of registered functions. A pending call of an evicted function cannot be lowered any more.
 LIMIT = 8192
 OP = "torch_xla::jax_call"
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredFunction:
-    """A function over ``arity`` arrays of fixed shapes and dtypes: what programs call it, and what it gives.
+    """A jax function of ``arity`` arrays of fixed shapes and dtypes, its name in programs, and its output specs.
 
-    ``bytes``: of the arrays that it holds as constants.
+    ``bytes``: total size of the arrays that it captures as constants.
     """
 
     name: str
     arity: int
     call: Callable[..., Sequence[jax.Array]]
-    outs: tuple[Promise, ...]
+    outs: tuple[TensorSpec, ...]
     bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A function in the table.
+    """A function in the table, and its state.
 
-    added -> pending on the devices that recorded a call -> pending nowhere, and unused since the last trim():
-    may go where the table is too large
+    added -> pending on the devices that recorded a call -> idle (not pending, and unused since the last trim()):
+    may be evicted if the table is full
     """
 
     key: Hashable
     function: RegisteredFunction
-    used_at: int  # how many times trim() had been called
+    used_at: int  # number of trim() calls before the last use
     pending_on: set[int] = field(default_factory=set)
-    plans: int = 0  # by which the recorder records calls of it without Python; where these are pending is unknown
+    plans: int = 0  # number of plans by which the recorder records calls without Python, on unknown devices
 
 
-#: How many functions had to go while calls of them may have been pending.
+#: Number of functions that were evicted while calls of them may have been pending.
 forgotten = 0
-_entries: OrderedDict[int, _Entry] = OrderedDict()  # the least recently used first
-_numbers: dict[Hashable, int] = {}  # of the entries, by key
+_entries: OrderedDict[int, _Entry] = OrderedDict()  # least recently used first
+_numbers: dict[Hashable, int] = {}  # key -> number
 _bytes = 0
 _trims = 0
-_ended_plans: deque[int] = deque()  # numbers of functions whose plans are gone; plans may end inside any lock
+_ended_plans: deque[int] = deque()  # function numbers of destroyed plans; a plan may be destroyed under any lock
 _lock = fork_safe_lock()
 _next = itertools.count(1)
 
 
 def register_function(key: Hashable, function: RegisteredFunction) -> int:
-    """The number of a function; ``key`` stands for its program, name, results and callbacks."""
+    """Register a function and return its number; ``key`` identifies its program, name, results and callbacks."""
     with _lock:
         number = _numbers.get(key)
         if number is None:
             number = _numbers[key] = next(_next)
         gone = _use(number, key, function)[1]
-    del gone  # without the lock: an entry may own anything
+    del gone  # outside the lock: destroying an entry may run arbitrary code
     return number
 
 
 def _use(number: int, key: Hashable, function: RegisteredFunction) -> tuple[_Entry, list[_Entry]]:
-    """The entry of a number, added where it is missing, and what had to go for it."""
+    """Return the entry of a number, added if missing, and the entries evicted for it."""
     global _bytes, forgotten
     gone = []
     entry = _entries.get(number)
@@ -102,7 +102,7 @@ def _remove(number: int) -> _Entry:
 
 
 def note_use(number: int, key: Hashable, function: RegisteredFunction, device: int) -> None:
-    """Note that a call of the function is pending on a device, or is about to be; adds it where it had to go."""
+    """Note that a call of the function is, or will be, pending on a device; register it again if it was evicted."""
     with _lock:
         entry, gone = _use(number, key, function)
         _numbers.setdefault(key, number)
@@ -111,7 +111,7 @@ def note_use(number: int, key: Hashable, function: RegisteredFunction, device: i
 
 
 def note_plan(number: int, key: Hashable, function: RegisteredFunction, plan: object) -> None:
-    """Note that the recorder records calls of the function by itself, as long as ``plan`` lives."""
+    """Note that the recorder records calls of the function without Python while ``plan`` is alive."""
     with _lock:
         entry, gone = _use(number, key, function)
         _numbers.setdefault(key, number)
@@ -121,15 +121,15 @@ def note_plan(number: int, key: Hashable, function: RegisteredFunction, plan: ob
 
 
 def is_full() -> bool:
-    """Whether the functions hold more constants than one table may; trim() then makes room."""
+    """Return whether the functions hold more bytes of constants than allowed; trim() then evicts some."""
     return _bytes > lru_cache.ROOM
 
 
 def trim(device: int, devices: int) -> None:
-    """Remove functions that no graph needs, the least recently used first, until there is room.
+    """Evict functions that no graph needs, least recently used first, until the table is within its limits.
 
-    To be called when nothing is pending on this device, one of ``devices``. A function that comes again has its number
-    again, so that the programs that call it are found.
+    Call it when nothing is pending on ``device``, one of ``devices``. An evicted function that is registered again gets
+    the same number, so that cached programs that call it are found.
     """
     global _trims
     removed: list[Any] = []
@@ -145,7 +145,7 @@ def trim(device: int, devices: int) -> None:
         _trims += 1
         if len(_numbers) > 4 * LIMIT:
             removed += [_numbers.pop(key) for key, number in list(_numbers.items()) if number not in _entries]
-    del removed  # without the lock: an entry may own anything
+    del removed  # outside the lock: destroying an entry may run arbitrary code
 
 
 def _is_idle(entry: _Entry) -> bool:
@@ -153,19 +153,19 @@ def _is_idle(entry: _Entry) -> bool:
 
 
 def bytes_of(nodes: Iterable[Any]) -> int:
-    """The bytes of the constants of all functions that these nodes (of a GraphSpec) call."""
+    """Return the bytes of the constants of all functions that these nodes (of a GraphSpec) call."""
     numbers = {node.args[1][1] for node in nodes if node.op == OP}
     with _lock:
         return sum(_entries[number].function.bytes for number in numbers if number in _entries)
 
 
 def held_bytes() -> int:
-    """The bytes of the constants of all functions that are known."""
+    """Return the bytes of the constants of all registered functions."""
     return _bytes
 
 
 def is_registered(number: int) -> bool:
-    """Whether the function of that number is still there; it is then the most recently used one."""
+    """Return whether a function is still registered; if so, mark it as most recently used."""
     with _lock:
         if number not in _entries:
             return False
@@ -178,8 +178,8 @@ def _function(number: int) -> RegisteredFunction:
         found = _entries.get(number)
     if found is None:
         raise RuntimeError(
-            f"torch_xla::jax_call: function {number} has been forgotten, as more than {LIMIT} others were called since;"
-            " call torch_xla.sync() more often, and the same function rather than ever new ones"
+            f"torch_xla::jax_call: function {number} was evicted after {LIMIT} other functions were called; "
+            "call torch_xla.sync() more often, and reuse one function object instead of creating new ones"
         )
     return found.function
 
@@ -193,14 +193,14 @@ def _jax_call(inputs: Sequence[jax.Array], function: int, name: str) -> list[jax
     found = _function(function)
     return list(
         found.call(*inputs[: found.arity])
-    )  # a call of none has an input all the same: see capture/jax_function.py
+    )  # a call without arguments has one input as well: see capture/jax_function.py
 
 
 _library = torch.library.Library("torch_xla", "FRAGMENT")
 
 
 def define() -> None:
-    """Makes the operator known to torch; once."""
+    """Register the operator with torch, once."""
     _library.impl(
         _library.define("jax_call(Tensor[] inputs, int function, str name) -> Tensor[]"), _jax_call_meta, "Meta"
     )

@@ -1,8 +1,8 @@
-"""Decompositions and solvers of linear algebra.
+"""Lowering rules of matrix decompositions, determinants and linear solvers.
 
-``info`` outputs follow LAPACK: 0 for success, else where the factorisation broke down. The LU decomposition that comes
-with a determinant is that of the transposed matrix if it is real: torch reads a contiguous real matrix as if it were
-column-major, and the gradient formulas rely on that for every tensor that says it is contiguous.
+``info`` outputs follow LAPACK: 0 for success, else the position at which the factorization failed. The LU decomposition
+returned with a determinant is that of the transposed matrix if the matrix is real: torch reads a contiguous real matrix
+as column-major, and its gradient formulas rely on this for every tensor that is contiguous.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def _qr(ctx: LoweringRuleContext, a: jax.Array, mode: str = "reduced") -> Arrays
 
 
 def svd(a: jax.Array, full_matrices: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Singular vectors, values, and the adjoint of the other vectors.
+    """Return left singular vectors, singular values, and the adjoint of the right singular vectors.
 
-    On TPUs those of float32 are computed in complex64, where the imaginary parts stay 0: libtpu (of jax 0.10.2) ends
-    the process at float32, with 64-bit types on ("Check failed: buffer != nullptr"). It takes 16 s for float64.
+    On TPUs float32 matrices are decomposed in complex64, where the imaginary parts remain 0: with 64-bit types enabled,
+    libtpu (of jax 0.10.2) aborts the process for float32 ("Check failed: buffer != nullptr"). The float64
+    decomposition takes 16 s.
     """
 
     def usual(a: jax.Array) -> list[jax.Array]:
@@ -58,17 +59,17 @@ def _svd(
     if compute_uv:
         return svd(a, full_matrices)
     s = lax.linalg.svd(a, compute_uv=False)
-    return jnp.zeros(ctx.outs[0][0], a.dtype), s, jnp.zeros(ctx.outs[2][0], a.dtype)
+    return jnp.zeros(ctx.out_specs[0][0], a.dtype), s, jnp.zeros(ctx.out_specs[2][0], a.dtype)
 
 
 @lower("aten::_linalg_eigh", ctx=True)
 def _eigh(ctx: LoweringRuleContext, a: jax.Array, uplo: str = "L", compute_v: bool = True) -> Arrays:
     vectors, values = lax.linalg.eigh(a, lower=uplo.upper() == "L", symmetrize_input=False)
-    return values, vectors if compute_v else jnp.zeros(ctx.outs[1][0], a.dtype)
+    return values, vectors if compute_v else jnp.zeros(ctx.out_specs[1][0], a.dtype)
 
 
 def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """LU, LAPACK's pivots (from 1) and info: the place, from 1, of the first 0 on U's diagonal."""
+    """Return LU, LAPACK's 1-based pivots, and info: the 1-based position of the first 0 on U's diagonal."""
     lu, pivots, _ = lax.linalg.lu(a)
     singular = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
     if not singular.shape[-1]:
@@ -85,7 +86,7 @@ def _lu_factor(a: jax.Array, pivot: bool = True, check_errors: bool = False) -> 
 
 
 def _permutation(pivots: jax.Array, rows: int) -> jax.Array:
-    """``p`` with ``(P^T b)[i] = b[p[i]]`` for the pivots that torch gives."""
+    """Return the permutation ``p`` with ``(P^T b)[i] = b[p[i]]`` for torch's pivots."""
     return lax.linalg.lu_pivots_to_permutation(pivots - 1, rows)
 
 
@@ -103,7 +104,7 @@ def _permutation_matrix(pivots: jax.Array, rows: int, dtype: object) -> jax.Arra
 def _lu_unpack(
     ctx: LoweringRuleContext, lu: jax.Array, pivots: jax.Array, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> Arrays:
-    p, lower_, upper = (jnp.zeros(shape, lu.dtype) for shape, _ in ctx.outs)
+    p, lower_, upper = (jnp.zeros(shape, lu.dtype) for shape, _ in ctx.out_specs)
     if unpack_data:
         lower_, upper = _triangles(lu)
     return _permutation_matrix(pivots, lu.shape[-2], lu.dtype) if unpack_pivots else p, lower_, upper
@@ -127,7 +128,7 @@ def _triangular(
 
 
 def _solve_lu(lu: jax.Array, pivots: jax.Array, b: jax.Array, *, left: bool, adjoint: bool) -> jax.Array:
-    """Solves with ``P L U`` (or its adjoint) on the left or the right of the unknown."""
+    """Solve with ``P L U`` (or its adjoint) on the left or the right of the unknown."""
     if not left:
         return _adjoint(_solve_lu(lu, pivots, _adjoint(b), left=True, adjoint=not adjoint))
     batch = jnp.broadcast_shapes(lu.shape[:-2], b.shape[:-2])
@@ -147,7 +148,7 @@ def _lu_solve(lu: jax.Array, pivots: jax.Array, b: jax.Array, left: bool = True,
 
 
 def _determinant_lu(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The LU and pivots that the gradients of determinants expect."""
+    """Return the LU and pivots that the gradient formulas of determinants expect."""
     lu, pivots, _ = _lu(a if jnp.iscomplexobj(a) else a.mT)
     return lu, pivots
 
@@ -207,7 +208,7 @@ def _triangular_solve(
     unitriangular: bool = False,
 ) -> Arrays:
     x = _triangular(a, b, upper=upper, transpose=transpose, unit=unitriangular)
-    return x, jnp.broadcast_to(a, ctx.outs[1][0])
+    return x, jnp.broadcast_to(a, ctx.out_specs[1][0])
 
 
 def _factor(a: jax.Array, upper: bool) -> jax.Array:
@@ -216,7 +217,7 @@ def _factor(a: jax.Array, upper: bool) -> jax.Array:
 
 
 def _first_bad_minor(a: jax.Array) -> jax.Array:
-    """The order, from 1, of the first leading minor that is not positive (0 if all are); reads the lower triangle."""
+    """Return the 1-based order of the first leading minor that is not positive, or 0; reads the lower triangle."""
     n = a.shape[-1]
     a = jnp.tril(a) + _adjoint(jnp.tril(a, -1))
 
@@ -236,7 +237,7 @@ def _cholesky_ex(a: jax.Array, upper: bool = False, check_errors: bool = False) 
         return a, jnp.zeros(a.shape[:-2], jnp.int32)
     factor = _factor(a, upper)
     failed = jnp.any(jnp.isnan(factor))
-    # only failures pay for the search
+    # search only if the factorization failed
     place = lambda a: _first_bad_minor(_adjoint(a) if upper else a).astype(jnp.int32)
     info = lax.cond(failed, place, lambda a: jnp.zeros(a.shape[:-2], jnp.int32), a)
     return factor, info

@@ -1,4 +1,4 @@
-"""Householder reflectors and their products with a matrix, the pseudo-inverse and least squares."""
+"""Lowering rules of QR by Householder reflectors (geqrf, ormqr), the pseudo-inverse, and least squares."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _householder_product(a: jax.Array, tau: jax.Array) -> jax.Array:
 
 @lower("aten::ormqr")
 def _ormqr(a: jax.Array, tau: jax.Array, c: jax.Array, left: bool = True, transpose: bool = False) -> jax.Array:
-    """``Q c``, ``Q^H c``, ``c Q`` or ``c Q^H``, with the whole square Q of the reflectors."""
+    """Compute ``Q c``, ``Q^H c``, ``c Q`` or ``c Q^H`` with the full square Q of the reflectors."""
     n = a.shape[-2]
     reflectors = a[..., : tau.shape[-1]]  # further columns belong to R
     square = jnp.pad(reflectors, [(0, 0)] * (a.ndim - 1) + [(0, n - reflectors.shape[-1])])
@@ -39,7 +39,7 @@ def _ormqr(a: jax.Array, tau: jax.Array, c: jax.Array, left: bool = True, transp
 
 @lower("aten::linalg_pinv.atol_rtol_tensor")
 def _pinv(a: jax.Array, atol: Maybe = None, rtol: Maybe = None, hermitian: bool = False) -> jax.Array:
-    """Singular values (or eigenvalues) up to max(atol, rtol * the largest) count as zero."""
+    """Compute the pseudo-inverse; singular values (or eigenvalues) up to max(atol, rtol * largest) count as zero."""
     if not a.size:
         return jnp.zeros(a.mT.shape, a.dtype)
     if hermitian:
@@ -67,16 +67,16 @@ def _geqrf(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _lstsq(
     ctx: LoweringRuleContext, a: jax.Array, b: jax.Array, rcond: float | None = None, driver: str | None = None
 ) -> tuple[jax.Array, ...]:
-    """The shortest of the solutions, for all drivers: singular values up to ``rcond`` times the largest count as 0."""
-    shapes = [shape for shape, _ in ctx.outs]
+    """Return the minimum-norm solution for all drivers; singular values up to ``rcond`` * largest count as 0."""
+    shapes = [shape for shape, _ in ctx.out_specs]
     empty = [jnp.zeros(shape, dtypes.storage_numpy_dtype(ctx.dtype_of(i))) for i, shape in enumerate(shapes)]
     if not a.size:
         return tuple(empty)
     right = b if b.ndim == a.ndim else b[..., None]
     u, values, v = svd(a, full_matrices=False)
     share = float(np.finfo(a.dtype).eps) * max(a.shape[-2:]) if rcond is None else rcond
-    kept = (values > share * jnp.max(values, -1, keepdims=True)) & (values > 0)
-    inverse = jnp.where(kept, 1 / values, 0).astype(a.dtype)[..., None]
+    nonzero = (values > share * jnp.max(values, -1, keepdims=True)) & (values > 0)
+    inverse = jnp.where(nonzero, 1 / values, 0).astype(a.dtype)[..., None]
     precision = precision_for(a.dtype)
     solution = jnp.matmul(
         _adjoint(v), inverse * jnp.matmul(_adjoint(u), right, precision=precision), precision=precision
@@ -86,7 +86,7 @@ def _lstsq(
         rest = right - jnp.matmul(a, solution, precision=precision)
         found[1] = jnp.sum(jnp.square(jnp.abs(rest)), -2).reshape(shapes[1])
     if driver != "gels":
-        found[2] = jnp.sum(kept, -1).astype(empty[2].dtype)
+        found[2] = jnp.sum(nonzero, -1).astype(empty[2].dtype)
     if empty[3].size:
         found[3] = values
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Losses and their gradients: elementwise ones from a table, nll_loss, and the margin losses."""
+"""Lowering rules of loss functions and their gradients: elementwise losses, nll_loss, and the margin losses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _huber_gradient(x: jax.Array, y: jax.Array, delta: float) -> jax.Array:
 
 def _smooth_l1(x: jax.Array, y: jax.Array, beta: float) -> jax.Array:
     distance = jnp.abs(x - y)
-    # beta may be 0, where the first branch is never taken
+    # if beta is 0, the first branch is never selected
     return jnp.where(distance < beta, 0.5 * distance * distance / (beta or 1.0), distance - 0.5 * beta)
 
 
@@ -51,7 +51,7 @@ ELEMENTWISE: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]
 
 
 def _common(*operands: Operand) -> list[jax.Array]:
-    """The operands in the dtype torch computes their loss in."""
+    """Convert the operands to the dtype torch computes their loss in."""
     dtype = opmath(dtypes.storage_numpy_dtype(result_type(*operands)))
     return [convert(x, dtype) for x in operands]
 
@@ -75,7 +75,7 @@ def _backward(gradient: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def _share(grad: jax.Array, count: int, reduction: int) -> jax.Array:
-    """The gradient that reaches each of ``count`` elements before the reduction."""
+    """Return the gradient of each of ``count`` elements before the reduction."""
     return grad / max(count, 1) if reduction == 1 else grad
 
 
@@ -123,18 +123,19 @@ def _class_axis(x: jax.Array) -> int:
 
 
 def _class_weights(target: jax.Array, weight: Maybe, ignore_index: int, dtype: Any) -> jax.Array:
-    """The weight of each target's class, 0 where the target is to be ignored."""
-    kept = target != ignore_index
+    """Return the weight of each target's class, 0 for ignored targets."""
+    is_valid = target != ignore_index
     if weight is None:
-        return kept.astype(dtype)
-    return jnp.where(kept, weight.astype(dtype).at[jnp.where(kept, target, 0)].get(mode="fill"), 0)
+        return is_valid.astype(dtype)
+    return jnp.where(is_valid, weight.astype(dtype).at[jnp.where(is_valid, target, 0)].get(mode="fill"), 0)
 
 
 def _gather_targets(x: jax.Array, target: jax.Array, axis: int) -> jax.Array:
-    """The value at each target along the axis. A class that does not exist gives NaN, where torch raises.
+    """Return the value at each target along the axis; NaN for an invalid class, for which torch raises.
 
-    libtpu writes what a gather takes from to HBM: of a vocabulary the logarithms of all probabilities, in float32,
-    which then stay until backward. A sum of all but one zeros is computed with them, and they are nowhere.
+    On TPUs this is a masked sum instead of a gather. libtpu writes the operand of a gather to HBM: for a language model
+    the float32 log-probabilities of the full vocabulary, which are then retained until backward. A masked sum is fused
+    with the computation of the log-probabilities, which are not materialized.
     """
 
     def taken(x: jax.Array, places: jax.Array) -> jax.Array:
@@ -158,7 +159,7 @@ def _nll_loss(
     losses = jnp.where(target == ignore_index, 0, -weights * picked)
     total = jnp.sum(weights)
     out = losses if reduction == 0 else jnp.sum(losses) / (total if reduction == 1 else 1)
-    # torch leaves the total of a batch at 0 where it needs none
+    # without reduction, torch returns a total weight of 0 for a batch
     total = jnp.zeros_like(total) if reduction == 0 and x.ndim > 1 else total
     return out.astype(ctx.dtype), total.astype(ctx.dtype)
 
@@ -183,7 +184,7 @@ def _nll_loss_backward(
     return jnp.where(hit, jnp.expand_dims(share, axis), 0).astype(x.dtype)
 
 
-@lower("aten::multi_margin_loss", bake=("p",))
+@lower("aten::multi_margin_loss", static_args=("p",))
 def _multi_margin_loss(
     x: jax.Array, target: jax.Array, p: int = 1, margin: Operand = 1, weight: Maybe = None, reduction: int = 1
 ) -> jax.Array:
@@ -201,7 +202,7 @@ def _margin_losses(x: jax.Array, target: jax.Array, p: int, margin: Operand, wei
     return jnp.sum(jnp.where(others, excess, 0), 1) / rows.shape[1]
 
 
-@lower("aten::multi_margin_loss_backward", bake=("p",))
+@lower("aten::multi_margin_loss_backward", static_args=("p",))
 def _multi_margin_loss_backward(
     grad: jax.Array,
     x: jax.Array,
@@ -218,7 +219,7 @@ def _multi_margin_loss_backward(
 
 
 def _is_target(target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(which entries of target count: those before the first -1, which classes they name)."""
+    """Return (mask of the valid entries of ``target``, before the first -1; mask of the classes they name)."""
     named = jnp.cumprod(target >= 0, 1).astype(bool)
     rows = lax.broadcasted_iota(jnp.int32, target.shape, 0)
     places = jnp.where(named, target, target.shape[1])

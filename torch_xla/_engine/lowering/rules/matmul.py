@@ -1,6 +1,6 @@
-"""Matrix products: mm and its relatives, and the ``add*`` forms ``beta * self + alpha * (a @ b)``.
+"""Lowering rules of matrix multiplication: mm, bmm, and the ``add*`` variants ``beta * self + alpha * (a @ b)``.
 
-``precision_for`` is the one place that says how exactly products are computed; convolutions ask it too.
+``precision_for`` determines the precision of matrix multiplications and of convolutions.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Product = Callable[..., jax.Array]
 _MATRIX: lax.DotDimensionNumbers = (((1,), (0,)), ((), ()))
 _BATCH: lax.DotDimensionNumbers = (((2,), (1,)), ((0,), (0,)))
 _VECTOR: lax.DotDimensionNumbers = (((0,), (0,)), ((), ()))
-_HANDLERS = {(2, 2, _MATRIX): "mm", (3, 3, _BATCH): "bmm"}  # by the numbers of dimensions of both
+_CPU_KERNELS = {(2, 2, _MATRIX): "mm", (3, 3, _BATCH): "bmm"}  # CPU kernels by the ranks of both operands
 _MATRIX_VECTOR = (((1,), (0,)), ((), ()))
 _SUM_OF_BATCH = (((0, 2), (0, 1)), ((), ()))
 
-#: Products of numbers from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
+#: Multiplications from which ATen's CPU kernel is worth a call (docs/cpu_kernels.md).
 _LEAST_PRODUCTS = 1 << 22
 
 
 class Precision(NamedTuple):
-    """How exactly a program computes products of factors with 32 bits and more."""
+    """The precision of matrix multiplications and convolutions of operands with 32 or more bits."""
 
     products: lax.Precision = lax.Precision.HIGHEST
     convolutions: lax.Precision = lax.Precision.HIGHEST
@@ -49,7 +49,7 @@ _precision: ContextVar[Precision] = ContextVar("precision", default=EXACT)
 
 @contextmanager
 def precision_scope(value: Precision) -> Iterator[None]:
-    """The programs that this thread traces in the block compute their products so; elsewhere fully, as torch does."""
+    """Set the precision of programs that this thread traces in the block; the default is the highest, as in torch."""
     token = _precision.set(value)
     try:
         yield
@@ -58,32 +58,32 @@ def precision_scope(value: Precision) -> Iterator[None]:
 
 
 def precision_for(dtype: np.dtype, convolution: bool = False) -> lax.Precision | None:
-    """What the program being traced asks for; 16-bit factors have one precision only."""
+    """Return the precision for the program being traced; None for 16-bit operands, which have only one precision."""
     if dtypes.is_reduced_floating(dtype):
         return None
     return _precision.get().convolutions if convolution else _precision.get().products
 
 
 def matmul_rule(dimensions: lax.DotDimensionNumbers) -> Product:
-    """The product of a family: ``(a, b, dtype of the result or None)`` -> array. Sums are kept in float32 at least."""
+    """Return the function ``(a, b, dtype of the result or None)`` -> ``a @ b``, accumulated in float32 or wider."""
 
     def multiply(a: jax.Array, b: jax.Array, dtype: np.dtype | None = None) -> jax.Array:
-        def by_xla(a: jax.Array, b: jax.Array) -> list[jax.Array]:
+        def xla_lowering(a: jax.Array, b: jax.Array) -> list[jax.Array]:
             return [_dot(a, b, dimensions, dtype)]
 
-        handler = _HANDLERS.get((a.ndim, b.ndim, dimensions)) if dtype in (None, a.dtype) else None
-        if handler is None or not cpu_kernel_call.is_profitable(math.prod(a.shape) * b.shape[-1], _LEAST_PRODUCTS):
-            return by_xla(a, b)[0]
+        kernel = _CPU_KERNELS.get((a.ndim, b.ndim, dimensions)) if dtype in (None, a.dtype) else None
+        if kernel is None or not cpu_kernel_call.is_profitable(math.prod(a.shape) * b.shape[-1], _LEAST_PRODUCTS):
+            return xla_lowering(a, b)[0]
         if not cpu_kernel_call.all_bfloat16(a, b) or 0 in (*a.shape, *b.shape):  # in float32 XLA is as fast
-            return by_xla(a, b)[0]
+            return xla_lowering(a, b)[0]
         out = jax.ShapeDtypeStruct((*a.shape[:-1], b.shape[-1]), a.dtype)
-        return cpu_kernel_call.cpu_kernel_call(handler, by_xla, [a, b], [out])[0]
+        return cpu_kernel_call.cpu_kernel_call(kernel, xla_lowering, [a, b], [out])[0]
 
     return multiply
 
 
 def _dot(a: jax.Array, b: jax.Array, dimensions: lax.DotDimensionNumbers, dtype: np.dtype | None) -> jax.Array:
-    """lax.dot_general; on TPUs, whose compiler has no products of 64-bit integers, those as a sum of products."""
+    """Compute lax.dot_general; for 64-bit integers on TPUs, whose compiler does not support them, multiply and sum."""
 
     def usual(a: jax.Array, b: jax.Array) -> jax.Array:
         return lax.dot_general(a, b, dimensions, precision=precision_for(a.dtype), preferred_element_type=dtype)
@@ -103,15 +103,15 @@ def _dot(a: jax.Array, b: jax.Array, dimensions: lax.DotDimensionNumbers, dtype:
 
 
 def _free_dims(x: jax.Array, *dimensions: Sequence[int]) -> list[int]:
-    """The dimensions that are in none of these."""
+    """Return the dimensions of ``x`` that are neither contracted nor batch dimensions."""
     return [i for i in range(x.ndim) if all(i not in some for some in dimensions)]
 
 
 def addmm_rule(multiply: Product) -> Callable[..., jax.Array]:
-    """The rule ``beta * self + alpha * multiply(a, b)``."""
+    """Return the rule ``beta * self + alpha * multiply(a, b)``."""
 
     def rule(self: jax.Array, a: jax.Array, b: jax.Array, beta: Operand = 1, alpha: Operand = 1) -> jax.Array:
-        # With no factors the sum rounds the same in 16 bits, and XLA fuses the bias into the product's kernel.
+        # Without factors the sum rounds the same in 16 bits, and XLA fuses the bias into the matmul kernel.
         wide = a.dtype if _is_scalar(alpha, 1) and (_is_scalar(beta, 0) or _is_scalar(beta, 1)) else opmath(a.dtype)
         return add_scaled(self, multiply(a, b, wide), beta, alpha).astype(a.dtype)
 
@@ -123,7 +123,7 @@ def _is_scalar(x: Operand, value: int) -> bool:
 
 
 def add_scaled(self: jax.Array, value: jax.Array, beta: Operand, alpha: Operand) -> jax.Array:
-    """``beta * self + alpha * value`` in the dtype of ``value``; a beta of 0 hides NaNs in ``self``."""
+    """Compute ``beta * self + alpha * value`` in the dtype of ``value``; a beta of 0 ignores NaNs in ``self``."""
     if not _is_scalar(alpha, 1):
         value = value * convert(alpha, value.dtype)
     if _is_scalar(beta, 0):
@@ -171,7 +171,10 @@ register("aten::vdot", lambda a, b: matmul_rule(_VECTOR)(jnp.conj(a), b))
 
 @lower("aten::linear")
 def _linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """``input`` (..., k) by the transpose of ``weight`` (n, k) or (k,), plus ``bias`` (n,) or (): (..., n) or (...)."""
+    """Compute ``input @ weight.T + bias``.
+
+    ``input`` is (..., k), ``weight`` (n, k) or (k,), ``bias`` (n,) or (); the result is (..., n) or (...).
+    """
     rows = input.reshape(math.prod(input.shape[:-1]), input.shape[-1])
     columns = weight.reshape(-1, input.shape[-1]).T if weight.size else weight.T
     multiply = matmul_rule(_MATRIX)
@@ -203,7 +206,7 @@ def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _ragged_dot(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Each of the groups of rows of ``a`` (m, k) by its matrix of ``b`` (g, k, n)."""
+    """Multiply each group of rows of ``a`` (m, k) with its matrix of ``b`` (g, k, n)."""
     return lax.ragged_dot(a, b, sizes, precision=precision_for(a.dtype))
 
 
@@ -216,7 +219,7 @@ def _grouped_mm(
     bias: Any = None,
     dtype: Any = None,
 ) -> jax.Array:
-    """Products by groups, which end at ``ends``: of the rows of a, the columns of b, or what is summed over."""
+    """Multiply by groups that end at ``ends``: groups of rows of a, of columns of b, or of the contracted dimension."""
     if ends is None:
         return matmul_rule(_BATCH)(a, b).astype(ctx.dtype)
     sizes = jnp.diff(ends, prepend=0).astype(np.int32)

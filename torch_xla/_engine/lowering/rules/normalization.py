@@ -1,7 +1,7 @@
-"""Batch, layer and group normalisation with their gradients, and renorm.
+"""Lowering rules of batch, layer and group normalization, their gradients, and renorm.
 
-All three normalise over some axes and scale afterwards, and share the gradient of the first step. Statistics are kept
-in whatever dtype and shape torch promises for them (they differ between devices).
+All three normalize over some axes and then scale, and share the gradient of the first step. Statistics have the dtype
+and shape of their output specs, which differ between devices.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch_xla._engine.lowering.registry import LoweringRuleContext, Operand, lo
 Maybe = jax.Array | None
 Ints = Sequence[int]
 
-#: Numbers from which on a handler on the CPU is worth a call (docs/cpu_kernels.md).
+#: Elements from which a CPU kernel is worth a call (docs/cpu_kernels.md).
 _LEAST_NUMBERS = 1 << 11
 
 
 def _statistics(x: jax.Array, axes: Ints) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance, dimensions kept. Two passes: a difference of moments would lose digits."""
+    """Compute mean and variance with keepdims, in two passes: a difference of moments would lose precision."""
     mean = jnp.mean(x, axes, keepdims=True)
     return mean, jnp.mean(jnp.square(x - mean), axes, keepdims=True)
 
@@ -41,30 +41,30 @@ def _scale(x: jax.Array, weight: Maybe, bias: Maybe) -> jax.Array:
 
 
 def _normalized_gradient(grad: jax.Array, normal: jax.Array, rstd: jax.Array, axes: Ints) -> jax.Array:
-    """The gradient of ``normal = (x - mean(x)) * rstd(x)`` in x."""
+    """Compute the gradient of ``normal = (x - mean(x)) * rstd(x)`` with respect to x."""
     return rstd * (grad - jnp.mean(grad, axes, keepdims=True) - normal * jnp.mean(grad * normal, axes, keepdims=True))
 
 
 def _cast_to_specs(ctx: LoweringRuleContext, *values: Maybe) -> tuple[Maybe, ...]:
-    """The values in the promised dtypes and shapes; None where torch promises nothing."""
+    """Convert the values to the dtypes and shapes of the output specs; None for undefined results."""
 
     def cast(value: Maybe, shape: tuple[int, ...], dtype: torch.dtype | None) -> Maybe:
         if value is None or dtype is None:
             return None
         value = value.astype(dtypes.storage_numpy_dtype(dtype))
-        # outside training some devices promise empty statistics
+        # some devices declare empty statistics outside of training
         return jnp.zeros(shape, value.dtype) if 0 in shape else value.reshape(shape)
 
-    return tuple(cast(value, *out) for value, out in zip(values, ctx.outs, strict=True))
+    return tuple(cast(value, *out) for value, out in zip(values, ctx.out_specs, strict=True))
 
 
 def _gradients(ctx: LoweringRuleContext, mask: Sequence[bool], *values: jax.Array) -> tuple[Maybe, ...]:
-    """Those of the values that the mask asks for, as promised; None for the others."""
+    """Return the gradients that the mask requests, converted to their output specs; None for the others."""
     return _cast_to_specs(ctx, *(value if wanted else None for value, wanted in zip(values, mask, strict=True)))
 
 
-def _pays(x: jax.Array, *others: Maybe) -> bool:
-    """Whether a handler is to compute it on a CPU."""
+def _is_profitable(x: jax.Array, *others: Maybe) -> bool:
+    """Return whether to call a CPU kernel."""
     arrays = [x, *(other for other in others if other is not None)]
     return x.size > 0 and cpu_kernel_call.is_profitable(x.size, _LEAST_NUMBERS) and cpu_kernel_call.all_float32(*arrays)
 
@@ -83,7 +83,7 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Maybe, Maybe, Maybe, Maybe, Maybe]:
-    """The output, the mean and 1 / deviation that made it, and the new running statistics."""
+    """Return the output, the mean and reciprocal deviation used for it, and the new running statistics."""
     wide = widen(x)
     if training or running_mean is None or running_var is None:
         mean, var = _batch_statistics(wide)
@@ -103,34 +103,34 @@ def _batch_norm(
 
 
 def _batch_statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of each channel, dimensions kept."""
-    if not _pays(x):
+    """Compute mean and variance of each channel, with keepdims."""
+    if not _is_profitable(x):
         return _statistics(x, (0, *range(2, x.ndim)))
-    by_xla = lambda x: [found.reshape(-1) for found in _statistics(x, (0, 2))]
+    xla_lowering = lambda x: [found.reshape(-1) for found in _statistics(x, (0, 2))]
     each = jax.ShapeDtypeStruct((x.shape[1],), x.dtype)
-    found = cpu_kernel_call.cpu_kernel_call_in_place("batch_statistics", by_xla, [_channels(x)], [each, each], {})
+    found = cpu_kernel_call.cpu_kernel_call_in_place("batch_statistics", xla_lowering, [_channels(x)], [each, each], {})
     mean, var = (_per_channel(value, x) for value in found)
     return mean, var
 
 
 def _batch_sums(grad: jax.Array, x: jax.Array, mean: jax.Array) -> Sequence[jax.Array]:
-    """For each channel the sums of ``grad``, and of its products with what ``x`` is beyond the mean."""
+    """Compute sum(grad) and sum(grad * (x - mean)) of each channel."""
 
-    def by_xla(grad: jax.Array, x: jax.Array, mean: jax.Array) -> list[jax.Array]:
+    def xla_lowering(grad: jax.Array, x: jax.Array, mean: jax.Array) -> list[jax.Array]:
         axes = (0, *range(2, x.ndim))
         return [jnp.sum(grad, axes), jnp.sum(grad * (x - _per_channel(mean, x)), axes)]
 
-    if not _pays(x, grad, mean):
-        return by_xla(grad, x, mean)
+    if not _is_profitable(x, grad, mean):
+        return xla_lowering(grad, x, mean)
     each = jax.ShapeDtypeStruct(mean.shape, x.dtype)
     found: Sequence[jax.Array] = cpu_kernel_call.cpu_kernel_call_in_place(
-        "batch_gradients", by_xla, [_channels(grad), _channels(x), mean], [each, each], {}
+        "batch_gradients", xla_lowering, [_channels(grad), _channels(x), mean], [each, each], {}
     )
     return found
 
 
 def _channels(x: jax.Array) -> jax.Array:
-    """[images, channels, places]."""
+    """Reshape to [images, channels, positions]."""
     return x.reshape(*x.shape[:2], -1)
 
 
@@ -151,7 +151,7 @@ def _no_stats(ctx: LoweringRuleContext, x: jax.Array, weight: Maybe, bias: Maybe
 
 
 def _with_training(training: bool, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of the forms that have no ``training``, with it before momentum and eps."""
+    """Insert ``training`` before momentum and eps, for overloads without it."""
     return (*args[:-2], training, *args[-2:])
 
 
@@ -215,21 +215,21 @@ def _batch_norm_backward(
 def _layer_norm(
     ctx: LoweringRuleContext, x: jax.Array, shape: Ints, weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[Maybe, ...]:
-    def by_xla(x: jax.Array, weight: Maybe, bias: Maybe) -> list[jax.Array]:
+    def xla_lowering(x: jax.Array, weight: Maybe, bias: Maybe) -> list[jax.Array]:
         wide = widen(x)
         mean, var = _statistics(wide, range(x.ndim - len(shape), x.ndim))
         rstd = lax.rsqrt(var + eps)
         return [_scale((wide - mean) * rstd, weight, bias), mean, rstd]
 
-    if not _pays(x, weight, bias):
-        return _cast_to_specs(ctx, *by_xla(x, weight, bias))
+    if not _is_profitable(x, weight, bias):
+        return _cast_to_specs(ctx, *xla_lowering(x, weight, bias))
     weight = jnp.ones(shape, x.dtype) if weight is None else weight
     bias = jnp.zeros(shape, x.dtype) if bias is None else bias
     each = jax.ShapeDtypeStruct((*x.shape[: x.ndim - len(shape)], *(1,) * len(shape)), x.dtype)
     return _cast_to_specs(
         ctx,
         *cpu_kernel_call.cpu_kernel_call_in_place(
-            "layer_norm", by_xla, [x, weight, bias], [x, each, each], {}, eps=eps
+            "layer_norm", xla_lowering, [x, weight, bias], [x, each, each], {}, eps=eps
         ),
     )
 
@@ -246,18 +246,18 @@ def _layer_norm_backward(
     bias: Maybe,
     mask: Sequence[bool],
 ) -> tuple[Maybe, ...]:
-    def by_xla(grad: jax.Array, x: jax.Array, mean: jax.Array, rstd: jax.Array, weight: Maybe) -> list[jax.Array]:
+    def xla_lowering(grad: jax.Array, x: jax.Array, mean: jax.Array, rstd: jax.Array, weight: Maybe) -> list[jax.Array]:
         outer, inner = range(x.ndim - len(shape)), range(x.ndim - len(shape), x.ndim)
         wide, rstd = widen(grad), widen(rstd)
         normal = (widen(x) - widen(mean)) * rstd
         grad_x = _normalized_gradient(_scale(wide, weight, None), normal, rstd, inner)
         return [grad_x, jnp.sum(wide * normal, outer), jnp.sum(wide, outer)]
 
-    if not _pays(x, grad, mean, rstd, weight) or not any(mask):
-        return _gradients(ctx, mask, *by_xla(grad, x, mean, rstd, weight))
+    if not _is_profitable(x, grad, mean, rstd, weight) or not any(mask):
+        return _gradients(ctx, mask, *xla_lowering(grad, x, mean, rstd, weight))
     weight = jnp.ones(shape, x.dtype) if weight is None else weight
     outs = [out for out, wanted in zip((x, weight, weight), mask, strict=True) if wanted]
-    some = lambda *arrays: [found for found, wanted in zip(by_xla(*arrays), mask, strict=True) if wanted]
+    some = lambda *arrays: [found for found, wanted in zip(xla_lowering(*arrays), mask, strict=True) if wanted]
     found = iter(
         cpu_kernel_call.cpu_kernel_call_in_place(
             "layer_norm_backward", some, [grad, x, mean, rstd, weight], outs, {}, mask=mask
@@ -307,7 +307,7 @@ def _group_norm_backward(
     return _gradients(ctx, mask, grad_x, jnp.sum(wide * normal, (0, 3)), jnp.sum(wide, (0, 3)))
 
 
-@lower("aten::renorm", bake=("p",))
+@lower("aten::renorm", static_args=("p",))
 def _renorm(x: jax.Array, p: float, dim: int, maxnorm: Operand) -> jax.Array:
     wide = widen(x)
     axes = tuple(i for i in range(x.ndim) if i != dim % x.ndim)

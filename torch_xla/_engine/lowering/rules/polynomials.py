@@ -1,4 +1,4 @@
-"""Orthogonal polynomials: of degree ``n`` (a tensor, too) at ``x``, by their recurrences, as torch computes them."""
+"""Lowering rules of orthogonal polynomials of degree ``n`` (possibly a tensor) at ``x``, by torch's recurrences."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def _polynomial(recurrence: Recurrence, shifted: bool = False) -> Function:
     first, following = recurrence
 
     def function(x: jax.Array, n: jax.Array) -> jax.Array:
-        # Counted in int64, as torch does: a float32 stays where it is at 2**24. What int64 cannot hold is its smallest
-        # number on the CPU, of which the value is 0.
-        whole = jnp.where(jnp.abs(n) < 2.0**63, n, -1).astype(jnp.int64)
-        x, n = jnp.broadcast_arrays(2 * x - 1 if shifted else x, whole)
+        # Count in int64, as torch does: incrementing a float32 has no effect from 2**24. Degrees out of the range of
+        # int64 convert to its smallest number on the CPU, for which the value is 0.
+        degree = jnp.where(jnp.abs(n) < 2.0**63, n, -1).astype(jnp.int64)
+        x, n = jnp.broadcast_arrays(2 * x - 1 if shifted else x, degree)
 
         def step(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             k, p, q = state

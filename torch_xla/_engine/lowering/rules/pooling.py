@@ -1,7 +1,7 @@
-"""Max and average pooling over windows of fixed size, with and without gradients; max_unpool.
+"""Lowering rules of max and average pooling over windows of fixed size, their gradients, and max_unpool.
 
-Values come from reduce_window. The flat indices that torch returns beside a maximum are a program of their own, so
-that XLA drops it where nobody reads them. Adaptive pooling is in adaptive_pooling.py.
+Values are computed by reduce_window. The flat indices that torch returns with a maximum are computed separately, so
+that XLA eliminates that code if they are unused. Adaptive pooling is in adaptive_pooling.py.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch_xla._engine.lowering.registry import lower
 from torch_xla._engine.lowering.sliding_windows import SlidingWindows, lowest
 
 Ints = Sequence[int]
-# Above this window size one comparison per element of the window makes a larger program than it is worth.
+# Above this window size, a program with one comparison per window element is too large.
 _MOST_UNROLLED = 64
 
-#: Gradients of windows from which on ATen's kernel on the CPU is worth a call (docs/cpu_kernels.md).
+#: Number of window gradients from which ATen's CPU kernel is worth a call (docs/cpu_kernels.md).
 _LEAST_GRADIENTS = 1 << 15
 
 
@@ -41,14 +41,16 @@ def _max_pool(n: int) -> Callable[..., Any]:
     ) -> tuple[jax.Array, jax.Array]:
         windows = SlidingWindows.over(x, n, kernel, stride, padding, dilation, ceil_mode)
         if not windows.disjoint:
-            x = cpu_kernel_call.materialize(x)  # else XLA pads what it computes, on one thread
+            x = cpu_kernel_call.materialize(
+                x
+            )  # otherwise XLA fuses the computation of x with its padding, on one thread
         return windows.reduce(x, lowest(x.dtype), lax.max), max_indices(x, windows).astype(jnp.int64)
 
     return rule
 
 
 def max_indices(x: jax.Array, windows: SlidingWindows) -> jax.Array:
-    """For every window, the flat index within the spatial dimensions of its first maximum (its last NaN)."""
+    """Return the flat spatial index of the first maximum (last NaN) of every window."""
     if math.prod(windows.kernel) > _MOST_UNROLLED:
         return _max_indices_large(x, windows)
     (offset, best), *rest = windows.taps(x, lowest(x.dtype))
@@ -60,7 +62,7 @@ def max_indices(x: jax.Array, windows: SlidingWindows) -> jax.Array:
     flat = jnp.zeros(best.shape, jnp.int32)
     for i, (size, s, p, d) in enumerate(windows.each("size", "stride", "padding", "dilation")):
         start = lax.broadcasted_iota(jnp.int32, best.shape, best.ndim - windows.n + i) * s - p
-        # the first tap may stand in the padding of a window that is -inf throughout: move to the first real element
+        # if a window is all -inf, the first tap may be in the padding: move to the first element of the image
         first = jnp.where(start < 0, start + (-start + d - 1) // d * d, start)
         position = start + chosen[i] * d
         flat = flat * size + jnp.where(position < 0, first, position)
@@ -84,7 +86,7 @@ def _max_indices_large(x: jax.Array, windows: SlidingWindows) -> jax.Array:
 def scatter(
     values: jax.Array, indices: jax.Array, n: int, space: Ints, *, add: bool, unique: bool = False
 ) -> jax.Array:
-    """An array whose last ``n`` dimensions are ``space``: values put (or added) at flat indices into them, else 0."""
+    """Write (or add) values at flat indices into zeros whose last ``n`` dimensions are ``space``."""
     lead, area = values.shape[: values.ndim - n], math.prod(space)
     rows = math.prod(lead)
     index = jnp.int32 if rows * area <= np.iinfo(np.int32).max else jnp.int64
@@ -114,16 +116,16 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
         def scattered(grad: jax.Array, indices: jax.Array, _: jax.Array) -> jax.Array:
             return scatter(widen(grad), indices, n, space, add=True, unique=windows.disjoint).astype(grad.dtype)
 
-        def by_xla(grad: jax.Array, indices: jax.Array, x: jax.Array) -> list[jax.Array]:
+        def xla_lowering(grad: jax.Array, indices: jax.Array, x: jax.Array) -> list[jax.Array]:
             if set(windows.dilation) != {1}:
                 return [scattered(grad, indices, x)]
             selected = lambda grad, _, x: _max_pool_grad_by_vjp(windows, grad, x)
             return [lax.platform_dependent(grad, indices, x, cpu=scattered, default=selected)]
 
-        if not _pays(n, windows, grad) or indices.dtype != np.int64:
-            return by_xla(grad, indices, x)[0]
+        if not _is_profitable(n, windows, grad) or indices.dtype != np.int64:
+            return xla_lowering(grad, indices, x)[0]
         return cpu_kernel_call.cpu_kernel_call(
-            "max_pool2d_with_indices_backward", by_xla, [grad, indices], [x], default_only=[x],
+            "max_pool2d_with_indices_backward", xla_lowering, [grad, indices], [x], default_only=[x],
             kernel=windows.kernel, stride=windows.stride, padding=windows.padding, dilation=windows.dilation,
             ceil_mode=ceil_mode,
         )[0]  # fmt: skip
@@ -132,19 +134,20 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
 
 
 def _max_pool_grad_by_vjp(windows: SlidingWindows, grad: jax.Array, x: jax.Array) -> jax.Array:
-    """The gradient of the maxima of windows, which are looked for once more: nobody needs their indices then.
+    """Compute the gradient of max pooling by searching the maxima again, which makes their indices unnecessary.
 
-    A scatter to indices anywhere is slow on accelerators, and over a mesh XLA gathers all of it: it cannot see that
-    each image has its own. What a window with several NaN gives to which of them is not the CPU's.
+    A scatter to arbitrary indices is slow on accelerators. Over a mesh XLA all-gathers its operands, because it cannot
+    infer that the indices of each image are separate. The distribution of the gradient over several NaNs of a window
+    differs from the CPU's.
     """
-    lead = (1,) * (windows.n + 2 - x.ndim)  # libtpu wants two dimensions before those of the windows
+    lead = (1,) * (windows.n + 2 - x.ndim)  # libtpu requires two dimensions before those of the windows
     _, vjp = jax.vjp(lambda x: windows.reduce(x, lowest(x.dtype), lax.max), x.reshape(*lead, *x.shape))
     (found,) = vjp(grad.reshape(*lead, *grad.shape))
     return found.astype(grad.dtype).reshape(x.shape)
 
 
-def _pays(n: int, windows: SlidingWindows, grad: jax.Array) -> bool:
-    """Whether ATen's kernel is to compute a gradient on a CPU. Without sums XLA is as fast, or faster."""
+def _is_profitable(n: int, windows: SlidingWindows, grad: jax.Array) -> bool:
+    """Return whether to call ATen's CPU kernel for a gradient; for windows that do not overlap XLA is as fast."""
     overlap = n == 2 and not windows.disjoint
     return (
         overlap
@@ -159,7 +162,7 @@ def _average(x: jax.Array, windows: SlidingWindows, count_pad: bool, divisor: in
 
 
 def _counts(windows: SlidingWindows, count_pad: bool, divisor: int | None) -> NDArray[Any]:
-    """By how much each window's sum is divided."""
+    """Return the divisor of each window's sum."""
     if divisor is not None:
         return np.asarray(divisor)
     counts = np.ones((1,) * windows.n, np.int64)
@@ -205,16 +208,16 @@ def _avg_pool_backward(n: int) -> Callable[..., Any]:
         windows, shape = SlidingWindows.over(x, n, kernel, stride, padding, (1,), ceil_mode), x.shape
         average = lambda x: _average(x, windows, count_pad, divisor)
 
-        def by_xla(grad: jax.Array) -> list[jax.Array]:
+        def xla_lowering(grad: jax.Array) -> list[jax.Array]:
             wide = widen(grad)
             (result,) = jax.linear_transpose(average, jax.ShapeDtypeStruct(shape, wide.dtype))(wide)
             return [result.astype(grad.dtype)]
 
-        if not _pays(n, windows, grad):
-            return by_xla(grad)[0]
+        if not _is_profitable(n, windows, grad):
+            return xla_lowering(grad)[0]
         options: dict[str, Any] = {} if divisor is None else {"divisor": divisor}
         return cpu_kernel_call.cpu_kernel_call(
-            "avg_pool2d_backward", by_xla, [grad], [x],
+            "avg_pool2d_backward", xla_lowering, [grad], [x],
             kernel=windows.kernel, stride=windows.stride, padding=windows.padding, ceil_mode=ceil_mode,
             count_pad=count_pad, **options,
         )[0]  # fmt: skip

@@ -1,6 +1,6 @@
-"""Random numbers of continuous distributions.
+"""Lowering rules of random numbers of continuous distributions: rand, randn, uniform, normal, exponential, gamma.
 
-Each call draws from its own key, so that no operator's numbers depend on another's.
+Each call has a separate PRNG key, so that the numbers of one operator do not depend on other operators.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch_xla._engine.lowering.registry import LoweringRuleContext, Operand, lo
 
 
 def _unit(context: LoweringRuleContext, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """Uniform numbers of [0, 1). Drawn in ``dtype`` itself: rounding to 16 bits afterwards could give 1."""
+    """Draw uniform numbers in [0, 1), in ``dtype`` itself: rounding to 16 bits afterwards could return 1."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return lax.complex(*jax.random.uniform(context.key(), (2, *shape), np.finfo(dtype).dtype))
     return jax.random.uniform(context.key(), shape, dtype)
 
 
 def _open_unit(context: LoweringRuleContext) -> jax.Array:
-    """Uniform numbers of (0, 1), in a dtype to take logarithms in; as many as the first result has."""
+    """Draw uniform numbers in (0, 1), in the shape of the first result and a dtype suitable for logarithms."""
     dtype = opmath(context.dtype) if jnp.issubdtype(context.dtype, jnp.inexact) else np.dtype(np.float32)
-    # Half a step above the grid that starts at 0: neither end is met, and no number lies apart from the others.
+    # A grid shifted by half a step from 0 contains neither end, and its numbers are evenly spaced.
     return jax.random.uniform(context.key(), context.shape, dtype) + float(np.finfo(dtype).eps) / 2
 
 
@@ -35,58 +35,78 @@ def _standard_normal(context: LoweringRuleContext) -> jax.Array:
     return jax.random.normal(context.key(), context.shape, opmath(context.dtype))
 
 
-@lower("aten::rand", "aten::rand.generator", "aten::rand_like", "aten::rand_like.generator", random=True, each=True)
+@lower(
+    "aten::rand",
+    "aten::rand.generator",
+    "aten::rand_like",
+    "aten::rand_like.generator",
+    random=True,
+    elementwise_random=True,
+)
 def _rand(context: LoweringRuleContext, *_: Any) -> jax.Array:
     return _unit(context, context.shape, context.dtype)
 
 
-@lower("aten::randn", "aten::randn.generator", "aten::randn_like", "aten::randn_like.generator", random=True, each=True)
+@lower(
+    "aten::randn",
+    "aten::randn.generator",
+    "aten::randn_like",
+    "aten::randn_like.generator",
+    random=True,
+    elementwise_random=True,
+)
 def _randn(context: LoweringRuleContext, *_: Any) -> jax.Array:
     return convert(_standard_normal(context), context.dtype)
 
 
-@lower("aten::uniform", random=True, each=True)
+@lower("aten::uniform", random=True, elementwise_random=True)
 def _uniform(
     context: LoweringRuleContext, x: jax.Array, low: float = 0.0, high: float = 1.0, generator: Any = None
 ) -> jax.Array:
     compute = opmath(context.dtype)
-    first = complex(low, low) if context.torch_dtype.is_complex else low  # of either part
+    first = complex(low, low) if context.torch_dtype.is_complex else low  # of the real and the imaginary part
     scaled = first + (high - low) * convert(_unit(context, context.shape, context.dtype), compute)
     return convert(scaled, context.dtype)
 
 
-@lower("aten::normal_functional", random=True, each=True)
+@lower("aten::normal_functional", random=True, elementwise_random=True)
 def _normal_like(
     context: LoweringRuleContext, x: jax.Array, mean: float = 0.0, std: float = 1.0, generator: Any = None
 ) -> jax.Array:
     return convert(mean + std * _standard_normal(context), context.dtype)
 
 
-@lower("aten::normal.Tensor_Tensor", "aten::normal.Tensor_float", "aten::normal.float_Tensor", random=True, each=True)
-@lower("aten::normal.float_float", random=True, each=True)
+@lower(
+    "aten::normal.Tensor_Tensor",
+    "aten::normal.Tensor_float",
+    "aten::normal.float_Tensor",
+    random=True,
+    elementwise_random=True,
+)
+@lower("aten::normal.float_float", random=True, elementwise_random=True)
 def _normal(context: LoweringRuleContext, mean: Operand = 0.0, std: Operand = 1.0, *_: Any) -> jax.Array:
     compute = opmath(context.dtype)
     return convert(convert(mean, compute) + convert(std, compute) * _standard_normal(context), context.dtype)
 
 
-@lower("aten::log_normal", random=True, each=True)
+@lower("aten::log_normal", random=True, elementwise_random=True)
 def _log_normal(
     context: LoweringRuleContext, x: jax.Array, mean: float = 1.0, std: float = 2.0, generator: Any = None
 ) -> jax.Array:
     return convert(lax.exp(mean + std * _standard_normal(context)), context.dtype)
 
 
-@lower("aten::exponential", random=True, each=True)
+@lower("aten::exponential", random=True, elementwise_random=True)
 def _exponential(context: LoweringRuleContext, x: jax.Array, lambd: float = 1.0, generator: Any = None) -> jax.Array:
     return convert(-lax.log(_open_unit(context)) / lambd, context.dtype)
 
 
-@lower("aten::geometric", random=True, each=True)
+@lower("aten::geometric", random=True, elementwise_random=True)
 def _geometric(context: LoweringRuleContext, x: jax.Array, p: float, generator: Any = None) -> jax.Array:
     return convert(jnp.ceil(lax.log(_open_unit(context)) / math.log1p(-p)), context.dtype)
 
 
-@lower("aten::cauchy", random=True, each=True)
+@lower("aten::cauchy", random=True, elementwise_random=True)
 def _cauchy(
     context: LoweringRuleContext, x: jax.Array, median: float = 0.0, sigma: float = 1.0, generator: Any = None
 ) -> jax.Array:
@@ -115,7 +135,10 @@ def _rrelu(
     context: LoweringRuleContext, x: jax.Array, noise: jax.Array, low: Operand = 0.125, high: Operand = 1 / 3,
     training: bool = False, generator: Any = None,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """leaky_relu with a slope drawn for each element, or the mean one; the noise is the slopes, 1 where positive."""
+    """Compute rrelu: leaky_relu with a random slope per element, or the mean slope; also return the slopes as noise.
+
+    The noise is 1 for positive elements.
+    """
     wide, low, high = (convert(a, opmath(context.dtype)) for a in (x, low, high))
     if not training:
         return convert(jnp.where(wide > 0, wide, wide * (low + high) / 2), x.dtype), noise

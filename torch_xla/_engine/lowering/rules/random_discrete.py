@@ -1,4 +1,4 @@
-"""Random numbers of discrete distributions: coins, dropout, whole numbers, permutations, counts, choices."""
+"""Lowering rules of discrete random numbers: bernoulli, dropout, randint, randperm, poisson, binomial, multinomial."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from torch_xla._engine.lowering.registry import LoweringRuleContext, lower
 
 
 def _coins(context: LoweringRuleContext, p: jax.Array | float, shape: tuple[int, ...]) -> jax.Array:
-    """True with probability ``p``."""
-    # A Python float would draw 64-bit numbers to compare it with.
+    """Draw booleans that are True with probability ``p``."""
+    # With a Python float, jax would draw 64-bit numbers to compare it with.
     p = convert(p, np.dtype(np.float32) if isinstance(p, float) else opmath(p.dtype))
     return jax.random.bernoulli(context.key(), p, shape)
 
 
-@lower("aten::bernoulli", random=True, each=True)
+@lower("aten::bernoulli", random=True, elementwise_random=True)
 def _bernoulli(context: LoweringRuleContext, p: jax.Array, generator: Any = None) -> jax.Array:
     return convert(_coins(context, p, context.shape), context.dtype)
 
 
-@lower("aten::bernoulli.Tensor", "aten::bernoulli.p", random=True, each=True)
+@lower("aten::bernoulli.Tensor", "aten::bernoulli.p", random=True, elementwise_random=True)
 def _bernoulli_like(
     context: LoweringRuleContext, x: jax.Array, p: jax.Array | float, generator: Any = None
 ) -> jax.Array:
     return convert(_coins(context, p, context.shape), context.dtype)
 
 
-@lower("aten::native_dropout", random=True, each=True)
+@lower("aten::native_dropout", random=True, elementwise_random=True)
 def _native_dropout(
     context: LoweringRuleContext, x: jax.Array, p: float, train: bool | None
 ) -> tuple[jax.Array, jax.Array]:
@@ -50,65 +50,65 @@ def _native_dropout_backward(context: LoweringRuleContext, grad: jax.Array, mask
 
 @lower("aten::_masked_scale")
 def _masked_scale(x: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
-    # A product, not a choice: torch lets the nan of a dropped element through.
+    # A product instead of a select: like torch, it propagates the nan of a dropped element.
     wide = convert(x, opmath(x.dtype))
     return convert(wide * jnp.where(mask, convert(scale, wide.dtype), 0), x.dtype)
 
 
 def _random_integers(context: LoweringRuleContext, low: int, high: int) -> jax.Array:
-    """Whole numbers of [low, high), drawn in 32 bits where they suffice."""
+    """Draw integers in [low, high), in 32 bits if they suffice."""
     small = np.iinfo(np.int32)
     dtype = np.int32 if small.min <= low and high <= small.max else np.int64
-    # 2**63 as an end is one more than int64 holds; randint knows what is meant.
+    # An end of 2**63 exceeds int64 by one; randint accepts it as uint64.
     bounds = np.int64(low), np.uint64(high) if high > np.iinfo(np.int64).max else np.int64(high)
     return convert(jax.random.randint(context.key(), context.shape, *bounds, dtype), context.dtype)
 
 
 def _end(dtype: np.dtype) -> int:
-    """One more than the largest number random_() draws for ``dtype``: floats hold no more whole numbers exactly."""
+    """Return the exclusive upper bound of random_() for ``dtype``; for floats, up to which all integers are exact."""
     if dtypes.is_inexact(dtype):
         return int(2 / torch.finfo(dtypes.torch_dtype_of_storage(dtype)).eps) + 1
     return 2 if dtype == np.bool_ else min(np.iinfo(dtype).max, np.iinfo(np.int64).max) + 1
 
 
-@lower("aten::random", random=True, each=True)
+@lower("aten::random", random=True, elementwise_random=True)
 def _random(context: LoweringRuleContext, x: jax.Array, generator: Any = None) -> jax.Array:
     return _random_integers(context, 0, _end(context.dtype))
 
 
-@lower("aten::random.from", random=True, each=True)
+@lower("aten::random.from", random=True, elementwise_random=True)
 def _random_from(
     context: LoweringRuleContext, x: jax.Array, low: int, high: int | None, generator: Any = None
 ) -> jax.Array:
     return _random_integers(context, low, _end(context.dtype) if high is None else high)
 
 
-@lower("aten::random.to", random=True, each=True)
+@lower("aten::random.to", random=True, elementwise_random=True)
 def _random_to(context: LoweringRuleContext, x: jax.Array, high: int, generator: Any = None) -> jax.Array:
     return _random_integers(context, 0, high)
 
 
-@lower("aten::randint", "aten::randint.generator", random=True, each=True)
+@lower("aten::randint", "aten::randint.generator", random=True, elementwise_random=True)
 def _randint(context: LoweringRuleContext, high: int, *_: Any) -> jax.Array:
     return _random_integers(context, 0, high)
 
 
-@lower("aten::randint.low", "aten::randint.low_generator", random=True, each=True)
+@lower("aten::randint.low", "aten::randint.low_generator", random=True, elementwise_random=True)
 def _randint_low(context: LoweringRuleContext, low: int, high: int, *_: Any) -> jax.Array:
     return _random_integers(context, low, high)
 
 
-@lower("aten::randint_like", "aten::randint_like.generator", random=True, each=True)
+@lower("aten::randint_like", "aten::randint_like.generator", random=True, elementwise_random=True)
 def _randint_like(context: LoweringRuleContext, x: jax.Array, high: int, *_: Any) -> jax.Array:
     return _random_integers(context, 0, high)
 
 
-@lower("aten::randint_like.low_dtype", "aten::randint_like.low_generator_dtype", random=True, each=True)
+@lower("aten::randint_like.low_dtype", "aten::randint_like.low_generator_dtype", random=True, elementwise_random=True)
 def _randint_like_low(context: LoweringRuleContext, x: jax.Array, low: int, high: int, *_: Any) -> jax.Array:
     return _random_integers(context, low, high)
 
 
-@lower("aten::randint_like.Tensor", "aten::randint_like.Tensor_generator", random=True, each=True)
+@lower("aten::randint_like.Tensor", "aten::randint_like.Tensor_generator", random=True, elementwise_random=True)
 def _randint_like_tensor(context: LoweringRuleContext, x: jax.Array, high: jax.Array, *_: Any) -> jax.Array:
     drawn = jax.random.randint(context.key(), context.shape, 0, convert(high, np.dtype(np.int64)), np.int64)
     return convert(drawn, context.dtype)
@@ -141,7 +141,7 @@ def _multinomial(
 
 
 def _with_replacement(context: LoweringRuleContext, weights: jax.Array, count: int) -> jax.Array:
-    """By inversion: the first category whose cumulative weight exceeds a uniform share of the total."""
+    """Sample by inversion: the first category whose cumulative weight exceeds a uniform share of the total."""
     cumulative = jnp.cumsum(weights, axis=-1)
     total = cumulative[..., -1:]
     share = jax.random.uniform(context.key(), context.shape, weights.dtype) * total
@@ -151,12 +151,12 @@ def _with_replacement(context: LoweringRuleContext, weights: jax.Array, count: i
         return jnp.searchsorted(cumulative, share, side="right")
 
     places = (jax.vmap(search) if weights.ndim == 2 else search)(cumulative, share)
-    # Weights that are no distribution, which torch refuses once it has read them, must not give what is no category.
+    # For invalid weights, for which torch raises after reading them, the result must still be a valid category.
     return jnp.minimum(places, weights.shape[-1] - 1)
 
 
 def _without_replacement(context: LoweringRuleContext, weights: jax.Array, count: int) -> jax.Array:
-    """The categories that an exponential race with these rates finishes first."""
+    """Sample the first categories of an exponential race with these rates."""
     times = jax.random.exponential(context.key(), weights.shape, weights.dtype)
     rates = jnp.where(weights > 0, weights / jnp.maximum(times, np.finfo(weights.dtype).tiny), -1)
     return jax.lax.top_k(rates, count)[1]

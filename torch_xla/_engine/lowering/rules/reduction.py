@@ -1,4 +1,4 @@
-"""Reductions: sums, products, means, variances, extremes with their places, any and all, and vector norms.
+"""Lowering rules of reductions: sum, prod, mean, var, max and min with their indices, any, all, and vector norms.
 
 16-bit floats are reduced in float32 and rounded once, as torch does.
 """
@@ -22,12 +22,12 @@ from torch_xla._engine.lowering.rules.views import diagonal
 
 Dims = int | Sequence[int] | None
 
-#: Numbers from which on a handler on the CPU is worth a call (docs/cpu_kernels.md).
+#: Elements from which a CPU kernel is worth a call (docs/cpu_kernels.md).
 _LEAST_NUMBERS = 1 << 11
 
 
 def _total(function: Callable[..., jax.Array], on_bool: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A rule that converts to the promised dtype first, as torch's ``dtype=`` asks, and then reduces."""
+    """Return a rule that converts to the output dtype, as torch's ``dtype=`` does, and then reduces."""
 
     def rule(
         ctx: LoweringRuleContext, x: jax.Array, dim: Dims = None, keepdim: bool = False, dtype: Any = None
@@ -49,19 +49,19 @@ def _nansum(x: jax.Array, over: tuple[int, ...], keepdims: bool) -> jax.Array:
 
 
 def _full_reduction(rule: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The rule of the overload without dims: ``sum(x, *, dtype)``."""
+    """Return the rule of the overload without dims: ``sum(x, *, dtype)``."""
     return lambda ctx, x, dtype=None: rule(ctx, x, None, False, dtype)
 
 
 def _average(
     ctx: LoweringRuleContext, x: jax.Array, dim: Dims = None, keepdim: bool = False, dtype: Any = None
 ) -> jax.Array:
-    # Unlike a sum, torch's mean does not round its elements to a 16-bit dtype= before it adds them up.
+    # Unlike its sum, torch's mean does not round the elements to a 16-bit ``dtype=`` before adding them.
     return convert(_mean(convert(x, opmath(ctx.dtype)), normalize_dims(dim, x.ndim), keepdim), ctx.dtype)
 
 
 def _sum_array(x: jax.Array, over: tuple[int, ...], keepdims: bool) -> jax.Array:
-    """``jnp.sum``; of rows, as for the gradient of a bias, by a handler on the CPU."""
+    """Compute ``jnp.sum``; sums of rows, such as the gradient of a bias, with a CPU kernel."""
     shape = tuple(1 if axis in over else size for axis, size in enumerate(x.shape) if keepdims or axis not in over)
     rows = over == tuple(range(len(over))) and len(over) < x.ndim and x.dtype == np.float32
     if not rows or x.size == 0 or not cpu_kernel_call.is_profitable(x.size, _LEAST_NUMBERS):
@@ -87,7 +87,7 @@ register("aten::trace", lambda ctx, x: _sum(ctx, diagonal(x)), ctx=True)
 
 def _logical(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     def rule(ctx: LoweringRuleContext, x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
-        # Unlike anywhere else, [] means no dim here.
+        # Unlike in other reductions, [] means no dim here.
         over = () if isinstance(dim, Sequence) and not len(dim) else normalize_dims(dim, x.ndim)
         return function(x != 0, over, keepdims=keepdim).astype(ctx.dtype)
 
@@ -112,7 +112,7 @@ _amax, _amin = _extreme(jnp.max), _extreme(jnp.min)
 
 
 def _arg_extremum(largest: bool) -> Callable[..., jax.Array]:
-    """argmax or argmin: the first place, and that of a nan where there is one."""
+    """Return the rule of argmax or argmin: the index of the first extremum, or of a nan."""
     function = lax.argmax if largest else lax.argmin
 
     def rule(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
@@ -121,8 +121,8 @@ def _arg_extremum(largest: bool) -> Callable[..., jax.Array]:
         over = 0 if dim is None else normalize_dim(dim, x.ndim)
         narrow = np.int32 if flat.shape[over] < 2**31 else np.int64
         found = function(flat, over, narrow).astype(np.int64)
-        kept = [1 if dim is None or d == over else n for d, n in enumerate(x.shape)]
-        return found.reshape(kept if keepdim else () if dim is None or x.ndim == 0 else found.shape)
+        kept_shape = [1 if dim is None or d == over else n for d, n in enumerate(x.shape)]
+        return found.reshape(kept_shape if keepdim else () if dim is None or x.ndim == 0 else found.shape)
 
     return rule
 
@@ -143,7 +143,7 @@ register("aten::min.dim", _with_place(_amin, _arg_extremum(largest=False)))
 
 
 def _variance(x: jax.Array, dim: Dims, correction: float | None, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-    """(variance, mean) in two passes, in the dtype torch computes in."""
+    """Compute (variance, mean) in two passes, in the dtype torch computes in."""
     x, over = convert(x, opmath(x.dtype)), normalize_dims(dim, x.ndim)
     mean = _mean(x, over, keepdims=True)
     count = math.prod(x.shape[d] for d in over)
@@ -167,10 +167,10 @@ def _moments(finish: Callable[[jax.Array], jax.Array], with_mean: bool) -> Calla
     return rule
 
 
-register("aten::std.correction", _moments(jnp.sqrt, with_mean=False), ctx=True, bake=("correction",))
-register("aten::std_mean.correction", _moments(jnp.sqrt, with_mean=True), ctx=True, bake=("correction",))
-register("aten::var.correction", _moments(lambda v: v, with_mean=False), ctx=True, bake=("correction",))
-register("aten::var_mean.correction", _moments(lambda v: v, with_mean=True), ctx=True, bake=("correction",))
+register("aten::std.correction", _moments(jnp.sqrt, with_mean=False), ctx=True, static_args=("correction",))
+register("aten::std_mean.correction", _moments(jnp.sqrt, with_mean=True), ctx=True, static_args=("correction",))
+register("aten::var.correction", _moments(lambda v: v, with_mean=False), ctx=True, static_args=("correction",))
+register("aten::var_mean.correction", _moments(lambda v: v, with_mean=True), ctx=True, static_args=("correction",))
 
 
 @lower("aten::logsumexp", ctx=True)
@@ -182,7 +182,7 @@ def logsumexp(ctx: LoweringRuleContext, x: jax.Array, dim: Dims, keepdim: bool =
 
 
 def vector_norm(x: jax.Array, p: float, over: tuple[int, ...], keepdims: bool = False) -> jax.Array:
-    """(sum |x|**p) ** (1/p) and its limits: 0 counts what is not zero, inf and -inf are the extremes."""
+    """Compute (sum |x|**p) ** (1/p) and its limits: p = 0 counts nonzeros, inf and -inf are max and min of |x|."""
     if p == 0:
         return jnp.sum(x != 0, over, keepdims=keepdims).astype(x.real.dtype)
     if p == 2:
@@ -193,8 +193,8 @@ def vector_norm(x: jax.Array, p: float, over: tuple[int, ...], keepdims: bool = 
     return jnp.sum(size if p == 1 else size**p, over, keepdims=keepdims) ** (1 / p)
 
 
-@lower("aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dim_dtype", ctx=True, bake=("p",))
-@lower("aten::linalg_vector_norm", ctx=True, bake=("ord",))
+@lower("aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dim_dtype", ctx=True, static_args=("p",))
+@lower("aten::linalg_vector_norm", ctx=True, static_args=("ord",))
 def norm(
     ctx: LoweringRuleContext,
     x: jax.Array,
@@ -210,14 +210,14 @@ def norm(
     )
 
 
-@lower("aten::norm.Scalar", "aten::norm.ScalarOpt_dtype", ctx=True, bake=("p",))
+@lower("aten::norm.Scalar", "aten::norm.ScalarOpt_dtype", ctx=True, static_args=("p",))
 def norm_of_all(ctx: LoweringRuleContext, x: jax.Array, p: float | None = 2, dtype: Any = None) -> jax.Array:
     return norm(ctx, x, p)
 
 
 @lower("aten::hash_tensor")
 def hash_tensor(x: jax.Array, dim: Dims = None, keepdim: bool = False, mode: int = 0) -> jax.Array:
-    """The exclusive or of all elements, each as 64 bits: those of its float64, or of an integer with its sign."""
+    """Compute the exclusive or of all elements as 64 bits: of float64, or of the sign-extended integer."""
     wide = lax.bitcast_convert_type(x.astype(np.float64), np.uint64) if jnp.issubdtype(x.dtype, jnp.floating) else x
     over = normalize_dims(dim, x.ndim)
     bits = lax.reduce(wide.astype(np.uint64), np.uint64(0), lax.bitwise_xor, over)

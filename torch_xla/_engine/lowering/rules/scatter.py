@@ -1,4 +1,4 @@
-"""Operators that write along one dimension by an index tensor: scatter*, index_add, index_copy, index_reduce, ..."""
+"""Lowering rules of writes along one dimension by an index tensor: scatter*, index_add, index_copy, index_reduce."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METHODS = {
 
 
 def reduction_identity(dtype: np.dtype, method: str) -> np.ndarray:
-    """The value that changes nothing under add, multiply, max or min."""
+    """Return the identity element of add, multiply, max or min."""
     if method in ("add", "multiply"):
         return np.asarray(method == "multiply", dtype)
     if dtype == np.bool_:
@@ -36,7 +36,7 @@ def reduction_identity(dtype: np.dtype, method: str) -> np.ndarray:
 
 
 def reduce_into(x: jax.Array, place: Place, values: jax.Array, reduce: str, include_self: bool) -> jax.Array:
-    """``x`` with the values of each element of ``place`` reduced into it, or instead of it."""
+    """Reduce values into ``place`` of ``x``, including the previous values if ``include_self``, else replacing them."""
     method = METHODS[reduce]
     base = x if include_self else scatter_target(x).at[place].set(reduction_identity(x.dtype, method), **TRUSTED)
     if reduce != "mean":
@@ -49,7 +49,7 @@ def reduce_into(x: jax.Array, place: Place, values: jax.Array, reduce: str, incl
 
 
 def _element_indices(x: jax.Array, dim: int, index: jax.Array) -> Place:
-    """The place of every element of ``index``: its own coordinates, but ``index`` along ``dim``."""
+    """Return the target position of every element of ``index``: its coordinates, with ``index`` along ``dim``."""
     others = jnp.ogrid[tuple(slice(n) for n in index.shape)]
     return tuple(index if d == normalize_dim(dim, x.ndim) else o for d, o in enumerate(others))
 
@@ -58,7 +58,7 @@ def _scatter(
     x: jax.Array, dim: int, index: jax.Array, src: Operand, reduce: str | None = None, include_self: bool = True
 ) -> jax.Array:
     if index.size == 0:
-        return x  # whatever its shape: torch compares that only where there is something to scatter
+        return x  # of any shape: torch checks shapes only if there is something to scatter
     shape, src = x.shape, convert(src, x.dtype)
     x, index = at_least_1d(x), at_least_1d(index)
     if src.ndim:
@@ -79,7 +79,7 @@ register("aten::scatter_reduce.two", _scatter)
 
 
 def _row_indices(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> tuple[Place, jax.Array]:
-    """The place of ``x`` (at least 1-d) that ``index`` names along ``dim``, and ``source`` in the shape of it."""
+    """Return the positions of ``x`` (1-d or more) that ``index`` selects along ``dim``; reshape ``source`` to them."""
     dim, index = normalize_dim(dim, x.ndim), at_least_1d(index)
     return (slice(None),) * dim + (index,), source.reshape(*x.shape[:dim], index.size, *x.shape[dim + 1 :])
 

@@ -1,4 +1,4 @@
-"""Operators that copy, join, pad, repeat and rearrange elements."""
+"""Lowering rules that copy, concatenate, pad, repeat and rearrange elements: cat, stack, pad, roll, tril."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch_xla._engine.lowering.rules.slice_scatter import diagonal_backward
 
 @lower("aten::cat", ctx=True)
 def cat(ctx: LoweringRuleContext, tensors: list[jax.Array], dim: int = 0) -> jax.Array:
-    # torch lets an empty vector stand among tensors of any rank.
-    kept = [x for x in tensors if x.shape != (0,)] or tensors[:1]
-    return lax.concatenate([convert(x, ctx.dtype) for x in kept], normalize_dim(dim, kept[0].ndim))
+    # torch accepts an empty vector among tensors of any rank.
+    nonempty = [x for x in tensors if x.shape != (0,)] or tensors[:1]
+    return lax.concatenate([convert(x, ctx.dtype) for x in nonempty], normalize_dim(dim, nonempty[0].ndim))
 
 
 @lower("aten::stack", "aten::_stack", ctx=True)
@@ -53,7 +53,7 @@ def constant_pad_nd(x: jax.Array, pad: Sequence[int], value: Operand = 0) -> jax
 
 
 def _edges(ndim: int, pad: Sequence[int]) -> list[tuple[int, int]]:
-    """torch's padding, which starts at the last dimension, as (low, high) per dimension."""
+    """Convert torch's padding, which starts at the last dimension, to (low, high) per dimension."""
     pairs = list(zip(pad[::2], pad[1::2], strict=True))
     return [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
 
@@ -121,12 +121,12 @@ def block_diag(ctx: LoweringRuleContext, tensors: list[jax.Array]) -> jax.Array:
     return result
 
 
-def _triangle(keep: Callable[[jax.Array, int], jax.Array]) -> Callable[..., jax.Array]:
+def _triangle(condition: Callable[[jax.Array, int], jax.Array]) -> Callable[..., jax.Array]:
     def rule(x: jax.Array, diagonal: int = 0) -> jax.Array:
         row, column = (lax.broadcasted_iota(np.int32, x.shape[-2:], d) for d in (0, 1))
-        # The diagonal is clamped to the matrix, so that the 32-bit difference cannot overflow.
+        # Clamp the diagonal to the matrix, so that the 32-bit difference cannot overflow.
         place = max(-x.shape[-2], min(diagonal, x.shape[-1]))
-        return jnp.where(keep(column - row, place), x, jnp.zeros((), x.dtype))
+        return jnp.where(condition(column - row, place), x, jnp.zeros((), x.dtype))
 
     return rule
 

@@ -1,4 +1,4 @@
-"""What values are to be for the compiler: spread over a mesh in some way, or computed apart from others."""
+"""Lowering rules of compiler annotations: sharding constraints, memory kinds and optimization barriers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _reshard(x: jax.Array, sharding: int) -> jax.Array:
 
 @lower("torch_xla::to_manual", "torch_xla::from_manual")
 def _manual(x: jax.Array, sharding: int, shape: list[int], transposed: bool) -> jax.Array:
-    """compilation/manual_sharding.py computes them where a graph becomes a program; elsewhere there are no devices with parts."""
-    raise NotImplementedError("manual sharding is there in recorded graphs only, not in functions of jax")
+    """Raise: compilation/manual_sharding.py lowers these ops in graphs; other traces have no mesh to shard over."""
+    raise NotImplementedError("manual sharding is only supported in recorded graphs, not inside jax functions")
 
 
 @lower("torch_xla::shard_alike")
@@ -37,14 +37,14 @@ def _to_memory_kind_rule(x: jax.Array, host: bool) -> jax.Array:
 
 @lower("torch_xla::optimization_barrier")
 def _optimization_barrier(inputs: list[jax.Array]) -> list[jax.Array]:
-    return list(lax.platform_dependent(*inputs, cpu=_as_if_chosen, default=lambda *xs: lax.optimization_barrier(xs)))
+    return list(lax.platform_dependent(*inputs, cpu=_opaque_barrier, default=lambda *xs: lax.optimization_barrier(xs)))
 
 
-def _as_if_chosen(*values: jax.Array) -> tuple[jax.Array, ...]:
-    """The values, of which XLA cannot tell what they are before all of them are there.
+def _opaque_barrier(*values: jax.Array) -> tuple[jax.Array, ...]:
+    """Return the values through a conditional that XLA cannot simplify and that depends on all of them.
 
-    XLA's CPU compiler (jaxlib 0.10.2) drops barriers before it looks for computations that are there twice: nothing
-    would be computed again. It does not know that a square has the remainder 0 or 1 of 4.
+    XLA's CPU compiler (jaxlib 0.10.2) drops optimization barriers before common subexpression elimination, which would
+    undo a recomputation. The condition is always true, but XLA does not know that a square modulo 4 is 0 or 1.
     """
     bits = [_first_bits(x) for x in values if x.size > 0]
     if not bits:

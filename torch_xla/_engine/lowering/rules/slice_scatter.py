@@ -1,7 +1,8 @@
-"""Writes through a view: a copy of a tensor with one slice, row, diagonal or strided part replaced.
+"""Lowering rules of slice_scatter, select_scatter, diagonal_scatter, as_strided_scatter and their backward operators.
 
-The ``*_backward`` operators write into zeros. All of them are pads and selects: a pad puts the part in its place, with
-interior padding where its elements do not lie side by side.
+They return a copy of a tensor with a slice, row, diagonal or strided region replaced; the ``*_backward`` operators
+write into zeros. All of them are pads and selects: a pad positions the values, with interior padding if the elements of
+the region are not contiguous.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jax import lax
 
 from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.dims import normalize_dim
-from torch_xla._engine.lowering.registry import Number, register
+from torch_xla._engine.lowering.registry import ScalarOperand, register
 from torch_xla._engine.lowering.rules.views import (
     diagonal_place,
     dims_by_stride,
@@ -29,25 +30,25 @@ from torch_xla._engine.lowering.rules.views import (
 from torch_xla._engine.lowering.scatter_target import scatter_target
 
 
-def _dilate(src: jax.Array, dim: int, length: int, start: int | Number, step: int) -> jax.Array:
-    """``src`` every ``step`` places of ``dim`` from ``start``, zeros between."""
-    if isinstance(start, Number):
+def _dilate(src: jax.Array, dim: int, length: int, start: int | ScalarOperand, step: int) -> jax.Array:
+    """Place ``src`` at every ``step``-th position of ``dim`` from ``start``, with zeros between."""
+    if isinstance(start, ScalarOperand):
         return _spread_at(src, dim, length, start, step)
     end = start + (src.shape[dim] - 1) * step + 1 if src.shape[dim] else start
     edges = [(start, length - end, step - 1) if d == dim else (0, 0, 0) for d in range(src.ndim)]
     return lax.pad(src, jnp.zeros((), src.dtype), edges)
 
 
-def _spread_at(src: jax.Array, dim: int, length: int, start: Number, step: int) -> jax.Array:
-    # A part, as long as the whole, of what has zeros enough on both sides: it fuses with what reads it.
+def _spread_at(src: jax.Array, dim: int, length: int, start: ScalarOperand, step: int) -> jax.Array:
+    # Pad both sides with enough zeros, then slice the result at a dynamic start: the slice fuses with its consumers.
     rest = length - ((src.shape[dim] - 1) * step + 1)
     around = [(rest, rest, step - 1) if d == dim else (0, 0, 0) for d in range(src.ndim)]
     padded = lax.pad(src, jnp.zeros((), src.dtype), around)
-    return part_at(padded, Number(rest - start.value, int), length, dim)
+    return part_at(padded, ScalarOperand(rest - start.value, int), length, dim)
 
 
-def _choose(x: jax.Array, src: jax.Array, dim: int, first: Number, step: int = 1) -> jax.Array:
-    """``x`` with ``src`` every ``step`` places from ``first``, element by element."""
+def _choose(x: jax.Array, src: jax.Array, dim: int, first: ScalarOperand, step: int = 1) -> jax.Array:
+    """Replace every ``step``-th position of ``x`` from ``first`` by ``src``, with an elementwise select."""
     size = (src.shape[dim] - 1) * step + 1
     position = lax.broadcasted_iota(np.int64, x.shape, dim) - first.value
     written = (position >= 0) & (position < size) & (position % step == 0)
@@ -55,7 +56,7 @@ def _choose(x: jax.Array, src: jax.Array, dim: int, first: Number, step: int = 1
     return jnp.where(written, placed, x)
 
 
-def _place_at(x: jax.Array, src: jax.Array, dim: int, first: Number) -> jax.Array:
+def _place_at(x: jax.Array, src: jax.Array, dim: int, first: ScalarOperand) -> jax.Array:
     index = start_index(first, x.shape[dim])
 
     def update(x: jax.Array, src: jax.Array) -> jax.Array:
@@ -73,15 +74,16 @@ def _join(x: jax.Array, src: jax.Array, dim: int, first: int) -> jax.Array:
     return lax.concatenate([before, src, after], dim)
 
 
-def insert_slice(x: jax.Array, src: jax.Array, dim: int, first: int | Number) -> jax.Array:
-    """``x`` with ``src`` in place of what begins at ``first`` of dimension ``dim``.
+def insert_slice(x: jax.Array, src: jax.Array, dim: int, first: int | ScalarOperand) -> jax.Array:
+    """Replace the slice of ``x`` that starts at ``first`` of dimension ``dim`` by ``src``.
 
-    XLA's CPU compiler (jaxlib 0.10.2) gives wrong values for nested dynamic-update-slices of a value that is read as
-    well, so there the parts are joined; tests/fuzz/test_random_programs.py has the program that shows it.
+    XLA's CPU compiler (jaxlib 0.10.2) computes wrong values for nested dynamic-update-slices of a value that is also
+    read elsewhere, so the CPU lowering concatenates instead. tests/fuzz/test_random_programs.py has a program that
+    shows it.
     """
     if src.shape[dim] == x.shape[dim]:
         return src
-    if isinstance(first, Number):
+    if isinstance(first, ScalarOperand):
         return _place_at(x, src, dim, first)
     joined = functools.partial(_join, dim=dim, first=first)
     updated = functools.partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=dim)
@@ -90,10 +92,15 @@ def insert_slice(x: jax.Array, src: jax.Array, dim: int, first: int | Number) ->
 
 
 def slice_scatter(
-    x: jax.Array, src: jax.Array, dim: int = 0, start: int | Number | None = None, end: int | None = None, step: int = 1
+    x: jax.Array,
+    src: jax.Array,
+    dim: int = 0,
+    start: int | ScalarOperand | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> jax.Array:
     dim, src = normalize_dim(dim, x.ndim), convert(src, x.dtype)
-    if isinstance(start, Number):
+    if isinstance(start, ScalarOperand):
         return (
             insert_slice(x, src, dim, start) if step == 1 or src.shape[dim] == 1 else _choose(x, src, dim, start, step)
         )
@@ -106,22 +113,22 @@ def slice_scatter(
 
 
 def slice_backward(
-    grad: jax.Array, sizes: Sequence[int], dim: int, start: int | Number, end: int, step: int
+    grad: jax.Array, sizes: Sequence[int], dim: int, start: int | ScalarOperand, end: int, step: int
 ) -> jax.Array:
     dim = normalize_dim(dim, grad.ndim)
-    first = start if isinstance(start, Number) else slice_bounds(sizes[dim], start, end)[0]
+    first = start if isinstance(start, ScalarOperand) else slice_bounds(sizes[dim], start, end)[0]
     return _dilate(grad, dim, sizes[dim], first, step)
 
 
-def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int | Number) -> jax.Array:
+def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int | ScalarOperand) -> jax.Array:
     dim = normalize_dim(dim, x.ndim)
-    first = index if isinstance(index, Number) else index % x.shape[dim]
+    first = index if isinstance(index, ScalarOperand) else index % x.shape[dim]
     return insert_slice(x, jnp.expand_dims(convert(src, x.dtype), dim), dim, first)
 
 
-def select_backward(grad: jax.Array, sizes: Sequence[int], dim: int, index: int | Number) -> jax.Array:
+def select_backward(grad: jax.Array, sizes: Sequence[int], dim: int, index: int | ScalarOperand) -> jax.Array:
     dim = normalize_dim(dim, len(sizes))
-    first = index if isinstance(index, Number) else index % sizes[dim]
+    first = index if isinstance(index, ScalarOperand) else index % sizes[dim]
     return _dilate(jnp.expand_dims(grad, dim), dim, sizes[dim], first, 1)
 
 

@@ -1,4 +1,4 @@
-"""softmax and log_softmax along one dimension, and their gradients."""
+"""Lowering rules of softmax and log_softmax along one dimension, and their gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_xla._engine.lowering.registry import LoweringRuleContext, lower
 
 
 def _axis(x: jax.Array, dim: int) -> int | None:
-    """The axis for jax's reductions; torch accepts dimension 0 of a 0-d tensor."""
+    """Return the axis for jax's reductions; torch accepts dimension 0 for a 0-d tensor."""
     return dim if x.ndim else None
 
 
@@ -40,7 +40,7 @@ def _log_softmax(ctx: LoweringRuleContext, x: jax.Array, dim: int, half_to_float
 
 @lower("aten::_safe_softmax", ctx=True)
 def _safe_softmax(ctx: LoweringRuleContext, x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> jax.Array:
-    """softmax, but rows of nothing but -inf give 0 instead of NaN."""
+    """Compute softmax; fully masked rows (all -inf) are 0 instead of NaN."""
     x = x if dtype is None else x.astype(dtypes.storage_numpy_dtype(dtype))
     masked = jnp.all(x == -jnp.inf, _axis(x, dim), keepdims=True)
     return jnp.where(masked, 0, _softmax_wide(x, dim)).astype(ctx.dtype)

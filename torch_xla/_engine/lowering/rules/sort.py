@@ -1,4 +1,7 @@
-"""Order: sort, topk, the order statistics (median, mode, kthvalue), and binary search. nan is the largest number."""
+"""Lowering rules of sort, topk, order statistics (median, mode, kthvalue), searchsorted and histc.
+
+nan compares greater than all numbers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from torch_xla._engine.lowering.registry import LoweringRuleContext, Operand, lo
 
 Pair = tuple[jax.Array, jax.Array]
 
-#: Elements from which on ATen's kernel on the CPU is worth a call, and what it knows (docs/cpu_kernels.md).
+#: Elements from which ATen's CPU kernel is worth a call, and the dtypes it supports (docs/cpu_kernels.md).
 _LEAST_SORTED = 1 << 13
 _SORTED_BY_ATEN = (np.float32, np.float64, np.int32, np.int64)
 
@@ -29,25 +32,27 @@ def _is_nan(x: jax.Array) -> jax.Array:
 
 
 def _sort(x: jax.Array, dim: int, descending: bool = False) -> Pair:
-    """(values, places), equal elements in their order; places are 32-bit, which sort faster."""
+    """Sort stably; return (values, indices). Indices are 32-bit, which sort faster."""
     places = lax.broadcasted_iota(np.int32, x.shape, dim)
-    # Reversed before as well as after, equal elements keep their order.
-    turn: Callable[[jax.Array], jax.Array] = (lambda v: lax.rev(v, (dim,))) if descending else (lambda v: v)
-    values, places = lax.sort((turn(x), turn(places)), dimension=dim, num_keys=1)
-    return turn(values), turn(places)
+    # Reversing both before and after the sort preserves the order of equal elements.
+    reverse: Callable[[jax.Array], jax.Array] = (lambda v: lax.rev(v, (dim,))) if descending else (lambda v: v)
+    values, places = lax.sort((reverse(x), reverse(places)), dimension=dim, num_keys=1)
+    return reverse(values), reverse(places)
 
 
 @lower("aten::sort")
 def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> Pair:
-    def by_xla(x: jax.Array) -> list[jax.Array]:
+    def xla_lowering(x: jax.Array) -> list[jax.Array]:
         values, places = _sort(at_least_1d(x), normalize_dim(dim, x.ndim), descending)
         return [values.reshape(x.shape), places.astype(np.int64).reshape(x.shape)]
 
     if x.dtype in _SORTED_BY_ATEN and cpu_kernel_call.is_profitable(math.prod(x.shape), _LEAST_SORTED):
         outs = [x, jax.ShapeDtypeStruct(x.shape, np.int64)]
-        values, places = cpu_kernel_call.cpu_kernel_call("sort", by_xla, [x], outs, dim=dim, descending=descending)
+        values, places = cpu_kernel_call.cpu_kernel_call(
+            "sort", xla_lowering, [x], outs, dim=dim, descending=descending
+        )
     else:
-        values, places = by_xla(x)
+        values, places = xla_lowering(x)
     return values, places
 
 
@@ -60,7 +65,7 @@ def sort_stable(x: jax.Array, stable: bool | None, dim: int = -1, descending: bo
 def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
     keys = jnp.moveaxis(at_least_1d(x), dim, -1)
     inexact = dtypes.is_inexact(x.dtype)
-    # XLA orders nans by their sign: they get the one that makes them the largest.
+    # XLA orders nans by their sign: give them the sign that makes them the largest.
     keys = jnp.where(jnp.isnan(keys), jnp.asarray(np.nan, x.dtype), keys) if inexact else keys
     flip: Callable[[jax.Array], jax.Array] = (lambda v: v) if largest else lax.neg if inexact else lax.bitwise_not
     values, places = lax.top_k(flip(keys), k)
@@ -69,14 +74,14 @@ def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool
 
 
 def _pick(pair: Pair, position: jax.Array, dim: int, keepdim: bool) -> Pair:
-    """The element at ``position`` (kept dims) of a sorted tensor, and the place it came from."""
+    """Return the element at ``position`` (with keepdims) of a sorted tensor, and its index in the original."""
     values, places = (jnp.take_along_axis(v, position, dim, mode="clip") for v in pair)
     places = places.astype(np.int64)
     return (values, places) if keepdim else (lax.squeeze(values, (dim,)), lax.squeeze(places, (dim,)))
 
 
 def _statistic(position: Callable[..., jax.Array]) -> Callable[..., Pair]:
-    """A rule that sorts, and picks the element at ``position(sorted values, dim, *other arguments)``."""
+    """Return a rule that sorts and picks the element at ``position(sorted values, dim, *other arguments)``."""
 
     def rule(x: jax.Array, *args: Any, dim: int = -1, keepdim: bool = False) -> Pair:
         base, over = at_least_1d(x), normalize_dim(dim, x.ndim)
@@ -91,7 +96,7 @@ def _numbers(values: jax.Array, dim: int) -> jax.Array:
 
 
 def _middle(values: jax.Array, dim: int) -> jax.Array:
-    """The lower middle one; the first nan where there is one."""
+    """Return the position of the lower median, or of the first nan."""
     numbers, length = _numbers(values, dim), values.shape[dim]
     return jnp.where(numbers < length, numbers, (length - 1) // 2)
 
@@ -102,7 +107,7 @@ def _middle_number(values: jax.Array, dim: int) -> jax.Array:
 
 
 def _commonest(values: jax.Array, dim: int) -> jax.Array:
-    """The end of the first of the longest runs."""
+    """Return the last position of the first longest run of equal elements."""
     places = lax.broadcasted_iota(np.int32, values.shape, dim)
     starts = jnp.where(values != jnp.roll(values, 1, dim), places, 0)
     return lax.argmax(places - lax.cummax(starts, dim), dim, np.int32)[(slice(None),) * dim + (None,)]
@@ -114,7 +119,7 @@ _kth = _statistic(lambda values, dim, k: jnp.full([n if d != dim else 1 for d, n
 
 def _reduce_all(rule: Callable[..., Pair]) -> Callable[[jax.Array], jax.Array]:
     def of_all(x: jax.Array) -> jax.Array:
-        nothing = np.nan if dtypes.is_inexact(x.dtype) else np.iinfo(np.int64).min  # as torch converts a nan
+        nothing = np.nan if dtypes.is_inexact(x.dtype) else np.iinfo(np.int64).min  # as torch converts nan to integers
         return rule(x.reshape(-1))[0] if x.size else convert(nothing, x.dtype)
 
     return of_all
@@ -137,7 +142,10 @@ def kthvalue(x: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> Pair
 
 
 def _search(boundaries: jax.Array, values: jax.Array, right: bool) -> jax.Array:
-    """torch's own binary search, [batch, n] for [batch, m]: with nans around the steps decide the answer."""
+    """Search [batch, m] values in [batch, n] boundaries with torch's binary search.
+
+    The steps of the search determine the result if there are nans.
+    """
 
     def halve(_: int, bounds: Pair) -> Pair:
         low, high = bounds
@@ -178,11 +186,11 @@ def bucketize(values: Operand, boundaries: jax.Array, out_int32: bool = False, r
     return searchsorted(boundaries, values, out_int32, right)
 
 
-@lower("aten::histc", ctx=True, bake=("min", "max"))
+@lower("aten::histc", ctx=True, static_args=("min", "max"))
 def histc(
     context: LoweringRuleContext, x: jax.Array, bins: int = 100, min: int | float = 0, max: int | float = 0
 ) -> jax.Array:
-    """How many elements lie in each of ``bins`` equal parts of [min, max]; of the data's own range if these agree."""
+    """Count the elements in each of ``bins`` equal bins of [min, max], or of the range of the data if min == max."""
     flat = convert(x.reshape(-1), opmath(x.dtype))
     if not flat.size:
         return jnp.zeros(bins, context.dtype)

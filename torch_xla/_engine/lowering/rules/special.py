@@ -1,4 +1,4 @@
-"""Special functions: the gamma, error and Bessel families."""
+"""Lowering rules of special functions: the gamma, error, Bessel and zeta families."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch_xla._engine.lowering.registry import LoweringRuleContext, lower
 
 
 def _digamma(x: jax.Array) -> jax.Array:
-    """The pole at zero takes the sign against the zero's, as in torch; the other poles are nan."""
+    """Compute digamma; at ±0 it is infinite with the opposite sign, at other poles nan, as in torch."""
     return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), lax.digamma(x))
 
 
 def _trigamma(x: jax.Array) -> jax.Array:
-    """The derivative of digamma: reflected to the right half, moved right, then the asymptotic series, as in torch."""
+    """Compute the derivative of digamma as torch does: reflection to x > 0, recurrence, then the asymptotic series."""
     left = x < 0.5
     sine = jnp.sin(math.pi * x)
     y = jnp.where(left, 1 - x, x)
@@ -33,7 +33,7 @@ def _trigamma(x: jax.Array) -> jax.Array:
     return jnp.where(left, -total, total)
 
 
-State = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # sum, place, number of terms, whether to go on
+State = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # sum, argument, number of terms, whether to continue
 
 #: (2k)! / B(2k) of the Euler-Maclaurin series, k = 1 ... 12.
 _ZETA_TERMS = (12.0, -720.0, 30240.0, -1209600.0, 47900160.0, -1.8924375803183791606e9, 7.47242496e10,
@@ -42,8 +42,11 @@ _ZETA_TERMS = (12.0, -720.0, 30240.0, -1209600.0, 47900160.0, -1.892437580318379
 
 
 def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
-    """Hurwitz's zeta, also left of zero where x is whole: sums until q is at least 9, which jax's own does not."""
-    dtype, (x, q) = x.dtype, (v.astype(jnp.float64) for v in jnp.broadcast_arrays(x, q))  # as torch: near the poles
+    """Compute the Hurwitz zeta function, also for q < 0 if x is an integer: sum until q >= 9, which jax does not do."""
+    dtype, (x, q) = (
+        x.dtype,
+        (v.astype(jnp.float64) for v in jnp.broadcast_arrays(x, q)),
+    )  # as torch does, for precision near the poles
     epsilon = np.finfo(np.float64).eps / 2
 
     def running(total: jax.Array, a: jax.Array, count: jax.Array) -> jax.Array:
@@ -57,11 +60,11 @@ def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
         return total, a, count + 1, go & running(total, a, count + 1)
 
     first = jnp.power(q, -x)
-    pole = (q <= 0) & (q == jnp.floor(q))  # of the largest, q + 1 is q: it would never get to 9
+    pole = (q <= 0) & (q == jnp.floor(q))  # for large |q|, q + 1 == q would never reach 9
     state = first, q, jnp.zeros((), jnp.int32), jnp.isfinite(first) & ~pole
     total, a, _, _ = lax.while_loop(lambda state: jnp.any(state[3]), step, state)
     power = jnp.power(a, -x)
-    is_sum = ~jnp.isfinite(first) | (jnp.abs(power) < epsilon * jnp.abs(total))  # of a large x the factors overflow
+    is_sum = ~jnp.isfinite(first) | (jnp.abs(power) < epsilon * jnp.abs(total))  # for a large x the factors overflow
     rest, factor = power * a / (x - 1) - power / 2, jnp.ones_like(x)
     for k, term in enumerate(_ZETA_TERMS):
         factor, power = factor * (x + 2 * k), power / a
@@ -87,12 +90,15 @@ def _spherical_bessel_j0(x: jax.Array) -> jax.Array:
 
 
 def _entr(x: jax.Array) -> jax.Array:
-    """``-x * log(x)``; at 0 a positive 0, which the negative of ``xlogy`` is not."""
+    """Compute ``-x * log(x)``; at 0 it is positive 0, unlike ``-xlogy(x, x)``."""
     return jnp.where(x < 0, -jnp.inf, _zero_times(-x, x, lax.log))
 
 
 def _log_ndtr(x: jax.Array) -> jax.Array:
-    """torch's two branches; ``jax.scipy.special.log_ndtr`` takes the logarithm of a float beside 1."""
+    """Compute log_ndtr by torch's two branches.
+
+    ``jax.scipy.special.log_ndtr`` takes the logarithm of a float near 1, which is inexact.
+    """
     left = x < -1
     scaled = x * math.sqrt(0.5)
     tail = jnp.where(left, scaled, -1)
@@ -129,15 +135,15 @@ def _xlogy(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _zero_times(x: jax.Array, y: jax.Array, logarithm: Function) -> jax.Array:
-    """``x * logarithm(y)`` where 0 times anything but nan is 0."""
+    """Compute ``x * logarithm(y)``, where 0 times anything but nan is 0."""
     return jnp.where(jnp.isnan(y), jnp.nan, jnp.where(x == 0, 0, x * logarithm(y)))
 
 
 register_table(arithmetic, _UNARY)
 
 
-#: From here the asymptotic expansion: jax takes more terms and loses digits to x**a * exp(-x) / gamma(a), which it
-#: computes by the logarithm, a difference of large numbers.
+#: Values of a from which the asymptotic expansion is used. jax loses precision there: it computes the factor
+#: x**a * exp(-x) / gamma(a) by its logarithm, a difference of large numbers.
 _LARGE = {np.dtype(np.float32): 1e2, np.dtype(np.float64): 1e4}
 
 #: The coefficients of the powers of eta in the first two terms (DLMF 8.12.12).
@@ -148,35 +154,35 @@ _EXPANSION = (
 
 
 def _incomplete_of_large(a: jax.Array, x: jax.Array, at_zero: float) -> jax.Array:
-    """The uniform asymptotic expansion (DLMF 8.12.3 and 8.12.4), of which at ``_LARGE`` two terms are enough."""
+    """Compute the uniform asymptotic expansion (DLMF 8.12.3, 8.12.4); two terms suffice from ``_LARGE`` on."""
     a, x = a.astype(jnp.float64), x.astype(jnp.float64)
     mu = (x - a) / a
     series = jnp.zeros_like(mu)
     for k in range(2, 14):  # mu - log1p(mu) without cancellation
         series = series + (-1.0) ** k * mu**k / k
     half = jnp.where(jnp.abs(mu) < 0.1, series, mu - jnp.log1p(mu))
-    half = jnp.minimum(half, 1)  # from there on exp(-a * half) is 0, and eta has to be finite
+    half = jnp.minimum(half, 1)  # beyond 1, exp(-a * half) is 0; eta must be finite
     eta = jnp.sign(mu) * jnp.sqrt(2 * half)
     terms = sum(sum(c * eta**k for k, c in enumerate(row)) / a**i for i, row in enumerate(_EXPANSION))
     rest = jnp.exp(-a * half) / (math.sqrt(2 * math.pi) * jnp.sqrt(a)) * terms
-    sign = 2 * at_zero - 1  # of the lower function -1, of the upper one 1
-    place = jnp.clip(sign * eta * jnp.sqrt(a / 2), -40, 40)  # XLA's erfc of the largest numbers is nan
+    sign = 2 * at_zero - 1  # -1 for the lower function, 1 for the upper
+    place = jnp.clip(sign * eta * jnp.sqrt(a / 2), -40, 40)  # XLA's erfc of very large numbers is nan
     return lax.erfc(place) / 2 + sign * rest
 
 
 def _log_gamma_beside_one(a: jax.Array) -> jax.Array:
-    """``lgamma(1 + a)`` of an ``a`` that is not negative, relative to which a small result is exact as well."""
+    """Compute ``lgamma(1 + a)`` for ``a >= 0``, with a small relative error also for small results."""
     series = a * (-np.euler_gamma + a * (math.pi**2 / 12 - a * 0.40068563438653143))
     return jnp.where(a < 1e-4, series, lax.lgamma(1 + a))
 
 
 def _gammainc(a: jax.Array, x: jax.Array) -> jax.Array:
-    """jax's, but at 1e-30 for any smaller ``a``: of the least normal number it gives 0, not 1."""
+    """Compute jax's gammainc for ``a`` of at least 1e-30: for the smallest normal ``a`` jax returns 0, not 1."""
     return special.gammainc(jnp.maximum(a, 1e-30), x)
 
 
 def _gammaincc(a: jax.Array, x: jax.Array) -> jax.Array:
-    """For small ``x`` the series that torch takes: there jax subtracts the lower function, which is nearly 1."""
+    """Compute gammaincc; for small ``x`` by torch's series, where jax subtracts a value near 1 from 1."""
     wide, near = a.astype(jnp.float64), jnp.clip(x.astype(jnp.float64), 0, 1.1)
     small = jnp.where(x <= 0.5, -0.4 / jnp.log(jnp.minimum(near, 0.5)) >= wide, (x <= 1.1) & (near * 1.1 >= wide))
     power, total = jnp.ones_like(near), jnp.zeros_like(near)
@@ -189,7 +195,7 @@ def _gammaincc(a: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _incomplete(function: Function, at_zero: float) -> Function:
-    """The incomplete gamma function that is ``at_zero`` at 0, with torch's values at the edges of its domain."""
+    """Return the incomplete gamma function that is ``at_zero`` at 0, with torch's values at the edges of its domain."""
 
     def of(a: jax.Array, x: jax.Array) -> jax.Array:
         large = a > _LARGE[a.dtype]

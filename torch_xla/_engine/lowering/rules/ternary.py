@@ -1,4 +1,4 @@
-"""Elementwise operators of three tensors: where, clamp, lerp, addcmul, addcdiv."""
+"""Lowering rules of elementwise operators of three tensors: where, clamp, lerp, addcmul, addcdiv."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def _addcmul(x: jax.Array, a: jax.Array, b: jax.Array, value: jax.Array) -> jax.
 
 
 def lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
-    """What is between two values, reckoned from the nearer one, so that both are met exactly."""
+    """Interpolate between two values from the nearer one, so that both ends are exact."""
     return lerp_apply(start, end, *lerp_weights(weight))
 
 
 def lerp_weights(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether the start is nearer than the end, and how much of the span is to be added to the nearer one."""
+    """Return whether the start is nearer than the end, and the fraction of the span to add to the nearer one."""
     near = jnp.abs(weight) < 0.5
     return near, select(near, weight, weight - 1)
 
 
 def lerp_apply(start: jax.Array, end: jax.Array, near: jax.Array, part: jax.Array) -> jax.Array:
-    """``lerp`` by what ``nearer`` gives."""
+    """Compute ``lerp`` from the results of ``lerp_weights``."""
     return add(select(near, start, end), multiply(part, subtract(end, start)))
 
 
@@ -44,7 +44,7 @@ register_table(arithmetic, {"clamp_max": jnp.minimum, "clamp_min": jnp.maximum},
 def _clamp(
     context: LoweringRuleContext, x: jax.Array, low: Operand | None = None, high: Operand | None = None
 ) -> jax.Array:
-    """Where low exceeds high the result is high; nan anywhere gives nan."""
+    """Compute clamp; the result is high where low > high, and nan where any operand is nan."""
     compute = opmath(context.dtype)
     x = convert(x, compute)
     x = x if low is None else jnp.maximum(x, convert(low, compute))

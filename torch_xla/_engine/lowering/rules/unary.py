@@ -1,4 +1,4 @@
-"""Elementwise functions of one tensor: exponentials, trigonometry, rounding, signs, predicates."""
+"""Lowering rules of unary elementwise functions: exponentials, trigonometry, rounding, signs, predicates."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch_xla._engine.lowering.registry import LoweringRuleContext, lower
 
 
 def _exp(x: jax.Array) -> jax.Array:
-    """0 at a real part of -inf, whatever the imaginary part: XLA multiplies the 0 by its sine."""
+    """Compute exp; 0 for a real part of -inf and any imaginary part, whose sine XLA multiplies by 0."""
     return jnp.where(x.real == -jnp.inf, jnp.zeros_like(x), lax.exp(x)) if jnp.iscomplexobj(x) else lax.exp(x)
 
 
 def _sqrt(x: jax.Array) -> jax.Array:
-    """On the branch cut, the side that the sign of the imaginary part says."""
+    """Compute sqrt; on the branch cut, on the side given by the sign of the imaginary part."""
     root = lax.sqrt(x)
     return lax.complex(root.real, jnp.copysign(root.imag, x.imag)) if jnp.iscomplexobj(x) else root
 
 
 def _abs(x: jax.Array) -> jax.Array:
-    """Infinite where one part is, also beside a nan."""
+    """Compute abs; infinite if either part is infinite, even if the other is nan."""
     if jnp.iscomplexobj(x):
         return jnp.where(jnp.isinf(x.real) | jnp.isinf(x.imag), jnp.inf, jnp.abs(x))
     return x if x.dtype.kind == "u" else jnp.abs(x)
@@ -87,7 +87,7 @@ def _neg(x: jax.Array) -> jax.Array:
 
 
 def _sign(x: jax.Array) -> jax.Array:
-    """-1, 0 or 1, and 0 for nan; of a complex number the one of modulus 1 in its direction."""
+    """Compute the sign: -1, 0 or 1, and 0 for nan; for a complex number, the number divided by its modulus."""
     if x.dtype == np.bool_:
         return x
     if jnp.iscomplexobj(x):
@@ -113,7 +113,7 @@ register_table(lambda function: lambda context, x: function(x), _PREDICATES | _S
 def _round_decimals(context: LoweringRuleContext, x: jax.Array, decimals: int) -> jax.Array:
     if not dtypes.is_inexact(x.dtype):
         return x
-    # torch scales by a whole power of ten either way, so that no factor is inexact.
+    # torch multiplies or divides by an integer power of ten, so that the factor is exact.
     scale, wide = 10.0 ** abs(decimals), convert(x, opmath(x.dtype))
     rounded = jnp.round(wide * scale) / scale if decimals >= 0 else jnp.round(wide / scale) * scale
     return convert(rounded, x.dtype)

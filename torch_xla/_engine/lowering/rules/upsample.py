@@ -1,7 +1,7 @@
-"""Resizing of images: nearest, linear, cubic and their antialiased forms, each a Band per dimension.
+"""Lowering rules of upsampling: nearest, linear, bicubic and antialiased, each as one BandedMatrix per dimension.
 
-The source positions are computed in float32 (float64 for float64 images) as torch does: which of two neighbours is the
-nearest depends on it.
+Source positions are computed in float32 (float64 for float64 images), as torch does, because rounding determines which
+of two neighbors is the nearest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Filter = Callable[[int, int, bool, "float | None", type], BandedMatrix]
 
 
 def _step(inputs: int, outputs: int, align_corners: bool, scale: float | None, real: type) -> np.floating[Any]:
-    """The distance in the input between two outputs."""
+    """Return the distance between two outputs, in input elements."""
     if align_corners:
         return real(inputs - 1) / real(outputs - 1) if outputs > 1 else real(0)
     return real(1.0 / scale) if scale is not None and scale > 0 else real(inputs) / real(outputs)
@@ -58,7 +58,7 @@ def _linear(inputs: int, outputs: int, align_corners: bool, scale: float | None,
 
 
 def _cubic_weight(x: NDArray[Any], a: float) -> NDArray[Any]:
-    """Keys' kernel with parameter ``a``."""
+    """Evaluate Keys' cubic convolution kernel with parameter ``a``."""
     x = np.abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
@@ -93,7 +93,7 @@ def _antialias_weights(
     kernel: Callable[[NDArray[Any]], NDArray[Any]],
     size: int,
 ) -> BandedMatrix:
-    """Downscaling widens the kernel of ``size`` inputs to ``size`` outputs' worth of inputs."""
+    """Build the antialiased matrix; downscaling widens the kernel from ``size`` inputs to ``size`` output steps."""
     step = float(_step(inputs, outputs, align_corners, scale, real))
     stretch = max(step, 1.0)
     support = size / 2 * stretch
@@ -164,7 +164,7 @@ def _each_dimension(bands: Sequence[BandedMatrix], x: jax.Array) -> jax.Array:
 
 
 def _without_corners(rule: Callable[..., jax.Array], before: int) -> Callable[..., jax.Array]:
-    """The rule of a mode that has no align_corners argument, which would follow ``before`` others."""
+    """Return the rule of a mode without the align_corners argument, which would follow ``before`` other arguments."""
     return lambda *args: rule(*args[:before], False, *args[before:])
 
 

@@ -1,4 +1,4 @@
-"""Writing through a view: the value of what is viewed, after the view of it was set. One inverse per view op."""
+"""Writes through views: computes the base tensor after a view of it was written, with one inverse per view op."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_xla._engine.lowering.scatter_target import scatter_target
 
 __all__ = ["scatter_through_view"]
 
-#: (base, value of the view, arguments of the view op after the first, number of the result) -> new base
+#: (base, value of the view, arguments of the view op after the first, index of the result) -> new base
 Inverse = Callable[[jax.Array, jax.Array, Sequence[Any], int], jax.Array]
 
 
@@ -26,7 +26,7 @@ def _reshape(base: jax.Array, value: jax.Array, args: Sequence[Any], out: int) -
 
 
 def _expand(base: jax.Array, value: jax.Array, args: Sequence[Any], out: int) -> jax.Array:
-    # Elements that share their place are all equal, or the recorder would have refused the write.
+    # Elements that share a position are all equal, otherwise the recorder has raised.
     return (
         value.reshape(base.shape)
         if value.size == base.size
@@ -35,7 +35,7 @@ def _expand(base: jax.Array, value: jax.Array, args: Sequence[Any], out: int) ->
 
 
 def _rule(name: str) -> Inverse:
-    """The inverse that torch has as an op: ``x_scatter(base, value, *args)``."""
+    """Return the inverse that torch provides as an op: ``x_scatter(base, value, *args)``."""
 
     def inverse(base: jax.Array, value: jax.Array, args: Sequence[Any], out: int) -> jax.Array:
         result: jax.Array = RULES[name].function(base, value, *args)
@@ -102,7 +102,7 @@ _INVERSES: dict[str, Inverse] = {
 
 
 def _scatter_by_index(name: str, base: jax.Array, value: jax.Array, args: Sequence[Any], out: int) -> jax.Array:
-    """Any other view of elements as they are: where they lie is found by viewing the positions, once, on the host."""
+    """Invert any other view that preserves elements by applying it to the element positions, once, on the host."""
     with jax.ensure_compile_time_eval():
         positions = jnp.arange(base.size, dtype=jnp.int64).reshape(base.shape)
         rule = RULES[name]
@@ -116,6 +116,6 @@ def _scatter_by_index(name: str, base: jax.Array, value: jax.Array, args: Sequen
 
 
 def scatter_through_view(name: str, base: jax.Array, value: jax.Array, args: Sequence[Any], out: int) -> jax.Array:
-    """``base`` after the view that op ``name`` makes of it (with ``args``, its result ``out``) was set to ``value``."""
+    """Return ``base`` after writing ``value`` to its view, result ``out`` of the view op ``name`` with ``args``."""
     inverse = _INVERSES.get(name)
     return inverse(base, value, args, out) if inverse else _scatter_by_index(name, base, value, args, out)

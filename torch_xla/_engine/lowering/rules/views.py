@@ -1,6 +1,6 @@
-"""Operators that show the same elements in another shape: aten's views, and their ``*_copy`` forms.
+"""Lowering rules of ATen's view operators and their ``*_copy`` variants.
 
-Functionalization records the ``*_copy`` forms; each rule serves the plain view name too.
+Functionalization records the ``*_copy`` variants; each rule is registered for the view operator as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax import lax
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.lowering.dims import normalize_dim
-from torch_xla._engine.lowering.registry import Number, register
+from torch_xla._engine.lowering.registry import ScalarOperand, register
 
 
 def expand(x: jax.Array, size: Sequence[int], implicit: bool = False) -> jax.Array:
@@ -30,7 +30,7 @@ def squeeze(x: jax.Array, dims: int | Sequence[int] | None = None) -> jax.Array:
 
 
 def slice_bounds(length: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """Python's clamped slice bounds, as torch's slice takes them. The length may be a symbol (fx_interpreter.py)."""
+    """Clamp slice bounds like Python and torch do. The length may be symbolic (fx_interpreter.py)."""
     if all(n is None or isinstance(n, int) for n in (length, start, end)):
         first, last, _ = slice(start, end).indices(length)
         return first, max(first, last)
@@ -45,13 +45,13 @@ def slice_bounds(length: int, start: int | None, end: int | None) -> tuple[int, 
     return begin, jax.core.max_dim(begin, clamped(end, length))
 
 
-def start_index(start: Number, length: int) -> jax.Array:
-    """A start that is an input of the program, in the integer type that XLA's partitioner takes for all indices."""
+def start_index(start: ScalarOperand, length: int) -> jax.Array:
+    """Convert a dynamic start to the integer type that XLA's partitioner uses for all indices."""
     return start.value.astype(np.int32 if length <= np.iinfo(np.int32).max else np.int64)
 
 
-def part_at(x: jax.Array, start: Number, size: int, dim: int) -> jax.Array:
-    """``size`` places along ``dim`` from a start that is an input of the program."""
+def part_at(x: jax.Array, start: ScalarOperand, size: int, dim: int) -> jax.Array:
+    """Slice ``size`` elements along ``dim`` from a dynamic start."""
     index = start_index(start, x.shape[dim])
     starts = [index if d == dim else index.dtype.type(0) for d in range(x.ndim)]
     sizes = [size if d == dim else n for d, n in enumerate(x.shape)]
@@ -59,24 +59,24 @@ def part_at(x: jax.Array, start: Number, size: int, dim: int) -> jax.Array:
 
 
 def slice_(
-    x: jax.Array, dim: int = 0, start: int | Number | None = None, end: int | None = None, step: int = 1
+    x: jax.Array, dim: int = 0, start: int | ScalarOperand | None = None, end: int | None = None, step: int = 1
 ) -> jax.Array:
     dim = normalize_dim(dim, x.ndim)
-    if isinstance(start, Number):  # the end counts from it
+    if isinstance(start, ScalarOperand):  # the end is relative to it
         assert end is not None
         return lax.slice_in_dim(part_at(x, start, end, dim), 0, None, step, dim)
     return lax.slice_in_dim(x, *slice_bounds(x.shape[dim], start, end), step, dim)
 
 
-def narrow(x: jax.Array, dim: int, start: int | Number, length: int) -> jax.Array:
-    if isinstance(start, Number):
+def narrow(x: jax.Array, dim: int, start: int | ScalarOperand, length: int) -> jax.Array:
+    if isinstance(start, ScalarOperand):
         return part_at(x, start, length, normalize_dim(dim, x.ndim))
     start += x.shape[dim] if start < 0 else 0
     return slice_(x, dim, start, start + length)
 
 
-def select(x: jax.Array, dim: int, index: int | Number) -> jax.Array:
-    if isinstance(index, Number):
+def select(x: jax.Array, dim: int, index: int | ScalarOperand) -> jax.Array:
+    if isinstance(index, ScalarOperand):
         dim = normalize_dim(dim, x.ndim)
         return lax.squeeze(part_at(x, index, 1, dim), (dim,))
     return lax.index_in_dim(x, index, normalize_dim(dim, x.ndim), keepdims=False)
@@ -97,7 +97,7 @@ def unbind(x: jax.Array, dim: int = 0) -> list[jax.Array]:
 
 
 def diagonal_place(rows: int, columns: int, offset: int) -> tuple[int, int]:
-    """(start, length) of a diagonal in the flattened matrix; its elements lie columns + 1 apart."""
+    """Return (start, length) of a diagonal in the flattened matrix; its stride is columns + 1."""
     length = min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns)
     return (offset if offset >= 0 else -offset * columns), max(length, 0)
 
@@ -125,19 +125,19 @@ def unfold(x: jax.Array, dim: int, size: int, step: int) -> jax.Array:
 
 
 def _tiles(x: jax.Array, dim: int, size: int, step: int, count: int) -> jax.Array:
-    # Windows that do not overlap are a reshape; the elements between two windows are cut off.
+    # Windows that do not overlap are a reshape; the elements between two windows are sliced off.
     x = resize(x, dim, count * step).reshape(*x.shape[:dim], count, step, *x.shape[dim + 1 :])
     return jnp.moveaxis(lax.slice_in_dim(x, 0, size, axis=dim + 1), dim + 1, -1)
 
 
 def resize(x: jax.Array, dim: int, length: int) -> jax.Array:
-    """``x`` cut, or padded with zeros, to ``length`` along one dimension."""
+    """Slice ``x``, or pad it with zeros, to ``length`` along one dimension."""
     edges = [(0, length - n if d == dim else 0, 0) for d, n in enumerate(x.shape)]
     return lax.pad(x, jnp.zeros((), x.dtype), edges)
 
 
 def dims_by_stride(size: Sequence[int], stride: Sequence[int]) -> list[int] | None:
-    """The dims of extent > 1 from the outermost in, if each one's stride spans all within it; else None."""
+    """Return the dims of size > 1, from outermost to innermost, if each stride spans the dims inside it; else None."""
     order = sorted((d for d in range(len(size)) if size[d] > 1 and stride[d]), key=lambda d: -stride[d])
     extent = 1
     for d in reversed(order):
@@ -148,7 +148,7 @@ def dims_by_stride(size: Sequence[int], stride: Sequence[int]) -> list[int] | No
 
 
 def flat_positions(size: Sequence[int], stride: Sequence[int], offset: int) -> jax.Array:
-    """The place in a flat buffer of every element of a strided view."""
+    """Return the position in a flat buffer of every element of a strided view."""
     places = [lax.broadcasted_iota(np.int64, tuple(size), d) * s for d, s in enumerate(stride)]
     return sum(places, jnp.full(tuple(size), offset, np.int64))
 
@@ -160,7 +160,7 @@ def as_strided(
     x = x.reshape(-1)
     if order is None or 0 in size:
         return x.at[flat_positions(size, stride, offset)].get(mode="promise_in_bounds")
-    # Cut the buffer into rows of the outermost stride, these into rows of the next: all reshapes, no gather.
+    # Split the buffer into rows of the outermost stride, these into rows of the next: only reshapes, no gather.
     x = x[offset:]
     for d in order:
         x = resize(x, x.ndim - 1, size[d] * stride[d]).reshape(*x.shape[:-1], size[d], stride[d])
@@ -170,13 +170,13 @@ def as_strided(
 
 
 def view_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
-    """The same bytes as another dtype; the last dimension grows or shrinks with the item size."""
+    """Reinterpret the bytes as another dtype; the last dimension grows or shrinks with the item size."""
     old, new = np.dtype(x.dtype), dtypes.storage_numpy_dtype(dtype)
     if old == new:
         return x
     if x.ndim == 0:
         return view_dtype(x.reshape(1), dtype).reshape(())
-    # A bitcast takes neither bool nor complex numbers: go through bytes and pairs.
+    # bitcast_convert_type supports neither bool nor complex: convert through bytes and pairs.
     if old == np.bool_:
         return view_dtype(x.astype(np.uint8), dtype)
     if new == np.bool_:

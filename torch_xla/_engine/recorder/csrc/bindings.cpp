@@ -1,4 +1,4 @@
-// The recorder as a Python module: what the executor (Python) asks of it.
+// Python bindings: the recorder as a pybind11 module.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -9,7 +9,6 @@
 #include "compat/python_internal.h"
 #include "dispatch/graph_size_limit.h"
 #include "dispatch/record.h"
-#include "dispatch/sharding.h"
 #include "graph/call_plan.h"
 #include "graph/graph.h"
 #include "graph/launch.h"
@@ -18,15 +17,17 @@
 #include "inference/output_spec_cache.h"
 #include "interpreter/graph_interpreter.h"
 #include "ir/op.h"
+#include "ir/rng_state.h"
+#include "ir/sharding.h"
 #include "ir/source_location.h"
 #include "registration.h"
 #include "runtime/device.h"
 #include "runtime/host_tensor.h"
 #include "runtime/memory_stats.h"
 #include "runtime/ordinal.h"
+#include "runtime/pending_sharding.h"
 #include "runtime/profiler.h"
 #include "runtime/python_hooks.h"
-#include "runtime/rng_state.h"
 #include "support/counters.h"
 #include "tensor/live_tensors.h"
 #include "tensor/xla_tensor.h"
@@ -92,21 +93,21 @@ XlaTensor& require_xla(const at::Tensor& t) {
   return *x;
 }
 
-// A tensor of its own with a buffer that exists already.
+// Makes an xla tensor from an array.
 at::Tensor xla_tensor_from_array(const py::object& array, int dtype, Ordinal device) {
   const auto shape = array.attr("shape").cast<std::vector<int64_t>>();
   return make_tensor(
-      make_leaf(make_buffer(array, device), make_signature(static_cast<at::ScalarType>(dtype), shape), device));
+      make_leaf(make_buffer(array, device), make_output_spec(static_cast<at::ScalarType>(dtype), shape), device));
 }
 
-// Lays a tensor out in another way, in place; `array`: its value, laid out and noted (set_sharding) so already.
+// Reshards a tensor in place; `array`: its already resharded value, whose sharding set_sharding has set.
 void reshard_tensor(const at::Tensor& t, uint32_t sharding, const std::optional<py::object>& array) {
   XlaTensor& x = require_xla(t);
   NodePtr value = x.value();
   if (array) {
     const Shape& shape = value->shape();
     x.reshard(
-        make_leaf(make_buffer(*array, x.device_index()), make_signature(shape.dtype, shape.sizes), x.device_index()));
+        make_leaf(make_buffer(*array, x.device_index()), make_output_spec(shape.dtype, shape.sizes), x.device_index()));
   } else {
     x.reshard(reshard(value, sharding, current_origin()));
   }
@@ -177,13 +178,13 @@ void bind_graph(py::module_& m) {
   m.def("nodes_of", &nodes_of);
   m.def("tensor_id", [](const at::Tensor& t) { return require_xla(t).id(); });
   py::class_<ViewChain>(m, "ViewChain")
-      .def("__len__", [](const ViewChain& steps) { return steps.ops.size(); })
-      .def("replay", [](const ViewChain& steps, const at::Tensor& memory) {
+      .def("__len__", [](const ViewChain& chain) { return chain.ops.size(); })
+      .def("replay", [](const ViewChain& chain, const at::Tensor& memory) {
         require_xla(memory);
-        return replay(steps, memory);
+        return replay(chain, memory);
       });
-  m.def("view_chain", [](const at::Tensor& t) { return require_xla(t).steps(); });
-  m.def("storage_id", [](const at::Tensor& t) { return require_xla(t).memory_id(); });
+  m.def("view_chain", [](const at::Tensor& t) { return require_xla(t).view_chain(); });
+  m.def("storage_id", [](const at::Tensor& t) { return require_xla(t).storage_id(); });
   m.def("reshard", &reshard_tensor, py::arg("tensor"), py::arg("sharding"), py::arg("array") = py::none());
   m.def("resharded", &resharded);
   m.def("latest_values", [](Ordinal device) -> std::optional<at::Tensor> {
@@ -191,11 +192,17 @@ void bind_graph(py::module_& m) {
     return value ? std::optional<at::Tensor>(make_tensor(std::move(value))) : std::nullopt;
   });
   m.def("is_view", [](const at::Tensor& t) { return require_xla(t).is_view(); });
-  m.def("set_sharding", &set_sharding, py::arg("sharding"), py::arg("bytes") = -1);
+  m.def(
+      "set_sharding",
+      [](uint32_t sharding, int64_t bytes) {
+        prepare_reshard();
+        set_sharding(sharding, bytes);
+      },
+      py::arg("sharding"), py::arg("bytes") = -1);
   m.def("make_tensor", &xla_tensor_from_array, py::arg("array"), py::arg("dtype"), py::arg("device"));
 }
 
-// The buffers of all live values of a device, each once.
+// Returns the distinct buffers of all live values of a device.
 py::list live_buffers(Ordinal device) {
   py::list out;
   std::unordered_set<Buffer*> seen;
@@ -207,7 +214,7 @@ py::list live_buffers(Ordinal device) {
   return out;
 }
 
-// (scope, [(function, file, line), ...] innermost first) of an origin's number; None for 0.
+// Returns (scope, [(function, file, line), ...] innermost first) of a source location's id; None for 0.
 py::object origin(uint32_t number) {
   const SourceLocation* found = find_origin(number);
   if (found == nullptr) {
@@ -229,7 +236,7 @@ void bind_origins(py::module_& m) {
   m.def("origin", &origin);
 }
 
-// (array, bytes, provenance) of every buffer of a device, oldest first.
+// Returns (array, bytes, provenance) of every buffer of a device, oldest first.
 py::list buffers(Ordinal device) {
   py::list out;
   for (const BufferEntry& entry : list_buffers(device)) {
@@ -274,6 +281,15 @@ void bind_state(py::module_& m) {
 }
 
 }  // namespace
+
+py::list nodes_to_python(const std::vector<NodePtr>& nodes) {
+  py::list found;
+  for (const auto& node : nodes) {
+    found.append(py::cast(node));
+  }
+  return found;
+}
+
 }  // namespace torch_xla
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -283,12 +299,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_state(m);
   bind_origins(m);
   bind_interpreter(m);
-  bind_host_memory(m);
-  bind_interpretation(m);
+  bind_host_tensor(m);
+  bind_graph_interpreter(m);
   bind_calls(m);
-  bind_reasons(m);
+  bind_sync_reasons(m);
   bind_profiler(m);
   m.def("register_special_kernels", &register_special_kernels);
   m.def("register_recorded_ops", &register_recorded);
-  m.def("register_schema_kinds", &register_forms);
+  m.def("register_schema_kinds", &register_variants);
 }

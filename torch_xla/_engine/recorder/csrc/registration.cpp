@@ -16,6 +16,7 @@
 #include "dispatch/cpu_fallback.h"
 #include "dispatch/data_dependent.h"
 #include "dispatch/factories.h"
+#include "dispatch/library.h"
 #include "dispatch/schema_kind.h"
 
 namespace torch_xla {
@@ -42,22 +43,6 @@ void no_nested_tensors(const c10::OperatorHandle& op, torch::jit::Stack*) {
 
 }  // namespace
 
-// Libraries own the registrations; kept for the life of the process.
-torch::Library& library(const std::string& ns, c10::DispatchKey key) {
-  static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>;
-  libraries->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, ns, key, __FILE__, __LINE__));
-  return *libraries->back();
-}
-
-torch::Library& implementations(const std::string& ns) {
-  static auto* by_namespace = new std::unordered_map<std::string, torch::Library*>;
-  auto& lib = (*by_namespace)[ns];
-  if (lib == nullptr) {
-    lib = &library(ns, c10::DispatchKey::XLA);
-  }
-  return *lib;
-}
-
 bool has_unboxed_view_kernel(const std::string& name) {
   static const std::unordered_set<std::string> names{"aten::alias",        "aten::detach",  "aten::expand",
                                                      "aten::lift_fresh",   "aten::permute", "aten::select.int",
@@ -68,24 +53,24 @@ bool has_unboxed_view_kernel(const std::string& name) {
 
 namespace {
 
-// Names that have a kernel of ours.
-std::unordered_set<std::string>& taken() {
+// Names of overloads that have a kernel of the recorder.
+std::unordered_set<std::string>& registered_names() {
   static auto* names = new std::unordered_set<std::string>;
   return *names;
 }
 
 template <typename Function>
-void special(const char* name, Function function) {
+void register_kernel(const char* name, Function function) {
   implementations("aten").impl(name, function);
-  taken().insert(std::string("aten::") + name);
+  registered_names().insert(std::string("aten::") + name);
 }
 
-void boxed(const std::string& name, const Op* op, Kernel kernel) {
+void register_boxed(const std::string& name, const Op* op, Kernel kernel) {
   const size_t colons = name.find("::");
   implementations(name.substr(0, colons))
       .impl(name.substr(colons + 2).c_str(),
             torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, kernel)));
-  taken().insert(name);
+  registered_names().insert(name);
 }
 
 }  // namespace
@@ -94,34 +79,34 @@ void register_special_kernels() {
   for (const char* name : {"_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded",
                            "_nested_view_from_buffer"}) {
     implementations("aten").impl(name, torch::CppFunction::makeFromBoxedFunction<&no_nested_tensors>());
-    taken().insert(std::string("aten::") + name);
+    registered_names().insert(std::string("aten::") + name);
   }
-  special("_to_copy", to_copy);
-  special("copy", copy);
-  special("copy_", copy_);
-  special("_copy_from", copy_from);
-  special("_copy_from_and_resize", copy_from_and_resize);
-  special("_local_scalar_dense", local_scalar_dense);
-  special("native_batch_norm", native_batch_norm);
-  special("native_batch_norm.out", native_batch_norm_out);
-  special("_amp_foreach_non_finite_check_and_unscale_", amp_unscale_);
-  special("_amp_update_scale_", amp_update_scale_);
-  // Returns a list and a tensor, which no boxed kernel here does; torch makes it of the one above.
-  taken().insert("aten::_amp_foreach_non_finite_check_and_unscale");
-  special("_native_batch_norm_legit", native_batch_norm_legit);
-  special("_native_batch_norm_legit.out", native_batch_norm_legit_out);
-  special("_propagate_xla_data", propagate_xla_data);
-  special("resize_", resize_);
-  special("full", full);
-  special("_efficientzerotensor", efficient_zeros);
-  special("_weight_norm_interface_backward", weight_norm_backward);
-  special("set_.source_Tensor", set_source_tensor);
+  register_kernel("_to_copy", to_copy);
+  register_kernel("copy", copy);
+  register_kernel("copy_", copy_);
+  register_kernel("_copy_from", copy_from);
+  register_kernel("_copy_from_and_resize", copy_from_and_resize);
+  register_kernel("_local_scalar_dense", local_scalar_dense);
+  register_kernel("native_batch_norm", native_batch_norm);
+  register_kernel("native_batch_norm.out", native_batch_norm_out);
+  register_kernel("_amp_foreach_non_finite_check_and_unscale_", amp_unscale_);
+  register_kernel("_amp_update_scale_", amp_update_scale_);
+  // Returns a list and a tensor, which no boxed kernel supports; torch derives it from the in-place op above.
+  registered_names().insert("aten::_amp_foreach_non_finite_check_and_unscale");
+  register_kernel("_native_batch_norm_legit", native_batch_norm_legit);
+  register_kernel("_native_batch_norm_legit.out", native_batch_norm_legit_out);
+  register_kernel("_propagate_xla_data", propagate_xla_data);
+  register_kernel("resize_", resize_);
+  register_kernel("full", full);
+  register_kernel("_efficientzerotensor", efficient_zeros);
+  register_kernel("_weight_norm_interface_backward", weight_norm_backward);
+  register_kernel("set_.source_Tensor", set_source_tensor);
   register_attention();
   register_linear();
   register_composites();
-  special("set_.source_Storage", set_whole_storage);
-  special("set_.source_Storage_storage_offset", set_source_storage);
-  special("is_set_to", is_set_to);
+  register_kernel("set_.source_Storage", set_whole_storage);
+  register_kernel("set_.source_Storage_storage_offset", set_source_storage);
+  register_kernel("is_set_to", is_set_to);
   for (auto key : {c10::DispatchKey::XLA, c10::DispatchKey::AutogradXLA}) {
     library("aten", key).impl("reshape", reshape);
     library("aten", key).impl("flatten.using_ints", flatten);
@@ -150,31 +135,31 @@ bool takes_indices(const std::string& name) {
 
 }  // namespace
 
-bool register_recorded(const std::string& name, const std::unordered_set<std::string>& baked, bool random) {
-  Op* op = add_op(name, baked, random);
+bool register_recorded(const std::string& name, const std::unordered_set<std::string>& static_args, bool random) {
+  Op* op = add_op(name, static_args, random);
   if (op == nullptr) {
     return false;
   }
   op->is_view = is_view(op->handle.schema());
   op->cpu_indices = takes_indices(name);
   op->needs_cpu = depends_on_values(name);
-  // A kernel for an op that is made of others would keep autograd from seeing the others; its rule serves
-  // decompositions. An op with a CPU kernel as well (silu_backward) has a derivative of its own or none, as on the CPU,
-  // and its parts would round to 16 bits one by one.
+  // A kernel for a composite op would hide its components from autograd; its lowering rule serves decompositions. A
+  // composite op that also has a CPU kernel (silu_backward) has its own derivative or none, as on the CPU, and
+  // decomposed it would round to 16 bits after each component.
   const bool composite = op->handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                          !op->handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   if (has_unboxed_view_kernel(name)) {
-    taken().insert(name);
-  } else if (taken().count(name) == 0 && !composite) {
-    boxed(name, op, kernel_of(*op));
+    registered_names().insert(name);
+  } else if (registered_names().count(name) == 0 && !composite) {
+    register_boxed(name, op, select_kernel(*op));
   }
   return true;
 }
 
-std::pair<int64_t, int64_t> register_forms() {
-  register_hot_views();
+std::pair<int64_t, int64_t> register_variants() {
+  register_unboxed_views();
   const OpsByName recorded = recorded_ops();
-  int64_t forms = 0;
+  int64_t variants = 0;
   int64_t to_cpu = 0;
   for (const auto& operator_name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (operator_name.name.rfind("aten::", 0) != 0) {
@@ -182,21 +167,21 @@ std::pair<int64_t, int64_t> register_forms() {
     }
     const std::string name = qualified_name(operator_name);
     const auto handle = c10::Dispatcher::singleton().findSchema(operator_name);
-    if (!handle.has_value() || taken().count(name) != 0 ||
+    if (!handle.has_value() || registered_names().count(name) != 0 ||
         handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
       continue;
     }
-    if (const MutatingOverload form = find_functional(recorded, name, *handle); form.functional != nullptr) {
-      boxed(name, add_form(name, form.functional), form.kernel);
-      ++forms;
+    if (const MutatingOverload variant = find_functional(recorded, name, *handle); variant.functional != nullptr) {
+      register_boxed(name, add_variant(name, variant.functional), variant.kernel);
+      ++variants;
     } else if (is_functional(handle->schema()) &&
                handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
-      // torch's default would call an out= form that does not exist here; the CPU knows the op itself.
+      // torch's default would call an out= variant that does not exist here; the CPU has a kernel for the op itself.
       implementations("aten").impl(name.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
       ++to_cpu;
     }
   }
-  return {forms, to_cpu};
+  return {variants, to_cpu};
 }
 
 }  // namespace torch_xla

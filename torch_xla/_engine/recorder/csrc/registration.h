@@ -1,30 +1,25 @@
-// Registration with torch's dispatcher.
+// Registration of the recorder's kernels with torch's dispatcher.
 #pragma once
 
-#include <torch/library.h>
-
+#include <cstdint>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 namespace torch_xla {
 
-// Where kernels for xla of the ops of a namespace are registered; lives as long as the process.
-torch::Library& implementations(const std::string& ns);
-
-// The same for any key.
-torch::Library& library(const std::string& ns, c10::DispatchKey key);
-
-// The views that aten/unboxed_views.cpp registers itself.
+// Returns whether aten/unboxed_views.cpp registers the op.
 bool has_unboxed_view_kernel(const std::string& name);
 
-// Kernels written by hand, and what happens to ops that nobody registered. First.
+// Registers handwritten kernels and the fallbacks for unregistered ops. Call it first.
 void register_special_kernels();
 
-// Records calls of that overload from now on. False if this torch has no such overload.
-bool register_recorded(const std::string& name, const std::unordered_set<std::string>& baked, bool random);
+// Records calls of an overload from now on. Returns false if this torch has no such overload.
+bool register_recorded(const std::string& name, const std::unordered_set<std::string>& static_args, bool random);
 
-// Once all recorded ops are known: their in-place and out= forms, found by schema, and torch's default kernels that
-// would not work here. Returns (forms registered, ops sent to the CPU).
-std::pair<int64_t, int64_t> register_forms();
+// Registers the in-place and out= variants of all recorded ops, found by schema, and CPU fallbacks for torch's default
+// kernels that do not work on xla. Call it once all ops are recorded. Returns (variants registered, ops sent to the
+// CPU).
+std::pair<int64_t, int64_t> register_variants();
 
 }  // namespace torch_xla

@@ -1,4 +1,4 @@
-// Attention in blocks, without the weights of all pairs.
+// Attention kernels in blocks, without materializing the weights of all pairs.
 
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
@@ -11,19 +11,19 @@ namespace {
 
 void attention(const Tensors& in, Tensors& out, const Attributes& a) {
   const auto bias = in.size() > 3 ? std::optional(in[3]) : std::nullopt;
-  const auto made = at::_scaled_dot_product_flash_attention_for_cpu(in[0], in[1], in[2], 0.0, a.flag("causal"), bias,
-                                                                    a.real("scale"));
-  out[0].copy_(std::get<0>(made));
-  out[1].copy_(std::get<1>(made));
+  const auto results = at::_scaled_dot_product_flash_attention_for_cpu(in[0], in[1], in[2], 0.0, a.flag("causal"), bias,
+                                                                       a.real("scale"));
+  out[0].copy_(std::get<0>(results));
+  out[1].copy_(std::get<1>(results));
 }
 
 void attention_backward(const Tensors& in, Tensors& out, const Attributes& a) {
   const auto bias = in.size() > 6 ? std::optional(in[6]) : std::nullopt;
-  const auto made = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+  const auto results = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       in[0], in[1], in[2], in[3], in[4], in[5], 0.0, a.flag("causal"), bias, a.real("scale"));
-  out[0].copy_(std::get<0>(made));
-  out[1].copy_(std::get<1>(made));
-  out[2].copy_(std::get<2>(made));
+  out[0].copy_(std::get<0>(results));
+  out[1].copy_(std::get<1>(results));
+  out[2].copy_(std::get<2>(results));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The sum of a float32 array's rows, as the gradient of a bias is.
+// Column sums of a float32 matrix, as in the gradient of a bias.
 
 #include <vector>
 
@@ -21,21 +21,22 @@ TORCH_XLA_MULTIVERSION void add_rows(int64_t rows, int64_t columns, int64_t stri
   }
 }
 
-// Operand: an array of rows; its first dimension is left out of the result.
+// Operand: an array; the result lacks its first dimension.
 ffi::Error sum(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary) {
   return catch_errors("aten::sum", [&] {
     const auto x = *operands.get<ffi::AnyBuffer>(0);
     const int64_t rows = x.dimensions()[0], all = static_cast<int64_t>(x.element_count()), n = all / rows;
-    const int64_t parts = (rows + kRowsOfPart - 1) / kRowsOfPart, tiles = (n + kColumnsOfPart - 1) / kColumnsOfPart;
-    std::vector<float> sums(parts * n);
-    parallel_if_large(parts * tiles, all, [&](int64_t begin, int64_t end) {
+    const int64_t partitions = (rows + kRowsPerTile - 1) / kRowsPerTile,
+                  tiles = (n + kColumnsPerTile - 1) / kColumnsPerTile;
+    std::vector<float> sums(partitions * n);
+    parallel_if_large(partitions * tiles, all, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t first = i / tiles * kRowsOfPart, column = i % tiles * kColumnsOfPart;
-        add_rows(std::min(kRowsOfPart, rows - first), std::min(kColumnsOfPart, n - column), n,
+        const int64_t first = i / tiles * kRowsPerTile, column = i % tiles * kColumnsPerTile;
+        add_rows(std::min(kRowsPerTile, rows - first), std::min(kColumnsPerTile, n - column), n,
                  memory(x) + first * n + column, &sums[i / tiles * n + column]);
       }
     });
-    add_parts(parts, n, sums.data(), memory(**results.get<ffi::AnyBuffer>(0)));
+    add_partial_sums(partitions, n, sums.data(), memory(**results.get<ffi::AnyBuffer>(0)));
   });
 }
 

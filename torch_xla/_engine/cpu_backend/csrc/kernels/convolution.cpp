@@ -1,7 +1,7 @@
-// Convolutions and their gradients: oneDNN's, where torch chooses it.
+// Convolutions and their gradients, by oneDNN where torch selects it.
 //
-// Where all taps of a kernel but one only ever touch padding, as eight of nine do where it is 3x3 and the image 1x1,
-// that one is used: in the last layers of a network for small images most products are with zeros.
+// If all taps of a kernel but one touch only padding, as eight of nine do for a 3x3 kernel on a 1x1 image, only that
+// tap is used: in the last layers of a network for small images most multiplications are by zero.
 
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
@@ -16,25 +16,25 @@
 namespace torch_xla::handlers {
 namespace {
 
-// How one dimension of a kernel lies over one of an image.
+// The position of a kernel over an image along one dimension.
 struct Dimension {
   int64_t image, outputs, taps, stride, padding, dilation;
 
   bool touches(int64_t tap) const {
-    const int64_t start = tap * dilation - padding;  // where the first output has it
+    const int64_t start = tap * dilation - padding;  // image position of the tap for the first output
     const int64_t output = start < 0 ? (-start + stride - 1) / stride : 0;
     return output < outputs && start + output * stride < image;
   }
 
-  // The padding with which a kernel of this tap alone gives the same, if the same on both sides does.
+  // Returns the padding with which a kernel of this tap alone is equivalent, if equal padding on both sides is.
   std::optional<int64_t> padding_of(int64_t tap) const {
     const int64_t found = padding - tap * dilation;
-    const bool fits = found >= 0 && (image + 2 * found - 1) / stride + 1 == outputs;
-    return fits ? std::optional(found) : std::nullopt;
+    const bool is_valid = found >= 0 && (image + 2 * found - 1) / stride + 1 == outputs;
+    return is_valid ? std::optional(found) : std::nullopt;
   }
 
-  // The tap that alone touches the image, and its padding.
-  std::optional<std::pair<int64_t, int64_t>> only() const {
+  // Returns the only tap that touches the image, and its padding; nullopt if several do.
+  std::optional<std::pair<int64_t, int64_t>> single_tap() const {
     std::optional<int64_t> tap;
     for (int64_t i = 0; i < taps; ++i) {
       if (touches(i)) {
@@ -49,11 +49,11 @@ struct Dimension {
   }
 };
 
-// What of a kernel is used: all of it, or the only tap that touches the image. (With some taps of several ATen's
-// kernels are slower than with all.)
-class Part {
+// The taps of a kernel that are used: all, or the only one that touches the image. (For some of several taps, ATen's
+// kernels are slower than for all.)
+class UsedTaps {
  public:
-  Part(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef outputs, const Attributes& a)
+  UsedTaps(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef outputs, const Attributes& a)
       : padding_(a.integers("padding").vec()) {
     if (a.flag("transposed")) {
       return;
@@ -63,7 +63,7 @@ class Part {
     for (size_t i = 0; i < padding_.size(); ++i) {
       const size_t at = i + 2;
       const auto found =
-          Dimension{image.size(at), outputs[at], weight.size(at), stride[i], padding_[i], dilation[i]}.only();
+          Dimension{image.size(at), outputs[at], weight.size(at), stride[i], padding_[i], dilation[i]}.single_tap();
       if (!found) {
         return;
       }
@@ -74,8 +74,8 @@ class Part {
     padding_ = padding;
   }
 
-  // It, of a tensor of the kernel's shape.
-  at::Tensor of(at::Tensor weight) const {
+  // Returns the used taps of a tensor of the kernel's shape.
+  at::Tensor slice(at::Tensor weight) const {
     for (size_t i = 0; i < taps_.size(); ++i) {
       weight = weight.narrow(static_cast<int64_t>(i) + 2, taps_[i], 1);
     }
@@ -86,14 +86,14 @@ class Part {
   at::IntArrayRef padding() const { return padding_; }
 
  private:
-  std::vector<int64_t> taps_;  // by dimension; none where all are used
+  std::vector<int64_t> taps_;  // by dimension; empty if all are used
   std::vector<int64_t> padding_;
 };
 
 void convolution(const Tensors& in, Tensors& out, const Attributes& a) {
   const auto bias = in.size() > 2 ? std::optional(in[2]) : std::nullopt;
-  const Part part(in[0], in[1], out[0].sizes(), a);
-  out[0].copy_(at::convolution(in[0], part.of(in[1]), bias, a.integers("stride"), part.padding(),
+  const UsedTaps used(in[0], in[1], out[0].sizes(), a);
+  out[0].copy_(at::convolution(in[0], used.slice(in[1]), bias, a.integers("stride"), used.padding(),
                                a.integers("dilation"), a.flag("transposed"), a.integers("output_padding"),
                                a.integer("groups")));
 }
@@ -101,22 +101,22 @@ void convolution(const Tensors& in, Tensors& out, const Attributes& a) {
 void convolution_backward(const Tensors& in, Tensors& out, const Attributes& a) {
   const auto mask = a.integers("mask");
   const int64_t channels = in[0].size(1);
-  const Part part(in[1], in[2], in[0].sizes(), a);
-  const auto made = at::convolution_backward(
-      in[0], in[1], part.of(in[2]), at::IntArrayRef(channels), a.integers("stride"), part.padding(),
+  const UsedTaps used(in[1], in[2], in[0].sizes(), a);
+  const auto gradients = at::convolution_backward(
+      in[0], in[1], used.slice(in[2]), at::IntArrayRef(channels), a.integers("stride"), used.padding(),
       a.integers("dilation"), a.flag("transposed"), a.integers("output_padding"), a.integer("groups"), flags(mask));
-  const auto wanted = masked(out, mask);
-  if (wanted[0] != nullptr) {
-    wanted[0]->copy_(std::get<0>(made));
+  const auto outputs = masked(out, mask);
+  if (outputs[0] != nullptr) {
+    outputs[0]->copy_(std::get<0>(gradients));
   }
-  if (wanted[1] != nullptr) {
-    if (!part.is_all()) {
-      wanted[1]->zero_();
+  if (outputs[1] != nullptr) {
+    if (!used.is_all()) {
+      outputs[1]->zero_();
     }
-    part.of(*wanted[1]).copy_(std::get<1>(made));
+    used.slice(*outputs[1]).copy_(std::get<1>(gradients));
   }
-  if (wanted[2] != nullptr) {
-    wanted[2]->copy_(std::get<2>(made));
+  if (outputs[2] != nullptr) {
+    outputs[2]->copy_(std::get<2>(gradients));
   }
 }
 

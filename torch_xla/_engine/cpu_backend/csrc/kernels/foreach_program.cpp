@@ -1,11 +1,12 @@
-// Elementwise operations on lists of float32 arrays, as optimizers make them: a short program, run for each element.
+// Foreach programs: elementwise operations on lists of float32 arrays, as in optimizers, run as a short program per
+// block.
 //
-// XLA makes a kernel, or several, of each parameter, and goes through memory for each. Here a block of one array at a
-// time goes through the whole program in the cache, and what is in between never leaves it.
+// XLA would make one kernel or more per parameter, each of which reads and writes memory. Here a block of one array at
+// a time runs through the whole program in the cache, and intermediate values stay there.
 //
-// Operands: `lists` lists of as many arrays each, then the numbers. Results: lists of as many, those of the registers
-// `results`. Registers are numbered: the operands' lists first, then what instructions make. A result may have the
-// memory of an operand of the same place.
+// Operands: `lists` lists of equal length, then the numbers. Results: one list for each register in `results`.
+// Registers are numbered: first the operands' lists, then the results of instructions. A result may alias an operand at
+// the same list position.
 
 #include <algorithm>
 #include <cmath>
@@ -23,76 +24,49 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int64_t kBlock = 1024;           // elements: all registers of a block fit into the first cache
-constexpr int64_t kFewForATeam = 1 << 22;  // elements times instructions, which a thread has done before others wake up
+constexpr int64_t kBlock = 1024;               // elements: all registers of a block fit into the L1 cache
+constexpr int64_t kMinParallelWork = 1 << 22;  // elements times instructions, below which waking threads takes longer
 
-// As in compilation/foreach_fusion.py. `s` is a number, `a`, `b` and `c` are elements.
-enum OpCode : int64_t {
-  kAdd,          // a + s * b
-  kSubtract,     // a - s * b
-  kAddNumber,    // a + s
-  kTakeNumber,   // a - s
-  kMultiply,     // a * b
-  kScale,        // a * s
-  kDivide,       // a / b
-  kDivideBy,     // a / s
-  kAddProduct,   // a + s * b * c
-  kAddQuotient,  // a + s * (b / c)
-  kLerp,         // between a and b
-  kLarger,       // nan where one is
-  kSmaller,
-  kRoot,
-  kNegative,
-  kAbsolute,
+// The opcodes: name and value of element i, where s is a number and a, b and c are lists. This is the only table:
+// compilation/foreach_fusion.py maps operators to the names, and torch_xla_foreach_opcodes() exports their order.
+// lerp, maximum and minimum are as in ATen: lerp starts from the nearer end, the others return nan if an operand is nan.
+#define TORCH_XLA_FOREACH_OPCODES(OP)                                                      \
+  OP(add_scaled, a[i] + s * b[i])                                                          \
+  OP(sub_scaled, a[i] - s * b[i])                                                          \
+  OP(add_number, a[i] + s)                                                                 \
+  OP(sub_number, a[i] - s)                                                                 \
+  OP(mul, a[i] * b[i])                                                                     \
+  OP(mul_number, a[i] * s)                                                                 \
+  OP(div, a[i] / b[i])                                                                     \
+  OP(div_number, a[i] / s)                                                                 \
+  OP(addcmul, a[i] + s * b[i] * c[i])                                                      \
+  OP(addcdiv, a[i] + s * (b[i] / c[i]))                                                    \
+  OP(lerp, std::abs(s) < 0.5f ? a[i] + s * (b[i] - a[i]) : b[i] + (s - 1) * (b[i] - a[i])) \
+  OP(maximum, a[i] > b[i] || a[i] != a[i] ? a[i] : b[i])                                   \
+  OP(minimum, a[i] < b[i] || a[i] != a[i] ? a[i] : b[i])                                   \
+  OP(sqrt, __builtin_sqrtf(a[i]))                                                          \
+  OP(neg, -a[i])                                                                           \
+  OP(abs, __builtin_fabsf(a[i]))
+
+enum class OpCode : int64_t {
+#define NAME(OP, VALUE) k_##OP,
+  TORCH_XLA_FOREACH_OPCODES(NAME)
+#undef NAME
 };
 
-constexpr int64_t kWords = 6;  // of a step: code, register, a, b, c, s
+constexpr int64_t kWords = 6;  // per instruction: opcode, register, a, b, c, s
 
-TORCH_XLA_MULTIVERSION void run(int64_t code, int64_t n, float* to, const float* a, const float* b, const float* c,
+TORCH_XLA_MULTIVERSION void run(OpCode code, int64_t n, float* to, const float* a, const float* b, const float* c,
                                 float s) {
-#define EACH(VALUE)                                                       \
-  _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) { to[i] = VALUE; } \
-  break;
   switch (code) {
-    case kAdd:
-      EACH(a[i] + s * b[i])
-    case kSubtract:
-      EACH(a[i] - s * b[i])
-    case kAddNumber:
-      EACH(a[i] + s)
-    case kTakeNumber:
-      EACH(a[i] - s)
-    case kMultiply:
-      EACH(a[i] * b[i])
-    case kScale:
-      EACH(a[i] * s)
-    case kDivide:
-      EACH(a[i] / b[i])
-    case kDivideBy:
-      EACH(a[i] / s)
-    case kAddProduct:
-      EACH(a[i] + s * b[i] * c[i])
-    case kAddQuotient:
-      EACH(a[i] + s * (b[i] / c[i]))
-    case kLerp: {
-      if (std::abs(s) < 0.5f) {
-        EACH(a[i] + s * (b[i] - a[i]))
-      }
-      const float back = s - 1;
-      EACH(b[i] + back * (b[i] - a[i]))
-    }
-    case kLarger:
-      EACH(a[i] > b[i] || a[i] != a[i] ? a[i] : b[i])
-    case kSmaller:
-      EACH(a[i] < b[i] || a[i] != a[i] ? a[i] : b[i])
-    case kRoot:
-      EACH(__builtin_sqrtf(a[i]))
-    case kNegative:
-      EACH(-a[i])
-    case kAbsolute:
-      EACH(__builtin_fabsf(a[i]))
+#define CASE(OP, VALUE)                                                     \
+  case OpCode::k_##OP: {                                                    \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) { to[i] = VALUE; } \
+    break;                                                                  \
   }
-#undef EACH
+    TORCH_XLA_FOREACH_OPCODES(CASE)
+#undef CASE
+  }
 }
 
 float number(ffi::AnyBuffer buffer) {
@@ -106,12 +80,14 @@ float number(ffi::AnyBuffer buffer) {
   }
 }
 
-// One call.
+// One call of the kernel.
 class ForeachProgram {
  public:
   ForeachProgram(const ffi::RemainingArgs& operands, const ffi::RemainingRets& results, const Attributes& attributes)
-      : code_(attributes.integers("code")), made_(attributes.integers("results")), lists_(attributes.integer("lists")) {
-    count_ = static_cast<int64_t>(results.size() / made_.size());
+      : code_(attributes.integers("code")),
+        result_registers_(attributes.integers("results")),
+        lists_(attributes.integer("lists")) {
+    count_ = static_cast<int64_t>(results.size() / result_registers_.size());
     registers_ = lists_ + steps();
     for (size_t i = 0; i < operands.size(); ++i) {
       const auto buffer = *operands.get<ffi::AnyBuffer>(i);
@@ -132,10 +108,10 @@ class ForeachProgram {
   void run_all() const {
     std::vector<Block> blocks;
     int64_t elements = 0;
-    for (int64_t place = 0; place < count_; ++place) {
-      elements += sizes_[place];
-      for (int64_t first = 0; first < sizes_[place]; first += kBlock) {
-        blocks.push_back({place, first, std::min(kBlock, sizes_[place] - first)});
+    for (int64_t position = 0; position < count_; ++position) {
+      elements += sizes_[position];
+      for (int64_t first = 0; first < sizes_[position]; first += kBlock) {
+        blocks.push_back({position, first, std::min(kBlock, sizes_[position] - first)});
       }
     }
     const auto some = [&](int64_t begin, int64_t end) {
@@ -146,7 +122,7 @@ class ForeachProgram {
       }
     };
     const auto count = static_cast<int64_t>(blocks.size());
-    if (elements * steps() < kFewForATeam) {
+    if (elements * steps() < kMinParallelWork) {
       some(0, count);
     } else {
       run_on_kernel_thread([&] { parallel_for(count, some); });
@@ -155,38 +131,38 @@ class ForeachProgram {
 
  private:
   struct Block {
-    int64_t place, first, size;
+    int64_t position, first, size;
   };
 
   int64_t steps() const { return static_cast<int64_t>(code_.size()) / kWords; }
 
   void run_block(const Block& block, float* scratch, std::vector<float*>& at) const {
     for (int64_t i = 0; i < registers_; ++i) {
-      at[i] = i < lists_ ? operands_[i * count_ + block.place] + block.first : scratch + (i - lists_) * kBlock;
+      at[i] = i < lists_ ? operands_[i * count_ + block.position] + block.first : scratch + (i - lists_) * kBlock;
     }
-    for (size_t i = 0; i < made_.size(); ++i) {
-      float* result = results_[i * count_ + block.place] + block.first;
-      if (!is_read_after(made_[i], result, at)) {
-        at[made_[i]] = result;
+    for (size_t i = 0; i < result_registers_.size(); ++i) {
+      float* result = results_[i * count_ + block.position] + block.first;
+      if (!is_read_after(result_registers_[i], result, at)) {
+        at[result_registers_[i]] = result;
       }
     }
     const auto read = [&](int64_t from) { return from < 0 ? nullptr : at[from]; };
     for (int64_t i = 0; i < steps(); ++i) {
       const int64_t* word = &code_[i * kWords];
-      run(word[0], block.size, at[word[1]], read(word[2]), read(word[3]), read(word[4]),
+      run(static_cast<OpCode>(word[0]), block.size, at[word[1]], read(word[2]), read(word[3]), read(word[4]),
           word[5] < 0 ? 1.0f : numbers_[word[5]]);
     }
-    for (size_t i = 0; i < made_.size(); ++i) {
-      float* result = results_[i * count_ + block.place] + block.first;
-      if (at[made_[i]] != result) {
-        std::memcpy(result, at[made_[i]], block.size * sizeof(float));
+    for (size_t i = 0; i < result_registers_.size(); ++i) {
+      float* result = results_[i * count_ + block.position] + block.first;
+      if (at[result_registers_[i]] != result) {
+        std::memcpy(result, at[result_registers_[i]], block.size * sizeof(float));
       }
     }
   }
 
-  // Whether a result has the memory of an operand that is needed when the result is there.
-  bool is_read_after(int64_t made, const float* result, const std::vector<float*>& at) const {
-    for (int64_t i = made - lists_ + 1; i < steps(); ++i) {
+  // Returns whether a result aliases an operand that is read after the result is computed.
+  bool is_read_after(int64_t result_register, const float* result, const std::vector<float*>& at) const {
+    for (int64_t i = result_register - lists_ + 1; i < steps(); ++i) {
       for (int64_t j = 2; j < 5; ++j) {
         const int64_t from = code_[i * kWords + j];
         if (from >= 0 && from < lists_ && at[from] == result) {
@@ -197,8 +173,8 @@ class ForeachProgram {
     return false;
   }
 
-  at::IntArrayRef code_;  // of each step: what, the register it makes, those it reads, or -1, and its number, or -1
-  at::IntArrayRef made_;  // the registers of the results
+  at::IntArrayRef code_;  // per instruction: opcode, its register, those it reads or -1, index of its number or -1
+  at::IntArrayRef result_registers_;  // the registers of the results
   int64_t lists_, count_, registers_;
   std::vector<int64_t> sizes_;
   std::vector<float*> operands_;
@@ -213,5 +189,12 @@ ffi::Error lists(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::D
 
 }  // namespace
 }  // namespace torch_xla::handlers
+
+// Returns the names of the opcodes in their order, each followed by a comma.
+extern "C" __attribute__((visibility("default"))) const char* torch_xla_foreach_opcodes() {
+#define NAME(OP, VALUE) #OP ","
+  return TORCH_XLA_FOREACH_OPCODES(NAME);
+#undef NAME
+}
 
 TORCH_XLA_HANDLER_OF(lists, torch_xla::handlers::lists)

@@ -1,4 +1,4 @@
-// Layer normalisation of float32 rows, and its gradients: each row is read while it is in the cache.
+// Layer normalization of float32 rows, and its gradients, one pass per row while it is in the cache.
 
 #include <cmath>
 #include <vector>
@@ -12,18 +12,18 @@ namespace ffi = xla::ffi;
 
 TORCH_XLA_MULTIVERSION void normalize(int64_t n, const float* x, const float* weight, const float* bias, float eps,
                                       float* out, float* mean, float* rstd) {
-  const float middle = sum_of(n, [&](int64_t i) __attribute__((always_inline)) { return x[i]; }) / n;
+  const float row_mean = sum_of(n, [&](int64_t i) __attribute__((always_inline)) { return x[i]; }) / n;
   const float square = sum_of(n, [&](int64_t i) __attribute__((always_inline)) {
-    const float far = x[i] - middle;
-    return far * far;
+    const float deviation = x[i] - row_mean;
+    return deviation * deviation;
   });
   const float scale = 1 / std::sqrt(square / n + eps);
-  _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) { out[i] = (x[i] - middle) * scale * weight[i] + bias[i]; }
-  *mean = middle;
+  _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) { out[i] = (x[i] - row_mean) * scale * weight[i] + bias[i]; }
+  *mean = row_mean;
   *rstd = scale;
 }
 
-// Adds what a row adds to the gradients of weight and bias.
+// Accumulates one row's contribution to the gradients of weight and bias.
 TORCH_XLA_MULTIVERSION void add_to_gradients(int64_t n, const float* grad, const float* x, float mean, float rstd,
                                              float* of_weight, float* of_bias) {
   _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {
@@ -43,7 +43,7 @@ TORCH_XLA_MULTIVERSION void gradient(int64_t n, const float* grad, const float* 
   }
 }
 
-// Operands: x, weight, bias. Results: the output, the mean and 1 / deviation of each row. Attribute: eps.
+// Operands: x, weight, bias. Results: the output, the mean and 1 / standard deviation of each row. Attribute: eps.
 ffi::Error layer_norm(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary dictionary) {
   return catch_errors("aten::native_layer_norm", [&] {
     const auto x = *operands.get<ffi::AnyBuffer>(0), weight = *operands.get<ffi::AnyBuffer>(1);
@@ -61,8 +61,8 @@ ffi::Error layer_norm(ffi::RemainingArgs operands, ffi::RemainingRets results, f
   });
 }
 
-// Operands: the gradient, x, the mean and 1 / deviation of each row, weight. Results: those of the gradients of x,
-// weight and bias that the attribute `mask` asks for.
+// Operands: the gradient, x, the mean and 1 / standard deviation of each row, weight. Results: the gradients of x,
+// weight and bias selected by the attribute `mask`.
 ffi::Error layer_norm_backward(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary dictionary) {
   return catch_errors("aten::native_layer_norm_backward", [&] {
     const auto grad = *operands.get<ffi::AnyBuffer>(0), weights = *operands.get<ffi::AnyBuffer>(4);
@@ -75,14 +75,14 @@ ffi::Error layer_norm_backward(ffi::RemainingArgs operands, ffi::RemainingRets r
       found[i] = mask[i] != 0 ? memory(**results.get<ffi::AnyBuffer>(next++)) : nullptr;
     }
     const auto n = static_cast<int64_t>(weights.element_count()), all = static_cast<int64_t>(grad.element_count());
-    const int64_t rows = all / n, parts = (rows + kRowsOfPart - 1) / kRowsOfPart;
+    const int64_t rows = all / n, partitions = (rows + kRowsPerTile - 1) / kRowsPerTile;
     const bool sums = found[1] != nullptr || found[2] != nullptr;
-    std::vector<float> of_weight(sums ? parts * n : 0), of_bias(sums ? parts * n : 0);
-    parallel_if_large(parts, 2 * all, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin * kRowsOfPart; i < std::min(rows, end * kRowsOfPart); ++i) {
-        const int64_t row = i * n, part = i / kRowsOfPart * n;
+    std::vector<float> of_weight(sums ? partitions * n : 0), of_bias(sums ? partitions * n : 0);
+    parallel_if_large(partitions, 2 * all, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin * kRowsPerTile; i < std::min(rows, end * kRowsPerTile); ++i) {
+        const int64_t row = i * n, partition = i / kRowsPerTile * n;
         if (sums) {
-          add_to_gradients(n, of_out + row, x + row, mean[i], rstd[i], &of_weight[part], &of_bias[part]);
+          add_to_gradients(n, of_out + row, x + row, mean[i], rstd[i], &of_weight[partition], &of_bias[partition]);
         }
         if (found[0] != nullptr) {
           gradient(n, of_out + row, x + row, mean[i], rstd[i], weight, found[0] + row);
@@ -90,10 +90,10 @@ ffi::Error layer_norm_backward(ffi::RemainingArgs operands, ffi::RemainingRets r
       }
     });
     if (found[1] != nullptr) {
-      add_parts(parts, n, of_weight.data(), found[1]);
+      add_partial_sums(partitions, n, of_weight.data(), found[1]);
     }
     if (found[2] != nullptr) {
-      add_parts(parts, n, of_bias.data(), found[2]);
+      add_partial_sums(partitions, n, of_bias.data(), found[2]);
     }
   });
 }

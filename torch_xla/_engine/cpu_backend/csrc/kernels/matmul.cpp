@@ -1,4 +1,4 @@
-// Matrix products, with transposed operands read as they lie.
+// Matrix multiplications that read transposed operands in place.
 
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/mm.h>

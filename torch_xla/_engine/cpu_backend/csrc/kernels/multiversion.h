@@ -1,4 +1,4 @@
-// Loops compiled for the instruction sets that machines have, chosen when the library is loaded.
+// Compiles loops for several instruction sets; the dynamic loader selects one when the library is loaded.
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)

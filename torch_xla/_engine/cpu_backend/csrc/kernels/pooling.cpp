@@ -1,4 +1,4 @@
-// Gradients of pooling over windows of fixed size.
+// Gradients of pooling over fixed-size windows.
 
 #include <ATen/ops/avg_pool2d_backward.h>
 #include <ATen/ops/max_pool2d_with_indices_backward.h>
@@ -8,7 +8,7 @@
 namespace torch_xla::handlers {
 namespace {
 
-// Of what was pooled the kernels ask for the shape alone, which is the result's.
+// The kernels read only the shape of the pooled tensor, which is the result's.
 void max_pool_backward(const Tensors& in, Tensors& out, const Attributes& a) {
   at::max_pool2d_with_indices_backward_out(out[0], in[0], out[0], a.integers("kernel"), a.integers("stride"),
                                            a.integers("padding"), a.integers("dilation"), a.flag("ceil_mode"), in[1]);

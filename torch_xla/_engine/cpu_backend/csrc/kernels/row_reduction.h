@@ -1,5 +1,5 @@
-// Sums over rows and columns of float32 arrays, for handlers of their own: small ones run on XLA's thread, where calls
-// run beside each other; large ones on the team.
+// Row and column reductions of float32 arrays, shared by custom kernels: small ones run on XLA's thread, concurrently
+// with other calls; large ones on the OpenMP team.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,15 @@
 
 namespace torch_xla::handlers {
 
-constexpr int64_t kEnoughForATeam = 1 << 19;  // numbers that are read, which a thread has done before others wake up
-constexpr int64_t kColumnsOfPart = 1 << 10;   // whose sums stay in the cache while rows are added to them
-constexpr int64_t kRowsOfPart = 64;           // whose sums over columns are added up before those of others
+constexpr int64_t kMinParallelElements = 1 << 19;  // elements read, below which waking threads takes longer
+constexpr int64_t kColumnsPerTile = 1 << 10;       // column sums that stay in the cache while rows are added
+constexpr int64_t kRowsPerTile = 64;               // rows summed in float32 before the partial sums are combined
 
-// Runs `work(begin, end)` for parts of 0 to `count`; `numbers`: those that all of it reads.
+// Runs `work(begin, end)` over partitions of [0, count), in parallel if `numbers`, the elements read in total, is
+// large.
 inline void parallel_if_large(int64_t count, int64_t numbers,
                               const std::function<void(int64_t begin, int64_t end)>& work) {
-  if (numbers < kEnoughForATeam) {
+  if (numbers < kMinParallelElements) {
     work(0, count);
   } else {
     run_on_kernel_thread([&] { parallel_for(count, work); });
@@ -29,8 +30,7 @@ inline void parallel_if_large(int64_t count, int64_t numbers,
 
 inline float* memory(xla::ffi::AnyBuffer buffer) { return static_cast<float*>(buffer.untyped_data()); }
 
-// The sum of value(0) to value(n - 1). Each of many lanes has a sum of its own, and so has each chunk: it loses few
-// digits, and vectorizes.
+// Returns the sum of value(0) to value(n - 1), with separate sums per lane and per chunk: accurate, and vectorizable.
 template <typename Value>
 __attribute__((always_inline)) inline float sum_of(int64_t n, const Value& value) {
   constexpr int64_t kLanes = 32, kChunk = 1 << 12;
@@ -55,12 +55,12 @@ __attribute__((always_inline)) inline float sum_of(int64_t n, const Value& value
   return static_cast<float>(total);
 }
 
-// to[i] = the sum of from[part * n + i] over all parts.
-inline void add_parts(int64_t parts, int64_t n, const float* from, float* to) {
+// to[i] = the sum of from[partition * n + i] over all partitions.
+inline void add_partial_sums(int64_t partitions, int64_t n, const float* from, float* to) {
   for (int64_t i = 0; i < n; ++i) {
     double total = 0;
-    for (int64_t part = 0; part < parts; ++part) {
-      total += from[part * n + i];
+    for (int64_t partition = 0; partition < partitions; ++partition) {
+      total += from[partition * n + i];
     }
     to[i] = static_cast<float>(total);
   }

@@ -1,4 +1,5 @@
-// Calls that tell the compiler what to write to memory: numbers one by one, and values (see lowering/cpu_kernel_call.py).
+// Materialization: calls that force the compiler to write values to memory, and unpack numbers
+// (lowering/cpu_kernel_call.py).
 
 #include <cstring>
 
@@ -9,8 +10,8 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Elements of 64 bits of an array, from `first` on, as a result each. No tensors and no team of threads: the work is to
-// copy as many words.
+// Copies 64-bit elements of an array, from `first` on, to one result each. Runs on XLA's thread, without tensors: it
+// copies only a few words.
 ffi::Error unpack_scalars(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
   const auto packed = operands.get<ffi::AnyBuffer>(0);
   const auto first = attributes.get<int64_t>("first");
@@ -28,7 +29,7 @@ ffi::Error unpack_scalars(ffi::RemainingArgs operands, ffi::RemainingRets result
   return ffi::Error::Success();
 }
 
-// The first operand, as it is: its buffer is the result's. Others are only waited for.
+// Returns the first operand unchanged, in its buffer. The other operands are control dependencies only.
 ffi::Error materialize(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary) {
   const auto from = operands.get<ffi::AnyBuffer>(0);
   auto to = results.get<ffi::AnyBuffer>(0);

@@ -1,4 +1,4 @@
-// Sorting, equal elements in their order.
+// Stable sort.
 
 #include <ATen/ops/sort.h>
 

@@ -24,18 +24,18 @@ void CoreKeepAwake::extend() {}
 namespace torch_xla::handlers {
 namespace {
 
-constexpr std::chrono::nanoseconds kLong = std::chrono::milliseconds(1);  // most kernels of a step follow sooner
-constexpr int kLooks = 50;                                                // between two looks at the clock
+constexpr std::chrono::nanoseconds kPeriod = std::chrono::milliseconds(1);  // most kernels of a step follow sooner
+constexpr int kPausesPerCheck = 50;                                         // between two reads of the clock
 
 int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
-bool passive() {
+bool is_wait_policy_passive() {
   const char* policy = std::getenv("OMP_WAIT_POLICY");
   return policy != nullptr && (std::string_view(policy) == "passive" || std::string_view(policy) == "PASSIVE");
 }
 
-// Leaves the core to a hardware thread beside this one.
-void look() {
+// Yields to the other hardware thread of this core.
+void pause_core() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -43,7 +43,7 @@ void look() {
 #endif
 }
 
-bool lowest_priority() {
+bool set_lowest_priority() {
   const sched_param none{};
   return sched_setscheduler(0, SCHED_IDLE, &none) == 0;
 }
@@ -51,16 +51,16 @@ bool lowest_priority() {
 }  // namespace
 
 void CoreKeepAwake::start() {
-  if (started_ || passive() || !owns_all_cores()) {
+  if (started_ || is_wait_policy_passive() || !owns_all_cores()) {
     return;
   }
   started_ = true;
   try {
     for (const int core : allowed_cores()) {
       std::thread([this, core] {
-        if (lowest_priority()) {
+        if (set_lowest_priority()) {
           pin_current_thread(core);
-          keep();
+          run();
         }
       }).detach();
     }
@@ -69,26 +69,26 @@ void CoreKeepAwake::start() {
 }
 
 void CoreKeepAwake::extend() {
-  until_ = now() + kLong.count();
-  if (asleep_ > 0) {
-    ++called_;
-    called_.notify_all();
+  until_ = now() + kPeriod.count();
+  if (sleeping_ > 0) {
+    ++extended_;
+    extended_.notify_all();
   }
 }
 
-void CoreKeepAwake::keep() {
+void CoreKeepAwake::run() {
   for (;;) {
     while (now() < until_) {
-      for (int i = 0; i < kLooks; ++i) {
-        look();
+      for (int i = 0; i < kPausesPerCheck; ++i) {
+        pause_core();
       }
     }
-    const uint32_t seen = called_;
-    ++asleep_;
+    const uint32_t seen = extended_;
+    ++sleeping_;
     if (now() >= until_) {
-      called_.wait(seen);
+      extended_.wait(seen);
     }
-    --asleep_;
+    --sleeping_;
   }
 }
 

@@ -1,14 +1,18 @@
-// Cores that do not halt between the kernels of a program.
+// Keeps cores awake between the kernels of a program.
 //
-// A team sleeps between two kernels, and so do XLA's threads while one runs. A core with nothing to do halts, and to
-// wake it takes as long as a small kernel, in a virtual machine above all. So each core has a thread that keeps it busy
-// for a while after each kernel, at the lowest priority (SCHED_IDLE): Linux takes such a core for one that is idle,
-// where it starts threads at once, and whoever wants the core has it. OpenMP has its threads look for work longer than
-// that, at the priority of all others.
+// The OpenMP team sleeps between two kernels, and XLA's threads sleep while one runs. An idle core halts, and waking it
+// takes as long as a small kernel, especially in a virtual machine. So for a short time after each kernel one thread
+// per core keeps it busy.
 //
-//   OMP_WAIT_POLICY is passive, or the user decides about cores (threading/omp_affinity.h)    none
-//   the team has fewer threads than the process has cores                    none: others may be meant to halt
-//   the system refuses the priority, or is not Linux                         none
+// Why SCHED_IDLE: at this lowest priority Linux treats the core as idle, so it wakes other threads there immediately,
+// and any other thread preempts ours. (OpenMP's active wait policy keeps threads busy for longer, at normal priority.)
+// The threads count towards a cgroup CPU quota like any others: with a quota below the number of cores, set
+// OMP_WAIT_POLICY=passive.
+//
+//  No thread is started if
+//  - OMP_WAIT_POLICY is passive, or the user controls affinity (threading/omp_affinity.h),
+//  - the team has fewer threads than the process has cores: the other cores may be meant to halt,
+//  - the system denies the priority, or is not Linux.
 #pragma once
 
 #include <atomic>
@@ -16,20 +20,20 @@
 
 namespace torch_xla::handlers {
 
-// Belongs to a team, whose owner alone calls it; never destroyed, as its threads never end.
+// Belongs to the kernel thread, which alone calls it. Never destroyed, because its threads never end.
 class CoreKeepAwake {
  public:
-  // To be called when the team has another number of threads, and now and then: it starts the threads, once.
+  // Starts the threads, once. Call it when the team size changes, and periodically.
   void start();
-  // After each kernel.
+  // Keeps the cores busy for another period. Call it after each kernel.
   void extend();
 
  private:
-  [[noreturn]] void keep();
+  [[noreturn]] void run();
 
   bool started_ = false;
   std::atomic<int64_t> until_{0};  // ns of the steady clock
-  std::atomic<uint32_t> called_{0}, asleep_{0};
+  std::atomic<uint32_t> extended_{0}, sleeping_{0};
 };
 
 }  // namespace torch_xla::handlers

@@ -19,12 +19,12 @@
 namespace torch_xla::handlers {
 namespace {
 
-constexpr uint32_t kOften = 64;  // kernels, after which the cores are looked at again
+constexpr uint32_t kUpdateInterval = 64;  // kernels between two affinity updates
 
 struct Task {
   const std::function<void()>* work;
   std::exception_ptr error;
-  std::atomic<int> done{0};  // a number, as a thread can sleep on it without help
+  std::atomic<int> done{0};  // an int, so that a thread can wait for it by futex
 };
 
 class KernelThread {
@@ -43,41 +43,41 @@ class KernelThread {
     task.done.wait(0, std::memory_order_acquire);
   }
 
-  std::atomic<int> threads{0};  // 0: as torch has it
+  std::atomic<int> threads{0};  // 0: torch's default
 
  private:
   [[noreturn]] void serve() {
     const c10::InferenceMode no_autograd;
-    unpin_current_thread();  // the thread of XLA's that started this one may be bound
+    unpin_current_thread();  // it inherits the affinity of the XLA thread that started it
     for (uint32_t served = 0;; ++served) {
       Task* task = next();
       try {
-        if (take_threads() || served % kOften == 0) {
-          cores_.update();
-          awake_.start();
+        if (update_thread_count() || served % kUpdateInterval == 0) {
+          affinity_.update();
+          keep_awake_.start();
         }
-        cores_.return_owner();
+        affinity_.return_owner();
         (*task->work)();
       } catch (...) {
         task->error = std::current_exception();
       }
       task->done.store(1, std::memory_order_release);
       task->done.notify_one();
-      awake_.extend();
+      keep_awake_.extend();
     }
   }
 
-  // Whether the team has another number of threads than it had.
-  bool take_threads() const {
-    const int wanted = threads.load(std::memory_order_relaxed);
-    if (wanted <= 0 || wanted == at::get_num_threads()) {
+  // Applies a changed thread count; returns whether it changed.
+  bool update_thread_count() const {
+    const int requested = threads.load(std::memory_order_relaxed);
+    if (requested <= 0 || requested == at::get_num_threads()) {
       return false;
     }
-    at::set_num_threads(wanted);
+    at::set_num_threads(requested);
     return true;
   }
 
-  // The whole team sleeps until there is one.
+  // Waits for a task; the whole team sleeps meanwhile.
   Task* next() {
     for (;;) {
       const uint32_t seen = pushed_.load(std::memory_order_acquire);
@@ -98,21 +98,21 @@ class KernelThread {
     return task;
   }
 
-  OmpAffinity cores_;    // of `serve`
-  CoreKeepAwake awake_;  // of `serve`
+  OmpAffinity affinity_;      // used by `serve` only
+  CoreKeepAwake keep_awake_;  // used by `serve` only
   std::mutex mutex_;
   std::deque<Task*> tasks_;
-  std::atomic<uint32_t> pushed_{0};  // tasks, ever
+  std::atomic<uint32_t> pushed_{0};  // number of tasks ever pushed
   bool started_ = false;
 };
 
-// Never destroyed: its thread may wait for work while the process ends.
-KernelThread& team() {
+// Never destroyed: its thread may wait for work while the process exits.
+KernelThread& kernel_thread() {
   static auto* const instance = [] {
-    auto* made = new KernelThread;
-    // The child of a fork has none of its parent's threads, and no program that one of them runs for.
-    pthread_atfork(nullptr, nullptr, [] { new (&team()) KernelThread; });
-    return made;
+    auto* created = new KernelThread;
+    // The child of a fork has none of its parent's threads.
+    pthread_atfork(nullptr, nullptr, [] { new (&kernel_thread()) KernelThread; });
+    return created;
   }();
   return *instance;
 }
@@ -121,7 +121,7 @@ KernelThread& team() {
 
 void run_on_kernel_thread(const std::function<void()>& work) {
   Task task{&work, nullptr};
-  team().run(task);
+  kernel_thread().run(task);
   if (task.error) {
     std::rethrow_exception(task.error);
   }
@@ -132,5 +132,5 @@ void run_on_kernel_thread(const std::function<void()>& work) {
 void torch_xla_set_threads(int count, bool calls_python) {
   torch_xla::handlers::XlaPoolAffinity::of_process().update(calls_python ? 0 : count);
   torch_xla::handlers::release_omp_team();
-  torch_xla::handlers::team().threads.store(count, std::memory_order_relaxed);
+  torch_xla::handlers::kernel_thread().threads.store(count, std::memory_order_relaxed);
 }

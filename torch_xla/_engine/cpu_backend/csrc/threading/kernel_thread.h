@@ -1,30 +1,30 @@
-// The one thread on which handlers run, and its team.
+// The kernel thread: the only thread that runs CPU kernels, with its OpenMP team.
 //
-// OpenMP keeps a team of threads for each thread that shares a loop. XLA calls handlers on any thread of its pools: as
-// many teams as XLA has threads, each as large as the machine. So all handlers of the process run on one thread, which
-// owns one team, one after the other; XLA's thread sleeps meanwhile.
+// OpenMP has a thread team for each thread that runs a parallel loop. XLA calls handlers on any thread of its pools,
+// which would create one machine-sized team per XLA thread. So all kernels of the process run on one thread, which owns
+// one team, one after the other, while XLA's thread sleeps.
 //
-// Between two loops a team's threads look for the next one at their cores, for milliseconds. That is fast within a
-// kernel, which has several loops, and in the way of everybody else between two: XLA's threads, and Python. So
+// Between two loops the threads of a team spin for milliseconds. That is fast within a kernel with several loops, but
+// between kernels it takes cores from XLA's threads and Python:
 //
-//   a kernel runs            its team looks, as OpenMP has it
-//   no kernel is to run      the whole team sleeps, in a loop that ends when the next kernel comes
+//  a kernel runs              its team spins between loops, as OpenMP is configured
+//  no kernel is to run        the whole team sleeps, in a loop that ends when the next kernel arrives
 //
-// But GNU's OpenMP has all teams sleep between any two loops where a process has more threads in teams than cores:
-// waking them took longer than many a loop, and kernels with several twice as long. So whoever starts a program ends
-// its own team first (that of Python's main thread, mostly), which is made again when it next shares a loop.
+// GNU's OpenMP makes all teams sleep between loops if a process has more threads in teams than cores: waking them took
+// longer than many loops, and made kernels with several loops twice as slow. So the thread that starts a program first
+// releases its own team (mostly that of Python's main thread), which OpenMP recreates when needed.
 #pragma once
 
 #include <functional>
 
 namespace torch_xla::handlers {
 
-// Runs `work` on the team's thread and returns when it is done. Throws what `work` throws.
+// Runs `work` on the kernel thread and waits for it. Throws what `work` throws.
 void run_on_kernel_thread(const std::function<void()>& work);
 
 }  // namespace torch_xla::handlers
 
-// Called by the thread that starts a program, before it does, with what torch.get_num_threads() says to it: so many
-// threads has the team from now on. The caller's own team ends. If the program calls Python, XLA's threads go where
-// they can (threading/xla_pool_affinity.h).
+// Sets the team size to `count`, torch.get_num_threads() of the thread that starts a program, which calls this before
+// the launch; releases the caller's OpenMP team. If the program calls Python, unpins XLA's threads
+// (threading/xla_pool_affinity.h).
 extern "C" __attribute__((visibility("default"))) void torch_xla_set_threads(int count, bool calls_python);

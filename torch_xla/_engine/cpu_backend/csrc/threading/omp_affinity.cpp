@@ -28,49 +28,49 @@ bool owns_all_cores() {
 }
 
 bool OmpAffinity::place_workers() const {
-  std::atomic<bool> crowded{false};
+  std::atomic<bool> starved{false};
   run_on_all_threads([&] {
     static thread_local PinnedThread worker(gettid());
     if (worker.is_starved()) {
-      crowded = true;
+      starved = true;
     }
     if (const int number = at::get_thread_num(); number > 0) {
-      worker.place(number, bound_);
+      worker.place(number, pinned_);
     }
   });
-  return crowded;
+  return starved;
 }
 
 void OmpAffinity::update() {
-  if (!rest_.over()) {
+  if (!backoff_.is_over()) {
     return;
   }
-  const bool was_bound = bound_;
-  bound_ = owns_all_cores();
-  if (!bound_ && !was_bound) {
+  const bool was_pinned = pinned_;
+  pinned_ = owns_all_cores();
+  if (!pinned_ && !was_pinned) {
     return;
   }
-  if (place_workers() && bound_) {
-    rest_.begin();
-    bound_ = false;
+  if (place_workers() && pinned_) {
+    backoff_.start();
+    pinned_ = false;
     place_workers();
   } else {
-    rest_.not_needed();
+    backoff_.note_calm();
   }
-  bind_owner(bound_ && allowed_cores().size() == 2);
+  pin_owner(pinned_ && allowed_cores().size() == 2);
 }
 
-void OmpAffinity::bind_owner(bool bound) {
-  if (bound && !owner_bound_) {
+void OmpAffinity::pin_owner(bool pinned) {
+  if (pinned && !owner_pinned_) {
     pin_current_thread(allowed_cores()[0]);
-  } else if (!bound && owner_bound_) {
+  } else if (!pinned && owner_pinned_) {
     unpin_current_thread();
   }
-  owner_bound_ = bound;
+  owner_pinned_ = pinned;
 }
 
 void OmpAffinity::return_owner() const {
-  if (bound_ && !owner_bound_ && sched_getcpu() != allowed_cores()[0]) {
+  if (pinned_ && !owner_pinned_ && sched_getcpu() != allowed_cores()[0]) {
     pin_current_thread(allowed_cores()[0]);
     unpin_current_thread();
   }

@@ -1,32 +1,32 @@
-// Cores for the threads of an OpenMP team, one each, while they are its own (threading/pinned_thread.h): each worker on its core,
-// the owner on the one that is left.
+// Pins the threads of an OpenMP team to cores, one each, while the cores are not contended (threading/pinned_thread.h):
+// each worker to a core, the owner to the remaining one.
 //
-// Threads that OpenMP starts later inherit what the owner may use. So it is bound only where there is but one worker,
-// and none is started later; else it is moved back to its core before each kernel.
+// Threads that OpenMP starts later inherit the owner's affinity. So the owner is pinned only if there is one worker,
+// and no thread starts later; otherwise it is moved back to its core before each kernel.
 #pragma once
 
 #include "threading/pinned_thread.h"
 
 namespace torch_xla::handlers {
 
-// Whether the calling thread's team has a thread for each core that the process may use, and there are several.
+// Returns whether the calling thread's team has one thread for each core that the process may use, and more than one.
 bool owns_all_cores();
 
-// Belongs to the thread whose team it is, which alone calls it.
+// Belongs to the thread that owns the team, which alone calls it.
 class OmpAffinity {
  public:
-  // To be called when the team has another number of threads, and now and then.
+  // Updates the pinning. Call it when the team size changes, and periodically.
   void update();
-  // Before each kernel: costs a look at where the owner runs.
+  // Moves the owner back to its core. Call it before each kernel; costs one sched_getcpu().
   void return_owner() const;
 
  private:
-  bool place_workers() const;  // whether one found its core crowded
-  void bind_owner(bool bound);
+  bool place_workers() const;  // returns whether a worker was starved
+  void pin_owner(bool pinned);
 
-  bool bound_ = false;
-  bool owner_bound_ = false;
-  Backoff rest_;  // in calls of spread()
+  bool pinned_ = false;
+  bool owner_pinned_ = false;
+  Backoff backoff_;  // in calls of update()
 };
 
 }  // namespace torch_xla::handlers

@@ -8,16 +8,17 @@
 namespace torch_xla::handlers {
 namespace {
 
-constexpr int kSoft = 1;  // omp_pause_soft: what the user has set stays
+constexpr int kPauseSoft = 1;  // omp_pause_soft: keeps the user's settings
 
-// The functions of OpenMP 5.0 that end_team() needs. A process may have several OpenMPs: torch's is meant.
+// The OpenMP 5.0 functions that release_omp_team() needs. A process may load several OpenMP runtimes; this finds
+// torch's.
 struct Functions {
   Functions() {
     Dl_info torch;
     void* library = dladdr(reinterpret_cast<void*>(&at::get_num_threads), &torch) == 0
                         ? nullptr
                         : dlopen(torch.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
-    if (library != nullptr) {  // finds what torch's library depends on, too
+    if (library != nullptr) {  // also finds symbols of the libraries it depends on
       pause = reinterpret_cast<int (*)(int, int)>(dlsym(library, "omp_pause_resource"));
       host = reinterpret_cast<int (*)()>(dlsym(library, "omp_get_initial_device"));
     }
@@ -30,7 +31,7 @@ struct Functions {
 }  // namespace
 
 void parallel_for(int64_t count, const std::function<void(int64_t begin, int64_t end)>& work) {
-  // ATen's own loop with an element for each: its threads are meant, not those of another OpenMP.
+  // Uses ATen's own loop, one element per index, to run on the threads of torch's OpenMP, not of another one.
   const at::Tensor x = at::empty({count}, at::kByte);
   const auto* first = static_cast<const char*>(x.const_data_ptr());
   const auto loop = [&](char** data, const int64_t*, int64_t size) {
@@ -47,7 +48,7 @@ void run_on_all_threads(const std::function<void()>& work) {
 void release_omp_team() {
   static const Functions openmp;
   if (openmp.pause != nullptr && openmp.host != nullptr) {
-    openmp.pause(kSoft, openmp.host());
+    openmp.pause(kPauseSoft, openmp.host());
   }
 }
 

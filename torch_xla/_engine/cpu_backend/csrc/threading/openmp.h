@@ -1,4 +1,4 @@
-// The OpenMP that torch was linked with, as this library sees it: the team of threads of whoever calls.
+// Access to the OpenMP runtime that torch is linked with, and to the calling thread's team.
 #pragma once
 
 #include <cstdint>
@@ -6,15 +6,15 @@
 
 namespace torch_xla::handlers {
 
-// Runs `work(begin, end)` for parts of 0 to `count`, on the threads of the calling thread's team, itself included.
-// (at::parallel_for is a plain loop in a library that is not compiled for OpenMP.)
+// Runs `work(begin, end)` over partitions of [0, count) on the calling thread's team, including itself.
+// (at::parallel_for is a serial loop in a library that is compiled without OpenMP.)
 void parallel_for(int64_t count, const std::function<void(int64_t begin, int64_t end)>& work);
 
-// Runs `work` on each thread of the calling thread's team, itself included, and returns when all are done.
+// Runs `work` on each thread of the calling thread's team, including itself, and waits for all.
 void run_on_all_threads(const std::function<void()>& work);
 
-// The calling thread's team ends, and is made again when it next shares a loop. Does nothing within a loop, or where
-// OpenMP is older than 5.0. (LLVM's has its threads sleep instead.)
+// Releases the calling thread's team; OpenMP recreates it at the next parallel loop. Does nothing inside a loop, or if
+// OpenMP is older than 5.0. (LLVM's OpenMP makes its threads sleep instead.)
 void release_omp_team();
 
 }  // namespace torch_xla::handlers

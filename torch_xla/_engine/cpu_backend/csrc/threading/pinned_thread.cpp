@@ -5,17 +5,17 @@
 namespace torch_xla::handlers {
 namespace {
 
-constexpr int kFirstRest = 16, kLongestRest = 4096;
+constexpr int kFirstBackoff = 16, kLongestBackoff = 4096;
 
 }  // namespace
 
-void Backoff::begin() {
-  next_ = std::clamp(next_ * 2, kFirstRest, kLongestRest);
+void Backoff::start() {
+  next_ = std::clamp(next_ * 2, kFirstBackoff, kLongestBackoff);
   left_ = next_;
   calm_ = 0;
 }
 
-void Backoff::not_needed() {
+void Backoff::note_calm() {
   if (++calm_ > 2 * next_) {
     next_ = 0;
   }
@@ -57,11 +57,11 @@ bool PinnedThread::is_starved() { return false; }
 namespace torch_xla::handlers {
 namespace {
 
-constexpr int64_t kEnough = 20'000'000;  // ns, to judge by
+constexpr int64_t kMinSample = 20'000'000;  // ns of run and wait time needed for a decision
 
 struct Allowed {
-  cpu_set_t all;           // what the process may use, as the thread found it that asked first
-  std::vector<int> cores;  // the numbers of these; none where the user decides
+  cpu_set_t all;           // the process's affinity mask, as the first caller found it
+  std::vector<int> cores;  // the core numbers in it; empty if the user controls affinity
 };
 
 bool user_decides() {
@@ -88,14 +88,14 @@ const Allowed& allowed() {
   return found;
 }
 
-void bind(int thread, int core) {
+void pin(int thread, int core) {
   cpu_set_t one;
   CPU_ZERO(&one);
   CPU_SET(core, &one);
   sched_setaffinity(thread, sizeof one, &one);
 }
 
-void let_go(int thread) {
+void unpin(int thread) {
   if (!allowed().cores.empty()) {
     sched_setaffinity(thread, sizeof(cpu_set_t), &allowed().all);
   }
@@ -105,16 +105,19 @@ void let_go(int thread) {
 
 const std::vector<int>& allowed_cores() { return allowed().cores; }
 
-void pin_current_thread(int core) { bind(0, core); }
+void pin_current_thread(int core) { pin(0, core); }
 
-void unpin_current_thread() { let_go(0); }
+void unpin_current_thread() { unpin(0); }
 
 PinnedThread::PinnedThread(int id)
     : id_(id),
       statistics_(open(("/proc/self/task/" + std::to_string(id) + "/schedstat").c_str(), O_RDONLY | O_CLOEXEC)) {}
 
 PinnedThread::PinnedThread(PinnedThread&& other) noexcept
-    : id_(other.id_), statistics_(std::exchange(other.statistics_, -1)), before_(other.before_), bound_(other.bound_) {}
+    : id_(other.id_),
+      statistics_(std::exchange(other.statistics_, -1)),
+      before_(other.before_),
+      pinned_(other.pinned_) {}
 
 PinnedThread::~PinnedThread() {
   if (statistics_ >= 0) {
@@ -122,32 +125,32 @@ PinnedThread::~PinnedThread() {
   }
 }
 
-void PinnedThread::place(size_t number, bool bound) {
-  if (bound == bound_) {
+void PinnedThread::place(size_t number, bool pinned) {
+  if (pinned == pinned_) {
     return;
   }
-  bound_ = bound;
-  if (bound) {
-    bind(id_, allowed_cores()[number]);
+  pinned_ = pinned;
+  if (pinned) {
+    pin(id_, allowed_cores()[number]);
   } else {
-    let_go(id_);
+    unpin(id_);
   }
 }
 
 bool PinnedThread::is_starved() {
   const Spent now = spent();
   const int64_t ran = now.ran - before_.ran, waited = now.waited - before_.waited;
-  if (ran + waited < kEnough) {
+  if (ran + waited < kMinSample) {
     return false;
   }
   before_ = now;
-  return bound_ && waited * 2 > ran;
+  return pinned_ && waited * 2 > ran;
 }
 
 PinnedThread::Spent PinnedThread::spent() const {
   char text[96];
   const ssize_t length = statistics_ < 0 ? -1 : pread(statistics_, text, sizeof text - 1, 0);
-  long long ran = 0, waited = 0;  // stay 0 where the system does not tell
+  long long ran = 0, waited = 0;  // 0 if the system has no statistics
   text[std::max<ssize_t>(length, 0)] = '\0';
   std::sscanf(text, "%lld %lld", &ran, &waited);
   return {ran, waited};

@@ -1,16 +1,16 @@
-// Threads that may be bound to cores, one each, as long as the cores are theirs.
+// Pins threads to cores, one each, while the cores are not contended.
 //
-// Linux often has a thread run on the core of the one that woke it while another is idle, until it balances its queues:
-// longer than many a program takes, in which two threads take twice as long. (Above all in virtual machines, to which a
-// core that sleeps looks taken.) So the threads that compute are bound to cores. But where others use the cores as
-// well, a thread that may not go elsewhere keeps all that wait for it:
+// Linux often schedules a thread on the core of the thread that woke it while another core is idle, until it balances
+// its queues. That takes longer than many programs run, so two threads take twice as long (especially in virtual
+// machines, where a sleeping core appears busy). Pinning compute threads avoids it. But if other processes use the
+// cores as well, a pinned thread cannot move away and delays all threads that wait for it:
 //
-//   OMP_PROC_BIND, GOMP_CPU_AFFINITY or KMP_AFFINITY is set    the user decides: nothing is done
-//   fewer threads than the process has cores                   all anywhere: there are others to share the cores with
-//   as many: bound      each on its core; -> free, when one waited for its core more than half as long as it ran
-//   as many: free       all anywhere; -> bound, after a while, which doubles each time that it was too short
+//  OMP_PROC_BIND, GOMP_CPU_AFFINITY or KMP_AFFINITY is set    the user controls affinity: nothing is pinned
+//  fewer threads than the process has cores                   unpinned: other threads may use the cores
+//  one thread per core, pinned      each on its core; -> unpinned when one waited more than half as long as it ran
+//  one thread per core, unpinned    anywhere; -> pinned after a backoff, which doubles each time it was too short
 //
-// Off Linux nothing is done.
+// Does nothing on systems other than Linux.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@
 
 namespace torch_xla::handlers {
 
-// The numbers of the cores that the process may use; none where the user decides. First asked for by a thread that is
-// not bound.
+// Returns the numbers of the cores that the process may use; empty if the user controls affinity. The first caller must
+// be unpinned.
 const std::vector<int>& allowed_cores();
 
-// From now on the calling thread runs on that core alone, unless the kernel refuses; or where the process may.
+// Pins the calling thread to a core, unless the kernel denies it; or restores the process's affinity mask.
 void pin_current_thread(int core);
 void unpin_current_thread();
 
-// A thread of this process, by the system's number of it. Moved, never copied: it holds a file.
+// A thread of this process, by its system id. Move-only: it owns a file descriptor.
 class PinnedThread {
  public:
   explicit PinnedThread(int id);
@@ -36,35 +36,34 @@ class PinnedThread {
   PinnedThread& operator=(const PinnedThread&) = delete;
   PinnedThread& operator=(PinnedThread&&) = delete;
 
-  // Binds it to the core with that place among the allowed ones, or lets it go; the system is asked only where that
-  // changes.
-  void place(size_t number, bool bound);
-  // Whether it was bound, and waited for its core more than half as long as it ran.
+  // Pins it to the core at this index of allowed_cores(), or unpins it; makes a system call only if that changes.
+  void place(size_t number, bool pinned);
+  // Returns whether it was pinned, and waited for its core more than half as long as it ran.
   bool is_starved();
 
  private:
   struct Spent {
-    int64_t ran = 0, waited = 0;  // ns since the thread began
+    int64_t ran = 0, waited = 0;  // ns since the thread started
   };
   Spent spent() const;
 
   int id_;
   int statistics_;
   Spent before_;
-  bool bound_ = false;
+  bool pinned_ = false;
 };
 
-// For how many looks threads stay free after others were in their way.
+// Counts the updates for which threads stay unpinned after contention.
 class Backoff {
  public:
-  bool over() { return left_ == 0 || --left_ == 0; }
-  void begin();
-  void not_needed();  // the threads were looked at, and nobody was in their way
+  bool is_over() { return left_ == 0 || --left_ == 0; }
+  void start();
+  void note_calm();  // an update found no contention
 
  private:
   int left_ = 0;
-  int next_ = 0;  // what it will be after the next time; 0 when nobody was in the way for twice as long
-  int calm_ = 0;  // looks since somebody was
+  int next_ = 0;  // length of the last backoff; 0 after twice as many updates without contention
+  int calm_ = 0;  // updates since the last contention
 };
 
 }  // namespace torch_xla::handlers

@@ -25,19 +25,19 @@ void XlaPoolAffinity::update(int) {}
 namespace torch_xla::handlers {
 namespace {
 
-constexpr std::chrono::nanoseconds kBetweenLooks = std::chrono::milliseconds(250);
+constexpr std::chrono::nanoseconds kUpdatePeriod = std::chrono::milliseconds(250);
 
 int64_t clock_now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
-thread_local bool scheduling = false;  // a task that runs meanwhile is run by the thread that schedules it
+thread_local bool is_scheduling = false;  // a task that runs meanwhile runs on the scheduling thread
 
 }  // namespace
 
 XlaPoolAffinity& XlaPoolAffinity::of_process() {
   static auto* const pool = [] {
-    auto* made = new XlaPoolAffinity;
+    auto* created = new XlaPoolAffinity;
     pthread_atfork(nullptr, nullptr, [] { new (&of_process()) XlaPoolAffinity; });
-    return made;
+    return created;
   }();
   return *pool;
 }
@@ -48,19 +48,19 @@ void XlaPoolAffinity::discover_threads(xla::ffi::ThreadPool& threads) {
   }
   const int64_t count = threads.num_threads();
   if (static_cast<size_t>(count) != allowed_cores().size()) {
-    complete_ = true;  // none is ever bound
+    complete_ = true;  // no thread is ever pinned
     return;
   }
-  scheduling = true;
+  is_scheduling = true;
   for (int64_t i = 0; i < count; ++i) {
     threads.Schedule([] { of_process().join(); });
   }
-  scheduling = false;
+  is_scheduling = false;
 }
 
 void XlaPoolAffinity::join() {
   static thread_local bool known = false;
-  if (known || scheduling) {
+  if (known || is_scheduling) {
     return;
   }
   known = true;
@@ -68,38 +68,38 @@ void XlaPoolAffinity::join() {
   threads_.emplace_back(gettid());
   if (threads_.size() == allowed_cores().size()) {
     complete_ = true;
-    next_look_ = 0;
+    next_update_ = 0;
   }
 }
 
-void XlaPoolAffinity::update(int wanted) {
+void XlaPoolAffinity::update(int thread_count) {
   const int64_t time = clock_now();
-  if (time < next_look_ && wanted > 0) {
+  if (time < next_update_ && thread_count > 0) {
     return;
   }
-  next_look_ = time + kBetweenLooks.count();
+  next_update_ = time + kUpdatePeriod.count();
   const std::lock_guard lock(mutex_);
   const size_t cores = allowed_cores().size();
-  const bool bind = cores > 1 && threads_.size() == cores && static_cast<size_t>(wanted) == cores;
-  if ((!bind && !bound_) || (bind && !rest_.over())) {
+  const bool should_pin = cores > 1 && threads_.size() == cores && static_cast<size_t>(thread_count) == cores;
+  if ((!should_pin && !pinned_) || (should_pin && !backoff_.is_over())) {
     return;
   }
-  if (place(bind) && bind) {
-    rest_.begin();
+  if (place(should_pin) && should_pin) {
+    backoff_.start();
     place(false);
   } else {
-    rest_.not_needed();
+    backoff_.note_calm();
   }
 }
 
-bool XlaPoolAffinity::place(bool bound) {
-  bool crowded = false;
+bool XlaPoolAffinity::place(bool pinned) {
+  bool starved = false;
   for (size_t i = 0; i < threads_.size(); ++i) {
-    crowded |= threads_[i].is_starved();
-    threads_[i].place(i, bound);
+    starved |= threads_[i].is_starved();
+    threads_[i].place(i, pinned);
   }
-  bound_ = bound;
-  return crowded;
+  pinned_ = pinned;
+  return starved;
 }
 
 }  // namespace torch_xla::handlers

@@ -1,11 +1,12 @@
-// Cores for XLA's threads, one each, while they are its own (threading/pinned_thread.h).
+// Pins the threads of XLA's CPU thread pool to cores, one each, while the cores are not contended
+// (threading/pinned_thread.h).
 //
-// XLA's client for the CPU has a pool of as many threads as cores, which all its programs share. After a pause of the
-// script Linux has often started two of them on one core, where they stayed for the whole of a step.
+// XLA's CPU client has a pool with one thread per core, shared by all programs. After the script pauses, Linux often
+// starts two of them on one core, where they stay for the whole step.
 //
-// Who they are they say themselves, in tasks that a handler gives to the pool. As long as not all have, and where the
-// pool is larger than the machine or the user wants fewer threads than cores, all go where they can; and for a program
-// that calls Python, as what it calls may start threads and processes, which inherit where they may run.
+// The pool's threads are discovered by tasks that a handler schedules on the pool. Threads stay unpinned until all are
+// known, if the pool is larger than the machine, if the user wants fewer threads than cores, and while a program calls
+// Python, which may start threads and processes that inherit the affinity.
 #pragma once
 
 #include <atomic>
@@ -20,25 +21,26 @@ namespace torch_xla::handlers {
 
 class XlaPoolAffinity {
  public:
-  // That of this process; never destroyed, as XLA's threads may still run at the end. A fork has its own, without any.
+  // The instance of this process; never destroyed, because XLA's threads may still run at exit. A forked child gets an
+  // empty one.
   static XlaPoolAffinity& of_process();
 
-  // By each handler, before it computes: asks the pool's threads who they are, until all have said so.
+  // Schedules tasks that register the pool's threads, until all are known. Every handler calls it before it computes.
   void discover_threads(xla::ffi::ThreadPool& threads);
-  // By whoever starts a program, with the number of threads that it wants: looks at the threads, now and then. 0: lets
-  // them go at once.
-  void update(int wanted);
+  // Updates the pinning, at most every 250 ms. The thread that starts a program calls it with the number of threads it
+  // wants; 0 unpins immediately.
+  void update(int thread_count);
 
  private:
-  void join();             // a thread of the pool
-  bool place(bool bound);  // whether one found its core crowded
+  void join();              // registers the calling thread of the pool
+  bool place(bool pinned);  // returns whether a thread was starved
 
-  std::mutex mutex_;  // of all below but the atomics
+  std::mutex mutex_;  // guards all members below but the atomics
   std::vector<PinnedThread> threads_;
-  bool bound_ = false;
-  Backoff rest_;
+  bool pinned_ = false;
+  Backoff backoff_;
   std::atomic<bool> complete_{false};
-  std::atomic<int64_t> next_look_{0};  // ns of the steady clock
+  std::atomic<int64_t> next_update_{0};  // ns of the steady clock
 };
 
 }  // namespace torch_xla::handlers

@@ -1,4 +1,4 @@
-// scaled_dot_product_attention as one op of the graph instead of torch's eight.
+// scaled_dot_product_attention as one op of the graph, not the eight of torch's decomposition.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -9,12 +9,12 @@
 
 namespace torch_xla {
 
-// Kernels above and below autograd. What does not fit the one op goes torch's way, through plain products.
+// Registers kernels above and below autograd. Calls that the fused op does not support use torch's decomposition.
 void register_attention();
 
-// What a node of that op, or of its gradient, computes, by torch's kernels for the CPU; none where it is another op, or
-// has dropout.
+// Computes a node of the fused op, or of its gradient, with torch's CPU kernels; nullopt for other ops, or with
+// dropout.
 using AttentionResults = std::optional<c10::SmallVector<at::Tensor, 1>>;
-AttentionResults attention_on_cpu(const Op& op, const OutputSpec& promised, const torch::jit::Stack& arguments);
+AttentionResults attention_on_cpu(const Op& op, const OutputSpec& output_spec, const torch::jit::Stack& arguments);
 
 }  // namespace torch_xla

@@ -1,9 +1,10 @@
-// The AutocastXLA kernels. Each converts the arguments as its op's policy says and calls the op again below autocast.
-// The lists are those that torch keeps for all backends (AT_FORALL_...), so the ops that change precision are CUDA's.
-// Boxed, as the recorder's kernels are: an unboxed kernel for each of 130 ops would double the time of the build.
+// AutocastXLA kernels: each converts the arguments by its op's policy, and redispatches below autocast. The op lists
+// are torch's for all backends (AT_FORALL_...), so the precision policy matches CUDA's. The kernels are boxed, as the
+// recorder's are: unboxed kernels for 130 ops would double the build time.
 //
-// The casts of float32 leaves that need gradients are kept by torch's own cache until the outermost region ends, so a
-// weight is cast once per region. Outside autocast the key AutocastXLA is off, and nothing here is ever called.
+// torch's own cache keeps the casts of float32 leaves that require gradients until the outermost region ends, so a
+// weight is cast once per region. Outside of autocast the key AutocastXLA is excluded, and these kernels are not
+// called.
 #include "aten/autocast.h"
 
 #include <ATen/autocast_mode.h>
@@ -46,7 +47,7 @@ void convert_all(Arguments arguments, at::ScalarType dtype) {
   }
 }
 
-// The lower precision if all have it, else float32, which holds either of the 16-bit ones.
+// Returns the lower precision if all arguments have it, else float32, which represents either 16-bit dtype.
 at::ScalarType widest(Arguments arguments) {
   const at::ScalarType lower = lower_dtype();
   const auto is_wider = [lower](const c10::IValue& value) {
@@ -69,12 +70,12 @@ at::ScalarType widest(Arguments arguments) {
 enum class Policy : uint8_t {
   kLower,        // in the region's dtype
   kFloat32,      // in float32
-  kOptDtype,     // in float32 through the op's own argument `dtype`, unless the caller set it
-  kAppendDtype,  // the same for an op whose overload `target` has that argument
+  kOptDtype,     // in float32, through the op's `dtype` argument, unless the caller passed one
+  kAppendDtype,  // the same, for an op whose overload `target` has that argument
   kWidest,       // in the widest dtype among the arguments
 };
 
-// What an op does inside autocast; shared by all threads, never changes.
+// What an op does inside autocast. Immutable, shared by all threads.
 struct AutocastKernel final : c10::OperatorKernel {
   AutocastKernel(const c10::OperatorHandle& target_, Policy policy_) : target(target_), policy(policy_) {
     const auto& args = target.schema().arguments();
@@ -115,7 +116,7 @@ struct AutocastKernel final : c10::OperatorKernel {
   size_t dtype_index;
 };
 
-// Its gradient does not fit into float16: refused there, as on CUDA. bfloat16 has float32's range.
+// Its gradient overflows in float16: rejected, as on CUDA. bfloat16 has the range of float32.
 void binary_cross_entropy(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(lower_dtype() != at::kHalf,
               "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast to float16: the "
@@ -144,7 +145,7 @@ void add(torch::Library& library, const std::string& name, const c10::OperatorHa
                torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AutocastKernel>(target, policy)));
 }
 
-// A list holds "op" and "op, overload".
+// List entries are "op" or "op, overload".
 template <size_t N>
 void add_list(torch::Library& library, const char* const (&names)[N], Policy policy) {
   for (const std::string name : names) {
@@ -158,14 +159,14 @@ void add_list(torch::Library& library, const char* const (&names)[N], Policy pol
 }  // namespace
 
 void register_autocast() {
-  // Owns the registrations; kept for the life of the process.
+  // Owns the registrations; never destroyed.
   static auto* library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastXLA, __FILE__, __LINE__);
   add_list(*library, kLowerNames, Policy::kLower);
   add_list(*library, kFloat32Names, Policy::kFloat32);
   add_list(*library, kOptDtypeNames, Policy::kOptDtype);
   add_list(*library, kWidestNames, Policy::kWidest);
-  // torch's list has only nll_loss, which sees log-probabilities that were already rounded.
+  // torch's list has only nll_loss, whose log-probabilities are already rounded.
   add(*library, "cross_entropy_loss", find("cross_entropy_loss", ""), Policy::kFloat32);
   add(*library, "norm.Scalar", find("norm", "ScalarOpt_dtype"), Policy::kAppendDtype);
   add(*library, "norm.ScalarOpt_dim", find("norm", "ScalarOpt_dim_dtype"), Policy::kAppendDtype);

@@ -1,9 +1,9 @@
-// torch.autocast("xla"): which ops compute in which precision inside it.
+// torch.autocast("xla"): the precision policy of each op.
 #pragma once
 
 namespace torch_xla {
 
-// Gives each op of torch's lists a kernel for the key AutocastXLA; all others fall through.
+// Registers an AutocastXLA kernel for each op of torch's lists; all others fall through.
 void register_autocast();
 
 }  // namespace torch_xla

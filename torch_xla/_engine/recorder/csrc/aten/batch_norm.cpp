@@ -12,7 +12,7 @@ namespace {
 
 using at::Tensor;
 
-// One call: what it returns, and the new values of what it updates.
+// One call: records the functional op, and holds its results and the new statistics.
 class BatchNorm {
  public:
   BatchNorm(const Tensor& input, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
@@ -37,7 +37,7 @@ class BatchNorm {
     record(*op_, &results_);
   }
 
-  // How many results there are: nothing is saved outside training, as on the CPU.
+  // Returns the number of results: nothing is saved in inference, as on the CPU.
   size_t count() const { return training_ ? 3 : 1; }
   Tensor result(size_t i) const { return results_[i].toTensor(); }
 
@@ -48,7 +48,7 @@ class BatchNorm {
     }
   }
 
-  // Raises what the CPU does for a dtype that is not the result's.
+  // Raises the CPU's error for an out tensor of another dtype.
   void check_out(size_t i, const Tensor& out) const {
     const XlaTensor& target = require_xla(*op_, out);
     TORCH_CHECK(target.device_index() == require_xla(*op_, result(i)).device_index(), op_->name,

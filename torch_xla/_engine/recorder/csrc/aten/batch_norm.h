@@ -1,5 +1,5 @@
-// Batch normalization. torch's kernels update the running statistics, which are the module's, behind the schema's back:
-// the recorder calls the form that returns their new values, and writes these.
+// Batch normalization. torch's kernels update the module's running statistics, which the schema does not mark as
+// written: the recorder records the functional op, which returns the new statistics, and writes them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> native_batch_norm_out(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training,
     double momentum, double eps, at::Tensor& out, at::Tensor& save_mean, at::Tensor& save_invstd);
-// The same under another name, for statistics that must be there.
+// The same op under another name, with mandatory statistics.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm_legit(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     at::Tensor& running_mean, at::Tensor& running_var, bool training, double momentum, double eps);

@@ -1,6 +1,6 @@
-// torch's own way with most of these cuts the graph and waits for the device in the middle of a step: it looks for
-// zeros in the gradient of a product, for nan in that of a maximum, and takes the lengths of a CTC loss as numbers. The
-// others it sees through to a storage, which xla tensors do not have.
+// Most of torch's composite kernels for these ops sync in the middle of a step: they look for zeros in the gradient of
+// a product, for nan in that of a maximum, and read the lengths of a CTC loss. The others access a storage, which xla
+// tensors do not have.
 #include "aten/composites.h"
 
 #include <ATen/ATen.h>
@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "compat/torch_internal.h"
-#include "registration.h"
+#include "dispatch/library.h"
 #include "tensor/xla_tensor.h"
 
 namespace torch_xla {
@@ -40,10 +40,11 @@ Tensor minimum_of_all(const Tensor& self) {
 
 bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
-// The number of parts below: a size that torch.compile has left open becomes this number in the compiled program.
+// Returns the size of a dim as a number: torch.compile specializes a dynamic size to it.
 int64_t known_size(const Tensor& x, int64_t dim) { return x.sym_size(dim).guard_int(__FILE__, __LINE__); }
 
-// The product along `dim`, kept with size 1, by halves: its gradient needs no division, so zeros need no care.
+// Returns the product along `dim`, with keepdim, by pairwise halving: its gradient needs no division, so zeros need no
+// special case.
 Tensor product_by_halves(Tensor x, int64_t dim) {
   int64_t n = known_size(x, dim);
   if (n == 0) {
@@ -57,7 +58,7 @@ Tensor product_by_halves(Tensor x, int64_t dim) {
   return x;
 }
 
-// All products of the first i along `dim`, by doubling.
+// Returns all prefix products along `dim`, by doubling.
 Tensor products_by_doubling(Tensor x, int64_t dim) {
   const int64_t n = known_size(x, dim);
   for (int64_t step = 1; step < n; step *= 2) {
@@ -66,9 +67,9 @@ Tensor products_by_doubling(Tensor x, int64_t dim) {
   return x;
 }
 
-// `function` of self as a tensor with dimensions, in the dtype torch computes in; the result in the dtype asked for.
+// Applies `function` in float32 for 16-bit dtypes, as torch does; returns the requested dtype.
 template <typename Function>
-Tensor computed(const Tensor& self, OptDtype dtype, Function function) {
+Tensor compute_in_opmath(const Tensor& self, OptDtype dtype, Function function) {
   const Tensor x = dtype.has_value() ? self.to(*dtype) : self;
   const Tensor result = function(is_narrow(x.scalar_type()) ? x.to(at::kFloat) : x);
   return result.to(x.scalar_type());
@@ -76,7 +77,8 @@ Tensor computed(const Tensor& self, OptDtype dtype, Function function) {
 
 Tensor product_of_all(const Tensor& self, OptDtype dtype) {
   if (is_differentiated(self)) {
-    return computed(self, dtype, [](const Tensor& x) { return product_by_halves(x.reshape({-1}), 0).squeeze(0); });
+    return compute_in_opmath(self, dtype,
+                             [](const Tensor& x) { return product_by_halves(x.reshape({-1}), 0).squeeze(0); });
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   return at::prod(self, dtype);
@@ -85,7 +87,7 @@ Tensor product_of_all(const Tensor& self, OptDtype dtype) {
 Tensor product_along(const Tensor& self, int64_t dim, bool keepdim, OptDtype dtype) {
   if (is_differentiated(self) && self.dim() > 0) {
     const int64_t axis = at::maybe_wrap_dim(dim, self.dim());
-    return computed(self, dtype, [&](const Tensor& x) {
+    return compute_in_opmath(self, dtype, [&](const Tensor& x) {
       const Tensor result = product_by_halves(x, axis);
       return keepdim ? result : result.squeeze(axis);
     });
@@ -101,20 +103,20 @@ Tensor product_along(const Tensor& self, int64_t dim, bool keepdim, OptDtype dty
 Tensor cumulative_product(const Tensor& self, int64_t dim, OptDtype dtype) {
   if (is_differentiated(self)) {
     const int64_t axis = at::maybe_wrap_dim(dim, self.dim());
-    return computed(self, dtype,
-                    [&](const Tensor& x) { return x.dim() == 0 ? x.clone() : products_by_doubling(x, axis); });
+    return compute_in_opmath(self, dtype,
+                             [&](const Tensor& x) { return x.dim() == 0 ? x.clone() : products_by_doubling(x, axis); });
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   return at::cumprod(self, dim, dtype);
 }
 
-// One bool is read, instead of both tensors.
+// Reads one bool, not both tensors.
 bool is_equal(const Tensor& self, const Tensor& other) {
   return self.sym_sizes() == other.sym_sizes() && (self.sym_numel() == 0 || at::eq(self, other).all().item<bool>());
 }
 
-// Targets of one row each from all of them in a row: the only form whose lengths have to be known.
-Tensor rows_of(const Tensor& targets, const Tensor& lengths) {
+// Converts concatenated targets to padded rows: the only format for which the lengths must be known.
+Tensor pad_targets(const Tensor& targets, const Tensor& lengths) {
   const Tensor counts = lengths.to(at::kCPU, at::kLong).contiguous();
   const int64_t* count = counts.const_data_ptr<int64_t>();
   const int64_t rows = counts.numel();
@@ -122,14 +124,14 @@ Tensor rows_of(const Tensor& targets, const Tensor& lengths) {
   if (targets.numel() == 0) {
     return targets.new_zeros({rows, width});
   }
-  Tensor places = at::zeros({rows, width}, at::kLong);
-  int64_t* place = places.mutable_data_ptr<int64_t>();
+  Tensor indices = at::zeros({rows, width}, at::kLong);
+  int64_t* index = indices.mutable_data_ptr<int64_t>();
   for (int64_t row = 0, first = 0; row < rows; first += count[row++]) {
     for (int64_t i = 0; i < width; ++i) {
-      *place++ = std::min(first + std::min(i, std::max<int64_t>(count[row] - 1, 0)), targets.numel() - 1);
+      *index++ = std::min(first + std::min(i, std::max<int64_t>(count[row] - 1, 0)), targets.numel() - 1);
     }
   }
-  return targets.index_select(0, places.reshape({-1}).to(targets.device())).reshape({rows, width});
+  return targets.index_select(0, indices.reshape({-1}).to(targets.device())).reshape({rows, width});
 }
 
 Tensor ctc_loss_of_tensors(const Tensor& log_probs, const Tensor& targets, const Tensor& input_lengths,
@@ -141,27 +143,28 @@ Tensor ctc_loss_of_tensors(const Tensor& log_probs, const Tensor& targets, const
   const at::Device device = log_probs.device();
   const Tensor steps = batched ? log_probs : log_probs.unsqueeze(1);
   const Tensor labels = targets.to(device);
-  const Tensor rows = labels.dim() == 1 ? rows_of(labels, target_lengths.reshape({-1})) : labels;
+  const Tensor rows = labels.dim() == 1 ? pad_targets(labels, target_lengths.reshape({-1})) : labels;
   const Tensor counts = target_lengths.reshape({-1}).to(device, at::kLong);
   const Tensor loss = std::get<0>(
       at::_ctc_loss(steps, rows, input_lengths.reshape({-1}).to(device, at::kLong), counts, blank, zero_infinity));
-  const Tensor kept = zero_infinity ? loss.masked_fill(loss == std::numeric_limits<double>::infinity(), 0) : loss;
+  const Tensor finite_loss =
+      zero_infinity ? loss.masked_fill(loss == std::numeric_limits<double>::infinity(), 0) : loss;
   if (reduction == at::Reduction::Mean) {
-    return (kept / counts.clamp_min(1).to(kept.scalar_type())).mean();
+    return (finite_loss / counts.clamp_min(1).to(finite_loss.scalar_type())).mean();
   }
-  return reduction == at::Reduction::Sum ? kept.sum() : batched ? kept : kept.squeeze(0);
+  return reduction == at::Reduction::Sum ? finite_loss.sum() : batched ? finite_loss : finite_loss.squeeze(0);
 }
 
 Tensor ctc_loss_of_numbers(const Tensor& log_probs, const Tensor& targets, at::IntArrayRef input_lengths,
                            at::IntArrayRef target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
-  if (maybe_xla(log_probs) == nullptr) {  // traced: tensors made of the numbers would be constants of the trace
+  if (maybe_xla(log_probs) == nullptr) {  // traced: tensors made from the numbers would be constants of the trace
     return compat::ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity);
   }
   return ctc_loss_of_tensors(log_probs, targets, at::tensor(input_lengths, at::kLong),
                              at::tensor(target_lengths, at::kLong), blank, reduction, zero_infinity);
 }
 
-// out= forms that torch takes apart into writes through tensors that are no views here: computed, then copied.
+// out= variants that torch decomposes into writes through tensors that are not views on xla: computes, then copies.
 Tensor& write_out(const char* name, const Tensor& result, Tensor& out) {
   TORCH_CHECK(!at::GradMode::is_enabled() || !(result.requires_grad() || out.requires_grad()), name,
               "(): functions with out=... arguments don't support automatic differentiation, but one of the arguments "
@@ -178,7 +181,8 @@ Tensor& matmul_out(const Tensor& a, const Tensor& b, Tensor& out) { return write
 
 Tensor& kron_out(const Tensor& a, const Tensor& b, Tensor& out) { return write_out("kron", at::kron(a, b), out); }
 
-// Forward-mode autograd asks these of a tensor and its tangent. Equal sizes, which it compares too, say it all here.
+// Forward-mode autograd compares a tensor and its tangent by storage size; comparing sizes, which it also does,
+// suffices on xla.
 bool has_same_storage_numel(const Tensor&, const Tensor&) { return true; }
 
 Tensor zeros_with_same_meta(const Tensor& self, const Tensor& other, int64_t self_batch_dims) {

@@ -1,4 +1,4 @@
-// Ops that torch takes apart, or differentiates, in ways that do not suit xla, done in others.
+// Replaces torch's decompositions and gradients that sync or access storages.
 #pragma once
 
 namespace torch_xla {

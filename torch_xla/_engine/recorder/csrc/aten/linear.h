@@ -1,4 +1,4 @@
-// linear as one operation, where torch takes it apart.
+// linear as one op, without torch's decomposition.
 #pragma once
 
 namespace torch_xla {

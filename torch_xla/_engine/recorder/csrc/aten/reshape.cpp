@@ -7,8 +7,8 @@
 #include <algorithm>
 
 #include "compat/torch_internal.h"
-#include "dispatch/strided_layout.h"
 #include "ir/op.h"
+#include "tensor/view_layout.h"
 #include "tensor/xla_tensor.h"
 
 namespace torch_xla {
@@ -16,26 +16,26 @@ namespace {
 
 using at::Tensor;
 
-// The shape that reshape() is asked for, without -1.
+// Returns the shape passed to reshape(), with -1 resolved.
 c10::SmallVector<int64_t, 8> full_shape(const Tensor& self, at::IntArrayRef shape) {
   const auto full = at::infer_size_dv(shape, self.numel());
   return {full.begin(), full.end()};
 }
 
-bool copies(XlaTensor& x, const Tensor& self, at::IntArrayRef shape) {
-  const ViewChain steps = x.steps();
-  return !steps.ops.empty() &&
-         !compat::computeStride(self.sizes(), layout_of(steps).strides, at::DimVector(shape.begin(), shape.end()));
+bool must_copy(XlaTensor& x, const Tensor& self, at::IntArrayRef shape) {
+  const ViewChain chain = x.view_chain();
+  return !chain.ops.empty() &&
+         !compat::computeStride(self.sizes(), layout_of(chain).strides, at::DimVector(shape.begin(), shape.end()));
 }
 
-// Whether a tensor is a view through an odd number of these steps, each of which takes back the one before.
-bool shows_lazily(const Tensor& self, const char* step) {
+// Returns whether a tensor is a view through an odd number of conj or neg steps, each of which cancels the one before.
+bool is_lazily_viewed(const Tensor& self, const char* step) {
   XlaTensor* x = maybe_xla(self);
   if (x == nullptr || !x->is_view()) {
     return false;
   }
-  const ViewChain steps = x->steps();
-  return std::count_if(steps.ops.begin(), steps.ops.end(),
+  const ViewChain chain = x->view_chain();
+  return std::count_if(chain.ops.begin(), chain.ops.end(),
                        [&](const ViewPtr& view) { return view->op->name == step; }) %
              2 !=
          0;
@@ -46,7 +46,7 @@ bool shows_lazily(const Tensor& self, const char* step) {
 Tensor reshape(const Tensor& self, c10::SymIntArrayRef shape) {
   XlaTensor* x = maybe_xla(self);
   if (x != nullptr && x->is_view()) {
-    if (const auto ints = C10_AS_INTARRAYREF_SLOW_ALLOC(shape); copies(*x, self, full_shape(self, ints))) {
+    if (const auto ints = C10_AS_INTARRAYREF_SLOW_ALLOC(shape); must_copy(*x, self, full_shape(self, ints))) {
       return at::_reshape_copy(self, ints);
     }
   }
@@ -72,16 +72,16 @@ Tensor flatten(const Tensor& self, int64_t start_dim, int64_t end_dim) {
       shape.push_back(flat);
     }
   }
-  if (first < last && copies(*x, self, shape)) {
+  if (first < last && must_copy(*x, self, shape)) {
     return at::_reshape_copy(self, at::IntArrayRef(shape));
   }
   return compat::flatten(self, start_dim, end_dim);
 }
 
-// xla tensors have no lazy bits: a view computes the conjugate or the negative. It has to be told from memory all the
-// same, as what is resolved on the CPU is a copy.
-Tensor resolve_conj(const Tensor& self) { return shows_lazily(self, "aten::_conj") ? self.clone() : self; }
+// xla tensors have no conj and neg bits: a view computes the conjugate or the negative. It must become unshared all the
+// same, because resolving on the CPU copies.
+Tensor resolve_conj(const Tensor& self) { return is_lazily_viewed(self, "aten::_conj") ? self.clone() : self; }
 
-Tensor resolve_neg(const Tensor& self) { return shows_lazily(self, "aten::_neg_view") ? self.clone() : self; }
+Tensor resolve_neg(const Tensor& self) { return is_lazily_viewed(self, "aten::_neg_view") ? self.clone() : self; }
 
 }  // namespace torch_xla

@@ -22,10 +22,10 @@ const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optiona
     return self;
   }
   if (base_has_room(target, sizes)) {
-    // What comes next in the memory, which others see too. On the CPU a memory that is too small grows, and is shared
-    // even then; here the tensor gets one of its own.
-    const Tensor shown = view_of_memory(target, sizes, c10::contiguous_strides(sizes), std::nullopt);
-    target.take_over(require_xla(*op, shown));
+    // The view extends over memory that other tensors share. On the CPU a memory that is too small grows, and stays
+    // shared; here the tensor gets a separate value.
+    const Tensor content = view_as_strided(target, sizes, c10::contiguous_strides(sizes), std::nullopt);
+    target.take_over(require_xla(*op, content));
   } else {
     target.reset_value(record_node(*op, {c10::IValue(flat_base_from(target)), c10::IValue(sizes), c10::IValue()}));
   }
@@ -49,9 +49,9 @@ Tensor& set_source_storage(Tensor& self, c10::Storage source, c10::SymInt offset
   TORCH_CHECK(source.device().is_cpu(),
               "aten::set_: xla tensors have no storage that could be read or taken over (this one has ",
               source.nbytes(), " bytes on ", source.device(), "); use set_(tensor), or .cpu() first");
-  const Tensor shown =
+  const Tensor content =
       at::empty({0}, self.scalar_type()).set__symint(std::move(source), std::move(offset), size, stride);
-  target.reset_value(upload("aten::set_", shown, self.scalar_type(), target.device_index()));
+  target.reset_value(upload("aten::set_", content, self.scalar_type(), target.device_index()));
   return self;
 }
 

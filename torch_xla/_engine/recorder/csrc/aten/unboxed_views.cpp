@@ -5,9 +5,9 @@
 #include <array>
 
 #include "compat/torch_internal.h"
+#include "dispatch/library.h"
 #include "dispatch/record.h"
 #include "dispatch/view_and_inplace.h"
-#include "registration.h"
 #include "tensor/xla_tensor.h"
 
 namespace torch_xla {
@@ -22,7 +22,7 @@ c10::IValue pack(const std::optional<c10::SymInt>& value) { return value ? pack(
 c10::IValue pack(at::IntArrayRef value) { return value; }
 c10::IValue pack(c10::SymIntArrayRef value) { return C10_AS_INTARRAYREF_SLOW(value); }
 
-// One slot per registered function: a kernel's function pointer has no room for its Op.
+// One slot per registered function: a kernel's function pointer cannot hold its Op.
 template <int Slot>
 const Op*& op_of() {
   static const Op* op = nullptr;
@@ -40,29 +40,29 @@ Tensor view_kernel(const Tensor& self, Args... args) {
   return record_one_view(op, *base, arguments);
 }
 
-// The same elements in the same order: no step, no node.
-Tensor detached(const Tensor& self) {
+// Aliases the tensor: records no node.
+Tensor detach_kernel(const Tensor& self) {
   static const Op* op = find_op("aten::alias");
   XlaTensor* x = maybe_xla(self);
   if (x == nullptr) {
     if (self.key_set().has(c10::DispatchKey::XLA) && self.is_meta()) {
-      return compat::alias(self);  // of a fake tensor that torch is making
+      return compat::alias(self);  // of a fake tensor that torch is creating
     }
     raise_not_xla(*op, 0, self, -1);
   }
   return x->make_alias();
 }
 
-Tensor twin(const Tensor& self) {
-  Tensor same = detached(self);
-  if (C10_UNLIKELY(same.is_inference())) {
-    same.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(c10::VariableVersion::DISABLED));
+Tensor alias_kernel(const Tensor& self) {
+  Tensor alias = detach_kernel(self);
+  if (C10_UNLIKELY(alias.is_inference())) {
+    alias.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(c10::VariableVersion::DISABLED));
   }
-  return same;
+  return alias;
 }
 
 template <int Slot, typename... Args>
-void use(torch::Library& library, const char* name) {
+void register_view(torch::Library& library, const char* name) {
   op_of<Slot>() = find_op(std::string("aten::") + name);
   if (op_of<Slot>() != nullptr) {
     library.impl(name, &view_kernel<Slot, Args...>);
@@ -71,19 +71,20 @@ void use(torch::Library& library, const char* name) {
 
 }  // namespace
 
-void register_hot_views() {
+void register_unboxed_views() {
   auto& library = implementations("aten");
-  use<0, c10::SymIntArrayRef>(library, "view");
-  use<1, int64_t, std::optional<c10::SymInt>, std::optional<c10::SymInt>, c10::SymInt>(library, "slice.Tensor");
-  use<2>(library, "t");
-  use<3, int64_t, int64_t>(library, "transpose.int");
-  use<4, int64_t, c10::SymInt>(library, "select.int");
-  use<5, int64_t>(library, "unsqueeze");
-  use<6, c10::SymIntArrayRef, bool>(library, "expand");
-  use<7, at::IntArrayRef>(library, "permute");
-  library.impl("detach", detached);
-  library.impl("alias", twin);
-  library.impl("lift_fresh", twin);
+  register_view<0, c10::SymIntArrayRef>(library, "view");
+  register_view<1, int64_t, std::optional<c10::SymInt>, std::optional<c10::SymInt>, c10::SymInt>(library,
+                                                                                                 "slice.Tensor");
+  register_view<2>(library, "t");
+  register_view<3, int64_t, int64_t>(library, "transpose.int");
+  register_view<4, int64_t, c10::SymInt>(library, "select.int");
+  register_view<5, int64_t>(library, "unsqueeze");
+  register_view<6, c10::SymIntArrayRef, bool>(library, "expand");
+  register_view<7, at::IntArrayRef>(library, "permute");
+  library.impl("detach", detach_kernel);
+  library.impl("alias", alias_kernel);
+  library.impl("lift_fresh", alias_kernel);
 }
 
 }  // namespace torch_xla

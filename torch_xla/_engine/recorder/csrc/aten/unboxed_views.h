@@ -1,10 +1,10 @@
-// Unboxed kernels of the views that every model takes thousands of: the boxed path spends more on packing their
-// arguments than on recording them.
+// Unboxed kernels of the most frequent views: packing their arguments on the boxed path takes longer than recording
+// them.
 #pragma once
 
 namespace torch_xla {
 
-// After the ops have been registered as recorded ones; those that are not are left alone.
-void register_hot_views();
+// Call it after the ops are registered as recorded; others are skipped.
+void register_unboxed_views();
 
 }  // namespace torch_xla

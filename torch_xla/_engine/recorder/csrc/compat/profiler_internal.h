@@ -1,4 +1,4 @@
-// The part of compat/torch_internal.h that needs torch.profiler's headers.
+// The part of compat/torch_internal.h that requires torch.profiler's headers.
 #pragma once
 
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -6,11 +6,11 @@
 
 namespace torch_xla::compat {
 
-// Which profiler watches this thread: only torch.profiler's (KINETO) takes spans.
+// The profiler that is active on this thread: only torch.profiler (KINETO) accepts spans.
 using torch::profiler::impl::ActiveProfilerType;
 using torch::profiler::impl::profilerType;
 
-// A span with times of its own, in microseconds of the Unix epoch: torch's door for backends that run by themselves.
+// Adds a span with explicit times, in microseconds of the Unix epoch: torch's entry point for asynchronous backends.
 using torch::autograd::profiler::reportBackendEventToActiveKinetoProfiler;
 
 }  // namespace torch_xla::compat

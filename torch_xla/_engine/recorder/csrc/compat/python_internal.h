@@ -1,4 +1,4 @@
-// The part of compat/torch_internal.h that needs Python's headers: tensors and values of the dispatcher as Python objects.
+// The part of compat/torch_internal.h that requires Python's headers: dispatcher values as Python objects.
 #pragma once
 
 #include <torch/csrc/Exceptions.h>
@@ -7,12 +7,12 @@
 
 namespace torch_xla::compat {
 
-// A value of the dispatcher (a number, a list, a dtype, a generator) as torch's own binding gives it to Python.
+// Returns a dispatcher value (number, list, dtype, generator) as torch's bindings pass it to Python.
 inline pybind11::object to_python(const c10::IValue& value) { return torch::jit::toPyObject(value); }
 
-// For a catch block around what may run Python (torch's meta functions do): raises the error again where it is none
-// that `except Exception` would see, but a KeyboardInterrupt or an exit, which no other way of doing the same may
-// swallow.
+// Call in a catch block around code that may run Python, such as torch's meta functions: rethrows a KeyboardInterrupt
+// or a SystemExit, which `except Exception` would not catch and a fallback must not swallow. Returns for any other
+// error.
 inline void raise_interrupts() {
   const auto is_interrupt = [](PyObject* type) {
     return type != nullptr && !PyErr_GivenExceptionMatches(type, PyExc_Exception);

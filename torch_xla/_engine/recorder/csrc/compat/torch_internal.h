@@ -1,7 +1,7 @@
-// All that the recorder uses of torch that torch does not document for extensions: headers under torch/csrc,
-// ATen/native and detail, and functions of at::native. No other file includes or names them (tests/base/test_compat.py).
-// Built and tested with torch 2.11 to 2.15. Where a later torch lacks one, the build ends at its line here, and
-// RecorderBuildError says that this torch was not tested. compat/python_internal.h has what is converted to Python.
+// Every torch API that torch does not document for extensions: headers under torch/csrc, ATen/native and detail, and
+// functions of at::native. No other file includes or names them (tests/base/test_compat.py). Built and tested with
+// torch 2.11 to 2.15. If a later torch lacks one, the build fails at its line here, and RecorderBuildError reports that
+// this torch is untested. Conversions to Python are in compat/python_internal.h.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -24,7 +24,8 @@
 
 namespace torch_xla::compat {
 
-// torch's own kernels of ops that have one of ours: for tensors that are not xla's, and for what ours does not do.
+// torch's kernels of operators that xla overrides: for tensors of other devices, and for calls that the override does
+// not support.
 using at::native::_to_copy;
 using at::native::alias;
 using at::native::ctc_loss;
@@ -33,39 +34,39 @@ using at::native::linear;
 using at::native::reshape_symint;
 using at::native::scaled_dot_product_attention;
 
-// An op on copies of its arguments on the CPU, and its results back.
+// Runs an operator on CPU copies of its arguments, and copies the results back.
 using at::native::cpu_fallback;
 
-// What a kernel does first with an `out` of another size, its warning included.
+// Resizes an `out` tensor of another size, and warns as torch's kernels do.
 using at::native::resize_output;
 using at::native::resize_output_symint;
 
-// The strides of a view of other sizes, none where it would have to copy: is `reshape` a view?
+// Returns the strides of a view with other sizes, or nullopt if the view would have to copy: is `reshape` a view?
 using at::detail::computeStride;
 
-// torch.manual_seed seeds this one; and one that nobody else draws from.
+// The generator that torch.manual_seed seeds, and a function that makes an independent one.
 using at::detail::createCPUGenerator;
 using at::detail::getDefaultCPUGenerator;
 
-// Forward-mode autograd: whether a tensor has a tangent.
+// Forward-mode autograd: returns whether a tensor has a tangent.
 using torch::autograd::isFwGradDefined;
 
-// The function of the backward pass that this thread is running: ops of a backward have the scope of its forward.
+// The autograd node that runs on this thread: operators of a backward pass get the module scope of their forward.
 using torch::autograd::get_current_node;
 
-// A function with a backward of its own. Documented, but not by a header outside of torch/csrc that is small.
+// An autograd function with a custom backward. It is documented, but the only small header is below torch/csrc.
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// The gradient of a linear that is one operation, and how a kernel tells autograd of it.
+// The autograd node of a fused linear, and how a kernel attaches it to its result.
 using LinearBackward = torch::autograd::generated::LinearBackward0;
 using torch::autograd::collect_next_edges;
 using torch::autograd::compute_requires_grad;
 using torch::autograd::SavedVariable;
 using torch::autograd::set_history;
 
-// What holds a function of the backward pass: c10::intrusive_ptr, in torch 2.11 std::shared_ptr.
+// Makes an autograd node, held by c10::intrusive_ptr, or by std::shared_ptr in torch 2.11.
 template <typename T>
 auto make_grad_fn() {
   using Pointer = decltype(torch::autograd::Edge::function);
@@ -76,10 +77,10 @@ auto make_grad_fn() {
   }
 }
 
-// How torch makes generators of the device.
+// The interface by which torch creates generators of the device.
 using XLAHooks = at::XLAHooksInterface;
 
-// A hash table whose look-ups stay within a cache line or two.
+// A hash table whose lookups touch one or two cache lines.
 template <typename Key, typename Value, typename Hash>
 using FlatMap = ska::flat_hash_map<Key, Value, Hash>;
 

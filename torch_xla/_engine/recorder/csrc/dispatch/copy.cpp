@@ -26,7 +26,7 @@ void check_uploadable(const char* op, const Tensor& t, at::ScalarType dtype) {
               at::toString(t.scalar_type()), " cannot move to xla; call .dequantize() (or .int_repr()) first");
 }
 
-// The value on the CPU, a tensor of its own.
+// Downloads the value to a new CPU tensor.
 Tensor download(XlaTensor& x) {
   const NodePtr node = x.value();
   hooks().materialize({node}, node->device);
@@ -39,7 +39,7 @@ NodePtr to_device(XlaTensor& x, int8_t device) {
     return node;
   }
   hooks().materialize({node}, node->device);
-  return make_leaf(hooks().transfer(node->buffer, device), make_signature(node->shape().dtype, node->shape().sizes),
+  return make_leaf(hooks().transfer(node->buffer, device), make_output_spec(node->shape().dtype, node->shape().sizes),
                    device);
 }
 
@@ -49,8 +49,8 @@ NodePtr record_by_name(const char* name, torch::jit::Stack arguments) {
   return record_node(*op, std::move(arguments));
 }
 
-// The value of `source` in the shape and dtype of `like`, on its device.
-NodePtr copied(XlaTensor& like, const Tensor& source) {
+// Returns the value of `source` in the shape and dtype of `like`, on its device.
+NodePtr convert_source(XlaTensor& like, const Tensor& source) {
   constexpr const char* op = "aten::copy_";
   const at::ScalarType dtype = c10::typeMetaToScalarType(like.dtype());
   const int8_t device = like.device_index();
@@ -66,7 +66,7 @@ NodePtr copied(XlaTensor& like, const Tensor& source) {
   }
   NodePtr value = to_device(*x, device);
   if (value->shape().dtype == dtype && like.sizes() == at::IntArrayRef(value->shape().sizes)) {
-    return value;  // values never change: sharing one is copying it
+    return value;  // values are immutable: a copy may share one
   }
   return record_by_name("aten::copy", {make_tensor(like.value()), make_tensor(std::move(value)), false});
 }
@@ -76,7 +76,7 @@ NodePtr copied(XlaTensor& like, const Tensor& source) {
 NodePtr upload(const char* op, const Tensor& cpu, at::ScalarType dtype, int8_t device) {
   check_uploadable(op, cpu, dtype);
   const Tensor source = cpu.to(dtype).contiguous().resolve_conj().resolve_neg();
-  return make_leaf(hooks().upload(source, device), make_signature(dtype, source.sizes()), device);
+  return make_leaf(hooks().upload(source, device), make_output_spec(dtype, source.sizes()), device);
 }
 
 Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
@@ -106,7 +106,7 @@ Tensor quantized_to_copy(const Tensor& self, std::optional<at::ScalarType> dtype
 
 Tensor copy(const Tensor& self, const Tensor& source, bool) {
   if (XlaTensor* x = maybe_xla(self)) {
-    return make_tensor(copied(*x, source));
+    return make_tensor(convert_source(*x, source));
   }
   return download(expect_xla("aten::copy_", source)).to(self.scalar_type()).expand_as(self).clone();
 }
@@ -116,7 +116,7 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool) {
     if (XlaTensor* from = maybe_xla(source)) {
       check_no_partial_overlap(*x, *from, /*copies_lazy=*/false);
     }
-    x->write(copied(*x, source));
+    x->write(convert_source(*x, source));
   } else {
     self.copy_(download(expect_xla("aten::copy_", source)));
   }

@@ -1,4 +1,4 @@
-// Values in and out of a device, between devices, and copies in place.
+// Copies: host to device, device to host, between devices, and in place.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,13 +7,13 @@
 
 namespace torch_xla {
 
-// The values of a CPU tensor on a device. `op` is what an error begins with.
+// Uploads the values of a CPU tensor. `op` is the prefix of error messages.
 NodePtr upload(const char* op, const at::Tensor& cpu, at::ScalarType dtype, int8_t device);
 
 at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                    std::optional<at::Device> device, std::optional<bool> pin_memory, bool non_blocking,
                    std::optional<at::MemoryFormat> memory_format);
-// The same for a quantized CPU tensor, which torch would quietly leave where it is.
+// Rejects a move of a quantized CPU tensor to xla, which torch would silently leave on the CPU.
 at::Tensor quantized_to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype,
                              std::optional<at::Layout> layout, std::optional<at::Device> device,
                              std::optional<bool> pin_memory, bool non_blocking,

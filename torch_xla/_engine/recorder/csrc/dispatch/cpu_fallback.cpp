@@ -12,23 +12,23 @@ namespace torch_xla {
 
 namespace {
 
-// What a call reads. It may read from several devices only where it is many calls in one, each with tensors of one
-// device, and nothing is returned that would have to be on one of them: lists that are written to in place.
+// Returns the values that a call reads, by device. Several devices are allowed only for calls that are loops over
+// single-device calls and return nothing: in-place ops on lists.
 std::map<int8_t, std::vector<NodePtr>> inputs_by_device(const c10::OperatorHandle& handle, const std::string& name,
                                                         const torch::jit::Stack& stack) {
   std::map<int8_t, std::vector<NodePtr>> inputs;
-  const auto want = [&](const at::Tensor& t) {
+  const auto add_input = [&](const at::Tensor& t) {
     if (XlaTensor* x = maybe_xla(t)) {
       inputs[x->device_index()].push_back(x->value());
     }
   };
   for (const c10::IValue& value : torch::jit::last(stack, handle.schema().arguments().size())) {
     if (value.isTensor()) {
-      want(value.toTensor());
+      add_input(value.toTensor());
     } else if (value.isTensorList() || value.isOptionalTensorList()) {
       for (const c10::IValue& element : value.toListRef()) {
         if (element.isTensor()) {
-          want(element.toTensor());
+          add_input(element.toTensor());
         }
       }
     }
@@ -39,7 +39,8 @@ std::map<int8_t, std::vector<NodePtr>> inputs_by_device(const c10::OperatorHandl
   return inputs;
 }
 
-// What is written to lies on the device, where results can be brought back to it, and apart from what is read.
+// Checks that written arguments are xla tensors, which results can be copied to, and do not partially overlap the
+// inputs.
 void check_written(const c10::OperatorHandle& handle, const std::string& name, const torch::jit::Stack& stack) {
   const auto& schema = handle.schema().arguments();
   const auto arguments = torch::jit::last(stack, schema.size());
@@ -51,7 +52,7 @@ void check_written(const c10::OperatorHandle& handle, const std::string& name, c
     XlaTensor* written = maybe_xla(arguments[i].toTensor());
     TORCH_CHECK(written != nullptr, name, ": expected all tensors on one device, but argument '", schema[i].name(),
                 "' (", arguments[i].toTensor().sizes(), ") is on ", arguments[i].toTensor().device(),
-                "; make it there: .to('xla')");
+                "; move it with .to('xla')");
     check_no_partial_overlap(*written, arguments);
   }
 }
@@ -64,11 +65,11 @@ void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   const std::string full = overload.empty() ? name : name + "." + overload;
   check_written(handle, full, *stack);
   counter(full)->add();
-  const PythonReentryScope here;
-  const std::map<int8_t, std::vector<NodePtr>> wanted = inputs_by_device(handle, full, *stack);
+  const PythonReentryScope reentry;
+  const std::map<int8_t, std::vector<NodePtr>> inputs = inputs_by_device(handle, full, *stack);
   hooks().fallback(full);
-  for (const auto& [device, values] : wanted) {
-    hooks().materialize(values, device);  // one run for all inputs instead of one per input
+  for (const auto& [device, values] : inputs) {
+    hooks().materialize(values, device);  // one sync for all inputs
   }
   compat::cpu_fallback(handle, stack);
   hooks().fallback_done();

@@ -1,4 +1,4 @@
-// Ops that torch runs on the CPU, with values downloaded and results uploaded; each call is counted.
+// CPU fallback: runs ops on the CPU, with downloaded inputs and uploaded results; counts each call.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -8,10 +8,10 @@
 
 namespace torch_xla {
 
-// Whether this call has to be answered by the CPU: a generator of the user's, or a result of unknown shape.
+// Returns whether the CPU must run this call: it has a CPU generator, or a result of unknown shape.
 bool needs_cpu_fallback(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Runs the op on the CPU, counted as aten::<op>.
+// Runs the op on the CPU, and counts it as aten::<op>.
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace torch_xla

@@ -9,7 +9,7 @@
 namespace torch_xla {
 namespace {
 
-// x[mask]: as many elements as the mask has ones.
+// x[mask]: the mask's values determine the result's size.
 bool reads_by_mask(c10::ArrayRef<c10::IValue> arguments) {
   for (const auto& index : arguments[1].toListRef()) {
     if (is_mask(index)) {
@@ -19,24 +19,25 @@ bool reads_by_mask(c10::ArrayRef<c10::IValue> arguments) {
   return false;
 }
 
-// x[mask] = y is a select and stays on the device; a mask beside another index is a list of unknown length.
+// x[mask] = y is a select and stays on the device; a mask combined with another index is an index list of unknown
+// length.
 bool writes_by_mask_and_index(c10::ArrayRef<c10::IValue> arguments) {
-  size_t given = 0;
+  size_t count = 0;
   for (const auto& index : arguments[1].toListRef()) {
-    given += index.isTensor() && index.toTensor().defined();
+    count += index.isTensor() && index.toTensor().defined();
   }
-  return given > 1 && reads_by_mask(arguments);
+  return count > 1 && reads_by_mask(arguments);
 }
 
-// Residuals are there where the rank, a value, is full.
+// Whether residuals are returned depends on the rank, which is a value.
 bool has_residuals_by_values(c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor a = arguments[0].toTensor();
   return !arguments[3].isNone() && (arguments[3].toStringRef() == "gelss" || arguments[3].toStringRef() == "gelsd") &&
          a.dim() >= 2 && a.size(-2) > a.size(-1);
 }
 
-// A complex number is refused for a real tensor unless its imaginary part is 0, and a float for an integer unless it
-// fits: only its value tells.
+// torch rejects writing a complex number to a real tensor unless its imaginary part is 0, and a float to an integer
+// tensor unless it is integral: that depends on the value.
 bool converts_by_value(const c10::IValue& self, const c10::IValue& value) {
   const at::Tensor x = value.toTensor();
   return x.dim() == 0 && x.device().is_xla() && !c10::canCast(x.scalar_type(), self.toTensor().scalar_type());

@@ -1,5 +1,5 @@
-// Calls whose results' shapes, or whether they are refused, only values tell. The graph has no values: the CPU answers
-// these calls (dispatch/cpu_fallback.h).
+// Data-dependent calls: values determine the shapes of their results, or whether torch rejects them. A graph has no
+// values, so the CPU runs these calls (dispatch/cpu_fallback.h).
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -8,10 +8,10 @@
 
 namespace torch_xla {
 
-// Tells of the arguments of a call whether its values have to be looked at.
+// Returns whether a call with these arguments is data-dependent.
 using DependsOnValues = bool (*)(c10::ArrayRef<c10::IValue> arguments);
 
-// That of an op, by its name; null for one whose calls are all recorded.
+// Returns the predicate of an op, by its name; null if all its calls can be recorded.
 DependsOnValues depends_on_values(const std::string& name);
 
 }  // namespace torch_xla

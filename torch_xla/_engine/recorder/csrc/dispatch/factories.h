@@ -1,6 +1,5 @@
-// What a dispatcher call of an op does that says on which device its result is made.
-// The result is of the device that is asked for; where that is not the tensors' own, torch's kernels for all devices
-// make it.
+// Records factory ops, whose device argument selects the device of the result. If it differs from the device of the
+// tensor arguments, torch's composite kernels make the result.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,10 +11,10 @@
 
 namespace torch_xla {
 
-// As record(), for an op one of whose arguments says where the result is made, which may be elsewhere than its tensors.
+// Like record(), for an op with a device argument, which may differ from the device of its tensors.
 void record_factory(const Op& op, torch::jit::Stack* stack);
 
-// A truth value of the program (whether a loop is at its end) is an operand: it would be a constant of the graph else.
+// Makes a bool fill value (for example, whether a loop ends) an operand instead of a constant of the graph.
 at::Tensor full(c10::SymIntArrayRef size, const c10::Scalar& value, std::optional<at::ScalarType> dtype,
                 std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory);
 

@@ -15,49 +15,48 @@ void run_loop(const Op& op, torch::jit::Stack* stack) {
   op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
 }
 
-// The number of the memory that it shares with others; of a tensor that shares none, its address, which is no such
-// number.
-uint64_t memory_of(XlaTensor& x) {
-  const uint64_t shared = x.memory_id();
+// Returns the id of the memory that a tensor shares; for an unshared one its address, which is no such id.
+uint64_t storage_key(XlaTensor& x) {
+  const uint64_t shared = x.storage_id();
   return shared != 0 ? shared : reinterpret_cast<uint64_t>(&x);
 }
 
-// The memories that a call writes to, each with its place in the list.
-class Written {
+// The memory that a call writes to, with the position of each target in the list.
+class WriteTargets {
  public:
-  // False where the loop is not one operation.
+  // Returns false if the loop cannot be one node.
   bool add(c10::ArrayRef<c10::IValue> targets) {
-    places_.reserve(2 * targets.size());
+    positions_.reserve(2 * targets.size());
     for (size_t i = 0; i < targets.size(); ++i) {
       XlaTensor* x = maybe_xla(targets[i].toTensor());
       if (x == nullptr || x->is_view() || (i > 0 && x->device_index() != device_)) {
         return false;
       }
       device_ = x->device_index();
-      if (!places_.emplace(memory_of(*x), i).second) {
+      if (!positions_.emplace(storage_key(*x), i).second) {
         return false;
       }
     }
     return !targets.empty();
   }
 
-  // Whether what the element at that place reads of this tensor is what was there before the call.
-  bool may_read(const at::Tensor& t, size_t place) const {
+  // Returns whether the element at that position may read this tensor: the call has not changed it before.
+  bool may_read(const at::Tensor& t, size_t position) const {
     XlaTensor* x = maybe_xla(t);
     if (x == nullptr || x->device_index() != device_) {
       return false;
     }
-    const auto found = places_.find(memory_of(*x));
-    return found == places_.end() || (found->second == place && !x->is_view());
+    const auto found = positions_.find(storage_key(*x));
+    return found == positions_.end() || (found->second == position && !x->is_view());
   }
 
  private:
-  compat::FlatMap<uint64_t, size_t, std::hash<uint64_t>> places_;
+  compat::FlatMap<uint64_t, size_t, std::hash<uint64_t>> positions_;
   int8_t device_ = -1;
 };
 
-bool is_one_operation(c10::ArrayRef<c10::IValue> arguments) {
-  Written written;
+bool can_record_as_one(c10::ArrayRef<c10::IValue> arguments) {
+  WriteTargets written;
   const size_t count = arguments[0].toListRef().size();
   if (is_eager() || !written.add(arguments[0].toListRef())) {
     return false;
@@ -79,10 +78,10 @@ bool is_one_operation(c10::ArrayRef<c10::IValue> arguments) {
   return true;
 }
 
-bool gives_what_is_written(const OutputSpec& signature, c10::ArrayRef<c10::IValue> targets) {
+bool results_match_targets(const OutputSpec& output_spec, c10::ArrayRef<c10::IValue> targets) {
   for (size_t i = 0; i < targets.size(); ++i) {
     const at::Tensor& target = targets[i].toTensor();
-    const Shape& result = signature.outs[i];
+    const Shape& result = output_spec.outs[i];
     if (result.dtype != target.scalar_type() || at::IntArrayRef(result.sizes) != target.sizes()) {
       return false;
     }
@@ -90,8 +89,8 @@ bool gives_what_is_written(const OutputSpec& signature, c10::ArrayRef<c10::IValu
   return true;
 }
 
-// One number for each element of the lists, where torch reads it: on the CPU.
-bool holds_numbers(const c10::IValue& argument) {
+// Returns whether an argument is a CPU tensor with one number per list element, which torch reads on the CPU.
+bool is_cpu_number_list(const c10::IValue& argument) {
   return argument.isTensor() && argument.toTensor().is_cpu() && argument.toTensor().dim() > 0;
 }
 
@@ -100,7 +99,7 @@ bool holds_numbers(const c10::IValue& argument) {
 void record_foreach(const Op& op, torch::jit::Stack* stack) {
   int8_t first = -1;
   for (const c10::IValue& argument : torch::jit::last(*stack, op.kinds.size())) {
-    if (C10_UNLIKELY(holds_numbers(argument))) {
+    if (C10_UNLIKELY(is_cpu_number_list(argument))) {
       run_loop(op, stack);
       return;
     }
@@ -119,20 +118,20 @@ void record_foreach(const Op& op, torch::jit::Stack* stack) {
 void record_foreach_inplace(const Op& op, torch::jit::Stack* stack) {
   flush_if_over_limit();
   const c10::ArrayRef<c10::IValue> arguments = torch::jit::last(*stack, op.kinds.size());
-  if (!is_one_operation(arguments)) {
+  if (!can_record_as_one(arguments)) {
     run_loop(op, stack);
     return;
   }
   const NodePtr node = record_node(*op.functional, arguments);
   const auto targets = arguments[0].toListRef();
-  if (!gives_what_is_written(*node->signature, targets)) {
+  if (!results_match_targets(*node->output_spec, targets)) {
     op.functional->recorded->add(-1);
     run_loop(op, stack);
     return;
   }
   for (uint32_t i = 0; i < targets.size(); ++i) {
     const at::Tensor& target = targets[i].toTensor();
-    target.unsafeGetTensorImpl()->bump_version();  // else done by the ops of the loop
+    target.unsafeGetTensorImpl()->bump_version();  // torch's loop would do it op by op
     require_xla(op, target).write(getitem_node(node, i));
   }
   torch::jit::drop(*stack, op.kinds.size());

@@ -1,10 +1,10 @@
-// What a dispatcher call of an op on lists does (torch._foreach_*): one Node for all of them, where torch's kernel for
-// all devices is a loop of ops that are not foreach. Its number is one operand of the program, and not one per element.
+// Records torch._foreach_* ops as one Node, where torch's composite kernel is a loop of single ops. A number argument
+// is one operand of the program, not one per element.
 //
-//   one Node       lists of tensors of one device, numbers for each element in a list or a tensor of that device;
-//                  in place: tensors that are no views, each once, which no other element of the call reads or writes,
-//                  and that get results of their own dtype and shape
-//   torch's loop   all else
+//  one Node       tensors of one device; numbers per element in a list or in a tensor of that device; in place: targets
+//                 that are not views, occur once, are read or written by no other element of the call, and have the
+//                 dtype and shape of their results
+//  torch's loop   all other calls
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -13,10 +13,10 @@
 
 namespace torch_xla {
 
-// As record(), for an op on lists, whose elements may be on several devices.
+// Like record(), for an op on lists, whose elements may be on several devices.
 void record_foreach(const Op& op, torch::jit::Stack* stack);
 
-// The same, in place: the tensors of the first list get the values.
+// Like record_foreach(), in place: writes the results to the tensors of the first list.
 void record_foreach_inplace(const Op& op, torch::jit::Stack* stack);
 
 }  // namespace torch_xla

@@ -7,10 +7,10 @@
 namespace torch_xla {
 namespace {
 
-// The device whose graph this thread has to cut before it records another op; -1 for none. Threads look only once any
-// was told to: a variable of a thread costs a call.
-thread_local int8_t cut_due = -1;
-std::atomic<bool> any_cut_due{false};
+// The device that this thread must flush before it records another op; -1 for none. The thread-local is read only once
+// any thread has set one, because access costs a call.
+thread_local int8_t flush_due = -1;
+std::atomic<bool> any_flush_due{false};
 
 }  // namespace
 
@@ -25,16 +25,16 @@ void count_pending(int8_t device, int64_t ops) {
     if (is_eager()) {
       hooks().flush(device);
     } else {
-      cut_due = device;
-      any_cut_due.store(true, std::memory_order_relaxed);
+      flush_due = device;
+      any_flush_due.store(true, std::memory_order_relaxed);
     }
   }
   block_if_shutting_down();
 }
 
 void flush_if_over_limit() {
-  if (C10_UNLIKELY(any_cut_due.load(std::memory_order_relaxed) && cut_due >= 0)) {
-    hooks().flush(std::exchange(cut_due, -1));
+  if (C10_UNLIKELY(any_flush_due.load(std::memory_order_relaxed) && flush_due >= 0)) {
+    hooks().flush(std::exchange(flush_due, -1));
   }
 }
 

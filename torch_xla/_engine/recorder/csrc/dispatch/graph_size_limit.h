@@ -1,5 +1,5 @@
-// How long a graph may get. Each thread counts what it records in the device's state; the one that reaches the limit
-// owes a cut, and pays it before it records its next op.
+// Graph size limit. Each thread counts what it records in the device's state; the thread that reaches the limit flushes
+// the graph before it records its next op.
 #pragma once
 
 #include <atomic>
@@ -7,17 +7,17 @@
 
 namespace torch_xla {
 
-// The most ops that may be pending before the graph is cut.
+// The number of pending ops at which the graph is flushed.
 std::atomic<int64_t>& pending_limit();
 
-// Counts recorded ops; cuts the graph where each op runs at once.
+// Counts recorded ops; in eager mode, flushes the graph.
 void count_pending(int8_t device, int64_t ops = 1);
 
-// To be called before anything of an op is recorded: cuts the graph if the op before has made it too long. An error of
-// that cut is raised while this op has changed nothing, so that it can be tried again; an in-place op too.
+// Flushes the graph if the previous op reached the limit. Call it before recording any part of an op: an error of the
+// flush is then raised before this op, possibly in place, has changed anything, and the op can be retried.
 void flush_if_over_limit();
 
-// Whether each op runs when it has been recorded (eager mode): the graph may have one op.
+// Returns whether each op runs right after it is recorded (eager mode): the size limit is 1.
 bool is_eager();
 
 }  // namespace torch_xla

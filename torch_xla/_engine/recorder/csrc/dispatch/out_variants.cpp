@@ -21,8 +21,8 @@ namespace {
 
 using at::Tensor;
 
-// Reductions without a dtype of their own add up, and give, what `out` holds.
-void take_dtype_of_out(const Op& functional, const Tensor& out, torch::jit::Stack* stack) {
+// Sets the dtype argument of reductions without one to that of `out`: they accumulate in it.
+void set_dtype_from_out(const Op& functional, const Tensor& out, torch::jit::Stack* stack) {
   static const std::unordered_set<std::string> reductions{
       "aten::sum",          "aten::sum.dim_IntList", "aten::mean",   "aten::mean.dim", "aten::prod",
       "aten::prod.dim_int", "aten::nansum",          "aten::cumsum", "aten::cumprod"};
@@ -37,8 +37,8 @@ void take_dtype_of_out(const Op& functional, const Tensor& out, torch::jit::Stac
   }
 }
 
-// Of each target, whether the call reads it: such a one is not resized.
-std::vector<bool> are_read(const std::vector<Tensor>& targets, c10::ArrayRef<c10::IValue> arguments) {
+// Returns, for each target, whether the call reads it: such a target is not resized.
+std::vector<bool> find_read_targets(const std::vector<Tensor>& targets, c10::ArrayRef<c10::IValue> arguments) {
   std::vector<bool> found;
   for (const Tensor& target : targets) {
     found.push_back(std::any_of(arguments.begin(), arguments.end(), [&](const c10::IValue& argument) {
@@ -75,10 +75,10 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
   for (const Tensor& target : targets) {
     check_no_partial_overlap(require_xla(op, target), arguments.slice(0, arguments.size() - outs));
   }
-  // Kept where a dtype may be unlike the result's: some kernels refuse to convert, as only they know.
-  const bool alike =
+  // Saved if a dtype may differ from the result's: only the kernels know which conversions they reject.
+  const bool same_dtype =
       outs == 1 && arguments[0].isTensor() && arguments[0].toTensor().scalar_type() == targets[0].scalar_type();
-  const std::vector<c10::IValue> all(alike ? arguments.end() : arguments.begin(), arguments.end());
+  const std::vector<c10::IValue> saved_arguments(same_dtype ? arguments.end() : arguments.begin(), arguments.end());
   torch::jit::drop(*stack, outs);
   for (size_t i = op.kinds.size() - outs; i < op.functional->kinds.size(); ++i) {  // a factory's dtype, device, ...
     const ArgKind kind = op.functional->kinds[i];
@@ -86,11 +86,11 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
                      : kind == ArgKind::kDevice ? c10::IValue(targets[0].device())
                                                 : c10::IValue());
   }
-  take_dtype_of_out(*op.functional, targets[0], stack);
-  const std::vector<bool> read = are_read(targets, torch::jit::last(*stack, op.functional->kinds.size()));
+  set_dtype_from_out(*op.functional, targets[0], stack);
+  const std::vector<bool> read = find_read_targets(targets, torch::jit::last(*stack, op.functional->kinds.size()));
   record(*op.functional, stack);
-  if (C10_UNLIKELY(!all.empty())) {
-    check_out_dtypes(op, all, torch::jit::last(*stack, outs));
+  if (C10_UNLIKELY(!saved_arguments.empty())) {
+    check_out_dtypes(op, saved_arguments, torch::jit::last(*stack, outs));
   }
   for (size_t i = 0; i < outs; ++i) {
     const Tensor result = torch::jit::peek(*stack, i, outs).toTensor();
@@ -121,7 +121,7 @@ void record_out(const Op& op, torch::jit::Stack* stack) {
 void record_extra_mutations(const Op& op, torch::jit::Stack* stack) {
   const auto& schema = op.handle.schema();
   const size_t returns = schema.returns().size();
-  std::vector<Tensor> targets;  // in the order of their new values: the one that is returned, then the others
+  std::vector<Tensor> targets;  // in the order of their new values: the returned one first
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto* alias = schema.arguments()[i].alias_info();
     const auto& argument = torch::jit::peek(*stack, i, schema.arguments().size());
@@ -156,9 +156,9 @@ void record_fused(const Op& op, torch::jit::Stack* stack) {
   if (!arguments[0].toListRef().empty()) {
     const NodePtr node = record_node(*op.functional, arguments);
     uint32_t result = 0;
-    // The counts of steps, which one of the schemas marks as well, are the caller's to change.
+    // One of the schemas also marks state_steps as written, but the caller increments them.
     for (size_t i = 0; schema[i].alias_info() != nullptr && schema[i].name() != "state_steps"; ++i) {
-      const bool changes = i != 1 || scaled;  // gradients change only where a scale is taken from them
+      const bool changes = i != 1 || scaled;  // gradients change only if they are unscaled
       for (const c10::IValue& element : arguments[i].toListRef()) {
         if (changes) {
           require_xla(op, element.toTensor()).write(getitem_node(node, result));

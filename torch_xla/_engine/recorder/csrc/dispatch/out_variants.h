@@ -1,6 +1,6 @@
-// What a dispatcher call of an op does that writes to tensors beside what it computes: out=, statistics and counters
-// that change on the side, steps of fused optimizers. Each is the functional op, recorded, and its results written to
-// the targets. The targets are the caller's.
+// Records ops that write to tensors besides their functional result: out= variants, statistics and counters updated as
+// a side effect, fused optimizer steps. Each records the functional op, and writes its results to the targets, which
+// the caller owns.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -9,12 +9,12 @@
 
 namespace torch_xla {
 
-// A target of another shape than the result is resized first, unless the call reads it.
+// Records an out= variant. A target of another shape than the result is resized, unless the call reads it.
 void record_out(const Op& op, torch::jit::Stack* stack);
-// An op that writes to some arguments beside what it returns: `op.functional` returns their new values after the rest.
+// Records an op that writes to further arguments: `op.functional` returns their new values after the results.
 void record_extra_mutations(const Op& op, torch::jit::Stack* stack);
-// A step of a fused optimizer: `op.functional` returns the new values of the lists that the op writes to, one after the
-// other. Lists over several devices go to the CPU.
+// Records a fused optimizer step: `op.functional` returns the new values of all written lists, concatenated. Lists on
+// several devices fall back to the CPU.
 void record_fused(const Op& op, torch::jit::Stack* stack);
 
 }  // namespace torch_xla

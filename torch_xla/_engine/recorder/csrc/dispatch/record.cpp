@@ -6,18 +6,51 @@
 #include "dispatch/copy.h"
 #include "dispatch/cpu_fallback.h"
 #include "dispatch/graph_size_limit.h"
-#include "dispatch/slice_starts.h"
 #include "inference/output_spec_cache.h"
 #include "ir/attribute_hash.h"
+#include "ir/rng_state.h"
+#include "ir/slice_range.h"
 #include "ir/source_location.h"
 #include "runtime/generator.h"
-#include "runtime/rng_state.h"
 #include "tensor/xla_tensor.h"
 
 namespace torch_xla {
 namespace {
 
-// Builds one Node out of a call's arguments.
+// What a key contains, and what it does not.
+//
+// A Node's key selects its output spec (inference/output_spec_cache.h). A graph's key selects its compiled program;
+// compilation/program_cache.py combines it with the placement and the matmul precision. Both are 128-bit hashes
+// (support/hash.h). What a key does not contain must not change the output spec or the program:
+// tests/recorder/test_graph_keys.py and verify_cache() check that.
+//
+//   Key of a Node          contains                                    does not contain
+//   op                     its name                                    source location, module scope
+//   tensor argument        dtype and sizes                             which value it is, its sharding
+//   number                 0, 1, -1, bools: the value; else the type   the value of other numbers: operands
+//   list of numbers        length, whether all are equal, each number  repetitions of one operand
+//   dtype, string, ints    the value                                   -
+//   device, generator      -                                           the device index, the generator
+//   layout, memory format  -                                           the value: xla tensors have no layout
+//   slice                  its length                                  start and end, if it could start elsewhere
+//   random op              draws since the last flush                  the seed: an operand
+//   scatter, getitem       a marker; index of the view or the result   -     (tensor/view.cpp, ir/node.cpp)
+//   reshard                the sharding id                             -     (ir/sharding.cpp)
+//   global state           torch's default dtype, if not float32       other state: changes no dtype or shape here
+//
+//   Key of a graph         contains                                    does not contain
+//   leaf                   dtype, sizes and sharding                   the buffer, its provenance
+//   node, in post-order    its key, and the indices of its inputs      source location, module scope
+//   root                   its index, and whether it is pending        the tensors that refer to it
+//   donation               the indices of the donated leaves           -
+//   slice start            whether it is an operand; if not, its value the value of an operand
+//   number operand, seed   -                                           the value
+//   device                 -                                           the index
+//
+// Example: x * 0.5 and x * 0.25 have one key, and share a program with an operand; x * 1.0 has another key. The graph
+// part is in graph/post_order.cpp, graph/graph.cpp and graph/slice_starts.cpp.
+
+// Builds one Node from a call's arguments.
 class Recording {
  public:
   Recording(const Op& op, c10::ArrayRef<c10::IValue> arguments)
@@ -37,7 +70,7 @@ class Recording {
     }
     node_->device = device_;
     mix_globals();
-    node_->signature = infer_output_spec(op_, node_->key, arguments_);
+    node_->output_spec = infer_output_spec(op_, node_->key, arguments_);
     if (C10_UNLIKELY(op_.converts_numbers)) {
       check_numbers();
     }
@@ -48,13 +81,13 @@ class Recording {
   }
 
  private:
-  // Whatever of the process decides what an op returns, besides its arguments. That is the default dtype: neither
-  // deterministic algorithms nor inference mode nor the default device change a shape or a dtype below autograd.
+  // Mixes in the global state that determines an op's results: the default dtype. Deterministic algorithms, inference
+  // mode and the default device change no shape or dtype below autograd.
   void mix_globals() { mix_default_dtype(*node_, c10::get_default_dtype_as_scalartype()); }
 
-  // Raises torch's error for a number that does not fit the dtype it is converted to.
+  // Raises torch's error for a number that overflows the dtype it is converted to.
   void check_numbers() const {
-    const at::ScalarType dtype = node_->signature->outs[0].dtype;
+    const at::ScalarType dtype = node_->output_spec->outs[0].dtype;
     for (size_t i = 0; i < arguments_.size(); ++i) {
       const bool wrapped = op_.kinds[i] == ArgKind::kTensor && (node_->numbers >> i & 1) != 0;
       if (wrapped || (op_.kinds[i] == ArgKind::kScalar && !arguments_[i].isNone())) {
@@ -69,7 +102,7 @@ class Recording {
       case ArgKind::kTensor:
         node_->attrs.push_back(value.isTensor() ? tensor(i, value.toTensor())
                                : value.isNone() ? none()
-                                                : given(i, value));
+                                                : node_argument(i, value));
         break;
       case ArgKind::kTensorList:
         tensor_list(i, value);
@@ -82,7 +115,7 @@ class Recording {
         break;
       case ArgKind::kDevice:
         if (value.isDevice()) {
-          on(i, validated_index(value.toDevice()));
+          set_device(i, validated_index(value.toDevice()));
         }
         node_->attrs.emplace_back();
         break;
@@ -95,7 +128,7 @@ class Recording {
         break;
       case ArgKind::kDtype:
       case ArgKind::kAttribute:
-        if (C10_LIKELY(op_.part == PartForm::kNone) || !part(i)) {
+        if (C10_LIKELY(op_.range_kind == RangeKind::kNone) || !range_bound(i)) {
           mix_attribute(node_->key, value);
           node_->attrs.push_back(value);
         }
@@ -103,21 +136,21 @@ class Recording {
     }
   }
 
-  // Whether argument `i` is the start or the end of a part that may start elsewhere.
-  bool part(size_t i) {
+  // Records argument `i` as the start or the end of a movable slice; returns false if it is neither.
+  bool range_bound(size_t i) {
     if (i == op_.start) {
-      // The gradient of a slice takes the sizes of the sliced tensor.
+      // slice_backward and select_backward have the sizes of the sliced tensor as an argument.
       const auto found = arguments_[1].isIntList() ? range_of(op_, arguments_, arguments_[1].toDimVector())
                                                    : range_of(op_, arguments_, node_->inputs[0]->shape().sizes);
       if (!found || !found->can_move()) {
         return false;
       }
       range_ = *found;
-      mix_part(*node_, range_);
+      mix_movable_range(*node_, range_);
       node_->attrs.emplace_back(range_.begin);
       return true;
     }
-    if (!node_->has_start || op_.part != PartForm::kSlice || i != op_.start + 1u) {
+    if (!node_->has_start || op_.range_kind != RangeKind::kSlice || i != op_.start + 1u) {
       return false;
     }
     node_->attrs.emplace_back(range_.end);
@@ -129,11 +162,11 @@ class Recording {
     return {};
   }
 
-  c10::IValue given(size_t i, const c10::IValue& value) {
+  c10::IValue node_argument(size_t i, const c10::IValue& value) {
     return input(i, c10::static_intrusive_pointer_cast<Node>(value.toCapsule()));
   }
 
-  // An input's position, or the number itself for a Python number that met a tensor.
+  // Returns the index of the input; the number itself for a Python number that torch wrapped in a tensor.
   c10::IValue tensor(size_t i, const at::Tensor& t) {
     if (!t.defined()) {
       return none();
@@ -162,14 +195,14 @@ class Recording {
   }
 
   c10::IValue input(size_t i, const NodePtr& value) {
-    on(i, value->device);
+    set_device(i, value->device);
     node_->key.mix(value->shape().hash);
     node_->inputs.push_back(value);
     return static_cast<int64_t>(node_->inputs.size() - 1);
   }
 
-  // Argument `i` is on this device, or asks for it: a Node has one.
-  void on(size_t i, int8_t device) {
+  // Sets the device that argument `i` is on or requests: a Node has one.
+  void set_device(size_t i, int8_t device) {
     if (device_ >= 0 && device != device_) {
       TORCH_CHECK(false, op_.name, ": expected all tensors on one device, but found xla:", static_cast<int>(device_),
                   " and xla:", static_cast<int>(device), " (argument '", op_.arg_names[i], "')");
@@ -194,7 +227,7 @@ class Recording {
       }
       at::Tensor t = element.toTensor();
       if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
-        t.unsafeGetTensorImpl()->set_wrapped_number(false);  // in a list it counts as the 0-d tensor that it is
+        t.unsafeGetTensorImpl()->set_wrapped_number(false);  // in a list it is an ordinary 0-d tensor
       }
       positions.push_back(tensor(i, t).toInt());
     }
@@ -223,7 +256,7 @@ class Recording {
     node_->attrs.push_back(value);
   }
 
-  // After shape inference, whose cache must not see the offset.
+  // Call it after shape inference, whose cache must not depend on the offset.
   void add_seed() {
     TORCH_CHECK(generator_ == nullptr || generator_->device().index() == device_, op_.name,
                 ": expected a generator of xla:", static_cast<int>(device_), ", but found one of ",
@@ -239,19 +272,19 @@ class Recording {
   NodePtr node_;
   int8_t device_ = -1;
   XlaGenerator* generator_ = nullptr;
-  Range range_;  // of the part that the op reads or writes, where node_ has_start
+  Range range_;  // of the slice that the op reads or writes, if node_ has_start
 };
 
 void push_results(const NodePtr& node, torch::jit::Stack* stack) {
-  const auto& outs = node->signature->outs;
-  if (outs.size() == 1 && !node->signature->is_list) {
+  const auto& outs = node->output_spec->outs;
+  if (outs.size() == 1 && !node->output_spec->is_list) {
     stack->emplace_back(make_tensor(node));
     return;
   }
   const auto result = [&](uint32_t i) {
     return outs[i].dtype == at::ScalarType::Undefined ? at::Tensor() : make_tensor(getitem_node(node, i));
   };
-  if (node->signature->is_list) {
+  if (node->output_spec->is_list) {
     c10::List<at::Tensor> list;
     list.reserve(outs.size());
     for (uint32_t i = 0; i < outs.size(); ++i) {

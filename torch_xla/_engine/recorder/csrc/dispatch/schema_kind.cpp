@@ -18,7 +18,7 @@ bool is_tensor_or_list(const c10::TypePtr& type) {
 
 bool writes(const c10::Argument& arg) { return arg.alias_info() != nullptr && arg.alias_info()->isWrite(); }
 
-// The number of arguments after which only tensors to write to follow; -1 if the op writes to any before.
+// Returns the number of arguments before the trailing out arguments; -1 if the op writes to any of them.
 int64_t arguments_before_outs(const c10::FunctionSchema& schema) {
   const auto& args = schema.arguments();
   size_t end = args.size();
@@ -34,14 +34,15 @@ int64_t arguments_before_outs(const c10::FunctionSchema& schema) {
   return static_cast<int64_t>(end);
 }
 
-// Whether `b` takes the first `n` arguments of `a`, and besides them only what an out tensor says itself.
+// Returns whether `b` takes the first `n` arguments of `a`, and otherwise only factory arguments, which an out tensor
+// implies.
 bool same_arguments(const c10::FunctionSchema& a, const c10::FunctionSchema& b, size_t n) {
-  static const std::unordered_set<std::string> of_factories{"dtype", "layout", "device", "pin_memory"};
+  static const std::unordered_set<std::string> factory_arguments{"dtype", "layout", "device", "pin_memory"};
   if (a.arguments().size() < n || b.arguments().size() < n) {
     return false;
   }
   for (size_t i = n; i < b.arguments().size(); ++i) {
-    if (of_factories.count(b.arguments()[i].name()) == 0) {
+    if (factory_arguments.count(b.arguments()[i].name()) == 0) {
       return false;
     }
   }
@@ -69,30 +70,30 @@ const Op* find_functional(const OpsByName& recorded, const std::string& base, co
   return nullptr;
 }
 
-// Of an op that writes to arguments beside what it returns, where `name`_functional, which is recorded, returns the new
-// values of those too.
-MutatingOverload side_writes_form(const OpsByName& recorded, const c10::FunctionSchema& schema) {
+// For an op that writes to arguments it does not return, if NAME_functional is recorded, which returns their new values
+// too.
+MutatingOverload find_extra_mutations(const OpsByName& recorded, const c10::FunctionSchema& schema) {
   std::string base = schema.name();
-  size_t aside = 0;  // written to, and not returned
+  size_t extra = 0;  // written to, but not returned
   for (const auto& arg : schema.arguments()) {
     if (writes(arg) && arg.type()->kind() != c10::TypeKind::TensorType) {
-      return {};  // a list: torch takes those apart
+      return {};  // a list: torch decomposes those
     }
-    aside += writes(arg);
+    extra += writes(arg);
   }
   for (const auto& result : schema.returns()) {
-    aside -= result.alias_info() != nullptr;
+    extra -= result.alias_info() != nullptr;
   }
   base = base.back() == '_' ? base.substr(0, base.size() - 1) : base;
-  const Op* functional = aside == 0 ? nullptr : find_functional(recorded, base, schema, schema.arguments().size());
-  if (functional == nullptr || functional->handle.schema().returns().size() != schema.returns().size() + aside) {
+  const Op* functional = extra == 0 ? nullptr : find_functional(recorded, base, schema, schema.arguments().size());
+  if (functional == nullptr || functional->handle.schema().returns().size() != schema.returns().size() + extra) {
     return {};
   }
   return {functional, &record_extra_mutations};
 }
 
-// Of the step of a fused optimizer that has a functional form of ours.
-MutatingOverload fused_form(const std::string& name) {
+// For a fused optimizer step that has a functional op of ours.
+MutatingOverload find_fused(const std::string& name) {
   static const std::string prefix = "aten::_fused_";
   const size_t end = name.find("_.") == std::string::npos ? name.size() - 1 : name.find("_.");
   if (name.rfind(prefix, 0) != 0 || name[end] != '_') {
@@ -103,8 +104,8 @@ MutatingOverload fused_form(const std::string& name) {
   return functional == nullptr ? MutatingOverload() : MutatingOverload{functional, &record_fused};
 }
 
-// Of an op on lists in place, where torch's kernel for all devices takes the lists apart.
-MutatingOverload foreach_form(const OpsByName& recorded, const c10::OperatorHandle& handle) {
+// For an in-place op on lists, if torch's composite kernel is a loop.
+MutatingOverload find_foreach(const OpsByName& recorded, const c10::OperatorHandle& handle) {
   const std::string& name = handle.operator_name().name;
   if (name.rfind("aten::_foreach_", 0) != 0 || name.back() != '_' || !writes(handle.schema().arguments()[0]) ||
       !handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
@@ -115,8 +116,8 @@ MutatingOverload foreach_form(const OpsByName& recorded, const c10::OperatorHand
   return functional == nullptr ? MutatingOverload() : MutatingOverload{functional, &record_foreach_inplace};
 }
 
-// Of an op in place, or out=.
-MutatingOverload written_form(const OpsByName& recorded, const c10::OperatorHandle& handle) {
+// For an in-place op, or an out= variant.
+MutatingOverload find_inplace_or_out(const OpsByName& recorded, const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
   const auto& args = schema.arguments();
   const std::string& base = handle.operator_name().name;
@@ -157,11 +158,11 @@ bool is_view(const c10::FunctionSchema& schema) {
          is_tensor_or_list(schema.returns()[0].type());
 }
 
-Kernel kernel_of(const Op& op) {
+Kernel select_kernel(const Op& op) {
   if (op.is_view) {
     return &record_view;
   }
-  // Where torch has a kernel for all devices that takes the lists apart.
+  // Only if torch has a composite kernel that loops over the lists.
   const bool foreach = op.foreach && op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
   return foreach ? &record_foreach : op.takes_device ? &record_factory : &record;
 }
@@ -176,13 +177,13 @@ OpsByName recorded_ops() {
 
 MutatingOverload find_functional(const OpsByName& recorded, const std::string& name,
                                  const c10::OperatorHandle& handle) {
-  for (const MutatingOverload& form :
-       {fused_form(name), side_writes_form(recorded, handle.schema()), foreach_form(recorded, handle)}) {
-    if (form.functional != nullptr) {
-      return form;
+  for (const MutatingOverload& variant :
+       {find_fused(name), find_extra_mutations(recorded, handle.schema()), find_foreach(recorded, handle)}) {
+    if (variant.functional != nullptr) {
+      return variant;
     }
   }
-  return written_form(recorded, handle);
+  return find_inplace_or_out(recorded, handle);
 }
 
 }  // namespace torch_xla

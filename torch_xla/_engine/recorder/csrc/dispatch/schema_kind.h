@@ -1,4 +1,4 @@
-// Which form an overload is, and of which recorded op, as its schema tells; and the kernel that records it.
+// Schema kinds: from its schema, decides which recorded op an overload is a variant of, and which kernel records it.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -12,23 +12,23 @@
 
 namespace torch_xla {
 
-// What a dispatcher call does: pops the arguments of the op, pushes its results.
+// A recording function: pops the op's arguments, pushes its results.
 using Kernel = void (*)(const Op&, torch::jit::Stack*);
 
-// Whether it returns tensors, and writes to none of its arguments and returns none of them.
+// Returns whether it returns tensors, and neither writes to nor returns any of its arguments.
 bool is_functional(const c10::FunctionSchema& schema);
-// Whether what it returns shows memory of its first argument.
+// Returns whether its result is a view of its first argument.
 bool is_view(const c10::FunctionSchema& schema);
 
-// The kernel of an op that is recorded as it is.
-Kernel kernel_of(const Op& op);
+// Returns the kernel of an op that is recorded unchanged.
+Kernel select_kernel(const Op& op);
 
-// Recorded ops by name, without their overload.
+// Recorded ops by name without overload.
 using OpsByName = std::unordered_map<std::string, std::vector<const Op*>>;
 OpsByName recorded_ops();
 
-// An overload that writes to its arguments: the recorded op that computes what it writes, and the kernel that calls
-// that and writes. Both null: it is no form of a recorded op.
+// An overload that writes to its arguments: the recorded op that computes the written values, and the kernel that
+// records that op and writes. Both null if it is not a variant of a recorded op.
 struct MutatingOverload {
   const Op* functional = nullptr;
   Kernel kernel = nullptr;

@@ -33,7 +33,7 @@ bool overlaps(const Op& op, const XlaTensor& base, const Shape& view, c10::Array
   return numel(view) > base.numel();
 }
 
-// Whether as_strided's arguments make sense to torch; if not, its meta function says so.
+// Returns whether as_strided's arguments are valid; if not, its meta function raises.
 bool is_within_torch(c10::ArrayRef<c10::IValue> arguments) {
   const auto none_below_zero = [](const std::vector<int64_t>& numbers) {
     return std::all_of(numbers.begin(), numbers.end(), [](int64_t n) { return n >= 0; });
@@ -60,10 +60,10 @@ void record_view(const Op& op, torch::jit::Stack* stack) {
   const Tensor self = torch::jit::peek(*stack, 0, n).toTensor();
   XlaTensor& base = require_xla(op, self);
   if (op.name == "aten::as_strided" && is_within_torch(torch::jit::last(*stack, n))) {
-    // Strides and offset count in the memory, not in the view.
-    Tensor view =
-        view_of_memory(base, torch::jit::peek(*stack, 1, n).toIntVector(), torch::jit::peek(*stack, 2, n).toIntVector(),
-                       torch::jit::peek(*stack, 3, n).toOptional<int64_t>());
+    // Strides and offset refer to the memory, not to the view.
+    Tensor view = view_as_strided(base, torch::jit::peek(*stack, 1, n).toIntVector(),
+                                  torch::jit::peek(*stack, 2, n).toIntVector(),
+                                  torch::jit::peek(*stack, 3, n).toOptional<int64_t>());
     torch::jit::drop(*stack, n);
     stack->emplace_back(std::move(view));
     return;
@@ -81,8 +81,8 @@ void record_view(const Op& op, torch::jit::Stack* stack) {
   const NodePtr node = record_node(op, torch::jit::last(*stack, n));
   torch::jit::drop(*stack, n);
   c10::List<Tensor> list;
-  list.reserve(node->signature->outs.size());
-  for (uint32_t i = 0; i < node->signature->outs.size(); ++i) {
+  list.reserve(node->output_spec->outs.size());
+  for (uint32_t i = 0; i < node->output_spec->outs.size(); ++i) {
     list.push_back(base.make_view(getitem_node(node, i), false));
   }
   stack->emplace_back(std::move(list));
@@ -108,7 +108,7 @@ void record_inplace(const Op& op, torch::jit::Stack* stack) {
   try {
     count_pending(device);
   } catch (...) {
-    if (before) {  // it was to run at once, and could not: as if it had not been called
+    if (before) {  // eager execution failed: undo the write
       target.write(before);
     }
     throw;

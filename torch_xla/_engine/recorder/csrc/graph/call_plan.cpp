@@ -20,21 +20,21 @@ namespace {
 
 using compat::variable_list;
 
-// A function of jax that can be called: what its Nodes have in common, taken from the first one.
+// A callable jax function: the common fields of its Nodes, taken from the first one.
 class Callee {
  public:
   Callee(int64_t function, std::string name) : function_(function), name_(std::move(name)) {}
 
-  // As the dispatcher would record it: with a look at the meta function, once.
+  // Records one call through the dispatcher's path, which runs the meta function.
   void prepare(at::TensorList tensors) {
     static const Op* op = find_op("torch_xla::jax_call");
     node_ = record_node(*op, {c10::IValue(tensors.vec()), c10::IValue(function_), c10::IValue(name_)});
     node_->inputs.clear();
-    op->recorded->add(-1);  // it is no call
+    op->recorded->add(-1);  // it is not a call
   }
   bool prepared() const { return node_ != nullptr; }
 
-  // The results of a call with tensors of the shapes and dtypes that it was prepared for.
+  // Records a call with tensors of the shapes and dtypes that it was prepared for, and returns its results.
   std::vector<at::Tensor> operator()(at::TensorList tensors) const {
     flush_if_over_limit();
     auto node = c10::make_intrusive<Node>();
@@ -42,12 +42,12 @@ class Callee {
     node->key = node_->key;
     node->default_dtype = node_->default_dtype;
     node->attrs = node_->attrs;
-    node->signature = node_->signature;
+    node->output_spec = node_->output_spec;
     node->origin = current_origin();
     node->inputs.reserve(tensors.size());
     for (const at::Tensor& t : tensors) {
       XlaTensor* x = maybe_xla(t);
-      TORCH_CHECK(x != nullptr, name_, ": expected xla tensors, found ", t.toString(), " on ", t.device());
+      TORCH_CHECK(x != nullptr, name_, ": expected xla tensors, got ", t.toString(), " on ", t.device());
       node->inputs.push_back(x->value());
       TORCH_CHECK(x->device_index() == xla_index(tensors[0]), node->op->name,
                   ": expected all tensors on one device, but found ", tensors[0].device(), " and ", t.device());
@@ -55,7 +55,7 @@ class Callee {
     node->device = static_cast<int8_t>(xla_index(tensors[0]));
     node->op->recorded->add();
     std::vector<at::Tensor> results;
-    const auto count = static_cast<uint32_t>(node->signature->outs.size());
+    const auto count = static_cast<uint32_t>(node->output_spec->outs.size());
     results.reserve(count);
     for (uint32_t i = 0; i < count; ++i) {
       results.push_back(make_tensor(getitem_node(node, i)));
@@ -72,21 +72,21 @@ class Callee {
   NodePtr node_;
 };
 
-// What a tensor must be for a plan to be followed.
+// What a plan requires of one argument.
 struct ArgumentSpec {
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
   bool requires_grad;
 
-  bool holds(const at::Tensor& t) const {
+  bool matches(const at::Tensor& t) const {
     return maybe_xla(t) != nullptr && t.scalar_type() == dtype && t.sizes() == at::IntArrayRef(sizes) &&
            t.requires_grad() == requires_grad && !compat::isFwGradDefined(t);
   }
 };
 
-// The backward function where some results have a gradient, and others not. Never changes once it is in the list.
+// The backward function for one set of results that have a gradient. Immutable once it is in the list.
 struct Backward {
-  std::vector<bool> given;
+  std::vector<bool> has_gradient_mask;
   Callee callee;
   Backward* next;
 };
@@ -98,7 +98,7 @@ class CallPlan final : public torch::CustomClassHolder {
       : name_(name),
         forward_(function, std::move(name)),
         results_(results),
-        facts_(std::move(facts)),
+        specs_(std::move(facts)),
         saved_(std::move(saved)),
         inputs_(std::move(inputs)),
         graded_(std::move(graded)),
@@ -110,20 +110,20 @@ class CallPlan final : public torch::CustomClassHolder {
     }
   }
 
-  // Without the first `leading` tensors of a call, if these are still to be made.
+  // Returns whether the plan applies to these tensors; `leading` first arguments of the call are not made yet.
   bool matches(const variable_list& tensors, size_t leading = 0) const {
-    if (leading + tensors.size() != facts_.size() || c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+    if (leading + tensors.size() != specs_.size() || c10::impl::TorchDispatchModeTLS::any_modes_set()) {
       return false;
     }
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (!facts_[leading + i].holds(tensors[i])) {
+      if (!specs_[leading + i].matches(tensors[i])) {
         return false;
       }
     }
     return true;
   }
 
-  // The results, then what is kept. GIL held.
+  // Records the forward call. Returns the results, then the values saved for backward. Requires the GIL.
   std::vector<at::Tensor> run(at::TensorList tensors) {
     if (C10_UNLIKELY(!forward_.prepared())) {
       forward_.prepare(tensors);
@@ -131,21 +131,21 @@ class CallPlan final : public torch::CustomClassHolder {
     return forward_(tensors);
   }
 
-  // The gradients of all inputs, some of which have none. Without the GIL.
-  variable_list gradients(const variable_list& kept, const variable_list& of_results) {
-    std::vector<bool> given;
-    variable_list arguments(kept);
+  // Records the backward call. Returns the gradients of all inputs, undefined where there is none. Releases the GIL.
+  variable_list gradients(const variable_list& saved_values, const variable_list& of_results) {
+    std::vector<bool> has_gradient_mask;
+    variable_list arguments(saved_values);
     for (size_t i = 0; i < results_; ++i) {
       if (graded_[i]) {
-        given.push_back(of_results[i].defined());
-        if (given.back()) {
+        has_gradient_mask.push_back(of_results[i].defined());
+        if (has_gradient_mask.back()) {
           arguments.push_back(of_results[i]);
         }
       }
     }
-    variable_list found(facts_.size() + 1);  // one for the plan itself
-    if (arguments.size() > kept.size()) {
-      auto results = backward(given, arguments)(arguments);
+    variable_list found(specs_.size() + 1);  // one more for the plan itself
+    if (arguments.size() > saved_values.size()) {
+      auto results = backward(has_gradient_mask, arguments)(arguments);
       for (size_t i = 0; i < inputs_.size(); ++i) {
         found[inputs_[i]] = std::move(results[i]);
       }
@@ -160,23 +160,24 @@ class CallPlan final : public torch::CustomClassHolder {
   bool has_gradient() const { return !inputs_.empty(); }
 
  private:
-  const Callee& backward(const std::vector<bool>& given, at::TensorList arguments) {
+  const Callee& backward(const std::vector<bool>& has_gradient_mask, at::TensorList arguments) {
     for (Backward* b = backwards_.load(std::memory_order_acquire); b != nullptr; b = b->next) {
-      if (b->given == given) {
+      if (b->has_gradient_mask == has_gradient_mask) {
         return b->callee;
       }
     }
-    auto made = std::make_unique<Backward>(Backward{given, ask(given), nullptr});
-    made->callee.prepare(arguments);
-    made->next = backwards_.load();
-    while (!backwards_.compare_exchange_weak(made->next, made.get(), std::memory_order_release)) {
+    auto created =
+        std::make_unique<Backward>(Backward{has_gradient_mask, request_backward(has_gradient_mask), nullptr});
+    created->callee.prepare(arguments);
+    created->next = backwards_.load();
+    while (!backwards_.compare_exchange_weak(created->next, created.get(), std::memory_order_release)) {
     }
-    return made.release()->callee;
+    return created.release()->callee;
   }
 
-  Callee ask(const std::vector<bool>& given) const {
-    const GilScope inside;
-    const auto found = py::reinterpret_borrow<py::object>(build_)(py::tuple(py::cast(given)));
+  Callee request_backward(const std::vector<bool>& has_gradient_mask) const {
+    const GilScope gil;
+    const auto found = py::reinterpret_borrow<py::object>(build_)(py::tuple(py::cast(has_gradient_mask)));
     const auto [function, name] = found.cast<std::pair<int64_t, std::string>>();
     return {function, name};
   }
@@ -184,10 +185,10 @@ class CallPlan final : public torch::CustomClassHolder {
   std::string name_;
   Callee forward_;
   size_t results_;
-  std::vector<ArgumentSpec> facts_;
-  std::vector<uint32_t> saved_;   // the inputs that backward reads
-  std::vector<uint32_t> inputs_;  // those that have a gradient
-  std::vector<bool> graded_;      // of each result, whether it has one
+  std::vector<ArgumentSpec> specs_;
+  std::vector<uint32_t> saved_;   // indices of the inputs saved for backward
+  std::vector<uint32_t> inputs_;  // indices of the inputs that have a gradient
+  std::vector<bool> graded_;      // whether each result has a gradient
   PyObject* build_;               // given -> (function, name)
   std::atomic<Backward*> backwards_{nullptr};
 };
@@ -196,13 +197,13 @@ using PlanPtr = c10::intrusive_ptr<CallPlan>;
 struct PureCall : compat::Function<PureCall> {
   static variable_list forward(compat::AutogradContext* ctx, at::TensorList tensors, const PlanPtr& plan) {
     variable_list results = plan->run(tensors);
-    variable_list kept;
+    variable_list saved_values;
     for (const uint32_t i : plan->saved()) {
-      kept.push_back(tensors[i]);
+      saved_values.push_back(tensors[i]);
     }
-    const auto first_kept = results.begin() + static_cast<std::ptrdiff_t>(plan->results());
-    kept.insert(kept.end(), first_kept, results.end());
-    results.erase(first_kept, results.end());
+    const auto first_saved = results.begin() + static_cast<std::ptrdiff_t>(plan->results());
+    saved_values.insert(saved_values.end(), first_saved, results.end());
+    results.erase(first_saved, results.end());
     variable_list ungraded;
     for (size_t i = 0; i < results.size(); ++i) {
       if (!plan->is_graded(i)) {
@@ -211,21 +212,21 @@ struct PureCall : compat::Function<PureCall> {
     }
     ctx->mark_non_differentiable(ungraded);
     ctx->set_materialize_grads(false);
-    ctx->save_for_backward(std::move(kept));
+    ctx->save_for_backward(std::move(saved_values));
     ctx->saved_data["plan"] = c10::IValue::make_capsule(plan);
     return results;
   }
 
   static variable_list backward(compat::AutogradContext* ctx, const variable_list& gradients) {
     const auto plan = c10::static_intrusive_pointer_cast<CallPlan>(ctx->saved_data["plan"].toCapsule());
-    TORCH_CHECK(!at::GradMode::is_enabled(), plan->name(),
-                " has a gradient of the first order only, and this backward pass was asked for a gradient that has "
-                "one itself (create_graph=True)");
+    TORCH_CHECK(
+        !at::GradMode::is_enabled(), plan->name(),
+        " has a gradient of the first order only; second-order gradients (create_graph=True) are not supported");
     return plan->gradients(ctx->get_saved_variables(), gradients);
   }
 };
 
-// None where the tensors are others than those that the plan was made for.
+// Records a call; nullopt if the plan does not apply to these tensors.
 std::optional<variable_list> call(const PlanPtr& plan, const variable_list& tensors) {
   if (!plan->matches(tensors)) {
     return std::nullopt;
@@ -238,9 +239,9 @@ std::optional<variable_list> call(const PlanPtr& plan, const variable_list& tens
   return results;
 }
 
-std::vector<ArgumentSpec> facts_of(const std::vector<std::tuple<int, std::vector<int64_t>, bool>>& given) {
+std::vector<ArgumentSpec> make_argument_specs(const std::vector<std::tuple<int, std::vector<int64_t>, bool>>& tuples) {
   std::vector<ArgumentSpec> out;
-  for (const auto& [dtype, sizes, requires_grad] : given) {
+  for (const auto& [dtype, sizes, requires_grad] : tuples) {
     out.push_back({static_cast<at::ScalarType>(dtype), sizes, requires_grad});
   }
   return out;
@@ -254,9 +255,9 @@ void bind_calls(py::module_& m) {
                        const std::vector<std::tuple<int, std::vector<int64_t>, bool>>& facts,
                        const std::vector<uint32_t>& saved, const std::vector<uint32_t>& inputs,
                        const std::vector<bool>& graded, const py::object& build) {
-             TORCH_CHECK(!facts.empty() && graded.size() == results, "a plan of no tensors, or of other results");
-             return c10::make_intrusive<CallPlan>(function, name, results, facts_of(facts), saved, inputs, graded,
-                                                  build);
+             TORCH_CHECK(!facts.empty() && graded.size() == results, "a plan requires tensors and one flag per result");
+             return c10::make_intrusive<CallPlan>(function, name, results, make_argument_specs(facts), saved, inputs,
+                                                  graded, build);
            }),
            py::arg("function"), py::arg("name"), py::arg("results"), py::arg("facts"), py::arg("saved"),
            py::arg("inputs"), py::arg("graded"), py::arg("build"))

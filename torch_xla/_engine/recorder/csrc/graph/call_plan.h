@@ -1,9 +1,9 @@
-// Calls of functions that are recorded once: a plan for each signature, made in Python (capture/pure_function.py), which a call
-// follows without Python, without the dispatcher, and without an autograd Function of Python's.
+// Call plans of functions that are recorded once: one plan per input signature, made in Python
+// (capture/pure_function.py). A call that follows a plan runs no Python, no dispatcher and no Python autograd Function.
 //
-//   Plan.call(tensors) -> a torch_xla::jax_call Node -> results            kept for backward: inputs, further results
-//   backward           -> another one                -> gradients          its function asked of Python once for each
-//                                                                          choice of results that have a gradient
+//  Plan.call(tensors) -> a torch_xla::jax_call Node -> results     saved for backward: inputs, additional results
+//  backward           -> another jax_call Node      -> gradients   its function is requested from Python once per set
+//                                                                  of results that have a gradient
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,8 +1,8 @@
 #include "graph/concat_forwarding.h"
 
-#include "dispatch/slice_starts.h"
 #include "ir/attribute_hash.h"
 #include "ir/op.h"
+#include "ir/slice_range.h"
 
 namespace torch_xla {
 namespace {
@@ -18,61 +18,61 @@ const Ops& ops() {
   return found;
 }
 
-// `part` as the same operator on one operand, in which the range begins at `begin`.
-NodePtr rebased(const Node& part, const NodePtr& operand, Range range) {
+// Returns `slice` of another operand, in which the range is `range`.
+NodePtr rebased(const Node& slice, const NodePtr& operand, Range range) {
   auto node = c10::make_intrusive<Node>();
-  node->op = part.op;
-  node->device = part.device;
-  node->signature = part.signature;
+  node->op = slice.op;
+  node->device = slice.device;
+  node->output_spec = slice.output_spec;
   node->inputs.push_back(operand);
-  node->attrs = part.attrs;
+  node->attrs = slice.attrs;
   node->attrs[2] = range.begin;
-  if (part.op == ops().slice) {
+  if (slice.op == ops().slice) {
     node->attrs[3] = range.end;
   }
-  node->origin = part.origin;
-  node->key = part.op->key;
+  node->origin = slice.origin;
+  node->key = slice.op->key;
   node->key.mix(operand->shape().hash);
   for (size_t i = 1; i < node->attrs.size(); ++i) {
-    if (i == part.op->start && range.can_move()) {
-      mix_part(*node, range);
-    } else if (i <= part.op->start || i > part.op->start + 1u || !node->has_start) {
+    if (i == slice.op->start && range.can_move()) {
+      mix_movable_range(*node, range);
+    } else if (i <= slice.op->start || i > slice.op->start + 1u || !node->has_start) {
       mix_attribute(node->key, node->attrs[i]);
     }
   }
-  mix_default_dtype(*node, part.default_dtype);
+  mix_default_dtype(*node, slice.default_dtype);
   return node;
 }
 
-// The same value, read past the concatenation; null where it is not within one operand.
-NodePtr past_concatenation(const Node& part) {
-  if ((part.op != ops().slice && part.op != ops().select) || part.is_scatter) {
+// Returns `slice` read directly from one operand of the concatenation; null if it spans several operands.
+NodePtr read_past_concat(const Node& slice) {
+  if ((slice.op != ops().slice && slice.op != ops().select) || slice.is_scatter) {
     return {};
   }
-  const Node& whole = *part.inputs[0];
-  if (whole.op == nullptr || whole.op != ops().cat) {
+  const Node& concat = *slice.inputs[0];
+  if (concat.op == nullptr || concat.op != ops().cat) {
     return {};
   }
-  const Shape& shape = whole.shape();
+  const Shape& shape = concat.shape();
   const int64_t rank = static_cast<int64_t>(shape.sizes.size());
-  const int64_t dim = from_start(part.attrs[1].toInt(), rank);
-  if (dim != from_start(whole.attrs[1].toInt(), rank)) {
+  const int64_t dim = from_start(slice.attrs[1].toInt(), rank);
+  if (dim != from_start(concat.attrs[1].toInt(), rank)) {
     return {};
   }
-  const std::optional<Range> found = range_of(*part.op, part.attrs, shape.sizes);
+  const std::optional<Range> found = range_of(*slice.op, slice.attrs, shape.sizes);
   if (!found) {
     return {};
   }
   const Range range = *found;
   int64_t first = 0;
-  for (const auto& operand : whole.inputs) {
-    // One of another dtype is converted; an empty one may have any number of dimensions.
+  for (const auto& operand : concat.inputs) {
+    // An operand of another dtype is converted; an empty one may have any rank.
     if (operand->shape().dtype != shape.dtype || static_cast<int64_t>(operand->shape().sizes.size()) != rank) {
       return {};
     }
     const int64_t size = operand->shape().sizes[dim];
     if (range.begin < range.end && range.begin >= first && range.end <= first + size) {
-      return rebased(part, operand, {range.begin - first, range.end - first, size});
+      return rebased(slice, operand, {range.begin - first, range.end - first, size});
     }
     first += size;
   }
@@ -83,11 +83,11 @@ NodePtr past_concatenation(const Node& part) {
 
 void forward_through_concat(Node& node) {
   if (node.op->is_view) {
-    return;  // a tensor may take the node itself for how it is a view of another
+    return;  // tensors derive their view op from this node
   }
   for (NodePtr& input : node.inputs) {
-    for (NodePtr nearer; input->pending() && (nearer = past_concatenation(*input));) {
-      input = std::move(nearer);
+    for (NodePtr forwarded; input->pending() && (forwarded = read_past_concat(*input));) {
+      input = std::move(forwarded);
     }
   }
 }

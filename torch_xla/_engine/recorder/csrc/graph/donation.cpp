@@ -8,33 +8,33 @@
 namespace torch_xla {
 namespace {
 
-using Places = std::unordered_map<uint64_t, std::vector<size_t>>;  // roots, by their number, of one kind each
-using Pairs = std::unordered_map<const Node*, size_t>;             // leaf -> the root that is made of it
+using RootsByHash = std::unordered_map<uint64_t, std::vector<size_t>>;  // indices of roots, by layout hash
+using LeafToRoot = std::unordered_map<const Node*, size_t>;             // leaf -> index of the root derived from it
 
-// The operand that an operation in place writes over: the first of the result's shape; of a list, the one of its place.
+// Returns the operand that an in-place operation overwrites: the first of the result's shape; for a foreach op, the
+// operand at the same position in the list.
 const Node* in_place_operand(const Node& node) {
   const Node& from = node.op == getitem_op() ? *node.inputs[0] : node;
-  const auto fits = [&](const NodePtr& input) { return input->shape().hash == node.shape().hash; };
-  if (&from != &node && node.out < from.inputs.size() && fits(from.inputs[node.out])) {
+  const auto same_shape = [&](const NodePtr& input) { return input->shape().hash == node.shape().hash; };
+  if (&from != &node && node.out < from.inputs.size() && same_shape(from.inputs[node.out])) {
     return from.inputs[node.out].get();
   }
-  const auto found = std::find_if(from.inputs.begin(), from.inputs.end(), fits);
+  const auto found = std::find_if(from.inputs.begin(), from.inputs.end(), same_shape);
   return found == from.inputs.end() ? nullptr : found->get();
 }
 
-// The leaf that became `root` by operations in place, as a parameter does in an optimizer's step; null if there is
-// none.
+// Returns the leaf that became `root` by in-place operations, as a parameter does in an optimizer step; null if none.
 const Node* updated_leaf(const Node* root) {
-  constexpr int kFar = 64;  // operations; an update has fewer
+  constexpr int kMaxUpdateOps = 64;  // operations; an optimizer update has fewer
   const Node* node = root;
-  for (int i = 0; node != nullptr && node->pending() && i < kFar; ++i) {
+  for (int i = 0; node != nullptr && node->pending() && i < kMaxUpdateOps; ++i) {
     node = in_place_operand(*node);
   }
   return node != nullptr && !node->pending() && layout_hash(*node) == layout_hash(*root) ? node : nullptr;
 }
 
-Pairs pairs_of(const Graph& graph) {
-  Pairs pairs;
+LeafToRoot find_updated_leaves(const Graph& graph) {
+  LeafToRoot pairs;
   for (size_t i = 0; i < graph.roots.size(); ++i) {
     if (const Node* leaf = updated_leaf(graph.roots[i].get())) {
       pairs.emplace(leaf, i);
@@ -43,17 +43,17 @@ Pairs pairs_of(const Graph& graph) {
   return pairs;
 }
 
-// Those that may be donated, as far as there is room; first the ones that a result is made of.
-void choose(Graph& graph, const std::vector<uint32_t>& candidates, const Pairs& pairs) {
-  std::unordered_map<uint64_t, int> room;  // results that a donated buffer can become, by shape and sharding
+// Selects the leaves to donate, up to the number of results that can reuse them; leaves with a derived root first.
+void select_leaves(Graph& graph, const std::vector<uint32_t>& candidates, const LeafToRoot& pairs) {
+  std::unordered_map<uint64_t, int> capacity;  // results that can reuse a donated buffer, by layout hash
   for (const auto& root : graph.roots) {
-    ++room[layout_hash(*root)];
+    ++capacity[layout_hash(*root)];
   }
   for (const bool paired : {true, false}) {
     for (const uint32_t position : candidates) {
       const Node* leaf = graph.leaves[position];
-      const auto found = room.find(layout_hash(*leaf));
-      if ((pairs.count(leaf) > 0) == paired && found != room.end() && found->second > 0) {
+      const auto found = capacity.find(layout_hash(*leaf));
+      if ((pairs.count(leaf) > 0) == paired && found != capacity.end() && found->second > 0) {
         --found->second;
         graph.donated.push_back(position);
       }
@@ -62,10 +62,10 @@ void choose(Graph& graph, const std::vector<uint32_t>& candidates, const Pairs& 
   std::sort(graph.donated.begin(), graph.donated.end());
 }
 
-// jax gives the first donated buffer of a shape and dtype to the first result of them, the second to the second, and so
-// on. A result that is written over another value than it is made of costs two copies: that value is still needed. So
-// the results of one shape and dtype change places among themselves.
-void order_roots(Graph& graph, const Pairs& pairs) {
+// Reorders the roots of each shape and dtype. jax assigns the first donated buffer of a shape and dtype to the first
+// such result, the second to the second, and so on. A result that overwrites another value than the one it is derived
+// from costs two copies, because that value is still needed.
+void order_roots(Graph& graph, const LeafToRoot& pairs) {
   std::vector<bool> taken(graph.roots.size());
   for (const uint32_t position : graph.donated) {
     const auto pair = pairs.find(graph.leaves[position]);
@@ -73,13 +73,13 @@ void order_roots(Graph& graph, const Pairs& pairs) {
       taken[pair->second] = true;
     }
   }
-  Places free;  // by shape and sharding, the last first
+  RootsByHash free;  // by shape and sharding, last first
   for (size_t i = graph.roots.size(); i-- > 0;) {
     if (!taken[i]) {
       free[layout_hash(*graph.roots[i])].push_back(i);
     }
   }
-  Places order;  // by shape and dtype
+  RootsByHash order;  // by shape and dtype
   for (const uint32_t position : graph.donated) {
     const Node* leaf = graph.leaves[position];
     const auto pair = pairs.find(leaf);
@@ -108,19 +108,20 @@ void order_roots(Graph& graph, const Pairs& pairs) {
 
 }  // namespace
 
-// Who may still read a node: `uses` counts the graph's own edges, so any further reference (beyond those that we hold)
-// belongs to somebody who can read it later. A leaf's buffer is donated if all of these hold:
+// Which leaves are donated. `uses` counts the graph's own edges; any further reference, beyond the ones that we hold,
+// may read the node later. A leaf's buffer is donated if all of these hold:
 //
-//   every reference to every node of the graph is known   else some thread is recording with one of them just now
-//   no live tensor or Alias has the leaf                   else it is read after the step
-//   nobody else holds the leaf                             an edge of a node outside of the graph, a hook's argument
-//   the buffer has this one owner                          else another leaf shares it
-//   a result of its shape and sharding has room for it     else XLA could not use it
+//  condition                                              otherwise
+//  every reference to every node of the graph is known    a thread is recording with one of them right now
+//  no live tensor or Alias refers to the leaf             the tensor is read after the step
+//  nothing else refers to the leaf                        a node outside of the graph or a hook's argument reads it
+//  the buffer has one owner                               another leaf shares it
+//  a result of the same shape and sharding can reuse it   XLA could not use it
 void select_donated_leaves(Graph& graph, const std::vector<NodePtr>& live, const PostOrder& walk) {
   constexpr uint32_t kReadable = 1u << 30;
   for (const auto& node : live) {
     if (walk.seen(node.get())) {
-      node->uses += node->pending() ? 2 : kReadable;  // 2: that reference, and the entry in `live`
+      node->uses += node->pending() ? 2 : kReadable;  // 2: the tensor's reference, and the entry in `live`
     }
   }
   for (const auto& root : graph.roots) {
@@ -128,7 +129,7 @@ void select_donated_leaves(Graph& graph, const std::vector<NodePtr>& live, const
   }
   for (const Node* node : graph.nodes) {
     if (c10::raw::intrusive_ptr::use_count(const_cast<Node*>(node)) != node->uses && node->op != seed_op()) {
-      return;  // some thread is just recording with a value of this graph
+      return;  // another thread is recording with a value of this graph
     }
   }
   std::vector<uint32_t> candidates;
@@ -139,8 +140,8 @@ void select_donated_leaves(Graph& graph, const std::vector<NodePtr>& live, const
     }
   }
   if (!candidates.empty()) {
-    const Pairs pairs = pairs_of(graph);
-    choose(graph, candidates, pairs);
+    const LeafToRoot pairs = find_updated_leaves(graph);
+    select_leaves(graph, candidates, pairs);
     order_roots(graph, pairs);
   }
 }

@@ -1,4 +1,4 @@
-// Which buffers a program may overwrite with its results.
+// Buffer donation: selects the input buffers that a program may overwrite with its results.
 #pragma once
 
 #include <vector>
@@ -8,9 +8,8 @@
 
 namespace torch_xla {
 
-// Notes in `graph` the leaves that nothing can read afterwards, and orders its roots so that each is written over the
-// leaf that it is made of. `live`: what live_values() gave; `walk`: that of all the graph's roots. Changes the nodes'
-// `uses`.
+// Sets the donated leaves of `graph`, and reorders its roots so that each overwrites the leaf that it is derived from.
+// `live`: the result of live_values(); `walk`: the traversal of all roots. Changes the nodes' `uses`.
 void select_donated_leaves(Graph& graph, const std::vector<NodePtr>& live, const PostOrder& walk);
 
 }  // namespace torch_xla

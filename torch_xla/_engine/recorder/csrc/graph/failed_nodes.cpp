@@ -5,10 +5,10 @@
 namespace torch_xla {
 namespace {
 
-// What pending values need, looked through for failures.
+// Searches the operands of pending values for failures.
 class FailureSearch {
  public:
-  // The first failure among what `root` needs and `root` itself; null if there is none.
+  // Returns the first failure among `root` and its operands; null if there is none.
   FailurePtr find(Node* root) {
     enter(root);
     while (!stack_.empty()) {
@@ -24,7 +24,7 @@ class FailureSearch {
   }
 
  private:
-  // In `uses`: 0, or the number of a failure.
+  // `uses` is 0, or the index of a failure plus 1.
   void enter(Node* node) {
     if (node->epoch == epoch_) {
       return;
@@ -58,24 +58,24 @@ void exclude_failed_roots(Graph& graph) {
   FailureSearch search;
   std::vector<NodePtr> computable;
   for (auto& root : graph.roots) {
-    FailurePtr why = search.find(root.get());
-    if (!why) {
+    FailurePtr cause = search.find(root.get());
+    if (!cause) {
       computable.push_back(std::move(root));
     } else if (!root->failure) {
-      graph.failure = std::move(why);
+      graph.failure = std::move(cause);
       graph.blocked.push_back(std::move(root));
     }
   }
   graph.roots = std::move(computable);
 }
 
-void Graph::fail(const FailurePtr& why, std::optional<size_t> culprit) {
+void Graph::fail(const FailurePtr& cause, std::optional<size_t> culprit) {
   if (culprit) {
     for (Node* node : nodes) {
       node->uses = 0;
     }
     nodes.at(*culprit)->uses = 1;
-    for (Node* node : nodes) {  // operands come before users
+    for (Node* node : nodes) {  // operands before users
       for (const auto& input : node->inputs) {
         node->uses |= static_cast<uint32_t>(input->pending() && input->uses == 1);
       }
@@ -83,7 +83,7 @@ void Graph::fail(const FailurePtr& why, std::optional<size_t> culprit) {
   }
   for (const auto& root : roots) {
     if (root->pending() && (!culprit || root->uses == 1)) {
-      root->fail(why);
+      root->fail(cause);
     }
   }
 }

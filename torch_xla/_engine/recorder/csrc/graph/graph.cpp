@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "dispatch/slice_starts.h"
 #include "graph/donation.h"
 #include "graph/failed_nodes.h"
 #include "graph/post_order.h"
+#include "graph/slice_starts.h"
 #include "ir/op.h"
 #include "runtime/device.h"
 #include "tensor/live_tensors.h"
@@ -20,7 +20,7 @@ void add_roots(Graph& graph, const std::vector<NodePtr>& live) {
       graph.roots.push_back(node);
     }
   }
-  // Several tensors may have one value; keep the first of each.
+  // Several tensors may share a value; list it once.
   std::vector<NodePtr> unique;
   const uint64_t epoch = new_epoch();
   for (auto& node : graph.roots) {
@@ -39,16 +39,17 @@ void finish_key(Graph& graph) {
   for (uint32_t position : graph.donated) {
     graph.key.mix(0xD0000000ull | position);
   }
-  settle_starts(graph);
+  finalize_starts(graph);
 }
 
-// Small results of the graph that pending nodes outside of it need as well. They would compute them again, and with
-// them all that they come from: a counter that each step of a loop adds to, in a graph that grows from read to read.
-// (A thread that is recording with one holds it, too; then it is a result for nothing.)
-void add_small_needed_elsewhere(const Graph& graph, std::vector<NodePtr>& candidates) {
-  constexpr int64_t kSmall = 1024;  // elements: what is larger costs memory, and is computed again
+// Adds small results of the graph that pending nodes outside of it need as well. Otherwise those would recompute them
+// together with their operands: a counter incremented in each step of a loop would make the graph grow with each read.
+// (A thread that is recording with a node holds a reference too; then the result is unused.)
+void add_shared_small_values(const Graph& graph, std::vector<NodePtr>& candidates) {
+  constexpr int64_t kSmall = 1024;  // elements; larger values cost memory, and are recomputed
   for (Node* node : graph.nodes) {
-    const bool is_value = node->op == getitem_op() || (node->signature->outs.size() == 1 && !node->signature->is_list);
+    const bool is_value =
+        node->op == getitem_op() || (node->output_spec->outs.size() == 1 && !node->output_spec->is_list);
     if (is_value && !node->inputs.empty() && !node->op->is_view && node->shape().elements() <= kSmall &&
         c10::raw::intrusive_ptr::use_count(node) > node->uses) {
       candidates.push_back(NodePtr::reclaim_copy(node));
@@ -56,8 +57,9 @@ void add_small_needed_elsewhere(const Graph& graph, std::vector<NodePtr>& candid
   }
 }
 
-// Notes which nodes a read has computed and not kept: the next read that needs them computes them again. Reads in a
-// row, with no operation recorded between them, count as one: they read several results of one step.
+// Counts how often nodes were computed by partial graphs without becoming results: the next read that needs them
+// recomputes them. Consecutive reads, without an operation recorded in between, count once: they read several results
+// of one step.
 void count_computations(const Graph& graph) {
   auto& state = device_state(graph.device);
   if (state.pending.load(std::memory_order_relaxed) == state.pending_after_read) {
@@ -68,9 +70,9 @@ void count_computations(const Graph& graph) {
   }
 }
 
-// What a read has computed does not count towards the size limit: a loop that reads a value in each step would be cut
-// at another place of it every so often, which is another program each time.
-void no_longer_pending(const Graph& graph) {
+// Subtracts the ops of a partial graph from the pending count. Otherwise a loop that reads a value in each step would
+// periodically flush at another point of the loop, and compile another program each time.
+void subtract_from_pending(const Graph& graph) {
   int64_t ops = 0;
   for (const Node* node : graph.nodes) {
     ops += op_count(*node);
@@ -100,17 +102,17 @@ Graph collect_all(int8_t device) {
   return graph;
 }
 
-Graph collect_values(int8_t device, const std::vector<NodePtr>& wanted) {
+Graph collect_values(int8_t device, const std::vector<NodePtr>& values) {
   Graph graph;
   graph.device = device;
-  graph.is_part = true;
-  add_roots(graph, wanted);
+  graph.is_partial = true;
+  add_roots(graph, values);
   PostOrder walk(graph);
   for (const auto& root : graph.roots) {
     walk.visit(root.get());
   }
   std::vector<NodePtr> candidates = graph.roots;
-  add_small_needed_elsewhere(graph, candidates);
+  add_shared_small_values(graph, candidates);
   for (auto& node : live_values(device, walk.epoch())) {
     if (walk.seen(node.get())) {
       candidates.push_back(std::move(node));
@@ -128,10 +130,10 @@ Graph collect_values(int8_t device, const std::vector<NodePtr>& wanted) {
   return graph;
 }
 
-Graph collect_only(int8_t device, const std::vector<NodePtr>& wanted) {
+Graph collect_only(int8_t device, const std::vector<NodePtr>& values) {
   Graph graph;
   graph.device = device;
-  graph.roots = wanted;
+  graph.roots = values;
   PostOrder walk(graph);
   for (const auto& root : graph.roots) {
     walk.visit(root.get());
@@ -169,9 +171,9 @@ size_t recomputed_nodes(const Graph& graph) {
 
 void Graph::materialize(std::vector<BufferPtr> values) {
   TORCH_INTERNAL_ASSERT(values.size() == roots.size());
-  if (is_part) {
+  if (is_partial) {
     count_computations(*this);
-    no_longer_pending(*this);
+    subtract_from_pending(*this);
     auto& state = device_state(device);
     state.pending_after_read = state.pending.load(std::memory_order_relaxed);
   }

@@ -17,12 +17,12 @@ namespace py = pybind11;
 namespace torch_xla {
 namespace {
 
-// jax's options as our own calls of jax need them, and its guards of transfers open: in this thread from enter() to
-// leave(). To Python it is a context whose two methods are C++, so that no interrupt comes between a switch and the
-// note that it has to be switched back.
-class WideTypes {
+// Sets jax's config options as our own calls of jax require, and opens its transfer guards: on this thread, from
+// enter() to leave(). A Python context manager whose methods are C++, so that no interrupt can occur between a change
+// and the record that it has to be undone.
+class JaxConfigScope {
  public:
-  WideTypes(py::list options, py::object guard, py::object allow)
+  JaxConfigScope(py::list options, py::object guard, py::object allow)
       : options_(std::move(options)), guard_(std::move(guard)), allow_(std::move(allow)) {}
 
   void enter() {
@@ -50,29 +50,30 @@ class WideTypes {
 
  private:
   static constexpr const char* kKinds[] = {"host_to_device", "device_to_device", "device_to_host"};
-  py::list options_;  // of (new value -> old one, old value -> None, value)
-  py::object guard_;  // -> this thread's levels of the guards; may be None
-  py::object allow_;  // the level that allows
+  py::list options_;  // of (new value -> old value, old value -> None, value)
+  py::object guard_;  // -> this thread's transfer guard levels; may be None
+  py::object allow_;  // the level that allows transfers
   py::object levels_;
   py::list before_;
 };
 
-class InWideTypes {
+class ExecutableConfigScope {
  public:
-  explicit InWideTypes(const Executable& executable) : types_(executable.options, executable.guard, executable.allow) {
-    types_.enter();
+  explicit ExecutableConfigScope(const Executable& executable)
+      : config_(executable.options, executable.guard, executable.allow) {
+    config_.enter();
   }
-  ~InWideTypes() { types_.leave(); }
-  InWideTypes(const InWideTypes&) = delete;
-  InWideTypes& operator=(const InWideTypes&) = delete;
+  ~ExecutableConfigScope() { config_.leave(); }
+  ExecutableConfigScope(const ExecutableConfigScope&) = delete;
+  ExecutableConfigScope& operator=(const ExecutableConfigScope&) = delete;
 
  private:
-  WideTypes types_;
+  JaxConfigScope config_;
 };
 
-// Numbers of the graph as an array on the program's devices.
+// Uploads number operands as an array to the program's devices.
 template <typename T>
-py::object put_numbers(const Executable& executable, const std::vector<T>& numbers, size_t which) {
+py::object upload_numbers(const Executable& executable, const std::vector<T>& numbers, size_t which) {
   if (numbers.empty()) {
     py::object ready = executable.number_arrays[py::int_(which)];
     if (!ready.is_none()) {
@@ -81,22 +82,22 @@ py::object put_numbers(const Executable& executable, const std::vector<T>& numbe
   }
   const py::array_t<T> host(numbers.size(), numbers.data());
   const py::list devices(executable.number_devices);
-  py::list parts;
+  py::list shards;
   for (size_t i = 0; i < devices.size(); ++i) {
-    parts.append(host);
+    shards.append(host);
   }
-  return executable.put(executable.number_avals[py::int_(which)], executable.number_sharding, parts, devices);
+  return executable.put(executable.number_avals[py::int_(which)], executable.number_sharding, shards, devices);
 }
 
-// The same, or what the last launch had.
+// Uploads number operands, or returns the array of the last launch if the numbers are equal.
 template <typename T>
 py::object numbers_on_device(const Executable& executable, const std::vector<T>& numbers, std::vector<T>& last,
                              size_t which) {
   py::object& array = executable.last_arrays[which];
   if (!array || numbers.size() != last.size() ||
       (!numbers.empty() && std::memcmp(numbers.data(), last.data(), numbers.size() * sizeof(T)) != 0)) {
-    const InWideTypes wide(executable);
-    array = put_numbers(executable, numbers, which);
+    const ExecutableConfigScope config(executable);
+    array = upload_numbers(executable, numbers, which);
     last = numbers;
   }
   return array;
@@ -123,8 +124,8 @@ py::list arguments_of(const Graph& graph, const Executable& executable, const py
   return out;
 }
 
-// Calls Python where no signal handler runs and nothing can be raised from outside: on a thread of its own, to its end.
-py::object call_apart(const py::object& function, const py::list& arguments) {
+// Calls Python on a new thread and waits for it: no signal handler runs there, so nothing can interrupt the call.
+py::object call_on_new_thread(const py::object& function, const py::list& arguments) {
   py::object results;
   std::exception_ptr error;
   std::thread thread([&] {
@@ -145,10 +146,10 @@ py::object call_apart(const py::object& function, const py::list& arguments) {
   return results;
 }
 
-// (results, what tells when they are there or None)
+// Starts the program. Returns (results, completion token or None).
 py::tuple start(const Executable& executable, const py::list& arguments) {
   if (!executable.execute) {
-    return py::make_tuple(call_apart(executable.call, arguments), py::none());
+    return py::make_tuple(call_on_new_thread(executable.call, arguments), py::none());
   }
   const py::object started = executable.execute(arguments, executable.tokens);
   const py::object token = executable.tokens ? started.attr("consume_token")() : py::none();
@@ -160,8 +161,8 @@ BufferPtr result_buffer(const Graph& graph, const Executable& executable, size_t
   return make_buffer(std::move(array), graph.device, executable.sizes[i], from, sharding);
 }
 
-// From here to materialize() nothing may throw: the leaves that are donated are gone.
-void give_values(Graph& graph, const Executable& executable, const py::sequence& results, uint32_t provenance) {
+// Assigns the results to the graph's roots. Must not throw before materialize(): the donated leaves are gone.
+void assign_results(Graph& graph, const Executable& executable, const py::sequence& results, uint32_t provenance) {
   static Counter* executions = counter("ExecuteComputation");
   executions->add();
   add_workspace_peak(graph.device, executable.extra);
@@ -188,35 +189,35 @@ py::tuple launch(Graph& graph, const Executable& executable, const py::object& l
   const uint32_t provenance = take_provenance();
   const py::list arguments = arguments_of(graph, executable, leaves);
   py::tuple started = start(executable, arguments);
-  give_values(graph, executable, py::sequence(started[0]), provenance);
+  assign_results(graph, executable, py::sequence(started[0]), provenance);
   return started;
 }
 
-py::list launch_together(const std::vector<Graph*>& graphs, const Executable& executable, const py::list& arguments) {
+py::list launch_joined(const std::vector<Graph*>& graphs, const Executable& executable, const py::list& arguments) {
   for (const Graph* graph : graphs) {
     check_results(*graph, executable);
   }
   const uint32_t provenance = take_provenance();
-  // Of each result, its part on each device, in order.
-  py::list parts;
+  // For each result, its shards in device order.
+  py::list shards;
   if (executable.execute) {
-    parts = executable.execute(arguments).attr("disassemble_into_single_device_arrays")();
+    shards = executable.execute(arguments).attr("disassemble_into_single_device_arrays")();
   } else {
-    parts = call_apart(executable.call, arguments);
+    shards = call_on_new_thread(executable.call, arguments);
   }
   py::list results;
   for (size_t device = 0; device < graphs.size(); ++device) {
-    py::list mine;
-    for (const py::handle& result : parts) {
-      mine.append(py::reinterpret_borrow<py::sequence>(result)[device]);
+    py::list device_results;
+    for (const py::handle& result : shards) {
+      device_results.append(py::reinterpret_borrow<py::sequence>(result)[device]);
     }
-    give_values(*graphs[device], executable, mine, provenance);
-    results.append(mine);
+    assign_results(*graphs[device], executable, device_results, provenance);
+    results.append(device_results);
   }
   return results;
 }
 
-// A result that is an input handed through shares its buffer, so that neither is donated while the other is read.
+// A result that is an input passed through shares its buffer, so that neither is donated while the other is read.
 void set_results(Graph& graph, const py::sequence& results) {
   const uint32_t provenance = take_provenance();
   std::unordered_map<PyObject*, BufferPtr> inputs;
@@ -256,12 +257,12 @@ void bind_launch(py::module_& m, py::class_<Graph>& graph) {
           py::arg("guard"), py::arg("allow"), py::arg("number_avals"), py::arg("number_arrays"),
           py::arg("number_sharding"), py::arg("number_devices"), py::arg("sizes"), py::arg("extra"),
           py::arg("shardings"), py::arg("tokens"));
-  py::class_<WideTypes>(m, "WideTypes")
+  py::class_<JaxConfigScope>(m, "WideTypes")
       .def(py::init<py::list, py::object, py::object>(), py::arg("options"), py::arg("guard"), py::arg("allow"))
-      .def("__enter__", &WideTypes::enter)
-      .def("__exit__", [](WideTypes& types, const py::args&) { types.leave(); });
+      .def("__enter__", &JaxConfigScope::enter)
+      .def("__exit__", [](JaxConfigScope& scope, const py::args&) { scope.leave(); });
   m.def("with_execution_lock", &with_execution_lock);
-  m.def("launch_joined", &launch_together);
+  m.def("launch_joined", &launch_joined);
   graph.def("launch", &launch, py::arg("executable"), py::arg("leaves") = py::none());
   graph.def("finish", &set_results, py::arg("results"));
 }

@@ -1,6 +1,7 @@
-// One walk from the results of a graph to its leaves, without recursion: numbers nodes, operands before users, and
-// leaves in order of first use; mixes both into the graph's key; packs the numbers that are operands. What it notes in
-// a Node (epoch, index, uses) is valid until another walk of the same device, under the execution lock.
+// Post-order traversal from the results of a graph to its leaves, without recursion: numbers the nodes (operands before
+// users) and the leaves (in order of first use), mixes both into the graph's key, and collects the number operands. The
+// scratch fields it sets in a Node (epoch, index, uses) are valid until the next traversal of the same device, under
+// the execution lock.
 #pragma once
 
 #include <utility>
@@ -10,7 +11,7 @@
 
 namespace torch_xla {
 
-// Equal for values of one shape that lie on the devices in one way.
+// Returns a hash that is equal for values of equal shape, dtype and sharding.
 inline uint64_t layout_hash(const Node& node) {
   return node.shape().hash ^ (node.sharding.load(std::memory_order_relaxed) * 0x9E3779B97F4A7C15ull);
 }
@@ -19,7 +20,7 @@ class PostOrder {
  public:
   explicit PostOrder(Graph& graph) : graph_(graph), epoch_(new_epoch()) {}
 
-  // From one more root. `uses` of a node that was seen is how often others of the graph take it.
+  // Traverses from one more root. `uses` of a visited node counts its uses by other nodes of the graph.
   void visit(Node* root);
 
   uint64_t epoch() const { return epoch_; }

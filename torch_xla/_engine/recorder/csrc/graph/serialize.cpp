@@ -12,31 +12,33 @@ namespace py = pybind11;
 namespace torch_xla {
 namespace {
 
-// How an argument is written down: (tag, payload).
+// The tag of a serialized argument (tag, payload). Mirrored by ArgTag in graph/graph_spec.py, which documents the
+// payloads.
 enum ArgTag {
   kConstant = 0,
-  kReference = 1,
-  kReferences = 2,
-  kFloatOperand = 3,
-  kIntOperand = 4,
-  kComplexOperand = 5,
+  kValue = 1,
+  kValueList = 2,
+  kFloatInput = 3,
+  kIntInput = 4,
+  kComplexInput = 5,
   kDtype = 6,
-  kList = 7
+  kScalarList = 7
 };
 
-enum NodeForm { kFunctional = 0, kInPlace = 1, kScatter = 2 };
+// Mirrored by FUNCTIONAL, IN_PLACE and SCATTER in graph/graph_spec.py.
+enum SchemaKind { kFunctional = 0, kInPlace = 1, kScatter = 2 };
 
-class Description {
+class Serializer {
  public:
-  explicit Description(const Graph& graph) : graph_(graph) {}
+  explicit Serializer(const Graph& graph) : graph_(graph) {}
 
   py::list nodes() {
     py::list out;
     for (const Node* node : graph_.nodes) {
       const Op* op = node->op->functional ? node->op->functional : node->op;
-      const int form = node->is_scatter ? kScatter : node->op->functional ? kInPlace : kFunctional;
-      const bool is_list = node->signature->is_list && node->op != getitem_op();
-      out.append(py::make_tuple(op->name, form, arguments(*node), results(*node), is_list, node->origin,
+      const int schema_kind = node->is_scatter ? kScatter : node->op->functional ? kInPlace : kFunctional;
+      const bool is_list = node->output_spec->is_list && node->op != getitem_op();
+      out.append(py::make_tuple(op->name, schema_kind, arguments(*node), results(*node), is_list, node->origin,
                                 static_cast<int>(node->default_dtype)));
     }
     return out;
@@ -45,23 +47,23 @@ class Description {
  private:
   py::object reference(const Node* input) const {
     const size_t position = input->pending() ? graph_.leaves.size() + input->index : input->index;
-    return py::make_tuple(static_cast<int>(kReference), position);
+    return py::make_tuple(static_cast<int>(kValue), position);
   }
 
-  // A getitem shares the signature of the op that it takes one result of.
+  // A getitem shares the output spec of the op whose result it selects.
   static py::list results(const Node& node) {
     py::list out;
     if (node.op == getitem_op()) {
-      out.append(promise(node.signature->outs[node.out]));
+      out.append(shape_and_dtype(node.output_spec->outs[node.out]));
       return out;
     }
-    for (const auto& shape : node.signature->outs) {
-      out.append(promise(shape));
+    for (const auto& shape : node.output_spec->outs) {
+      out.append(shape_and_dtype(shape));
     }
     return out;
   }
 
-  static py::tuple promise(const Shape& shape) {
+  static py::tuple shape_and_dtype(const Shape& shape) {
     const py::tuple sizes(py::cast(std::vector<int64_t>(shape.sizes.begin(), shape.sizes.end())));
     return py::make_tuple(sizes, static_cast<int>(shape.dtype));
   }
@@ -71,19 +73,19 @@ class Description {
       return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
     }
     if (value.isInt()) {
-      return py::make_tuple(static_cast<int>(kIntOperand), ints_++);
+      return py::make_tuple(static_cast<int>(kIntInput), ints_++);
     }
     if (value.isDouble()) {
-      return py::make_tuple(static_cast<int>(kFloatOperand), floats_++);
+      return py::make_tuple(static_cast<int>(kFloatInput), floats_++);
     }
     floats_ += 2;
-    return py::make_tuple(static_cast<int>(kComplexOperand), floats_ - 2);
+    return py::make_tuple(static_cast<int>(kComplexInput), floats_ - 2);
   }
 
   py::list arguments(const Node& node) {
     py::list out;
     if (node.op == seed_op()) {
-      out.append(py::make_tuple(static_cast<int>(kIntOperand), ints_++));
+      out.append(py::make_tuple(static_cast<int>(kIntInput), ints_++));
       return out;
     }
     if (node.op == getitem_op()) {
@@ -94,7 +96,7 @@ class Description {
     for (size_t i = 0; i < node.op->kinds.size(); ++i) {
       out.append(argument(node, i));
     }
-    if (node.is_scatter) {  // the view's value, and which of the op's results it is
+    if (node.is_scatter) {  // the view's value, and the index of the view among the op's results
       out.append(reference(node.inputs[1].get()));
       out.append(py::make_tuple(static_cast<int>(kConstant), node.attrs.back().toInt()));
     }
@@ -122,7 +124,7 @@ class Description {
           list.append(position < 0 ? py::object(py::make_tuple(static_cast<int>(kConstant), py::none()))
                                    : reference(node.inputs[position].get()));
         }
-        return py::make_tuple(static_cast<int>(kReferences), list);
+        return py::make_tuple(static_cast<int>(kValueList), list);
       }
       case ArgKind::kScalar:
         return number(value);
@@ -133,7 +135,7 @@ class Description {
         for (size_t i = 0; i < numbers.size(); ++i) {
           list.append(uniform && i > 0 ? py::object(list[0]) : number(numbers[i]));
         }
-        return py::make_tuple(static_cast<int>(kList), list);
+        return py::make_tuple(static_cast<int>(kScalarList), list);
       }
       case ArgKind::kDtype:
         return value.isNone() ? number(value)
@@ -142,8 +144,9 @@ class Description {
         if (node.has_start && i == node.op->start) {
           return start(value);
         }
-        // The end of a slice counts from its start where that is an operand.
-        if (moves_ && node.has_start && node.op->part == PartForm::kSlice && i == node.op->start + 1u) {
+        // If the start is an operand, the end of a slice is serialized relative to it.
+        if (start_is_operand_ && node.has_start && node.op->range_kind == RangeKind::kSlice &&
+            i == node.op->start + 1u) {
           return py::make_tuple(static_cast<int>(kConstant), value.toInt() - node.attrs[node.op->start].toInt());
         }
         return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
@@ -151,26 +154,26 @@ class Description {
   }
 
   py::object start(const c10::IValue& value) {
-    moves_ = graph_.varying[starts_++] != 0;
-    if (!moves_) {
+    start_is_operand_ = graph_.varying[starts_++] != 0;
+    if (!start_is_operand_) {
       return py::make_tuple(static_cast<int>(kConstant), compat::to_python(value));
     }
-    return py::make_tuple(static_cast<int>(kIntOperand), varying_++);
+    return py::make_tuple(static_cast<int>(kIntInput), varying_++);
   }
 
   const Graph& graph_;
   size_t floats_ = 0;
   size_t ints_ = 0;
   size_t starts_ = 0;
-  // The next start that is an operand: they are the last ints.
+  // Index of the next start that is an operand: they are the last ints.
   size_t varying_ =
       graph_.ints.size() - static_cast<size_t>(std::count(graph_.varying.begin(), graph_.varying.end(), 1));
-  bool moves_ = false;  // the start of the node at hand is an operand
+  bool start_is_operand_ = false;  // the start of the current node is an operand
 };
 
 }  // namespace
 
-py::list serialize(const Graph& graph) { return Description(graph).nodes(); }
+py::list serialize(const Graph& graph) { return Serializer(graph).nodes(); }
 
 py::list root_positions(const Graph& graph) {
   py::list out;

@@ -1,4 +1,4 @@
-// A Graph, spelled out for the lowering; asked for where its program is not known, or somebody looks at it.
+// Serializes a Graph for lowering: requested if its program is not cached, or for inspection.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,11 +7,12 @@
 
 namespace torch_xla {
 
-// (op, form, arguments, results, whether these are a list, origin) of each node, operands before users.
+// Returns (op, schema_kind, arguments, results, whether these are a list, origin, default dtype) of each node, operands
+// before users.
 pybind11::list serialize(const Graph& graph);
-// The value number of each root: leaves come first, then nodes.
+// Returns the value number of each root: leaves come first, then nodes.
 pybind11::list root_positions(const Graph& graph);
-// (sizes, dtype) of each leaf.
+// Returns (sizes, dtype) of each leaf.
 pybind11::list leaf_shapes(const Graph& graph);
 
 }  // namespace torch_xla

@@ -1,10 +1,10 @@
-// Why a graph runs, as far as who asked for it has said: diagnostics/sync_reasons.py.
+// Why a graph runs, as set by the caller of the sync: diagnostics/sync_reasons.py.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace torch_xla {
 
-void bind_reasons(pybind11::module_& m);
+void bind_sync_reasons(pybind11::module_& m);
 
 }  // namespace torch_xla

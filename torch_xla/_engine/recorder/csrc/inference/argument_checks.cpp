@@ -14,11 +14,11 @@
 namespace torch_xla {
 namespace {
 
-constexpr int64_t kMostDims = 64;
+constexpr int64_t kMaxDims = 64;
 
-// Ops whose meta functions let pass what the kernels refuse, such as dims of a tensor that has none, beside those that
-// are pointwise. They would fail when the graph is compiled, at another line than the user's. Small ones are tried on
-// the CPU.
+// Returns whether the op's meta function accepts arguments that its kernels reject, such as dims of a 0-d tensor; for
+// ops that are not pointwise. Those calls would fail at compile time, far from the user's line. Small calls are checked
+// with the CPU kernel.
 bool meta_checks_incomplete(const Op& op) {
   static const std::unordered_set<std::string> names{"aten::_fft_c2c",
                                                      "aten::_fft_c2r",
@@ -80,7 +80,7 @@ bool is_floating(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && at::isFloatingType(value.toTensor().scalar_type());
 }
 
-void try_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+void check_with_cpu_kernel(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   try {
     raise_cpu_error(op, arguments, 1 << 12);
   } catch (const c10::NotImplementedError& error) {
@@ -90,8 +90,8 @@ void try_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   }
 }
 
-// Whether an argument is, or has among its elements, a tensor of another dtype than floats.
-bool has_other_than_floats(const c10::IValue& argument) {
+// Returns whether an argument is, or contains, a non-floating-point tensor.
+bool has_non_float_tensor(const c10::IValue& argument) {
   if (argument.isTensorList()) {
     const auto list = argument.toTensorVector();
     return std::any_of(list.begin(), list.end(), [](const at::Tensor& t) { return !is_floating(t); });
@@ -99,43 +99,43 @@ bool has_other_than_floats(const c10::IValue& argument) {
   return argument.isTensor() && argument.toTensor().defined() && !is_floating(argument);
 }
 
-// Whole numbers, bools and complex numbers that the CPU has no kernel for: most of these XLA does not have either,
-// which it would say when the graph is compiled. Whatever else the CPU has to say of zeros is of no interest.
+// Checks integer, bool and complex dtypes that the CPU has no kernel for: XLA mostly lacks them too, and would report
+// it only at compile time. Other errors that the CPU raises for zeros are ignored.
 void check_dtype(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  // Other devices count whole numbers, too, and libraries hand them nothing else: the experts that tokens go to.
+  // histc of integers: other devices support it, and mixture-of-experts libraries rely on it.
   if (op.name.rfind("aten::", 0) != 0 ||
       ((op.functional ? op.functional->name : op.name) == "aten::histc" && arguments[0].isTensor() &&
        at::isIntegralType(arguments[0].toTensor().scalar_type(), /*includeBool=*/false)) ||
-      std::none_of(arguments.begin(), arguments.end(), has_other_than_floats)) {
+      std::none_of(arguments.begin(), arguments.end(), has_non_float_tensor)) {
     return;
   }
   try {
     raise_cpu_error(op, arguments, 1 << 12);
   } catch (const c10::NotImplementedError& error) {
-    const std::string said = error.what_without_backtrace();
-    if (!is_missing_kernel(op, error) && (said.find("not implemented for") != std::string::npos ||
-                                          said.find("not supported for") != std::string::npos)) {
+    const std::string message = error.what_without_backtrace();
+    if (!is_missing_kernel(op, error) && (message.find("not implemented for") != std::string::npos ||
+                                          message.find("not supported for") != std::string::npos)) {
       throw;
     }
   } catch (const c10::Error&) {
   }
 }
 
-bool is_of_many_dims(const c10::IValue& value) {
+bool exceeds_max_dims(const c10::IValue& value) {
   if (value.isTensorList()) {
     const auto list = value.toTensorVector();
-    return std::any_of(list.begin(), list.end(),
-                       [](const at::Tensor& t) { return t.defined() && t.dim() > kMostDims; });
+    return std::any_of(list.begin(), list.end(), [](const at::Tensor& t) { return t.defined() && t.dim() > kMaxDims; });
   }
-  return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() > kMostDims;
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() > kMaxDims;
 }
 
-// What the kernels refuse and the meta functions let pass: products of different dtypes.
+// Checks that the operands of a matrix multiplication have one dtype, which the kernels require and some meta functions
+// do not.
 void check_dtypes_agree(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  static const std::unordered_set<std::string> products{
+  static const std::unordered_set<std::string> matmuls{
       "aten::addbmm", "aten::addmm", "aten::addmv", "aten::addr",        "aten::baddbmm", "aten::bmm",
       "aten::dot",    "aten::mm",    "aten::mv",    "aten::convolution", "aten::vdot"};
-  if (products.count(op.functional ? op.functional->name : op.name) == 0) {
+  if (matmuls.count(op.functional ? op.functional->name : op.name) == 0) {
     return;
   }
   at::ScalarType first = at::ScalarType::Undefined;
@@ -158,9 +158,9 @@ bool any_below(const c10::IValue& numbers, int64_t least) {
   return std::any_of(list.begin(), list.end(), [&](int64_t n) { return n < least; });
 }
 
-// Whether a sum is asked for in a dtype that the CPU does not add up in: a dtype of an argument is not looked at
-// otherwise.
-bool adds_up_in_another_dtype(const Op& op, const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
+// Returns whether a reduction is requested in a non-floating dtype argument, for which the CPU may lack a kernel. Other
+// checks do not look at dtype arguments.
+bool sums_in_other_dtype(const Op& op, const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
   if (name != "aten::cumsum" && name != "aten::cumprod" && name != "aten::nansum") {
     return false;
   }
@@ -172,8 +172,8 @@ bool adds_up_in_another_dtype(const Op& op, const std::string& name, c10::ArrayR
   return false;
 }
 
-// Where the meta functions let pass what the kernels refuse, for reasons that shapes, dtypes and numbers tell.
-void check_for_reasons(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+// Checks the remaining known cases in which meta functions accept what kernels reject, by shapes, dtypes and numbers.
+void check_known_cases(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   static const std::unordered_set<std::string> lenient{"aten::as_strided_copy",  "aten::as_strided_scatter",
                                                        "aten::bucketize.Tensor", "aten::complex",
                                                        "aten::index_add",        "aten::masked_scatter"};
@@ -188,7 +188,7 @@ void check_for_reasons(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
     const at::ScalarType target = arguments[1].toTensor().scalar_type();
     TORCH_CHECK(target == at::kLong, "expected scalar type Long but found ", at::toString(target));
   } else if (lenient.count(name) != 0 || is_invalid_index_write(name, arguments) ||
-             adds_up_in_another_dtype(op, name, arguments) ||
+             sums_in_other_dtype(op, name, arguments) ||
              (name == "aten::convolution" &&
               (any_below(arguments[3], 1) || any_below(arguments[4], 0) || any_below(arguments[5], 1)))) {
     raise_cpu_error(op, arguments);
@@ -198,20 +198,20 @@ void check_for_reasons(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
 }  // namespace
 
 void check_accepted_by_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
-  // The CPU's kernels keep sets of dims in 64 bits, and iterate over no more: most refuse such tensors, meta functions
-  // and XLA do not. Draws are not tried: the CPU's generator must not move on.
-  if (!op.random && (std::any_of(arguments.begin(), arguments.end(), is_of_many_dims) ||
-                     std::any_of(results.begin(), results.end(), is_of_many_dims))) {
-    try_on_cpu(op, arguments);
+  // CPU kernels store sets of dims in 64 bits and iterate over no more dims: most reject such tensors, while meta
+  // functions and XLA do not. Random ops are not tried: the CPU's generator must not advance.
+  if (!op.random && (std::any_of(arguments.begin(), arguments.end(), exceeds_max_dims) ||
+                     std::any_of(results.begin(), results.end(), exceeds_max_dims))) {
+    check_with_cpu_kernel(op, arguments);
   }
   if (meta_checks_incomplete(op)) {
-    try_on_cpu(op, arguments);
+    check_with_cpu_kernel(op, arguments);
   }
   if (!op.random && !op.pointwise) {
     check_dtype(op, arguments);
   }
   check_dtypes_agree(op, arguments);
-  check_for_reasons(op, arguments);
+  check_known_cases(op, arguments);
 }
 
 }  // namespace torch_xla

@@ -1,5 +1,5 @@
-// What torch's CPU kernels refuse and its meta functions let pass. It would fail when the graph is compiled, at another
-// line than the user's.
+// Argument checks: rejects what torch's CPU kernels reject and its meta functions accept. Such a call would otherwise
+// fail at compile time, far from the user's line.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -8,8 +8,8 @@
 
 namespace torch_xla {
 
-// Raises what the CPU raises for these arguments, for all reasons that shapes, dtypes and numbers tell; `results` are
-// those of the meta function.
+// Raises the CPU's error for these arguments, if shapes, dtypes and numbers determine it. `results` are the meta
+// function's.
 void check_accepted_by_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
 
 }  // namespace torch_xla

@@ -7,7 +7,7 @@
 namespace torch_xla {
 namespace {
 
-// There are no more indices than dims, and a mask has the sizes of the dims that it chooses from.
+// Checks that there are not more indices than dims, and that a mask has the sizes of the dims that it selects from.
 void check_indices(const at::Tensor& x, c10::ArrayRef<c10::IValue> indices) {
   int64_t dim = 0;
   for (const c10::IValue& index : indices) {

@@ -1,4 +1,4 @@
-// What torch's kernels for the CPU refuse of indices, and masks among them.
+// Argument checks for indices and masks, as torch's CPU kernels do them.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -7,12 +7,12 @@
 
 namespace torch_xla {
 
-// Whether an index chooses elements by their truth: how many it chooses is not known when it is recorded.
+// Returns whether an index is a mask: the number of elements that it selects is unknown at recording time.
 bool is_mask(const c10::IValue& index);
 
-// Whether values of another dtype, in another number, or of none of the places that there are, are put or looked up:
-// the CPU refuses some. How many places a mask has is not known. Raises torch's error for indices that fit no tensor of
-// the first argument's sizes.
+// Returns whether the CPU may reject an indexing call: values of another dtype or count, or an empty operand. The
+// number of elements that a mask selects is unknown. Raises torch's error for indices that do not fit the first
+// argument's sizes.
 bool is_invalid_index_write(const std::string& name, c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace torch_xla

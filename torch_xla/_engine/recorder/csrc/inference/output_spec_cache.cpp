@@ -18,58 +18,59 @@
 namespace torch_xla {
 namespace {
 
-// Programs whose shapes never repeat must not grow it without bound; refilling costs a millisecond per op at most.
-constexpr size_t kMaxSignatures = 1 << 18;
+// Bounds the cache for programs whose shapes never repeat; refilling it costs at most a millisecond per op.
+constexpr size_t kMaxSpecs = 1 << 18;
 
 struct Cache {
   std::mutex mutex;
-  compat::FlatMap<Key, SignaturePtr, KeyHash> signatures;
+  compat::FlatMap<Key, OutputSpecPtr, KeyHash> specs;
 };
 
-// In front of it, without a lock: what this thread asked for last.
+// A per-thread cache in front of it, without a lock.
 struct Recent {
   static constexpr size_t kSize = 512;
   struct Entry {
     Key key;
-    SignaturePtr signature;
+    OutputSpecPtr output_spec;
   };
   Entry entries[kSize];
 };
 
-thread_local std::unique_ptr<Recent> recent;  // null: made when it is needed
-thread_local bool checking = false;
+thread_local std::unique_ptr<Recent> recent;  // null: created on first use
+thread_local bool verifying = false;
 
 Cache& cache() {
   static auto* c = new Cache;
   return *c;
 }
 
-const ForkSafeLock signatures_held(cache().mutex);
+const ForkSafeLock cache_fork_safe(cache().mutex);
 
-SignaturePtr find(const Key& key) {
+OutputSpecPtr find(const Key& key) {
   std::lock_guard<std::mutex> lock(cache().mutex);
-  const auto found = cache().signatures.find(key);
-  return found == cache().signatures.end() ? SignaturePtr() : found->second;
+  const auto found = cache().specs.find(key);
+  return found == cache().specs.end() ? OutputSpecPtr() : found->second;
 }
 
-void print(std::ostream& out, const OutputSpec& signature) {
-  out << (signature.is_list ? "a list of" : "");
-  for (const Shape& shape : signature.outs) {
+void print(std::ostream& out, const OutputSpec& output_spec) {
+  out << (output_spec.is_list ? "a list of" : "");
+  for (const Shape& shape : output_spec.outs) {
     out << " " << shape.dtype << at::IntArrayRef(shape.sizes);
   }
 }
 
-void check(const Op& op, const OutputSpec& cached, c10::ArrayRef<c10::IValue> arguments) {
-  const PythonReentryScope here;
-  std::ostringstream was;
-  std::ostringstream is;
-  print(was, cached);
-  print(is, *infer_uncached(op, arguments));
-  TORCH_CHECK(was.str() == is.str(), op.name, ": the cached signature is", was.str(), ", and a new one", is.str(),
-              "; what decides between them is not in the key");
+void verify(const Op& op, const OutputSpec& cached, c10::ArrayRef<c10::IValue> arguments) {
+  const PythonReentryScope reentry;
+  std::ostringstream cached_text;
+  std::ostringstream inferred_text;
+  print(cached_text, cached);
+  print(inferred_text, *infer_uncached(op, arguments));
+  TORCH_CHECK(cached_text.str() == inferred_text.str(), op.name, ": the cached output spec is", cached_text.str(),
+              ", but inference returns", inferred_text.str(),
+              "; something that determines the output spec is missing from the key");
 }
 
-// What is given by its value (dispatch/record.h), as a tensor.
+// Replaces arguments that are Nodes (dispatch/record.h) by tensors.
 std::vector<c10::IValue> as_tensors(c10::ArrayRef<c10::IValue> arguments) {
   std::vector<c10::IValue> found(arguments.begin(), arguments.end());
   for (c10::IValue& argument : found) {
@@ -80,46 +81,46 @@ std::vector<c10::IValue> as_tensors(c10::ArrayRef<c10::IValue> arguments) {
   return found;
 }
 
-SignaturePtr find_or_infer(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments) {
-  if (SignaturePtr found = find(key)) {
-    if (checking) {
-      check(op, *found, as_tensors(arguments));
+OutputSpecPtr find_or_infer(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments) {
+  if (OutputSpecPtr found = find(key)) {
+    if (verifying) {
+      verify(op, *found, as_tensors(arguments));
     }
     return found;
   }
   static Counter* inferred = counter("ShapeInference");
   inferred->add();
-  const PythonReentryScope here;
-  SignaturePtr signature = infer_uncached(op, as_tensors(arguments));
+  const PythonReentryScope reentry;
+  OutputSpecPtr output_spec = infer_uncached(op, as_tensors(arguments));
   std::lock_guard<std::mutex> lock(cache().mutex);
-  if (cache().signatures.size() >= kMaxSignatures) {
-    cache().signatures.clear();
+  if (cache().specs.size() >= kMaxSpecs) {
+    cache().specs.clear();
   }
-  cache().signatures.emplace(key, signature);
-  return signature;
+  cache().specs.emplace(key, output_spec);
+  return output_spec;
 }
 
 }  // namespace
 
-SignaturePtr infer_output_spec(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments) {
+OutputSpecPtr infer_output_spec(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments) {
   if (C10_UNLIKELY(!recent)) {
-    if (checking) {  // past the table that would hide what is asked for
+    if (verifying) {  // bypass this table, which would hide lookups
       return find_or_infer(op, key, arguments);
     }
     recent = std::make_unique<Recent>();
   }
   Recent::Entry& entry = recent->entries[key.a % Recent::kSize];
-  if (entry.key == key && entry.signature) {
-    return entry.signature;
+  if (entry.key == key && entry.output_spec) {
+    return entry.output_spec;
   }
-  SignaturePtr signature = find_or_infer(op, key, arguments);
+  OutputSpecPtr output_spec = find_or_infer(op, key, arguments);
   entry.key = key;
-  entry.signature = signature;
-  return signature;
+  entry.output_spec = output_spec;
+  return output_spec;
 }
 
 void check_out_dtypes(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
-  static auto* converts = new Cache;  // what was found to be converted
+  static auto* accepted = new Cache;  // the dtype pairs that the CPU accepts
   Key key = op.key;
   bool same = true;
   const size_t first = arguments.size() - results.size();
@@ -133,21 +134,21 @@ void check_out_dtypes(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::A
     return;
   }
   {
-    std::lock_guard<std::mutex> lock(converts->mutex);
-    if (converts->signatures.count(key) != 0) {
+    std::lock_guard<std::mutex> lock(accepted->mutex);
+    if (accepted->specs.count(key) != 0) {
       return;
     }
   }
   {
-    const PythonReentryScope here;
+    const PythonReentryScope reentry;
     raise_cpu_out_error(op, arguments, results);
   }
-  std::lock_guard<std::mutex> lock(converts->mutex);
-  converts->signatures[key] = SignaturePtr();
+  std::lock_guard<std::mutex> lock(accepted->mutex);
+  accepted->specs[key] = OutputSpecPtr();
 }
 
 void verify_cache(bool on) {
-  checking = on;
+  verifying = on;
   recent = nullptr;
 }
 

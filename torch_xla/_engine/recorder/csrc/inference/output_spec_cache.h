@@ -1,4 +1,4 @@
-// Shape inference: what an op returns, asked of torch's meta functions once per (op, attributes, input signatures).
+// Output spec cache: calls shape inference once per (op, attributes, input shapes).
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -8,16 +8,16 @@
 
 namespace torch_xla {
 
-// The cached signature under `key`, or the one that calling `op` on meta tensors in place of `arguments` gives.
-// Thread-safe. Raises what the meta function raises, and then caches nothing.
-SignaturePtr infer_output_spec(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments);
+// Returns the cached output spec for `key`, or infers and caches it. Thread-safe. Raises what inference raises, and
+// then caches nothing.
+OutputSpecPtr infer_output_spec(const Op& op, const Key& key, c10::ArrayRef<c10::IValue> arguments);
 
-// Raises what the CPU raises for outs of dtypes that it does not convert to. `arguments` are those of an out= form, the
-// outs last; `results` are what is to be written to them.
+// Raises the CPU's error if an `out` has a dtype that the op does not convert to. `arguments` are those of the out=
+// variant, the outs last; `results` are the values to be written to them.
 void check_out_dtypes(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
 
-// For tests: with `on`, each signature that this thread finds in the cache is inferred again, and one that differs
-// raises: something decides what an op returns that is not in its key.
+// For tests: if `on`, each output spec that this thread finds in the cache is inferred again, and a difference raises:
+// something that determines the output spec is missing from the key.
 void verify_cache(bool on);
 
 }  // namespace torch_xla

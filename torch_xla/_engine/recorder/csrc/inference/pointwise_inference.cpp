@@ -12,25 +12,26 @@
 namespace torch_xla {
 namespace {
 
-bool is_of_integers(const Op& op) {
+bool is_integer_op(const Op& op) {
   const std::string& name = op.functional ? op.functional->name : op.name;
-  const auto begins = [&](const char* with) { return name.rfind(with, 0) == 0; };
-  return begins("aten::bitwise_") || begins("aten::__lshift__") || begins("aten::__rshift__") || begins("aten::gcd") ||
-         begins("aten::lcm");
+  const auto starts_with = [&](const char* prefix) { return name.rfind(prefix, 0) == 0; };
+  return starts_with("aten::bitwise_") || starts_with("aten::__lshift__") || starts_with("aten::__rshift__") ||
+         starts_with("aten::gcd") || starts_with("aten::lcm");
 }
 
-// Not zeros, which nothing is divided by.
+// Ones, not zeros: zeros would cause divisions by zero.
 at::Tensor one_element(const at::Tensor& t) {
   return at::ones(at::DimVector(t.dim(), 1), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
 }
 
-// What the CPU gives for other tensors in place of ours; none where it has no kernel for a dtype that XLA has.
-std::optional<torch::jit::Stack> results_of(const Op& op, c10::ArrayRef<c10::IValue> arguments,
-                                            const std::function<at::Tensor(const at::Tensor&)>& instead) {
+// Returns the results of the CPU kernel for substituted tensors; nullopt if it lacks a kernel for a dtype that XLA
+// supports.
+std::optional<torch::jit::Stack> call_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments,
+                                             const std::function<at::Tensor(const at::Tensor&)>& make) {
   try {
-    return redispatch(op, arguments, DeviceSubstitution{at::kCPU, instead});
+    return redispatch(op, arguments, DeviceSubstitution{at::kCPU, make});
   } catch (const c10::Error& error) {
-    // A number that is divided by is not part of what is cached, and may be another the next time.
+    // A divisor is not part of the cache key: the next call with this key may have a nonzero one.
     if (is_missing_kernel(op, error) ||
         std::string(error.what_without_backtrace()).find("ZeroDivisionError") != std::string::npos) {
       return std::nullopt;
@@ -39,8 +40,8 @@ std::optional<torch::jit::Stack> results_of(const Op& op, c10::ArrayRef<c10::IVa
   }
 }
 
-// Whether the elements of all lists of tensors have, place by place, the same shape, and tensors beside them none.
-bool are_of_equal_shapes(c10::ArrayRef<c10::IValue> arguments) {
+// Returns whether corresponding elements of all lists have equal shapes, and all other tensors are 0-d.
+bool have_equal_shapes(c10::ArrayRef<c10::IValue> arguments) {
   const auto first = first_list(arguments);
   for (const c10::IValue& argument : arguments) {
     if (argument.isTensor() && argument.toTensor().dim() != 0) {
@@ -59,18 +60,18 @@ bool are_of_equal_shapes(c10::ArrayRef<c10::IValue> arguments) {
 }  // namespace
 
 bool is_missing_kernel(const Op& op, const c10::Error& error) {
-  static constexpr const char* kHeld[] = {"'Float'",  "'Double'", "'Half'",   "'BFloat16'",
-                                          "'Float8_", "'UInt16'", "'UInt32'", "'UInt64'"};
-  if (dynamic_cast<const c10::NotImplementedError*>(&error) == nullptr || is_of_integers(op)) {
+  static constexpr const char* kXlaDtypes[] = {"'Float'",  "'Double'", "'Half'",   "'BFloat16'",
+                                               "'Float8_", "'UInt16'", "'UInt32'", "'UInt64'"};
+  if (dynamic_cast<const c10::NotImplementedError*>(&error) == nullptr || is_integer_op(op)) {
     return false;
   }
-  const std::string said = error.what_without_backtrace();
-  return std::any_of(std::begin(kHeld), std::end(kHeld),
-                     [&](const char* dtype) { return said.find(dtype) != std::string::npos; });
+  const std::string message = error.what_without_backtrace();
+  return std::any_of(std::begin(kXlaDtypes), std::end(kXlaDtypes),
+                     [&](const char* dtype) { return message.find(dtype) != std::string::npos; });
 }
 
 std::optional<at::ScalarType> cpu_result_dtype(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  const auto results = results_of(op, arguments, one_element);
+  const auto results = call_on_cpu(op, arguments, one_element);
   if (!results || results->size() != 1 || !results->front().isTensor()) {
     return std::nullopt;
   }
@@ -85,10 +86,10 @@ c10::ArrayRef<c10::IValue> first_list(c10::ArrayRef<c10::IValue> arguments) {
 
 std::optional<std::vector<at::ScalarType>> cpu_result_dtypes_of_lists(const Op& op,
                                                                       c10::ArrayRef<c10::IValue> arguments) {
-  if (!are_of_equal_shapes(arguments)) {
+  if (!have_equal_shapes(arguments)) {
     return std::nullopt;
   }
-  std::vector<at::Tensor> known;  // of a few dtypes and numbers of dimensions
+  std::vector<at::Tensor> known;  // one per dtype and rank
   const auto shared = [&](const at::Tensor& t) {
     for (const at::Tensor& one : known) {
       if (one.scalar_type() == t.scalar_type() && one.dim() == t.dim()) {
@@ -97,7 +98,7 @@ std::optional<std::vector<at::ScalarType>> cpu_result_dtypes_of_lists(const Op& 
     }
     return known.emplace_back(one_element(t));
   };
-  const auto results = results_of(op, arguments, shared);
+  const auto results = call_on_cpu(op, arguments, shared);
   const auto first = first_list(arguments);
   if (!results || results->size() != 1 || !results->front().isTensorList()) {
     return std::nullopt;
@@ -105,7 +106,7 @@ std::optional<std::vector<at::ScalarType>> cpu_result_dtypes_of_lists(const Op& 
   std::vector<at::ScalarType> found;
   for (const c10::IValue& result : results->front().toListRef()) {
     if (found.size() == first.size() || result.toTensor().dim() != first[found.size()].toTensor().dim()) {
-      return std::nullopt;  // it reduces
+      return std::nullopt;  // a reduction
     }
     found.push_back(result.toTensor().scalar_type());
   }

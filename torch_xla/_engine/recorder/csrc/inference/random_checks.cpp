@@ -13,12 +13,12 @@
 namespace torch_xla {
 namespace {
 
-// Whole numbers of [from, to) as `dtype`, which torch's kernel refuses where there are none, or some do not fit.
+// Checks a range [from, to) of integers as `dtype`: torch's kernel rejects empty ranges and bounds that overflow.
 void check_range(at::ScalarType dtype, int64_t from, std::optional<int64_t> to) {
   at::empty({1}, at::TensorOptions().dtype(dtype).device(at::kCPU)).random_(from, to, compat::createCPUGenerator());
 }
 
-// The bounds of randint and its like come first, or after a tensor whose dtype is the result's unless one is given.
+// The bounds of randint variants come first, or after a tensor that determines the dtype unless one is passed.
 void check_randint(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   at::ScalarType dtype = at::kLong;
   std::vector<int64_t> bounds;
@@ -37,34 +37,35 @@ void check_randint(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   check_range(dtype, bounds.size() == 2 ? bounds[0] : 0, bounds.back());
 }
 
-// Calls the kernel of the CPU for one element, with a generator of its own: torch's does not move on.
+// Runs the CPU kernel for one element, with a temporary generator: torch's must not advance.
 void draw_one_on_cpu(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  const auto one = [](const at::Tensor& t) {
+  const auto one_element = [](const at::Tensor& t) {
     return at::zeros({1}, at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
   };
   std::vector<c10::IValue> with_generator(arguments.begin(), arguments.end());
   with_generator.back() = compat::createCPUGenerator();
-  redispatch(op, with_generator, DeviceSubstitution{at::kCPU, one});
+  redispatch(op, with_generator, DeviceSubstitution{at::kCPU, one_element});
 }
 
 }  // namespace
 
 void check_random(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  static const std::unordered_set<std::string> of_numbers{
+  static const std::unordered_set<std::string> checked_by_kernel{
       "aten::cauchy",      "aten::exponential", "aten::geometric",        "aten::log_normal",
       "aten::random.from", "aten::random.to",   "aten::normal_functional"};
   const std::string& name = op.functional ? op.functional->name : op.name;
-  if (of_numbers.count(name) != 0) {
+  if (checked_by_kernel.count(name) != 0) {
     draw_one_on_cpu(op.functional ? *op.functional : op, arguments);
     return;
   }
-  const bool of_floats =
+  const bool floats_only =
       name == "aten::uniform" || name.rfind("aten::rrelu_with_noise", 0) == 0 || name == "aten::bernoulli";
-  if (of_floats || name.rfind("aten::bernoulli", 0) == 0) {
+  if (floats_only || name.rfind("aten::bernoulli", 0) == 0) {
     const at::ScalarType dtype = arguments[0].toTensor().scalar_type();
-    // The two parts of a complex number are drawn as numbers of their own.
-    const bool drawn = at::isComplexType(dtype) ? name == "aten::uniform" : !of_floats || at::isFloatingType(dtype);
-    TORCH_CHECK_NOT_IMPLEMENTED(drawn, "\"", name, "\" not implemented for '", at::toString(dtype), "'");
+    // The real and imaginary parts of a complex number are drawn separately.
+    const bool supported =
+        at::isComplexType(dtype) ? name == "aten::uniform" : !floats_only || at::isFloatingType(dtype);
+    TORCH_CHECK_NOT_IMPLEMENTED(supported, "\"", name, "\" not implemented for '", at::toString(dtype), "'");
   }
   if (name.rfind("aten::randint", 0) == 0) {
     check_randint(op, arguments);
@@ -82,7 +83,7 @@ void check_random(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
     TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
     TORCH_CHECK(weights.dim() == 0 || arguments[2].toBool() || samples <= weights.size(-1),
                 "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
-    // A draw finds its place by a float32.
+    // Categories are found by a float32 draw.
     TORCH_CHECK(weights.dim() == 0 || weights.size(-1) <= 1 << 24, "number of categories cannot exceed 2^24");
   } else if (name.rfind("aten::bernoulli", 0) == 0 && arguments.size() > 1 && arguments[1].isDouble()) {
     const double p = arguments[1].toDouble();
@@ -94,10 +95,10 @@ void check_random_out(const Op& functional, at::ScalarType out) {
   const std::string& name = functional.name;
   TORCH_CHECK(name != "aten::multinomial" || out == at::kLong,
               "multinomial expects Long tensor out, got: ", at::toString(out));
-  // torch draws the two parts of a complex number apart: that is no conversion of what is drawn here.
-  const bool refused = name.rfind("aten::normal", 0) == 0 ? !at::isFloatingType(out)
-                                                          : name == "aten::bernoulli" && at::isComplexType(out);
-  TORCH_CHECK_NOT_IMPLEMENTED(!refused, "\"", name, "\" not implemented for '", at::toString(out), "'");
+  // torch draws the parts of a complex number separately, which is not a conversion of the values drawn here.
+  const bool rejected = name.rfind("aten::normal", 0) == 0 ? !at::isFloatingType(out)
+                                                           : name == "aten::bernoulli" && at::isComplexType(out);
+  TORCH_CHECK_NOT_IMPLEMENTED(!rejected, "\"", name, "\" not implemented for '", at::toString(out), "'");
 }
 
 }  // namespace torch_xla

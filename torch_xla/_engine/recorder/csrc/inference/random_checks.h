@@ -1,5 +1,5 @@
-// What torch's random kernels for the CPU refuse: dtypes and ranges. Never asked of a kernel that draws from torch's
-// own generator, which must not move on.
+// Argument checks for random ops: dtypes and ranges that torch's CPU kernels reject. Never runs a kernel with torch's
+// default generator, which must not advance.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -8,10 +8,11 @@
 
 namespace torch_xla {
 
-// Raises what the CPU raises for a call of a random op.
+// Raises the CPU's error for a call of a random op.
 void check_random(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
-// Raises what the CPU raises for draws that are written to a tensor of this dtype. Draws that the CPU converts pass.
+// Raises the CPU's error if random values cannot be written to a tensor of this dtype. Conversions that the CPU does
+// pass.
 void check_random_out(const Op& functional, at::ScalarType out);
 
 }  // namespace torch_xla

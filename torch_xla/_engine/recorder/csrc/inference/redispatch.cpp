@@ -35,7 +35,7 @@ c10::IValue substituted(const c10::IValue& value, const DeviceSubstitution& subs
 }  // namespace
 
 torch::jit::Stack redispatch(const Op& op, c10::ArrayRef<c10::IValue> arguments, const DeviceSubstitution& substitute) {
-  // Below everything that is not the kernel itself: these tensors have no autograd of their own.
+  // Only the kernel: the substitute tensors have no autograd.
   c10::impl::ExcludeDispatchKeyGuard below(
       c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset |
       c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::ADInplaceOrView}));
@@ -48,11 +48,11 @@ torch::jit::Stack redispatch(const Op& op, c10::ArrayRef<c10::IValue> arguments,
 }
 
 std::optional<torch::jit::Stack> raise_cpu_error(const Op& op, c10::ArrayRef<c10::IValue> arguments,
-                                                 int64_t most_elements) {
+                                                 int64_t max_elements) {
   int64_t elements = 0;
   const auto on_cpu = [&](const at::Tensor& t) {
     elements += t.numel();
-    TORCH_CHECK(elements <= most_elements, "too large to try");
+    TORCH_CHECK(elements <= max_elements, "too large to try");
     return at::zeros(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
   };
   try {
@@ -68,16 +68,16 @@ std::optional<torch::jit::Stack> raise_cpu_error(const Op& op, c10::ArrayRef<c10
 
 namespace {
 
-// Zeros of so many elements in place of each of our tensors.
-DeviceSubstitution zeros_on_cpu(int64_t most_elements) {
-  return {at::kCPU, [most_elements](const at::Tensor& t) {
-            TORCH_CHECK(t.numel() <= most_elements, "too large to try");
+// Substitutes zeros on the CPU for xla tensors of at most `max_elements` elements.
+DeviceSubstitution zeros_on_cpu(int64_t max_elements) {
+  return {at::kCPU, [max_elements](const at::Tensor& t) {
+            TORCH_CHECK(t.numel() <= max_elements, "too large to try");
             return at::zeros(t.sizes(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
           }};
 }
 
-// For calls that zeros do not do for, such as the places of an LU decomposition, or that are long: structured kernels
-// look at dtypes before all else.
+// For calls that fail for zeros, such as the pivots of an LU decomposition, or that are large: structured kernels check
+// dtypes first.
 void raise_for_structured_out(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   try {
     redispatch(op, arguments, zeros_on_cpu(1 << 20));
@@ -95,15 +95,15 @@ void raise_for_structured_out(const Op& op, c10::ArrayRef<c10::IValue> arguments
 void raise_cpu_out_error(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
   std::vector<c10::IValue> matching(arguments.begin(), arguments.end());
   std::copy(results.begin(), results.end(), matching.end() - static_cast<std::ptrdiff_t>(results.size()));
-  const DeviceSubstitution few = zeros_on_cpu(1 << 12);
+  const DeviceSubstitution small_zeros = zeros_on_cpu(1 << 12);
   try {
-    redispatch(op, matching, few);
+    redispatch(op, matching, small_zeros);
   } catch (const std::exception&) {
     compat::raise_interrupts();
     raise_for_structured_out(op, arguments);
     return;
   }
-  redispatch(op, arguments, few);
+  redispatch(op, arguments, small_zeros);
 }
 
 }  // namespace torch_xla

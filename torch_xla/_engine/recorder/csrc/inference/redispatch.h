@@ -1,4 +1,4 @@
-// Calling an op on tensors of another device in place of ours: meta tensors for shapes, small CPU ones for refusals.
+// Redispatches an op to another device: meta tensors for shape inference, small CPU tensors for argument checks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace torch_xla {
 
-// Another device, and the tensors that stand for ours there.
+// A device, and a function that makes tensors there in place of xla tensors.
 struct DeviceSubstitution {
   c10::Device device;
   std::function<at::Tensor(const at::Tensor&)> make;
@@ -21,16 +21,16 @@ struct DeviceSubstitution {
   }
 };
 
-// The results of the op on tensors of another device in place of ours.
+// Calls the op with xla tensors replaced by tensors of another device.
 torch::jit::Stack redispatch(const Op& op, c10::ArrayRef<c10::IValue> arguments, const DeviceSubstitution& substitute);
 
-// torch's meta functions are partly in Python and say some things in other words than the kernels. So the words of a
-// refusal are the CPU's, where the CPU refuses too; asking it costs something, but only once something went wrong.
-// Calls with more elements than that are not tried. Returns what the CPU gives for zeros, if it was tried.
+// Raises the CPU's error for a call, if the CPU raises one. torch's meta functions are partly in Python and have other
+// error messages than the kernels; users get the CPU's. Costly, but used only after a failure. Calls with more than
+// `max_elements` elements are not tried. Returns the CPU's results for zeros, if it was tried.
 std::optional<torch::jit::Stack> raise_cpu_error(const Op& op, c10::ArrayRef<c10::IValue> arguments,
-                                                 int64_t most_elements = 1 << 20);
+                                                 int64_t max_elements = 1 << 20);
 
-// Raises what the CPU raises for writing to outs of these dtypes, and not for outs of those of the results.
+// Raises the CPU's error for writing to outs of these dtypes, if it accepts outs of the results' dtypes.
 void raise_cpu_out_error(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
 
 }  // namespace torch_xla

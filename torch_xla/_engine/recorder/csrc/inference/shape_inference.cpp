@@ -10,9 +10,9 @@
 namespace torch_xla {
 namespace {
 
-// The dtypes of base/dtypes.py. Whatever torch has beside them, today or in a later release, is refused where a tensor
-// of it is made: inside a graph the line is not known any more.
-bool exists_on_xla(at::ScalarType dtype) {
+// The dtypes of base/dtypes.py. Any other dtype of this or a later torch is rejected where a tensor is made: in a graph
+// the user's line is unknown.
+bool is_supported_dtype(at::ScalarType dtype) {
   switch (dtype) {
     case at::kBool:
     case at::kByte:
@@ -39,24 +39,24 @@ bool exists_on_xla(at::ScalarType dtype) {
   }
 }
 
-void add_result(const Op& op, OutputSpec& signature, at::ScalarType dtype, at::IntArrayRef sizes) {
+void add_result(const Op& op, OutputSpec& output_spec, at::ScalarType dtype, at::IntArrayRef sizes) {
   TORCH_CHECK(dtype != at::kComplexHalf, op.name, ": XLA has no complex numbers of two 16-bit floats (", sizes,
               " of torch.complex32); use torch.complex64");
-  TORCH_CHECK_TYPE(exists_on_xla(dtype), op.name, ": the dtype ", at::toString(dtype), " does not exist on xla (",
-                   sizes, "); use another one, or make the tensor on the CPU");
-  signature.outs.emplace_back(dtype, sizes);
+  TORCH_CHECK_TYPE(is_supported_dtype(dtype), op.name, ": the dtype ", at::toString(dtype), " does not exist on xla (",
+                   sizes, "); use another dtype, or make the tensor on the CPU");
+  output_spec.outs.emplace_back(dtype, sizes);
 }
 
-void add_result(const Op& op, OutputSpec& signature, const at::Tensor& t) {
+void add_result(const Op& op, OutputSpec& output_spec, const at::Tensor& t) {
   if (t.defined()) {
-    add_result(op, signature, t.scalar_type(), t.sizes());
+    add_result(op, output_spec, t.scalar_type(), t.sizes());
   } else {
-    signature.outs.emplace_back();
+    output_spec.outs.emplace_back();
   }
 }
 
-// torch's meta function takes 16-bit brains alone, and asks for strides that are multiples of 16 bytes.
-at::Tensor grouped_product_on_meta(c10::ArrayRef<c10::IValue> arguments) {
+// torch's meta function accepts bfloat16 only, and requires strides that are multiples of 16 bytes.
+at::Tensor grouped_mm_on_meta(c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor a = arguments[0].toTensor();
   const at::Tensor b = arguments[1].toTensor();
   const bool rows = a.dim() == 2;
@@ -86,17 +86,17 @@ at::Tensor grouped_product_on_meta(c10::ArrayRef<c10::IValue> arguments) {
   return at::empty(sizes, at::TensorOptions().dtype(dtype).device(at::kMeta));
 }
 
-// Whether the sizes of results depend on values.
-bool by_values(const Op& op) {
+// Returns whether result shapes depend on values.
+bool has_value_dependent_shape(const Op& op) {
   return op.random || op.handle.hasTag(at::Tag::dynamic_output_shape) ||
          op.handle.hasTag(at::Tag::data_dependent_output);
 }
 
 torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (op.name == "aten::_grouped_mm") {
-    return {grouped_product_on_meta(arguments)};
+    return {grouped_mm_on_meta(arguments)};
   }
-  // The kernels take targets of one byte, the meta functions refuse them.
+  // The kernels accept uint8 targets; the meta functions do not.
   const bool byte_targets = op.name.rfind("aten::nll_loss", 0) == 0;
   const auto on_meta = [&](const at::Tensor& t) {
     const at::ScalarType dtype = byte_targets && t.scalar_type() == at::kByte ? at::kLong : t.scalar_type();
@@ -106,16 +106,16 @@ torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> argum
     return redispatch(op, arguments, DeviceSubstitution{at::kMeta, on_meta});
   } catch (const std::exception&) {
     compat::raise_interrupts();
-    // Some refuse what the kernels compute: bool << int, numbers that are complex by their dtype alone.
+    // Some meta functions reject what the kernels compute: bool << int, numbers that are complex by dtype only.
     auto results = raise_cpu_error(op, arguments, op.pointwise ? 1 << 26 : 1 << 20);
-    if (results && !by_values(op)) {
+    if (results && !has_value_dependent_shape(op)) {
       return std::move(*results);
     }
     throw;
   }
 }
 
-// The first operand of these is expanded to the product of the other two, and no further.
+// Checks that the first operand expands to exactly the shape of the product of the other two.
 void check_expands(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const bool vectors = op.name == "aten::addr";
   if (!vectors && op.name != "aten::addmm" && op.name != "aten::addmv" && op.name != "aten::addbmm" &&
@@ -132,7 +132,7 @@ void check_expands(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   at::empty(arguments[0].toTensor().sizes(), at::kMeta).expand(product);
 }
 
-// What an op would return must fit into the tensor that it writes to.
+// Checks that the op's result can be cast to the dtype of the tensor that it is written to.
 void check_result_fits(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const torch::jit::Stack stack = results_on_meta(*op.functional, arguments);
   if (stack.size() == 1 && stack[0].isTensor()) {
@@ -143,77 +143,77 @@ void check_result_fits(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   }
 }
 
-void add_results(const Op& op, OutputSpec& signature, const torch::jit::Stack& stack) {
+void add_results(const Op& op, OutputSpec& output_spec, const torch::jit::Stack& stack) {
   for (const auto& result : stack) {
     if (result.isTensorList()) {
-      signature.is_list = true;
+      output_spec.is_list = true;
       for (const at::Tensor& t : result.toTensorVector()) {
-        add_result(op, signature, t);
+        add_result(op, output_spec, t);
       }
     } else {
-      add_result(op, signature, result.isNone() ? at::Tensor() : result.toTensor());
+      add_result(op, output_spec, result.isNone() ? at::Tensor() : result.toTensor());
     }
   }
 }
 
-SignaturePtr signature_of(const Op& op, at::IntArrayRef sizes, at::ScalarType dtype) {
-  auto signature = c10::make_intrusive<OutputSpec>();
-  add_result(op, *signature, dtype, sizes);
-  return signature;
+OutputSpecPtr make_checked_spec(const Op& op, at::IntArrayRef sizes, at::ScalarType dtype) {
+  auto output_spec = c10::make_intrusive<OutputSpec>();
+  add_result(op, *output_spec, dtype, sizes);
+  return output_spec;
 }
 
-// What one element and the operands' shapes say, without torch's meta functions: most of those are Python's, and the
-// first imports torch._dynamo, for a second. Null where the CPU gives no single dtype, or where shapes do not go
-// together, which each kernel says in words of its own.
-SignaturePtr infer_pointwise(const Op& op, c10::ArrayRef<c10::IValue> arguments, bool in_place) {
+// Infers from one element and the operands' shapes, without torch's meta functions: most of these are in Python, and
+// the first imports torch._dynamo, which takes a second. Returns null if the CPU has no single result dtype, or if
+// shapes do not broadcast, for which each kernel has a specific error message.
+OutputSpecPtr infer_pointwise(const Op& op, c10::ArrayRef<c10::IValue> arguments, bool in_place) {
   at::DimVector shape;
   try {
     shape = in_place ? at::DimVector(arguments[0].toTensor().sizes()) : broadcast_shape(arguments);
   } catch (const c10::Error&) {
-    return SignaturePtr();
+    return OutputSpecPtr();
   }
   check_accepted_by_cpu(op, arguments, {});
   const std::optional<at::ScalarType> dtype = cpu_result_dtype(op, arguments);
   if (!dtype) {
-    return SignaturePtr();
+    return OutputSpecPtr();
   }
-  return signature_of(op, shape, *dtype);
+  return make_checked_spec(op, shape, *dtype);
 }
 
-// The same of an op on lists whose elements have equal shapes, as an optimizer's do.
-SignaturePtr infer_lists(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+// Infers the output spec of a foreach op on lists of equal shapes, as optimizers use it.
+OutputSpecPtr infer_foreach(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const auto dtypes = cpu_result_dtypes_of_lists(op, arguments);
   if (!dtypes) {
-    return SignaturePtr();
+    return OutputSpecPtr();
   }
-  auto signature = c10::make_intrusive<OutputSpec>();
-  signature->is_list = true;
+  auto output_spec = c10::make_intrusive<OutputSpec>();
+  output_spec->is_list = true;
   const auto list = first_list(arguments);
   for (size_t i = 0; i < dtypes->size(); ++i) {
-    add_result(op, *signature, (*dtypes)[i], list[i].toTensor().sizes());
+    add_result(op, *output_spec, (*dtypes)[i], list[i].toTensor().sizes());
   }
-  return signature;
+  return output_spec;
 }
 
-// Casts, and memory like another tensor's: null where there is anything special about it.
-SignaturePtr infer_like(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+// Infers casts and empty_like; null for calls with unusual layout, memory format or dtype.
+OutputSpecPtr infer_like(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (op.name == "prims::convert_element_type") {
-    return signature_of(op, arguments[0].toTensor().sizes(), arguments[1].toScalarType());
+    return make_checked_spec(op, arguments[0].toTensor().sizes(), arguments[1].toScalarType());
   }
   if (op.name != "aten::empty_like") {
-    return SignaturePtr();
+    return OutputSpecPtr();
   }
   const at::Tensor self = arguments[0].toTensor();
   const at::ScalarType dtype = arguments[1].isNone() ? self.scalar_type() : arguments[1].toScalarType();
   const bool dense = arguments[2].isNone() || arguments[2].toLayout() == at::kStrided;
   const bool formatted = !arguments[5].isNone() && arguments[5].toMemoryFormat() != at::MemoryFormat::Preserve;
-  return dense && !formatted && !at::isQIntType(dtype) ? signature_of(op, self.sizes(), dtype) : SignaturePtr();
+  return dense && !formatted && !at::isQIntType(dtype) ? make_checked_spec(op, self.sizes(), dtype) : OutputSpecPtr();
 }
 
 }  // namespace
 
-SignaturePtr infer_uncached(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  if (SignaturePtr found = infer_like(op, arguments)) {
+OutputSpecPtr infer_uncached(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (OutputSpecPtr found = infer_like(op, arguments)) {
     return found;
   }
   const bool in_place = op.functional != nullptr && !op.random;
@@ -221,12 +221,12 @@ SignaturePtr infer_uncached(const Op& op, c10::ArrayRef<c10::IValue> arguments) 
     check_broadcasts_to_self(arguments);
   }
   if (op.pointwise && !op.random) {
-    if (SignaturePtr found = infer_pointwise(op, arguments, in_place)) {
+    if (OutputSpecPtr found = infer_pointwise(op, arguments, in_place)) {
       return found;
     }
   }
   if (op.foreach && !op.random) {
-    if (SignaturePtr found = infer_lists(op, arguments)) {
+    if (OutputSpecPtr found = infer_foreach(op, arguments)) {
       return found;
     }
   }
@@ -236,12 +236,12 @@ SignaturePtr infer_uncached(const Op& op, c10::ArrayRef<c10::IValue> arguments) 
   if (in_place && !op.pointwise) {
     check_result_fits(op, arguments);
   }
-  auto signature = c10::make_intrusive<OutputSpec>();
-  add_results(op, *signature, stack);
-  if (in_place && signature->outs.size() == 1) {
-    check_same_sizes(arguments[0].toTensor().sizes(), signature->outs[0].sizes);
+  auto output_spec = c10::make_intrusive<OutputSpec>();
+  add_results(op, *output_spec, stack);
+  if (in_place && output_spec->outs.size() == 1) {
+    check_same_sizes(arguments[0].toTensor().sizes(), output_spec->outs[0].sizes);
   }
-  return signature;
+  return output_spec;
 }
 
 }  // namespace torch_xla

@@ -1,12 +1,12 @@
-// The signature of a call that none is cached of: from torch's meta functions, from the CPU's kernel for one element,
-// or from what the CPU computes with zeros. Keeps nothing.
+// Shape inference: computes an output spec with torch's meta functions, with the CPU kernel on one element, or with the
+// CPU kernel on zeros. Stateless.
 #pragma once
 
 #include "inference/output_spec_cache.h"
 
 namespace torch_xla {
 
-// Raises what the CPU raises for these arguments. May run torch's Python.
-SignaturePtr infer_uncached(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+// Infers the output spec. Raises the CPU's error for invalid arguments. May run torch's Python code.
+OutputSpecPtr infer_uncached(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace torch_xla

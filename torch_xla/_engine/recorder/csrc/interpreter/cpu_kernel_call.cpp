@@ -12,16 +12,17 @@ namespace {
 
 using at::Tensor;
 
-// What stands for an argument that is no part of a graph.
-c10::IValue absent(const c10::Argument& argument) {
+// Returns the default of an argument that is not recorded.
+c10::IValue default_value(const c10::Argument& argument) {
   if (argument.default_value().has_value()) {
     return *argument.default_value();
   }
   return argument.type()->kind() == c10::TypeKind::BoolType ? c10::IValue(false) : c10::IValue();
 }
 
-// ViewOp ops by torch's kernels look at how their operand lies in memory; recorded, they mean a dense one.
-bool wants_dense(const Op* op) {
+// Returns whether torch's kernel of a view op depends on its operand's strides; the recorded op expects a contiguous
+// operand.
+bool needs_contiguous_operand(const Op* op) {
   static const std::unordered_set<const Op*> ops{
       find_op("aten::view"),         find_op("aten::_reshape_alias"),  find_op("aten::view.dtype"),
       find_op("aten::as_strided"),   find_op("aten::view_as_complex"), find_op("aten::view_as_real"),
@@ -59,7 +60,7 @@ c10::IValue argument(const Node& node, size_t i, const c10::Argument& schema, Va
     case ArgKind::kDevice:
     case ArgKind::kGenerator:
     case ArgKind::kIgnored:
-      return absent(schema);
+      return default_value(schema);
     default:
       return given;
   }
@@ -74,7 +75,7 @@ torch::jit::Stack kernel_arguments(const Node& node, const Op& op, ValueOf value
   for (size_t i = 0; i < schema.size(); ++i) {
     stack.push_back(argument(node, i, schema[i], value));
   }
-  if (wants_dense(&op)) {
+  if (needs_contiguous_operand(&op)) {
     stack[0] = stack[0].toTensor().resolve_conj().resolve_neg().contiguous();
   }
   return stack;
@@ -95,8 +96,9 @@ Values kernel_results(const torch::jit::Stack& stack) {
 }
 
 Values conform_results(const Node& node, Values found) {
-  const auto& outs = node.signature->outs;
-  TORCH_CHECK(found.size() == outs.size(), found.size(), " results, ", outs.size(), " promised");
+  const auto& outs = node.output_spec->outs;
+  TORCH_CHECK(found.size() == outs.size(), "the CPU kernel returned ", found.size(), " results, expected ",
+              outs.size());
   for (size_t i = 0; i < outs.size(); ++i) {
     if (outs[i].dtype == at::ScalarType::Undefined || !found[i].defined()) {
       found[i] = Tensor();
@@ -106,8 +108,8 @@ Values conform_results(const Node& node, Values found) {
       found[i] = found[i].to(outs[i].dtype);
     }
     if (found[i].sizes() != at::IntArrayRef(outs[i].sizes) || found[i].scalar_type() != outs[i].dtype) {
-      TORCH_CHECK(outs.size() > 1, "the kernel for the CPU gives ", found[i].toString(), found[i].sizes(),
-                  ", promised was ", at::toString(outs[i].dtype), at::IntArrayRef(outs[i].sizes));
+      TORCH_CHECK(outs.size() > 1, "the CPU kernel returned ", found[i].toString(), found[i].sizes(), ", expected ",
+                  at::toString(outs[i].dtype), at::IntArrayRef(outs[i].sizes));
       found[i] = Tensor();
     }
   }

@@ -1,5 +1,5 @@
-// A node's op, called as torch's kernel for the CPU: the arguments from the values of its operands, and results that
-// are what the recorder promised. Owns nothing; the values are the caller's.
+// Calls torch's CPU kernel of one node: arguments from the values of its operands, results that match its output spec.
+// Stateless; the caller owns the values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,15 +13,14 @@ namespace torch_xla {
 using Values = c10::SmallVector<at::Tensor, 1>;
 using ValueOf = c10::function_ref<const at::Tensor&(const Node&)>;
 
-// What the kernel of `op` takes: the node's own, or the functional form of it.
+// Returns the arguments for the kernel of `op`: the node's op, or its functional variant.
 torch::jit::Stack kernel_arguments(const Node& node, const Op& op, ValueOf value);
 
-// The tensors that a kernel has left, those of lists one by one; undefined ones for None.
+// Returns the tensors that a kernel left on the stack, lists flattened; undefined tensors for None.
 Values kernel_results(const torch::jit::Stack& stack);
 
-// What an op in place computes takes the dtype of what it writes to. A result that is not what was promised is left
-// out: most often nobody wants it (the statistics of a normalization that is not training). Raises where it is the only
-// one.
+// Converts the results of an in-place op to the dtype of its target. Drops results that do not match the output spec:
+// mostly unused ones, such as the statistics of a normalization in inference. Raises if the only result does not match.
 Values conform_results(const Node& node, Values found);
 
 }  // namespace torch_xla

@@ -1,4 +1,4 @@
-// What of a call's arguments goes into the key of its Node.
+// Hashes a call's arguments into the key of its Node. dispatch/record.cpp lists what a key contains.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -11,7 +11,7 @@
 
 namespace torch_xla {
 
-// Words that tell the kinds of hashed things apart.
+// Tag words that distinguish arguments of different types in the hash.
 enum Tag : uint64_t {
   kNone = 0x101,
   kInts,
@@ -31,7 +31,7 @@ enum Tag : uint64_t {
 
 void mix_attribute(Key& key, const c10::IValue& value);
 
-// A number that may be an operand: then its kind only.
+// Mixes in a number: its value if it is a constant of the graph, only its type if it is an operand.
 inline void mix_scalar(Key& key, const c10::IValue& value) {
   if (is_constant_number(value)) {
     key.mix(kBaked);
@@ -41,10 +41,10 @@ inline void mix_scalar(Key& key, const c10::IValue& value) {
   }
 }
 
-// Whether all numbers of a list are one operand: an optimizer gives a list of as many equal numbers as it has tensors.
+// Returns whether all numbers of a list are one operand: an optimizer passes one number per tensor, all equal.
 bool is_uniform(c10::ArrayRef<c10::IValue> numbers);
 
-// torch's default dtype, when the node was recorded: in the key where it is not float32. After the arguments.
+// Mixes in torch's default dtype at recording time, if it is not float32. Call it after the arguments are mixed in.
 inline void mix_default_dtype(Node& node, at::ScalarType dtype) {
   if (C10_UNLIKELY(dtype != at::kFloat)) {
     node.default_dtype = dtype;
@@ -52,10 +52,10 @@ inline void mix_default_dtype(Node& node, at::ScalarType dtype) {
   }
 }
 
-// The Python number that torch wrapped into a tensor.
+// Returns the Python number that torch wrapped in a 0-d tensor.
 c10::IValue read_wrapped_number(const at::Tensor& t);
 
-// Raises torch's error for a number that does not fit the dtype.
+// Raises torch's error if the number overflows the dtype.
 void check_fits(const at::Scalar& number, at::ScalarType dtype);
 
 }  // namespace torch_xla

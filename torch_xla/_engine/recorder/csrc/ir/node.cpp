@@ -1,33 +1,15 @@
 #include "ir/node.h"
 
-#include <Python.h>
-
-#include <mutex>
 #include <vector>
 
 #include "ir/op.h"
 #include "ir/source_location.h"
 #include "runtime/device.h"
-#include "support/counters.h"
-#include "support/fork_safe_lock.h"
 
 namespace torch_xla {
 namespace {
 
-struct Parked {
-  std::mutex mutex;
-  std::vector<PyObject*> arrays;
-  std::atomic<bool> abandoned{false};
-};
-
-Parked& parked() {
-  static auto* p = new Parked;
-  return *p;
-}
-
-const ForkSafeLock parked_held(parked().mutex);
-
-// Drops references one after the other instead of recursively: a chain of a million nodes must not overflow the stack.
+// Releases references iteratively, not recursively: a chain of a million nodes must not overflow the stack.
 void release_iteratively(c10::SmallVector<NodePtr, 3>& inputs) {
   static thread_local std::vector<NodePtr>* work = nullptr;
   if (work != nullptr) {
@@ -62,16 +44,9 @@ bool any_last_reference(const c10::SmallVector<NodePtr, 3>& inputs) {
 
 }  // namespace
 
-void release_reference(PyObject* object) {
-  if (parked().abandoned.load(std::memory_order_acquire)) {
-    return;
-  }
-  if (PyGILState_Check()) {
-    Py_DECREF(object);
-    return;
-  }
-  std::lock_guard<std::mutex> lock(parked().mutex);
-  parked().arrays.push_back(object);
+DeviceState* all_device_states() {
+  static auto* states = new DeviceState[kMaxDevices];
+  return states;
 }
 
 Shape::Shape(at::ScalarType dtype_, at::IntArrayRef sizes_) : dtype(dtype_), sizes(sizes_) {
@@ -84,40 +59,13 @@ Shape::Shape(at::ScalarType dtype_, at::IntArrayRef sizes_) : dtype(dtype_), siz
   hash = key.a ^ key.b;
 }
 
-SignaturePtr make_signature(at::ScalarType dtype, at::IntArrayRef sizes) {
-  auto signature = c10::make_intrusive<OutputSpec>();
-  signature->outs.emplace_back(dtype, sizes);
-  return signature;
-}
-
-Buffer::Buffer(PyObject* array_, int8_t device_, int64_t bytes_, uint32_t provenance_, uint32_t sharding_)
-    : array(array_), bytes(bytes_), provenance(provenance_), sharding(sharding_), device(device_) {
-  static Counter* created = counter("CreateDataHandles");
-  created->add();
-  count();
-}
-
-Buffer::~Buffer() {
-  static Counter* destroyed = counter("DestroyDataHandles");
-  destroyed->add();
-  donate();
-  release_reference(array);
+OutputSpecPtr make_output_spec(at::ScalarType dtype, at::IntArrayRef sizes) {
+  auto output_spec = c10::make_intrusive<OutputSpec>();
+  output_spec->outs.emplace_back(dtype, sizes);
+  return output_spec;
 }
 
 Failure::~Failure() { release_reference(error); }
-
-void drain_parked_buffers() {
-  std::vector<PyObject*> arrays;
-  {
-    std::lock_guard<std::mutex> lock(parked().mutex);
-    arrays.swap(parked().arrays);
-  }
-  for (PyObject* array : arrays) {
-    Py_DECREF(array);
-  }
-}
-
-void leak_buffers() { parked().abandoned.store(true, std::memory_order_release); }
 
 void Node::materialize(BufferPtr value) {
   sharding.store(value->sharding, std::memory_order_relaxed);
@@ -132,11 +80,11 @@ void Node::materialize(BufferPtr value) {
   release_iteratively(inputs);
 }
 
-void Node::fail(FailurePtr why) {
-  if (static_cast<bool>(failure) != static_cast<bool>(why)) {
-    device_state(device).failed.fetch_add(why ? 1 : -1, std::memory_order_relaxed);
+void Node::fail(FailurePtr cause) {
+  if (static_cast<bool>(failure) != static_cast<bool>(cause)) {
+    device_state(device).failed.fetch_add(cause ? 1 : -1, std::memory_order_relaxed);
   }
-  failure = std::move(why);
+  failure = std::move(cause);
 }
 
 Node::~Node() {
@@ -150,7 +98,7 @@ int64_t op_count(const Node& node) {
   if (node.op == getitem_op() || node.op == seed_op()) {
     return 0;
   }
-  return node.op->foreach ? static_cast<int64_t>(node.signature->outs.size()) : 1;
+  return node.op->foreach ? static_cast<int64_t>(node.output_spec->outs.size()) : 1;
 }
 
 uint64_t new_epoch() {
@@ -166,17 +114,17 @@ NodePtr getitem_node(const NodePtr& node, uint32_t out) {
   item->key = getitem_op()->key;
   item->key.mix(static_cast<uint64_t>(out));
   item->attrs.emplace_back(static_cast<int64_t>(out));
-  item->signature = node->signature;
+  item->output_spec = node->output_spec;
   item->origin = node->origin;
   item->inputs.push_back(node);
   return item;
 }
 
-NodePtr make_leaf(BufferPtr buffer, SignaturePtr signature, int8_t device) {
+NodePtr make_leaf(BufferPtr buffer, OutputSpecPtr output_spec, int8_t device) {
   auto node = c10::make_intrusive<Node>();
   node->sharding.store(buffer->sharding, std::memory_order_relaxed);
   node->buffer = std::move(buffer);
-  node->signature = std::move(signature);
+  node->output_spec = std::move(output_spec);
   node->device = device;
   node->origin = current_origin();
   return node;

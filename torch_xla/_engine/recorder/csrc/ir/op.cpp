@@ -13,13 +13,13 @@
 namespace torch_xla {
 namespace {
 
-bool constant_numbers = true;  // set once, before anything is recorded
+bool constant_numbers = true;  // set once, before recording starts
 
 c10::TypePtr element_or_self(const c10::TypePtr& type, c10::TypeKind container) {
   return type->kind() == container ? type->containedType(0) : type;
 }
 
-ArgKind kind_of(const c10::Argument& arg, const std::unordered_set<std::string>& baked) {
+ArgKind classify_argument(const c10::Argument& arg, const std::unordered_set<std::string>& static_args) {
   const c10::TypePtr type = element_or_self(arg.real_type(), c10::TypeKind::OptionalType);
   const bool is_list = type->kind() == c10::TypeKind::ListType;
   const c10::TypePtr element =
@@ -28,7 +28,7 @@ ArgKind kind_of(const c10::Argument& arg, const std::unordered_set<std::string>&
     case c10::TypeKind::TensorType:
       return is_list ? ArgKind::kTensorList : ArgKind::kTensor;
     case c10::TypeKind::NumberType:
-      return baked.count(arg.name()) ? ArgKind::kAttribute : is_list ? ArgKind::kScalars : ArgKind::kScalar;
+      return static_args.count(arg.name()) ? ArgKind::kAttribute : is_list ? ArgKind::kScalars : ArgKind::kScalar;
     case c10::TypeKind::DeviceObjType:
       return ArgKind::kDevice;
     case c10::TypeKind::GeneratorType:
@@ -43,9 +43,9 @@ ArgKind kind_of(const c10::Argument& arg, const std::unordered_set<std::string>&
   }
 }
 
-// Ops of torch that convert a number to the dtype of their result and refuse one that does not fit; in arithmetic it
-// wraps around. In-place forms have the names of the ops with an underscore.
-bool becomes_elements(const std::string& name) {
+// Returns whether torch converts the op's numbers to the result dtype and raises on overflow; in arithmetic they wrap
+// around. The in-place variant of an op has its name with an underscore.
+bool numbers_become_elements(const std::string& name) {
   static const std::unordered_set<std::string> names{"aten::clamp",         "aten::clamp_max",
                                                      "aten::clamp_min",     "aten::constant_pad_nd",
                                                      "aten::fill.Scalar",   "aten::full",
@@ -63,27 +63,27 @@ bool becomes_elements(const std::string& name) {
   return names.count(base) != 0;
 }
 
-// Which argument says where the part of one dimension starts that an op reads or writes.
-void find_start(Op& op) {
-  struct Place {
-    PartForm form;
+// Sets which argument is the start of the slice that an op reads or writes.
+void set_range_argument(Op& op) {
+  struct RangeArgument {
+    RangeKind kind;
     uint8_t start;
   };
-  static const std::unordered_map<std::string, Place> places{
-      {"aten::slice.Tensor", {PartForm::kSlice, 2}},    {"aten::slice_copy.Tensor", {PartForm::kSlice, 2}},
-      {"aten::slice_scatter", {PartForm::kSlice, 3}},   {"aten::slice_backward", {PartForm::kSlice, 3}},
-      {"aten::narrow_copy", {PartForm::kLength, 2}},    {"aten::select.int", {PartForm::kIndex, 2}},
-      {"aten::select_copy.int", {PartForm::kIndex, 2}}, {"aten::select_scatter", {PartForm::kIndex, 3}},
-      {"aten::select_backward", {PartForm::kIndex, 3}}};
-  const auto found = places.find(op.name);
-  if (found != places.end()) {
-    op.part = found->second.form;
+  static const std::unordered_map<std::string, RangeArgument> range_arguments{
+      {"aten::slice.Tensor", {RangeKind::kSlice, 2}},    {"aten::slice_copy.Tensor", {RangeKind::kSlice, 2}},
+      {"aten::slice_scatter", {RangeKind::kSlice, 3}},   {"aten::slice_backward", {RangeKind::kSlice, 3}},
+      {"aten::narrow_copy", {RangeKind::kLength, 2}},    {"aten::select.int", {RangeKind::kIndex, 2}},
+      {"aten::select_copy.int", {RangeKind::kIndex, 2}}, {"aten::select_scatter", {RangeKind::kIndex, 3}},
+      {"aten::select_backward", {RangeKind::kIndex, 3}}};
+  const auto found = range_arguments.find(op.name);
+  if (found != range_arguments.end()) {
+    op.range_kind = found->second.kind;
     op.start = found->second.start;
   }
 }
 
-const Op* special(const char* name) {
-  // A schema of torch lends the handle; only the name is ever used.
+const Op* make_pseudo_op(const char* name) {
+  // torch requires a schema for the handle; only the name is used.
   static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::alias", "");
   auto* op = new Op(handle, {}, false);
   op->name = name;
@@ -102,7 +102,7 @@ OpTable& op_table() {
   return *t;
 }
 
-const ForkSafeLock ops_held(op_table().mutex);
+const ForkSafeLock ops_fork_safe(op_table().mutex);
 
 }  // namespace
 
@@ -112,17 +112,17 @@ std::string qualified_name(const c10::OperatorName& name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
 
-Op::Op(const c10::OperatorHandle& handle_, const std::unordered_set<std::string>& baked, bool random_)
+Op::Op(const c10::OperatorHandle& handle_, const std::unordered_set<std::string>& static_args, bool random_)
     : name(qualified_name(handle_.operator_name())), handle(handle_), random(random_) {
   for (const auto& arg : handle.schema().arguments()) {
-    kinds.push_back(kind_of(arg, baked));
+    kinds.push_back(classify_argument(arg, static_args));
     arg_names.push_back(arg.name());
     takes_device |= kinds.back() == ArgKind::kDevice;
   }
   key.mix(std::string_view(name));
   may_overlap = name == "aten::expand" || name == "aten::as_strided" || name == "aten::unfold";
-  find_start(*this);
-  converts_numbers = becomes_elements(name);
+  set_range_argument(*this);
+  converts_numbers = numbers_become_elements(name);
   foreach
     = name.rfind("aten::_foreach_", 0) == 0;
   pointwise = handle.hasTag(at::Tag::pointwise) && name.rfind("aten::", 0) == 0;
@@ -144,12 +144,12 @@ bool is_constant_number(const c10::IValue& value) {
 }
 
 const Op* getitem_op() {
-  static const Op* op = special("torch_xla::getitem");
+  static const Op* op = make_pseudo_op("torch_xla::getitem");
   return op;
 }
 
 const Op* seed_op() {
-  static const Op* op = special("torch_xla::seed");
+  static const Op* op = make_pseudo_op("torch_xla::seed");
   return op;
 }
 
@@ -159,7 +159,7 @@ const Op* find_op(const std::string& name) {
   return found == op_table().ops.end() ? nullptr : found->second.get();
 }
 
-Op* add_op(const std::string& name, const std::unordered_set<std::string>& baked, bool random) {
+Op* add_op(const std::string& name, const std::unordered_set<std::string>& static_args, bool random) {
   const size_t dot = name.find('.');
   const auto handle = c10::Dispatcher::singleton().findSchema(
       {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
@@ -169,19 +169,19 @@ Op* add_op(const std::string& name, const std::unordered_set<std::string>& baked
   std::unique_lock<std::shared_mutex> lock(op_table().mutex);
   auto& slot = op_table().ops[name];
   if (!slot) {
-    slot = std::make_unique<Op>(*handle, baked, random);
+    slot = std::make_unique<Op>(*handle, static_args, random);
   }
   return slot.get();
 }
 
-const Op* add_form(const std::string& name, const Op* functional) {
-  std::unordered_set<std::string> baked;
+const Op* add_variant(const std::string& name, const Op* functional) {
+  std::unordered_set<std::string> static_args;
   for (size_t i = 0; i < functional->kinds.size(); ++i) {
     if (functional->kinds[i] == ArgKind::kAttribute) {
-      baked.insert(functional->arg_names[i]);
+      static_args.insert(functional->arg_names[i]);
     }
   }
-  Op* op = add_op(name, baked, functional->random);
+  Op* op = add_op(name, static_args, functional->random);
   op->functional = functional;
   op->pointwise = functional->pointwise;
   op->needs_cpu = functional->needs_cpu;

@@ -14,9 +14,9 @@
 namespace torch_xla {
 namespace {
 
-constexpr size_t kMaxFrames = 128;           // innermost ones are kept
-constexpr size_t kMaxOrigins = 1 << 20;      // beyond, new ones are unknown: a program that makes code without end
-constexpr size_t kForwardScopes = 1u << 16;  // of the latest operations with gradients
+constexpr size_t kMaxFrames = 128;           // the innermost ones are stored
+constexpr size_t kMaxOrigins = 1 << 20;      // further ones are unknown (0): a program may generate code forever
+constexpr size_t kForwardScopes = 1u << 16;  // of the most recent operations with gradients
 
 // Guarded by the GIL.
 struct Table {
@@ -31,8 +31,8 @@ Table& table() {
 
 thread_local uint32_t scope = 0;
 
-// Autograd numbers a thread's operations with gradients before they reach us; an operation's own backward carries the
-// number. `number` is that plus one, so that 0 is an empty place.
+// Autograd assigns sequence numbers to a thread's operations with gradients before they reach the recorder; an
+// operation's backward node has the same number. `number` is that plus one, so that 0 marks an empty slot.
 struct ForwardScope {
   uint64_t number = 0;
   uint32_t scope = 0;
@@ -43,7 +43,7 @@ ForwardScope& forward_scope(uint64_t number) {
   return scopes[number % kForwardScopes];
 }
 
-uint32_t scope_now() {
+uint32_t current_scope_id() {
   if (const auto backward = compat::get_current_node(); backward && scope == 0) {
     const uint64_t number = backward->sequence_nr() + 1;
     const ForwardScope& found = forward_scope(number);
@@ -58,7 +58,7 @@ uint32_t scope_now() {
   return scope;
 }
 
-// The running Python frames, each a new reference to its code object.
+// Appends the running Python frames, each with a new reference to its code object.
 void read_stack(std::vector<Frame>& out, Key& key) {
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
   while (frame != nullptr && out.size() < kMaxFrames) {
@@ -80,7 +80,7 @@ void release(const std::vector<Frame>& frames) {
   }
 }
 
-uint32_t number_of(uint32_t scope) {
+uint32_t intern_location(uint32_t scope) {
   static thread_local std::vector<Frame> frames;
   frames.clear();
   Key key;
@@ -101,10 +101,10 @@ uint32_t number_of(uint32_t scope) {
 }  // namespace
 
 uint32_t capture_origin() {
-  const uint32_t now = scope_now();
-  const PythonReentryScope here;
+  const uint32_t now = current_scope_id();
+  const PythonReentryScope reentry;
   const PyGILState_STATE gil = PyGILState_Ensure();
-  const uint32_t number = number_of(now);
+  const uint32_t number = intern_location(now);
   PyGILState_Release(gil);
   return number;
 }

@@ -1,10 +1,10 @@
-// Where a Node comes from: the Python stack that recorded it, and the torch.nn scope it was recorded in.
+// Source location of a Node: the Python stack that recorded it, and the torch.nn module scope.
 //
-//   Node.origin -> table: number -> Origin (scope, code objects and instructions)
+//  Node.origin -> table: id -> SourceLocation (scope, code objects and instructions)
 //
-// Equal origins have one number; 0 is "unknown". Numbers and code objects are kept for the life of the process: a Node
-// may outlive what recorded it. An Origin is no part of a graph's key. Off unless a setting turns it on: recording then
-// takes the GIL (0.2 us, and 12 ns per Python frame), and lines are worked out when somebody asks.
+// Equal locations share one id; 0 is "unknown". Ids and code objects live as long as the process: a Node may outlive
+// the code that recorded it. Source locations are not part of a graph's key. Off by default; when on, recording takes
+// the GIL (0.2 us, plus 12 ns per Python frame). Line numbers are computed only when a location is printed.
 #pragma once
 
 #include <c10/macros/Macros.h>
@@ -18,32 +18,32 @@ struct PyCodeObject;
 namespace torch_xla {
 
 struct Frame {
-  PyCodeObject* code;  // a reference that is never given back
-  int instruction;     // offset in the code, in bytes
+  PyCodeObject* code;  // a reference that is never released
+  int instruction;     // byte offset in the code
 };
 
-constexpr uint32_t kBackward = 1u << 31;  // in a scope: recorded by the backward pass of what was recorded there
+constexpr uint32_t kBackward = 1u << 31;  // flag in a scope: recorded by the backward pass of that scope
 
 struct SourceLocation {
-  uint32_t scope;             // what set_scope was given, 0: none; with kBackward
+  uint32_t scope;             // the id passed to set_scope, 0: none; may include kBackward
   std::vector<Frame> frames;  // innermost first
 };
 
 inline std::atomic<bool> capturing_origins{false};
 
-// Takes the GIL: no lock of ours may be held.
+// Captures the current source location. Takes the GIL: call it without holding a recorder lock.
 uint32_t capture_origin();
 
-// The origin of a Node that is recorded now; 0 while nothing captures.
+// Returns the source location id for a Node recorded now; 0 if capture is off.
 inline uint32_t current_origin() {
   return C10_UNLIKELY(capturing_origins.load(std::memory_order_relaxed)) ? capture_origin() : 0;
 }
 
-// The origin of that number, null for 0. GIL held.
+// Returns the source location of an id, null for 0. Requires the GIL.
 const SourceLocation* find_origin(uint32_t number);
 
-// The scope of what this thread records from now on; returns the one before. A backward pass has the scopes of the
-// forward operations that it belongs to.
+// Sets the module scope of what this thread records from now on; returns the previous one. Operations of a backward
+// pass get the scopes of their forward operations.
 uint32_t set_scope(uint32_t scope);
 
 }  // namespace torch_xla

@@ -13,21 +13,23 @@
 namespace torch_xla {
 namespace {
 
-thread_local int8_t current = 0;
+thread_local int8_t current_index = 0;
 
 struct DeviceGuard final : c10::impl::DeviceGuardImplInterface {
   static constexpr auto kType = c10::DeviceType::XLA;
   c10::DeviceType type() const override { return kType; }
-  c10::Device getDevice() const override { return {kType, current}; }
-  void setDevice(c10::Device d) const override { current = validated_index(d); }
-  // A device without an index is the current one.
-  void uncheckedSetDevice(c10::Device d) const noexcept override { current = d.has_index() ? d.index() : current; }
+  c10::Device getDevice() const override { return {kType, current_index}; }
+  void setDevice(c10::Device d) const override { current_index = validated_index(d); }
+  // A device without an index means the current one.
+  void uncheckedSetDevice(c10::Device d) const noexcept override {
+    current_index = d.has_index() ? d.index() : current_index;
+  }
   c10::Device exchangeDevice(c10::Device d) const override {
     const c10::Device before = getDevice();
-    current = validated_index(d);
+    current_index = validated_index(d);
     return before;
   }
-  // One in-order queue per device: there is nothing to choose a stream for.
+  // Each device has one in-order queue, so there is only the default stream.
   c10::Stream getStream(c10::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
   c10::Stream getDefaultStream(c10::Device d) const override { return getStream(d); }
   c10::Stream getNewStream(c10::Device d, int) const override { return getStream(d); }
@@ -37,8 +39,8 @@ struct DeviceGuard final : c10::impl::DeviceGuardImplInterface {
 
 const c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::XLA, new DeviceGuard);
 
-int8_t checked(int64_t index) {
-  static std::atomic<int> known{0};  // devices do not go away: ask the executor only for an index not seen yet
+int8_t check_index(int64_t index) {
+  static std::atomic<int> known{0};  // devices never disappear: call the hook only for an index not validated before
   if (index < 0 || index >= known.load(std::memory_order_relaxed)) {
     const int count = std::min(hooks().device_count(), kMaxDevices);
     known.store(count);
@@ -50,28 +52,28 @@ int8_t checked(int64_t index) {
   return static_cast<int8_t>(index);
 }
 
-const bool states_held = [] {
+const bool states_fork_safe = [] {
   for (int device = 0; device < kMaxDevices; ++device) {
     ForkSafeLock(device_state(static_cast<int8_t>(device)).mutex);
   }
   return true;
 }();
 
-// Tensors that are made and die are counted with the list, whose lock is held then anyway.
+// Counts created and destroyed tensors with the list of live tensors, whose lock is held at that point anyway.
 void count_tensors() {
   static Counter* created = counter("CreateXlaTensor");
   static Counter* destroyed = counter("DestroyXlaTensor");
   for (int device = 0; device < kMaxDevices; ++device) {
     DeviceState& state = device_state(static_cast<int8_t>(device));
-    uint64_t made;
-    uint64_t died;
+    uint64_t linked;
+    uint64_t unlinked;
     {
       std::lock_guard<SpinLock> lock(state.mutex);
-      made = state.linked - std::exchange(state.linked_counted, state.linked);
-      died = state.unlinked - std::exchange(state.unlinked_counted, state.unlinked);
+      linked = state.linked - std::exchange(state.linked_counted, state.linked);
+      unlinked = state.unlinked - std::exchange(state.unlinked_counted, state.unlinked);
     }
-    created->add(static_cast<int64_t>(made));
-    destroyed->add(static_cast<int64_t>(died));
+    created->add(static_cast<int64_t>(linked));
+    destroyed->add(static_cast<int64_t>(unlinked));
   }
 }
 
@@ -94,12 +96,12 @@ std::atomic<int>& advertised_devices() {
 
 int8_t validated_index(c10::Device device) {
   TORCH_CHECK(device.type() == c10::DeviceType::XLA, "expected an xla device, got ", device);
-  return checked(device.has_index() ? device.index() : current);
+  return check_index(device.has_index() ? device.index() : current_index);
 }
 
-int8_t validated_ordinal(int64_t ordinal) { return ordinal == 0 ? 0 : checked(ordinal); }
+int8_t validated_ordinal(int64_t ordinal) { return ordinal == 0 ? 0 : check_index(ordinal); }
 
-int8_t current_device() { return current; }
-void set_current_device(int8_t index) { current = index; }
+int8_t current_device() { return current_index; }
+void set_current_device(int8_t index) { current_index = index; }
 
 }  // namespace torch_xla

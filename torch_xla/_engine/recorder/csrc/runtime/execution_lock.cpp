@@ -13,24 +13,24 @@ namespace py = pybind11;
 namespace torch_xla {
 namespace {
 
-// The execution lock of one device: free -> owned by a thread -> free. Not to be taken twice by one thread.
+// The execution lock of one device. Not reentrant.
 class ExecutionLock {
  public:
-  // Waits without the GIL. Ctrl-C ends the waiting.
+  // Waits without the GIL; Ctrl-C interrupts the wait.
   void acquire() {
     if (owner_.load(std::memory_order_relaxed) == std::this_thread::get_id()) {
       const py::object line = py::module_::import("torch_xla._engine.base.user_frames").attr("user_line")();
       throw std::runtime_error(
-          "torch_xla: a value was asked for while a graph of the same device was being built on this thread, by " +
-          line.cast<std::string>() + "; a __del__ method or signal handler must not read xla tensors");
+          "torch_xla: an xla tensor was read while this thread was building a graph of the same device, by " +
+          line.cast<std::string>() + "; do not read xla tensors in __del__ methods or signal handlers");
     }
     while (!mutex_.try_lock_for(std::chrono::nanoseconds(0))) {
-      bool taken = false;
+      bool acquired = false;
       {
         py::gil_scoped_release release;
-        taken = mutex_.try_lock_for(std::chrono::milliseconds(50));
+        acquired = mutex_.try_lock_for(std::chrono::milliseconds(50));
       }
-      if (taken) {
+      if (acquired) {
         break;
       }
       if (PyErr_CheckSignals() != 0) {
@@ -55,11 +55,11 @@ ExecutionLock* execution_locks() {
   return locks;
 }
 
-// Not held across a fork, as whoever forks need not wait for a step to end. A child of a process whose other threads
-// were in the middle of one would wait for them forever.
-const bool made_anew = [] {
-  const auto nothing = [](void*) {};
-  at_fork({execution_locks(), nothing, nothing, [](void* locks) {
+// Not acquired before a fork, because the forking thread need not wait until a step ends. In the child the locks are
+// reinitialized: threads that held one do not exist there, so it would wait forever.
+const bool locks_reset_in_child = [] {
+  const auto no_op = [](void*) {};
+  at_fork({execution_locks(), no_op, no_op, [](void* locks) {
              for (int i = 0; i < kMaxDevices; ++i) {
                new (static_cast<ExecutionLock*>(locks) + i) ExecutionLock;
              }

@@ -13,9 +13,9 @@ namespace {
 
 constexpr int64_t kWords = 2;
 
-// What torch asks a device type of its own for. Only generators: to torch, xla is no "accelerator".
+// The interface through which torch calls a custom device type. Only generators: xla is no "accelerator" to torch.
 struct XlaHooks final : compat::XLAHooks {
-  // Until torch 2.12 the registry hands over an empty argument.
+  // Before torch 2.12 the registry passes an empty argument.
   template <typename... Args>
   explicit XlaHooks(const Args&...) {}
   void init() const override {}
@@ -25,7 +25,7 @@ struct XlaHooks final : compat::XLAHooks {
   c10::DeviceIndex getCurrentDevice() const override { return current_device(); }
 };
 
-// torch looks for this name.
+// torch looks up this name.
 using at::RegistererXLAHooksRegistry;
 using at::XLAHooksRegistry;
 C10_REGISTER_TYPED_CLASS(XLAHooksRegistry, "torch_xla::detail::XLAHooks", XlaHooks)

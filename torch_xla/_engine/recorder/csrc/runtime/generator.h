@@ -1,17 +1,18 @@
-// torch.Generator(device="xla"): a stream of random numbers of its own, whose numbers are made on the device.
+// torch.Generator(device="xla"): an independent stream of random numbers, which are computed on the device.
 #pragma once
 
 #include <ATen/core/Generator.h>
 
 namespace torch_xla {
 
-// A seed and how many ops have drawn since. Each op gets a seed of its own out of both, as an operand of its graph, so
-// that drawing again compiles nothing. Owned by torch.Generator; `mutex_` of the base guards it.
+// A seed and the number of ops that have drawn from it. Each op derives a separate seed from both, passed as an operand
+// of the graph, so that drawing again does not recompile. Owned by torch.Generator; guarded by `mutex_` of the base
+// class.
 class XlaGenerator final : public c10::GeneratorImpl {
  public:
   explicit XlaGenerator(c10::DeviceIndex device);
 
-  // The seed of the next op that draws.
+  // Returns the seed for the next op that draws.
   uint64_t next_seed();
 
   void set_current_seed(uint64_t seed) override;
@@ -29,7 +30,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
   uint64_t drawn_ = 0;
 };
 
-// The XlaGenerator of `generator`; null if it is that of another device.
+// Returns the XlaGenerator of `generator`; null for a generator of another device.
 XlaGenerator* maybe_xla(const at::Generator& generator);
 
 }  // namespace torch_xla

@@ -2,7 +2,7 @@
 
 #include <ATen/DLConvertor.h>
 
-#include "ir/node.h"
+#include "runtime/buffer.h"
 
 namespace py = pybind11;
 namespace torch_xla {
@@ -13,14 +13,14 @@ at::Tensor tensor_from_array(const py::object& array, at::ScalarType dtype, at::
     return at::empty(sizes, options);
   }
   auto* memory = reinterpret_cast<void*>(array.attr("unsafe_buffer_pointer")().cast<uintptr_t>());
-  PyObject* held = array.inc_ref().ptr();
-  return at::from_blob(memory, sizes, [held](void*) { release_reference(held); }, options);
+  PyObject* retained = array.inc_ref().ptr();
+  return at::from_blob(memory, sizes, [retained](void*) { release_reference(retained); }, options);
 }
 
 py::capsule HostTensor::dlpack() const {
   const CpuDispatchScope kernels;
   return py::capsule(at::toDLPack(tensor), "dltensor", [](PyObject* capsule) {
-    if (PyCapsule_IsValid(capsule, "dltensor") != 0) {  // nobody has taken it
+    if (PyCapsule_IsValid(capsule, "dltensor") != 0) {  // not consumed
       auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
       managed->deleter(managed);
     }
@@ -32,7 +32,7 @@ HostTensor HostTensor::padded(int64_t length) const {
   return {at::constant_pad_nd(tensor.reshape({-1}), {0, length - tensor.numel()}, 0)};
 }
 
-void bind_host_memory(py::module_& m) {
+void bind_host_tensor(py::module_& m) {
   py::class_<HostTensor>(m, "HostMemory")
       .def("__dlpack__", [](const HostTensor& memory, const py::kwargs&) { return memory.dlpack(); })
       .def("__dlpack_device__", [](const HostTensor&) { return py::make_tuple(static_cast<int>(kDLCPU), 0); })

@@ -1,4 +1,4 @@
-// Memory of the CPU that torch and jax share: tensors over arrays, arrays over tensors.
+// Host memory shared by torch and jax: tensors over arrays, arrays over tensors.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -7,8 +7,8 @@
 
 namespace torch_xla {
 
-// Of this thread: the kernels of the CPU and what is between them and the caller but autograd. No mode of Python's, no
-// transform and no autocast takes part: what is computed was recorded below all of them.
+// Dispatches to CPU kernels on this thread, below autograd. Excludes Python modes, functorch transforms and autocast:
+// they were applied before the operation was recorded.
 class CpuDispatchScope {
  public:
   CpuDispatchScope()
@@ -19,19 +19,19 @@ class CpuDispatchScope {
   c10::impl::ForceDispatchKeyGuard keys_;
 };
 
-// A CPU tensor over the memory of an array that is on the CPU, and has its value; keeps the array.
+// Returns a CPU tensor that shares the memory of a ready CPU array, and retains the array.
 at::Tensor tensor_from_array(const pybind11::object& array, at::ScalarType dtype, at::IntArrayRef sizes);
 
-// The memory of a dense CPU tensor as jax takes it over (the DLPack protocol). No mode of Python's sees anything of it,
-// as one would of the tensor's own __dlpack__.
+// A dense CPU tensor as jax imports it (DLPack protocol). Python modes do not see the export, as they would with the
+// tensor's own __dlpack__.
 struct HostTensor {
   at::Tensor tensor;
 
   pybind11::capsule dlpack() const;
-  // Flat, and filled up with zeros to that length.
+  // Returns a flat copy, padded with zeros to that length.
   HostTensor padded(int64_t length) const;
 };
 
-void bind_host_memory(pybind11::module_& m);
+void bind_host_tensor(pybind11::module_& m);
 
 }  // namespace torch_xla

@@ -12,8 +12,8 @@
 namespace torch_xla {
 namespace {
 
-// The counted buffers of one device, in a list through the buffers themselves. `mutex` is a leaf lock: nobody waits for
-// the GIL under it.
+// The counted buffers of one device, in an intrusive list. `mutex` is a leaf lock: do not wait for the GIL while
+// holding it.
 struct DeviceMemoryStats {
   SpinLock mutex;
   Buffer* first = nullptr;
@@ -21,87 +21,87 @@ struct DeviceMemoryStats {
   MemoryUse use;
 };
 
-DeviceMemoryStats& account_of(int8_t device) {
-  static auto* accounts = new DeviceMemoryStats[kMaxDevices];
-  return accounts[device];
+DeviceMemoryStats& stats_of(int8_t device) {
+  static auto* all_stats = new DeviceMemoryStats[kMaxDevices];
+  return all_stats[device];
 }
 
-const bool accounts_held = [] {
+const bool stats_fork_safe = [] {
   for (int device = 0; device < kMaxDevices; ++device) {
-    ForkSafeLock(account_of(static_cast<int8_t>(device)).mutex);
+    ForkSafeLock(stats_of(static_cast<int8_t>(device)).mutex);
   }
   return true;
 }();
 
-thread_local uint32_t provenance_of_thread = 0;
+thread_local uint32_t pending_provenance = 0;
 
-void raise_peak(DeviceMemoryStats& account, int64_t bytes) {
-  account.use.peak = std::max(account.use.peak, bytes);
-  account.use.highest = std::max(account.use.highest, bytes);
+void update_peak(DeviceMemoryStats& stats, int64_t bytes) {
+  stats.use.peak = std::max(stats.use.peak, bytes);
+  stats.use.highest = std::max(stats.use.highest, bytes);
 }
 
 }  // namespace
 
 void Buffer::count() {
-  DeviceMemoryStats& account = account_of(device);
-  std::lock_guard<SpinLock> lock(account.mutex);
+  DeviceMemoryStats& stats = stats_of(device);
+  std::lock_guard<SpinLock> lock(stats.mutex);
   counted_ = true;
-  before_ = account.last;
-  (account.last ? account.last->after_ : account.first) = this;
-  account.last = this;
-  account.use.bytes += bytes;
-  account.use.buffers += 1;
-  raise_peak(account, account.use.bytes);
+  previous_ = stats.last;
+  (stats.last ? stats.last->next_ : stats.first) = this;
+  stats.last = this;
+  stats.use.bytes += bytes;
+  stats.use.buffers += 1;
+  update_peak(stats, stats.use.bytes);
 }
 
 void Buffer::donate() {
-  DeviceMemoryStats& account = account_of(device);
-  std::lock_guard<SpinLock> lock(account.mutex);
+  DeviceMemoryStats& stats = stats_of(device);
+  std::lock_guard<SpinLock> lock(stats.mutex);
   if (!counted_) {
     return;
   }
   counted_ = false;
-  (before_ ? before_->after_ : account.first) = after_;
-  (after_ ? after_->before_ : account.last) = before_;
-  account.use.bytes -= bytes;
-  account.use.buffers -= 1;
+  (previous_ ? previous_->next_ : stats.first) = next_;
+  (next_ ? next_->previous_ : stats.last) = previous_;
+  stats.use.bytes -= bytes;
+  stats.use.buffers -= 1;
 }
 
 MemoryUse memory_use(int8_t device) {
-  DeviceMemoryStats& account = account_of(device);
-  std::lock_guard<SpinLock> lock(account.mutex);
-  return account.use;
+  DeviceMemoryStats& stats = stats_of(device);
+  std::lock_guard<SpinLock> lock(stats.mutex);
+  return stats.use;
 }
 
 void add_workspace_peak(int8_t device, int64_t bytes) {
-  DeviceMemoryStats& account = account_of(device);
-  std::lock_guard<SpinLock> lock(account.mutex);
-  raise_peak(account, account.use.bytes + bytes);
+  DeviceMemoryStats& stats = stats_of(device);
+  std::lock_guard<SpinLock> lock(stats.mutex);
+  update_peak(stats, stats.use.bytes + bytes);
 }
 
 int64_t take_peak(int8_t device) {
-  DeviceMemoryStats& account = account_of(device);
-  std::lock_guard<SpinLock> lock(account.mutex);
-  const int64_t peak = account.use.peak;
-  account.use.peak = account.use.bytes;
+  DeviceMemoryStats& stats = stats_of(device);
+  std::lock_guard<SpinLock> lock(stats.mutex);
+  const int64_t peak = stats.use.peak;
+  stats.use.peak = stats.use.bytes;
   return peak;
 }
 
-void set_provenance(uint32_t provenance) { provenance_of_thread = provenance; }
+void set_provenance(uint32_t provenance) { pending_provenance = provenance; }
 
 uint32_t take_provenance() {
-  const uint32_t provenance = provenance_of_thread;
-  provenance_of_thread = 0;
+  const uint32_t provenance = pending_provenance;
+  pending_provenance = 0;
   return provenance;
 }
 
 std::vector<BufferEntry> list_buffers(int8_t device) {
-  DeviceMemoryStats& account = account_of(device);
+  DeviceMemoryStats& stats = stats_of(device);
   std::vector<BufferEntry> out;
   out.reserve(static_cast<size_t>(memory_use(device).buffers) + 64);
-  std::lock_guard<SpinLock> lock(account.mutex);
+  std::lock_guard<SpinLock> lock(stats.mutex);
   // A Buffer whose destructor waits for the mutex still owns its array.
-  for (const Buffer* buffer = account.first; buffer != nullptr; buffer = buffer->after_) {
+  for (const Buffer* buffer = stats.first; buffer != nullptr; buffer = buffer->next_) {
     Py_INCREF(buffer->array);
     out.push_back({buffer->array, buffer->bytes, buffer->provenance});
   }

@@ -1,14 +1,15 @@
-// What the buffers of each device take, and which they are: the numbers behind xm.get_memory_info.
+// Device memory accounting: how much memory the buffers of each device use, and which buffers exist
+// (xm.get_memory_info).
 //
-// A Buffer is counted from its making to its death, or until its memory is given to a result (donate). `peak` is the
-// most that was counted at once since take_peak() was last called. What made a buffer is a number that means
-// something to the Python side only: set_provenance() before buffers are made, on the same thread.
+// A Buffer counts from construction to destruction, or until it is donated to a result. `peak` is the largest total
+// since the last take_peak(). The provenance of a buffer is an id that only the Python side interprets: call
+// set_provenance() before making buffers on the same thread.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "ir/node.h"
+#include "runtime/buffer.h"
 
 namespace torch_xla {
 
@@ -21,13 +22,13 @@ struct MemoryUse {
 
 MemoryUse memory_use(int8_t device);
 
-// A program has started that needs `bytes` on top of what is counted: that counts as having been in use.
+// Accounts for a launched program that needs `bytes` in addition to the counted buffers: raises the peak.
 void add_workspace_peak(int8_t device, int64_t bytes);
 
-// The peak since the last call; from now on it counts from what is there now.
+// Returns the peak since the last call, and resets it to the current use.
 int64_t take_peak(int8_t device);
 
-// The provenance of the buffers that this thread makes, until take_provenance(); 0 stands for unknown.
+// Sets the provenance of the buffers that this thread makes until take_provenance(); 0 means unknown.
 void set_provenance(uint32_t provenance);
 uint32_t take_provenance();
 
@@ -37,7 +38,7 @@ struct BufferEntry {
   uint32_t provenance;
 };
 
-// Every buffer that is counted, oldest first. GIL held.
+// Returns every counted buffer, oldest first. Requires the GIL.
 std::vector<BufferEntry> list_buffers(int8_t device);
 
 }  // namespace torch_xla

@@ -1,4 +1,4 @@
-// The ordinal of a device, given by Python: one that exists (checked_ordinal). No binding takes a plain int for it.
+// A validated device ordinal passed from Python (validated_ordinal). Bindings take this type, never a plain int.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -15,14 +15,15 @@ namespace {
 
 bool profiled() { return compat::profilerType() == compat::ActiveProfilerType::KINETO; }
 
-// The profile of the thread that made it. Spans belong to the thread that adds them, as whose row they are shown: that
-// of the host would be torn where a program of the device ends in the middle of one of its spans.
+// A handle to the profile that is active on the constructing thread. torch assigns spans to the thread that adds them,
+// shown as its row: use a separate thread, because device spans may overlap the host's spans.
 class Profile {
  public:
-  // Times in ns of the Unix epoch. The profile runs. Nothing where it takes no spans, as one that a daemon asked for.
+  // Adds a span; times in ns of the Unix epoch. The profiler must be running. Does nothing for profilers without spans,
+  // such as on-demand (daemon) ones.
   void add(const std::string& name, int64_t start, int64_t end) const {
     constexpr int64_t kNoHandle = -1;
-    c10::DebugInfoGuard here(info_);
+    c10::DebugInfoGuard guard(info_);
     if (!profiled()) {
       return;
     }
@@ -37,7 +38,7 @@ class Profile {
   std::shared_ptr<c10::ThreadLocalDebugInfo> info_ = c10::ThreadLocalDebugInfo::current();
 };
 
-// What the system calls this thread; the first 15 characters of it.
+// Sets the system's name of this thread, truncated to 15 characters.
 void name_thread(const std::string& name) { pthread_setname_np(pthread_self(), name.substr(0, 15).c_str()); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// torch.profiler, told of what devices did while the host went on. See diagnostics/profiler_spans.py.
+// Adds device activity to torch.profiler. See diagnostics/profiler_spans.py.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// Hooks into Python, and the end of the interpreter.
+// Hooks into Python, and interpreter shutdown.
 #include "runtime/python_hooks.h"
 
 #include <unistd.h>
@@ -12,27 +12,27 @@
 #include <thread>
 
 #include "compat/python_internal.h"
-#include "dispatch/sharding.h"
 #include "runtime/device.h"
 #include "runtime/memory_stats.h"
+#include "runtime/pending_sharding.h"
 #include "support/fork_safe_lock.h"
 
 namespace py = pybind11;
 namespace torch_xla {
 namespace {
 
-// The way into Python for threads that torch runs. It closes when the interpreter ends: from then on a thread that asks
-// for the GIL is ended inside that call (until Python 3.14), in the middle of C++ whose destructors touch Python. So
-// close() lets those inside finish, and whoever comes later, other than the thread that ends the interpreter, waits for
-// the end of the process: here or, in an operation that needs no Python, at hold().
+// Guards entry into Python for threads that torch runs. Once the interpreter shuts down, a thread that requests the GIL
+// is terminated inside that call (before Python 3.14), in the middle of C++ whose destructors touch Python. So close()
+// waits until all threads inside have left, and any thread that enters later, other than the one that shuts the
+// interpreter down, blocks until the process ends: here or, for operations that need no Python, in block().
 class ShutdownGate {
  public:
   static ShutdownGate& get() {
-    static auto* door = new ShutdownGate;
-    return *door;
+    static auto* gate = new ShutdownGate;
+    return *gate;
   }
 
-  // May be nested: a thread that is inside goes on until it leaves.
+  // Reentrant: a nested call never blocks.
   void enter() {
     if (depth_++ > 0) {
       return;
@@ -58,8 +58,8 @@ class ShutdownGate {
     changed_.wait(lock, [this] { return inside_ == 0; });
   }
 
-  // A child has none of the threads that were inside or waiting; the forking one may be inside itself.
-  void hold_at_fork() {
+  // A child process has none of the threads inside or waiting; the forking thread may be inside itself.
+  void register_fork_handlers() {
     at_fork({this, [](void* gate) { static_cast<ShutdownGate*>(gate)->mutex_.lock(); },
              [](void* gate) { static_cast<ShutdownGate*>(gate)->mutex_.unlock(); },
              [](void* gate) {
@@ -69,17 +69,17 @@ class ShutdownGate {
              }});
   }
 
-  // Holds the thread, unless it is the one that ends the interpreter.
-  void hold() const {
-    while (!closes()) {
+  // Blocks forever, unless this thread shuts the interpreter down.
+  void block() const {
+    while (!is_closing_thread()) {
       std::this_thread::sleep_for(std::chrono::hours(1));
     }
   }
 
  private:
-  // Whether this thread ends the interpreter. `closing`, by which one comes here, says nothing of what was written
-  // before it.
-  bool closes() const {
+  // Returns whether this thread shuts the interpreter down. Reading `closing` does not order earlier writes, hence the
+  // mutex.
+  bool is_closing_thread() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return std::this_thread::get_id() == closer_;
   }
@@ -93,19 +93,20 @@ class ShutdownGate {
 };
 thread_local int ShutdownGate::depth_ = 0;
 
-const bool gate_held = [] {
-  ShutdownGate::get().hold_at_fork();
+const bool gate_fork_safe = [] {
+  ShutdownGate::get().register_fork_handlers();
   return true;
 }();
 
-// Why this process has no devices; null: it has. Set once, by the only thread of a forked child, and never freed.
-std::string* lost = nullptr;
+// Error message if this process lost its devices, else null. Set once, by the only thread of a forked child; never
+// freed.
+std::string* devices_lost_message = nullptr;
 
-// In a child of a process that has used a device: nothing of XLA may be called any more, not even to free what it owns.
-// `left` are Python objects that are never freed. Destructors that run after main() would wait for threads of the
-// parent, so the process ends before them, with its own exit code.
-void lose_devices(const std::string& why, const py::object& left) {
-  lost = new std::string(why);
+// Marks the devices as lost in a forked child of a process that has used one. XLA must not be called any more, not even
+// to free memory, so the Python objects in `left` are never freed. Destructors that run after main() would wait for
+// threads of the parent: the process exits before them, with its exit code.
+void lose_devices(const std::string& message, const py::object& left) {
+  devices_lost_message = new std::string(message);
   leak_buffers();
   left.inc_ref();
   on_exit(
@@ -116,7 +117,7 @@ void lose_devices(const std::string& why, const py::object& left) {
       nullptr);
 }
 
-// Waiting at the gate with the GIL would keep those inside from finishing.
+// Releases the GIL while waiting: threads inside need it to leave.
 void enter() {
   if (PyGILState_Check()) {
     py::gil_scoped_release release;
@@ -131,18 +132,18 @@ std::terminate_handler& earlier_terminate_handler() {
   return handler;
 }
 
-// For a thread that is in other C++ than ours when it is ended as described above: where that must not be unwound,
-// std::terminate would abort a process that has ended well.
-[[noreturn]] void hold_or_terminate() {
+// For a thread that is terminated, as described above, in foreign C++ frames that cannot be unwound: std::terminate
+// would abort a process that exited successfully.
+[[noreturn]] void block_or_terminate() {
   if (!std::current_exception()) {
-    ShutdownGate::get().hold();
+    ShutdownGate::get().block();
   }
   earlier_terminate_handler()();
   std::abort();
 }
 
-// With `threads`, other threads of the interpreter are alive; those on their way back from an operation get the time to
-// arrive in Python, where being ended is harmless.
+// Shuts the gate. If `threads`, other interpreter threads are alive; waits so that those returning from an operation
+// reach Python, where termination is harmless.
 void close(bool threads) {
   {
     py::gil_scoped_release release;
@@ -153,11 +154,11 @@ void close(bool threads) {
     }
   }
   leak_buffers();
-  earlier_terminate_handler() = std::set_terminate(&hold_or_terminate);
+  earlier_terminate_handler() = std::set_terminate(&block_or_terminate);
 }
 
-// A hook: a Python function that any thread may call until the very end. Never destroyed: at exit there is no
-// interpreter left to give the reference back to.
+// A Python function that any thread may call until shutdown. Never destroyed: at exit no interpreter exists to release
+// it.
 class Hook {
  public:
   explicit Hook(const py::object& function) : function_(function.inc_ref().ptr()) {}
@@ -170,44 +171,40 @@ class Hook {
   PyObject* function_;
 };
 
-// What an upload that raised had noted of its buffer is not of the next one.
-void forget_notes() {
+// Drops the attributes that a failed upload set for its buffer.
+void clear_pending_attributes() {
   take_provenance();
   take_sharding();
 }
 
 void set_hooks(const py::object& device_count, const py::object& upload, const py::object& download,
-               const py::object& transfer, const py::object& materialize, const py::object& cut,
+               const py::object& transfer, const py::object& materialize, const py::object& flush,
                const py::object& fallback, const py::object& fallback_done) {
   Hooks& h = hooks();
   h.device_count = [f = Hook(device_count)] {
-    GilScope here;
+    GilScope gil;
     return f().cast<int>();
   };
   h.upload = [f = Hook(upload)](const at::Tensor& t, int8_t device) {
-    GilScope here;
-    forget_notes();
+    GilScope gil;
+    clear_pending_attributes();
     return make_buffer(f(t, static_cast<int>(device)), device);
   };
   h.download = [f = Hook(download)](const BufferPtr& buffer, at::ScalarType dtype, at::IntArrayRef sizes) {
-    GilScope here;
+    GilScope gil;
     return f(borrow(buffer), static_cast<int>(dtype), py::tuple(py::cast(sizes.vec()))).cast<at::Tensor>();
   };
   h.transfer = [f = Hook(transfer)](const BufferPtr& buffer, int8_t device) {
-    GilScope here;
-    forget_notes();
+    GilScope gil;
+    clear_pending_attributes();
     return make_buffer(f(borrow(buffer), static_cast<int>(device)), device);
   };
   h.materialize = [f = Hook(materialize)](const std::vector<NodePtr>& nodes, int8_t device) {
-    GilScope here;
-    py::list values;
-    for (const auto& node : nodes) {
-      values.append(py::cast(node));
-    }
-    f(values, static_cast<int>(device));
+    GilScope gil;
+    f(nodes_to_python(nodes), static_cast<int>(device));
   };
-  h.flush = [f = Hook(cut)](int8_t device) {
-    GilScope here;
+  h.flush = [f = Hook(flush)](int8_t device) {
+    GilScope gil;
     f(static_cast<int>(device));
   };
   h.enter = &enter;
@@ -215,17 +212,17 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
   h.block_forever = [] {
     if (PyGILState_Check()) {
       py::gil_scoped_release release;
-      ShutdownGate::get().hold();
+      ShutdownGate::get().block();
     } else {
-      ShutdownGate::get().hold();
+      ShutdownGate::get().block();
     }
   };
   h.fallback = [f = Hook(fallback)](const std::string& name) {
-    GilScope here;
+    GilScope gil;
     f(name);
   };
   h.fallback_done = [f = Hook(fallback_done)] {
-    GilScope here;
+    GilScope gil;
     f();
   };
 }
@@ -233,7 +230,7 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
 }  // namespace
 
 GilScope::GilScope() {
-  TORCH_CHECK(lost == nullptr, *lost);
+  TORCH_CHECK(devices_lost_message == nullptr, *devices_lost_message);
   enter();
   gil_ = std::make_unique<py::gil_scoped_acquire>();
 }
@@ -248,9 +245,9 @@ BufferPtr make_buffer(py::object array, int device, int64_t bytes, uint32_t prov
 }
 
 BufferPtr make_buffer(py::object array, int device) {
-  const PendingSharding note = take_sharding();
-  const int64_t bytes = note.bytes >= 0 ? note.bytes : array.attr("nbytes").cast<int64_t>();
-  return make_buffer(std::move(array), device, bytes, take_provenance(), note.sharding);
+  const PendingSharding pending = take_sharding();
+  const int64_t bytes = pending.bytes >= 0 ? pending.bytes : array.attr("nbytes").cast<int64_t>();
+  return make_buffer(std::move(array), device, bytes, take_provenance(), pending.sharding);
 }
 
 void bind_interpreter(py::module_& m) {

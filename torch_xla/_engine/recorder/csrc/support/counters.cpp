@@ -14,7 +14,7 @@ struct CounterTable {
   std::map<std::string, std::unique_ptr<Counter>> counters;
 };
 
-// Never destroyed: kernels and tensors bump counters while the process is going down.
+// Never destroyed: kernels and tensors increment counters during process exit.
 CounterTable& counter_table() {
   static auto* t = new CounterTable;
   return *t;
@@ -31,7 +31,7 @@ void gather_all() {
   }
 }
 
-const ForkSafeLock counters_held(counter_table().mutex);
+const ForkSafeLock counters_fork_safe(counter_table().mutex);
 
 }  // namespace
 

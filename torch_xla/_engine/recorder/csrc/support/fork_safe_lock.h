@@ -1,11 +1,12 @@
-// Locks across fork(). A child has the forking thread only: a lock that another thread held would stay taken for good.
+// Locks across fork(). The child has only the forking thread: a lock that another thread held would stay locked
+// forever.
 #pragma once
 
 #include <new>
 
 namespace torch_xla {
 
-// Called by the forking thread: before the fork, after it in the parent, and after it in the child.
+// Callbacks of the forking thread: before the fork, after it in the parent, and after it in the child.
 struct ForkHandlers {
   void* what;
   void (*before)(void*);
@@ -13,12 +14,13 @@ struct ForkHandlers {
   void (*in_child)(void*);
 };
 
-// Only while the library is being loaded: nothing guards the list. Never undone.
+// Registers callbacks for the life of the process. Call it only while the library is being loaded: no lock guards the
+// list.
 void at_fork(const ForkHandlers& handlers);
 
-// Takes a lock of the life of the process for each fork, so that what it guards is whole in the child, where the lock
-// is made anew: waiters of the parent would be counted in the old one. Locks are taken in the order in which they were
-// named here, and all are leaf locks: whoever holds one waits for nothing, neither for another one nor for the GIL.
+// Holds a process-lifetime lock during each fork, so that the data it guards is consistent in the child, and
+// reinitializes the lock there, because the old one may count waiters of the parent. Locks are acquired in the order of
+// their registration. All must be leaf locks: a holder waits neither for another lock nor for the GIL.
 template <typename Lock>
 struct ForkSafeLock {
   explicit ForkSafeLock(Lock& lock) {

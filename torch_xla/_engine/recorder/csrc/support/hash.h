@@ -1,4 +1,4 @@
-// 128-bit hashing of what a graph is made of. Two lanes of multiply-and-fold; both see every word.
+// 128-bit hash of a graph: two lanes of multiply-and-fold, each of which mixes in every word.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// A lock for critical sections of a few instructions, taken several times per recorded op: half the cost of std::mutex
-// when nobody else wants it. Nothing that could block, allocate much or take the GIL may happen under it.
+// A lock for critical sections of a few instructions, acquired several times per recorded op: half the cost of an
+// uncontended std::mutex. Do not block, take the GIL or allocate large memory while holding it.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ class SpinLock {
   void lock() {
     int tries = 0;
     while (flag_.exchange(true, std::memory_order_acquire)) {
-      // The holder may have lost its processor: give it ours.
+      // The holder may have been preempted: yield this core to it.
       if (++tries > 64) {
         std::this_thread::yield();
       }

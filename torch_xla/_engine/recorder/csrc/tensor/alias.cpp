@@ -1,4 +1,4 @@
-// Tensors that share a memory: how it comes to be shared, views and twins, and a tensor that takes over another's.
+// Tensors that share memory: creating views and aliases, and taking over another tensor's memory.
 #include <utility>
 
 #include "tensor/xla_tensor.h"
@@ -15,10 +15,10 @@ void XlaTensor::ensure_alias() {
   }
 }
 
-void XlaTensor::share_mode_with(XlaTensor& view, bool detached) {
+void XlaTensor::share_inference_mode(XlaTensor& view, bool detached) {
   if (C10_UNLIKELY(view.is_inference() != is_inference())) {
     view.key_set_ = key_set_;
-    // What is detached outside of inference mode from a tensor of that mode counts its writes, and may be written to.
+    // A tensor detached from an inference tensor outside of inference mode tracks its version, and may be written to.
     view.version_counter_ =
         is_inference() && !detached ? c10::VariableVersion(c10::VariableVersion::DISABLED) : c10::VariableVersion(0);
   }
@@ -26,7 +26,7 @@ void XlaTensor::share_mode_with(XlaTensor& view, bool detached) {
 
 at::Tensor XlaTensor::make_view(NodePtr node, bool overlaps) {
   auto view = c10::make_intrusive<XlaTensor>(*this, std::move(node), overlaps);
-  share_mode_with(*view);
+  share_inference_mode(*view);
   if (C10_UNLIKELY(static_cast<bool>(storage_)) && !overlaps) {
     view->storage_ = storage_;
   }
@@ -45,7 +45,7 @@ at::Tensor XlaTensor::base_tensor() {
     version = alias_->version;
   }
   auto all = c10::make_intrusive<XlaTensor>(std::move(alias), ViewPtr(), std::move(value), version);
-  share_mode_with(*all);
+  share_inference_mode(*all);
   return at::Tensor(std::move(all));
 }
 
@@ -65,9 +65,9 @@ c10::intrusive_ptr<XlaTensor> XlaTensor::make_alias_impl() const {
     view = view_;
     version = version_;
   }
-  auto twin = c10::make_intrusive<XlaTensor>(std::move(alias), std::move(view), std::move(value), version);
-  self->share_mode_with(*twin, /*detached=*/true);
-  return twin;
+  auto alias_tensor = c10::make_intrusive<XlaTensor>(std::move(alias), std::move(view), std::move(value), version);
+  self->share_inference_mode(*alias_tensor, /*detached=*/true);
+  return alias_tensor;
 }
 
 c10::intrusive_ptr<c10::TensorImpl> XlaTensor::shallow_copy_and_detach(const c10::VariableVersion& version,

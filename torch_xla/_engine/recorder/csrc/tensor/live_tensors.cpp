@@ -42,7 +42,7 @@ void XlaTensor::release_recomputable(uint64_t epoch, uint64_t walk, std::vector<
     held.push_back(alias_->value);
   }
   if (node_) {
-    if (version_ != alias_->version) {  // the memory's first tensor, written to through a view
+    if (version_ != alias_->version) {  // the base tensor, written to through a view
       released.nodes.push_back(std::exchange(node_, alias_->value));
       version_ = alias_->version;
     }

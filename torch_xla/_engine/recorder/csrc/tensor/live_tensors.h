@@ -1,5 +1,5 @@
-// The live tensors of a device, and the values that they hold. A collection settles each first: what can be computed
-// again is given up (XlaTensor::settle).
+// The live tensors of a device, and their values. Collecting a graph first releases what can be recomputed
+// (XlaTensor::release_recomputable).
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace torch_xla {
 
-// The values that live tensors refer to, oldest first, an entry per reference. `walk` is the epoch of a walk whose
-// graph computes the values that it has seen; 0 for none. Under the execution lock.
+// Returns the values that live tensors refer to, oldest first, one entry per reference. `walk` is the epoch of a
+// traversal whose graph computes the values it has visited; 0 for none. Requires the execution lock.
 std::vector<NodePtr> live_values(int8_t device, uint64_t walk = 0);
 
 }  // namespace torch_xla

@@ -1,10 +1,10 @@
-// What tells tensors apart: their numbers, and the storages that stand for memory.
+// Identity of tensors: ids, and storages that identify shared memory.
 #include "tensor/xla_tensor.h"
 
 namespace torch_xla {
 namespace {
 
-// Numbers from 1. Under no lock: the mutexes of several devices guard what is numbered.
+// Ids start at 1. Atomic, because tensors are guarded by the mutexes of several devices.
 uint64_t next_number(std::atomic<uint64_t>& last) { return last.fetch_add(1, std::memory_order_relaxed) + 1; }
 
 uint64_t next_id() {
@@ -12,12 +12,12 @@ uint64_t next_id() {
   return next_number(last);
 }
 
-uint64_t next_memory() {
+uint64_t next_storage_id() {
   static std::atomic<uint64_t> last{0};
   return next_number(last);
 }
 
-// An address that no memory of the process can have: reading it is a fault on every machine, not someone's data.
+// Returns an address outside of any process's address space: reading it faults instead of returning foreign data.
 void* next_address(size_t bytes) {
   constexpr uint64_t kLine = 64;
   static std::atomic<uint64_t> next{1ull << 56};
@@ -40,18 +40,18 @@ uint64_t XlaTensor::id() {
   return id;
 }
 
-uint64_t XlaTensor::memory_id() {
+uint64_t XlaTensor::storage_id() {
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   if (!alias_ || alias_.use_count() == 1) {
     return 0;
   }
-  if (alias_->base_tensor == 0) {
-    alias_->base_tensor = next_memory();
+  if (alias_->storage_id == 0) {
+    alias_->storage_id = next_storage_id();
   }
-  return alias_->base_tensor;
+  return alias_->storage_id;
 }
 
-size_t XlaTensor::memory_bytes() const {
+size_t XlaTensor::storage_bytes() const {
   const Shape& shape = (alias_ ? alias_->value : node_)->shape();
   return static_cast<size_t>(shape.elements()) * c10::elementSize(shape.dtype);
 }
@@ -65,21 +65,21 @@ const c10::Storage& XlaTensor::storage() const {
   size_t bytes;
   {
     std::lock_guard<SpinLock> lock(device_state(index_).mutex);
-    bytes = memory_bytes();
+    bytes = storage_bytes();
   }
-  const c10::Storage made = make_storage(next_address(bytes), bytes, place);
-  c10::Storage shown = made;
+  const c10::Storage new_storage = make_storage(next_address(bytes), bytes, place);
+  c10::Storage storage = new_storage;
   {
     std::lock_guard<SpinLock> lock(device_state(index_).mutex);
     if (alias_ && alias_->storage) {
-      shown = alias_->storage;
+      storage = alias_->storage;
     } else if (alias_) {
-      alias_->storage = made;
+      alias_->storage = new_storage;
     }
   }
-  // An expanded tensor appears to be contiguous, and must not look larger than its storage.
+  // An expanded tensor appears contiguous, and must not be larger than its storage.
   const size_t own = static_cast<size_t>(numel()) * dtype().itemsize();
-  self->storage_ = own > bytes ? make_storage(shown.mutable_data(), own, place) : shown;
+  self->storage_ = own > bytes ? make_storage(storage.mutable_data(), own, place) : storage;
   return storage_;
 }
 

@@ -1,4 +1,4 @@
-// Steps from a memory to a view of it, and back.
+// View chains: the operators that lead from a base tensor to a view, replayed or inverted.
 #include <algorithm>
 
 #include "ir/op.h"
@@ -7,12 +7,12 @@
 namespace torch_xla {
 namespace {
 
-NodePtr copy_of_step(const ViewOp& view, const NodePtr& base) {
+NodePtr make_view_node(const ViewOp& view, const NodePtr& base) {
   auto node = c10::make_intrusive<Node>();
   node->op = view.op;
   node->device = base->device;
   node->key = view.key;
-  node->signature = view.signature;
+  node->output_spec = view.output_spec;
   node->attrs = view.attrs;
   node->has_start = view.has_start;
   node->origin = view.origin;
@@ -24,33 +24,33 @@ NodePtr copy_of_step(const ViewOp& view, const NodePtr& base) {
 }  // namespace
 
 NodePtr ViewOp::apply(const NodePtr& base) const {
-  NodePtr node = copy_of_step(*this, base);
-  return signature->is_list ? getitem_node(node, out) : node;
+  NodePtr node = make_view_node(*this, base);
+  return output_spec->is_list ? getitem_node(node, out) : node;
 }
 
 bool ViewOp::covers() const {
   static const Op* expand = find_op("aten::expand");
-  return overlaps ? op == expand : signature->outs[out].elements() == from->outs[from_out].elements();
+  return overlaps ? op == expand : output_spec->outs[out].elements() == from->outs[from_out].elements();
 }
 
 NodePtr ViewOp::scatter(const NodePtr& base, const NodePtr& value, uint32_t written) const {
-  NodePtr node = copy_of_step(*this, base);
+  NodePtr node = make_view_node(*this, base);
   node->is_scatter = true;
   node->origin = written;
   node->key.mix(0x5CA77E2ull);
   node->key.mix(static_cast<uint64_t>(out));
   node->inputs.push_back(value);
   node->attrs.emplace_back(static_cast<int64_t>(out));
-  node->signature = from;
+  node->output_spec = from;
   if (from->outs.size() > 1 || from->is_list) {
-    // What is viewed is itself one of several results: the scattered value is a value of its own.
-    node->signature = make_signature(from->outs[from_out].dtype, from->outs[from_out].sizes);
+    // The viewed tensor is itself one of several results: the scattered value is a separate value.
+    node->output_spec = make_output_spec(from->outs[from_out].dtype, from->outs[from_out].sizes);
   }
   return node;
 }
 
 void XlaTensor::ensure_view() {
-  if (!unkept_) {
+  if (!view_op_pending_) {
     return;
   }
   const Node* step = node_->op == getitem_op() ? node_->inputs[0].get() : node_.get();
@@ -63,33 +63,33 @@ void XlaTensor::ensure_view() {
   view->has_start = step->has_start;
   view->origin = step->origin;
   view->default_dtype = step->default_dtype;
-  view->from = base->signature;
+  view->from = base->output_spec;
   view->from_out = base->out;
-  view->signature = step->signature;
+  view->output_spec = step->output_spec;
   view->out = node_->out;
   view->overlaps = overlaps_;
   view_ = std::move(view);
-  unkept_ = false;
+  view_op_pending_ = false;
 }
 
-ViewChain XlaTensor::steps() {
-  ViewChain steps;
+ViewChain XlaTensor::view_chain() {
+  ViewChain chain;
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   ensure_view();
   for (ViewPtr view = view_; view; view = view->parent) {
-    steps.ops.push_back(view);
+    chain.ops.push_back(view);
   }
-  std::reverse(steps.ops.begin(), steps.ops.end());
-  return steps;
+  std::reverse(chain.ops.begin(), chain.ops.end());
+  return chain;
 }
 
-at::Tensor replay(const ViewChain& steps, at::Tensor memory) {
-  for (const ViewPtr& step : steps.ops) {
-    XlaTensor& viewed = *maybe_xla(memory);
+at::Tensor replay(const ViewChain& chain, at::Tensor base) {
+  for (const ViewPtr& step : chain.ops) {
+    XlaTensor& viewed = *maybe_xla(base);
     NodePtr value = step->apply(viewed.value());
-    memory = viewed.make_view(std::move(value), step->overlaps);
+    base = viewed.make_view(std::move(value), step->overlaps);
   }
-  return memory;
+  return base;
 }
 
 }  // namespace torch_xla

@@ -1,15 +1,15 @@
-// Writing to a tensor in place: through its views to the memory, as far as there are steps back.
-#include "dispatch/sharding.h"
-#include "dispatch/strided_layout.h"
+// In-place writes: propagates a new value through the tensor's views to the base, or writes to the base directly.
+#include "ir/sharding.h"
 #include "ir/source_location.h"
 #include "tensor/xla_tensor.h"
 
 namespace torch_xla {
 
-// Whether a write can go back through the views, step by step: not where elements that share their place are told
-// apart. With equal values they are not, if each step up to the last that overlaps leaves nothing out.
+// Returns whether a write can scatter the new value back through the view chain. It cannot where a view maps several
+// elements to one location and they may differ. If all elements are equal, it can, provided that each view up to the
+// last overlapping one covers its operand.
 //
-//   a step overlaps   all elements equal   steps up to the last that overlaps   by steps
+//   a view overlaps   all elements equal   views up to the last that overlaps   scatter
 //   none              -                    -                                    yes
 //   yes               no                   -                                    no
 //   yes               yes                  each covers what it views            yes
@@ -47,8 +47,8 @@ void XlaTensor::reshard(NodePtr value) {
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   ensure_view();
   TORCH_CHECK(can_scatter_through_views(false),
-              "mark_sharding: several elements of this tensor are one element of the memory that it shows (expand, "
-              "unfold, as_strided); mark its clone()");
+              "mark_sharding: several elements of this tensor share one memory location (expand, unfold, as_strided); "
+              "mark its clone() instead");
   set_value(std::move(value), origin, false, before);
 }
 
@@ -57,18 +57,18 @@ void XlaTensor::set_value(NodePtr value, uint32_t origin, bool keep_sharding, No
     value = with_sharding_of(*node_, std::move(value));
   }
   if (alias_) {
-    // From this view outwards: every step puts the new value into the value of what it views.
-    c10::SmallVector<const ViewOp*, 4> steps;
+    // From this view to the base: each step scatters the new value into the value of its operand.
+    c10::SmallVector<const ViewOp*, 4> view_ops;
     for (const ViewOp* view = view_.get(); view != nullptr; view = view->parent.get()) {
-      steps.push_back(view);
+      view_ops.push_back(view);
     }
     c10::SmallVector<NodePtr, 4> bases;
     bases.push_back(alias_->value);
-    for (size_t i = steps.size(); i > 1; --i) {
-      bases.push_back(steps[i - 1]->apply(bases.back()));
+    for (size_t i = view_ops.size(); i > 1; --i) {
+      bases.push_back(view_ops[i - 1]->apply(bases.back()));
     }
     NodePtr base = value;
-    for (const ViewOp* step : steps) {
+    for (const ViewOp* step : view_ops) {
       base = step->scatter(bases.back(), base, origin);
       bases.pop_back();
     }

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "dispatch/strided_layout.h"
+#include "tensor/view_layout.h"
 
 namespace torch_xla {
 namespace {
@@ -35,9 +35,9 @@ inline void XlaTensor::unlink() {
   ++state.unlinked;
 }
 
-// What set_sizes_contiguous does, without computing the flags again: those of a new TensorImpl are those of a
-// contiguous tensor, but for channels_last's, which tensors of four and five dimensions have.
-inline void XlaTensor::set_first_sizes(at::IntArrayRef sizes) {
+// Like set_sizes_contiguous, without recomputing the flags: a new TensorImpl has those of a contiguous tensor, except
+// for channels_last, which exists for four and five dimensions.
+inline void XlaTensor::init_sizes(at::IntArrayRef sizes) {
   const size_t dimensions = sizes.size();
   if (dimensions > 3) {
     set_sizes_contiguous(sizes);
@@ -64,7 +64,7 @@ XlaTensor::XlaTensor(NodePtr node, Unlinked)
       node_(std::move(node)) {
   set_storage_access_should_throw();
   is_non_overlapping_and_dense_ = true;
-  set_first_sizes(node_->shape().sizes);
+  init_sizes(node_->shape().sizes);
 }
 
 XlaTensor::XlaTensor(NodePtr node) : XlaTensor(std::move(node), Unlinked()) { link(); }
@@ -81,7 +81,7 @@ XlaTensor::XlaTensor(AliasPtr alias, ViewPtr view, NodePtr node, uint64_t versio
 }
 
 XlaTensor::XlaTensor(XlaTensor& base, NodePtr node, bool overlaps) : XlaTensor(std::move(node), Unlinked()) {
-  unkept_ = true;
+  view_op_pending_ = true;
   overlaps_ = overlaps;
   set_custom_sizes_strides(SizesStridesPolicy::CustomStrides);
   DeviceState& state = device_state(index_);
@@ -97,12 +97,12 @@ XlaTensor::XlaTensor(XlaTensor& base, NodePtr node, bool overlaps) : XlaTensor(s
 XlaTensor::~XlaTensor() { unlink(); }
 
 NodePtr XlaTensor::replay() const {
-  c10::SmallVector<const ViewOp*, 4> steps;
+  c10::SmallVector<const ViewOp*, 4> view_ops;
   for (const ViewOp* view = view_.get(); view != nullptr; view = view->parent.get()) {
-    steps.push_back(view);
+    view_ops.push_back(view);
   }
   NodePtr value = alias_->value;
-  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+  for (auto step = view_ops.rbegin(); step != view_ops.rend(); ++step) {
     value = (*step)->apply(value);
   }
   return value;
@@ -119,7 +119,7 @@ const NodePtr& XlaTensor::current_value(NodePtr& before) {
 }
 
 NodePtr XlaTensor::value() {
-  // Always under the mutex: another thread may be writing to this tensor, and free the Node that is read here.
+  // Hold the mutex: another thread may write to this tensor, and free the Node that is read here.
   NodePtr before;
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   return current_value(before);
@@ -142,10 +142,10 @@ void XlaTensor::set_shape_from(const Shape& shape) {
 
 void XlaTensor::move_to(const NodePtr& value) {
   unlink();
-  // In no list, so that neither device collects it while it is between them.
+  // Not in any list while it moves, so that neither device collects it.
   index_ = value->device;
   device_opt_ = c10::Device(c10::DeviceType::XLA, index_);
-  unkept_ = false;
+  view_op_pending_ = false;
   view_ = nullptr;
   alias_ = nullptr;
   node_ = value;

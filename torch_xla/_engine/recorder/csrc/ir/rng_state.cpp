@@ -1,4 +1,4 @@
-#include "runtime/rng_state.h"
+#include "ir/rng_state.h"
 
 #include <mutex>
 
@@ -19,39 +19,39 @@ uint64_t mix_seed(uint64_t x) {
 uint64_t torch_seed() { return compat::getDefaultCPUGenerator().current_seed(); }
 
 NodePtr make_seed(uint64_t seed, int8_t device) {
-  static const SignaturePtr signature = make_signature(at::kLong, {});
+  static const OutputSpecPtr output_spec = make_output_spec(at::kLong, {});
   auto node = c10::make_intrusive<Node>();
   node->op = seed_op();
   node->key = seed_op()->key;
-  node->signature = signature;
+  node->output_spec = output_spec;
   node->device = device;
   node->attrs.emplace_back(static_cast<int64_t>(seed));
   return node;
 }
 
-// The device's state after the draws since the last cut: a Weyl sequence, so that a number depends on the seed and on
-// how many draws came before, not on where the program was cut. The streams of two seeds that differ by less than 2^32
-// meet after 2^32 draws at the earliest. lowering/recorder_ops.py computes the same on the device.
-uint64_t state_after(const DeviceState& state) {
+// Returns the device's state after the draws since the last flush. A Weyl sequence: a random number depends on the seed
+// and the number of earlier draws, not on where the graph was flushed. The streams of two seeds that differ by less
+// than 2^32 overlap after 2^32 draws at the earliest. lowering/recorder_ops.py computes the same on the device.
+uint64_t current_state(const DeviceState& state) {
   constexpr uint64_t kStride = 0x9E3779B900000001ull;
   return state.seed + state.offset * kStride;
 }
 
-// With the device's mutex held; gives the Node that is no longer needed, to be freed without it.
-NodePtr next_seed(DeviceState& state) {
-  state.seed = state_after(state);
+// Folds the draws into the seed. Requires the device mutex; returns the old Node, to be released without the mutex.
+NodePtr rebase_seed(DeviceState& state) {
+  state.seed = current_state(state);
   state.offset = 0;
   return std::move(state.seed_node);
 }
 
-// With the device's mutex held.
+// Requires the device mutex.
 void ensure_seeded(DeviceState& state, int8_t device) {
   if (!state.seed_node) {
-    // torch.manual_seed tells us itself; this also notices a generator that was seeded directly.
-    const uint64_t now = torch_seed();
-    if (!state.seeded || now != state.torch_seed) {
-      state.seed = mix_seed(now + static_cast<uint64_t>(device));
-      state.torch_seed = now;
+    // torch.manual_seed calls us; this also detects a generator that was seeded directly.
+    const uint64_t torch_seed_now = torch_seed();
+    if (!state.seeded || torch_seed_now != state.torch_seed) {
+      state.seed = mix_seed(torch_seed_now + static_cast<uint64_t>(device));
+      state.torch_seed = torch_seed_now;
       state.seeded = true;
     }
     state.seed_node = make_seed(state.seed, device);
@@ -67,7 +67,7 @@ RngOperand next_rng_operand(int8_t device) {
   std::lock_guard<SpinLock> lock(state.mutex);
   ensure_seeded(state, device);
   if (C10_UNLIKELY(static_cast<uint32_t>(state.seed) + uint64_t{state.offset} > UINT32_MAX)) {
-    before = next_seed(state);  // on the device the halves of the state do not carry
+    before = rebase_seed(state);  // the device adds the halves of the state without a carry
     ensure_seeded(state, device);
   }
   return {state.seed_node, state.offset++};
@@ -82,7 +82,7 @@ void advance_seed(int8_t device) {
   NodePtr before;
   std::lock_guard<SpinLock> lock(state.mutex);
   if (state.seed_node && state.offset > 0) {
-    before = next_seed(state);
+    before = rebase_seed(state);
   }
 }
 
@@ -98,8 +98,8 @@ void set_seed(int8_t device, uint64_t seed) {
 }
 
 void set_all_seeds(uint64_t seed) {
-  // Distinct streams per device, as torch.cuda.manual_seed_all gives them only across seeds: replicas that want equal
-  // numbers set equal states with xm.set_rng_state.
+  // Each device gets a distinct stream, unlike torch.cuda.manual_seed_all: replicas that need equal numbers set equal
+  // states with xm.set_rng_state.
   for (int device = 0; device < kMaxDevices; ++device) {
     set_seed(static_cast<int8_t>(device), seed + static_cast<uint64_t>(device));
   }
@@ -109,7 +109,7 @@ uint64_t get_seed(int8_t device) {
   auto& state = device_state(device);
   std::lock_guard<SpinLock> lock(state.mutex);
   ensure_seeded(state, device);
-  return state_after(state);
+  return current_state(state);
 }
 
 }  // namespace torch_xla

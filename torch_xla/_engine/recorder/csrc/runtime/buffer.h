@@ -1,0 +1,39 @@
+// Buffers: references from C++ to jax.Arrays, and their release on any thread.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <vector>
+
+struct _object;  // PyObject
+
+namespace torch_xla {
+
+// Owns one reference to a jax.Array. May be destroyed on any thread: without the GIL the reference is parked, and the
+// next thread that holds the GIL drops it (drain_parked_buffers). At interpreter exit it is leaked deliberately. While
+// alive it counts towards the memory of its device (runtime/memory_stats.h).
+struct Buffer final : c10::intrusive_ptr_target {
+  Buffer(_object* array, int8_t device, int64_t bytes, uint32_t provenance, uint32_t sharding);  // steals the reference
+  ~Buffer() override;
+  void donate();  // a result takes over its memory: no longer counted
+  _object* const array;
+  const int64_t bytes;
+  const uint32_t provenance;  // see runtime/memory_stats.h
+  const uint32_t sharding;    // see ir/sharding.h
+  const int8_t device;
+
+ private:
+  friend std::vector<struct BufferEntry> list_buffers(int8_t device);
+  void count();
+  Buffer* previous_ = nullptr;  // guarded by the mutex of the device's memory statistics
+  Buffer* next_ = nullptr;
+  bool counted_ = false;
+};
+using BufferPtr = c10::intrusive_ptr<Buffer>;
+void drain_parked_buffers();  // GIL held
+// Releases a Python reference: immediately if this thread holds the GIL, else when a graph is next collected.
+void release_reference(_object* object);
+void leak_buffers();  // from now on no Python reference is released
+
+}  // namespace torch_xla
