@@ -423,8 +423,8 @@ def test_a_filled_cache_is_used(kind: str, tmp_path: Path) -> None:
             return x
         if FILL:
             target = Target("here", "cpu", hardware_specs.GPUS["h100"], devices.devices())
-            watcher = program_collector.ProgramCollector(target)
-            with watcher.collecting():
+            collector = program_collector.ProgramCollector(target)
+            with collector.collecting():
                 script()
             for seen in collector.programs:
                 seen.compile(lambda file: None)
@@ -455,8 +455,8 @@ def test_devices_without_values() -> None:
         from torch_xla.aot import report_data
         abstract_device.enable()
         target = Target("here", "cpu", hardware_specs.GPUS["h100"], devices.devices())
-        watcher = program_collector.ProgramCollector(target)
-        with watcher.collecting():
+        collector = program_collector.ProgramCollector(target)
+        with collector.collecting():
             with torch.device("xla"):
                 model = nn.Sequential(*[nn.Linear(1 << 16, 1 << 16, bias=False) for _ in range(5)])
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -513,10 +513,10 @@ def test_spmd_without_values(compiler: str) -> None:
         from torch_xla._engine.device import abstract_device, devices
         xr.use_spmd()
         target = Target("here", "cpu", hardware_specs.GPUS["h100"], devices.devices())
-        watcher = program_collector.ProgramCollector(target)
-        from_target = ASKED == "the target's compiler"
-        abstract_device.enable(watcher.results if from_target else None)
-        with watcher.collecting():
+        collector = program_collector.ProgramCollector(target)
+        from_target = COMPILER == "the target's compiler"
+        abstract_device.enable(collector.result_shardings if from_target else None)
+        with collector.collecting():
             w = torch.ones(64, 64).to("xla")
             xs.mark_sharding(w, xs.Mesh(np.arange(4), (4,), ("a",)), ("a", None))
             momentum = w * 2  # unannotated: the compiler chooses its sharding
@@ -625,8 +625,8 @@ def test_processes_of_a_script(chips: int, values: bool, tmp_path: Path) -> None
         target = Target("here", "cpu", hardware_specs.TPUS["v5e"], devices.devices())
         collector = program_collector.ProgramCollector(target)
         if not {values}:
-            abstract_device.enable(watcher.results)
-        with watcher.collecting():
+            abstract_device.enable(collector.result_shardings)
+        with collector.collecting():
             runpy.run_path({str(tmp_path / "train.py")!r}, run_name="__main__")
         (step,) = (seen for seen in collector.programs if seen.runs > 2)
         step.compile(lambda file: None)

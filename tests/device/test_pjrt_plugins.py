@@ -55,7 +55,7 @@ def test_a_registered_plugin_is_what_jax_loads() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "plugins.default: no plugin is registered for the device type MYDEVICE",
-        "PJRT_DEVICE asks for MYDEVICE: jax has no mydevice True True",
+        "PJRT_DEVICE requests MYDEVICE, but jax has no myde True True",
         "mydevice {'library_path': '/no/such/library.so', 'create_options': {'speed': 2, 'name': 'x'}} ['single']",
     ]
 
@@ -107,7 +107,7 @@ def test_too_late() -> None:
     )
     assert done.stdout.splitlines() == [
         "register_plugin: devices of type CPU are in use; register NAME before",
-        "DevicePlugin: library_path() must give the path of the PJRT plugin",
+        "DevicePlugin: library_path() must return the path of the PJRT plugin",
     ]
 
 

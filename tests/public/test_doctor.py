@@ -28,7 +28,7 @@ def run(module: str, *paths: Path, **environment: str) -> tuple[int, str]:
     env = scripts.environment() | environment
     env["PYTHONPATH"] = os.pathsep.join([*map(str, paths), env["PYTHONPATH"]])
     done = subprocess.run([sys.executable, "-m", module], env=env, capture_output=True, text=True, timeout=300)
-    return done.returncode, " ".join((done.stdout + scripts.own_words(done.stderr)).split())
+    return done.returncode, " ".join((done.stdout + scripts.own_output(done.stderr)).split())
 
 
 def without_compiler(tmp_path: Path) -> dict[str, str]:
@@ -96,7 +96,7 @@ def test_unavailable_tpu() -> None:
     code, said = run("torch_xla.doctor", PJRT_DEVICE="TPU")
     assert code == 1
     assert "PJRT_DEVICE requests a TPU: no TPU chip found (/dev/accel0, /dev/vfio/0)" in said
-    assert "devices FAILED" in said and "jax has no tpu backend here" in said
+    assert "devices FAILED" in said and "but jax has no tpu backend" in said
     assert "or set PJRT_DEVICE=CPU" in said
 
 

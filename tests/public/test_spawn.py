@@ -192,7 +192,7 @@ def test_tpu_topology(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         third["TPU_PROCESS_ADDRESSES"].count(",") == 3 and third["TPU_PROCESS_PORT"] in third["TPU_PROCESS_ADDRESSES"]
     )
-    with pytest.raises(ValueError, match="no known layout"):
+    with pytest.raises(ValueError, match="no known topology"):
         hardware_detection.process_env(0, 3)
 
 

@@ -310,7 +310,7 @@ def test_custom_calls() -> None:
     with pytest.raises(RuntimeError, match=r"No FFI handler registered for lib\.one"):
         one.cpu()
     del one
-    with pytest.raises(ValueError, match="2 shapes and 1 dtypes"):
+    with pytest.raises(ValueError, match="got 2 shapes but 1 dtypes"):
         stablehlo_custom_call([], "x", [(1,), (2,)], [torch.float32])
     with pytest.raises(ValueError, match="api_version=5"):
         stablehlo_custom_call([], "x", [(1,)], [torch.float32], api_version=5)

@@ -226,7 +226,7 @@ def test_failed_build_with_an_untested_torch_says_so(monkeypatch: pytest.MonkeyP
     assert "not tested" not in toolchain._explain(failed)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     *_, last = toolchain._explain(failed).splitlines()
-    assert last.startswith("  torch 2.99.0 was not tested with this torch_xla, which was tested with torch 2.11 to 2")
+    assert last.startswith("  torch 2.99.0 was not tested with this torch_xla (tested: torch 2.11 to 2")
 
 
 def test_library_that_cannot_be_loaded_is_not_stored(sources: Path, cache: Path) -> None:

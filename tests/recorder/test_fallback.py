@@ -18,7 +18,7 @@ from torch_xla.debug import metrics
 @pytest.fixture(autouse=True)
 def first_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reset the warnings, as if no op had fallen back in this process."""
-    monkeypatch.setattr(startup, "_fallen", set())
+    monkeypatch.setattr(startup, "_warned_fallbacks", set())
 
 
 def watched(function: Callable[[], Any]) -> tuple[Any, Counts, list[str]]:

@@ -278,7 +278,7 @@ INGREDIENTS = {
     "key.mix((ints ? kInts : kList) + (static_cast<uint64_t>(list.size()) << 32));": ["length of ints"],
     "key.mix(static_cast<uint64_t>(element.toInt()));": ["ints"],
     # of the graph
-    "graph_.key.mix(layout_hash(*node));": ["shape", "layout of an input"],
+    "graph_.key.mix(layout_hash(*node));": ["shape", "sharding of an input"],
     "graph_.key.mix(node->key);": ["op"],
     "graph_.key.mix((static_cast<uint64_t>(input->pending()) << 32) | input->index);": ["wiring", "an input twice"],
     "graph.key.mix((static_cast<uint64_t>(root->pending()) << 32) | root->index);": ["results", "order of results"],
@@ -292,6 +292,7 @@ INGREDIENTS = {
 OTHERS = {
     "generator.cpp",
     "strided_layout.cpp",
+    "view_layout.cpp",
     "source_location.cpp",
     "rng_state.cpp",
     "output_spec_cache.cpp",

@@ -139,16 +139,18 @@ support/counters.cpp:s                  a registry of functions
 support/counters.cpp:t                  holds counters.cpp:counters
 dispatch/cpu_fallback.cpp:inputs        not a cache: lives for one call
 runtime/device.cpp:count                a setting, written by Python: the number of devices reported to torch
-runtime/device.cpp:current              the current device of a thread
+runtime/device.cpp:current_index        the current device of a thread
 runtime/device.cpp:h                    Python functions, set once
 runtime/device.cpp:known                the number of devices, which never decreases; queried again for an index
     beyond it
 runtime/device.h:closing                a flag: the process is ending
+ir/node.cpp:states                      by device: its live tensors and seed
+ir/op.cpp:op                            pseudo-operators of the recorder, by their constant names
 runtime/device.h:states                 by device: its live tensors and seed
 graph/donation.cpp:next                 not a cache: lives for one graph
-graph/donation.cpp:room                 not a cache: lives for one graph
+graph/donation.cpp:capacity             not a cache: lives for one graph
 runtime/execution_lock.cpp:locks        a lock for each device
-dispatch/foreach.cpp:places_            not a cache: lives for one call
+dispatch/foreach.cpp:positions_         not a cache: lives for one call
 support/fork_safe_lock.cpp:handlers     a registry of functions
 graph/graph.cpp:found                   not a cache: lives for one graph
 csrc/ffi_handler.h:handler              the signature of a handler, of its template arguments
@@ -156,22 +158,22 @@ aten/unboxed_views.cpp:op               the operator of a slot, set when it is r
 tensor/tensor_identity.cpp:last         a counter
 tensor/tensor_identity.cpp:next         a counter
 interpreter/graph_interpreter.cpp:last_look_ a time
-interpreter/graph_interpreter.cpp:taken not a cache: lives for one graph
+interpreter/graph_interpreter.cpp:storages not a cache: lives for one graph
 runtime/python_hooks.cpp:depth_         the nesting depth of a thread inside the interpreter's gate
-runtime/python_hooks.cpp:door           one gate in a process
+runtime/python_hooks.cpp:gate           one gate in a process
 runtime/python_hooks.cpp:handler        the previous terminate handler
-runtime/python_hooks.cpp:lost           a message for the end of the process
+runtime/python_hooks.cpp:devices_lost_message a message for the end of the process
 graph/launch.cpp:inputs                 not a cache: lives for one launch
 graph/launch.h:last_arrays              of one executable, with last_floats and last_ints, compared bit by bit
 graph/launch.h:last_floats              see last_arrays
 graph/launch.h:last_ints                see last_arrays
-dispatch/strided_layout.cpp:known       for each step: operator, attributes, operand's shape and dtype, result and start
-runtime/memory_stats.cpp:accounts       sums by device
-runtime/memory_stats.cpp:provenance_of_thread provenance of buffers made on this thread, set around each launch
+tensor/view_layout.cpp:valid            for each step: operator, attributes, operand's shape and dtype, result and start
+runtime/memory_stats.cpp:all_stats      sums by device
+runtime/memory_stats.cpp:pending_provenance provenance of buffers made on this thread, set around each launch
 ir/node.cpp:last                        a counter
-ir/node.cpp:p                           nodes that wait to be released
+runtime/buffer.cpp:p                    nodes that wait to be released
 ir/node.cpp:work                        not a cache: lives while nodes are released
-ir/op.cpp:baked                         not a cache: lives for one registration
+ir/op.cpp:static_args                   not a cache: lives for one registration
 ir/op.cpp:constant_numbers              a setting, set when torch_xla is imported
 ir/op.cpp:handle                        torch's operator aten::alias, in place of the recorder's own
 ir/op.cpp:ops                           name and overload; torch rejects a second definition; the recorder's are never
@@ -186,28 +188,28 @@ ir/source_location.cpp:t                holds source_location.cpp:numbers
 ir/source_location.h:capturing_origins  a setting
 threading/xla_pool_affinity.cpp:known   whether this thread has joined the pool
 threading/xla_pool_affinity.cpp:pool    the pool of the process, created again in a forked child
-threading/xla_pool_affinity.cpp:scheduling whether this thread is scheduling a task
-runtime/rng_state.cpp:signature         no arguments: one int64
-graph/sync_reason.cpp:reason_here       the reason of a thread
+threading/xla_pool_affinity.cpp:is_scheduling whether this thread is scheduling a task
+ir/rng_state.cpp:output_spec            no arguments: one int64
+graph/sync_reason.cpp:current_reason    the reason of a thread
 graph/sync_reason.cpp:reasons           the text itself, never freed
-csrc/registration.cpp:by_namespace      a registry by namespace
-csrc/registration.cpp:libraries         libraries, never freed
+dispatch/library.cpp:by_namespace       a registry by namespace
+dispatch/library.cpp:libraries          libraries, never freed
 csrc/registration.cpp:names             names that have a kernel
-dispatch/sharding.cpp:any               a flag that is never cleared: some value has a sharding
-dispatch/sharding.cpp:next              the sharding of the next buffer of a thread, used once
+runtime/pending_sharding.cpp:any        a flag that is never cleared: some value has a sharding
+runtime/pending_sharding.cpp:pending    the sharding of the next buffer of a thread, used once
 graph/concat_forwarding.cpp:found       three operators by name
 inference/output_spec_cache.cpp:c       holds output_spec_cache.cpp:signatures
-inference/output_spec_cache.cpp:checking a setting: output specs are inferred again and compared
-inference/output_spec_cache.cpp:converts operator, dtypes of results and of out=, which determine the check
+inference/output_spec_cache.cpp:verifying a setting: output specs are inferred again and compared
+inference/output_spec_cache.cpp:accepted operator, dtypes of results and of out=, which determine the check
 inference/output_spec_cache.cpp:recent  the same key as signatures, of this thread
-inference/output_spec_cache.cpp:signatures operator, default dtype, operands' shapes and dtypes, numbers' types,
+inference/output_spec_cache.cpp:specs   operator, default dtype, operands' shapes and dtypes, numbers' types,
     attributes
-dispatch/graph_size_limit.cpp:any_cut_due a flag
-dispatch/graph_size_limit.cpp:cut_due   the device of this thread whose graph is to be flushed
+dispatch/graph_size_limit.cpp:any_flush_due a flag
+dispatch/graph_size_limit.cpp:flush_due the device of this thread whose graph is to be flushed
 dispatch/graph_size_limit.cpp:limit     a setting
-dispatch/slice_starts.cpp:kinds         the graph's key without starts, and its device; only decides which starts are
+graph/slice_starts.cpp:kinds            the graph's key without starts, and its device; only decides which starts are
     operands
-dispatch/slice_starts.cpp:t             holds slice_starts.cpp:kinds
+graph/slice_starts.cpp:t                holds slice_starts.cpp:kinds
 threading/kernel_thread.cpp:instance    the thread team of the process, created again in a forked child
 """
 

@@ -28,7 +28,7 @@ _MESSAGE = (
     "torch_xla: {name}.step() at {line} was called again without a step barrier since the last call. xla tensors "
     "are lazy: without a barrier the graph grows with every step. The graph was flushed here and will be flushed after "
     "every step of this optimizer from now on. Call `torch_xla.sync()` at the end of a step (or "
-    "`xm.optimizer_step(optimizer, barrier=True)`) to mark the end of a step; XLA_AUTO_BARRIER=0 disables "
+    "`xm.optimizer_step(optimizer, barrier=True)`) to mark the end of a step; TORCH_XLA_AUTO_SYNC=0 disables "
     "this."
 )
 

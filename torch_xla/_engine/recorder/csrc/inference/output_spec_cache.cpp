@@ -61,11 +61,11 @@ void print(std::ostream& out, const OutputSpec& output_spec) {
 
 void verify(const Op& op, const OutputSpec& cached, c10::ArrayRef<c10::IValue> arguments) {
   const PythonReentryScope reentry;
-  std::ostringstream cached_text;
+  std::ostringstream old_text;
   std::ostringstream inferred_text;
-  print(cached_text, cached);
+  print(old_text, cached);
   print(inferred_text, *infer_uncached(op, arguments));
-  TORCH_CHECK(cached_text.str() == inferred_text.str(), op.name, ": the cached output spec is", cached_text.str(),
+  TORCH_CHECK(old_text.str() == inferred_text.str(), op.name, ": the cached output spec is", old_text.str(),
               ", but inference returns", inferred_text.str(),
               "; something that determines the output spec is missing from the key");
 }
