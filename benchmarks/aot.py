@@ -1,4 +1,4 @@
-"""Training steps compiled for accelerators that are not here, next to the same models written by hand in jax.
+"""Training steps compiled for accelerators that are unavailable, next to the same models written by hand in jax.
 
     python -m benchmarks.aot v5e:4x4 h100 [--only LeNet]
 
@@ -32,7 +32,7 @@ from torch_xla._engine.aot import program_analysis, target_compiler
 _HEAD = ["training step", "target", "", "products, GFLOP", "all, GFLOP", "HBM, MB", "peak, MB", "exchanged, MB",
          "compiled in, s"]  # fmt: skip
 
-#: name: the trainer in jax, from how activations lie; shapes of its batch on so many chips; how parameters are split
+#: name: the trainer in jax, from the sharding of activations; batch shapes; how parameters are split
 IN_JAX: dict[str, tuple[Callable[[Spread], tuple[State, Step]], Callable[[int], list[Any]], Split]] = {
     "LeNet": (
         lambda spread: _plain(jax_models.lenet()),
@@ -55,7 +55,7 @@ def _plain(trainer: tuple[State, Any]) -> tuple[State, Step]:
 
 
 def ours(name: str, target: aot.Target) -> list[float]:
-    """A step in torch, in a process of its own: there devices hold no values."""
+    """A step in torch, in a separate process: there devices hold no values."""
     command = [sys.executable, "-m", "benchmarks.aot_steps", target.name, name]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     step = json.loads(done.stdout.splitlines()[-1])

@@ -2,7 +2,7 @@
 
     python -m benchmarks.chains [--lengths 500,2000] [--only additions]
 
-CPU seconds of a process of its own per kind and length, from the barrier to the result, the second time less: that of
+CPU seconds of a separate process per kind and length, from the barrier to the result, the second time less: that of
 running it. A kind whose growth is the lengths' own is linear. Nothing is cut (XLA_TRIM_GRAPH_SIZE), kept or loaded.
 """
 

@@ -1,4 +1,4 @@
-"""Who trains what: the jobs of the benchmarks, in torch and in jax, and contestants in processes of their own."""
+"""Who trains what: the jobs of the benchmarks, in torch and in jax, and contestants in separate processes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Jax:
 
 
 class Apart:
-    """A contestant in a process of its own, as its users have it: threads of others would take its cores, and OpenMP
+    """A contestant in a separate process, as its users have it: threads of others would take its cores, and OpenMP
     lets threads sleep sooner in a process that has several teams of them."""
 
     def __init__(self, job: Job, kind: str) -> None:
@@ -170,7 +170,7 @@ class _Server:
         return host - start, time.perf_counter() - start
 
     def row(self) -> float:
-        """A step of a turn of steps in a row, each waited for."""
+        """A step of a turn of steps in a row, synchronized after each."""
         return _over_a_turn(lambda: self.step()[1])
 
     def loop(self) -> float:

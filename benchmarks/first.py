@@ -2,7 +2,7 @@
 
     python -m benchmarks.first [--only NAME] [--against TREE]
 
-Each cell is from a process of its own, with nothing on disk: milliseconds of the first, the second, the third and the
+Each cell is from a separate process, with nothing on disk: milliseconds of the first, the second, the third and the
 fourth step. From the fourth on nothing is compiled. A second table has a second process, which finds on disk what the
 first one compiled: the time to its first result with TORCH_XLA_COMPILE_POLICY=compile, and of all four steps by
 default.
@@ -42,7 +42,7 @@ def measure(name: str, device: str) -> list[float]:
 
 
 def _apart(name: str, device: str, way: str, folder: str = "", path: str | None = None) -> list[int]:
-    """The same in a process of its own, which keeps its programs in a folder, or nowhere. ``path``: a folder with other
+    """The same in a separate process, which keeps its programs in a folder, or nowhere. ``path``: a folder with other
     ``benchmarks`` and ``torch_xla``."""
     command = [sys.executable, "-m", "benchmarks.first", "--only", name, "--here", device]
     environment = os.environ | {"TORCH_XLA_COMPILE_POLICY": way, "XLA_PERSISTENT_CACHE_PATH": folder}

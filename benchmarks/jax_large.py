@@ -17,7 +17,7 @@ from benchmarks import jax_models
 
 State = Any
 Step = Callable[[State, Array, Array], tuple[State, Array]]
-#: Lays out activations, whose first dimension is the batch's.
+#: Shards activations, whose first dimension is the batch.
 Spread = Callable[[Array], Array]
 
 

@@ -216,7 +216,7 @@ class _Contest:
             args[place] = array
         rule = RULES[self.row.op]
         context = LoweringRuleContext(rule.name, self._promises(), jnp.zeros(2, jnp.uint32) if rule.random else None)
-        # All but the random state of attention, which nobody reads.
+        # All but the random state of attention, which no caller reads.
         found = _flat(rule.function(context, *args) if rule.ctx else rule.function(*args))
         return [x for x in found if x is not None][: 2 if rule.random else None]
 

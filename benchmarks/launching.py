@@ -73,7 +73,7 @@ def measure() -> dict[str, float]:
 
 
 def measured_in(folder: Path) -> dict[str, float]:
-    """What ``measure`` gives in a process of its own, with the torch_xla of a checkout."""
+    """What ``measure`` gives in a separate process, with the torch_xla of a checkout."""
     command = [sys.executable, __file__, "--json"]
     environment = os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

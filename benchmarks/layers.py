@@ -2,7 +2,7 @@
 
     python -m benchmarks.layers [--quick]
 
-Compilation: of forward and backward of a decoder, each in a process of its own: CPU time of that process the first
+Compilation: of forward and backward of a decoder, each in a separate process: CPU time of that process the first
 time, above that of the third. The optimizer is not in it: it updates single parameters, as many as there are, but with
 StackedLayers. Recording: CPU time of the thread that records forward and backward
 of 100 layers, without running them; the least of several rounds, in turns.
@@ -96,7 +96,7 @@ def record(layers: int, rounds: int) -> tuple[float, float]:
 
 
 def _in_process(what: str, *args: object, **env: str) -> list[float]:
-    """What ``what(*args)`` of this file gives in a process of its own."""
+    """What ``what(*args)`` of this file gives in a separate process."""
     command = [sys.executable, "-m", "benchmarks.layers", what, *map(str, args)]
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, env=os.environ | env)
     if done.returncode:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory [--only GPT]
 
-Each contestant runs in a process of its own: five steps, then the peak of resident memory over five more (VmHWM, which
-the kernel sets back for it). "step" is what of that was not there before the model was made: parameters, gradients,
+Each contestant runs in a separate process: five steps, then the peak of resident memory over five more (VmHWM, which
+the kernel sets back for it). "step" is the part of it allocated after the model was made: parameters, gradients,
 the optimizer's state, activations, compiled programs. The rest is libraries, jax's and XLA's among them here. The first
 process compiles; a second one finds its programs on disk, as by default.
 """
@@ -64,7 +64,7 @@ def measured(name: str, device: str) -> dict[str, float]:
 
 
 def _in_a_process(name: str, device: str, folder: str = "") -> dict[str, float]:
-    """``folder``: where programs are kept, if anywhere."""
+    """``folder``: folder of the persistent compilation cache, if any."""
     command = [sys.executable, "-m", "benchmarks.memory", "--of", name, "--device", device]
     environment = os.environ | {"XLA_PERSISTENT_CACHE_PATH": folder}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

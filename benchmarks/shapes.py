@@ -7,7 +7,7 @@
 batches of 8 sequences of random lengths up to 64, through the GPT of `step.py`, evaluated, and trained; each loss is
 read.
 
-Seconds, each cell from a process of its own with nothing on disk; the fastest of three turns. "programs" were compiled,
+Seconds, each cell from a separate process with nothing on disk; the fastest of three turns. "programs" were compiled,
 "interpreted" are graphs that ran by torch's kernels. Raises RuntimeError where the tokens are not the CPU's, or the
 losses differ by more than rounding. The target is three times eager's time, and for `generate` at most 8 programs.
 """
@@ -111,7 +111,7 @@ def _timed(call: Callable[[], list[float]]) -> dict[str, Any]:
 
 
 def _apart(case: str, device: str) -> dict[str, Any]:
-    """The same in a process of its own, with the settings that users have."""
+    """The same in a separate process, with the settings that users have."""
     command = [sys.executable, "-m", "benchmarks.shapes", "--only", case, "--here", device]
     done = subprocess.run(command, env=os.environ | DEFAULTS, capture_output=True, text=True, check=False)
     if done.returncode:

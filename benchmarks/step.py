@@ -2,12 +2,12 @@
 
     python -m benchmarks.step [--quick] [--only GPT] [--device xla:0] [--without inductor,jax]
 
-Three tables: steps one by one, each after a pause; steps in a row, each waited for, as a script trains that reads every
-loss; and steps in a loop that waits at its end only, as one that reads its loss now and then.
+Three tables: steps one by one, each after a pause; steps in a row, synchronized after each, as a script
+trains that reads every loss; and steps in a loop that waits at its end only, as one that reads its loss now and then.
 
 First step: seconds until the first step is done, compiling included. Host: milliseconds until torch_xla.sync() has
 returned without waiting, that is until Python is free to prepare the next step. Step: milliseconds until the device is
-done. The contestants, each in a process of its own, take turns: step by step, each from an idle device, or row by row,
+done. The contestants, each in a separate process, take turns: step by step, each from an idle device, or row by row,
 or loop by loop; medians. With inductor, the model with its loss is compiled, as users do; the optimizer is torch's.
 """
 
@@ -45,7 +45,7 @@ class Times:
         self.step.append(step)
 
     def add_row(self, contestant: Apart) -> None:
-        """Measures some steps in a row, each waited for."""
+        """Measures some steps in a row, synchronized after each."""
         self.row.append(contestant.ask("row"))
 
     def add_loop(self, contestant: Apart) -> None:
@@ -90,7 +90,7 @@ def measure(job: Job, device: str, rounds: int, without: Collection[str] = ()) -
 def check_same_training(job: Job, ours: Apart, eager: Apart) -> None:
     """Raises RuntimeError unless both have moved their parameters the same way: a step that does not train is fast.
 
-    The bound is wide: AdamW turns gradients that are nothing but rounding into steps of full size.
+    The bound is wide: AdamW turns gradients that consist of rounding errors into steps of full size.
     """
     (_, here), (initial, there) = (
         [torch.tensor(values) for values in contestant.ask("parameters")] for contestant in (ours, eager)

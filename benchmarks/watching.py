@@ -52,7 +52,7 @@ class Worker:
     def __init__(self, counters: bool) -> None:
         environment = os.environ | {"XLA_IR_DEBUG": "0", "XLA_HLO_DEBUG": "0"}
         if not counters:
-            # A cache of its own: nothing else must ever load that build.
+            # A separate cache: nothing else must ever load that build.
             environment |= {
                 "CXX": f"{os.environ.get('CXX') or 'c++'} -DTORCH_XLA_NO_COUNTERS",
                 "TORCH_XLA_CACHE_DIR": str(settings.cache_dir / "without_counters"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the wheel of torch_xla from this checkout into dist/, and checks it: it is installed beside the torch and jax
-# of $PYTHON (default: python3) in a folder of its own, and python -m torch_xla.doctor computes a tensor with it.
+# of $PYTHON (default: python3) in a separate folder, and python -m torch_xla.doctor computes a tensor with it.
 #
 #   scripts/build_torch_wheels.sh                   one wheel for every torch; the first import compiles the recorder
 #   scripts/build_torch_wheels.sh --with-recorder   the recorder is compiled in, for the torch of $PYTHON: needs no

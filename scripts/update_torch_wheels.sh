@@ -23,7 +23,7 @@ for word in "$@"; do
 done
 
 names="$(IFS=,; echo "${extras[*]}")"
-# The package itself anew, whatever its version says: a checkout changes without one. Its dependencies first.
+# The package itself again, whatever its version says: a checkout changes without one. Its dependencies first.
 "$python" -m pip install "${options[@]}" "$root${names:+[$names]}"
 "$python" -m pip install --quiet --force-reinstall --no-deps "$root"
 cd / # the installed package, not the checkout

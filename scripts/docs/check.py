@@ -84,9 +84,9 @@ def dead(links: dict[str, set[str]], address: str, anchors: dict[str, set[str]])
             path = unquote(urlparse(target).path).lstrip("/") or "index.html"
             path += "index.html" if path.endswith("/") else ""
             if not (SITE / path).is_file():
-                yield f"{name}: link to {path}, which is not there"
+                yield f"{name}: link to {path}, which is missing"
             elif anchor and not anchor.startswith("__") and unquote(anchor) not in anchors.get(path, {unquote(anchor)}):
-                yield f"{name}: link to {path}#{anchor}, which is not there"
+                yield f"{name}: link to {path}#{anchor}, which is missing"
 
 
 def search_and_dark(page: Page, address: str) -> Iterator[str]:

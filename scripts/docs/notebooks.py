@@ -31,12 +31,12 @@ def environment(packages: Path, home: Path) -> dict[str, str]:
     release = f"python{sys.version_info.major}.{sys.version_info.minor}"
     folder = packages.absolute() / "lib" / release / "site-packages"
     if not folder.is_dir():
-        raise SystemExit(f"notebooks: {folder} is not there: is {packages} an environment of {release}?")
+        raise SystemExit(f"notebooks: {folder} is missing: is {packages} an environment of {release}?")
     return {"PYTHONPATH": f"{ROOT}:{folder}", "JUPYTER_DATA_DIR": str(home), "IPYTHONDIR": str(home)}
 
 
 def run(path: Path, packages: str) -> None:
-    """Runs one notebook in a folder of its own, and writes it with its outputs. Raises CellExecutionError.
+    """Runs one notebook in a separate folder, and writes it with its outputs. Raises CellExecutionError.
 
     ``packages``: the folder of modules, which is not kept in what they print.
     """

@@ -1,6 +1,6 @@
 """Draws the pictures of the guides: ``python scripts/docs/pictures.py`` writes docs/pictures/*.svg.
 
-A picture is a list of boxes and arrows on a grid of 10 pixels. It has a light ground of its own, so that it can be read
+A picture is a list of boxes and arrows on a grid of 10 pixels. It has its own light background, so that it can be read
 on dark pages, too. A test draws them again and compares.
 """
 

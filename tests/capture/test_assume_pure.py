@@ -363,12 +363,12 @@ def test_without_a_cache_the_function_runs_at_each_call() -> None:
         return a * factor
 
     x = torch.ones(3).to("xla").requires_grad_()
-    cached, anew = assume_pure_torch(function, use_cache=True), assume_pure_torch(function)
+    cached, again = assume_pure_torch(function, use_cache=True), assume_pure_torch(function)
     for _ in range(3):
         cached(x)
     assert runs == 1
     for factor in (2.0, 3.0):
-        y = anew(x)
+        y = again(x)
         assert set(_ops(y)) == {"torch_xla::jax_call", "torch_xla::getitem"}
         assert_same(torch.autograd.grad(y.sum(), x)[0], torch.full((3,), factor))
     assert runs == 3

@@ -115,11 +115,11 @@ def tell(value: Any) -> str:
 
 
 def program(name: str, *arguments: str, devices: int = 1, **variables: str) -> list[Any]:
-    """The same of a module of this folder, in an interpreter of its own."""
+    """The same of a module of this folder, in a separate interpreter."""
     return run([sys.executable, "-m", f"tests.clients.{name}", *arguments], devices, **variables)
 
 
 def command_of(package: str) -> str:
-    """The path of a library's command in this environment; the test is skipped where it is not there."""
+    """The path of a library's command in this environment; the test is skipped where it is missing."""
     importlib.import_module(package)
     return str(Path(sys.executable).parent / package)

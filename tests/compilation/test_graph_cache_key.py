@@ -113,7 +113,7 @@ CHANGES: dict[str, Callable[[GraphSpec], GraphSpec]] = {
     "results": lambda spec: replace(spec, roots=[*spec.roots, 0]),
     "donation": lambda spec: replace(spec, donated=[0]),
     "precision": lambda spec: replace(spec, precision=Precision(jax.lax.Precision.DEFAULT)),
-    "how a result lies": lambda spec: replace(spec, root_shardings=[1]),
+    "sharding of a result": lambda spec: replace(spec, root_shardings=[1]),
     "numbers": lambda spec: replace(spec, floats=spec.floats + 1),
     "whole numbers": lambda spec: replace(spec, ints=spec.ints + 1),
 }
@@ -131,7 +131,7 @@ def test_whatever_changes_a_program_changes_its_name(monkeypatch: pytest.MonkeyP
     assert None not in names.values() and len(set(names.values())) == len(names)
     # Where an op was recorded is not in its program.
     assert graph_key.graph_cache_key(replace(spec, leaf_origins=[None] * 9), leaves, DEVICE, True) == names["nothing"]
-    # How a leaf lies the array itself tells, whatever its number in this process.
+    # The array itself has the sharding of a leaf, whatever its id in this process.
     assert {*GraphSpec.__slots__} == {"leaves", "nodes", "roots", "donated", "precision", "leaf_origins", "floats",
                                       "root_shardings", "ints", "leaf_shardings"}, "is it in the name?"  # fmt: skip
     assert {*NodeSpec.__slots__} == {"op", "schema_kind", "args", "outs", "is_list", "origin", "default_dtype"}
@@ -140,7 +140,7 @@ def test_whatever_changes_a_program_changes_its_name(monkeypatch: pytest.MonkeyP
 #: What is around a graph while it is traced.
 AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "nothing": nullcontext,
-    "narrow dtypes": lambda: dtypes.override_storage_dtypes({torch.float32: torch.bfloat16}),
+    "storage dtypes": lambda: dtypes.override_storage_dtypes({torch.float32: torch.bfloat16}),
     "jax's precision": lambda: jax.default_matmul_precision("bfloat16"),
     "64-bit types": lambda: jax.enable_x64(True),
     "no jit": lambda: jax.disable_jit(True),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.helpers import run_script
 
-# One graph of all kinds of kernels: each kind has pointers of its own.
+# One graph of all kinds of kernels: each kind has its own pointers.
 _GRAPH = """
     import os
     from pathlib import Path

@@ -49,7 +49,7 @@ def programs_in(folder: Path) -> list[Path]:
 
 
 def run_sized(size: int) -> Counts:
-    """The same with a program of its own for each size."""
+    """The same with a separate program for each size."""
     program_cache.cache.clear()
     with counts() as moved:
         assert torch.ones(size, size).to("xla").mul(3.0).sum().item() == 3 * size * size
@@ -115,7 +115,7 @@ OWN = """
 
 
 def test_the_users_own_folder_is_used_where_none_is_named(tmp_path: Path) -> None:
-    """By processes one after the other, within its limit, and only while nobody else may write to it."""
+    """By processes one after the other, within its limit, and only while no caller else may write to it."""
     link_builds(tmp_path)
     folder = tmp_path / "programs"
 
@@ -311,7 +311,7 @@ def test_damaged_file_is_compiled_again(tmp_path: Path, cut: int) -> None:
     ):
         moved = run()
     assert moved.only(*CACHE) == {"PersistentCacheMiss": 1, "PersistentCacheDeserializeFailure": 1}
-    assert run().only(*CACHE) == UNTRACED, "mended"
+    assert run().only(*CACHE) == UNTRACED, "repaired"
 
 
 GARBAGE = {

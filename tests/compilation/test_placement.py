@@ -71,6 +71,6 @@ def test_table(case: tuple[bool, bool, bool, bool], monkeypatch: pytest.MonkeyPa
         assert type(found) is kind and found.name == name and found.is_alone == is_alone
         assert (found.group is not None) == is_launched_together
         assert len(tried) == keys and found.cache_key in tried
-        # Where nobody else takes part, the graph need not be described to know that.
+        # Where no caller else takes part, the graph need not be described to know that.
         assert run.described == (has_collectives and not spmd)
         assert len(found.collective_signature(run.spec)) == (spmd or has_collectives)

@@ -81,7 +81,7 @@ def test_what_cannot_be_loaded_is_reported_by_whoever_needs_it(tmp_path: Path) -
     for content in ("", "7", '["../x.xla"]', "[3]", '{"a": 1}'):
         note.write_text(content)
         assert run(tmp_path, HOW="wait")[2:] == ["2", "0", "0"]
-        assert len(json.loads(note.read_text())) == 2, "noted anew"
+        assert len(json.loads(note.read_text())) == 2, "noted again"
 
 
 class Slow(CacheFolder):

@@ -1,4 +1,4 @@
-"""Programs are run once, with zeros, before a script asks for them: those of which nobody can notice that."""
+"""Programs are run once, with zeros, before a script asks for them: those of which no caller can notice that."""
 
 from __future__ import annotations
 

@@ -495,7 +495,7 @@ def test_programs_from_the_disk(tmp_path: Path) -> None:
 
 
 def test_after_a_fork() -> None:
-    """The thread of a parent's handlers is not in its child, which starts one of its own."""
+    """The thread of a parent's handlers is not in its child, which starts its own."""
     run_script(
         _TRAIN
         + """

@@ -71,7 +71,7 @@ def _grows(lengths: list[int], steps: Callable[[], Any] = torch_xla.sync) -> tup
     [
         pytest.param([2, 3, 4, 5, 6], 2, 2, 3, id="from the third on that did not repeat"),
         pytest.param([2, 2, 3, 3, 4, 4, 5, 5], 4, 8, 0, id="all repeat"),
-        pytest.param([2, 3] + [4] * 19, 3, 5, 16, id="compiled when it comes again and again"),
+        pytest.param([2, 3] + [4] * 19, 3, 5, 16, id="compiled when it recurs"),
         pytest.param([2, 3, 3, 2, 4, 5, 6], 4, 6, 1, id="what has repeated does not count"),
         pytest.param([2, 3, 4, 5, 4, 5, 6, 7], 2, 2, 6, id="two of the old ones have repeated, two have not"),
     ],
@@ -90,10 +90,10 @@ def test_which_graphs_are_compiled(
 @pytest.mark.parametrize(
     ("lengths", "compiled", "interpreted"),
     [
-        pytest.param([2, 3, 4, 5, 2, 3], 0, 6, id="a repetition amid others is one of a storm"),
+        pytest.param([2, 3, 4, 5, 2, 3], 0, 6, id="a repetition amid others is of an unstable site"),
         pytest.param([2, 3, 3, 2], 2, 2, id="with one other it is none"),
         pytest.param([2, 3, 3, 4, 4, 4], 2, 3, id="nor after the first step of a training"),
-        pytest.param([2, 3, 4] + [2] * 16, 1, 18, id="compiled when it comes again and again"),
+        pytest.param([2, 3, 4] + [2] * 16, 1, 18, id="compiled when it recurs"),
     ],
 )
 def test_which_graphs_are_compiled_after_an_eager_run(
@@ -106,14 +106,14 @@ def test_which_graphs_are_compiled_after_an_eager_run(
 
 
 def test_sites_are_told_apart(storm: None) -> None:
-    """Two graphs of one line, and two of another, are no storm."""
+    """Two graphs of one line, and two of another, are not unstable."""
     moved, _ = _grows([2, 3], lambda: torch_xla.sync())
     again, _ = _grows([4, 5], lambda: torch_xla.sync(wait=True))
     assert moved["InterpretedGraphs"] == again["InterpretedGraphs"] == 0
 
 
 def test_many_sites_with_one_graph_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six lines whose graphs ran once: what is new after that is interpreted, and compiled when it comes again."""
+    """Six lines whose graphs ran once: what is new after that is interpreted, and compiled when it recurs."""
     _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_large")
     names = {"x": torch.zeros(3).to("xla"), "torch_xla": torch_xla}
     with counts() as moved:
@@ -163,7 +163,7 @@ def test_a_storm_is_told_once(storm: None, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_first_run(first: None) -> None:
-    """Not compiled when it is new, and compiled when it comes again, to the same values."""
+    """Not compiled when it is new, and compiled when it recurs, to the same values."""
     x = torch.arange(12.0).reshape(3, 4)
     for run, expected in enumerate(
         [{"InterpretedGraphs": 1}, {"CompileTime": 1, "ExecuteTime": 1}, {"ExecuteTime": 1}]

@@ -185,7 +185,7 @@ def test_several_processes_have_a_file_each(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_environment(tmp_path: Path) -> None:
-    """The documents' variables, in a process of its own."""
+    """The documents' variables, in a separate process."""
     code = """
         import torch, torch_xla
         x = torch.ones(2, 2, device="xla").exp_() * 3

@@ -222,7 +222,7 @@ def test_an_error_inside_ends_the_region(eager: None) -> None:
 
 
 def test_environment() -> None:
-    """Each variable of the documents, and the eager mode of later releases, in a process of its own."""
+    """Each variable of the documents, and the eager mode of later releases, in a separate process."""
     check = """
         import torch, torch_xla
         from torch_xla.debug import metrics as met

@@ -263,7 +263,7 @@ def test_a_failure_lets_go_of_its_tensors(broken_sinh: None) -> None:
 
 
 def test_an_error_of_the_cut_does_not_repeat_an_operation(broken_sinh: None) -> None:
-    """The graph is cut before an operation is recorded: one that raises has done nothing, and can be called again."""
+    """The graph is flushed before an operation is recorded: an op that raises has no effect, and can be repeated."""
     x = torch.zeros(2, device="xla")
     torch_xla.sync()
     recorder.bindings().set_pending_limit(10)
@@ -358,7 +358,7 @@ def test_waiting_while_another_thread_trains(wait: Callable[[], Any]) -> None:
 
 
 def test_threads_programs_are_of_their_devices() -> None:
-    """A second DataParallel over other devices, and one over more of them, have programs of their own."""
+    """A second DataParallel over other devices, and one over more of them, have their own programs."""
     done = run_script(
         """
         import torch, torch_xla, torch_xla.core.xla_model as xm

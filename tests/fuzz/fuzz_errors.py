@@ -1,10 +1,10 @@
-"""Calls operators with what does not fit, on the CPU and on xla, and prints where the two are not refused alike.
+"""Calls operators with what does not fit, on the CPU and on xla, and prints calls that one of the two does not reject.
 
     python tests/fuzz/fuzz_errors.py [first [step [patterns]]]
 
 A line is a JSON list: operator, arguments, what the CPU said, what xla said. stderr names each call before it is made.
 
-Run by test_errors_fuzz.py in a process of its own, whose death would be a failure.
+Run by test_errors_fuzz.py in a separate process, whose death would be a failure.
 """
 
 from __future__ import annotations

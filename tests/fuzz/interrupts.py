@@ -4,7 +4,7 @@
     python -m tests.fuzz.interrupts --seconds 600    and SIGINT at random moments, for so long
 
 A step that was interrupted is ended by another ``torch_xla.sync()``. Then weights and the optimizer's state must be,
-bit for bit, those of a run that nobody disturbed. The sample that ``make test`` runs is in test_interrupts.py.
+bit for bit, those of a run that no caller disturbed. The sample that ``make test`` runs is in test_interrupts.py.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Training:
 
 
 def undisturbed(steps: int) -> list[list[float]]:
-    """The values after so many steps that nobody disturbs."""
+    """The values after so many steps that no caller disturbs."""
     training = Training()
     for _ in range(steps):
         training.record()

@@ -1,4 +1,4 @@
-"""What the CPU computes, refuses or allows, xla does too: random programs that cross the seams (seams/)."""
+"""xla computes, rejects and allows what the CPU does: random programs that combine features (cross_feature/)."""
 
 from __future__ import annotations
 

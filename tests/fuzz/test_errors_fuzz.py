@@ -1,4 +1,4 @@
-"""Whatever operators are called with, the process lives, and refuses what the CPU refuses, with the same exception."""
+"""Invalid calls never end the process, and raise the exception that the CPU raises."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIFFERENT: dict[tuple[str, str], str] = {
     ("*multinomial", ""): "trying it on the CPU first would draw from the CPU's generator",
     ("*binomial", ""): "trying it on the CPU first would draw from the CPU's generator",
     ("*bernoulli_", ""): "trying it on the CPU first would draw from the CPU's generator",
-    ("torch.binary_cross_entropy_with_logits", ""): "made of ops that refuse nothing in it",
+    ("torch.binary_cross_entropy_with_logits", ""): "made of ops that check nothing in it",
     ("torch.nanmean", "on CPU does not support"): "made of ops that XLA has for complex numbers",
     ("*nan_to_num_", "ok"): "torch's decomposition knows no complex numbers",
 }

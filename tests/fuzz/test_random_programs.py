@@ -85,7 +85,7 @@ SYNCS = ("sync", "read", "item", "drop")
 
 
 def _like(y: Tensor, x: Tensor) -> Tensor:
-    """Values of y, of their own, in the shape and dtype of x."""
+    """Separate values of y in the shape and dtype of x."""
     count = x.numel()
     flat = y.clone(memory_format=torch.contiguous_format).reshape(-1)
     flat = torch.cat([flat] * (count // flat.numel() + 1))[:count]

@@ -17,7 +17,7 @@ from tests.support import scripts
 from torch_xla._engine.base import diagnostic_commands
 from torch_xla._engine.compat import versions
 from torch_xla.doctor import accelerators, command, device_check, environment
-from torch_xla.doctor.report import Report
+from torch_xla.doctor.report import DoctorReport
 
 #: The kernel allows no user, including root, to create files there.
 READ_ONLY = Path("/sys/torch_xla")
@@ -102,7 +102,7 @@ def test_unavailable_tpu() -> None:
 
 def test_untested_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(versions.TESTED, "torch", ("1.0", "1.1"))
-    report = Report()
+    report = DoctorReport()
     environment.check_environment(report)
     (found,) = report.findings
     assert found.what.startswith("torch_xla was tested with torch 1.0 to 1.1, not with 2.")
@@ -118,14 +118,14 @@ def test_untested_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_variables(monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str) -> None:
     monkeypatch.setenv(name, text)
-    report = Report()
+    report = DoctorReport()
     environment.check_environment(report)
     assert any(said in finding.what + finding.cure for finding in report.findings)
 
 
 def test_xla_flags_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
-    report = Report()
+    report = DoctorReport()
     environment.check_environment(report)
     assert not report.findings
 
@@ -134,7 +134,7 @@ def test_a_configuration_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         accelerators.hardware_detection, "requested_device", lambda: (_ for _ in ()).throw(ValueError("what it says"))
     )
-    report = Report()
+    report = DoctorReport()
     accelerators.check_accelerators(report)
     assert [finding.what for finding in report.findings] == ["what it says"]
 
@@ -153,7 +153,7 @@ def test_probe_that_dies_or_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(device_check, "_PROBE", probe)
     if "sleep" in program:
         monkeypatch.setitem(device_check._LIMITS, "devices", 0.2)
-    report = Report()
+    report = DoctorReport()
     assert not device_check.run_device_check(report)
     assert said in report.findings[0].what and "`devices`" in report.findings[0].what
     assert "THE DEVICE CHECK FAILED" in command.render_text(report, works=False)

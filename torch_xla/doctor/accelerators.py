@@ -8,12 +8,12 @@ from pathlib import Path
 
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import hardware_detection
-from torch_xla.doctor.report import Report
+from torch_xla.doctor.report import DoctorReport
 
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
-def check_accelerators(report: Report) -> None:
+def check_accelerators(report: DoctorReport) -> None:
     """Report TPUs and GPUs, with a finding if one is requested, or is present but unusable."""
     try:
         wanted = hardware_detection.requested_device()

@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Sequence
 
 from torch_xla.doctor import accelerators, device_check, environment
-from torch_xla.doctor.report import Finding, Report
+from torch_xla.doctor.report import DoctorReport, Finding
 
 _WIDTH = 120
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m torch_xla.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.parse_args(argv)
-    report = Report()
+    report = DoctorReport()
     environment.check_environment(report)
     accelerators.check_accelerators(report)
     works = device_check.run_device_check(report)
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if works else 1
 
 
-def render_text(report: Report, works: bool) -> str:
+def render_text(report: DoctorReport, works: bool) -> str:
     """Format the report: lines, findings, and a summary sentence."""
     wide = max(len(title) for title, _ in report.lines)
     lines = [f"{title:<{wide}}  {said}" for title, said in report.lines]

@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from torch_xla.doctor.report import Report
+from torch_xla.doctor.report import DoctorReport
 
 _PROBE = Path(__file__).with_name("probe.py")
 _LIMITS = {"recorder": 900.0}  # seconds; the recorder may be compiled, on a busy host
@@ -26,7 +26,7 @@ _CURES = {
 }
 
 
-def run_device_check(report: Report) -> bool:
+def run_device_check(report: DoctorReport) -> bool:
     """Report the output of each step. Return whether a tensor was computed; add a finding if not."""
     command = [sys.executable, str(_PROBE), json.dumps(sys.path)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
@@ -67,7 +67,7 @@ def _read_lines(process: subprocess.Popen[str]) -> queue.SimpleQueue[dict[str, s
     return found
 
 
-def _add_failure(report: Report, answer: dict[str, str]) -> None:
+def _add_failure(report: DoctorReport, answer: dict[str, str]) -> None:
     report.add_line(answer["step"], "FAILED")
     what = f"{answer['kind']}: {answer['failed']}"
     if answer["kind"] != "RecorderBuildError":  # its message has a remedy, and no source line is at fault
@@ -76,7 +76,7 @@ def _add_failure(report: Report, answer: dict[str, str]) -> None:
     report.add_finding(what, cure)
 
 
-def _exit_finding(report: Report, name: str, process: subprocess.Popen[str], late: bool) -> None:
+def _exit_finding(report: DoctorReport, name: str, process: subprocess.Popen[str], late: bool) -> None:
     report.add_line(name, "FAILED")
     if late:
         report.add_finding(

@@ -15,7 +15,7 @@ from torch_xla._engine.base import cxx_compiler
 from torch_xla._engine.base.settings import settings, variables
 from torch_xla._engine.compat import versions
 from torch_xla._version import __version__
-from torch_xla.doctor.report import Report
+from torch_xla.doctor.report import DoctorReport
 
 #: Prefixes of names that look like torch_xla's, and the variables with these prefixes that other software reads.
 _OURS = ("XLA_", "PT_XLA_", "TORCH_XLA_", "XRT_", "PJRT_")
@@ -31,7 +31,7 @@ _UPSTREAM = {
 _PACKAGES = ("torch", "jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "numpy", "ml_dtypes")
 
 
-def check_environment(report: Report) -> None:
+def check_environment(report: DoctorReport) -> None:
     """Add versions, compiler, cache folder and environment variables to the report."""
     report.add_line("torch_xla", f"{__version__} from {Path(__file__).parents[1]}")
     report.add_line("system", f"{_distribution()}, {platform.platform()}, {os.cpu_count()} CPUs")
@@ -57,7 +57,7 @@ def _distribution() -> str:
         return platform.system()
 
 
-def _versions(report: Report) -> None:
+def _versions(report: DoctorReport) -> None:
     found = {package: installed_version(package) for package in _PACKAGES}
     report.add_line("packages", ", ".join(f"{package} {release}" for package, release in found.items() if release))
     for package in ("torch", "jax", "jaxlib"):
@@ -76,7 +76,7 @@ def _versions(report: Report) -> None:
             report.add_finding(what, f"pip install {package}=={found['jax']}")
 
 
-def _compiler(report: Report) -> None:
+def _compiler(report: DoctorReport) -> None:
     command = cxx_compiler.find_compiler()
     if command is None:
         report.add_line("compiler", "none")
@@ -93,7 +93,7 @@ def _compiler(report: Report) -> None:
         report.add_finding(f"The compiler cannot be run: {error}", cxx_compiler.INSTALL_COMPILER)
 
 
-def _cache(report: Report) -> None:
+def _cache(report: DoctorReport) -> None:
     try:
         folder, kept = settings.cache_dir, settings.XLA_PERSISTENT_CACHE_PATH
     except ValueError:  # reported with the variables
@@ -120,7 +120,7 @@ def _size(folder: Path) -> str:
     return f"{sum(sizes) / 1e6:.0f} MB in {len(sizes)} files and folders" if folder.exists() else "does not exist yet"
 
 
-def _writable(folder: Path, report: Report, cure: str) -> None:
+def _writable(folder: Path, report: DoctorReport, cure: str) -> None:
     """Try to write into the nearest existing folder: permissions do not show that a file system is read-only."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     try:
@@ -130,7 +130,7 @@ def _writable(folder: Path, report: Report, cure: str) -> None:
         report.add_finding(f"The cache folder {folder} is not writable: {error.strerror} ({there}).", cure)
 
 
-def _variables(report: Report) -> None:
+def _variables(report: DoctorReport) -> None:
     names = {name for variable in variables() for name in variable.spellings}
     given = {name: os.environ[name] for name in sorted(os.environ) if name in names}
     jax = {name: text for name, text in sorted(os.environ.items()) if name.startswith(("JAX_", "LIBTPU", *_OTHERS))}

@@ -14,7 +14,7 @@ class Finding:
 
 
 @dataclass
-class Report:
+class DoctorReport:
     """Lines by title, in the order in which they were added, and findings."""
 
     lines: list[tuple[str, str]] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Random programs that cross the seams: what the CPU computes, refuses or allows, xla does too, step by step.
+"""Random programs that combine features: xla computes, rejects and allows what the CPU does, step by step.
 
 A program is a list of steps on a pool of tensors. Each step is done on the CPU first: what it gives has to be given on
-xla (shape, dtype, whether it needs a gradient), what it refuses has to be refused there, with an exception
+xla (shape, dtype, whether it needs a gradient), what it rejects has to be rejected there, with an exception
 of the same type, and in the end all tensors are compared. Steps bring lazy conjugates and negatives, ``out=`` of all
 kinds, empty and 0-dimensional shapes, every dtype and its conversions, expanded and strided operands, modes, deep
 copies, transforms, gradients, hooks and threads.

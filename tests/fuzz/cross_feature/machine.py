@@ -81,7 +81,7 @@ class Machine:
         return torch.is_inference_mode_enabled()
 
     def other(self, k: int) -> Tensor:
-        """Memory of its own: what an operator that reads twice gives into its operand's memory is not defined."""
+        """Separate memory: what an operator that reads twice gives into its operand's memory is not defined."""
         return self.new(SHAPES[k % len(SHAPES)], DTYPES[k % len(DTYPES)])
 
     def laid_out(self, x: Tensor) -> Tensor:
