@@ -10,9 +10,11 @@ import subprocess
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_GENERATED = {"build", "dist", "site", "__pycache__", "torch_xla.egg-info"}
 
 _CPP_PROSE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _MARKER = re.compile(r"""^[ \t]*(?:#:|#|//|\*)|(?<![\\\w])[rfbuRFBU]{0,2}["']{1,3}|["']{1,3}|//""", re.MULTILINE)
@@ -32,8 +34,28 @@ class Finding:
 
 
 def tracked_files(*patterns: str) -> list[Path]:
-    """The files of the repository that match git's pathspecs, new ones that git does not ignore included."""
-    return _git_paths("ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns)
+    """Return the files that match git's pathspecs, including new ones that git does not ignore.
+
+    Outside of a repository, or without git, return the files below the root, without hidden and generated folders.
+    """
+    try:
+        return _git_paths("ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return _walk(*patterns)
+
+
+def _walk(*patterns: str) -> list[Path]:
+    excluded = [pattern.rpartition(")")[2].lstrip(":!") for pattern in patterns if pattern.startswith(":")]
+    wanted = [pattern for pattern in patterns if not pattern.startswith(":")]
+
+    def is_wanted(name: str) -> bool:
+        if any((part.startswith(".") and part != ".github") or part in _GENERATED for part in Path(name).parts[:-1]):
+            return False
+        if any(name.startswith(f"{pattern}/") or fnmatch(name, pattern.replace("**/", "*")) for pattern in excluded):
+            return False
+        return any(fnmatch(name, pattern) for pattern in wanted)
+
+    return sorted(p for p in ROOT.rglob("*") if p.is_file() and is_wanted(str(p.relative_to(ROOT))))
 
 
 def changed_files() -> list[Path]:

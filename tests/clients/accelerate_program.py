@@ -35,9 +35,9 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
     evaluated = sum(len(accelerator.gather_for_metrics(y)) for _, y in loader)
-    everyone = accelerator.gather(torch.tensor([accelerator.process_index], device=accelerator.device)).tolist()
+    gathered = accelerator.gather(torch.tensor([accelerator.process_index], device=accelerator.device)).tolist()
     weight = accelerator.unwrap_model(model).weight.detach().cpu().flatten().tolist()
-    told = {"processes": accelerator.num_processes, "device": str(accelerator.device), "everyone": everyone}
+    told = {"processes": accelerator.num_processes, "device": str(accelerator.device), "gathered": gathered}
     checks.assert_lives_on_xla(model)
     checks.assert_nothing_on_the_cpu()
     accelerator.print(checks.tell(told | {"weight": weight, "evaluated": evaluated}), flush=True)

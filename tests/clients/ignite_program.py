@@ -33,7 +33,7 @@ def data() -> TensorDataset:
 def train(index: int) -> None:
     model, criterion = network().to(idist.device()), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    # Rows of a rank lie apart by the number of ranks, so that a batch of all has consecutive rows.
+    # Stride by the world size, so that one batch over all ranks has consecutive rows.
     mine = torch.utils.data.Subset(data(), range(idist.get_rank(), len(data()), idist.get_world_size()))
     loader = DataLoader(mine, batch_size=BATCH // idist.get_world_size())
     losses: list[float] = []
@@ -41,7 +41,7 @@ def train(index: int) -> None:
     keep = lambda run: losses.append(idist.all_reduce(run.state.output) / idist.get_world_size())
     trainer.add_event_handler(Events.ITERATION_COMPLETED, keep)
     trainer.run(loader, max_epochs=EPOCHS)
-    wanted = {"accuracy": Accuracy(), "loss": Loss(criterion)}  # on the CPU: ignite refuses xla there
+    wanted = {"accuracy": Accuracy(), "loss": Loss(criterion)}  # on the CPU: ignite rejects xla devices there
     evaluator = create_supervised_evaluator(model, metrics=wanted, device=idist.device())
     evaluator.run(loader)
     ranks = idist.all_gather(torch.tensor([float(idist.get_rank())], device=idist.device())).tolist()

@@ -104,9 +104,9 @@ def train_by_hand(fabric: lightning.Fabric) -> None:
             optimizer.step()
     weight = model.state_dict()["0.weight"]
     checks.assert_nothing_on_the_cpu()
-    everyone = fabric.all_gather(torch.tensor([fabric.global_rank], device=fabric.device)).flatten().tolist()
+    gathered = fabric.all_gather(torch.tensor([fabric.global_rank], device=fabric.device)).flatten().tolist()
     if fabric.global_rank == 0:
-        told = {"device": str(weight.device), "dtype": str(weight.dtype), "everyone": everyone}
+        told = {"device": str(weight.device), "dtype": str(weight.dtype), "gathered": gathered}
         print(checks.tell(told | {"weight": weight.cpu().flatten().tolist()}), flush=True)
 
 

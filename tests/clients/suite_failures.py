@@ -124,7 +124,7 @@ FAILURES: dict[str, dict[str, list[str]]] = {
         "needs data of nltk's, which cannot be fetched": [
             "ignite.metrics.nlp.test_rouge.test_distrib_single_device_xla",
         ],
-        "the metric refuses xla devices": [
+        "the metric rejects xla devices": [
             "ignite.metrics.rec_sys.test_hitrate_metric.TestDistributed.test_accumulator_device[single_device_xla]",
         ],
         "all_reduce of an integer gives a float on xla": [
@@ -153,7 +153,7 @@ FAILURES: dict[str, dict[str, list[str]]] = {
         "needs data of nltk's, which cannot be fetched": [
             "ignite.metrics.nlp.test_rouge.test_distrib_xla_nprocs",
         ],
-        "the metric refuses xla devices": [
+        "the metric rejects xla devices": [
             "ignite.metrics.rec_sys.test_hitrate_metric.TestDistributed.test_accumulator_device[xla_nprocs]",
         ],
         "all_reduce of an integer gives a float on xla": [

@@ -156,7 +156,7 @@ def plain() -> list[float]:
 def check_told(told: list[Any], processes: int) -> None:
     (one,) = told  # only the main process prints
     weight = one.pop("weight")
-    assert one == {"processes": processes, "device": "xla:0", "everyone": list(range(processes)), "evaluated": 16}
+    assert one == {"processes": processes, "device": "xla:0", "gathered": list(range(processes)), "evaluated": 16}
     checks.assert_close(weight, plain())
 
 

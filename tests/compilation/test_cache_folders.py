@@ -54,10 +54,10 @@ CHANGED_FLAGS = (
     torch.ones(1).to("xla")  # XLA parses the flags
     os.environ["XLA_FLAGS"] += " --xla_cpu_enable_fast_math=true"
     for size in (5, 6):
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run(size)
-        print(*(warning.message for warning in said))
+        print(*(warning.message for warning in caught))
     """
 )
 
@@ -219,7 +219,7 @@ def link_owned(cache: Path, uid: int, mode: int = 0o700) -> None:
 
 IMPORT = """
     import pathlib, warnings
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         import torch_xla
         from torch_xla._engine import recorder
@@ -227,7 +227,7 @@ IMPORT = """
         library = recorder.bindings().__file__
         files = persistent_cache._open_configured()
     print(library, files.folder if files else None)
-    print(*(warning.message for warning in said if "torch_xla" in str(warning.message)), sep="\\n")
+    print(*(warning.message for warning in caught if "torch_xla" in str(warning.message)), sep="\\n")
     """
 
 
@@ -253,9 +253,9 @@ def test_a_user_without_a_home(reachable: Path) -> None:
     """As in a container that is run with --user 12345: no entry in /etc/passwd, no HOME."""
     own = reachable / f"torch_xla-{OTHER}"
     link_owned(own, OTHER)
-    first, *said = run_as_other('    os.environ.pop("HOME")' + IMPORT, reachable, CXX="none")
+    first, *messages = run_as_other('    os.environ.pop("HOME")' + IMPORT, reachable, CXX="none")
     library_path, programs_path = map(Path, first.split())
-    assert library_path.is_relative_to(own / "recorder") and programs_path == own / "programs" and said == [""]
+    assert library_path.is_relative_to(own / "recorder") and programs_path == own / "programs" and messages == [""]
     assert own.stat().st_mode & 0o777 == programs_path.stat().st_mode & 0o777 == 0o700
 
 
@@ -267,9 +267,9 @@ def test_two_users_with_one_cache_folder(reachable: Path) -> None:
     link_owned(own, OTHER)
     (reachable / "home").mkdir()  # root's
     variables = {"TORCH_XLA_CACHE_DIR": str(shared), "HOME": str(reachable / "home")}
-    first, *said = run_as_other(IMPORT, reachable, CXX="none", **variables)
+    first, *messages = run_as_other(IMPORT, reachable, CXX="none", **variables)
     assert [Path(path).is_relative_to(own) for path in first.split()] == [True, True]
-    assert len(said) == 2 and all(f"{shared} belongs to another user" in line for line in said)
+    assert len(messages) == 2 and all(f"{shared} belongs to another user" in line for line in messages)
 
 
 @pytest.fixture

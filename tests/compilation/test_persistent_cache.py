@@ -146,10 +146,10 @@ LATE = """
         xr.initialize_cache(os.environ["TO"])
 
     def compile(shape):
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert x.expand(*shape).cos().sum().item() > 0
-        print(len(os.listdir(os.environ["TO"])) > 0, *sorted(str(w.message) for w in said), sep="\\n")
+        print(len(os.listdir(os.environ["TO"])) > 0, *sorted(str(w.message) for w in caught), sep="\\n")
 
     compile((2, 3))
     os.environ.update(TORCH_XLA_PERSISTENT_CACHE_MAX_GB="1", XLA_PERSISTENT_CACHE_READ_ONLY="neither")
@@ -275,12 +275,12 @@ def test_what_was_not_used_for_longest_goes(tmp_path: Path) -> None:
 
 def test_many_may_make_room_at_once(tmp_path: Path) -> None:
     """Each removes what others list, add or remove just then."""
-    rooms = [CacheEvictor(5000) for _ in range(4)]
+    evictors = [CacheEvictor(5000) for _ in range(4)]
 
     def work(number: int) -> None:
         for i in range(150):
             (tmp_path / f"{number:032x}{i:032x}.xla").write_bytes(bytes(1000))
-            rooms[number].record_added(tmp_path, 1000)
+            evictors[number].record_added(tmp_path, 1000)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))

@@ -22,7 +22,7 @@ gc.unfreeze()
 order = []
 close, wait = prefetch.PrefetchFeed.close, completion._CompletionThread.stop
 prefetch.PrefetchFeed.close = lambda feed, *args: (order.append("feed"), close(feed, *args))[1]
-completion._CompletionThread.stop = lambda watcher: (order.append("programs"), wait(watcher))[1]
+completion._CompletionThread.stop = lambda thread: (order.append("programs"), wait(thread))[1]
 module = torch_xla._engine.recorder.bindings()
 batches = [(torch.randn(64, 256), torch.randn(64, 256)) for _ in range(40)]
 weight = torch.randn(256, 256, device="xla")

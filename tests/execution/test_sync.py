@@ -42,7 +42,7 @@ def test_acceptance_table() -> None:
         xm.mark_step()
 
     def dead() -> None:
-        w.matmul(w)  # its result is gone at once
+        w.matmul(w)  # its result is released immediately
         xm.mark_step()
 
     def scale(value: float) -> None:
@@ -55,7 +55,7 @@ def test_acceptance_table() -> None:
         ("drop", kept.clear, {}),
         ("product", product, {"mark": 1} | FIRST),
         ("product again", product, {"mark": 1} | AGAIN),
-        ("read what is there", lambda: kept[0].cpu(), DOWN),
+        ("read a computed value", lambda: kept[0].cpu(), DOWN),
         ("read what is not", lambda: (w + w).cpu(), FIRST | DOWN),
         ("read again", lambda: (w + w).cpu(), AGAIN | DOWN),
         ("item", lambda: w.sum().item(), FIRST | DOWN | {"item": 1}),

@@ -2,7 +2,7 @@
 
     python tests/fuzz/fuzz_errors.py [first [step [patterns]]]
 
-A line is a JSON list: operator, arguments, what the CPU said, what xla said. stderr names each call before it is made.
+A line is a JSON list: operator, arguments, the CPU's outcome, xla's outcome. stderr names each call before it is made.
 
 Run by test_errors_fuzz.py in a separate process, whose death would be a failure.
 """

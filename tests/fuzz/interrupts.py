@@ -172,7 +172,7 @@ def at_random_moments(seconds: float, seed: int = 0, show: bool = False) -> int:
 
 
 def in_eager_mode(stride: int = 1) -> int:
-    """Interrupts an in-place operation that runs at once, at each of its events: it must not happen twice."""
+    """Interrupt an eager in-place operation at each of its events: it must not be applied twice."""
     number = done = 0
     with eager.eager_mode_context(True):
         while True:
@@ -187,14 +187,14 @@ def in_eager_mode(stride: int = 1) -> int:
 
 
 def in_new_signatures(stride: int = 1) -> int:
-    """Interrupts calls that are seen for the first time, whose results torch's meta functions tell, partly in Python.
+    """Interrupt calls with new operand shapes, whose output specs torch's meta functions compute, partly in Python.
 
-    Called again they give what they give on the CPU, and refuse what that refuses.
+    Retried, they return what the CPU returns, and raise the errors that the CPU raises.
     """
     calls: dict[str, Callable[[torch.Tensor], Any]] = {
         "in place": lambda x: x.cumsum_(0),
-        "refused for its shapes": lambda x: x.masked_fill(torch.ones(3, dtype=torch.bool, device=x.device), 1),
-        "refused for its out": lambda x: torch.softmax(x, 0, out=torch.empty(0, dtype=torch.int64, device=x.device)),
+        "raises for its shapes": lambda x: x.masked_fill(torch.ones(3, dtype=torch.bool, device=x.device), 1),
+        "raises for its out": lambda x: torch.softmax(x, 0, out=torch.empty(0, dtype=torch.int64, device=x.device)),
     }
     done = 0
     for name, call in calls.items():

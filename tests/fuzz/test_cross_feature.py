@@ -83,7 +83,7 @@ FOUND: dict[str, cross_feature.Program] = {
         ("gradient", 1, 19, 11, 18), ("view dtype", 2, 12, 5, 18), ("item index", 12, 3, 5, 45),
         ("logical_not_", 9, 17, 3, 46),
     ],
-    "how results lie is not said": [("nonzero", 11, 7, 8, 40), ("resize_", 0, 2, 15, 47)],
+    "strides of results are unspecified": [("nonzero", 11, 7, 8, 40), ("resize_", 0, 2, 15, 47)],
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import torch_xla
 
 POOL = 6
 
-# Views. ``k`` is a number that the step brings along; a view that a shape has no room for gives the tensor itself.
+# Views. ``k`` is a number drawn for the step; a view that does not fit the shape returns the tensor itself.
 VIEWS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "select": lambda x, k: x.select(k % x.dim(), k % x.shape[k % x.dim()]) if x.dim() > 1 else x,
     "slice": lambda x, k: x.narrow(k % x.dim(), 0, max(1, x.shape[k % x.dim()] - 1)),
@@ -44,7 +44,7 @@ def _mask(x: Tensor, k: int) -> Tensor:
     return x > k
 
 
-# Writes. Not to an expanded tensor or a view of one: the CPU refuses some of those, xla all.
+# Writes. Not to an expanded tensor or a view of one: the CPU rejects some of those, xla all.
 WRITES: dict[str, Callable[[Tensor, Tensor, int], Any]] = {
     "add number": lambda x, y, k: x.add_(k),
     "mul number": lambda x, y, k: x.mul_(k % 3),

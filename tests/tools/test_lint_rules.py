@@ -122,3 +122,11 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.
     monkeypatch.setattr("sys.argv", ["lint", "--update-limits"])
     assert not command.main()
     assert tomllib.loads(limits.read_text()) == {"function_names": {"package": 1}}
+
+
+def test_files_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exported tree has the same files as the repository."""
+    patterns = ("torch_xla/*.py", ":!torch_xla/test")
+    expected = sources.tracked_files(*patterns)
+    monkeypatch.setenv("PATH", "")
+    assert sources.tracked_files(*patterns) == expected != []

@@ -9,7 +9,7 @@ copies, transforms, gradients, hooks and threads.
     python -m tests.fuzz.cross_feature FIRST COUNT      programs by number, each with its own seed; prints diffs
 
 ``values`` (dtypes, shapes, numbers), ``steps`` (what a program may do), ``machine`` (a pool on a device), ``compare``
-(how far two may be apart, and what is not defined), ``running`` (a program on both).
+(tolerances, and what the CPU leaves undefined), ``running`` (a program on both).
 """
 
 from tests.fuzz.cross_feature.compare import CLOSE

@@ -29,10 +29,9 @@ class Roundings:
 
 
 class Orders:
-    """Which memories of the CPU were made by operators whose results lie otherwise than contiguously.
+    """Track the CPU storages that operators with noncontiguous results allocated.
 
-    How the results of operators lie is not said on xla: what is read from them in the order of the memory is not
-    defined.
+    Strides of operator results are unspecified on xla, so values read from them in memory order are undefined.
     """
 
     def __init__(self, cpu: Machine) -> None:

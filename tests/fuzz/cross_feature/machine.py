@@ -85,7 +85,7 @@ class Machine:
         return self.new(SHAPES[k % len(SHAPES)], DTYPES[k % len(DTYPES)])
 
     def laid_out(self, x: Tensor) -> Tensor:
-        """Contiguous on both devices: how the results of operators lie is not said on xla."""
+        """Make x contiguous on both devices: strides of operator results are unspecified on xla."""
         return x if x._is_view() else x.contiguous()
 
     def resized(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -13,31 +13,31 @@ from tests.fuzz.cross_feature.compare import Orders, Roundings, equal, overlaps,
 from tests.fuzz.cross_feature.machine import MODES, OPERANDS, Machine, described
 from tests.fuzz.cross_feature.steps import ASKS, MAKES, OUTS, VIEWS, WRITES
 
-#: (step, part of what the CPU said): why xla may compute it, or refuse it in other words. "*" stands for all steps.
+#: (step, part of the CPU's message): why xla may compute it, or raise with another message. "*" matches all steps.
 ALLOWED: dict[tuple[str, str], str] = {
     ("*", "not implemented for"): "the CPU has no kernel for a dtype that XLA has",
-    ("*", "is not supported for complex"): "the same, in other words",
-    ("*", "on CPU does not support"): "the same, in other words",
-    ("*", "out of bounds for dimension"): "indices are not looked at when an operation is recorded",
+    ("*", "is not supported for complex"): "the same, with another message",
+    ("*", "on CPU does not support"): "the same, with another message",
+    ("*", "out of bounds for dimension"): "indices are not read when an operation is recorded",
     ("cat out", "input types can't be cast to the desired output type"): "one of two faults: sizes are checked first",
     ("*", "view size is not compatible with input tensor's size and stride"): (
-        "how the results of operators lie is not said on xla: what they allow on the CPU has to be allowed"
+        "strides of operator results are unspecified on xla: views that the CPU allows must be allowed"
     ),
     ("view as complex", "Tensor must have a "): "the same",
-    ("masked_scatter_", "Number of elements of source < number of ones in mask"): "values are not looked at either",
+    ("masked_scatter_", "Number of elements of source < number of ones in mask"): "values are not read either",
     ("abs out", "Found dtype"): "the CPU's kernel does not convert to a wider `out`",
     ("index select out", "self and result must have the same scalar type"): "one of two faults",
     ("index_fill_", "setStorage: sizes"): "a fault of the CPU's kernel: nothing is filled",
-    ("view dtype", "self.stride(-1) must be 1 to view"): "how results lie is not said on xla",
+    ("view dtype", "self.stride(-1) must be 1 to view"): "strides of operator results are unspecified on xla",
     ("view unsigned", "self.stride(-1) must be 1 to view"): "the same",
     ("foreach add_", "fallback doesn't currently support mutable TensorLists"): "no tensor of xla is negated lazily",
     ("view as real", "view_as_real doesn't work on unresolved"): "no tensor of xla is conjugated lazily",
-    ("index select", "index out of range in self"): "indices are not looked at when an operation is recorded",
+    ("index select", "index out of range in self"): "indices are not read when an operation is recorded",
     ("index_add_", "index out of range in self"): "the same",
     ("embedding", "index out of range in self"): "the same",
     ("take", "out of range: tried to access index"): "the same",
     ("*", "unsupported operation: more than one element of the written-to tensor refers to a single memory"): (
-        "refused for expanded tensors; allowed where all elements are set to one value"
+        "raised for expanded tensors; allowed if all elements are set to one value"
     ),
 }
 
