@@ -132,7 +132,7 @@ def test_the_users_own_folder_is_used_where_none_is_named(tmp_path: Path) -> Non
     folder.chmod(0o770)
     done = run()
     assert done.stdout.splitlines() == ["30.0 1", "None"]
-    assert f"the persistent compilation cache is disabled: others than this user may write to {folder}" in done.stderr
+    assert f"the persistent compilation cache is disabled: {folder} is writable by other users" in done.stderr
 
 
 LATE = """
@@ -166,7 +166,7 @@ def test_a_folder_that_is_named_too_late_is_told(named: str, tmp_path: Path) -> 
     found = run_script(LATE, TO=str(to), NAMED=named, XLA_PERSISTENT_CACHE_PATH=str(first)).stdout.splitlines()
     late = "torch_xla: {} was set after the first use of a device and has no effect: the persistent compilation cache "
     late += f"uses {to if named else first}. Set it earlier, or call torch_xla.runtime.initialize_cache(path)."
-    others = [late.format(name) for name in ("TORCH_XLA_PERSISTENT_CACHE_GB", "XLA_PERSISTENT_CACHE_READ_ONLY")]
+    others = [late.format(name) for name in ("TORCH_XLA_PERSISTENT_CACHE_MAX_GB", "XLA_PERSISTENT_CACHE_READ_ONLY")]
     if named:
         assert found == ["True", "True", *others, "True"]
     else:

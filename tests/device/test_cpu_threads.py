@@ -7,7 +7,7 @@ import pytest
 from tests.support.helpers import run_script
 
 EAGER = """
-import os, signal, subprocess, sys
+import contextlib, os, signal, subprocess, sys
 busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
 signal.alarm(240)  # a deadlock ends the process
 try:
@@ -19,7 +19,10 @@ try:
     model = torch.nn.Linear(256, 256).to("xla")
     x = torch.randn(64 * count, 256).to("xla")
     xs.mark_sharding(x, xs.Mesh(range(count), (count,), ("x",)), ("x", None))
-    threads = [open(f"/proc/self/task/{{t}}/comm").read().strip() for t in os.listdir("/proc/self/task")]
+    threads = []
+    for number in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{{number}}/comm") as file:  # it may end meanwhile
+            threads.append(file.read().strip())
     assert threads.count("tf_XLAEigen") > count + len(os.sched_getaffinity(0)), threads
     assert "PJRT_NPROC" not in os.environ
     for _ in range(30):
@@ -82,13 +85,16 @@ def test_launches_that_wait_leave_threads_for_a_collective(count: int) -> None:
 
 #: Processes of one device each: their pools have the size that XLA gives one device.
 WORKERS = """
-import os
+import contextlib, os
 import torch, torch_xla
 import torch_xla.distributed.xla_multiprocessing as xmp
 
 def count_threads(index):
     torch.ones(3, device="xla").add(1).cpu()
-    threads = [open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task")]
+    threads = []
+    for number in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{number}/comm") as file:  # it may end meanwhile
+            threads.append(file.read().strip())
     assert threads.count("tf_XLAEigen") == len(os.sched_getaffinity(0)), threads
 
 xmp.spawn(count_threads, start_method="fork")
