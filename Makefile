@@ -122,12 +122,12 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/lint.py
-	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
+	$(if $(CPP),@$(BIN)/clang-format --dry-run -Werror $(CPP))
 
 fix: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+	$(if $(CPP),@$(BIN)/clang-format -i $(CPP))
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.record $(BENCH_ARGS)
