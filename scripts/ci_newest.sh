@@ -26,6 +26,7 @@ if [ -z "$python" ]; then
     exit 0
 fi
 
+rm -rf build  # setuptools would install the modules that an older checkout left there
 version=$("$python" -c 'import platform; print(platform.python_version())')
 key=$(cat pyproject.toml scripts/ci_newest.sh | sha256sum | cut -c1-12)
 env=${XDG_CACHE_HOME:-$HOME/.cache}/torch_xla/newest-$version-$key
