@@ -54,7 +54,7 @@ def _plain(trainer: tuple[State, Any]) -> tuple[State, Step]:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state), step.__wrapped__
 
 
-def ours(name: str, target: aot.Target) -> list[float]:
+def compile_in_torch(name: str, target: aot.Target) -> list[float]:
     """A step in torch, in a separate process: there devices hold no values."""
     command = [sys.executable, "-m", "benchmarks.aot_steps", target.name, name]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -103,7 +103,7 @@ def main() -> None:
             target = aot.get_target(place)
             if options.only not in name or name == "Llama-1B" and len(target.devices) == 1:
                 continue
-            both = ours(name, target), in_jax(name, target)
+            both = compile_in_torch(name, target), in_jax(name, target)
             for who, numbers in zip(("here", "jax"), both, strict=True):
                 rows.append([name, place, who, *(f"{n:.4g}" for n in numbers)])
             ratios = [a / b if b else 1.0 for a, b in zip(*both, strict=True)]

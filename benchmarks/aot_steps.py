@@ -26,7 +26,7 @@ from torch_xla._engine.aot import program_collector, targets
 from torch_xla._engine.device import abstract_device
 from torch_xla.aot import command, report_data
 
-#: Which dimension of a parameter is shared out among so many chips; None: all have all of it.
+#: Which dimension of a parameter is sharded over a number of chips; None: replicated.
 Split = Callable[[Sequence[int], int], int | None]
 
 
@@ -41,7 +41,7 @@ def width(of: int) -> Split:
 
 @dataclass(frozen=True)
 class Job:
-    """A model to train. ``batch`` is made for so many chips; ``spread`` are its modules whose inputs are marked."""
+    """A model to train. ``batch`` makes the batch for n chips; the inputs of the modules ``spread`` are annotated."""
 
     model: Callable[[], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]

@@ -38,8 +38,8 @@ class Sum(torch.nn.Module):
         return x
 
 
-def _nothing(graph: Any, inputs: Any) -> Callable[..., Any]:
-    """A backend of torch.compile whose functions give their last argument, the batch."""
+def _identity_backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+    """Backend of torch.compile whose functions return their last argument, the batch."""
     return lambda *args: (args[-1],)
 
 
@@ -47,7 +47,7 @@ def cases() -> dict[str, Callable[[], Any]]:
     """What is called, by name."""
     model, x = Sum().to("xla"), torch.ones(4, device="xla")
     torch_xla.sync()
-    ours, guards = torch.compile(model, backend="openxla"), torch.compile(Sum().to("xla"), backend=_nothing)
+    ours, guards = torch.compile(model, backend="openxla"), torch.compile(Sum().to("xla"), backend=_identity_backend)
     function, arrays, array = jax.jit(lambda x, terms: sum(terms, x)), [jnp.ones(4)] * PARAMETERS, jnp.ones(4)
 
     def step() -> torch.Tensor:

@@ -27,7 +27,7 @@ def _additions(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def _mixed(x: torch.Tensor) -> torch.Tensor:
+def _mixed_step(x: torch.Tensor) -> torch.Tensor:
     return (x * 1.5 + 0.25).sin()
 
 
@@ -59,7 +59,7 @@ def _lookups(x: torch.Tensor) -> torch.Tensor:
 #: What one link of a chain is; it records an operation or a few.
 CHAINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "additions": _additions,
-    "numbers and sines": _mixed,
+    "numbers and sines": _mixed_step,
     "products": _products,
     "means subtracted": _means,
     "layer norms": _layer_norms,
@@ -85,7 +85,7 @@ def compile_once(kind: str, length: int) -> float:
     return run() - run()
 
 
-def _apart(kind: str, length: int) -> float:
+def _measure_in_process(kind: str, length: int) -> float:
     variables = {
         "TORCH_XLA_COMPILE_POLICY": "compile",
         "XLA_PERSISTENT_CACHE_PATH": "",
@@ -108,7 +108,7 @@ def main() -> None:
     lengths = [int(length) for length in options.lengths.split(",")]
     rows = []
     for kind in (kind for kind in CHAINS if options.only in kind):
-        seconds = [_apart(kind, length) for length in lengths]
+        seconds = [_measure_in_process(kind, length) for length in lengths]
         rows.append([kind, *(f"{s:.2f}" for s in seconds), f"{seconds[-1] / seconds[0]:.1f}"])
     head = ["compilation, CPU s", *(f"{length} links" for length in lengths), "growth"]
     print(f"{setting()}\n\n{table(head, rows)}")

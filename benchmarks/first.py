@@ -41,7 +41,7 @@ def measure(name: str, device: str) -> list[float]:
     return found
 
 
-def _apart(name: str, device: str, way: str, folder: str = "", path: str | None = None) -> list[int]:
+def _measure_in_process(name: str, device: str, way: str, folder: str = "", path: str | None = None) -> list[int]:
     """The same in a separate process, which keeps its programs in a folder, or nowhere. ``path``: a folder with other
     ``benchmarks`` and ``torch_xla``."""
     command = [sys.executable, "-m", "benchmarks.first", "--only", name, "--here", device]
@@ -56,12 +56,12 @@ def _cell(found: list[int]) -> str:
     return " + ".join(map(str, found))
 
 
-def _twice(name: str) -> list[str]:
+def _second_process_row(name: str) -> list[str]:
     """A row of the second table."""
     row = [name]
     for way, part in (("compile", slice(1)), ("auto", slice(STEPS))):
         with tempfile.TemporaryDirectory() as folder:
-            first, second = (sum(_apart(name, "xla", way, folder)[part]) for _ in range(2))
+            first, second = (sum(_measure_in_process(name, "xla", way, folder)[part]) for _ in range(2))
         row += [str(first), str(second), f"{second / first:.2f}"]
     return row
 
@@ -77,7 +77,10 @@ def _against(tree: str, names: list[str], rounds: int = 3) -> str:
             (pathlib.Path(mixed) / package).symlink_to(root / package)
         for name in names:
             contestants = ((mixed, "compile"), (None, "compile"), (None, "auto"))
-            found = [[sum(_apart(name, "xla", way, path=path)[:2]) for path, way in contestants] for _ in range(rounds)]
+            found = [
+                [sum(_measure_in_process(name, "xla", way, path=path)[:2]) for path, way in contestants]
+                for _ in range(rounds)
+            ]
             there, compiled, default = map(min, zip(*found, strict=True))
             rows.append([name, *map(str, (there, compiled)), f"{compiled / there:.2f}", str(default)])
     return table(["first two steps, ms", "there", "here, compiled", "ratio", "here, by default"], rows)
@@ -99,7 +102,12 @@ def main() -> None:
         print(f"{setting()}\n\n{_against(options.against, names)}")
         return
     rows = [
-        [name, _cell(_apart(name, "cpu", "auto")), *(_cell(_apart(name, "xla", way)) for way in WAYS)] for name in names
+        [
+            name,
+            _cell(_measure_in_process(name, "cpu", "auto")),
+            *(_cell(_measure_in_process(name, "xla", way)) for way in WAYS),
+        ]
+        for name in names
     ]
     print(f"{setting()}\n\n{table(['first steps, ms', 'eager CPU', *WAYS], rows)}")
     head = [
@@ -111,7 +119,7 @@ def main() -> None:
         "second process",
         "ratio",
     ]
-    print(f"\n{table(head, [_twice(name) for name in names])}")
+    print(f"\n{table(head, [_second_process_row(name) for name in names])}")
 
 
 if __name__ == "__main__":

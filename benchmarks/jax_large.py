@@ -64,8 +64,8 @@ def adamw(loss: Callable[..., Array], lr: float = 1e-3, clip: float | None = Non
     return step
 
 
-def of_adamw(parameters: Any) -> State:
-    """The shapes of a state of ``adamw``, for those of parameters."""
+def adamw_state_shapes(parameters: Any) -> State:
+    """Return the shapes of a state of ``adamw``, given those of the parameters."""
     return parameters, parameters, parameters, jax.ShapeDtypeStruct((), jnp.float32)
 
 
@@ -165,7 +165,7 @@ def gpt2(
             x = jax_models.block(one, spread(x), heads)
         return cross_entropy(jax_models.norm(p["norm"], spread(x)) @ p["head"], targets)
 
-    return of_adamw(parameters), adamw(loss)
+    return adamw_state_shapes(parameters), adamw(loss)
 
 
 # --- Llama, as in examples/train_llama.py
@@ -194,7 +194,7 @@ def llama(
         x, _ = lax.scan(layer, x, p["blocks"])
         return cross_entropy(_rms(p["norm"], spread(x)) @ p["head"], targets)
 
-    return of_adamw(parameters), adamw(loss, 2e-3, 1.0)
+    return adamw_state_shapes(parameters), adamw(loss, 2e-3, 1.0)
 
 
 def _rms(scale: Array, x: Array) -> Array:

@@ -72,7 +72,7 @@ def measure() -> dict[str, float]:
     return found
 
 
-def measured_in(folder: Path) -> dict[str, float]:
+def measure_checkout(folder: Path) -> dict[str, float]:
     """What ``measure`` gives in a separate process, with the torch_xla of a checkout."""
     command = [sys.executable, __file__, "--json"]
     environment = os.environ | {"PYTHONPATH": str(folder)}
@@ -94,7 +94,7 @@ def main() -> None:
     best: list[dict[str, float]] = [{} for _ in folders]
     for _ in range(3):
         for found, folder in zip(best, folders, strict=True):
-            for name, value in measured_in(folder).items():
+            for name, value in measure_checkout(folder).items():
                 found[name] = min(value, found.get(name, value))
     print("| a known step, host µs | here |" + (" there | ratio |" if options.against else ""))
     print("| --- | --: |" + (" --: | --: |" if options.against else ""))

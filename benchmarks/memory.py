@@ -43,7 +43,7 @@ def _megabytes(name: str) -> float:
     return int(found[1]) / 1024
 
 
-def measured(name: str, device: str) -> dict[str, float]:
+def measure(name: str, device: str) -> dict[str, float]:
     """MB of the process, and of the step, in this process."""
     job = next(job for job in (*JOBS, LARGE) if job.name == name)
     if device != "cpu":
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     if options.of:
-        print(json.dumps(measured(options.of, options.device)))
+        print(json.dumps(measure(options.of, options.device)))
         return
     rows = [_row(job.name) for job in (*JOBS, LARGE) if options.only in job.name]
     print(report.setting() + "\n")

@@ -163,7 +163,7 @@ class _RMSNorm(nn.Module):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     left, right = x.chunk(2, -1)
     return x * cos + torch.cat((-right, left), -1) * sin
 
@@ -188,7 +188,7 @@ class Decoder(nn.Module):
         )
         halves = torch.arange(0, self.size, 2, device=x.device) / self.size
         angles = torch.outer(torch.arange(length, device=x.device), 10000.0**-halves).repeat(1, 2)
-        q, k = (_rotated(t, angles.cos(), angles.sin()) for t in (q, k))
+        q, k = (_apply_rotary(t, angles.cos(), angles.sin()) for t in (q, k))
         k, v = (t.repeat_interleave(self.heads // self.shared, 1) for t in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o(y.transpose(1, 2).reshape(batch, length, width))

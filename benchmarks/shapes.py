@@ -59,7 +59,7 @@ def generate(device: str, name: str, cache: str) -> Callable[[], list[float]]:
     return lambda: model.generate(words, **options).flatten().tolist()
 
 
-def ragged(device: str, train: bool) -> Callable[[], list[float]]:
+def ragged_loop(device: str, train: bool) -> Callable[[], list[float]]:
     """A loop over batches of random lengths, for the losses."""
     torch.manual_seed(0)
     model = models.GPT().to(device)
@@ -85,7 +85,8 @@ CASES: dict[str, Callable[[str], Callable[[], list[float]]]] = {
         for cache in ("dynamic", "static")
     },
     **{
-        f"{LENGTHS} ragged lengths, {way}": partial(ragged, train=way == "trained") for way in ("evaluated", "trained")
+        f"{LENGTHS} ragged lengths, {way}": partial(ragged_loop, train=way == "trained")
+        for way in ("evaluated", "trained")
     },
 }  # fmt: skip
 
@@ -94,23 +95,23 @@ def measure(case: str, device: str) -> dict[str, Any]:
     """The first call's seconds, results, and how many graphs were compiled and interpreted, in this process."""
     counted = {"UncachedCompile": 0, "InterpretedGraphs": 0}
     if device == "cpu":
-        return _timed(CASES[case](device)) | counted
+        return _run_timed(CASES[case](device)) | counted
     import torch_xla
     import torch_xla.debug.metrics as met
 
     call = CASES[case](device)
     torch_xla.sync(wait=True)
     met.clear_all()
-    return _timed(call) | {name: met.counter_value(name) or 0 for name in counted}
+    return _run_timed(call) | {name: met.counter_value(name) or 0 for name in counted}
 
 
-def _timed(call: Callable[[], list[float]]) -> dict[str, Any]:
+def _run_timed(call: Callable[[], list[float]]) -> dict[str, Any]:
     start = time.perf_counter()
     found = call()
     return {"seconds": time.perf_counter() - start, "found": found}
 
 
-def _apart(case: str, device: str) -> dict[str, Any]:
+def _measure_in_process(case: str, device: str) -> dict[str, Any]:
     """The same in a separate process, with the settings that users have."""
     command = [sys.executable, "-m", "benchmarks.shapes", "--only", case, "--here", device]
     done = subprocess.run(command, env=os.environ | DEFAULTS, capture_output=True, text=True, check=False)
@@ -120,7 +121,7 @@ def _apart(case: str, device: str) -> dict[str, Any]:
 
 
 def _row(case: str) -> list[str]:
-    turns = [(_apart(case, "cpu"), _apart(case, "xla")) for _ in range(ROUNDS)]
+    turns = [(_measure_in_process(case, "cpu"), _measure_in_process(case, "xla")) for _ in range(ROUNDS)]
     for eager, here in turns:
         far = max(abs(a - b) for a, b in zip(eager["found"], here["found"], strict=True))
         if here["found"] != turns[0][1]["found"] or far > (0 if case.startswith("generate") else 1e-2):

@@ -106,17 +106,17 @@ def row(name: str, times: dict[str, Times]) -> list[str]:
     """The cells of one job, in the order of HEAD."""
     here, step = times["here"], {contestant: median(found.step) * 1e3 for contestant, found in times.items()}
     host = median(here.host) * 1e3
-    cells = [name, f"{here.first:.1f}", f"{host:.2f}", f"{step['here']:.2f}", *compared(step)]
+    cells = [name, f"{here.first:.1f}", f"{host:.2f}", f"{step['here']:.2f}", *comparison_cells(step)]
     return [*cells, f"{host / step['eager']:.2f}", f"{times['jax'].first:.1f}" if "jax" in times else ""]
 
 
 def short_row(name: str, times: dict[str, list[float]]) -> list[str]:
     """The cells of one job, in the order of SHORT_HEAD after its name."""
     found = {contestant: median(measured) * 1e3 for contestant, measured in times.items()}
-    return [name, f"{found['here']:.2f}", *compared(found)]
+    return [name, f"{found['here']:.2f}", *comparison_cells(found)]
 
 
-def compared(found: dict[str, float]) -> list[str]:
+def comparison_cells(found: dict[str, float]) -> list[str]:
     """The time of each other contestant, and ours in times of it; empty where it does not take part."""
     others = ("eager", "inductor", "jax")
     cells = [

@@ -38,24 +38,24 @@ WATCHED[STEP] = (repeat(training_step), 4)  # a round should fit into a time sli
 def work() -> None:
     """First says what a call of each case counts; then measures a round for each line on stdin. Answers are JSON."""
     device = torch.device("xla:0")
-    print(json.dumps(_counted(device)), flush=True)
+    print(json.dumps(count_by_case(device)), flush=True)
     for _ in sys.stdin:
         answer = []
         with no_garbage_collection():
             for captured, frames in ((False, 0), (True, 0), (True, DEEP)):
                 source_info.set_capture(captured)
-                answer.append({name: _below(frames, case, device) for name, case in WATCHED.items()})
+                answer.append({name: _measure_below(frames, case, device) for name, case in WATCHED.items()})
         source_info.set_capture(False)
         print(json.dumps(answer), flush=True)
 
 
-def _below(frames: int, case: tuple[Case, int], device: torch.device) -> float:
-    """measure_round, called with so many more Python frames on the stack."""
-    return _below(frames - 1, case, device) if frames else measure_round(*case, device)
+def _measure_below(frames: int, case: tuple[Case, int], device: torch.device) -> float:
+    """Call measure_round with ``frames`` more Python frames on the stack."""
+    return _measure_below(frames - 1, case, device) if frames else measure_round(*case, device)
 
 
-def _counted(device: torch.device) -> dict[str, tuple[float, float]]:
-    """By case: counter movements and recorded operations of a call; zeros where the build does not count."""
+def count_by_case(device: torch.device) -> dict[str, tuple[float, float]]:
+    """Return counter updates and recorded operations of a call, by case; zeros if the build does not count."""
     found = {}
     for name, (case, _) in WATCHED.items():
         moved = []

@@ -19,7 +19,7 @@ import torch
 import torch_xla
 from tests.support import fast_compile_flags, scripts  # noqa: F401  # the first sets XLA's flags, the second notes the environment
 from torch_xla._engine.compilation import program_cache
-from torch_xla._engine.diagnostics.recompilation_tracker import watcher
+from torch_xla._engine.diagnostics.recompilation_tracker import tracker
 from torch_xla._engine.torch_patches import manual_seed
 
 #: Files whose tests start processes or wait, the longest first. They start before all others, so that no worker runs
@@ -30,8 +30,8 @@ LONG_FIRST = [
     "test_launcher", "test_persistent_cache", "test_env_vars_jobs", "test_spawn", "test_errors_fuzz",
     "test_diagnostic_variables", "test_data_parallel", "test_env_vars", "test_forked_scripts", "test_cache_folders",
     "test_storage_dtypes", "test_serialization", "test_random_programs", "test_cross_feature", "test_amp",
-    "test_last_failure", "test_checkpoint_folders", "test_process_tree", "test_cpu_kernels", "test_device_memory",
-    "test_devices", "test_jax_options", "test_doctor", "test_stablehlo", "test_compat",
+    "test_last_failure", "test_checkpoint_folders", "test_process_tree", "test_cpu_kernels", "test_kernel_threads",
+    "test_device_memory", "test_devices", "test_jax_options", "test_doctor", "test_stablehlo", "test_compat",
 ]  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def settled() -> None:
 def fresh() -> None:
     """Start with no pending operations, no optimizer without a barrier, no source capture, and seed 0."""
     torch_xla.sync()
-    watcher.stop_line_capture()  # an unexpected compilation in the previous test enables capture for 100 steps
+    tracker.stop_line_capture()  # an unexpected compilation in the previous test enables capture for 100 steps
     # Like torch.manual_seed, which also captures the whole stack for lazily initialized devices of other types.
     torch.default_generator.manual_seed(0)
     manual_seed.seed_all(0)

@@ -35,8 +35,8 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """The address of the site, while the block runs."""
+def serve_site() -> Iterator[str]:
+    """Serve the site while the block runs; yield its address."""
     handler = functools.partial(_Quiet, directory=str(SITE))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -133,7 +133,7 @@ def main() -> int:
     shots = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     if shots is not None:
         shots.mkdir(parents=True, exist_ok=True)
-    with served() as address, tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
+    with serve_site() as address, tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium, headless=True, args=_FLAGS, env={"HOME": home, "PATH": "/usr/bin:/bin"}
         )

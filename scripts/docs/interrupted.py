@@ -47,11 +47,11 @@ TIMES, PATIENCE = 5, 300.0  # interrupts, and seconds that a cell may take
 
 def cell(client: BlockingKernelClient, code: str, wait: float = PATIENCE) -> str:
     """How a cell ended: ``ok``, or the name of its error. Raises queue.Empty where it has not."""
-    return ended(client, client.execute(code), wait)
+    return wait_for_cell(client, client.execute(code), wait)
 
 
-def ended(client: BlockingKernelClient, number: str, wait: float) -> str:
-    """The same of a cell that runs already."""
+def wait_for_cell(client: BlockingKernelClient, number: str, wait: float) -> str:
+    """Wait for a cell that is running, and return how it ended."""
     deadline = time.monotonic() + wait
     while True:
         reply = client.get_shell_msg(timeout=max(0.1, deadline - time.monotonic()))
@@ -78,7 +78,7 @@ def main() -> int:
                 running = client.execute(LOOP)
                 time.sleep(1 + random.random())
                 manager.interrupt_kernel()
-                found += [ended(client, running, PATIENCE), cell(client, AFTER)]
+                found += [wait_for_cell(client, running, PATIENCE), cell(client, AFTER)]
         except queue.Empty:
             found.append("has not ended")
         finally:

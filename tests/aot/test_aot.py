@@ -381,8 +381,8 @@ def test_the_library(name: str, here: Target, tmp_path: Path) -> None:
     assert found.fits and found.collectives == () and found.target is target
     assert "stablehlo.convolution" in found.stablehlo() and "ENTRY" in found.hlo() and __file__ in found.hlo()
     train_step(reference, optimizers[1], *batch)
-    for ours, theirs in zip(net.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
+    for actual, other in zip(net.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(actual.cpu(), other, rtol=1e-4, atol=1e-5)
     assert len(found.serialize()) > 1000
     assert found.fill_cache(tmp_path) is not None and len(list(tmp_path.iterdir())) == 1
 
@@ -538,23 +538,23 @@ def test_spmd_without_values(compiler: str) -> None:
 
 def test_retarget_constraints_inside_jax_functions(here: Target) -> None:
     """Sharding constraints at any depth are mapped to the target's devices; jaxprs without them remain unchanged."""
-    meshes = {name: jax.sharding.Mesh(np.array(here.devices[:1]), (name,)) for name in ("ours", "theirs")}
+    meshes = {name: jax.sharding.Mesh(np.array(here.devices[:1]), (name,)) for name in ("actual", "other")}
     shardings = {
         name: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(name)) for name, mesh in meshes.items()
     }
 
     def marked(x: jax.Array) -> jax.Array:
-        mark = lambda c, y: (lax.with_sharding_constraint(c + y, shardings["ours"]), c)
+        mark = lambda c, y: (lax.with_sharding_constraint(c + y, shardings["actual"]), c)
         return lax.cond(x[0, 0] > 0, jax.jit(lambda x: lax.scan(mark, x[0], x)[0]), lambda x: x[0], x)
 
     traced = jax.jit(marked).trace(jax.ShapeDtypeStruct((4, 8), np.float32))
-    closed = retarget.retarget_jaxpr(traced, lambda sharding: shardings["theirs"])
-    assert closed is not None and "'ours'" in str(traced.jaxpr) and "'ours'" not in str(closed)
-    assert "'theirs'" in str(closed) and str(closed).count("scan[") == 1
+    closed = retarget.retarget_jaxpr(traced, lambda sharding: shardings["other"])
+    assert closed is not None and "'actual'" in str(traced.jaxpr) and "'actual'" not in str(closed)
+    assert "'other'" in str(closed) and str(closed).count("scan[") == 1
     plain = jax.jit(lambda x: lax.scan(lambda c, y: (c + y, c), x[0], x)[0]).trace(
         jax.ShapeDtypeStruct((4, 8), np.float32)
     )
-    assert retarget.retarget_jaxpr(plain, lambda sharding: shardings["theirs"]) is None
+    assert retarget.retarget_jaxpr(plain, lambda sharding: shardings["other"]) is None
 
 
 def test_scripts_see_the_device_type_of_the_target() -> None:
@@ -599,9 +599,9 @@ def run(index, seed):
     print("sum", xm.all_reduce("sum", torch.ones(2, device="xla")).tolist())
     print("gathered", xm.all_gather(torch.ones(1, 2, device="xla")).tolist())
     dist.init_process_group("xla", init_method="xla://")
-    ours = torch.ones(2, device="xla")
-    dist.all_reduce(ours)
-    print("dist", dist.get_world_size(), ours.tolist())
+    actual = torch.ones(2, device="xla")
+    dist.all_reduce(actual)
+    print("dist", dist.get_world_size(), actual.tolist())
 
 if __name__ == "__main__":
     xmp.spawn(run, (0,))

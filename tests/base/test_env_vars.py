@@ -53,11 +53,11 @@ EFFECTS = {
     "TORCH_XLA_EXPLAIN_RECOMPILATIONS": Effect(
         "1",
         """
-        told = []
-        logging.getLogger("torch_xla.recompilation").addFilter(lambda record: told.append(record) or False)
+        records = []
+        logging.getLogger("torch_xla.recompilation").addFilter(lambda record: records.append(record) or False)
         for size in (3, 4):
             (torch.ones(size).to("xla") * 2).cpu()
-        print(len(told))
+        print(len(records))
         """,
         "0",
         "1",

@@ -37,10 +37,10 @@ def main() -> None:
     evaluated = sum(len(accelerator.gather_for_metrics(y)) for _, y in loader)
     gathered = accelerator.gather(torch.tensor([accelerator.process_index], device=accelerator.device)).tolist()
     weight = accelerator.unwrap_model(model).weight.detach().cpu().flatten().tolist()
-    told = {"processes": accelerator.num_processes, "device": str(accelerator.device), "gathered": gathered}
+    results = {"processes": accelerator.num_processes, "device": str(accelerator.device), "gathered": gathered}
     checks.assert_lives_on_xla(model)
     checks.assert_nothing_on_the_cpu()
-    accelerator.print(checks.tell(told | {"weight": weight, "evaluated": evaluated}), flush=True)
+    accelerator.print(checks.tell(results | {"weight": weight, "evaluated": evaluated}), flush=True)
 
 
 if __name__ == "__main__":

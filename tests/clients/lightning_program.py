@@ -56,8 +56,8 @@ class Module(lightning.LightningModule):
         (node,) = recorder.bindings().nodes_of([weight])
         checks.assert_nothing_on_the_cpu()
         if self.global_rank == 0 and self.current_epoch == EPOCHS - 1:
-            told = {"device": str(weight.device), "dtype": str(weight.dtype), "stored": str(node.buffer.dtype)}
-            print(checks.tell(told), flush=True)
+            results = {"device": str(weight.device), "dtype": str(weight.dtype), "stored": str(node.buffer.dtype)}
+            print(checks.tell(results), flush=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=RATE, momentum=0.9)
@@ -106,8 +106,8 @@ def train_by_hand(fabric: lightning.Fabric) -> None:
     checks.assert_nothing_on_the_cpu()
     gathered = fabric.all_gather(torch.tensor([fabric.global_rank], device=fabric.device)).flatten().tolist()
     if fabric.global_rank == 0:
-        told = {"device": str(weight.device), "dtype": str(weight.dtype), "gathered": gathered}
-        print(checks.tell(told | {"weight": weight.cpu().flatten().tolist()}), flush=True)
+        results = {"device": str(weight.device), "dtype": str(weight.dtype), "gathered": gathered}
+        print(checks.tell(results | {"weight": weight.cpu().flatten().tolist()}), flush=True)
 
 
 def main() -> None:

@@ -28,9 +28,9 @@ def by_hand(clip: float | None = None) -> list[float]:
 
 def by_trainer(folder: Path) -> list[float]:
     """transformers' Trainer on the CPU, which shuffles."""
-    (told,) = checks.program("fsdp_program", "plain", str(folder), "1", USE_TORCH_XLA="0")
-    assert told["devices"] == ["cpu"]
-    return list(told["losses"])
+    (results,) = checks.program("fsdp_program", "plain", str(folder), "1", USE_TORCH_XLA="0")
+    assert results["devices"] == ["cpu"]
+    return list(results["losses"])
 
 
 #: SPMD is one process with a mesh of the devices, the others a process for each.
@@ -48,11 +48,11 @@ def test_losses(how: str, tmp_path: Path) -> None:
     from tests.clients import fsdp_program as same
 
     devices = WAYS[how]
-    (told,) = checks.program("fsdp_program", how, str(tmp_path), str(devices), devices=devices)
+    (results,) = checks.program("fsdp_program", how, str(tmp_path), str(devices), devices=devices)
     expected = by_trainer(tmp_path) if "trainer" in how else by_hand(None if how == "fabric" else same.CLIP)
-    checks.assert_close(told["losses"], expected, rtol=1e-5)
+    checks.assert_close(results["losses"], expected, rtol=1e-5)
     whole = sum(p.numel() for p in same.network().parameters())
-    assert told["devices"] == ["xla"] and told["elements"] < 1.1 * whole / devices, "a share of each parameter"
+    assert results["devices"] == ["xla"] and results["elements"] < 1.1 * whole / devices, "a share of each parameter"
 
 
 def test_accelerate(tmp_path: Path) -> None:
@@ -61,16 +61,16 @@ def test_accelerate(tmp_path: Path) -> None:
 
     launch = [checks.command_of("accelerate"), "launch", "--use_fsdp", "--num_processes", "2"]
     launch += ["--fsdp_sync_module_states", "false", "--fsdp_cpu_ram_efficient_loading", "false"]  # not for xla
-    (told,) = checks.run([*launch, same.__file__, "accelerate", str(tmp_path), "2"], devices=2)
-    checks.assert_close(told["losses"], by_hand(same.CLIP), rtol=1e-5)
-    assert told["losses"][-1] < told["losses"][0] and told["devices"] == ["xla"]
-    assert told["elements"] < 0.6 * sum(p.numel() for p in same.network().parameters())
+    (results,) = checks.run([*launch, same.__file__, "accelerate", str(tmp_path), "2"], devices=2)
+    checks.assert_close(results["losses"], by_hand(same.CLIP), rtol=1e-5)
+    assert results["losses"][-1] < results["losses"][0] and results["devices"] == ["xla"]
+    assert results["elements"] < 0.6 * sum(p.numel() for p in same.network().parameters())
 
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_trainer_with_whole_parameters(devices: int, tmp_path: Path) -> None:
     from tests.clients import fsdp_program as same
 
-    (told,) = checks.program("fsdp_program", "data", str(tmp_path), str(devices), devices=devices)
-    checks.assert_close(told["losses"], by_trainer(tmp_path), rtol=1e-5)
-    assert told["devices"] == ["xla"] and told["elements"] == sum(p.numel() for p in same.network().parameters())
+    (results,) = checks.program("fsdp_program", "data", str(tmp_path), str(devices), devices=devices)
+    checks.assert_close(results["losses"], by_trainer(tmp_path), rtol=1e-5)
+    assert results["devices"] == ["xla"] and results["elements"] == sum(p.numel() for p in same.network().parameters())

@@ -59,9 +59,9 @@ def test_trainer(precision: str, devices: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_fabric(devices: int, tmp_path: Path) -> None:
-    (told,) = checks.program("lightning_program", "32-true", str(devices), str(tmp_path), "fabric", devices=devices)
-    checks.assert_close(told.pop("weight"), plain(clip=None).get_parameter("0.weight").flatten())
-    assert told == {"device": "xla:0", "dtype": "torch.float32", "gathered": list(range(devices))}
+    (results,) = checks.program("lightning_program", "32-true", str(devices), str(tmp_path), "fabric", devices=devices)
+    checks.assert_close(results.pop("weight"), plain(clip=None).get_parameter("0.weight").flatten())
+    assert results == {"device": "xla:0", "dtype": "torch.float32", "gathered": list(range(devices))}
 
 
 @pytest.mark.parametrize("name", ["xla", "pytorch"])

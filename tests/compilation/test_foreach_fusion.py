@@ -127,7 +127,8 @@ def _steps(seed: int, device: str, sync: bool) -> list[List]:
 
 
 @pytest.mark.parametrize(
-    ("by_handler", "count"), [(True, 6), (False, 2), pytest.param(False, 12, marks=pytest.mark.sweep)]
+    ("by_handler", "count"),
+    [(True, 6), (False, 2), *(pytest.param(by_kernel, 12, marks=pytest.mark.sweep) for by_kernel in (True, False))],
 )
 def test_chains(by_handler: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of random chains are the CPU's, by the handler and by the rules that it stands for."""

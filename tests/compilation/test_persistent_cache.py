@@ -124,11 +124,11 @@ def test_the_users_own_folder_is_used_where_none_is_named(tmp_path: Path) -> Non
         assert done.returncode == 0, done.stderr
         return done
 
-    value, told = run().stdout.splitlines()
+    value, report = run().stdout.splitlines()
     assert value == "30.0 1" and folder.stat().st_mode & 0o777 == 0o700
-    assert re.fullmatch(rf"  0 loaded, 1 added; \d\S+ of 4.00GB in {folder}", told)
-    value, told = run(TORCH_XLA_PERSISTENT_CACHE_MAX_GB="1").stdout.splitlines()
-    assert value == "30.0 0" and re.fullmatch(rf"  1 loaded, 0 added; \d\S+ of 1.00GB in {folder}", told)
+    assert re.fullmatch(rf"  0 loaded, 1 added; \d\S+ of 4.00GB in {folder}", report)
+    value, report = run(TORCH_XLA_PERSISTENT_CACHE_MAX_GB="1").stdout.splitlines()
+    assert value == "30.0 0" and re.fullmatch(rf"  1 loaded, 0 added; \d\S+ of 1.00GB in {folder}", report)
     folder.chmod(0o770)
     done = run()
     assert done.stdout.splitlines() == ["30.0 1", "None"]
@@ -194,14 +194,14 @@ TRAIN = """
         torch.manual_seed(0)
         return torch.nn.Linear(3, 2)
 
-    def told():
+    def report():
         samples = [(met.metric_data(name) or [0])[0] for name in ("CompileTime", "PersistentCacheLoad")]
         return [*samples, met.counter_value("PersistentCacheDeserializeFailure") or 0]
 
     def work(rank):
         loss = train(model().to("xla"), rank)
         with open(f"{os.environ['WHERE']}/{rank}", "w") as file:
-            print(loss, *told(), file=file)
+            print(loss, *report(), file=file)
 
     def loop(net, loader, device, context):
         return train(net, device.index)
@@ -211,7 +211,7 @@ TRAIN = """
     else:
         losses = dp.DataParallel(model, device_ids=["xla:0", "xla:1"])(loop, [])
         with open(f"{os.environ['WHERE']}/0", "w") as file:
-            print(losses[0], *told(), file=file)
+            print(losses[0], *report(), file=file)
     """
 
 

@@ -94,9 +94,9 @@ def test_equal_layers() -> None:
     before = {name: value.clone() for name, value in net.state_dict().items()}
     assert compare_module(net, x, scale=2.0) is None
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    with recompilation.watch() as told:  # compilations of the tool are not reported
+    with recompilation.watch() as reports:  # compilations of the tool are not reported
         assert compare_module(net.to("xla"), x.to("xla"), scale=2.0) is None
-    assert told == []
+    assert reports == []
     assert not any(module._forward_hooks for module in net.modules())
 
 

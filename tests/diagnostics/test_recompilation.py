@@ -18,7 +18,7 @@ from tests.support.helpers import counts
 from torch_xla._engine.diagnostics import recompilation_explanation, step_timings
 from torch_xla._engine.diagnostics.buffer_provenance import UNKNOWN, Provenance
 from torch_xla._engine.diagnostics.recompilation_explanation import RecompilationContext
-from torch_xla._engine.diagnostics.recompilation_tracker import RecompilationTracker, watcher
+from torch_xla._engine.diagnostics.recompilation_tracker import RecompilationTracker, tracker
 from torch_xla._engine.graph import graph_diff
 from torch_xla._engine.graph.graph_diff import diff_summaries, nearest_summary
 from torch_xla._engine.graph.graph_summary import GraphSummary, OpSummary, ScalarInput
@@ -123,7 +123,7 @@ def fresh_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a process without unexpected compilations so far."""
     fresh = RecompilationTracker()
     for name, value in vars(fresh).items():
-        monkeypatch.setattr(watcher, name, value)
+        monkeypatch.setattr(tracker, name, value)
 
 
 @pytest.mark.usefixtures("fresh_tracker")
@@ -145,7 +145,7 @@ def test_logs_from_the_third_on(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.usefixtures("fresh_tracker")
 def test_captures_lines_while_compilations_are_unexpected() -> None:
     calls: list[bool] = []
-    watcher.capture = calls.append
+    tracker.capture = calls.append
     for size in (3, 4, 5):
         (torch.ones(size).to("xla") / 3).cpu()
     assert calls == [True]

@@ -155,9 +155,9 @@ def test_environment(policy: str, interpreted: str) -> None:
 def test_a_storm_is_told_once(storm: None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "torch_xla.recompilation"):
         _grows([21, 22, 23, 24, 25])
-    told = [record.getMessage() for record in caplog.records]
-    # Where tests before have trained at this line, its second program is told of, too.
-    (text,) = [text for text in told if "unstable graph at" in text]
+    reports = [record.getMessage() for record in caplog.records]
+    # Where tests before have trained at this line, its second program is reported, too.
+    (text,) = [text for text in reports if "unstable graph at" in text]
     assert "float32[22, 3] to float32[23, 3]" in text
     assert __file__ in text and "TORCH_XLA_COMPILE_POLICY=compile" in text
 

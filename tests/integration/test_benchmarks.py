@@ -10,7 +10,7 @@ from benchmarks.watching import Pair
 
 
 def test_counts_of_an_operation() -> None:
-    counted = watched._counted(torch.device("xla:0"))
+    counted = watched.count_by_case(torch.device("xla:0"))
     assert counted["add"] == (3, 1), "the op, a tensor created, a tensor destroyed"
     assert counted["add_"] == (1, 1)
     movements, ops = counted[STEP]

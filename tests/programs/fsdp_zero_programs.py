@@ -56,17 +56,17 @@ def fsdp(rank: int) -> None:
     """Weights, gradient norms and consolidated checkpoints equal the CPU's with all options."""
     for options in WAYS:
         model, reference = _wrapped(options), _net()
-        ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, reference))
+        sharded_optimizer, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, reference))
         near = {"rtol": 0.2, "atol": 0.05} if "compute_dtype" in options else {"rtol": 1e-3, "atol": 1e-4}
         for step in range(3):
             x = _batch(step)
-            theirs.zero_grad(), ours.zero_grad()
+            theirs.zero_grad(), sharded_optimizer.zero_grad()
             (reference(x) - 1).square().mean().backward()
             expected = nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
             (model(x[rank : rank + 1].to("xla")) - 1).square().mean().backward()
             torch.testing.assert_close(model.clip_grad_norm_(0.5).cpu(), expected, **near)
-            assert xm._fetch_gradients(ours) == [], "FSDP has reduced the gradients: none are left for other libraries"
-            theirs.step(), ours.step()
+            assert xm._fetch_gradients(sharded_optimizer) == [], "FSDP has reduced the gradients"
+            theirs.step(), sharded_optimizer.step()
             torch_xla.sync()
         share = sum(p.numel() for p in model.parameters())
         assert share < 1.5 * sum(p.numel() for p in reference.parameters()) / xr.world_size() + 128 * 20
@@ -85,35 +85,35 @@ def fsdp(rank: int) -> None:
 def zero(rank: int) -> None:
     """Weights equal the CPU's AdamW with clipping; each replica has its shard of the state; save and load."""
     model, reference = _net().to("xla"), _net()
-    ours = ZeroRedundancyOptimizer(
+    sharded_optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.AdamW, max_norm=0.5, lr=0.01, save_master_weights=True
     )
     theirs = torch.optim.AdamW(reference.parameters(), lr=0.01)
-    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (ours, theirs)]
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (sharded_optimizer, theirs)]
     for step in range(4):
         x = _batch(step)
-        theirs.zero_grad(), ours.zero_grad()
+        theirs.zero_grad(), sharded_optimizer.zero_grad()
         (reference(x) - 1).square().mean().backward()
         expected = nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
         (model(x[rank : rank + 1].to("xla")) - 1).square().mean().backward()
-        theirs.step(), ours.step()
+        theirs.step(), sharded_optimizer.step()
         torch_xla.sync()
-        torch.testing.assert_close(ours.grad_norm.cpu(), expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(sharded_optimizer.grad_norm.cpu(), expected, rtol=1e-3, atol=1e-4)
         for schedule in schedules:
             schedule.step()
         if step == 1:  # resume with another optimizer from the saved state
-            saved = pickle.loads(pickle.dumps(xm._maybe_convert_to_cpu(ours.state_dict())))
-            ours = ZeroRedundancyOptimizer(
+            saved = pickle.loads(pickle.dumps(xm._maybe_convert_to_cpu(sharded_optimizer.state_dict())))
+            sharded_optimizer = ZeroRedundancyOptimizer(
                 model.parameters(), torch.optim.AdamW, max_norm=0.5, save_master_weights=True, lazy_init=True
             )
             with pytest.raises(RuntimeError, match="init_zero"):
-                ours.step()
+                sharded_optimizer.step()
             torch_xla.sync()
-            ours.init_zero()
-            ours.load_state_dict(saved)
-            schedules[0].optimizer = ours
+            sharded_optimizer.init_zero()
+            sharded_optimizer.load_state_dict(saved)
+            schedules[0].optimizer = sharded_optimizer
     for got, want in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=1e-3, atol=1e-4)
-    kept = next(iter(ours.base_optimizer.state.values()))["exp_avg"]
+    kept = next(iter(sharded_optimizer.base_optimizer.state.values()))["exp_avg"]
     assert kept.numel() == -(-model[0].norm.weight.numel() // xr.world_size())
     print(f"rank {rank} done", flush=True)

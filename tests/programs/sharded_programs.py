@@ -86,8 +86,17 @@ OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def uneven() -> None:
     """7 by 5 over 4 devices: values and gradients equal the CPU's, and padding is never visible."""
+    _check_uneven(layouts_of_mixed_orders(2))
+
+
+def uneven_in_all_orders() -> None:
+    """As ``uneven``, for each split over each order of the devices."""
+    _check_uneven(layouts(2))
+
+
+def _check_uneven(checked: list[tuple[xs.Mesh, tuple[Any, ...]]]) -> None:
     cpu = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
-    for mesh, spec in layouts_of_mixed_orders(2):
+    for mesh, spec in checked:
         leaf = cpu.clone().requires_grad_()
         x = xs.mark_sharding(cpu.to("xla"), mesh, spec).requires_grad_()
         got = {name: op(x) for name, op in OPS.items()}
@@ -393,3 +402,5 @@ PROGRAMS: list[Callable[[], None]] = [
     uneven, writes, meshes_meet, optimizers, memory, shards, linear, alike, regions, barrier,
 ]  # fmt: skip
 ON_FOUR: list[Callable[[], None]] = [words, names, manual]
+#: On four devices, in the sweep.
+LONG: list[Callable[[], None]] = [uneven_in_all_orders]

@@ -412,18 +412,21 @@ def _cases() -> list[Any]:
     for name, (_, _, traits) in OPTIMIZERS.items():
         cases += [pytest.param(name, "plain", True, id=f"{name}-torch_xla's scaler")]
         if "free" in traits:
-            cases += [pytest.param(name, "free", ours, id=f"{name}-syncfree-{ours}") for ours in (True, False)]
+            cases += [
+                pytest.param(name, "free", xla_scaler, id=f"{name}-syncfree-{xla_scaler}")
+                for xla_scaler in (True, False)
+            ]
     return [*cases, pytest.param("SGD momentum", "plain", False, id="SGD momentum-torch's scaler")]
 
 
 @pytest.mark.filterwarnings("ignore:torch_xla.amp.GradScaler. .* has state outside the device")
-@pytest.mark.parametrize(("name", "kind", "ours"), _cases())
-def test_scaled_steps_match_cpu(name: str, kind: str, ours: bool) -> None:
+@pytest.mark.parametrize(("name", "kind", "xla_scaler"), _cases())
+def test_scaled_steps_match_cpu(name: str, kind: str, xla_scaler: bool) -> None:
     """An overflow skips the step and halves the scale; three finite steps double it; no value is read."""
     make, options, traits = OPTIMIZERS[name]
     free = {"SGD": amp.syncfree.SGD, "Adam": amp.syncfree.Adam, "AdamW": amp.syncfree.AdamW}
     used: Make = free[name.split()[0]] if kind == "free" else make
-    scaler = amp.GradScaler(**SCALER) if ours else torch.amp.GradScaler("xla", **SCALER)
+    scaler = amp.GradScaler(**SCALER) if xla_scaler else torch.amp.GradScaler("xla", **SCALER)
     trace, scales, moved = _loop("xla", lambda p: used(p, **options), scaler)
     on_cpu = {k: v for k, v in options.items() if k != "capturable"}
     expected, expected_scales, _ = _loop("cpu", lambda p: make(p, **on_cpu), torch.amp.GradScaler("cpu", **SCALER))
@@ -431,7 +434,7 @@ def test_scaled_steps_match_cpu(name: str, kind: str, ours: bool) -> None:
     assert_same(scales, expected_scales)
     for i in OVERFLOWS[1:]:
         assert trace[i].tolist() == trace[i - 1].tolist(), "bit for bit"
-    reads = kind == "plain" and (not ours or "host" in traits)
+    reads = kind == "plain" and (not xla_scaler or "host" in traits)
     assert moved[READING] == (STEPS - 3 if reads else 0)
     if not reads:
         assert moved.compilations <= 1 and moved["TransferFromDeviceTime"] == 0
@@ -483,8 +486,8 @@ def test_syncfree_by_hand(name: str) -> None:
     free = getattr(amp.syncfree, name.split()[0])
     start = torch.randn(3)
     p, q = nn.Parameter(start.to("xla")), nn.Parameter(start.clone())
-    ours, torchs = free([p], **options), make([q], **options)
-    assert isinstance(ours, make)
+    optimizer, torchs = free([p], **options), make([q], **options)
+    assert isinstance(optimizer, make)
 
     def step(grad: Tensor, found: float | None) -> Any:
         p.grad = grad.to("xla")
@@ -492,7 +495,7 @@ def test_syncfree_by_hand(name: str) -> None:
             q.grad = grad.clone()
             torchs.step()
         given = {} if found is None else {"found_inf": torch.tensor(found, device="xla")}
-        return ours.step(lambda: "a loss", **given)
+        return optimizer.step(lambda: "a loss", **given)
 
     with counts() as moved:
         for found in (1.0, None, 0.0, 1.0, None):
@@ -503,7 +506,7 @@ def test_syncfree_by_hand(name: str) -> None:
 
     loaded = free([p], **options)
     loaded.load_state_dict(torchs.state_dict())
-    ours = loaded
+    optimizer = loaded
     for found in (None, 1.0, 0.0):
         step(torch.randn(3), found)
         torch_xla.sync()

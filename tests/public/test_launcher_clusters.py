@@ -61,8 +61,8 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_schedulers_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, port, expected = FOUND[name]
-    for variable, value in told.items():
+    variables, port, expected = FOUND[name]
+    for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     assert cluster.torchrun_env(os.environ, port) == expected
 
@@ -145,12 +145,12 @@ def test_rank_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "count"),
+    ("variables", "count"),
     [({}, 1), ({"SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_NODEID": "2"}, 1),
      ({"SLURM_TASKS_PER_NODE": "8"}, 8), ({"SLURM_TASKS_PER_NODE": "3", "SLURM_NODEID": "5"}, 1)],
 )  # fmt: skip
-def test_local_process_count(told: dict[str, str], count: int) -> None:
-    assert cluster.local_process_count(told) == count
+def test_local_process_count(variables: dict[str, str], count: int) -> None:
+    assert cluster.local_process_count(variables) == count
 
 
 @pytest.mark.parametrize("option", ["--local=2", "--conda-env=x", "--docker-image=x", "--restart-tpuvm-pod-server"])
@@ -189,5 +189,5 @@ def test_a_job_of_two_tasks() -> None:
         for i in range(2)
     ]  # fmt: skip
     # gloo prints messages.
-    told = [json.loads(task.communicate(timeout=240)[0].splitlines()[-1]) for task in tasks]
-    assert told == [[0, 2, 0, [3.0]], [1, 2, 1, [3.0]]]
+    results = [json.loads(task.communicate(timeout=240)[0].splitlines()[-1]) for task in tasks]
+    assert results == [[0, 2, 0, [3.0]], [1, 2, 1, [3.0]]]

@@ -37,9 +37,9 @@ def test_training_holds_one_copy() -> None:
     optimizer.zero_grad()
     held = [*model.parameters(), *model.buffers(), x, y, loss]
     held += [v for s in optimizer.state.values() for v in s.values() if v.device.type == "xla"]
-    ours = {id(node.buffer) for node in recorder.bindings().nodes_of(held)}
+    held_buffers = {id(node.buffer) for node in recorder.bindings().nodes_of(held)}
     alive = {id(b): b for b in recorder.bindings().live_buffers(0) if id(b) not in elsewhere}
-    assert [b.shape for i, b in alive.items() if i not in ours] == []
+    assert [b.shape for i, b in alive.items() if i not in held_buffers] == []
     assert len(alive) == len(held)
     assert sum(b.nbytes for b in alive.values()) == sum(t.nbytes for t in held)
 

@@ -19,7 +19,7 @@ OVERFLOW = "{}/hash.h:30:9: runtime error: signed integer overflow\n"
 
 
 @pytest.mark.parametrize(
-    ("sanitizer", "text", "ours", "places"),
+    ("sanitizer", "text", "count", "places"),
     [
         ("thread", RACE + OURS.format(0, RECORDER.sources), 1, ["data race graph.cpp:200"]),
         ("thread", (RACE + OURS.format(1, RECORDER.sources)) * 2, 2, ["data race graph.cpp:200"] * 2),
@@ -31,11 +31,11 @@ OVERFLOW = "{}/hash.h:30:9: runtime error: signed integer overflow\n"
         ("address", "", 0, []),
     ],
 )
-def test_findings_are_classified(tmp_path: Path, sanitizer: str, text: str, ours: int, places: list[str]) -> None:
+def test_findings_are_classified(tmp_path: Path, sanitizer: str, text: str, count: int, places: list[str]) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "options.12").write_text(text)
     found = findings(tmp_path, SANITIZERS[sanitizer].begins)
-    assert sum(finding.is_of(RECORDER) for finding in found) == ours
+    assert sum(finding.is_of(RECORDER) for finding in found) == count
     assert [finding.place for finding in found] == places
 
 

@@ -72,7 +72,7 @@ def initialize() -> None:
     if settings.XLA_IR_DEBUG or settings.XLA_HLO_DEBUG:
         source_info.set_capture(True)
     else:
-        recompilation_tracker.watcher.capture = source_info.set_capture
+        recompilation_tracker.tracker.capture = source_info.set_capture
     if settings.XLA_HLO_DEBUG:
         hlo_metadata.enable()
     autograd_threading.patch_backward()

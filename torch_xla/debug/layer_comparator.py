@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_xla._engine.compat import dynamo
-from torch_xla._engine.diagnostics.recompilation_tracker import watcher
+from torch_xla._engine.diagnostics.recompilation_tracker import tracker
 from torch_xla.debug.model_comparator import compare_tensors
 
 
@@ -46,7 +46,7 @@ def compare_module(
     Returns:
       The first difference, None if no layer differs.
     """
-    with watcher.suspend():  # compiles each layer separately at this line
+    with tracker.suspend():  # compiles each layer separately at this line
         return _compare(module, args, kwargs, rtol, atol, device)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch_xla._engine.diagnostics.recompilation_explanation import Explanation
-from torch_xla._engine.diagnostics.recompilation_tracker import watcher as _watcher
+from torch_xla._engine.diagnostics.recompilation_tracker import tracker as _watcher
 
 __all__ = ["Explanation", "clear", "count", "explanations", "report", "watch"]
 

@@ -23,7 +23,7 @@ from typing import Any
 from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import device_memory, metrics, step_timings
-from torch_xla._engine.diagnostics.recompilation_tracker import watcher
+from torch_xla._engine.diagnostics.recompilation_tracker import tracker
 from torch_xla._engine.execution import compile_policy
 from torch_xla.debug import bottlenecks
 
@@ -122,7 +122,7 @@ def _compilation(step: step_timings.StepRecord, found: step_timings.CompilationR
 
 
 def _recompilations() -> list[dict[str, Any]]:
-    return [{"kind": e.kind, "line": e.line, "text": e.text, "times": n} for e, n in watcher.causes()]
+    return [{"kind": e.kind, "line": e.line, "text": e.text, "times": n} for e, n in tracker.causes()]
 
 
 def _line_entries(

@@ -84,9 +84,9 @@ def _compiler(report: DoctorReport) -> None:
         report.add_finding(what[0].upper() + what[1:], cxx_compiler.INSTALL_COMPILER)
         return
     try:
-        told = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60)
         report.add_line(
-            "compiler", f"{' '.join(command)}: {(told.stdout or told.stderr).strip().partition(chr(10))[0]}"
+            "compiler", f"{' '.join(command)}: {(done.stdout or done.stderr).strip().partition(chr(10))[0]}"
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         report.add_line("compiler", f"{' '.join(command)}: {error}")

@@ -128,9 +128,9 @@ def _check_same_structure(layers: Sequence[nn.Module], is_pure: bool) -> None:
 
 
 def _check_shapes(
-    first: ModuleFunction, ours: Sequence[torch.Tensor | None], theirs: Sequence[torch.Tensor | None], number: int
+    first: ModuleFunction, expected: Sequence[torch.Tensor | None], found: Sequence[torch.Tensor | None], number: int
 ) -> None:
-    facts, others = ([None if t is None else (t.dtype, t.shape) for t in tensors] for tensors in (ours, theirs))
+    facts, others = ([None if t is None else (t.dtype, t.shape) for t in tensors] for tensors in (expected, found))
     if facts != others:
         names = first.names()
         places = [i for i, (a, b) in enumerate(zip(facts, others, strict=False)) if a != b]

@@ -177,12 +177,12 @@ def _run_in_subprocess(work: Callable[[], tuple[str, str]]) -> tuple[tuple[str, 
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(f"mp_test: another process cannot import the test: {error}") from error
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_subprocess_main, args=(work, theirs))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_subprocess_main, args=(work, sender))
     process.start()
-    theirs.close()
+    sender.close()
     try:
-        result = ours.recv()
+        result = receiver.recv()
     except EOFError:
         result = None
     process.join()

@@ -160,7 +160,7 @@ class ProgramCollector:
             seen.runs += 1
 
     def on_fallback(self, op: str, line: str) -> None:
-        """What runs on the CPU is no program of the target."""
+        """Do nothing: CPU fallbacks are not programs of the target."""
 
     def on_step_end(self, device: int) -> None:
         """Count a step barrier. Raises StepLimitReached at the last requested step."""

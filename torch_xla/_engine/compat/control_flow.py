@@ -77,9 +77,9 @@ def _wrap_kernel(kernel: Callable[..., Any], original: Any) -> Callable[..., Any
     return called
 
 
-def wrap_run(ours: Callable[..., Any]) -> None:
-    """Wrap the function that traces a control flow call with dynamo: ``ours(original, fn, args, kwargs=None)``."""
-    _RUN.wrap(ours)
+def wrap_run(wrapper: Callable[..., Any]) -> None:
+    """Wrap the function that traces a control flow call with dynamo: ``wrapper(original, fn, args, kwargs=None)``."""
+    _RUN.wrap(wrapper)
 
 
 def wrapped_operator(function: Callable[..., Any]) -> str | None:
@@ -87,16 +87,16 @@ def wrapped_operator(function: Callable[..., Any]) -> str | None:
     return _CALLERS.get(getattr(function, "__name__", ""))
 
 
-def wrap_map(ours: Callable[..., Any]) -> None:
-    """Wrap ``map``: ``ours(original, f, xs, *args)``."""
-    _MAP.wrap(ours)
-    _MAP_TOO.wrap(ours)
+def wrap_map(wrapper: Callable[..., Any]) -> None:
+    """Wrap ``map``: ``wrapper(original, f, xs, *args)``."""
+    _MAP.wrap(wrapper)
+    _MAP_TOO.wrap(wrapper)
 
 
-def wrap_associative_scan(ours: Callable[..., Any]) -> None:
-    """Wrap ``associative_scan``: ``ours(original, ...)``."""
-    _ASSOCIATIVE.wrap(ours)
-    _ASSOCIATIVE_TOO.wrap(ours)
+def wrap_associative_scan(wrapper: Callable[..., Any]) -> None:
+    """Wrap ``associative_scan``: ``wrapper(original, ...)``."""
+    _ASSOCIATIVE.wrap(wrapper)
+    _ASSOCIATIVE_TOO.wrap(wrapper)
 
 
 def current_dispatch_mode() -> Any:

@@ -82,9 +82,9 @@ def default_group() -> Any:
     return _GROUP.resolve()()
 
 
-def wrap_object_device(ours: Callable[..., Any]) -> None:
-    """Wrap the function that selects the device of pickled objects: ``ours(original, group)``."""
-    _OBJECTS.wrap(ours)
+def wrap_object_device(wrapper: Callable[..., Any]) -> None:
+    """Wrap the function that selects the device of pickled objects: ``wrapper(original, group)``."""
+    _OBJECTS.wrap(wrapper)
 
 
 def is_registered(backend: str) -> bool:

@@ -57,9 +57,9 @@ _TRACE_CONTEXT = PrivateApi(
 )
 
 
-def wrap_fake_tensors(ours: Callable[..., Any]) -> None:
-    """Wrap the constructor of fake tensors: ``ours(original, kind, mode, elem, device, *args, **kwargs)``."""
-    _FAKE.wrap(ours)
+def wrap_fake_tensors(wrapper: Callable[..., Any]) -> None:
+    """Wrap the constructor of fake tensors: ``wrapper(original, kind, mode, elem, device, *args, **kwargs)``."""
+    _FAKE.wrap(wrapper)
 
 
 def skip_frames_of(function: Any) -> None:
@@ -75,9 +75,9 @@ def graph_break_at(function: Any, reason: str) -> None:
     function._torchdynamo_disable_msg = reason
 
 
-def wrap_default_backend(ours: Callable[..., Any]) -> None:
-    """Wrap torch.compile's default backend: ``ours(original, compiler, graph, inputs, **options)``."""
-    _INDUCTOR.wrap(ours)
+def wrap_default_backend(wrapper: Callable[..., Any]) -> None:
+    """Wrap torch.compile's default backend: ``wrapper(original, compiler, graph, inputs, **options)``."""
+    _INDUCTOR.wrap(wrapper)
 
 
 def tree_leaves(value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What jax initializes as it lowers a program, for programs that come without being lowered: from a file.
+"""Initialize the kernels of programs that are loaded from a file: jax initializes them only during lowering.
 
 jaxlib's CPU kernels call the LAPACK of scipy through pointers that are null until jax lowers the first call of one in
 the process, and its hybrid kernels for GPUs do the same. A program that was compiled by another process and calls such

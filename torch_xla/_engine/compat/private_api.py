@@ -69,8 +69,8 @@ class PrivateApi:
             )
         return found
 
-    def wrap(self, ours: Callable[..., Any]) -> None:
-        """Replace the function by ``ours(original, *args, **kwargs)``, once.
+    def wrap(self, replacement: Callable[..., Any]) -> None:
+        """Replace the function by ``replacement(original, *args, **kwargs)``, once.
 
         Warns if it is missing; does nothing in releases before ``since``.
         """
@@ -85,7 +85,7 @@ class PrivateApi:
         # functools.wraps preserves the name, by which pickles refer to the function.
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return ours(original, *args, **kwargs)
+            return replacement(original, *args, **kwargs)
 
         wrapper._torch_xla = True  # type: ignore[attr-defined]
         # torch.jit.script compiles the original: torch.distributed.optim scripts optimizers when it is imported.

@@ -46,14 +46,14 @@ _GLOBALS = PrivateApi(
 )
 
 
-def wrap_reduce(ours: Callable[..., Any]) -> None:
-    """Wrap the pickling of a tensor: ``ours(original, tensor, protocol)``."""
-    _REDUCE.wrap(ours)
+def wrap_reduce(wrapper: Callable[..., Any]) -> None:
+    """Wrap the pickling of a tensor: ``wrapper(original, tensor, protocol)``."""
+    _REDUCE.wrap(wrapper)
 
 
-def wrap_rebuild(ours: Callable[..., Any]) -> None:
-    """Wrap the construction of a device tensor from its values: ``ours(original, values, *args)``."""
-    _REBUILD.wrap(ours)
+def wrap_rebuild(wrapper: Callable[..., Any]) -> None:
+    """Wrap the construction of a device tensor from its values: ``wrapper(original, values, *args)``."""
+    _REBUILD.wrap(wrapper)
     cached = _GLOBALS.resolve_or_none()
     if hasattr(cached, "cache_clear"):
         cached.cache_clear()  # it may have cached torch's function of that name
@@ -64,14 +64,14 @@ def rebuild_function() -> Any:
     return _REBUILD.resolve()
 
 
-def wrap_legacy_load(ours: Callable[..., Any]) -> None:
-    """Wrap torch.load of files from before torch 1.6: ``ours(original, file, map_location, *args, **kwargs)``."""
-    _LEGACY.wrap(ours)
+def wrap_legacy_load(wrapper: Callable[..., Any]) -> None:
+    """Wrap torch.load of files from before torch 1.6: ``wrapper(original, file, map_location, *args, **kwargs)``."""
+    _LEGACY.wrap(wrapper)
 
 
-def wrap_restore_location(ours: Callable[..., Any]) -> None:
-    """Wrap the mapping of saved devices in torch.load: ``ours(original, device)``."""
-    _LOCATION.wrap(ours)
+def wrap_restore_location(wrapper: Callable[..., Any]) -> None:
+    """Wrap the mapping of saved devices in torch.load: ``wrapper(original, device)``."""
+    _LOCATION.wrap(wrapper)
 
 
 def is_skip_data() -> bool:

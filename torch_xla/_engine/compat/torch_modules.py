@@ -106,14 +106,14 @@ def direct_children(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
-def wrap_module_apply(ours: Callable[..., Any]) -> None:
-    """Wrap what ``Module.to`` does to each module: ``ours(original, module, *args, **kwargs)``."""
-    _APPLY.wrap(ours)
+def wrap_module_apply(wrapper: Callable[..., Any]) -> None:
+    """Wrap what ``Module.to`` does to each module: ``wrapper(original, module, *args, **kwargs)``."""
+    _APPLY.wrap(wrapper)
 
 
-def wrap_data_loader_next(ours: Callable[..., Any]) -> None:
-    """Wrap ``next`` of every DataLoader's iterator: ``ours(original, iterator)``."""
-    _NEXT.wrap(ours)
+def wrap_data_loader_next(wrapper: Callable[..., Any]) -> None:
+    """Wrap ``next`` of every DataLoader's iterator: ``wrapper(original, iterator)``."""
+    _NEXT.wrap(wrapper)
 
 
 def extend_fused_devices(kind: str) -> None:
@@ -164,10 +164,10 @@ def parameter_hooks(parameter: torch.Tensor) -> dict[str, Any]:
     return {name: getattr(parameter, name) for name in PARAMETER_HOOKS}
 
 
-def wrap_backward(ours: Callable[..., Any]) -> None:
-    """Wrap the function that every backward pass calls: ``ours(original, outputs, ...)``."""
-    _BACKWARD.wrap(ours)
-    _BACKWARD_TOO.wrap(ours)
+def wrap_backward(wrapper: Callable[..., Any]) -> None:
+    """Wrap the function that every backward pass calls: ``wrapper(original, outputs, ...)``."""
+    _BACKWARD.wrap(wrapper)
+    _BACKWARD_TOO.wrap(wrapper)
 
 
 def autograd_multithreading() -> tuple[Callable[[], bool], Callable[[bool], None]] | None:

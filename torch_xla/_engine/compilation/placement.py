@@ -8,7 +8,7 @@
     no     yes           yes       no                ReplicaThreadsPlacement  the last thread, for all replicas
     no     yes           no        no                ReplicaGroupPlacement    every process of the group
 
-(*) It computes the results of a group in which each member has this replica's values (replicated.represented).
+(*) It computes the results of a group in which each member has this replica's values (replica_program.simulate_group).
 
     placement         cached for    inputs                    output shardings        collectives are compared
     single device     the device    unchanged, or local shard unspecified             -
@@ -164,9 +164,8 @@ class SingleDevicePlacement(Placement):
     ) -> Any:
         if self._simulated is not None:
             function = replica_program.simulate_group(function, self._simulated)
-        return jax.jit(
-            function, **options
-        )  # the arguments have the device; with in_shardings jax would annotate each value
+        # The arguments have the device: with in_shardings jax would annotate each value.
+        return jax.jit(function, **options)
 
 
 class ReplicaGroupPlacement(Placement):

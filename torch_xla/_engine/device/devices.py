@@ -66,17 +66,17 @@ def devices() -> tuple[jax.Device, ...]:
     xla_flags.read()  # once, as XLA does
     found = _initialize_devices()
     dtypes.defer_storage_dtypes(lambda: _storage_dtype_map(found[0].platform))
-    for tell in _told_of_start:
-        tell(found[0])
+    for notify in _start_callbacks:
+        notify(found[0])
     return found
 
 
-_told_of_start: list[Callable[[jax.Device], None]] = []
+_start_callbacks: list[Callable[[jax.Device], None]] = []
 
 
-def on_backend_start(tell: Callable[[jax.Device], None]) -> None:
-    """Has ``tell`` called with the first device when the backend has started; it must not raise."""
-    _told_of_start.append(tell)
+def on_backend_start(notify: Callable[[jax.Device], None]) -> None:
+    """Call ``notify`` with the first device when the backend has started; it must not raise."""
+    _start_callbacks.append(notify)
 
 
 def _storage_dtype_map(platform: str) -> dict[torch.dtype, torch.dtype]:

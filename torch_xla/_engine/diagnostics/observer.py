@@ -32,7 +32,7 @@ from torch_xla._engine.diagnostics import (
     sync_reasons,
 )
 from torch_xla._engine.diagnostics.recompilation_explanation import RecompilationContext
-from torch_xla._engine.diagnostics.recompilation_tracker import Site, watcher
+from torch_xla._engine.diagnostics.recompilation_tracker import Site, tracker
 from torch_xla._engine.graph import graph_spec, graph_summary, program_info
 from torch_xla._engine.graph.graph_run import GraphRun
 
@@ -55,22 +55,22 @@ class CompileEvent:
 
 
 class Listener(Protocol):
-    """Is told of every graph, and may look at it: not on the path of a step unless somebody asked for that."""
+    """Receives every graph. Listeners run on the critical path of a step, so none is registered by default."""
 
     def on_compile_begin(self, event: CompileEvent) -> None:
-        """A graph without a program is about to be compiled; nothing has changed yet."""
+        """Called before a new graph is compiled; no state has changed yet."""
 
     def on_compile_end(self, event: CompileEvent) -> None:
-        """The graph has been compiled. Not called where that has failed."""
+        """Called after a graph was compiled; not called if compilation failed."""
 
     def on_launch(self, graph: Any, device: int) -> None:
-        """A graph is about to be launched."""
+        """Called before a graph is launched."""
 
     def on_fallback(self, op: str, line: str) -> None:
-        """Record the start of a CPU fallback of an op."""
+        """Called before an op runs on the CPU."""
 
     def on_step_end(self, device: int) -> None:
-        """A barrier has ended a step."""
+        """Called after a barrier has launched the step."""
 
 
 #: The registered listeners.
@@ -83,7 +83,7 @@ _memory_log = logging.getLogger("torch_xla.memory")
 
 
 def observe_compilation(run: GraphRun, place: str, compile_program: Callable[[graph_spec.GraphSpec], T]) -> T:
-    """Compile a graph that has no program and report it: before to debug output and listeners, after to all trackers.
+    """Compile a new graph. Report it to the debug output and the listeners before, and to all trackers after.
 
     Args:
       run: the run of the graph.
@@ -107,10 +107,10 @@ def observe_compilation(run: GraphRun, place: str, compile_program: Callable[[gr
     step_timings.current_step().compilations += (step_timings.CompilationRecord(start, duration, ops, cause, line),)
     if _compile_log.isEnabledFor(logging.INFO):
         _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
-    situation = RecompilationContext(
+    context = RecompilationContext(
         line, cause, tuple(step_timings.current_step().reads), _provenances(graph, device), ops
     )
-    watcher.compiled((device, cause, line), graph_summary.summarize(spec, graph.key, place), situation)
+    tracker.compiled((device, cause, line), graph_summary.summarize(spec, graph.key, place), context)
     for listener in listeners:
         listener.on_compile_end(event)
     return program
@@ -122,7 +122,7 @@ def _provenances(graph: Any, device: int) -> tuple[buffer_provenance.Provenance,
 
 
 def _note_program(program: Any, aliases: int) -> None:
-    """Counts a Program that has been compiled or loaded; ``aliases``: how many of its inputs its results replace."""
+    """Count a program that was compiled or loaded. ``aliases`` is the number of donated inputs."""
     has_values = program.compiled is not None
     stats = program_info.memory_analysis(program.compiled) if has_values and debug_analysis.debug_level() >= 1 else None
     if stats is not None:
@@ -141,7 +141,7 @@ def _note_program(program: Any, aliases: int) -> None:
 
 
 def current_site(run: GraphRun) -> Site:
-    """Where and why a graph runs: the device, the cause, the user's line. Found out once for each run."""
+    """Return the site of a graph: device, sync reason and user line. Computed once per run."""
     if run.site is None:
         run.site = run.device, sync_reasons.current_sync_reason(), user_frames.user_line()
     return run.site
@@ -152,7 +152,7 @@ def on_unstable_site(graph: Any, spec: graph_spec.GraphSpec, site: Site, place: 
     device, cause, line = site
     reads, provenances = tuple(step_timings.current_step().reads), _provenances(graph, device)
     new = graph_summary.summarize(spec, graph.key, place)
-    watcher.report_unstable_site(site, new, RecompilationContext(line, cause, reads, provenances, graph.node_count))
+    tracker.report_unstable_site(site, new, RecompilationContext(line, cause, reads, provenances, graph.node_count))
 
 
 class ExecutionRecord:
@@ -215,7 +215,7 @@ def begin_execution(run: GraphRun) -> ExecutionRecord:
     graph, where = run.graph, current_site(run)
     device, cause, line = where
     ops = graph.node_count
-    watcher.ran(where)
+    tracker.ran(where)
     if debug_analysis.debug_level() >= 2:
         debug_analysis.write_graph_block("Execution", cause, graph.key, len(graph.leaf_shapes), graph.root_count)
     span = (
@@ -262,7 +262,7 @@ def on_step_end(device: int) -> None:
         metrics_file.save()
     except OSError as error:
         _memory_log.error("XLA_METRICS_FILE: could not write the report of step %d: %s", step.number, error)
-    watcher.step_ended()
+    tracker.step_ended()
     for listener in listeners:
         listener.on_step_end(device)
 

@@ -125,7 +125,7 @@ def _explain_argument(difference: GraphDiff, context: RecompilationContext) -> _
     what = f"argument `{change.name}` of {change.op.op}{_location_suffix(change.op)} changed from "
     what += f"{_value(change.old)} to {_value(change.new)}."
     details = {"op": change.op.op, "argument": change.name, "old": change.old, "new": change.new}
-    # Without a source line, several such ops or their gradients cannot be told apart: they count as one cause.
+    # Without a source line, several such ops or their gradients cannot be distinguished: they count as one cause.
     subject = (change.op.line, change.op.op, change.name)
     return "argument", what, line, subject, recompilation_advice.argument_advice(change), details
 

@@ -212,4 +212,4 @@ def _is_consequence(found: Explanation, earlier: Explanation) -> bool:
     return again or found.kind in _CONSEQUENCES
 
 
-watcher = RecompilationTracker()
+tracker = RecompilationTracker()

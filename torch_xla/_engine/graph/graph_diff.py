@@ -70,7 +70,7 @@ class ArgumentChange:
 
     @property
     def is_moving_start(self) -> bool:
-        """Whether a constant slice start or index becomes a program input (recorder/csrc/dispatch/slice_starts.h)."""
+        """Whether a constant slice start or index becomes a program input (recorder/csrc/graph/slice_starts.h)."""
         becomes_input = isinstance(self.new, ScalarInput) and not isinstance(self.old, ScalarInput)
         return becomes_input and self.type not in _NUMBERS
 

@@ -1,7 +1,7 @@
-"""One run of a collected graph, as data: what execution and compilation ask of the graph, each worked out once.
+"""One run of a collected graph, as data. Execution and compilation read it; derived values are computed once.
 
-A GraphRun belongs to the thread that has the device's execution lock, and lives as long as that. It holds no code of
-the run itself: execution/executor.py drives it.
+A GraphRun belongs to the thread that has the device's execution lock, until that is released. It is passive:
+execution/executor.py drives the run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch_xla._engine.graph import graph_spec
 
 
 class GraphRun:
-    """A recorder Graph that is about to run, with the settings under which it runs.
+    """A recorder Graph that is about to run, with its settings.
 
     Args:
       graph: the collected graph; the execution lock of its device is held.
-      op_by_op: whether each operation is to run alone, where one device can run the graph.
-      section: what requested the run, as dumps name it.
+      op_by_op: whether to run each operation separately, if one device can run the graph.
+      section: the title of the graph in dumps.
 
-    ``site``, where and why the graph runs, is set by diagnostics/observer.py when it is first asked for.
+    diagnostics/observer.py sets ``site`` (device, sync reason, user line) on first use.
     """
 
     site: tuple[int, str, str] | None = None
@@ -37,14 +37,14 @@ class GraphRun:
 
     @functools.cached_property
     def spec(self) -> graph_spec.GraphSpec:
-        """The graph, spelled out; for a graph without a program, and for what shows it."""
+        """The graph as Python data, for compilation, interpretation and dumps."""
         return graph_spec.describe_graph(self.graph, self.precision)
 
     def leaves(self) -> Sequence[jax.Array]:
-        """The arrays that the graph reads."""
+        """Return the input arrays of the graph."""
         found: Sequence[jax.Array] = self.graph.inputs()
         return found
 
     def scalars(self) -> tuple[np.ndarray, np.ndarray]:
-        """The graph's number operands, packed: floats (float64) and ints (int64)."""
+        """Return the packed scalar operands: floats (float64) and ints (int64)."""
         return self.graph.floats(), self.graph.ints()

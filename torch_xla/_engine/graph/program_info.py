@@ -1,6 +1,6 @@
-"""Plain data about a compiled graph: the bytes that its program needs, and what messages say of the graph.
+"""Plain data about a compiled graph: the memory that its program needs, and a summary for messages.
 
-Compilation makes both and keeps them with the program; diagnostics and the allocator settings of the CPU read them.
+Compilation stores both with the program; diagnostics and the malloc settings of the CPU backend read them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ProgramSizes:
 
 
 def program_sizes(compiled: jax.stages.Compiled) -> ProgramSizes:
-    """The sizes of a program. What it needs while it runs counts as 0 where the compiler does not report it."""
+    """Return the sizes of a program; ``extra`` and ``temporary`` are 0 if the compiler does not report them."""
     results = [
         sharding_ids.bytes_per_device(info.shape, info.dtype.itemsize, info.sharding)
         for info in jax.tree.leaves(compiled.out_info)
@@ -54,7 +54,7 @@ def program_sizes(compiled: jax.stages.Compiled) -> ProgramSizes:
 
 
 def memory_analysis(compiled: jax.stages.Compiled) -> Any:
-    """XLA's memory statistics of a program; None where the backend has none."""
+    """Return XLA's memory statistics of a program; None if the backend has none."""
     try:
         return compiled.memory_analysis()
     except (NotImplementedError, jax.errors.JaxRuntimeError):
@@ -63,7 +63,7 @@ def memory_analysis(compiled: jax.stages.Compiled) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class GraphOutline:
-    """What messages report of a graph: the number of ops, and the largest results with their ops and bytes."""
+    """Summary of a graph for messages: the number of ops, and the largest results as (bytes, op, shape, dtype)."""
 
     ops: int
     largest: tuple[tuple[int, str, tuple[int, ...], torch.dtype], ...]
@@ -73,7 +73,7 @@ class GraphOutline:
 
 
 def graph_outline(spec: GraphSpec) -> GraphOutline:
-    """The GraphOutline of a graph."""
+    """Return the outline of a graph."""
     results = [
         (_bytes(shape, dtype), node.op, tuple(shape), dtype)
         for node in spec.nodes

@@ -65,7 +65,7 @@ def count_launch(members: ReplicaGroup) -> str:
 
 
 def check_before_compile(lines: Sequence[str], members: ReplicaGroup) -> None:
-    """Before a graph is compiled: compares what it exchanges with what others compile for the same launch.
+    """Compare a graph's collectives with those that other processes compile for the same launch.
 
     Raises:
       CollectiveMismatchError: names the ranks and the first collective that differs.

@@ -86,7 +86,7 @@ def normalize_sharding(found: Sharding) -> Sharding:
 
 
 def partition_count() -> int:
-    """Into how many partitions XLA splits every program: the devices behind ``xla:0``; 1 without SPMD."""
+    """Return the number of partitions of every program: the number of mesh devices; 1 without SPMD."""
     return len(mesh_devices()) if replicas.is_spmd() else 1
 
 
@@ -131,7 +131,7 @@ def upload(host: np.ndarray, device: jax.Device) -> jax.Array:
 
 
 def abstract_upload(shape: tuple[int, ...], dtype: np.dtype[Any], device: jax.Device) -> AbstractArray:
-    """What ``put`` gives of a host array of that shape, on devices without values."""
+    """Return the abstract array that ``upload`` would return for a host array of this shape, on abstract devices."""
     sharding = upload_sharding_for(shape) if replicas.is_spmd() else SingleDeviceSharding(device)
     array = AbstractArray(sharding_ids.padded_shape(shape, sharding), dtype, sharding)
     note_sharding(array)
@@ -139,20 +139,20 @@ def abstract_upload(shape: tuple[int, ...], dtype: np.dtype[Any], device: jax.De
 
 
 def note_sharding(array: Any) -> None:
-    """With SPMD the next buffer made is noted to have the sharding of the array; without, nothing is."""
+    """With SPMD, record the sharding of the array for the next buffer; else do nothing."""
     if replicas.is_spmd():
         note_buffer_sharding(array, normalize_sharding(array.sharding))
 
 
 def replicate(array: jax.Array) -> jax.Array | None:
-    """The array on all devices, as it is if it is there already; None without SPMD."""
+    """Return the array on all devices, unchanged if it is on all devices already; None without SPMD."""
     if not replicas.is_spmd():
         return None
     return array if is_on_all_devices(array) else reshard(array, replicated_sharding())
 
 
 def value_of(buffer: jax.Array) -> jax.Array:
-    """What a tensor's buffer holds for this process: with SPMD all of it, else its own part of a global array."""
+    """Return the value of a tensor's buffer in this process: with SPMD the array, else its local shard."""
     return buffer if replicas.is_spmd() else to_local_array(buffer)
 
 

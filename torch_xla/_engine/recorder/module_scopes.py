@@ -114,7 +114,7 @@ def track_modules(on: bool) -> None:
     global _session
     _session += 1
     if on and not _handles:
-        # torch.compile warns that global hooks also run for the compiled module; ours do not change it.
+        # torch.compile warns that global hooks also run for the compiled module; these hooks do not change it.
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
         _handles.append(register_module_forward_pre_hook(_before_forward))
         _handles.append(register_module_forward_hook(_after_forward, always_call=True))

@@ -1,4 +1,4 @@
-"""DeviceMeshes and placements of torch as meshes and partition specs of xla."""
+"""Convert torch's DeviceMeshes and placements to xla meshes and partition specs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_xla._engine.compat import distributed as compat
 from torch_xla.distributed.spmd._mesh import Mesh
 from torch_xla.distributed.spmd.xla_sharded_tensor import get_sharding
 
-if TYPE_CHECKING:  # importing DTensor takes as long as all of torch_xla; only who calls these needs it
+if TYPE_CHECKING:  # importing DTensor takes as long as importing torch_xla; only callers of these functions need it
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
@@ -35,10 +35,10 @@ def convert_to_xla_partition_spec(
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard):
             if not -tensor.dim() <= placement.dim < tensor.dim():
-                raise ValueError(f"{placement} for a tensor of shape {list(tensor.shape)}: it has no such dimension")
+                raise ValueError(f"{placement}: a tensor of shape {list(tensor.shape)} has no such dimension")
             axes[placement.dim].append(axis)
         elif not isinstance(placement, Replicate):
-            raise ValueError(f"{placement}: only Shard and Replicate can be asked for on xla")
+            raise ValueError(f"{placement}: only Shard and Replicate are supported on xla")
     return tuple(None if not split else split[0] if len(split) == 1 else tuple(split) for split in axes)
 
 

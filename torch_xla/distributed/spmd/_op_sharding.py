@@ -1,4 +1,4 @@
-"""XLA's notation for shardings (OpSharding), as ``t.sharding_spec`` shows it, and the kinds of shardings."""
+"""XLA's text format of shardings (OpSharding), which ``t.sharding_spec`` returns, and sharding types."""
 
 from __future__ import annotations
 

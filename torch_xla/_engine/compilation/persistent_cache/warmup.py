@@ -5,7 +5,7 @@ has loaded a program before the script needs it (prefetch.py) runs it once, whil
 
     the compiled program has                   warm-up run
     a loop without a known trip count          no: with zeros it may not terminate
-    a custom call that is not ours             no: it may have side effects
+    a custom call of another library           no: it may have side effects
     more than 256 MB, or 20 GFLOP              no: the script needs the memory and the core itself
     none of these, and is for a CPU            yes: it ends soon and has no side effects
 

@@ -5,7 +5,7 @@
 // per core keeps it busy.
 //
 // Why SCHED_IDLE: at this lowest priority Linux treats the core as idle, so it wakes other threads there immediately,
-// and any other thread preempts ours. (OpenMP's active wait policy keeps threads busy for longer, at normal priority.)
+// and any other thread preempts it. (OpenMP's active wait policy keeps threads busy for longer, at normal priority.)
 // The threads count towards a cgroup CPU quota like any others: with a quota below the number of cores, set
 // OMP_WAIT_POLICY=passive.
 //

@@ -92,7 +92,7 @@ MutatingOverload find_extra_mutations(const OpsByName& recorded, const c10::Func
   return {functional, &record_extra_mutations};
 }
 
-// For a fused optimizer step that has a functional op of ours.
+// For a fused optimizer step that has a functional op in torch_xla.
 MutatingOverload find_fused(const std::string& name) {
   static const std::string prefix = "aten::_fused_";
   const size_t end = name.find("_.") == std::string::npos ? name.size() - 1 : name.find("_.");

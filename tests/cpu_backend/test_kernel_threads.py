@@ -1,0 +1,348 @@
+"""Kernel threads of CPU programs: how many, on which cores, across forks, and at the end of the process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.helpers import run_script
+from torch_xla._engine.cpu_backend import library
+from torch_xla._engine.recorder import build
+
+_TRAIN = """
+    import torch, torch_xla
+    import torch_xla.debug.metrics as met
+
+    def step(seed=0):
+        torch.manual_seed(seed)
+        w = torch.randn(32, 16, 3, 3).to("xla").requires_grad_()
+        x = torch.randn(8, 16, 32, 32).to("xla")
+        loss = torch.conv2d(x, w).square().mean()
+        loss.backward()
+        return loss.item(), w.grad.sum().item()
+    """
+
+
+def test_programs_from_the_disk(tmp_path: Path) -> None:
+    """The handlers are known before a program that calls them is loaded; with and without them programs are apart."""
+    script = _TRAIN + 'print(step(), met.counter_value("PersistentCacheHit"), met.counter_value("CpuKernelCalls"))\n'
+    folder = {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path)}
+    first, second = (run_script(script, **folder).stdout for _ in range(2))
+    assert " None " in first and " None " not in second
+    assert first.split(")")[0] == second.split(")")[0]
+    assert " None None" in run_script(script, **folder, TORCH_XLA_CPU_KERNELS="0").stdout
+
+
+def test_after_a_fork() -> None:
+    """The thread of a parent's handlers is not in its child, which starts its own."""
+    run_script(
+        _TRAIN
+        + """
+    import os
+    from torch_xla._engine.cpu_backend import library
+    torch.conv2d(torch.randn(8, 16, 32, 32), torch.randn(32, 16, 3, 3))  # torch's threads of the parent
+    library.load_library()
+    child = os.fork()
+    found = step()
+    if child == 0:
+        os._exit(0 if found[0] > 0 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """
+    )
+
+
+def test_number_of_threads() -> None:
+    """One team of torch's threads for all of XLA's, as large as torch.set_num_threads says."""
+    run_script(
+        _TRAIN
+        + """
+    from pathlib import Path
+
+    def threads():
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    torch.set_num_threads(3)
+    step()
+    before = threads()
+    for seed in range(20):
+        step(seed)
+    assert threads() <= before + 1, (before, threads())
+    torch.set_num_threads(1)
+    one = step()
+    torch.set_num_threads(4)
+    assert abs(step()[1] - one[1]) < 1e-2 * abs(one[1]) + 1e-3
+    assert torch.get_num_threads() == 4
+    """
+    )
+
+
+_TWO_TEAMS = """
+    import os, re, torch, torch_xla
+    from pathlib import Path
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    w = [torch.randn(64, 64, 3, 3) for _ in range(3)]
+    x = torch.randn(16, 64, 16, 16)
+    on_xla = x.to("xla"), [each.to("xla").requires_grad_() for each in w]
+
+    def forward(x, w):
+        for each in w:
+            x = torch.conv2d(x, each, padding=1)
+        return x.square().mean()
+
+    def step():
+        forward(*on_xla).backward()
+        torch_xla.sync(wait=True)
+        for each in on_xla[1]:
+            each.grad = None
+
+    def threads():
+        return {thread.name: thread for thread in Path("/proc/self/task").iterdir()}
+    """
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
+def test_who_starts_a_program_ends_its_own_team() -> None:
+    run_script(
+        _TWO_TEAMS
+        + """
+    for _ in range(5):
+        step()
+    before = set(threads())
+    forward(x, w)
+    assert len(set(threads()) - before) == cores - 1
+    step()
+    assert not set(threads()) - before
+    """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
+def test_a_team_sleeps_between_kernels_only() -> None:
+    """Seven times in each kernel where OpenMP has more threads than cores. Those of the main thread's team count."""
+    run_script(
+        _TWO_TEAMS
+        + """
+    def sleeps():
+        found = {name: (thread / "status").read_text() for name, thread in threads().items()}
+        return {name: int(re.search(r"\\nvoluntary_ctxt_switches:\\s+(\\d+)", text)[1]) for name, text in found.items()}
+
+    forward(x, w)
+    for _ in range(5):
+        step()
+    before = sleeps()
+    for _ in range(40):
+        step()
+    of_each_kernel = max(after - before.get(name, 0) for name, after in sleeps().items()) / 40 / 6
+    assert 0.1 < of_each_kernel < 3, of_each_kernel
+    """
+    )
+
+
+_BOUND = """
+    import os, subprocess, sys, time
+    from pathlib import Path
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+
+    def bound():  # how many of XLA's threads, and of the others
+        found = {True: 0, False: 0}
+        for path in Path("/proc/self/task").iterdir():
+            thread, of_xla = int(path.name), (path / "comm").read_text().startswith("tf_XLAEigen")
+            if os.sched_getscheduler(thread) != os.SCHED_IDLE:
+                found[of_xla] += len(os.sched_getaffinity(thread)) < cores
+        return found[True], found[False]
+
+    def becomes(condition):  # true of them within 30 seconds of steps
+        end, seed = time.monotonic() + 30, 0
+        while time.monotonic() < end:
+            step(seed := seed + 1)
+            if condition(*bound()):
+                return True
+        return False
+    """
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
+def test_threads_have_cores_of_their_own() -> None:
+    """As long as the cores are theirs: beside programs that never sleep they go where they can."""
+    run_script(
+        _TRAIN
+        + _BOUND
+        + """
+    assert becomes(lambda pool, team: pool == cores and team > 0)
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores)]
+    try:
+        assert becomes(lambda pool, team: pool == team == 0)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
+@pytest.mark.parametrize("environment", [{}, {"OMP_WAIT_POLICY": "passive"}], ids=["awake", "passive"])
+def test_cores_stay_awake_between_kernels_only(environment: dict[str, str]) -> None:
+    run_script(
+        _TRAIN
+        + f"""
+    import os, time
+    from pathlib import Path
+
+    def ran():
+        found = {{}}
+        for path in Path("/proc/self/task").iterdir():
+            if os.sched_getscheduler(int(path.name)) == os.SCHED_IDLE:
+                found[path.name] = int((path / "schedstat").read_text().split()[0])
+        return found
+
+    def becomes(condition):
+        for _ in range(50):
+            if condition():
+                return True
+            time.sleep(0.2)
+        return False
+
+    def asleep():
+        before = ran()
+        time.sleep(0.2)
+        return ran() == before
+
+    def steps():
+        for seed in range(5):
+            step(seed)
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    steps()
+    assert becomes(asleep), "they run while there are no kernels"
+    before = ran()
+    assert len(before) == {0 if environment else "cores"}
+    steps()
+    assert becomes(lambda: all(after > before[name] for name, after in ran().items())), "nor while there are"
+    """,
+        **environment,
+    )
+
+
+def test_the_user_says_where_threads_run() -> None:
+    """The handlers read the variable at the first kernel; OpenMP, which is loaded, does not read it again."""
+    run_script(
+        _TRAIN
+        + _BOUND
+        + """
+    os.environ["OMP_PROC_BIND"] = "false"
+    for seed in range(10):
+        step(seed)
+        assert bound() == (0, 0), seed
+    """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
+def test_what_a_program_calls_may_use_all_cores() -> None:
+    """A function of the user's may start threads and processes, which inherit where they may run."""
+    run_script(
+        _TRAIN
+        + _BOUND
+        + """
+    import jax
+    from torch_xla.core.xla_builder import call_jax
+
+    found = []
+
+    def seen(x):
+        found.append(os.sched_getaffinity(0))
+        return x
+
+    def call(x):
+        return jax.pure_callback(seen, jax.ShapeDtypeStruct(x.shape, x.dtype), (x @ x).T)
+
+    x = torch.randn(256, 256).to("xla")
+    for _ in range(3):
+        assert becomes(lambda pool, team: pool == cores)
+        call_jax(call, (x,)).cpu()
+    assert len(found) == 3 and all(len(allowed) == cores for allowed in found), found
+    """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
+@pytest.mark.parametrize("run", range(3))  # it is XLA's thread in every second run, and Python's in the others
+def test_a_team_is_not_bound_to_the_core_of_who_starts_it(run: int) -> None:
+    """XLA's threads are bound by then, after programs of sums; the first convolution starts the team's."""
+    run_script(
+        _TRAIN
+        + _BOUND
+        + """
+    x = torch.randn(64, 64, device="xla", requires_grad=True)
+
+    def step(seed):
+        torch.nn.functional.layer_norm(x, (64,)).square().sum(0).mean().backward()
+        torch_xla.sync(wait=True)
+        x.grad = None
+
+    assert becomes(lambda pool, team: pool == cores)
+    a, b = (torch.randn(512, 1024).to("xla") for _ in range(2))
+    w = torch.randn(64, 64, 3, 3).to("xla")
+    torch_xla.sync(wait=True)
+    before = set(os.listdir("/proc/self/task"))
+    torch.set_num_threads(1)  # of which the team is bound to none
+    y = torch.nn.functional.layer_norm((a @ a.t() @ a).tanh() @ a.t() @ b, (1024,)).reshape(8, 64, 32, 32)
+    torch.conv2d(y.exp(), w, padding=1).cpu()
+    made = set(os.listdir("/proc/self/task")) - before
+    assert made and all(len(os.sched_getaffinity(int(thread))) == cores for thread in made), made
+    """
+    )
+
+
+def test_several_threads_at_once() -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(8, 16, 32, 32), torch.randn(32, 16, 3, 3)
+    expected = [torch.conv2d(x * n, w) for n in range(4)]
+    found: dict[int, torch.Tensor] = {}
+
+    def run(n: int) -> None:
+        found[n] = torch.conv2d((x * n).to("xla"), w.to("xla")).cpu()
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for n in range(4):
+        torch.testing.assert_close(found[n], expected[n], rtol=1e-3, atol=1e-2)
+
+
+def test_the_process_may_end_while_a_kernel_runs() -> None:
+    script = """
+    import gc, torch, torch_xla
+    gc.unfreeze()  # the end of the interpreter is tested
+    x, w = torch.randn(32, 64, 64, 64).to("xla"), torch.randn(64, 64, 3, 3).to("xla")
+    for _ in range(10):
+        x = torch.conv2d(x, w, padding=1)
+    torch_xla.sync()
+    """
+    run_script(script)
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Programs are XLA's own then, and a warning says what is missing."""
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(
+        library, "build_or_find", lambda extension: build.build_or_find(replace(extension, cache=tmp_path))
+    )
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    monkeypatch.setattr(build.Extension, "build_dir", lambda self: tmp_path)
+    with pytest.warns(RuntimeWarning, match="cannot build its CPU kernels: a C\\+\\+ compiler was not found"):
+        assert library.load_library() is None
+    assert library.load_library() is None  # and says it once
