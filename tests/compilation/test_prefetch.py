@@ -142,6 +142,14 @@ def test_nothing_is_kept_after_it_was_dropped(tmp_path: Path, ahead: Prefetcher)
     assert all(ahead.take(tmp_path / name, [jax.devices()[0]]) is None for name in NAMES)
 
 
+def test_a_prefetcher_that_was_shut_down_starts_nothing(tmp_path: Path, ahead: Prefetcher) -> None:
+    """A daemon thread uses its first device while the process exits."""
+    ahead.shutdown()
+    ahead.start()
+    assert ahead._thread.ident is None
+    assert all(ahead.take(tmp_path / name, [jax.devices()[0]]) is None for name in NAMES)
+
+
 def test_large_programs_are_not_loaded_ahead(
     tmp_path: Path, ahead: Prefetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

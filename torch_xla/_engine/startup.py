@@ -99,6 +99,7 @@ def initialize() -> None:
     # Runs before the executables are destroyed, and after the threads that launch programs (data loading, cache
     # prefetch) have ended: those register later, so they end earlier.
     atexit.register(completion.wait_at_exit)
+    atexit.register(persistent_cache.stop_prefetch)
     atexit.register(background_threads.report_failures)  # threads that still run may use devices
     process_exit.flush_queues_before_atexit()
 

@@ -46,6 +46,7 @@ _warned: set[str] = set()  # the variables that a warning has named
 # disabled. initialize() may replace it at any time, for all later compilations.
 _files: CacheFolder | bool | None = None
 _ahead: Prefetcher | None = None  # set at the first use of a device, if its programs are cached
+_is_exiting = False  # set once, by stop_prefetch
 _lock = fork_safe_lock()
 
 
@@ -130,11 +131,23 @@ def start_prefetch(device: jax.Device) -> None:
     global _ahead
     try:
         files = _open_configured()
-        _ahead = prefetch.for_current_script(files, device) if files is not None else None
+        ahead = prefetch.for_current_script(files, device) if files is not None else None
     except OSError:  # the first compilation reports it
         return
+    with _lock:
+        if ahead is None or _is_exiting:
+            return
+        _ahead = ahead
+    ahead.start()
+
+
+def stop_prefetch() -> None:
+    """Stop to load programs, for the rest of the process. For atexit: a daemon thread may use a device meanwhile."""
+    global _is_exiting
+    with _lock:
+        _is_exiting = True
     if _ahead is not None:
-        _ahead.start()
+        _ahead.shutdown()
 
 
 def load_or_compile(

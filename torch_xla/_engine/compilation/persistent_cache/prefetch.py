@@ -12,7 +12,6 @@ list.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import sys
@@ -63,10 +62,10 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._load, name="torch_xla_preloading", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, if there are programs to load."""
-        if self._waiting:
-            atexit.register(self.shutdown)
-            self._thread.start()
+        """Start the thread, if there are programs to load and the process is not exiting."""
+        with self._lock:
+            if self._waiting:
+                self._thread.start()
 
     def take(self, file: Path, places: Sequence[jax.Device]) -> CachedProgram | None:
         """Return the program of a file for these devices; None if it is not loaded."""
@@ -105,9 +104,9 @@ class Prefetcher:
             self._ready.clear()
 
     def shutdown(self) -> None:
-        """Cancel, and wait for the thread."""
+        """Cancel, and wait for the thread. A later ``start`` starts nothing."""
         self.cancel()
-        if os.getpid() == self._process:
+        if os.getpid() == self._process and self._thread.ident is not None:
             self._thread.join()
 
     def _is_for(self, file: Path, places: Sequence[jax.Device]) -> bool:

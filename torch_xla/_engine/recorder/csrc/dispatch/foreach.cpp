@@ -135,7 +135,7 @@ void record_foreach_inplace(const Op& op, torch::jit::Stack* stack) {
     require_xla(op, target).write(getitem_node(node, i));
   }
   torch::jit::drop(*stack, op.kinds.size());
-  count_pending(node->device, op_count(*node));
+  count_pending(node->device, op_count(*op.functional, *node->output_spec));
 }
 
 }  // namespace torch_xla

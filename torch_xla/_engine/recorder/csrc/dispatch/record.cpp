@@ -321,7 +321,7 @@ void record(const Op& op, torch::jit::Stack* stack) {
   op.recorded->add();
   torch::jit::drop(*stack, n);
   push_results(node, stack);
-  count_pending(node->device, op_count(*node));
+  count_pending(node->device, op_count(op, *node->output_spec));
 }
 
 NodePtr record_node(const Op& op, c10::ArrayRef<c10::IValue> arguments) {

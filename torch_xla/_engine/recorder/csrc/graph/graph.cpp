@@ -75,7 +75,7 @@ void count_computations(const Graph& graph) {
 void subtract_from_pending(const Graph& graph) {
   int64_t ops = 0;
   for (const Node* node : graph.nodes) {
-    ops += op_count(*node);
+    ops += op_count(*node->op, *node->output_spec);
   }
   auto& pending = device_state(graph.device).pending;
   int64_t now = pending.load(std::memory_order_relaxed);

@@ -94,11 +94,11 @@ Node::~Node() {
   }
 }
 
-int64_t op_count(const Node& node) {
-  if (node.op == getitem_op() || node.op == seed_op()) {
+int64_t op_count(const Op& op, const OutputSpec& results) {
+  if (&op == getitem_op() || &op == seed_op()) {
     return 0;
   }
-  return node.op->foreach ? static_cast<int64_t>(node.output_spec->outs.size()) : 1;
+  return op.foreach ? static_cast<int64_t>(results.outs.size()) : 1;
 }
 
 uint64_t new_epoch() {

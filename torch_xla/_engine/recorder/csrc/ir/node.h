@@ -7,9 +7,11 @@
 // drops the operands, so a value retains only what is still needed to compute it. A pending Node whose program failed
 // to compile or run has a Failure; it stays pending, and a later sync may try again.
 //
-// Threading: the recording path reads output_spec, device and key without a lock; they never change. op, inputs, attrs,
-// buffer and failure are accessed only under the device's execution lock (runtime/execution_lock.h, held from collect()
-// to launch()).
+// Threading: output_spec, out, device and origin never change; any thread reads them without a lock. The thread that
+// makes a Node reads and writes the other fields until the Node becomes the value of a tensor (make_tensor): another
+// thread may then materialize it. From then on they are accessed only under the device's execution lock
+// (runtime/execution_lock.h, held from collect() to launch()). Exception: ensure_view() reads the op of a view, under
+// the device's mutex; collecting a graph calls it first.
 //
 // An operator with several results is a Node without a value, plus one "getitem" Node per result.
 #pragma once
@@ -89,8 +91,9 @@ struct Node final : torch::CustomClassHolder {
   ~Node() override;
 };
 
-// Returns the number of ops that a Node counts as towards the graph size limit: foreach ops count once per element.
-int64_t op_count(const Node& node);
+// Returns the number of ops that an op with these results counts as towards the graph size limit: foreach ops count
+// once per element. Reads nothing that a Node loses when it is materialized.
+int64_t op_count(const Op& op, const OutputSpec& results);
 
 // Returns an id for a new traversal, different from all earlier ones.
 uint64_t new_epoch();

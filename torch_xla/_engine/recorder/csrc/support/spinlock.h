@@ -3,6 +3,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <thread>
 
 namespace torch_xla {
@@ -18,9 +20,24 @@ class SpinLock {
       }
     }
   }
-  void unlock() { flag_.store(false, std::memory_order_release); }
+  void unlock() {
+    flag_.store(false, std::memory_order_release);
+    pause_under_thread_sanitizer();
+  }
 
  private:
+  // ThreadSanitizer reports a race only if no synchronization lies between the two accesses, and almost every call has
+  // some. Pausing after some unlocks lets another thread run a whole step between the moment an object becomes visible
+  // to it and the accesses that follow.
+  static void pause_under_thread_sanitizer() {
+#ifdef __SANITIZE_THREAD__
+    static thread_local uint32_t unlocks = 0;
+    if (++unlocks % 499 == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+#endif
+  }
+
   std::atomic<bool> flag_{false};
 };
 
