@@ -88,7 +88,7 @@ def steps_of(job: Job, chips: int) -> Callable[[], object]:
     with torch.device("xla"):
         model = job.model().to(job.dtype)
     optimizer = job.optimizer(model.parameters())
-    lay_out(model, optimizer, lambda tensor: mark(tensor, axis_of(job.split, tensor.shape, chips)))
+    shard_states(model, optimizer, lambda tensor: mark(tensor, axis_of(job.split, tensor.shape, chips)))
     for module in job.spread(model):
         module.register_forward_pre_hook(spread)
     inputs, targets = (tensor.to("xla") for tensor in job.batch(chips))
@@ -114,8 +114,8 @@ def axis_of(split: Split, shape: Sequence[int], chips: int) -> int | None:
     return None if axis is None else 1 - axis
 
 
-def lay_out(model: nn.Module, optimizer: Optimizer, mark: Callable[[Tensor], None]) -> None:
-    """Makes the optimizer's state, and lays all out."""
+def shard_states(model: nn.Module, optimizer: Optimizer, mark: Callable[[Tensor], None]) -> None:
+    """Make the optimizer's state, and shard it like the parameters and buffers."""
     from torch_xla.experimental.distributed_checkpoint import prime_optimizer
 
     prime_optimizer(optimizer)

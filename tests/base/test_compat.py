@@ -161,10 +161,10 @@ def test_the_command_lists_releases_and_entries() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "is_known"), [("2.13.0+cpu", True), ("2.15.1", True), ("2.16.0", False), ("3.0.0a0+git1", False)]
+    ("release", "is_tested"), [("2.13.0+cpu", True), ("2.15.1", True), ("2.16.0", False), ("3.0.0a0+git1", False)]
 )
-def test_a_release_is_tested_by_its_minor_number(release: str, is_known: bool) -> None:
-    assert versions.is_tested("torch", release) is is_known
+def test_a_release_is_tested_by_its_minor_number(release: str, is_tested: bool) -> None:
+    assert versions.is_tested("torch", release) is is_tested
 
 
 def test_an_untested_release_gets_one_warning_at_import() -> None:

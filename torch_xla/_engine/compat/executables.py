@@ -36,7 +36,7 @@ _KERNELS: tuple[tuple[bytes, PrivateApi], ...] = (
 
 
 def initialize_kernels(program: bytes) -> None:
-    """Initialize those kernels of jaxlib that a program calls; before it runs. Raises MissingError.
+    """Initialize those kernels of jaxlib that a program calls; before it runs. Raises MissingPrivateApiError.
 
     Args:
       program: a serialized executable, or the name of a kernel. Bytes that are equal to a part of a name by chance cost

@@ -115,7 +115,7 @@ def x64_setter() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[No
 
 
 def wide_options() -> list[Option]:
-    """Return the only option that ``put_array`` depends on, 64-bit types. Requires x64_setter."""
+    """Return the only option that ``raw_device_put`` depends on, 64-bit types. Requires x64_setter."""
     swap, restore = x64_setter()
     assert swap is not None
     assert restore is not None

@@ -140,7 +140,7 @@ class Placement(ABC):
         return collective_check.collective_signature(spec.nodes, every_op=False)
 
     def check_collectives(self, spec: GraphSpec) -> None:
-        """Check the collectives before a group compiles. Raises DisagreementError if they differ between processes."""
+        """Check the collectives before a group compiles. Raises CollectiveMismatchError if processes differ."""
         assert self.group is not None
         collective_check.check_before_compile(self.collective_signature(spec), self.group)
 

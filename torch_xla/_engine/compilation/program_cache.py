@@ -36,7 +36,7 @@ def lookup_program(run: GraphRun) -> CompiledProgram | None:
 def compile_and_store(run: GraphRun, place: Placement, leaves: Sequence[jax.Array]) -> CompiledProgram:
     """Compile a graph for its placement and cache the program. ``leaves`` are the placed inputs.
 
-    Raises LoweringError, XlaError, torch.OutOfMemoryError, DisagreementError.
+    Raises LoweringError, XlaError, torch.OutOfMemoryError, CollectiveMismatchError.
     """
     if place.group is not None:
         place.check_collectives(run.spec)

@@ -39,7 +39,7 @@ def interpret_graph(graph_run: GraphRun, arrays: Sequence[jax.Array]) -> list[ja
 
 
 def _array(memory: Any, device: int) -> jax.Array:
-    """Wrap the recorder's HostMemory as an array, which owns it. Programs read that memory and never write to it."""
+    """Wrap the recorder's HostTensor as an array, which owns it. Programs read that memory and never write to it."""
     array: jax.Array = jax.dlpack.from_dlpack(memory, device=devices.device(device))
     return array
 

@@ -33,7 +33,7 @@ HostTensor HostTensor::padded(int64_t length) const {
 }
 
 void bind_host_tensor(py::module_& m) {
-  py::class_<HostTensor>(m, "HostMemory")
+  py::class_<HostTensor>(m, "HostTensor")
       .def("__dlpack__", [](const HostTensor& memory, const py::kwargs&) { return memory.dlpack(); })
       .def("__dlpack_device__", [](const HostTensor&) { return py::make_tuple(static_cast<int>(kDLCPU), 0); })
       .def("padded", &HostTensor::padded)
