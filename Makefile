@@ -52,7 +52,7 @@ test: $(READY)
 smoke: $(READY)
 	$(BIN)/python -m pytest -q tests/integration/test_smoke.py $(PYTEST_ARGS)
 
-# In a separate environment: most releases install 5 GB of CUDA libraries. The result is written to docs/versions.md.
+# In a separate environment: most releases install 5 GB of CUDA libraries. The result is written to docs/reference/versions.md.
 # CORE=1: only the tests that depend most on torch.
 test-torch:
 	$(if $(TORCH),,$(error set TORCH, e.g. make test-torch TORCH=2.15.0 PY=python3.13))
@@ -104,13 +104,13 @@ test-sanitize: $(READY)
 
 # pytest exits with 5 if no test has the mark.
 test-ops: $(READY)
-	$(BIN)/python -m tests.ops.sweep --output docs/op_coverage.md --invalid-calls docs/op_coverage.md $(SWEEP_ARGS)
+	$(BIN)/python -m tests.ops.sweep --output docs/reference/op_coverage.md --invalid-calls docs/reference/op_coverage.md $(SWEEP_ARGS)
 	$(BIN)/python -m pytest -m sweep $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 # Installs libtpu and jax's CUDA plugin in .venv. TARGETS overrides the targets.
 test-targets: $(READY)
 	$(BIN)/python -m pip install --quiet ".[tpu,cuda]" --requirement requirements-dev.txt
-	$(BIN)/python -m tests.tools.compile_for_targets $(or $(TARGETS),v5e h100) --output docs/op_coverage.md $(PYTEST_ARGS)
+	$(BIN)/python -m tests.tools.compile_for_targets $(or $(TARGETS),v5e h100) --output docs/reference/op_coverage.md $(PYTEST_ARGS)
 
 # In folders made by debootstrap, which must be installed, as root. DEBIAN: bookworm or trixie only; DEBIAN_ARGS: --quick
 test-debian:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels [--quick] [--only convolution] [--threads 1,2,4]
 
-docs/cpu_kernels.md has its table, which decides what programs call
+docs/project/cpu_kernels.md has its table, which decides what programs call
 (torch_xla/_engine/lowering/cpu_kernel_call.py). An operation
 without a handler has no third time; eager mode tells how fast one could be. Milliseconds; the contestants take turns,
 and the least counts. The last column says whether a program calls the handler for this much work.

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import importlib.util
+import posixpath
 import re
 import sys
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
+
 ROOT = Path(__file__).resolve().parents[2]
 
-#: A link to a file that is no page of the site stays as text.
-_OUTSIDE = re.compile(r"\[([^\]]+)\]\((\.\./[^)]+)\)")
+_RELATIVE_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)]+)\)")
 _MARKS = re.compile(r"^<!-- (not run|with clients|as a file.*|with \w+=.*|one program) -->\n", re.MULTILINE)
 _TABLE = "<!-- the table of settings -->"
 
 
 def on_config(config: Any) -> Any:
-    """Adds pages that mkdocs.yml does not name, to the guides: a new one is there before somebody finds it a place."""
+    """Fail if a page has no entry in the navigation."""
     named = set(re.findall(r"[\w/]+\.md", str(config["nav"])))
-    others = [p.name for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in named]
-    guides = next(part["Guides"] for part in config["nav"] if isinstance(part, dict) and "Guides" in part)
-    guides += others
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    if missing := sorted(pages - named):
+        raise PluginError(f"add to nav in mkdocs.yml: {', '.join(missing)}")
     return config
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page as the site shows it."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return the page as the site shows it. A link to a file outside docs/ becomes text."""
+
+    def unlink(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), match[2]))
+        return match[1] if target.startswith("..") else match[0]
+
     if _TABLE in markdown:
         markdown = markdown.replace(_TABLE, variables())
-    return _MARKS.sub("", _OUTSIDE.sub(r"\1", markdown))
+    return _MARKS.sub("", _RELATIVE_LINK.sub(unlink, markdown))
 
 
 def variables() -> str:

@@ -183,8 +183,8 @@ _CONTESTANTS = {"here, ms": "torch_xla", "eager CPU": "eager torch", "inductor":
 
 
 def _training_steps() -> dict[str, list[float]]:
-    """The table of docs/benchmarks.md: for each model the ms of the contestants."""
-    text = (FOLDER.parent / "benchmarks.md").read_text()
+    """The table of docs/project/benchmarks.md: for each model the ms of the contestants."""
+    text = (FOLDER.parent / "project" / "benchmarks.md").read_text()
     table = text[text.index("| a step in a row") :].partition("\n\n")[0]
     names, _, *rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines())
     return {row[0]: [float(row[names.index(name)]) for name in _CONTESTANTS] for row in rows}

@@ -14,7 +14,7 @@ _BLOCK = re.compile(r"<!-- with clients -->\n```python\n((?:.*\n)*?)```$", re.MU
 
 
 def _programs() -> list[object]:
-    texts = {path.name: path.read_text() for path in sorted((checks.ROOT / "docs").glob("*.md"))}
+    texts = {path.name: path.read_text() for path in sorted((checks.ROOT / "docs").rglob("*.md"))}
     return [
         pytest.param(block[1], id=f"{name}:{text[: block.start(1)].count(chr(10)) + 1}")
         for name, text in texts.items()

@@ -1,6 +1,6 @@
 """Models of every kind, tiny and with random weights, trained for three steps on xla and on the CPU.
 
-python -m tests.clients.zoo --output docs/clients.md      writes the table of what came out
+python -m tests.clients.zoo --output docs/project/model_coverage.md      writes the table of what came out
 """
 
 from __future__ import annotations

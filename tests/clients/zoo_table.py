@@ -1,4 +1,4 @@
-"""What the tests of the zoo have found, as the table of docs/clients.md, from the data that they hold the models to.
+"""Writes the table of docs/project/model_coverage.md from the data of the zoo's tests.
 
 python -m tests.clients.zoo_table      writes it into the document
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.clients.zoo_models import FAMILIES, TIMM, TIMM_DOUBLE, TIMM_SIZED, Architecture
 
-DOCUMENT = Path(__file__).resolve().parent.parent.parent / "docs" / "clients.md"
+DOCUMENT = Path(__file__).resolve().parent.parent.parent / "docs" / "project" / "model_coverage.md"
 START, END = "<!-- zoo -->\n", "<!-- end of zoo -->"
 
 

@@ -77,8 +77,8 @@ def test_pictures_are_up_to_date() -> None:
     spec.loader.exec_module(pictures)
     kept = {path.stem: path.read_text() for path in (ROOT / "docs" / "pictures").glob("*.svg")}
     assert kept == {name: draw().text for name, draw in pictures.PICTURES.items()}
-    shown = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    assert all(f"](pictures/{name}.svg)" in shown for name in kept)
+    shown = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    assert all(f"pictures/{name}.svg)" in shown for name in kept)
 
 
 def _rows(path: Path, start: str) -> list[list[str]]:
@@ -89,7 +89,7 @@ def _rows(path: Path, start: str) -> list[list[str]]:
 
 
 def test_readme_figures_match_benchmarks() -> None:
-    names, _, *measured = _rows(ROOT / "docs" / "benchmarks.md", "| a step in a row")
+    names, _, *measured = _rows(ROOT / "docs" / "project" / "benchmarks.md", "| a step in a row")
     columns = [0, *map(names.index, ("here, ms", "eager CPU", "inductor", "jax"))]
     _, _, *shown = _rows(ROOT / "README.md", "| | torch_xla | eager torch | torch.compile | JAX (hand-written) |")
     assert shown == [[row[column] for column in columns] for row in measured]

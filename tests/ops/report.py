@@ -1,4 +1,4 @@
-"""Generates docs/op_coverage.md from the outcomes of a sweep."""
+"""Generates docs/reference/op_coverage.md from the outcomes of a sweep."""
 
 from __future__ import annotations
 

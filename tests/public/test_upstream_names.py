@@ -1,4 +1,4 @@
-"""docs/upstream.md lists the status of each of upstream's names."""
+"""docs/project/upstream_names.md lists the status of each of upstream's names."""
 
 from __future__ import annotations
 

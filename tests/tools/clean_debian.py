@@ -3,9 +3,8 @@
     python -m tests.tools.clean_debian [bookworm trixie] [--folder FOLDER] [--quick]
 
 Bootstraps each system with debootstrap in a separate folder, installs the packages of docker/steps.sh with apt, and
-runs
-the commands of README and docs/install.md as a user, in a clone of the committed tree: ``make demo``, ``make test``,
-the
+runs the commands of README and docs/get_started/install.md as a user, in a clone of the committed tree:
+``make demo``, ``make test``, the
 wheel, the first script, and ``python -m torch_xla.doctor`` in a working environment and in broken ones. Prints a line
 for each step; the folder stores all output. Needs root, debootstrap, unshare, and a network.
 

@@ -3,7 +3,7 @@
 The cases of the rule tests (tests/lowering) are checked on the CPU and also compiled for each target, with as
 many cases in one program as in the tests. If a target's compiler rejects a program, the program is bisected until the
 rejected cases are known. They are printed, and with ``--output`` written to the table
-in docs/op_coverage.md; the exit code is 1 if one of them is not in EXPECTED.
+in docs/reference/op_coverage.md; the exit code is 1 if one of them is not in EXPECTED.
 
 A compiler may abort its process. So each test file runs in a separate pytest process, which writes down the cases
 that it is about to compile; after an abort the file runs again, with the program that aborted bisected.

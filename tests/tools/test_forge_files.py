@@ -45,7 +45,7 @@ def test_workflow(path: Any) -> None:
 
 def test_versions_of_matrix() -> None:
     """Each tested line of torch has a job."""
-    text = (ROOT / "docs" / "versions.md").read_text()
+    text = (ROOT / "docs" / "reference" / "versions.md").read_text()
     documented = set(re.findall(r"^\| (\d\.\d+)\.\S* \|", text, re.MULTILINE))
     jobs = _load(FORGE / "workflows" / "versions.yml")["jobs"]["torch"]["strategy"]["matrix"]["include"]
     assert {job["torch"].rpartition(".")[0] for job in jobs} == documented

@@ -1,4 +1,4 @@
-"""Runs the tests with another torch or Python in a separate environment, and records the result in docs/versions.md.
+"""Runs the tests with another torch or Python in a separate environment; writes docs/reference/versions.md.
 
     python -m tests.tools.torch_versions 2.15.0 [--python python3.13] [--core] [-- arguments of pytest]    (make
     test-torch)
@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements-dev.txt"
-TABLE = ROOT / "docs" / "versions.md"
+TABLE = ROOT / "docs" / "reference" / "versions.md"
 #: The tests that depend most on the release of torch; they take a quarter of the time.
 CORE = (
     "tests/base/test_compat.py",

@@ -1,4 +1,4 @@
-"""Compares the public names of upstream's torch_xla 2.9 with this package's, and generates docs/upstream.md.
+"""Compares the public names of upstream's torch_xla 2.9 with ours; generates docs/project/upstream_names.md.
 
     python -m tests.tools.upstream_names [--check]
 
@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ROOT / "tests" / "tools" / "upstream_names.txt"
-PAGE = ROOT / "docs" / "upstream.md"
+PAGE = ROOT / "docs" / "project" / "upstream_names.md"
 
 #: Longest matching prefix of ``module name`` -> how it differs, or why it is absent.
 NOTES = {
@@ -121,7 +121,7 @@ def _lacking(value: Any, wanted: tuple[str, ...] | None) -> list[str]:
 
 
 def page(found: list[Found]) -> str:
-    """Return the text of docs/upstream.md."""
+    """Return the text of docs/project/upstream_names.md."""
     total, states = len(found), Counter(f.state for f in found)
     lines = [
         "# Names of upstream's torch_xla 2.9",

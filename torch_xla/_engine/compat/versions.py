@@ -1,4 +1,4 @@
-"""The releases of torch, jax and Python that this torch_xla was tested with; docs/versions.md lists the test runs."""
+"""The tested releases of torch, jax and Python; docs/reference/versions.md lists the test runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 import sys
 import warnings
 
-#: Minor releases; docs/versions.md lists a test run for each.
+#: Minor releases; docs/reference/versions.md lists a test run for each.
 TESTED = {
     "torch": ("2.11", "2.12", "2.13", "2.14", "2.15"),
     "jax": ("0.10", "0.12"),

@@ -9,7 +9,7 @@ computes the same as ``default(x, weight)``:
     in a program that XLA partitions over several devices       the default: XLA cannot partition a custom call, and
                                                                 would all-gather its operands
 
-``benchmarks/kernels.py`` measures which operations are worth a call; docs/cpu_kernels.md has the table.
+``benchmarks/kernels.py`` measures which operations are worth a call; docs/project/cpu_kernels.md has the table.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _ROWS = 512
 #: Maximum number of causal blocks that are unrolled; each unrolled block reads only the keys it attends to.
 _MOST_UNROLLED = 4
 
-#: Multiplications in the scores from which ATen's CPU kernel is worth a call (docs/cpu_kernels.md).
+#: Multiplications in the scores from which ATen's CPU kernel is worth a call (docs/project/cpu_kernels.md).
 _LEAST_PRODUCTS = 1 << 23
 
 

@@ -24,7 +24,7 @@ Ints = Sequence[int]
 _FEW_CHANNELS, _MOST_TAPS, _MOST_PATCHES = 4, 64, 64 << 20
 
 #: Multiplications in a convolution, and in a grouped one, from which ATen's CPU kernel is worth a call
-#: (docs/cpu_kernels.md).
+#: (docs/project/cpu_kernels.md).
 _LEAST_PRODUCTS, _LEAST_OF_GROUPS = 1 << 21, 1 << 16
 
 

@@ -32,7 +32,7 @@ _CPU_KERNELS = {(2, 2, _MATRIX): "mm", (3, 3, _BATCH): "bmm"}  # CPU kernels by 
 _MATRIX_VECTOR = (((1,), (0,)), ((), ()))
 _SUM_OF_BATCH = (((0, 2), (0, 1)), ((), ()))
 
-#: Multiplications from which ATen's CPU kernel is worth a call (docs/cpu_kernels.md).
+#: Multiplications from which ATen's CPU kernel is worth a call (docs/project/cpu_kernels.md).
 _LEAST_PRODUCTS = 1 << 22
 
 

@@ -24,7 +24,7 @@ from torch_xla._engine.lowering.registry import LoweringRuleContext, Operand, lo
 Maybe = jax.Array | None
 Ints = Sequence[int]
 
-#: Elements from which a CPU kernel is worth a call (docs/cpu_kernels.md).
+#: Elements from which a CPU kernel is worth a call (docs/project/cpu_kernels.md).
 _LEAST_NUMBERS = 1 << 11
 
 

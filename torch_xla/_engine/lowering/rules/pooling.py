@@ -26,7 +26,7 @@ Ints = Sequence[int]
 # Above this window size, a program with one comparison per window element is too large.
 _MOST_UNROLLED = 64
 
-#: Number of window gradients from which ATen's CPU kernel is worth a call (docs/cpu_kernels.md).
+#: Number of window gradients from which ATen's CPU kernel is worth a call (docs/project/cpu_kernels.md).
 _LEAST_GRADIENTS = 1 << 15
 
 

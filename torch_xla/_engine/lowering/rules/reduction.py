@@ -22,7 +22,7 @@ from torch_xla._engine.lowering.rules.views import diagonal
 
 Dims = int | Sequence[int] | None
 
-#: Elements from which a CPU kernel is worth a call (docs/cpu_kernels.md).
+#: Elements from which a CPU kernel is worth a call (docs/project/cpu_kernels.md).
 _LEAST_NUMBERS = 1 << 11
 
 

@@ -22,7 +22,7 @@ from torch_xla._engine.lowering.registry import LoweringRuleContext, Operand, lo
 
 Pair = tuple[jax.Array, jax.Array]
 
-#: Elements from which ATen's CPU kernel is worth a call, and the dtypes it supports (docs/cpu_kernels.md).
+#: Elements from which ATen's CPU kernel is worth a call, and the dtypes it supports (docs/project/cpu_kernels.md).
 _LEAST_SORTED = 1 << 13
 _SORTED_BY_ATEN = (np.float32, np.float64, np.int32, np.int64)
 
