@@ -152,6 +152,7 @@ graph/donation.cpp:capacity             not a cache: lives for one graph
 runtime/execution_lock.cpp:locks        a lock for each device
 dispatch/foreach.cpp:positions_         not a cache: lives for one call
 support/fork_safe_lock.cpp:handlers     a registry of functions
+support/spinlock.h:unlocks              a counter of builds with ThreadSanitizer
 graph/graph.cpp:found                   not a cache: lives for one graph
 csrc/ffi_handler.h:handler              the signature of a handler, of its template arguments
 aten/unboxed_views.cpp:op               the operator of a slot, set when it is registered
