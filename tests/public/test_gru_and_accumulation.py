@@ -93,7 +93,7 @@ def test_gru_matches_torch(name: str) -> None:
 
 def test_gru_errors() -> None:
     gru = GRU(4, 6).to("xla")
-    with pytest.raises(RuntimeError, match=r"Expected hidden size \[1, 3, 6\], got \[2, 3, 6\]"):
+    with pytest.raises(RuntimeError, match=r"Expected hidden size \(1, 3, 6\), got \[2, 3, 6\]"):
         gru(torch.ones(5, 3, 4).to("xla"), torch.ones(2, 3, 6).to("xla"))
 
 

@@ -211,6 +211,7 @@ dispatch/graph_size_limit.cpp:limit     a setting
 graph/slice_starts.cpp:kinds            the graph's key without starts, and its device; only decides which starts are
     operands
 graph/slice_starts.cpp:t                holds slice_starts.cpp:kinds
+aten/recurrent.cpp:op                   an operator by name
 threading/kernel_thread.cpp:instance    the thread team of the process, created again in a forked child
 """
 

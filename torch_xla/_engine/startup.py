@@ -21,7 +21,7 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import completion, debug_analysis, observer, recompilation_tracker, step_timings
 from torch_xla._engine.execution import background_threads, barrier, eager_mode, executor, transfers
 from torch_xla._engine.lowering import RULES, composites, decompose, load_rules, recorder_ops
-from torch_xla._engine.lowering.rules import custom_call, jax_call
+from torch_xla._engine.lowering.rules import custom_call, jax_call, recurrent
 from torch_xla._engine.parallel import collective_ops, shutdown, spmd
 from torch_xla._engine.recorder import source_info
 from torch_xla._engine.torch_patches import (
@@ -49,7 +49,7 @@ def initialize() -> None:
     logging_config.configure_logging()
     versions.warn_untested_versions()
     collective_ops.define()
-    for operators in (jax_call, custom_call, composites, fused_optimizers):
+    for operators in (jax_call, custom_call, composites, fused_optimizers, recurrent):
         operators.define()
     load_rules()
     partitioning.set_partition_count(spmd.partition_count)

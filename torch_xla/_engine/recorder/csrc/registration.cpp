@@ -9,6 +9,7 @@
 #include "aten/composites.h"
 #include "aten/device_specific_ops.h"
 #include "aten/linear.h"
+#include "aten/recurrent.h"
 #include "aten/reshape.h"
 #include "aten/storage_ops.h"
 #include "aten/unboxed_views.h"
@@ -103,6 +104,7 @@ void register_special_kernels() {
   register_kernel("set_.source_Tensor", set_source_tensor);
   register_attention();
   register_linear();
+  register_recurrent();
   register_composites();
   register_kernel("set_.source_Storage", set_whole_storage);
   register_kernel("set_.source_Storage_storage_offset", set_source_storage);

@@ -13,10 +13,15 @@
 #include <ATen/ops/alias_native.h>
 #include <ATen/ops/ctc_loss_native.h>
 #include <ATen/ops/flatten_native.h>
+#include <ATen/ops/gru_native.h>
 #include <ATen/ops/linear_native.h>
+#include <ATen/ops/lstm_native.h>
 #include <ATen/ops/reshape_native.h>
+#include <ATen/ops/rnn_relu_native.h>
+#include <ATen/ops/rnn_tanh_native.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <c10/util/flat_hash_map.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -30,8 +35,12 @@ using at::native::_to_copy;
 using at::native::alias;
 using at::native::ctc_loss;
 using at::native::flatten;
+using at::native::gru;
 using at::native::linear;
+using at::native::lstm;
 using at::native::reshape_symint;
+using at::native::rnn_relu;
+using at::native::rnn_tanh;
 using at::native::scaled_dot_product_attention;
 
 // Runs an operator on CPU copies of its arguments, and copies the results back.
@@ -58,6 +67,9 @@ using torch::autograd::get_current_node;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
+
+// Gradients of tensors: a backward pass that is itself differentiable.
+using torch::autograd::grad;
 
 // The autograd node of a fused linear, and how a kernel attaches it to its result.
 using LinearBackward = torch::autograd::generated::LinearBackward0;

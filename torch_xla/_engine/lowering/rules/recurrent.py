@@ -1,0 +1,229 @@
+"""Lowering rules of one recurrent layer in one direction, forward and backward: each is one ``lax.scan`` over time.
+
+    input projection (one matmul for all steps) -> scan: hidden projection, cell -> output, residuals
+    gradient of the output -> scan in the other direction: cell -> gradients of the gates -> one matmul per weight
+
+Only what depends on the previous step is in the loop, so the program has the same size for every sequence length. The
+residuals are the pre-activations of the gates, the cell states of an LSTM, and its hidden states before the projection.
+The operators are recorded by recorder/csrc/aten/recurrent.cpp, which also combines layers and directions.
+
+Shapes: T steps, B sequences, I inputs, H hidden units, P outputs (H, or the projection's size), G gates. ``lengths`` is
+int64[B] or None; a sequence keeps its state in the steps after its end (before it, if ``reverse``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from torch_xla._engine.lowering.cast import opmath
+from torch_xla._engine.lowering.registry import lower
+from torch_xla._engine.lowering.rules.matmul import precision_for
+
+Arrays = Sequence[jax.Array]
+
+
+def _identity(gates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return gates, gates
+
+
+def _add(inputs: jax.Array, hidden: jax.Array) -> jax.Array:
+    return inputs + hidden
+
+
+def _lstm(gates: jax.Array, _: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    i, f, g, o = jnp.split(gates, 4, -1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+def _gru(gates: jax.Array, h: jax.Array) -> tuple[jax.Array]:
+    r, z, n, n_hidden = jnp.split(gates, 4, -1)
+    z, n = jax.nn.sigmoid(z), jnp.tanh(n + jax.nn.sigmoid(r) * n_hidden)
+    return ((h - n) * z + n,)
+
+
+def _join_gru(inputs: jax.Array, hidden: jax.Array) -> jax.Array:
+    """Sum the projections for r and z; keep both for n, where r scales the hidden one."""
+    k = inputs.shape[-1] // 3 * 2
+    return jnp.concatenate([inputs[..., :k] + hidden[..., :k], inputs[..., k:], hidden[..., k:]], -1)
+
+
+def _split_gru(gates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    k = gates.shape[-1] // 2
+    both, n, n_hidden = gates[..., :k], gates[..., k : k + k // 2], gates[..., k + k // 2 :]
+    return jnp.concatenate([both, n], -1), jnp.concatenate([both, n_hidden], -1)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of cell, as torch defines it: everything but the projections, elementwise.
+
+    ``join(inputs, hidden)`` combines the projections into the pre-activations ``gates``, and ``split`` is its
+    transpose. ``step(gates, h, *c)`` returns the next ``(h, *c)``.
+    """
+
+    states: int  # 2 if it has a cell state, else 1
+    saved: int  # blocks of H in the pre-activations
+    step: Callable[..., tuple[jax.Array, ...]]
+    join: Callable[[jax.Array, jax.Array], jax.Array] = _add
+    split: Callable[[jax.Array], tuple[jax.Array, jax.Array]] = _identity
+
+
+CELLS = {
+    "lstm": Cell(2, 4, _lstm),
+    "gru": Cell(1, 4, _gru, _join_gru, _split_gru),
+    "rnn_tanh": Cell(1, 1, lambda gates, _: (jnp.tanh(gates),)),
+    "rnn_relu": Cell(1, 1, lambda gates, _: (jax.nn.relu(gates),)),
+}
+
+
+class Weights(NamedTuple):
+    """The parameters of a layer and direction: w_ih [G*H, I], w_hh [G*H, P], biases [G*H], projection [P, H]."""
+
+    w_ih: jax.Array
+    w_hh: jax.Array
+    b_ih: jax.Array | None
+    b_hh: jax.Array | None
+    w_hr: jax.Array | None
+
+    @classmethod
+    def from_list(cls, arrays: Arrays) -> Weights:
+        """Unpack the flat list of torch: the projection is last, and there are two biases or none."""
+        rest = list(arrays[2:])
+        w_hr = rest.pop() if len(rest) % 2 else None
+        b_ih, b_hh = rest or (None, None)
+        return cls(arrays[0], arrays[1], b_ih, b_hh, w_hr)
+
+
+def _matmul(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Compute einsum, accumulated in float32 or wider."""
+    wide = opmath(np.dtype(a.dtype))
+    return jnp.einsum(subscripts, a, b, precision=precision_for(np.dtype(a.dtype)), preferred_element_type=wide)
+
+
+def _active(lengths: jax.Array | None, steps: int) -> jax.Array | None:
+    """Return bool[T, B, 1]: whether a sequence has that step."""
+    if lengths is None:
+        return None
+    return (jnp.arange(steps)[:, None] < lengths)[..., None]
+
+
+def _select(active: jax.Array | None, new: Arrays, old: Arrays) -> tuple[jax.Array, ...]:
+    return tuple(new) if active is None else tuple(jnp.where(active, a, b) for a, b in zip(new, old, strict=True))
+
+
+@lower("torch_xla::rnn_layer")
+def _layer(
+    x: jax.Array, state: Arrays, weights: Arrays, mode: str, reverse: bool, lengths: jax.Array | None
+) -> list[jax.Array]:
+    """Return ``[output, *last state, gates, *cell states, *hidden states before the projection]``."""
+    cell, w, dtype = CELLS[mode], Weights.from_list(weights), x.dtype
+    wide = opmath(np.dtype(dtype))
+    inputs = _matmul("tbi,gi->tbg", x, w.w_ih)
+    inputs = inputs if w.b_ih is None else inputs + w.b_ih.astype(wide)
+    w_hh, w_hr = w.w_hh.T, None if w.w_hr is None else w.w_hr.T
+
+    def step(state: tuple[jax.Array, ...], xs: Any) -> tuple[tuple[jax.Array, ...], Any]:
+        given, active = xs
+        hidden = _matmul("bp,pg->bg", state[0].astype(dtype), w_hh)
+        hidden = hidden if w.b_hh is None else hidden + w.b_hh.astype(wide)
+        gates = cell.join(given, hidden)
+        new = cell.step(gates, *state)
+        unprojected: tuple[jax.Array, ...] = ()
+        if w_hr is not None:
+            unprojected = (new[0].astype(dtype),)
+            new = (_matmul("bh,hp->bp", new[0].astype(dtype), w_hr), *new[1:])
+        new = _select(active, new, state)
+        return new, (new[0].astype(dtype), gates.astype(dtype), *(c.astype(dtype) for c in new[1:]), *unprojected)
+
+    first = tuple(s.astype(wide) for s in state)
+    last, (output, *residuals) = lax.scan(step, first, (inputs, _active(lengths, x.shape[0])), reverse=reverse)
+    return [output, *(s.astype(dtype) for s in last), *residuals]
+
+
+def _previous_states(first: jax.Array, states: jax.Array, reverse: bool) -> jax.Array:
+    """Return the state before each step, of the states after each step."""
+    if reverse:
+        return jnp.concatenate([states[1:], first[None]])
+    return jnp.concatenate([first[None], states[:-1]])
+
+
+@lower("torch_xla::rnn_layer_backward")
+def _layer_backward(
+    grads: Arrays, x: jax.Array, state: Arrays, weights: Arrays, output: jax.Array, residuals: Arrays,
+    mode: str, reverse: bool, lengths: jax.Array | None,
+) -> list[jax.Array]:  # fmt: skip
+    """Return the gradients of ``[x, *state, *weights]``; ``grads`` are those of the output and of the last state."""
+    cell, w, dtype = CELLS[mode], Weights.from_list(weights), x.dtype
+    wide = opmath(np.dtype(dtype))
+    gates, *rest = residuals
+    after = [output, *rest[: cell.states - 1]]
+    before = [_previous_states(s, states, reverse) for s, states in zip(state, after, strict=True)]
+
+    def step(grad_state: tuple[jax.Array, ...], xs: Any) -> tuple[tuple[jax.Array, ...], Any]:
+        grad_output, gates, before, active = xs
+        total = (grad_state[0] + grad_output.astype(wide), *grad_state[1:])
+        taken = _select(active, total, [jnp.zeros_like(g) for g in total])
+        grad_h = taken[0].astype(dtype)
+        if w.w_hr is not None:
+            taken = (_matmul("bp,ph->bh", grad_h, w.w_hr), *taken[1:])
+        # The hidden state that an LSTM's cell ignores has the projection's width.
+        _, transpose = jax.vjp(cell.step, gates.astype(wide), *(b.astype(wide) for b in before))
+        grad_gates, *grad_before = transpose(tuple(taken))
+        grad_hidden = cell.split(grad_gates)[1].astype(dtype)
+        grad_before[0] += _matmul("bg,gp->bp", grad_hidden, w.w_hh)
+        projected = () if w.w_hr is None else (grad_h,)
+        return _select(active, grad_before, total), (grad_gates.astype(dtype), *projected)
+
+    last = tuple(g.astype(wide) for g in grads[1:])
+    xs = (grads[0], gates, before, _active(lengths, x.shape[0]))
+    first, (grad_gates, *grad_projected) = lax.scan(step, last, xs, reverse=not reverse)
+    of_inputs, of_hidden = cell.split(grad_gates)
+    by_weight = [_matmul("tbg,tbi->gi", of_inputs, x), _matmul("tbg,tbp->gp", of_hidden, before[0])]
+    if w.b_ih is not None:
+        by_weight += [jnp.sum(g, (0, 1), dtype=wide) for g in (of_inputs, of_hidden)]
+    if w.w_hr is not None:
+        by_weight.append(_matmul("tbp,tbh->ph", grad_projected[0], residuals[-1]))
+    results = [_matmul("tbg,gi->tbi", of_inputs, w.w_ih), *first, *by_weight]
+    return [r.astype(dtype) for r in results]
+
+
+def _layer_meta(
+    x: torch.Tensor, state: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], mode: str, *_: Any
+) -> list[torch.Tensor]:
+    steps, batch, _width = x.shape
+    cell, hidden = CELLS[mode], weights[0].shape[0] // {"lstm": 4, "gru": 3}.get(mode, 1)
+    widths = [state[0].shape[-1], *(s.shape[-1] for s in state)]
+    output = x.new_empty(steps, batch, widths[0])
+    residuals = [cell.saved * hidden, *[hidden] * (cell.states - 1), *[hidden] * (len(weights) % 2)]
+    return [output, *(torch.empty_like(s) for s in state), *(x.new_empty(steps, batch, n) for n in residuals)]
+
+
+def _layer_backward_meta(
+    grads: Any, x: torch.Tensor, state: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], *_: Any
+) -> list[torch.Tensor]:
+    return [torch.empty_like(t) for t in (x, *state, *weights)]
+
+
+_library = torch.library.Library("torch_xla", "FRAGMENT")
+_SCHEMAS = {
+    "rnn_layer(Tensor input, Tensor[] state, Tensor[] weights, str mode, bool reverse, Tensor? lengths) -> Tensor[]": (
+        _layer_meta
+    ),
+    "rnn_layer_backward(Tensor[] grads, Tensor input, Tensor[] state, Tensor[] weights, Tensor output, "
+    "Tensor[] residuals, str mode, bool reverse, Tensor? lengths) -> Tensor[]": _layer_backward_meta,
+}
+
+
+def define() -> None:
+    """Register the operators with torch, once."""
+    for schema, meta in _SCHEMAS.items():
+        _library.impl(_library.define(schema), meta, "Meta")
