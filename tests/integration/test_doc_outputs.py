@@ -1,12 +1,11 @@
 """The outputs that pages show: a ```text block after a ```python block is what the block prints.
 
-``...`` in an output stands for any text, as in doctests. The blocks of a page with ``<!-- one program -->`` run in
+Numbers with a decimal point may differ by 3 %: other CPUs round differently. The blocks of a page with ``<!-- one program -->`` run in
 one process.
 """
 
 from __future__ import annotations
 
-import doctest
 import re
 from pathlib import Path
 
@@ -23,7 +22,7 @@ _PAGES = [
 ]
 _BLOCK = re.compile(r"(?<!<!-- not run -->\n)```python\n((?:.*\n)*?)```\n(?:\n```text\n((?:.*\n)*?)```)?")
 _MARK = "-- end of block --"
-_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_NUMBER = re.compile(r"\d+\.\d+(?:e-?\d+)?")
 
 
 def _programs() -> list[object]:
@@ -42,7 +41,9 @@ def test_output_is_shown(blocks: list[tuple[str, str | None]], tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     program = "\n".join(f"{code}\nprint({_MARK!r})" for code, _ in blocks)
     printed = run_script(program, TORCH_XLA_COMPILE_POLICY="auto").stdout.split(f"{_MARK}\n")
-    checker = doctest.OutputChecker()
     for (code, shown), got in zip(blocks, printed, strict=False):
         if shown is not None:
-            assert checker.check_output(shown, got, _FLAGS), f"{code}\nprints\n{got}\nthe page shows\n{shown}"
+            message = f"{code}\nprints\n{got}\nthe page shows\n{shown}"
+            assert _NUMBER.sub("#", got).split() == _NUMBER.sub("#", shown).split(), message
+            numbers = [float(number) for number in _NUMBER.findall(shown)]
+            assert [float(number) for number in _NUMBER.findall(got)] == pytest.approx(numbers, rel=0.03), message
