@@ -1,7 +1,7 @@
 """The outputs that pages show: a ```text block after a ```python block is what the block prints.
 
-Numbers with a decimal point may differ by 3 %: other CPUs round differently. The blocks of a page with ``<!-- one program -->`` run in
-one process.
+Numbers with a decimal point may differ by 3 %: other CPUs round differently. The blocks of a page with
+``<!-- one program -->`` run in one process.
 """
 
 from __future__ import annotations
