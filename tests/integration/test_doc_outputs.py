@@ -19,6 +19,7 @@ _PAGES = [
     "faq.md",
     "get_started/migrating.md",
     "get_started/quickstart.md",
+    "project/limitations.md",
 ]
 _BLOCK = re.compile(r"(?<!<!-- not run -->\n)```python\n((?:.*\n)*?)```\n(?:\n```text\n((?:.*\n)*?)```)?")
 _MARK = "-- end of block --"
