@@ -53,8 +53,22 @@ _lock = fork_safe_lock()
 def initialize(path: str | os.PathLike[str], readonly: bool = False) -> None:
     """Load and store compiled programs in the folder ``path`` from now on.
 
-    With ``readonly`` nothing is written. Overrides XLA_PERSISTENT_CACHE_PATH. Only trusted users may have write access
-    to the folder. Raises OSError if it cannot be created or, with ``readonly``, does not exist.
+    Overrides XLA_PERSISTENT_CACHE_PATH. Only trusted users may have write access to the folder.
+
+    Args:
+      path: the folder, which is created.
+      readonly: load programs only; write nothing.
+
+    Raises:
+      OSError: the folder cannot be created or, with ``readonly``, does not exist.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> import torch_xla.runtime as xr
+      >>> xr.initialize_cache("programs")
+      >>> x = torch.ones(2, device="xla") + 1
+      >>> torch_xla.sync()
     """
     global _files
     files = _open(Path(path).expanduser().absolute(), readonly)
