@@ -32,6 +32,13 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
 
     Raises:
       TypeError: the tensor is not on an xla device.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla import interop
+      >>> array = interop.to_jax(torch.arange(4.0, device="xla"))
+      >>> (array + 1).tolist()
+      [1.0, 2.0, 3.0, 4.0]
     """
     return array_sharing.to_jax(tensor)
 
@@ -46,6 +53,13 @@ def from_jax(array: jax.Array) -> torch.Tensor:
     Raises:
       TypeError: the argument is not an array, or torch does not support its dtype.
       ValueError: the array was deleted, or has shards in other processes.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from torch_xla import interop
+      >>> tensor = interop.from_jax(jnp.arange(3.0))
+      >>> tensor.device.type, (tensor * 2).tolist()
+      ('xla', [0.0, 2.0, 4.0])
     """
     return array_sharing.from_jax(array)
 
@@ -56,6 +70,16 @@ def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
     Forward and backward are one node of the graph each. Arguments are as for
     ``torch_xla.core.xla_builder.call_jax``. Results of integer dtypes, and arguments that do not require a gradient,
     have no gradient. There is no second derivative: a backward pass with ``create_graph=True`` raises RuntimeError.
+
+    Examples:
+      >>> import jax
+      >>> import torch
+      >>> from torch_xla import interop
+      >>> softplus = interop.jax_function(jax.nn.softplus)
+      >>> x = torch.zeros(2, device="xla", requires_grad=True)
+      >>> softplus(x).sum().backward()
+      >>> x.grad.tolist()
+      [0.5, 0.5]
     """
 
     @functools.wraps(function)
@@ -75,6 +99,15 @@ def torch_function_as_jax(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
       RuntimeError: the function is not pure: it reads values, uses xla tensors that are not arguments, or writes to an
         argument.
+
+    Examples:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import torch
+      >>> from torch_xla import interop
+      >>> loss = interop.torch_function_as_jax(lambda x: torch.sum(x**2))
+      >>> jax.grad(loss)(jnp.arange(3.0)).tolist()
+      [0.0, 2.0, 4.0]
     """
     return torch_to_jax.torch_function_as_jax(function)
 
@@ -83,6 +116,17 @@ def module_as_jax(module: torch.nn.Module) -> tuple[Callable[..., Any], dict[str
     """Convert a module on xla to ``(function, parameters)``; ``function(parameters, *args, **kwargs)`` is forward.
 
     ``parameters`` holds the module's parameters and buffers by name and shares their memory (see to_jax).
+
+    Examples:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import torch
+      >>> from torch_xla import interop
+      >>> forward, parameters = interop.module_as_jax(torch.nn.Linear(3, 2).to("xla"))
+      >>> sorted(parameters)
+      ['bias', 'weight']
+      >>> jax.jit(forward)(parameters, jnp.ones((4, 3))).shape
+      (4, 2)
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 

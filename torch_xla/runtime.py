@@ -27,6 +27,11 @@ def device_type() -> str:
     """Return the device type: ``CPU``, ``TPU``, ``CUDA``, or the value of PJRT_DEVICE.
 
     If the device type is not configured and no device is in use, return the type that will be selected.
+
+    Examples:
+      >>> import torch_xla.runtime as xr
+      >>> xr.device_type() in ("CPU", "CUDA", "TPU")
+      True
     """
     return devices.device_type()
 
@@ -65,12 +70,26 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
 
 
 def world_size() -> int:
-    """Return the number of replicas of the job, on all hosts."""
+    """Return the number of replicas of the job, on all hosts.
+
+    Examples:
+      A process that was started alone:
+
+      >>> import torch_xla.runtime as xr
+      >>> xr.world_size()
+      1
+    """
     return replicas.world_size()
 
 
 def global_ordinal() -> int:
-    """Return this replica's ordinal among all replicas of the job, from 0."""
+    """Return this replica's ordinal among all replicas of the job, from 0.
+
+    Examples:
+      >>> import torch_xla.runtime as xr
+      >>> f"replica {xr.global_ordinal()} of {xr.world_size()}"
+      'replica 0 of 1'
+    """
     return replicas.global_ordinal()
 
 
@@ -123,7 +142,15 @@ def addressable_runtime_device_count() -> int:
 
 
 def global_runtime_device_count() -> int:
-    """Return the number of devices that XLA's runtime has in all processes. Starts the backend."""
+    """Return the number of devices that XLA's runtime has in all processes. Starts the backend.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``, in one process:
+
+      >>> import torch_xla.runtime as xr
+      >>> xr.global_runtime_device_count()
+      4
+    """
     return len(_all_devices())
 
 
@@ -163,7 +190,14 @@ def get_num_cached_compilation_graph() -> int:
 
 
 def is_spmd() -> bool:
-    """Return whether SPMD is enabled: ``xla:0`` is a virtual device over all devices of the job; see use_spmd."""
+    """Return whether SPMD is enabled: ``xla:0`` is a virtual device over all devices of the job; see use_spmd.
+
+    Examples:
+      >>> import torch_xla.runtime as xr
+      >>> xr.use_spmd()
+      >>> xr.is_spmd()
+      True
+    """
     return replicas.is_spmd()
 
 
@@ -180,6 +214,18 @@ def use_spmd(auto: bool | None = False) -> None:
     Raises:
       NotImplementedError: ``auto`` is true.
       RuntimeError: tensors exist on devices other than ``xla:0``.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``:
+
+      >>> import torch
+      >>> import torch_xla.distributed.spmd as xs
+      >>> import torch_xla.runtime as xr
+      >>> xr.use_spmd()
+      >>> mesh = xs.get_1d_mesh("data")
+      >>> x = xs.mark_sharding(torch.ones(8, 2, device="xla"), mesh, ("data", None))
+      >>> [list(shard.data.shape) for shard in x.local_shards]
+      [[2, 2], [2, 2], [2, 2], [2, 2]]
     """
     if auto:
         raise NotImplementedError("use_spmd(auto=True): mark the inputs and parameters; XLA shards the other tensors")

@@ -27,25 +27,54 @@ def device(index: int | None = None) -> torch.device:
 
     Raises:
       IndexError, RuntimeError: the device does not exist (the exception is an instance of both).
+
+    Examples:
+      >>> import torch_xla
+      >>> torch_xla.device()
+      device(type='xla', index=0)
     """
     return torch.device("xla", recorder.ordinal(index))
 
 
 @dynamo_hooks.graph_break
 def devices() -> list[torch.device]:
-    """Return all xla devices of this process."""
+    """Return all xla devices of this process.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``:
+
+      >>> import torch_xla
+      >>> [str(device) for device in torch_xla.devices()]
+      ['xla:0', 'xla:1', 'xla:2', 'xla:3']
+    """
     return [torch.device("xla", i) for i in range(device_count())]
 
 
 @dynamo_hooks.graph_break
 def device_count() -> int:
-    """Return the number of xla devices of this process. Starts the backend."""
+    """Return the number of xla devices of this process. Starts the backend.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``:
+
+      >>> import torch_xla
+      >>> torch_xla.device_count()
+      4
+    """
     return _devices.count()
 
 
 @dynamo_hooks.graph_break
 def real_devices() -> list[str]:
-    """Return the hardware device of each xla device, such as ``CPU:0`` or ``TPU:3``."""
+    """Return the hardware device of each xla device, such as ``CPU:0`` or ``TPU:3``.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``:
+
+      >>> import torch_xla
+      >>> torch_xla.real_devices()
+      ['CPU:0', 'CPU:1', 'CPU:2', 'CPU:3']
+    """
     return [_devices.hardware_name(i) for i in range(device_count())]
 
 
@@ -55,6 +84,15 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
     Args:
       wait: return only after the device has finished. ``XLA_SYNC_WAIT=1`` makes every sync wait.
       reset_scope: accepted for compatibility.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> x = torch.arange(3, device="xla")
+      >>> y = x * 2 + 1  # recorded
+      >>> torch_xla.sync()  # compiled, or found in the cache, and started
+      >>> y.tolist()  # waits for the values
+      [1, 3, 5]
     """
     del reset_scope
     barrier.mark_step(wait)
@@ -62,7 +100,20 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
 
 @contextmanager
 def step() -> Iterator[None]:
-    """Run a step barrier before and after the block, also if it raises."""
+    """Run a step barrier before and after the block, also if it raises.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> model = torch.nn.Linear(2, 1).to("xla")
+      >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+      >>> for _ in range(3):
+      ...     with torch_xla.step():
+      ...         optimizer.zero_grad()
+      ...         loss = model(torch.ones(4, 2, device="xla")).sum()
+      ...         loss.backward()
+      ...         optimizer.step()
+    """
     with sync_reasons.sync_reason(sync_reasons.STEP):
         sync()
     try:
@@ -93,6 +144,16 @@ def compile(
       name: name for messages; default: the name of the function. Contexts with the same name share a graph count.
       max_different_graphs: raise RuntimeError when more different graphs than this are compiled; wrappers of one
         function share a count.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> @torch_xla.compile(full_graph=True)
+      ... def normalize(x):
+      ...     return (x - x.mean()) / x.std()
+      >>> y = normalize(torch.arange(5.0, device="xla"))
+      >>> round(y.std().item(), 4)
+      1.0
     """
     if f is None:
         return _regions.named_region(name, full_graph, max_different_graphs)
@@ -118,6 +179,15 @@ def launch(
 
     Raises:
       See xla_multiprocessing.spawn.
+
+    Examples:
+      One process, on this device; without ``debug_single_process`` there is one process per device of the host:
+
+      >>> import torch_xla
+      >>> def train(index, learning_rate):
+      ...     print(f"replica {index}, learning rate {learning_rate}")
+      >>> torch_xla.launch(train, args=(0.1,), debug_single_process=True)
+      replica 0, learning rate 0.1
     """
     if _replicas.process_count() > 1:
         fn(_replicas.local_ordinal(), *args)
@@ -129,5 +199,15 @@ def launch(
 
 @dynamo_hooks.graph_break
 def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:
-    """Seed the random number generator of one xla device (default: the current one)."""
+    """Seed the random number generator of one xla device (default: the current one).
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> torch_xla.manual_seed(42)
+      >>> first = torch.rand(3, device="xla")
+      >>> torch_xla.manual_seed(42)
+      >>> torch.equal(torch.rand(3, device="xla"), first)
+      True
+    """
     recorder.bindings().set_seed(recorder.ordinal(device), seed & _seeding.MASK)

@@ -20,6 +20,15 @@ class autocast(torch.amp.autocast_mode.autocast):
 
     Raises:
       ValueError: the device is not an xla device.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.amp import autocast
+      >>> model = torch.nn.Linear(4, 2).to("xla")
+      >>> with autocast("xla", dtype=torch.bfloat16):
+      ...     y = model(torch.ones(3, 4, device="xla"))
+      >>> y.dtype
+      torch.bfloat16
     """
 
     def __init__(

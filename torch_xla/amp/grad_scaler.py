@@ -23,6 +23,24 @@ class GradScaler(torch.amp.GradScaler):
 
     Raises:
       TypeError: a device is passed as ``init_scale``.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> from torch_xla.amp import GradScaler, autocast, syncfree
+      >>> model = torch.nn.Linear(4, 1).to("xla")
+      >>> optimizer = syncfree.SGD(model.parameters(), lr=0.1)
+      >>> scaler = GradScaler()
+      >>> for _ in range(2):
+      ...     optimizer.zero_grad()
+      ...     with autocast("xla", dtype=torch.float16):
+      ...         loss = model(torch.ones(8, 4, device="xla")).square().mean()
+      ...     scaler.scale(loss).backward()
+      ...     scaler.step(optimizer)
+      ...     scaler.update()
+      ...     torch_xla.sync()
+      >>> scaler.get_scale()
+      65536.0
     """
 
     def __init__(

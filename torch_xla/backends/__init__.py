@@ -22,6 +22,12 @@ def set_mat_mul_precision(precision: Literal["default", "high", "highest"]) -> N
 
     Raises:
       ValueError: unknown precision.
+
+    Examples:
+      >>> import torch_xla
+      >>> torch_xla.backends.set_mat_mul_precision("high")
+      >>> torch_xla.backends.get_mat_mul_precision()
+      'high'
     """
     _precision.set_precision(precision)
 

@@ -20,7 +20,13 @@ def xrt_world_size(defval: int = 1) -> int:
 
 
 def get_ordinal(defval: int = 0) -> int:
-    """Return this replica's ordinal among all replicas, from 0; ``defval`` outside a job."""
+    """Return this replica's ordinal among all replicas, from 0; ``defval`` outside a job.
+
+    Examples:
+      >>> import torch_xla.core.xla_model as xm
+      >>> xm.get_ordinal()
+      0
+    """
     return replicas.global_ordinal() if replicas.world_size() > 1 else defval
 
 
@@ -35,7 +41,13 @@ def is_master_ordinal(local: bool = True) -> bool:
 
 
 def master_print(*args: Any, fd: TextIO | None = None, local: bool = False, flush: bool = False) -> None:
-    """Print on the first replica of the job only, or with ``local`` on the first replica of each host."""
+    """Print on the first replica of the job only, or with ``local`` on the first replica of each host.
+
+    Examples:
+      >>> import torch_xla.core.xla_model as xm
+      >>> xm.master_print("epoch", 1)
+      epoch 1
+    """
     if is_master_ordinal(local=local):
         print(*args, file=fd or sys.stdout, flush=flush)
 
@@ -55,6 +67,13 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
 
     Raises:
       RuntimeError: some replicas do not arrive within TORCH_XLA_RENDEZVOUS_TIMEOUT seconds; the message names them.
+
+    Examples:
+      One replica; with several, the list has the payload of each:
+
+      >>> import torch_xla.core.xla_model as xm
+      >>> xm.rendezvous("data_ready", payload=b"42 files")
+      [b'42 files']
     """
     return _rendezvous.rendezvous(tag, payload, replicas)
 
@@ -69,6 +88,13 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> A
 
     The data is pickled, as by torch.distributed.all_gather_object: only trusted processes may have access to the
     job's coordinator.
+
+    Examples:
+      Average a metric over the replicas:
+
+      >>> import torch_xla.core.xla_model as xm
+      >>> xm.mesh_reduce("accuracy", 0.9, lambda values: sum(values) / len(values))
+      0.9
     """
     buffer = io.BytesIO()
     torch.save(data, buffer)

@@ -38,6 +38,15 @@ def add_step_closure(closure: Callable[..., Any], args: Sequence[Any] = (), run_
       run_async: run the closure on a separate thread, so that the program need not wait for the values. These closures
         run in order, and all of them run before the process ends. A later barrier raises an error of such a closure;
         if none follows, the error is printed to stderr at exit and the exit code is 1.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> import torch_xla.core.xla_model as xm
+      >>> loss = torch.ones(2, device="xla").sum()
+      >>> xm.add_step_closure(lambda loss: print("loss", loss.item()), args=(loss,))
+      >>> torch_xla.sync()
+      loss 2.0
     """
     step_closures.add_step_closure(recorder.bindings().current_device(), closure, args, run_async)
 
@@ -50,6 +59,13 @@ class RateTracker:
 
     Raises:
       ValueError: ``smooth_factor`` is outside [0, 1).
+
+    Examples:
+      >>> import torch_xla.core.xla_model as xm
+      >>> tracker = xm.RateTracker()
+      >>> tracker.add(32)  # after each batch of 32 images
+      >>> tracker.rate() > 0  # images per second
+      True
     """
 
     def __init__(self, smooth_factor: float | None = None) -> None:
@@ -80,7 +96,17 @@ class RateTracker:
 
 @contextmanager
 def fork_rng(device: torch.device | str | None = None, enabled: bool = True) -> Iterator[None]:
-    """Restore the random number state of a device (default: the current one) when the block ends."""
+    """Restore the random number state of a device (default: the current one) when the block ends.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla.core.xla_model as xm
+      >>> state = xm.get_rng_state()
+      >>> with xm.fork_rng():
+      ...     noise = torch.randn(4, device="xla")
+      >>> xm.get_rng_state() == state
+      True
+    """
     if not enabled:
         yield
         return

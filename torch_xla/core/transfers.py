@@ -211,6 +211,15 @@ def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: 
 
     Raises:
       RuntimeError: another replica could not write. The replica that could not write raises its original error.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla.core.xla_model as xm
+      >>> model = torch.nn.Linear(2, 1).to("xla")
+      >>> xm.save({"model": model.state_dict(), "step": 7}, "checkpoint.pt")
+      >>> state = torch.load("checkpoint.pt")
+      >>> state["step"], state["model"]["weight"].device
+      (7, device(type='cpu'))
     """
     write = is_writer(master_only, global_master)
     values = _maybe_convert_to_cpu(data, convert=write)

@@ -50,6 +50,17 @@ def call_jax(
         does not support.
       ValueError: the function uses a value of another jax transformation.
       RuntimeError: the tensors are on several devices.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import torch
+      >>> from torch_xla.core.xla_builder import call_jax
+      >>> def cross(a, b):
+      ...     return jnp.cross(a, b)
+      >>> x = torch.tensor([1.0, 0.0, 0.0], device="xla")
+      >>> y = torch.tensor([0.0, 1.0, 0.0], device="xla")
+      >>> call_jax(cross, (x, y)).tolist()
+      [0.0, 0.0, 1.0]
     """
     return jax_function.call_jax(jax_func, args, kwargs, name, override_hash)
 

@@ -69,6 +69,13 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
 
     Raises:
       RuntimeError: no device of this type exists, or no device with this ordinal (then also an IndexError).
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla.core.xla_model as xm
+      >>> device = xm.xla_device()
+      >>> torch.ones(2, device=device).device
+      device(type='xla', index=0)
     """
     if devkind is not None and not get_xla_supported_devices(devkind):
         raise RuntimeError(f"xla_device: no {devkind} device found; available: {', '.join(_top.real_devices())}")
@@ -127,12 +134,38 @@ def is_xla_tensor(tensor: torch.Tensor) -> bool:
 
 
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
-    """Run the step barrier; equivalent to torch_xla.sync."""
+    """Run the step barrier; equivalent to torch_xla.sync.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla.core.xla_model as xm
+      >>> x = torch.ones(2, device="xla") + 1
+      >>> xm.mark_step()
+      >>> x.tolist()
+      [2.0, 2.0]
+    """
     _top.sync(wait, reset_scope)
 
 
 def wait_device_ops(devices: Sequence[str] = ()) -> None:
-    """Wait until all operations that were started on the devices (default: all) have finished."""
+    """Wait until all operations that were started on the devices (default: all) have finished.
+
+    Examples:
+      Measure the time of a step on the device:
+
+      >>> import time
+      >>> import torch
+      >>> import torch_xla
+      >>> import torch_xla.core.xla_model as xm
+      >>> x = torch.ones(64, 64, device="xla")
+      >>> torch_xla.sync()
+      >>> xm.wait_device_ops()
+      >>> start = time.perf_counter()
+      >>> y = x @ x
+      >>> torch_xla.sync()
+      >>> xm.wait_device_ops()
+      >>> seconds = time.perf_counter() - start
+    """
     if devices:
         for name in devices:
             _executor.wait_device(_recorder.ordinal(name))
@@ -166,6 +199,17 @@ def optimizer_step(
 
     Returns:
       The result of ``optimizer.step``.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla.core.xla_model as xm
+      >>> model = torch.nn.Linear(2, 1, bias=False).to("xla")
+      >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+      >>> weight = torch.nn.init.ones_(model.weight)
+      >>> model(torch.ones(1, 2, device="xla")).sum().backward()
+      >>> xm.optimizer_step(optimizer, barrier=True)
+      >>> model.weight.tolist()
+      [[0.5, 0.5]]
     """
     reduce_gradients(optimizer, groups, pin_layout)
     loss = optimizer.step(**(optimizer_args or {}))
@@ -175,12 +219,31 @@ def optimizer_step(
 
 
 def set_rng_state(seed: int, device: torch.device | str | None = None) -> None:
-    """Set the random number state of a device (default: the current one) to a 64-bit integer."""
+    """Set the random number state of a device (default: the current one) to a 64-bit integer.
+
+    Examples:
+      >>> import torch_xla.core.xla_model as xm
+      >>> xm.set_rng_state(1234)
+      >>> xm.get_rng_state()
+      1234
+    """
     _top.manual_seed(seed, device)
 
 
 def get_rng_state(device: torch.device | str | None = None) -> int:
-    """Return the random number state of a device as an integer that set_rng_state takes."""
+    """Return the random number state of a device as an integer that set_rng_state takes.
+
+    Examples:
+      Save the state, and draw the same numbers again:
+
+      >>> import torch
+      >>> import torch_xla.core.xla_model as xm
+      >>> state = xm.get_rng_state()
+      >>> first = torch.rand(3, device="xla").cpu()
+      >>> xm.set_rng_state(state)
+      >>> torch.equal(torch.rand(3, device="xla").cpu(), first)
+      True
+    """
     return int(_recorder.bindings().get_seed(_recorder.ordinal(device)))
 
 
@@ -214,6 +277,16 @@ def get_memory_info(device: torch.device | str | None = None) -> dict[str, int]:
       ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used``, and ``kb_free`` and ``kb_total`` in KB of 1024 bytes, as
       in older releases. On the CPU, ``bytes_used`` is the size of this process's buffers, and the limit is the memory
       of the host.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> import torch_xla.core.xla_model as xm
+      >>> x = torch.zeros(1024, 1024, device="xla")  # 4 MiB
+      >>> torch_xla.sync(wait=True)
+      >>> info = xm.get_memory_info()
+      >>> info["bytes_used"] >= 4 * 2**20
+      True
     """
     return _memory.memory_info(_recorder.ordinal(device))
 

@@ -45,6 +45,13 @@ def compare_module(
 
     Returns:
       The first difference, None if no layer differs.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.debug.layer_comparator import compare_module
+      >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+      >>> print(compare_module(model, torch.ones(3, 4)))
+      None
     """
     with tracker.suspend():  # compiles each layer separately at this line
         return _compare(module, args, kwargs, rtol, atol, device)

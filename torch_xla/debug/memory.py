@@ -27,18 +27,50 @@ def buffers(device: torch.device | str | int | None = None) -> list[BufferInfo]:
 
     ``kind`` is upload, result (of a program), fallback (an op that ran on the CPU) or transfer (from another device).
     ``line`` is the user line that created the buffer; for a result, the line that ran the program.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> from torch_xla.debug import memory
+      >>> x = torch.zeros(256, 256).to("xla")
+      >>> torch_xla.sync()
+      >>> largest = memory.buffers()[0]
+      >>> largest.bytes, largest.shape
+      (262144, (256, 256))
     """
     found = [info for _, info in _memory.live_buffers(_recorder.ordinal(device))]
     return sorted(found, key=lambda info: -info.bytes)
 
 
 def peak_per_step() -> list[int]:
-    """Return the peak bytes in use of each of the last thousand steps, oldest first."""
+    """Return the peak bytes in use of each of the last thousand steps, oldest first.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> from torch_xla.debug import memory
+      >>> x = torch.zeros(256, 256).to("xla")
+      >>> for _ in range(2):
+      ...     x = x + 1
+      ...     torch_xla.sync(wait=True)
+      >>> max(memory.peak_per_step()) >= 256 * 256 * 4  # bytes
+      True
+    """
     return [step.peak_bytes for step in _step_timings.steps()]
 
 
 def summary(device: torch.device | str | int | None = None, rows: int = 20) -> str:
-    """Return a table of bytes and number of buffers by line and kind: the ``rows`` largest."""
+    """Return a table of bytes and number of buffers by line and kind: the ``rows`` largest.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> from torch_xla.debug import memory
+      >>> x = torch.zeros(256, 256).to("xla")
+      >>> torch_xla.sync()
+      >>> print(memory.summary(rows=5))
+      xla:0: ... in use, peak ...
+    """
     ordinal = _recorder.ordinal(device)
     info = _memory.memory_info(ordinal)
     used, limit, peak = (_metrics.format_bytes(info[k]) for k in ("bytes_used", "bytes_limit", "peak_bytes_used"))
@@ -69,6 +101,16 @@ def no_leak(device: torch.device | str | int | None = None, tolerance: int = 0) 
 
     Raises:
       LeakError: lists, by line, the buffers that the block created and that are still alive.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> from torch_xla.debug import memory
+      >>> weight = torch.ones(64, device="xla")
+      >>> with memory.no_leak():
+      ...     loss = (weight * 2).sum()
+      ...     torch_xla.sync()
+      ...     del loss
     """
     ordinal = _recorder.ordinal(device)
     known, before = _sync_and_collect(ordinal)

@@ -32,6 +32,17 @@ def parse_metrics_report(report: str, dehumanize: bool = True) -> dict[str, Any]
 
     Raises:
       ValueError: a line is not part of a metrics report.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> import torch_xla.debug.metrics as met
+      >>> from torch_xla.debug.metrics_compare_utils import parse_metrics_report
+      >>> met.clear_all()
+      >>> x = torch.ones(2, device="xla") + 1
+      >>> torch_xla.sync()
+      >>> parse_metrics_report(met.metrics_report())["ExecuteTime__TotalSamples"]
+      1
     """
     found: dict[str, Any] = {}
     for name, field, text in _fields(report):

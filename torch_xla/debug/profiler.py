@@ -49,6 +49,12 @@ class Trace:
 
     Keyword arguments become metadata of the span. While source locations are captured (XLA_IR_DEBUG), operations
     recorded inside have the name in their scope. A Trace can be reentered after it was left.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla.debug.profiler as xp
+      >>> with xp.Trace("forward", batch=32):
+      ...     y = torch.ones(32, device="xla") * 2
     """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
@@ -74,6 +80,13 @@ class StepTrace(Trace):
     """A Trace of one step: ``with xp.StepTrace("train", step_num=i): ...``. Leaving it is a step barrier.
 
     The profiler's tools group events by step. The barrier is skipped if the block raises.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla.debug.profiler as xp
+      >>> for i in range(2):
+      ...     with xp.StepTrace("train", step_num=i):  # torch_xla.sync() at the end
+      ...         y = torch.ones(32, device="xla") * 2
     """
 
     def _annotation(self) -> jax.profiler.TraceAnnotation:
@@ -108,12 +121,31 @@ def trace_me(scope: str) -> Callable[[F], F]:
 
 
 def start_trace(log_dir: str | os.PathLike[str]) -> None:
-    """Start a profile of this process, and the backend. Raises RuntimeError if a profile is running."""
+    """Start a profile of this process, and the backend. Raises RuntimeError if a profile is running.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> import torch_xla.debug.profiler as xp
+      >>> xp.start_trace("profile")
+      >>> x = torch.ones(8, device="xla") * 2
+      >>> torch_xla.sync(wait=True)
+      >>> xp.stop_trace()  # then: tensorboard --logdir profile
+    """
     jax.profiler.start_trace(log_dir)
 
 
 def stop_trace() -> None:
-    """End the profile and write it to ``log_dir``/plugins/profile. Raises RuntimeError if none is running."""
+    """End the profile and write it to ``log_dir``/plugins/profile. Raises RuntimeError if none is running.
+
+    Examples:
+      >>> import os
+      >>> import torch_xla.debug.profiler as xp
+      >>> xp.start_trace("profile")
+      >>> xp.stop_trace()
+      >>> os.listdir("profile")
+      ['plugins']
+    """
     jax.profiler.stop_trace()
 
 

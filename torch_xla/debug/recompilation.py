@@ -27,6 +27,19 @@ def watch(speak: Callable[[Explanation], None] | None = None) -> Iterator[list[E
 
     Args:
       speak: called with each explanation; default: log it as a warning of ``torch_xla.recompilation``.
+
+    Examples:
+      Batches of different sizes compile different programs:
+
+      >>> import torch
+      >>> import torch_xla
+      >>> from torch_xla.debug import recompilation
+      >>> with recompilation.watch(speak=lambda explanation: None) as causes:
+      ...     for size in (4, 4, 8, 8):
+      ...         y = torch.ones(size, device="xla") * 3
+      ...         torch_xla.sync()
+      >>> all(isinstance(cause, recompilation.Explanation) for cause in causes)
+      True
     """
     reported: list[Explanation] = []
     emit = _watcher.emit if speak is None else speak
@@ -40,7 +53,13 @@ def watch(speak: Callable[[Explanation], None] | None = None) -> Iterator[list[E
 
 
 def count() -> int:
-    """Return the number of unexpected compilations of this process; met.clear_counters() does not reset it."""
+    """Return the number of unexpected compilations of this process; met.clear_counters() does not reset it.
+
+    Examples:
+      >>> from torch_xla.debug import recompilation
+      >>> recompilation.count() >= 0
+      True
+    """
     return _watcher.unexpected
 
 
@@ -50,7 +69,14 @@ def explanations() -> list[Explanation]:
 
 
 def report() -> str:
-    """Return a paragraph per cause with its number of compilations, or a sentence that there was none."""
+    """Return a paragraph per cause with its number of compilations, or a sentence that there was none.
+
+    Examples:
+      >>> from torch_xla.debug import recompilation
+      >>> recompilation.clear()
+      >>> print(recompilation.report())
+      No unexpected compilation so far.
+    """
     causes = _watcher.causes()
     return "\n\n".join(f"{n} × {e.text}" for e, n in causes) or "No unexpected compilation so far."
 

@@ -40,6 +40,17 @@ def report(last: int | None = None) -> Report:
     A step ends at a barrier: torch_xla.sync(), xm.mark_step(), or a device loader. Its time is split into input
     (waiting for a DataLoader), tracing (Python and recording), compile, execute (launching programs), transfers,
     waiting (for device values), fallbacks (ops on the CPU) and other. Raises ValueError for a ``last`` below 1.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> x = torch.ones(2, device="xla")
+      >>> for _ in range(3):
+      ...     x = x * 2
+      ...     torch_xla.sync()
+      >>> report = torch_xla.debug.report(last=3)  # print(report) shows it as text
+      >>> report.save("report.html").name
+      'report.html'
     """
     if last is not None and last < 1:
         raise ValueError(f"report: last={last}: expected at least 1 step")

@@ -59,6 +59,25 @@ class DataParallel:
       device_ids: xla devices; default: all of this process. ``[]`` runs the module itself, in this thread and in native
         PyTorch, on the device of its parameters (the CPU, if it has none).
       batchdim: the batch dimension, for ``fixed_batch_size``.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``; each thread trains on a quarter of the batches:
+
+      >>> import torch
+      >>> import torch_xla.core.xla_model as xm
+      >>> import torch_xla.distributed.data_parallel as dp
+      >>> def train(model, loader, device, context):
+      ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+      ...     batches = 0
+      ...     for batch in loader:
+      ...         optimizer.zero_grad()
+      ...         model(batch).sum().backward()
+      ...         xm.optimizer_step(optimizer)
+      ...         batches += 1
+      ...     return batches
+      >>> parallel = dp.DataParallel(torch.nn.Linear(2, 1))
+      >>> parallel(train, [torch.ones(8, 2)] * 12)
+      [3, 3, 3, 3]
     """
 
     def __init__(

@@ -55,6 +55,17 @@ class ParallelLoader:
     Raises:
       ValueError: a size is below 1, or the devices are not distinct xla devices.
       TypeError: ``input_sharding`` is of another type.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``, two of them:
+
+      >>> import torch
+      >>> import torch_xla.distributed.parallel_loader as pl
+      >>> batches = [torch.full((2,), i) for i in range(4)]
+      >>> loader = pl.ParallelLoader(batches, ["xla:0", "xla:1"])
+      >>> [batch.tolist() for batch in loader.per_device_loader("xla:1")]
+      [[1, 1], [3, 3]]
+      >>> loader.close()
     """
 
     def __init__(
@@ -183,6 +194,18 @@ class MpDeviceLoader:
       loader: the wrapped loader.
       device: an xla device; default: the current one.
       kwargs: arguments of ParallelLoader.
+
+    Examples:
+      >>> import torch
+      >>> from torch.utils.data import DataLoader, TensorDataset
+      >>> import torch_xla.distributed.parallel_loader as pl
+      >>> data = TensorDataset(torch.arange(6.0), torch.arange(6))
+      >>> loader = pl.MpDeviceLoader(DataLoader(data, batch_size=2), "xla")
+      >>> for images, labels in loader:  # each batch ends the previous step
+      ...     print(labels.device, labels.tolist())
+      xla:0 [0, 1]
+      xla:0 [2, 3]
+      xla:0 [4, 5]
     """
 
     def __init__(self, loader: Iterable[Any], device: torch.device | str | None = None, **kwargs: Any) -> None:

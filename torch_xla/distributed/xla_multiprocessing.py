@@ -63,6 +63,15 @@ def spawn(
         in any way.
       torch.multiprocessing.ProcessRaisedException: a process raised; has the traceback of the first one that failed.
       torch.multiprocessing.ProcessExitedException: a process exited. The others have been terminated.
+
+    Examples:
+      One process; without ``nprocs`` there is one process per device of the host:
+
+      >>> import torch_xla.distributed.xla_multiprocessing as xmp
+      >>> def train(index, learning_rate):
+      ...     print(f"replica {index}, learning rate {learning_rate}")
+      >>> xmp.spawn(train, args=(0.1,), nprocs=1)
+      replica 0, learning rate 0.1
     """
     if devices.is_emulated():
         return _run_first_replica(fn, args, nprocs, join)

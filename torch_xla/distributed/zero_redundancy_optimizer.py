@@ -32,6 +32,16 @@ class ZeroRedundancyOptimizer(Optimizer):
       save_master_weights: include the shards of parameters in ``state_dict``.
       pin_layout, bucket_cap_mb_all_gather, bucket_cap_mb_reduce_scatter, higher_cc_precision: no effect: XLA combines
         collectives itself, and gradients are averaged in ``optimizer_dtype``.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla
+      >>> from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
+      >>> model = torch.nn.Linear(2, 1).to("xla")
+      >>> optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+      >>> model(torch.ones(4, 2, device="xla")).sum().backward()
+      >>> optimizer.step()
+      >>> torch_xla.sync()
     """
 
     def __init__(

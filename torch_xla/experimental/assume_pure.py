@@ -44,6 +44,18 @@ def assume_pure(fn: F, *, add_rng_seed_argument: bool = False) -> F:
         writes to an argument, stores a tensor, or issues a collective.
       TypeError (by a call): an argument cannot be a constant, a result is not a pytree of xla tensors, or ``rng_seed``
         is missing.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.experimental.assume_pure import assume_pure
+      >>> @assume_pure
+      ... def gelu_linear(x, weight):
+      ...     print("traced")
+      ...     return torch.nn.functional.gelu(x @ weight)
+      >>> weight = torch.ones(4, 2, device="xla", requires_grad=True)
+      >>> for _ in range(3):
+      ...     y = gelu_linear(torch.ones(3, 4, device="xla"), weight)
+      traced
     """
     pure = PureFunction("assume_pure", fn)
 

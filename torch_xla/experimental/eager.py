@@ -27,7 +27,16 @@ def is_eager_mode() -> bool:
 
 @contextmanager
 def eager_mode_context(enable: bool) -> Iterator[None]:
-    """Enable or disable eager mode for a block."""
+    """Enable or disable eager mode for a block.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.experimental.eager import eager_mode_context, is_eager_mode
+      >>> with eager_mode_context(True):
+      ...     y = torch.ones(2, device="xla") + 1  # runs here
+      ...     print(is_eager_mode())
+      True
+    """
     before = engine_eager_mode.eager_requested()
     eager_mode(enable)
     try:

@@ -26,6 +26,14 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[..., Any], *input_value
     Raises:
       TypeError: a value is not an xla tensor.
       ValueError, RuntimeError: the shapes or dtypes of the values change.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.experimental.fori_loop import fori_loop
+      >>> x = torch.tensor(1.0, device="xla")
+      >>> last, upper, doubled = fori_loop(0, 10, lambda x: x * 2, x)
+      >>> doubled.item()
+      1024.0
     """
     if isinstance(lower, int) and isinstance(upper, int):
         steps = torch.zeros(max(0, upper - lower), dtype=torch.int8, device="xla")
@@ -70,5 +78,13 @@ def while_loop(
     Raises:
       RuntimeError: shapes or dtypes change, ``cond_fn`` does not return one element, or a backward pass needs the
         gradient, which is not supported: use scan, or fori_loop with Python numbers.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.experimental.fori_loop import while_loop
+      >>> start = (torch.tensor(0, device="xla"), torch.tensor(1.0, device="xla"))
+      >>> count, value = while_loop(lambda n, x: x < 100, lambda n, x: (n + 1, x * 2), start)
+      >>> count.item(), value.item()
+      (7, 128.0)
     """
     return tuple(control_flow.while_loop(cond_fn, body_fn, tuple(carried_inputs), tuple(additional_inputs or ())))

@@ -34,6 +34,20 @@ def gradient_accumulation(
     Raises:
       ValueError: first dimensions differ, the loss is not a scalar, or a carried value changes its shape or dtype.
       Other errors of scan.
+
+    Examples:
+      Four batches of 8 images:
+
+      >>> import torch
+      >>> from torch_xla.experimental.gradient_accumulation import gradient_accumulation
+      >>> model = torch.nn.Linear(3, 2).to("xla")
+      >>> def train_step(images, labels):
+      ...     return torch.nn.functional.cross_entropy(model(images), labels)
+      >>> images = torch.ones(4, 8, 3, device="xla")
+      >>> labels = torch.zeros(4, 8, dtype=torch.long, device="xla")
+      >>> loss = gradient_accumulation(train_step, (images, labels), model)
+      >>> list(model.weight.grad.shape)
+      [2, 3]
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     steps = int(iterable_tensors[0].shape[0]) if iterable_tensors and iterable_tensors[0].dim() else 0

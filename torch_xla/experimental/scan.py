@@ -56,6 +56,18 @@ def scan(
       ValueError: the tensors of ``xs`` differ in their first dimension; the carry changes its structure, shapes or
         dtypes; or ``partition_fn`` adds operations.
       RuntimeError: ``fn`` reads a value or writes to an argument; or a backward pass requires a second derivative.
+
+    Examples:
+      Cumulative sums:
+
+      >>> import torch
+      >>> from torch_xla.experimental.scan import scan
+      >>> def add(total, x):
+      ...     total = total + x
+      ...     return total, total
+      >>> total, sums = scan(add, torch.tensor(0.0, device="xla"), torch.arange(5.0, device="xla"))
+      >>> sums.tolist()
+      [0.0, 1.0, 3.0, 6.0, 10.0]
     """
     pure_as = object_keys.identity(fn) if is_fn_pure else None
     found: tuple[Carry, Y] = capture_scan.scan(fn, init, xs, aot_partitioner.save_policy_for(partition_fn), pure_as)

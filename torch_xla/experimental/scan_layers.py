@@ -48,6 +48,15 @@ def scan_layers(
     Raises:
       ValueError: layers differ, or a result differs from ``input_data`` in structure, shapes or dtypes.
       Other errors of scan.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.experimental.scan_layers import scan_layers
+      >>> layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(8)).to("xla")
+      >>> y = scan_layers(layers, torch.ones(2, 4, device="xla"))
+      >>> y.sum().backward()
+      >>> list(layers[7].weight.grad.shape)
+      [4, 4]
     """
     layers = list(layers)
     if not layers:
@@ -150,6 +159,15 @@ class StackedLayers(nn.Module):
     Args:
       layers: as for scan_layers; their values are copied. For each name, all or none should require gradients.
       partition_fn, is_layer_pure: as for scan_layers.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.experimental.scan_layers import StackedLayers
+      >>> stack = StackedLayers(torch.nn.Linear(4, 4) for _ in range(8)).to("xla")
+      >>> {name: list(value.shape) for name, value in stack.named_parameters()}
+      {'layer.weight': [8, 4, 4], 'layer.bias': [8, 4]}
+      >>> list(stack(torch.ones(2, 4, device="xla")).shape)
+      [2, 4]
     """
 
     def __init__(

@@ -40,6 +40,19 @@ class SpmdFullyShardedDataParallel(nn.Module):
     Raises:
       ValueError: there is no mesh, or it lacks an axis.
       RuntimeError: the module is already wrapped.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``:
+
+      >>> import torch
+      >>> import torch_xla.distributed.spmd as xs
+      >>> import torch_xla.runtime as xr
+      >>> from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel
+      >>> xr.use_spmd()
+      >>> mesh = xs.get_1d_mesh("fsdp")
+      >>> model = SpmdFullyShardedDataParallel(torch.nn.Linear(8, 16), mesh=mesh)
+      >>> list(model.module.weight.local_shards[0].data.shape)
+      [4, 8]
     """
 
     def __init__(

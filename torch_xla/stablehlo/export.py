@@ -71,6 +71,16 @@ def exported_program_to_stablehlo(
 
     Raises:
       NotImplementedError: an operator has no lowering rule, draws random numbers, or has a data-dependent shape.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.stablehlo import exported_program_to_stablehlo
+      >>> program = torch.export.export(torch.nn.Linear(4, 2), (torch.ones(3, 4),))
+      >>> module = exported_program_to_stablehlo(program)
+      >>> "stablehlo.dot_general" in module.get_stablehlo_text()
+      True
+      >>> list(module(torch.ones(3, 4)).shape)
+      [3, 2]
     """
     return StableHLOGraphModule(_bundle(exported_model, options or StableHLOExportOptions()))
 
@@ -80,7 +90,16 @@ def save_as_stablehlo(
     stablehlo_dir: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """Write a program of torch.export as StableHLO into a folder, which StableHLOGraphModule.load reads."""
+    """Write a program of torch.export as StableHLO into a folder, which StableHLOGraphModule.load reads.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.stablehlo import StableHLOGraphModule, save_as_stablehlo
+      >>> program = torch.export.export(torch.nn.Linear(4, 2), (torch.ones(3, 4),))
+      >>> save_as_stablehlo(program, "exported")
+      >>> list(StableHLOGraphModule.load("exported")(torch.ones(3, 4)).shape)
+      [3, 2]
+    """
     options = options or StableHLOExportOptions()
     weights = options.save_weights and options.export_weights
     bundles.save(_bundle(exported_model, options), stablehlo_dir, weights)
@@ -92,7 +111,16 @@ def save_torch_model_as_stablehlo(
     path: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """Trace a module with example arguments (torch.export.export) and write it as StableHLO into a folder."""
+    """Trace a module with example arguments (torch.export.export) and write it as StableHLO into a folder.
+
+    Examples:
+      >>> import os
+      >>> import torch
+      >>> from torch_xla.stablehlo import save_torch_model_as_stablehlo
+      >>> save_torch_model_as_stablehlo(torch.nn.Linear(4, 2), (torch.ones(3, 4),), "linear")
+      >>> sorted(os.listdir("linear"))
+      ['constants', 'data', 'functions']
+    """
     options = options or StableHLOExportOptions()
     given = args if options.override_tracing_arguments is None else options.override_tracing_arguments
     program = torch.export.export(torchmodel, given, options.override_tracing_kwargs)

@@ -29,6 +29,15 @@ class StableHLOGraphModule(torch.nn.Module):
 
     Each call is one node of the recorded graph, without a gradient. Parameters are moved to the xla device at the first
     call. A function that writes to buffers (BatchNorm in training) writes to the buffers of this module.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.stablehlo import StableHLOGraphModule, save_torch_model_as_stablehlo
+      >>> model = torch.nn.Linear(4, 2)
+      >>> save_torch_model_as_stablehlo(model, (torch.ones(3, 4),), "linear")
+      >>> module = StableHLOGraphModule.load("linear")
+      >>> torch.allclose(module(torch.ones(3, 4)).cpu(), model(torch.ones(3, 4)))
+      True
     """
 
     def __init__(self, bundle: StableHLOModelBundle) -> None:

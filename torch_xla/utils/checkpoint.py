@@ -115,6 +115,15 @@ def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = T
 
     Raises:
       ValueError: keyword arguments with ``use_reentrant``.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.utils.checkpoint import checkpoint
+      >>> layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).to("xla")
+      >>> x = torch.ones(2, 4, device="xla", requires_grad=True)
+      >>> checkpoint(layer, x).sum().backward()  # runs the layer a second time
+      >>> list(x.grad.shape)
+      [2, 4]
     """
     if not use_reentrant:
         return torch_checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)

@@ -15,6 +15,17 @@ class CheckpointTagger:
 
     Args:
       remover: called with the path of a file that has lost its last tag; default: os.remove.
+
+    Examples:
+      >>> import os
+      >>> from torch_xla.utils.checkpoint_tagger import CheckpointTagger
+      >>> tagger = CheckpointTagger()
+      >>> for step in (1, 2):
+      ...     path = f"step-{step}.pt"
+      ...     open(path, "w").close()
+      ...     tagger.tag("last", path)
+      >>> os.path.exists("step-1.pt"), tagger.tags()
+      (False, {'last': 'step-2.pt'})
     """
 
     def __init__(self, remover: Callable[[str], object] | None = None) -> None:

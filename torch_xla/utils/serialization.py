@@ -47,6 +47,14 @@ def save(data: Any, path: str | Path, master_only: bool = True, global_master: b
 
     Raises:
       RuntimeError: another replica could not write.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.utils import serialization
+      >>> model = torch.nn.Linear(2, 1).to("xla")
+      >>> serialization.save(model.state_dict(), "model.pt")
+      >>> sorted(serialization.load("model.pt"))
+      ['bias', 'weight']
     """
     write = transfers.is_writer(master_only, global_master)
     with transfers.barrier_scope("serialization.save", str(path)):
@@ -86,7 +94,15 @@ def _tid(file: Path) -> int:
 
 
 def load(path: str | Path) -> Any:
-    """Load what save() wrote, with all tensors on the CPU. Raises FileNotFoundError if a tensor file is missing."""
+    """Load what save() wrote, with all tensors on the CPU. Raises FileNotFoundError if a tensor file is missing.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.utils import serialization
+      >>> serialization.save({"weight": torch.ones(2, device="xla")}, "weights.pt")
+      >>> serialization.load("weights.pt")
+      {'weight': tensor([1., 1.])}
+    """
     tensors: dict[int, torch.Tensor] = {}
 
     def restore(value: Any) -> Any:

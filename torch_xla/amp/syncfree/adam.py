@@ -76,6 +76,17 @@ class AdamBase(SyncFree):
 
 
 class Adam(AdamBase, torch.optim.Adam):
-    """torch.optim.Adam whose step takes ``found_inf``. Shapes, options and state are torch's."""
+    """torch.optim.Adam whose step takes ``found_inf``. Shapes, options and state are torch's.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.amp import syncfree
+      >>> weight = torch.nn.Parameter(torch.ones(2, device="xla"))
+      >>> optimizer = syncfree.Adam([weight], lr=0.1)
+      >>> weight.sum().backward()
+      >>> optimizer.step(found_inf=torch.ones(1, device="xla"))  # skipped on the device
+      >>> weight.tolist()
+      [1.0, 1.0]
+    """
 
     WEIGHT_DECAY = 0.0

@@ -17,6 +17,16 @@ class SGD(SyncFree, torch.optim.SGD):
 
     The state is torch's momentum_buffer, which is zero until a step takes effect; with ``dampening`` also ``started``,
     a bool tensor, since torch does not dampen the first step.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.amp import syncfree
+      >>> weight = torch.nn.Parameter(torch.ones(2, device="xla"))
+      >>> optimizer = syncfree.SGD([weight], lr=0.5)
+      >>> weight.sum().backward()
+      >>> optimizer.step()
+      >>> weight.tolist()
+      [0.5, 0.5]
     """
 
     def __init__(

@@ -35,6 +35,14 @@ def checkpoint_module(module: M) -> M:
     """Wrap the module's forward in activation checkpointing: see torch_xla.utils.checkpoint.
 
     Its parameters get gradients even if no input requires one. With FSDP: ``FSDP(checkpoint_module(layer))``.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.distributed.fsdp import checkpoint_module
+      >>> layer = checkpoint_module(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).to("xla"))
+      >>> layer(torch.ones(2, 4, device="xla")).sum().backward()  # computes GELU's input again
+      >>> layer[0].weight.grad.shape
+      torch.Size([4, 4])
     """
     plain = module.forward
     object.__setattr__(module, PLAIN_FORWARD, plain)

@@ -67,6 +67,20 @@ class XlaFullyShardedDataParallel(nn.Module):
     Raises:
       RuntimeError: the module is already wrapped.
       ValueError: there are parameters on meta, but no param_init_fn.
+
+    Examples:
+      In each process of a job:
+
+      >>> import torch
+      >>> import torch_xla
+      >>> from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as FSDP
+      >>> layers = [FSDP(torch.nn.Linear(8, 8)) for _ in range(2)]
+      >>> model = FSDP(torch.nn.Sequential(*layers))
+      >>> optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+      >>> model(torch.ones(4, 8, device="xla")).sum().backward()
+      >>> norm = model.clip_grad_norm_(1.0)
+      >>> optimizer.step()  # not xm.optimizer_step
+      >>> torch_xla.sync()
     """
 
     def __init__(

@@ -53,6 +53,23 @@ def enable_manual_sharding(t: torch.Tensor, partition_spec: Sequence[Any], *, me
     Raises:
       ValueError: there is no mesh, its devices are in another order, or a dimension is not divisible.
       Other errors of mark_sharding.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``; each device sorts its rows:
+
+      >>> import torch
+      >>> import torch_xla.distributed.spmd as xs
+      >>> import torch_xla.runtime as xr
+      >>> xr.use_spmd()
+      >>> mesh = xs.get_1d_mesh("data")
+      >>> x = xs.mark_sharding(torch.arange(8.0, device="xla").flip(0), mesh, ("data",))
+      >>> shard = xs.enable_manual_sharding(x, ("data",), mesh=mesh)
+      >>> list(shard.shape)
+      [2]
+      >>> y = xs.disable_manual_sharding(shard.sort().values, ("data",), (8,), mesh=mesh)
+      >>> del shard  # no tensor of a region may live past the next step barrier
+      >>> y.tolist()
+      [6.0, 7.0, 4.0, 5.0, 2.0, 3.0, 0.0, 1.0]
     """
     number, parts = _validate("enable_manual_sharding", t, mesh, partition_spec, t.shape)
     shape = [size // count for size, count in zip(t.shape, parts, strict=True)]
@@ -75,6 +92,17 @@ def disable_manual_sharding(
 
     Raises:
       ValueError: the shape of the shard does not match ``full_shape``.
+
+    Examples:
+      >>> import torch
+      >>> import torch_xla.distributed.spmd as xs
+      >>> import torch_xla.runtime as xr
+      >>> xr.use_spmd()
+      >>> mesh = xs.get_1d_mesh("data")
+      >>> shard = xs.enable_manual_sharding(torch.ones(8, 2, device="xla"), ("data", None), mesh=mesh)
+      >>> y = xs.disable_manual_sharding(shard * 2, ("data", None), (8, 2), mesh=mesh)
+      >>> list(y.shape)
+      [8, 2]
     """
     number, parts = _validate("disable_manual_sharding", t, mesh, partition_spec, full_shape)
     expected = [size // count for size, count in zip(full_shape, parts, strict=True)]

@@ -42,7 +42,17 @@ class Mesh:
     Raises:
       MeshError: the arguments do not match, or the job has other devices (checked at first use).
 
-    >>> mesh = Mesh(range(4), (2, 2), ("data", "model"))  # doctest: +SKIP
+    Examples:
+      With ``CPU_NUM_DEVICES=4``:
+
+      >>> import torch_xla.distributed.spmd as xs
+      >>> import torch_xla.runtime as xr
+      >>> xr.use_spmd()
+      >>> mesh = xs.Mesh(range(4), (2, 2), ("data", "model"))
+      >>> mesh.shape()
+      {'data': 2, 'model': 2}
+      >>> mesh.get_logical_mesh().tolist()
+      [[0, 1], [2, 3]]
     """
 
     def __init__(
@@ -198,7 +208,17 @@ class HybridMesh(Mesh):
 
 
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:
-    """Return a mesh of all devices of the job along one axis. Starts the backend."""
+    """Return a mesh of all devices of the job along one axis. Starts the backend.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``:
+
+      >>> import torch_xla.distributed.spmd as xs
+      >>> import torch_xla.runtime as xr
+      >>> xr.use_spmd()
+      >>> xs.get_1d_mesh("data").shape()
+      {'data': 4}
+    """
     count = len(spmd.mesh_devices())
     return Mesh(range(count), (count,), None if axis_name is None else (axis_name,))
 
@@ -207,13 +227,32 @@ _global: Mesh | None = None
 
 
 def set_global_mesh(mesh: Mesh) -> None:
-    """Set the mesh that get_global_mesh returns."""
+    """Set the mesh that get_global_mesh returns.
+
+    Examples:
+      >>> import torch_xla.distributed.spmd as xs
+      >>> import torch_xla.runtime as xr
+      >>> xr.use_spmd()
+      >>> xs.set_global_mesh(xs.get_1d_mesh("fsdp"))
+      >>> xs.get_global_mesh().axis_names
+      ('fsdp',)
+    """
     global _global
     _global = mesh
 
 
 def get_global_mesh() -> Mesh | None:
-    """Return the mesh that was last passed to set_global_mesh; None if there is none."""
+    """Return the mesh that was last passed to set_global_mesh; None if there is none.
+
+    Examples:
+      >>> import torch_xla.distributed.spmd as xs
+      >>> import torch_xla.runtime as xr
+      >>> xr.use_spmd()
+      >>> mesh = xs.get_1d_mesh("data")
+      >>> xs.set_global_mesh(mesh)
+      >>> xs.get_global_mesh() == mesh
+      True
+    """
     return _global
 
 

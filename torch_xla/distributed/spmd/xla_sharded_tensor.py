@@ -58,6 +58,17 @@ def get_sharding(t: torch.Tensor) -> NamedSharding | None:
     """Return the NamedSharding of a tensor; None if it is not decided yet (neither marked nor computed).
 
     Its mesh has the devices in the order of their numbers; the sharding has the permutation of a mesh in another order.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``:
+
+      >>> import torch
+      >>> import torch_xla.distributed.spmd as xs
+      >>> import torch_xla.runtime as xr
+      >>> xr.use_spmd()
+      >>> x = xs.mark_sharding(torch.ones(8, 2, device="xla"), xs.get_1d_mesh("data"), ("data", None))
+      >>> xs.get_sharding(x).shard_shape(tuple(x.shape))
+      (2, 2)
     """
     (node,) = recorder.bindings().nodes_of([t]) or (None,)
     found = None if node is None else sharding_ids.sharding_from_id(node.sharding)

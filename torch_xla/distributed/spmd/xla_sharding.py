@@ -81,6 +81,22 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     Raises:
       MeshError (a ValueError): the spec does not match the tensor or the mesh.
       RuntimeError: SPMD is not enabled, or the tensor is expanded.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``; shard a batch over two devices, and a weight over the other axis:
+
+      >>> import torch
+      >>> import torch_xla
+      >>> import torch_xla.distributed.spmd as xs
+      >>> import torch_xla.runtime as xr
+      >>> xr.use_spmd()
+      >>> mesh = xs.Mesh(range(4), (2, 2), ("data", "model"))
+      >>> x = xs.mark_sharding(torch.ones(8, 16, device="xla"), mesh, ("data", None))
+      >>> weight = xs.mark_sharding(torch.ones(4, 16, device="xla"), mesh, ("model", None))
+      >>> y = x @ weight.T
+      >>> torch_xla.sync()
+      >>> list(x.local_shards[0].data.shape), list(weight.local_shards[0].data.shape)
+      ([4, 16], [2, 16])
     """
     later = t.is_meta or (t.device.type == "cpu" and isinstance(t, torch.nn.Parameter))
     sharding = validated_sharding("mark_sharding", t, mesh, partition_spec, later)
@@ -210,6 +226,19 @@ class ShardingSpec:
 
     With ``minibatch`` each process provides a different part of the batch, and the tensor is their concatenation in
     order of processes, along the sharded dimensions; otherwise each process provides the same global tensor.
+
+    Examples:
+      With ``CPU_NUM_DEVICES=4``; shard batches while they are loaded:
+
+      >>> import torch
+      >>> import torch_xla.distributed.parallel_loader as pl
+      >>> import torch_xla.distributed.spmd as xs
+      >>> import torch_xla.runtime as xr
+      >>> xr.use_spmd()
+      >>> spec = xs.ShardingSpec(xs.get_1d_mesh("data"), ("data", None))
+      >>> loader = pl.MpDeviceLoader([torch.ones(8, 2)], "xla", input_sharding=spec)
+      >>> [list(batch.local_shards[0].data.shape) for batch in loader]
+      [[2, 2]]
     """
 
     mesh: Mesh

@@ -163,6 +163,15 @@ def flash_attention(
 
     Raises:
       ValueError, TypeError: shapes, dtypes or specs do not match, or a tensor is not on xla.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.experimental.custom_kernel import flash_attention
+      >>> q, k, v = (torch.randn(2, 4, 128, 32, device="xla") for _ in range(3))
+      >>> out = flash_attention(q, k, v, causal=True, sm_scale=32**-0.5)
+      >>> expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+      >>> torch.allclose(out, expected, atol=1e-5)
+      True
     """
     q, k, v = operators.autocast(q, k, v)
     _check(q, k, v, ab, q_segment_ids, kv_segment_ids)

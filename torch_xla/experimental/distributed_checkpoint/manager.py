@@ -58,6 +58,19 @@ class CheckpointManager:
     Raises:
       ValueError: the interval is below 1, or a number is negative.
       RuntimeError: a job of several processes has not called torch.distributed.init_process_group.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.experimental.distributed_checkpoint import CheckpointManager
+      >>> model = torch.nn.Linear(2, 1).to("xla")
+      >>> manager = CheckpointManager("checkpoints", save_interval=10, max_to_keep=2)
+      >>> for step in range(31):
+      ...     saved = manager.save(step, {"model": model.state_dict()})
+      >>> manager.all_steps()
+      [20, 30]
+      >>> state = {"model": model.state_dict()}
+      >>> manager.restore(30, state)
+      >>> result = model.load_state_dict(state["model"])
     """
 
     def __init__(

@@ -18,6 +18,14 @@ def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
     Raises:
       RuntimeError: the optimizer already has state.
+
+    Examples:
+      >>> import torch
+      >>> from torch_xla.experimental.distributed_checkpoint import prime_optimizer
+      >>> model = torch.nn.Linear(2, 1).to("xla")
+      >>> optimizer = prime_optimizer(torch.optim.AdamW(model.parameters()))
+      >>> sorted(optimizer.state_dict()["state"][0])
+      ['exp_avg', 'exp_avg_sq', 'step']
     """
     if optimizer.state:
         raise RuntimeError(
