@@ -3,8 +3,8 @@
     python scripts/docs/check.py [folder for screenshots]
 
 Each page is loaded at 390, 1280 and 1920 px. A page fails if it scrolls sideways, has a dead link, anchor or picture,
-logs an error, requests another host, or cuts code lines of up to 88 columns. Then search (over HTTP and from files), dark
-mode and the 404 page are checked. Requires Chromium (Debian: ``apt-get install chromium``).
+logs an error, requests another host, or cuts code lines of up to 88 columns. Then search (over HTTP and from files),
+dark mode and the 404 page are checked. Requires Chromium (Debian: ``apt-get install chromium``).
 """
 
 from __future__ import annotations
