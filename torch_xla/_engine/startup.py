@@ -33,6 +33,7 @@ from torch_xla._engine.torch_patches import (
     fused_optimizers,
     manual_seed,
     module_to,
+    optimizer_state,
     serialization,
     transformer_encoder,
 )
@@ -84,6 +85,7 @@ def initialize() -> None:
     serialization.patch_serialization()
     transformer_encoder.patch_transformer_encoder()
     fused_optimizers.patch_fused_optimizers()
+    optimizer_state.patch_load_state_dict()
     control_flow.register_control_flow()
     module_to.patch_module_to()
     checkpoint_barrier.patch_checkpoint()

@@ -44,6 +44,12 @@ _CAPTURABLE = [
     )
     for module in ("adadelta", "adam", "adamax", "asgd", "nadam", "radam")
 ]
+_LOAD_STATE = PrivateApi(  # public, but it has no hook for all optimizers
+    "torch.optim",
+    "Optimizer.load_state_dict",
+    "optimizers loaded with map_location='xla' keep their step counts on the CPU",
+    "optimizers loaded with map_location='xla' read a value per parameter and step: use map_location='cpu'",
+)
 _STEP = PrivateApi(
     "torch.amp",
     "GradScaler._maybe_opt_step",
@@ -125,6 +131,11 @@ def extend_foreach_devices(kind: str) -> None:
     """Add a device type to those for which torch.optim uses ``foreach=True`` by default."""
     for entry in (_FOREACH, _FOREACH_TOO, *_CAPTURABLE):
         entry.wrap(lambda original, *args, **kwargs: list(dict.fromkeys([*original(*args, **kwargs), kind])))
+
+
+def wrap_load_optimizer_state(wrapper: Callable[..., Any]) -> None:
+    """Wrap ``load_state_dict`` of every optimizer: ``wrapper(original, optimizer, state_dict)``."""
+    _LOAD_STATE.wrap(wrapper)
 
 
 def queue_backward_callback(call: Callable[[], None]) -> None:
