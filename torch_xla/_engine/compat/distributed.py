@@ -66,6 +66,13 @@ _GLOO = PrivateApi(
 _CLIENT = PrivateApi("jax._src.xla_bridge", "make_cpu_client", _GLOO.purpose, _GLOO.without)
 _FACTORY = PrivateApi("jax._src.xla_bridge", "register_backend_factory", _GLOO.purpose, _GLOO.without)
 
+_FACTORIES = PrivateApi(
+    "jax._src.xla_bridge",
+    "_backend_factories",
+    "hosts without a TPU do not load libtpu",
+    "libtpu, if it is installed, prints errors on hosts without a TPU: set PJRT_DEVICE=CPU",
+)
+
 
 def work_from_future(future: Any) -> Any:
     """Return a torch.distributed Work that completes with the future."""
@@ -242,6 +249,13 @@ def create_mesh_groups(is_enabled: Callable[[], bool]) -> None:
 def modules_with_fully_shard() -> list[str]:
     """Return the names of the modules that have fully_shard, with the defining module first."""
     return [*(name.module for name in _FULLY_SHARD), "torch.distributed.fsdp"]
+
+
+def skip_tpu_backend() -> None:
+    """Make jax start no TPU backend: libtpu prints errors where there is no TPU. Does nothing after jax has started."""
+    factories = _FACTORIES.resolve_or_none()
+    if factories is not None:
+        factories.pop("tpu", None)
 
 
 def silence_missing_cuda_driver() -> None:

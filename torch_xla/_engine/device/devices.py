@@ -21,6 +21,13 @@ from torch_xla._engine.job import coordination, replicas
 #: PJRT_DEVICE value -> jax platform.
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM": "rocm"}
 
+#: What to do if jax has no backend for a platform. The extras of jax work whether torch_xla is installed or a checkout.
+_INSTALL = {
+    "tpu": "Run on a TPU host, with libtpu (`pip install 'jax[tpu]'`), or set PJRT_DEVICE=CPU.",
+    "cuda": "Run on a host with an NVIDIA GPU, with jax's plugin (`pip install 'jax[cuda12]'`), or set PJRT_DEVICE=CPU.",
+    "rocm": "Run on a host with an AMD GPU, with jax's plugin, or set PJRT_DEVICE=CPU.",
+}
+
 _KINDS = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
 
 #: (platform, device name) of the target devices that this process's CPU devices emulate; None: no emulation.
@@ -155,7 +162,7 @@ def _local_devices() -> tuple[jax.Device, ...]:
         raise RuntimeError(
             f"{request.source} requests {request.kind}, but jax has no {platform} backend ({error}). "
             + (
-                "Install torch_xla[tpu] or torch_xla[cuda], or set PJRT_DEVICE=CPU."
+                _INSTALL.get(platform, "Device types: CPU, CUDA, TPU, and those of installed PJRT plugins.")
                 if plugin is None
                 else f"Its plugin is {plugin.library_path()}, of {type(plugin).__name__}."
             )
@@ -167,15 +174,19 @@ def _restrict_platforms(request: xrt_config.DeviceRequest | None) -> None:
 
     JAX_PLATFORMS is set                          unchanged
     PJRT_DEVICE=CPU; emulated devices             CPU only: allocates no GPU memory, locks no TPU
-    no device requested, and there is no GPU      all; suppress the message of jax's CUDA plugin about a missing driver
+    no device requested, and there is no GPU      suppress the message of jax's CUDA plugin about a missing driver
+    no TPU requested, and there is no TPU         all but TPU: libtpu, if installed, would print errors
     else                                          all
     """
     if jax.config.values["jax_platforms"]:
         return
     if _described or (request is not None and request.kind == "CPU"):
         jax.config.update("jax_platforms", "cpu")
-    elif request is None and not hardware_detection.gpu_count():
+        return
+    if request is None and not hardware_detection.gpu_count():
         distributed.silence_missing_cuda_driver()
+    if (request is None or request.kind != "TPU") and not hardware_detection.may_have_tpu():
+        distributed.skip_tpu_backend()
 
 
 def _ask_for_cpu_devices(count: int) -> None:

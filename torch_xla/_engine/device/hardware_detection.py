@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -66,6 +67,11 @@ def tpu_count() -> int:
     """Return the number of usable TPU chips."""
     chips = [entry for entry in Path("/dev").glob("accel*") if re.fullmatch(r"accel\d+", entry.name)]
     return len(chips) or len([entry for entry in Path("/dev/vfio").glob("*") if entry.name.isdigit()])
+
+
+def may_have_tpu() -> bool:
+    """Whether this machine has TPU chips, or the environment is that of a TPU machine, whose chips may be remote."""
+    return tpu_count() > 0 or any(name in os.environ for name in ("TPU_ACCELERATOR_TYPE", "JAX_FORCE_TPU_INIT"))
 
 
 def process_env(index: int, processes: int) -> dict[str, str]:
