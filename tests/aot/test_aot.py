@@ -45,11 +45,11 @@ from torch_xla._engine.graph import graph_spec
 from torch_xla.aot import command, report_data, report_html, report_text
 
 TPU = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'torch_xla[tpu]'"
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'jax[tpu]'"
 )
 GPU = pytest.mark.skipif(
     not any(importlib.util.find_spec(p) for p in ("jax_cuda12_plugin", "jax_cuda13_plugin")),
-    reason="jax's CUDA plugin is not installed: pip install 'torch_xla[cuda]'",
+    reason="jax's CUDA plugin is not installed: pip install 'jax[cuda12]'",
 )
 ACCELERATORS = [pytest.param("v5e", marks=TPU), pytest.param("h100", marks=GPU)]
 
@@ -155,10 +155,10 @@ def test_no_target(name: str) -> None:
         targets.get_target(name)
 
 
-@pytest.mark.parametrize(("name", "extra"), [("v5e", "tpu"), ("h100", "cuda")])
+@pytest.mark.parametrize(("name", "extra"), [("v5e", "tpu"), ("h100", "cuda12")])
 def test_missing_compiler(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(targets.MissingCompilerError, match=rf"pip install 'torch_xla\[{extra}\]'"):
+    with pytest.raises(targets.MissingCompilerError, match=rf"pip install 'jax\[{extra}\]'"):
         targets.get_target.__wrapped__(name)
 
 

@@ -17,13 +17,13 @@ SAMPLE = "test_rules_factory or test_rules_random"
 
 def _needs(target: str, extra: str, *packages: str) -> pytest.ParameterSet:
     missing = not any(importlib.util.find_spec(package) for package in packages)
-    reason = f"none of {', '.join(packages)} is installed: pip install 'torch_xla[{extra}]'"
+    reason = f"none of {', '.join(packages)} is installed: pip install 'jax[{extra}]'"
     return pytest.param(target, marks=pytest.mark.skipif(missing, reason=reason))
 
 
 @pytest.mark.parametrize(
     "target",
-    [_needs("v5e", "tpu", "libtpu"), _needs("h100", "cuda", "jax_cuda12_plugin", "jax_cuda13_plugin")],
+    [_needs("v5e", "tpu", "libtpu"), _needs("h100", "cuda12", "jax_cuda12_plugin", "jax_cuda13_plugin")],
 )
 def test_a_sample_of_rules_compiles(target: str) -> None:
     """Rules of two families compile; EXPECTED in compile_for_targets.py lists the exceptions."""

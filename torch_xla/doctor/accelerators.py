@@ -41,10 +41,10 @@ def _tpu() -> tuple[str, str]:
         install = "" if library else ", and libtpu is not installed"
         return (
             f"none: no TPU chip found (/dev/accel0, /dev/vfio/0){install}",
-            "Run on a TPU VM (scripts/setup_tpu_vm.sh creates one), with torch_xla[tpu]",
+            "Run on a TPU VM (scripts/setup_tpu_vm.sh creates one), with libtpu: pip install 'jax[tpu]'",
         )
     if not library:
-        return f"{count} chips, but libtpu is not installed", 'pip install "torch_xla[tpu]"'
+        return f"{count} chips, but libtpu is not installed", 'pip install "jax[tpu]"'
     closed = _first_inaccessible([*Path("/dev").glob("accel*"), *Path("/dev/vfio").glob("[0-9]*")])
     if closed:
         return f"{count} chips, but this user cannot open {closed}", f"sudo chmod a+rw {closed}"
@@ -59,12 +59,12 @@ def _gpu(hidden: bool) -> tuple[str, str]:
     if not there:
         return (
             f"none: no NVIDIA GPU found (/dev/nvidia0){install}",
-            "Install the driver (check it with nvidia-smi), and torch_xla[cuda]",
+            "Install the driver (check it with nvidia-smi), and jax's plugin: pip install 'jax[cuda12]'",
         )
     if hidden:
         return f"none: CUDA_VISIBLE_DEVICES hides all {len(there)}", "unset CUDA_VISIBLE_DEVICES"
     if not plugin:
-        return f"{len(there)} NVIDIA GPUs, but jax's CUDA plugin is not installed", 'pip install "torch_xla[cuda]"'
+        return f"{len(there)} NVIDIA GPUs, but jax's CUDA plugin is not installed", 'pip install "jax[cuda12]"'
     closed = _first_inaccessible(there)
     if closed:
         return f"{len(there)} NVIDIA GPUs, but this user cannot open {closed}", f"sudo chmod a+rw {closed}"

@@ -79,7 +79,7 @@ def get_target(name: str) -> Target:
 
 def _tpu(name: str, chip: ChipSpec, shape: list[int]) -> Target:
     if importlib.util.find_spec("libtpu") is None:
-        raise MissingCompilerError(f"target {name}: libtpu is not installed; pip install 'torch_xla[tpu]'")
+        raise MissingCompilerError(f"target {name}: libtpu is not installed; pip install 'jax[tpu]'")
     options: dict[str, object] = {}
     if chip.name in ("v4", "v5p"):
         shape = shape + [1] * (3 - len(shape))
@@ -106,7 +106,7 @@ def _isolate_libtpu() -> None:
 def _gpu(name: str, chip: ChipSpec, count: int) -> Target:
     plugin = next((module for package, module in _PLUGINS.items() if importlib.util.find_spec(package)), None)
     if plugin is None:
-        raise MissingCompilerError(f"target {name}: jax's CUDA plugin is not installed; pip install 'torch_xla[cuda]'")
+        raise MissingCompilerError(f"target {name}: jax's CUDA plugin is not installed; pip install 'jax[cuda12]'")
     options = {"target_config": hardware_specs.gpu_target_config(chip.name), "topology": f"1x1x{count}"}
     try:
         with suppress_stderr():
