@@ -289,3 +289,19 @@ def test_fork_beside_a_loader() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         """
     )
+
+
+def test_data_loader_workers_print_nothing() -> None:
+    """jax warns at each fork, which is an error with -W error, but workers that use no device do not deadlock."""
+    code = """
+    import torch, torch_xla
+    from torch.utils.data import DataLoader, TensorDataset
+
+    total = torch.ones((), device="xla")
+    for _ in range(2):
+        for (batch,) in DataLoader(TensorDataset(torch.arange(8.0)), num_workers=2, batch_size=4):
+            total += batch.to("xla").sum()
+    print(total.item())
+    """
+    done = run_script(code, fresh="a warning in a function called before a fork is only printed")
+    assert done.stdout == "57.0\n"

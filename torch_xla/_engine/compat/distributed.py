@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,6 +72,13 @@ _FACTORIES = PrivateApi(
     "_backend_factories",
     "hosts without a TPU do not load libtpu",
     "libtpu, if it is installed, prints errors on hosts without a TPU: set PJRT_DEVICE=CPU",
+)
+
+_FORK_WARNING = PrivateApi(
+    "jax._src.xla_bridge",
+    "_at_fork_handler_installed",
+    "no warning of jax for each fork: a forked process that uses an xla device raises an error of torch_xla",
+    "DataLoader(num_workers=...) prints jax's warning of a deadlock, which does not apply",
 )
 
 
@@ -249,6 +257,12 @@ def create_mesh_groups(is_enabled: Callable[[], bool]) -> None:
 def modules_with_fully_shard() -> list[str]:
     """Return the names of the modules that have fully_shard, with the defining module first."""
     return [*(name.module for name in _FULLY_SHARD), "torch.distributed.fsdp"]
+
+
+def omit_fork_warning() -> None:
+    """Make jax not warn at each fork (as of DataLoader's workers). Call it before jax starts its backend."""
+    if _FORK_WARNING.resolve_or_none() is False:
+        sys.modules[_FORK_WARNING.module]._at_fork_handler_installed = True  # type: ignore[attr-defined]
 
 
 def skip_tpu_backend() -> None:

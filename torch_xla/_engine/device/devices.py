@@ -24,8 +24,8 @@ _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "GPU": "cuda", "CUDA": "cuda", "ROCM":
 #: What to do if jax has no backend for a platform. The extras of jax work whether torch_xla is installed or a checkout.
 _INSTALL = {
     "tpu": "Run on a TPU host, with libtpu (`pip install 'jax[tpu]'`), or set PJRT_DEVICE=CPU.",
-    "cuda": "Run on a host with an NVIDIA GPU, with jax's plugin (`pip install 'jax[cuda12]'`), or set PJRT_DEVICE=CPU.",
-    "rocm": "Run on a host with an AMD GPU, with jax's plugin, or set PJRT_DEVICE=CPU.",
+    "cuda": "Run on an NVIDIA GPU host, with jax's plugin (`pip install 'jax[cuda12]'`), or set PJRT_DEVICE=CPU.",
+    "rocm": "Run on an AMD GPU host, with jax's plugin, or set PJRT_DEVICE=CPU.",
 }
 
 _KINDS = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}
@@ -144,6 +144,7 @@ def _count_own_cpu_devices() -> int:
 
 
 def _local_devices() -> tuple[jax.Device, ...]:
+    distributed.omit_fork_warning()  # a forked process raises LOST when it uses a device
     configure_cpu_devices()
     request = None if _described else hardware_detection.requested_device()
     _restrict_platforms(request)
