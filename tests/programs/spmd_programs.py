@@ -232,6 +232,7 @@ REFUSED: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
     (lambda x: xs.mark_sharding(x, _mesh(2), ("data", None)), MeshError, "the job has 4 devices"),
     (lambda x: xs.mark_sharding(x[:1].expand(8, 4), _mesh(4), ("data", None)), RuntimeError, "clone"),
     (lambda x: xs.Mesh(range(4), (3,)), MeshError, "do not fill"),
+    (lambda x: xs.Mesh(range(8), (2, 4)), ValueError, "has 8 devices, but the job has 4 devices"),
     (lambda x: xs.Mesh([0, 0], (2,)), MeshError, "each once"),
     (lambda x: xs.Mesh(range(4), (2, 2), ("a", "a")), MeshError, "different names"),
     (lambda x: xr.use_spmd(auto=True), NotImplementedError, "auto"),

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
 from torch_xla._engine.base import user_frames
+from torch_xla._engine.device import devices
 from torch_xla._engine.job import replicas
 from torch_xla._engine.parallel import spmd
 from torch_xla.distributed.spmd._op_sharding import ShardingType, op_sharding_string, sharding_type_of_string
@@ -40,7 +41,8 @@ class Mesh:
       axis_names: a unique name for each axis; without them axes are identified by position.
 
     Raises:
-      MeshError: the arguments do not match, or the job has other devices (checked at first use).
+      MeshError: the arguments do not match, or the job has fewer devices (checked at first use before use_spmd(), and
+        where the mesh is smaller).
 
     Examples:
       With ``CPU_NUM_DEVICES=4``:
@@ -72,6 +74,7 @@ class Mesh:
         names = self.axis_names
         if names is not None and (len(names) != len(self.mesh_shape) or len(set(names)) < len(names)):
             raise MeshError(f"Mesh: axis_names={names} must be {len(self.mesh_shape)} different names")
+        _check_devices_exist(self)
 
     @classmethod
     def from_str(cls, mesh_str: str) -> Mesh | None:
@@ -168,6 +171,20 @@ def _as_axes(entry: Any) -> tuple[Axis, ...]:
     return () if entry is None else tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
 
 
+def _check_devices_exist(mesh: Mesh) -> None:
+    # Without SPMD this process may be about to fork, so the backend must not start here.
+    if replicas.is_spmd() and mesh.size() > len(spmd.mesh_devices()):
+        raise MeshError(_size_mismatch(mesh))
+
+
+def _size_mismatch(mesh: Mesh) -> str:
+    more = "; on the CPU set CPU_NUM_DEVICES before the first xla tensor" if devices.device_type() == "CPU" else ""
+    return (
+        f"{mesh!r} has {mesh.size()} devices, but the job has {len(spmd.mesh_devices())} devices, and a mesh must use "
+        f"all of them{more}"
+    )
+
+
 @functools.cache
 def _jax_mesh(mesh: Mesh) -> JaxMesh:
     if not replicas.is_spmd():
@@ -176,7 +193,7 @@ def _jax_mesh(mesh: Mesh) -> JaxMesh:
         )
     all_devices = np.array(spmd.mesh_devices())
     if mesh.size() != len(all_devices):
-        raise MeshError(f"{mesh!r}: the job has {len(all_devices)} devices, and a mesh must use all of them")
+        raise MeshError(_size_mismatch(mesh))
     return JaxMesh(all_devices[mesh.get_logical_mesh()], mesh._names())
 
 
