@@ -342,8 +342,11 @@ def checkpoints() -> None:
         assert manager.save(10, {"model": model.state_dict()}, force=True) and manager.all_steps() == [8, 10]
         assert manager.save_async(12, {"model": model.state_dict()})
         manager.join()
-        with pytest.raises(ValueError, match=r"untracked step 4. Valid steps are: \[10, 12\]"):
+        with pytest.raises(ValueError, match=r"untracked step 4. Valid steps are: \[10, 12\] \(in .*/parts\)"):
             manager.restore(4, {})
+        empty = xc.CheckpointManager(f"{folder}/empty", save_interval=3)
+        with pytest.raises(ValueError, match=r"Valid steps are: \[\] \(.*/empty has no complete checkpoint\)"):
+            empty.restore(4, {})
         saved = {name: t.cpu() for name, t in model.state_dict().items()}
         fresh, _ = _state(1)
         manager.restore(12, {"model": fresh.state_dict()})
@@ -362,8 +365,13 @@ def _damaged(manager: xc.CheckpointManager, file: Path, state: Any) -> None:
     good = file.read_bytes()
     for bad in (good[: len(good) // 2], good[:40] + bytes([good[40] ^ 1]) + good[41:]):
         file.write_bytes(bad)
-        with pytest.raises(xc.CheckpointError, match=f"{file}(: checksum mismatch| is corrupt)"):
+        with pytest.raises(xc.CheckpointError, match=f"{file}(: checksum mismatch| is corrupt).* is step 10: restore"):
             manager.restore(12, state)
+    other = file.parents[1] / "10" / file.name
+    other.rename(other.with_suffix(".aside"))
+    with pytest.raises(xc.CheckpointError, match="/parts has no other intact checkpoint"):
+        manager.restore(12, state)
+    other.with_suffix(".aside").rename(other)
     file.unlink()
     with pytest.raises(
         (xc.CheckpointError, ValueError), match=f"{file} is missing" if "distcp" in file.name else "untracked"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -29,8 +30,12 @@ def is_url(path: str) -> bool:
 
 
 def _checksum(fs: Any, path: Any) -> str:
+    return _checksum_of(fs.create_stream, path)
+
+
+def _checksum_of(open_file: Callable[[Any, str], Any], path: Any) -> str:
     total = 0
-    with fs.create_stream(path, "rb") as file:
+    with open_file(path, "rb") as file:
         while piece := file.read(_PIECE):
             total = zlib.crc32(piece, total)
     return f"{total:08x}"
@@ -148,6 +153,16 @@ def load(state_dict: Any, storage: Any, planner: LoadPlanner, group: Any) -> Non
 def is_finished(fs: Any, folder: str) -> bool:
     """Return whether a folder has a complete checkpoint; ``fs`` is an fsspec filesystem."""
     return bool(fs.exists(f"{folder}/{_METADATA}"))
+
+
+def is_intact(fs: Any, folder: str) -> bool:
+    """Return whether all files of a complete checkpoint match their checksums; ``fs`` is an fsspec filesystem."""
+    for path in fs.ls(folder, detail=False):
+        if path.endswith(_SUM):
+            file = path.removesuffix(_SUM)
+            if not fs.exists(file) or _checksum_of(fs.open, file) != fs.cat_file(path).decode(errors="replace").strip():
+                return False
+    return True
 
 
 def completion_time(fs: Any, folder: str) -> float:

@@ -151,10 +151,14 @@ class CheckpointManager:
         """
         known = self.all_steps()
         if step not in known:
-            raise ValueError(f"Cannot restore from untracked step {step}. Valid steps are: {known}")
-        _checksummed_storage.load(
-            state_dict, _checksummed_storage.reader(self._folder(step)), SPMDLoadPlanner(), self._own_group
-        )
+            where = f"in {self.path}" if known else f"{self.path} has no complete checkpoint"
+            raise ValueError(f"Cannot restore from untracked step {step}. Valid steps are: {known} ({where})")
+        try:
+            _checksummed_storage.load(
+                state_dict, _checksummed_storage.reader(self._folder(step)), SPMDLoadPlanner(), self._own_group
+            )
+        except _checksummed_storage.CheckpointError as error:
+            raise _checksummed_storage.CheckpointError(f"{error}; {self._describe_intact(step)}") from error
 
     def all_steps(self) -> list[int]:
         """Return the steps with a complete checkpoint, in order. Those of save_async appear when they are complete."""
@@ -163,6 +167,16 @@ class CheckpointManager:
         names = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in self._fs.ls(self._root, detail=False)]
         steps = [int(name) for name in names if name.isascii() and name.isdigit()]
         return sorted(step for step in steps if _checksummed_storage.is_finished(self._fs, f"{self._root}/{step}"))
+
+    def _describe_intact(self, corrupt: int) -> str:
+        """Return which checkpoint to restore instead of a corrupt one; reads the files of the others."""
+        others = (step for step in reversed(self.all_steps()) if step != corrupt)
+        found = next(
+            (step for step in others if _checksummed_storage.is_intact(self._fs, f"{self._root}/{step}")), None
+        )
+        if found is None:
+            return f"{self.path} has no other intact checkpoint"
+        return f"the newest intact checkpoint of {self.path} is step {found}: restore({found}, state_dict)"
 
     def join(self) -> None:
         """Wait until all save_async checkpoints are complete. Raises the error of a failed one."""
