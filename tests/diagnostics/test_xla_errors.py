@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -127,3 +128,10 @@ def test_real_allocation_that_fails() -> None:
     del huge
     assert (x + 1).tolist() == [2]
     assert xm.get_memory_info(x.device)["peak_bytes_used"] < peak + (1 << 24), "a program that never ran used no memory"
+
+
+def test_out_of_memory_without_live_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of the largest buffers has an end: there may be none."""
+    monkeypatch.setattr(xla_errors.recorder, "bindings", lambda: SimpleNamespace(live_buffers=lambda device: []))
+    lines = xla_errors._live_buffer_lines(0)
+    assert lines == ["  live tensors: none on this device; the program itself needs the memory"]

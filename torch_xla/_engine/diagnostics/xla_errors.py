@@ -95,6 +95,8 @@ def _out_of_memory(text: str, doing: str, device: int, graph: GraphOutline | Non
 
 def _live_buffer_lines(device: int) -> list[str]:
     buffers: list[jax.Array] = [b for b in recorder.bindings().live_buffers(device) if not b.is_deleted()]
+    if not buffers:
+        return ["  live tensors: none on this device; the program itself needs the memory"]
     total = sum(b.nbytes for b in buffers)
     largest = sorted(buffers, key=lambda b: -b.nbytes)[:_MAX_SHOWN]
     lines = [f"  live tensors: {metrics.format_bytes(total)} in {len(buffers)} buffers; the largest:"]
