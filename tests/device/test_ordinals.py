@@ -92,3 +92,11 @@ def test_what_is_no_device_is_rejected(name: str) -> None:
             continue
         pytest.fail(f"{name}({wrong!r}) returned")
     CALLS[name]("xla:0")
+
+
+def test_device_module_has_only_its_public_names() -> None:
+    """``torch.xla`` is what torch's device-generic code uses; users list its names."""
+    module = torch.get_device_module("xla")
+    assert (module, module.__name__) == (torch.xla, "torch.xla")
+    assert [name for name in dir(module) if not name.startswith("_")] == sorted(module.__all__)
+    assert module._initialized and not hasattr(module, "Any")

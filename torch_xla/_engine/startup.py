@@ -93,7 +93,7 @@ def initialize() -> None:
     import_hooks.on_import(
         "torch._subclasses.fake_tensor", lambda _: dynamo.wrap_fake_tensors(device_module.make_fake_tensor)
     )
-    dispatcher.register_device_module("xla", device_module)
+    dispatcher.register_device_module("xla", device_module.public_module())
     devices.on_backend_start(persistent_cache.start_prefetch)
     os.register_at_fork(after_in_child=lambda: _abandon_devices(module))
     atexit.register(shutdown.at_exit)  # registered before the next function, so it runs after it

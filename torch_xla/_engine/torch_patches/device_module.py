@@ -6,7 +6,7 @@ Registered with ``torch._register_device_module`` (private to torch; checked wit
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -121,9 +121,23 @@ def _is_in_bad_fork() -> bool:
     return False
 
 
-def __getattr__(name: str) -> bool:
+def _module_attribute(name: str) -> bool:
     # torch.utils.checkpoint expects an attribute, as in torch.cuda. Without it, checkpoint saves no random state, and
     # dropout would drop other elements in the recomputation.
     if name == "_initialized":
         return is_initialized()
     raise AttributeError(f"module 'torch.xla' has no attribute {name!r}")
+
+
+_PUBLIC: tuple[Callable[..., Any], ...] = (
+    current_device, device, device_count, get_rng_state, is_available, is_initialized, manual_seed, manual_seed_all,
+    set_device, set_rng_state, synchronize,
+)  # fmt: skip
+
+
+def public_module() -> ModuleType:
+    """Return the module ``torch.xla``, which has the public names of this one."""
+    module = ModuleType("torch.xla", "The xla device, with the functions of torch.cuda that device-generic code calls.")
+    names = {function.__name__: function for function in _PUBLIC}
+    vars(module).update(names, __all__=sorted(names), __getattr__=_module_attribute, _is_in_bad_fork=_is_in_bad_fork)
+    return module
