@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"),
     # Importing inductor (torch 2.13) defines script methods, which torch warns of.
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:torch_xla. aten..index.Tensor has no lowering:UserWarning"),
+    pytest.mark.filterwarnings("ignore:torch_xla. x.mask. at :UserWarning"),
 ]
 
 

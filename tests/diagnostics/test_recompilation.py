@@ -79,7 +79,9 @@ def loss_decides() -> None:
 
 def _only(reported: list[recompilation_explanation.Explanation]) -> recompilation_explanation.Explanation:
     assert len(reported) == 1, "\n".join(e.text for e in reported)
-    assert "\n" not in reported[0].text
+    headline, cause, fix, see = reported[0].text.splitlines()
+    assert headline.startswith("recompiled the graph at ") and cause.startswith("cause: ") and fix.startswith("fix: ")
+    assert see == "See: torch-xla explain recompilation"
     return reported[0]
 
 
@@ -136,7 +138,7 @@ def test_logs_from_the_third_on(caplog: pytest.LogCaptureFixture) -> None:
     messages = [r.getMessage() for r in caplog.records if r.name == "torch_xla.recompilation"]
     assert len(messages) == 1 and "float32[5]" in messages[0] and "float32[6]" in messages[0]
     report = recompilation.report()
-    assert report.startswith("5 × ") and report.count("\n") == 0
+    assert report.startswith("5 × recompiled the graph at ") and report.count("\n") == 3
     assert [e.kind for e in recompilation.explanations()] == ["inputs"]
     recompilation.clear()
     assert recompilation.report() == "No unexpected compilation so far."
@@ -292,7 +294,7 @@ CASES = {
         ("same type",),
     ),
     "wiring": (graph(op("aten::add.Tensor", 0, 1)), graph(op("aten::add.Tensor", 0, 0)), ("connected differently",)),
-    "results": (graph(EXP), graph(EXP, roots=(0, 1)), ("+1 results", "Keep the same tensors")),
+    "results": (graph(EXP), graph(EXP, roots=(0, 1)), ("+1 results", "keep the same tensors")),
 }
 
 
@@ -377,7 +379,8 @@ def test_graphs_interpreted_at_an_unstable_site_were_not_evicted() -> None:
         fresh.report_unstable_site(site, graph(EXP, leaves=((5, 3),)), context())
         found = fresh.compiled(site, graph(EXP, leaves=((5, 3),)), context())
     assert found is not None and found.kind == "derived", found
-    assert [e.text.startswith("unstable graph at") for e in reported] == [False, True]
+    assert ["changes on every call at train.py:9 (float32[" in e.text for e in reported] == [False, True]
+    assert "TORCH_XLA_COMPILE_POLICY=compile" in reported[1].advice and "explain changing-shapes" in reported[1].text
 
 
 def test_consequences_in_the_same_step_are_not_reported() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +12,15 @@ import torch
 from torch import Tensor
 
 from tests.support.helpers import Counts, assert_same, counts, run_script
-from torch_xla._engine import startup
+from torch_xla._engine.base.messages import shorten_paths
+from torch_xla._engine.diagnostics import fallback_warning
 from torch_xla.debug import metrics
 
 
 @pytest.fixture(autouse=True)
 def first_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reset the warnings, as if no op had fallen back in this process."""
-    monkeypatch.setattr(startup, "_warned_fallbacks", set())
+    monkeypatch.setattr(fallback_warning, "_warned", set())
 
 
 def watched(function: Callable[[], Any]) -> tuple[Any, Counts, list[str]]:
@@ -29,6 +31,7 @@ def watched(function: Callable[[], Any]) -> tuple[Any, Counts, list[str]]:
     return result, moved, [str(w.message) for w in caught]
 
 
+HERE = shorten_paths(__file__)
 X = torch.tensor([[3.0, 0.0, 1.0], [1.0, 3.0, 0.0]])
 OPS: dict[str, tuple[Callable[[Tensor], Any], set[str]]] = {
     "nonzero": (lambda x: x.nonzero(), {"aten::nonzero"}),
@@ -52,8 +55,8 @@ def test_results_counters_and_warnings(name: str) -> None:
     assert moved.fallbacks >= expected_ops, moved.fallbacks
     assert len(messages) == len(moved.fallbacks)
     for op in moved.fallbacks:
-        (message,) = [m for m in messages if f" {op} " in m]
-        assert f"(at {__file__}:" in message
+        (message,) = [m for m in messages if re.search(rf"the\s+counter\s+{re.escape(op)}\s", m)]
+        assert f" at {HERE}:" in message and "See: torch-xla explain " in message
         assert moved[op] >= 1
 
 
@@ -67,7 +70,7 @@ def test_one_warning_per_op_and_line() -> None:
 
     _, moved, messages = watched(often)
     assert (moved["aten::nonzero"], moved["aten::bincount"]) == (3, 3)
-    assert sorted(m.split()[1] for m in messages) == ["aten::bincount", "aten::nonzero"]
+    assert sorted(m.split()[1] for m in messages) == ["torch.bincount", "torch.nonzero"]
 
 
 def test_each_line_warns() -> None:
@@ -105,7 +108,7 @@ def test_the_line_is_the_users() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         x.nonzero()  # this line
-    line = int(str(caught[0].message).split(f"{__file__}:")[1].split(")")[0])
+    line = int(str(caught[0].message).split(f"{HERE}:")[1].split()[0])
     with open(__file__) as source:
         assert "# this line" in source.readlines()[line - 1]
     assert (caught[0].filename, caught[0].lineno) == (__file__, line), "the location of the warning"
@@ -171,4 +174,22 @@ def test_warnings_can_be_turned_off() -> None:
     code = "import torch, torch_xla\nprint(torch.tensor([0, 1], device='xla').nonzero().tolist())"
     assert run_script(code, TORCH_XLA_WARN_FALLBACK="0").stdout == "[[1]]\n"
     loud = run_script(code, check=False)
-    assert loud.returncode == 1 and "aten::nonzero has no lowering" in loud.stderr  # the script runs with -W error
+    assert loud.returncode == 1 and "torch.nonzero at " in loud.stderr  # the script runs with -W error
+
+
+@pytest.mark.parametrize(
+    ("op", "text", "page"),
+    [
+        ("aten::index.Tensor", "x[mask] at c.py:27 has a data-dependent shape", "data-dependent-shape"),
+        ("aten::index_put_", "x[mask] = values at c.py:27 has a data-dependent shape", "data-dependent-shape"),
+        ("aten::nonzero_out", "torch.nonzero at c.py:27 has a data-dependent shape", "data-dependent-shape"),
+        ("aten::masked_select.out", "torch.masked_select at c.py:27", "data-dependent-shape"),
+        ("aten::special_bessel_j0", "aten::special_bessel_j0 at c.py:27 has no lowering", "cpu-fallback"),
+    ],
+)
+def test_the_message_names_the_cause(op: str, text: str, page: str) -> None:
+    headline, cause, fix, see = fallback_warning.fallback_message(op, "c.py:27").splitlines()
+    assert headline.startswith(text) and "runs on the CPU" in headline
+    assert cause.startswith("cause: ") and f"the counter {op} counts the calls" in cause
+    assert fix.startswith("fix: ") and see == f"See: torch-xla explain {page}"
+    assert ("has no lowering" in headline) == (page == "cpu-fallback")

@@ -8,17 +8,22 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import warnings
 from types import ModuleType
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dynamo_hooks, import_hooks, logging_config, partitioning, user_frames
+from torch_xla._engine.base import dynamo_hooks, import_hooks, logging_config, partitioning
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.compat import dispatcher, dynamo, lax_scan, process_exit, versions
 from torch_xla._engine.compilation import hlo_metadata
 from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
 from torch_xla._engine.device import devices
-from torch_xla._engine.diagnostics import completion, debug_analysis, observer, recompilation_tracker, step_timings
+from torch_xla._engine.diagnostics import (
+    completion,
+    debug_analysis,
+    fallback_warning,
+    recompilation_tracker,
+    step_timings,
+)
 from torch_xla._engine.execution import background_threads, barrier, eager_mode, executor, transfers
 from torch_xla._engine.lowering import RULES, composites, decompose, load_rules, recorder_ops
 from torch_xla._engine.lowering.rules import custom_call, jax_call, recurrent
@@ -63,7 +68,7 @@ def initialize() -> None:
         transfer=dynamo_hooks.dynamo_disable(transfers.copy_between_devices),
         materialize=dynamo_hooks.dynamo_disable(executor.materialize),
         cut=dynamo_hooks.dynamo_disable(barrier.flush_graph),
-        fallback=dynamo_hooks.dynamo_disable(_handle_fallback),
+        fallback=dynamo_hooks.dynamo_disable(fallback_warning.handle_fallback),
         fallback_done=dynamo_hooks.dynamo_disable(step_timings.end_fallback),
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
@@ -126,23 +131,3 @@ def _register(module: ModuleType) -> None:
         numbers = {a.name for a in dispatcher.schema(decompose.overload(name)).arguments}
         module.register_recorded_ops(name, numbers, False)
     module.register_schema_kinds()
-
-
-_warned_fallbacks: set[tuple[str, str]] = set()  # (op, user line)
-
-
-def _handle_fallback(op: str) -> None:
-    line = user_frames.user_line()
-    if settings.TORCH_XLA_WARN_FALLBACK and (op, line) not in _warned_fallbacks:
-        _warned_fallbacks.add((op, line))
-        _warn_of_fallback(op, line)
-    observer.on_fallback(op, line)
-
-
-def _warn_of_fallback(op: str, line: str) -> None:
-    warnings.warn(
-        f"torch_xla: {op} has no lowering and runs on the CPU (at {line}): every call copies its inputs from the "
-        "device to the CPU and its results back. The counter of the same name counts the calls.",
-        UserWarning,
-        stacklevel=3,
-    )

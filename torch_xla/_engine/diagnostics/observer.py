@@ -108,7 +108,7 @@ def observe_compilation(run: GraphRun, place: str, compile_program: Callable[[gr
     if _compile_log.isEnabledFor(logging.INFO):
         _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
     context = RecompilationContext(
-        line, cause, tuple(step_timings.current_step().reads), _provenances(graph, device), ops
+        line, cause, tuple(step_timings.current_step().reads), _provenances(graph, device), ops, duration / 1e9
     )
     tracker.compiled((device, cause, line), graph_summary.summarize(spec, graph.key, place), context)
     for listener in listeners:

@@ -1,4 +1,4 @@
-"""Explain a recompilation in one paragraph: what changed between two graphs, where, and what to do."""
+"""Explain a recompilation: what changed between two graphs, where, and what to do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_xla._engine.base import sharding_ids
+from torch_xla._engine.base import messages, sharding_ids
 from torch_xla._engine.diagnostics import recompilation_advice
 from torch_xla._engine.diagnostics.buffer_provenance import Provenance
-from torch_xla._engine.graph import graph_summary
+from torch_xla._engine.diagnostics.recompilation_advice import Advice
+from torch_xla._engine.graph import graph_diff, graph_summary
 from torch_xla._engine.graph.graph_diff import GraphDiff, LayoutChange, LeafChange
 from torch_xla._engine.lowering.rules.matmul import Precision
 
@@ -24,10 +25,10 @@ class Explanation:
     Attributes:
       kind: setting, inputs, derived (inputs computed by another program), layout, argument, branch (a value was read),
         ops, limit, wiring, results, nothing (the program was evicted from the cache) or unknown.
-      text: the paragraph for the user.
+      text: the message for the user, not wrapped: a headline, its cause, a fix and the page that explains it.
       line: the user line that is closest to the cause.
       subject: identifies the cause; explanations with equal subjects have the same cause.
-      advice: what to do, the last part of ``text``.
+      advice: what to do, the fix in ``text``.
       details: the changed values, by kind.
     """
 
@@ -44,26 +45,58 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class RecompilationContext:
-    """The context of a compilation: line, sync reason, values read in the step, provenance of the graph inputs."""
+    """The context of a compilation: line, sync reason, values read in the step, provenance of the graph inputs.
+
+    ``seconds`` is the time of the compilation; 0: unknown, or the graph was not compiled.
+    """
 
     line: str
     cause: str
     reads: tuple[str, ...]
     provenances: tuple[Provenance, ...]
     ops: int
+    seconds: float = 0.0
 
 
-def explain_difference(
-    difference: GraphDiff, context: RecompilationContext, event: str = "recompiled the graph"
-) -> Explanation:
-    """Return the explanation of the difference between a graph and its closest match; ``event`` starts the text."""
-    kind, what, line, subject, todo, details = _BUILD[difference.kind](difference, context)
-    text = f"{event} at {context.line} ({context.ops} ops):"
-    text = " ".join(part for part in (text, what, todo) if part)
-    return Explanation(kind, text, line, (kind, *subject), todo, details)
+def explain_difference(difference: GraphDiff, context: RecompilationContext, *, unstable: bool = False) -> Explanation:
+    """Return the explanation of the difference between a graph and its closest match.
+
+    Args:
+      difference: the difference.
+      context: the compilation, or the run of an interpreted graph.
+      unstable: whether new graphs of the line are interpreted from now on; otherwise the graph was compiled.
+    """
+    kind, what, line, subject, advice, details = _BUILD[difference.kind](difference, context)
+    cause = "; ".join(part for part in (what, advice.why) if part)
+    fix = advice.fix
+    if unstable:
+        headline, page = _unstable_headline(kind, details, context), _UNSTABLE_PAGES.get(kind, "interpreted-graphs")
+        fix += "; TORCH_XLA_COMPILE_POLICY=compile compiles every graph instead"
+    else:
+        size = f"{context.ops} op{'s'[: context.ops != 1]}"
+        took = f", {context.seconds:.2g} s" if context.seconds else ""
+        headline, page = f"recompiled the graph at {context.line} ({size}{took})", "recompilation"
+    return Explanation(kind, messages.compose(headline, cause, fix, page), line, (kind, *subject), fix, details)
 
 
-_Parts = tuple[str, str, str, tuple[Any, ...], str, dict[str, Any]]
+_UNSTABLE_PAGES = {"inputs": "changing-shapes", "derived": "changing-shapes"}
+_UNSTABLE = {
+    "argument": "a constant argument changes",
+    "ops": "the ops change",
+    "branch": "the ops change",
+    "limit": "the ops change",
+}
+
+
+def _unstable_headline(kind: str, details: dict[str, Any], context: RecompilationContext) -> str:
+    what, values = _UNSTABLE.get(kind, "the graph changes"), ""
+    if kind in _UNSTABLE_PAGES:
+        _, old, new = details["inputs"][0]
+        what, values = "an input shape changes", f" ({old} -> {new})"
+    return f"{what} on every call at {context.line}{values}; new graphs of this line run op by op from now on"
+
+
+_Parts = tuple[str, str, str, tuple[Any, ...], Advice, dict[str, Any]]
 
 
 def format_leaf(leaf: graph_summary.Leaf) -> str:
@@ -87,7 +120,7 @@ def _explain_inputs(difference: GraphDiff, context: RecompilationContext) -> _Pa
     kind = "inputs" if provenance(changes[0]).kind in _SOURCES else "derived"
     from_cpu = any(provenance(c).kind == "fallback" for c in changes)
     todo = recompilation_advice.VALUES if from_cpu else recompilation_advice.shape_advice(changes)
-    return kind, "; ".join(parts) + ".", (places or (context.line,))[0], subject, todo, details
+    return kind, "; ".join(parts), (places or (context.line,))[0], subject, todo, details
 
 
 def _input(change: LeafChange, origin: Provenance) -> str:
@@ -100,7 +133,7 @@ def _origin(change: LeafChange | LayoutChange, origin: Provenance) -> str:
     """Format where an input was created and first used, in parentheses."""
     where = [f"{_PROVENANCE_TEXT[origin.kind]} at {origin.line}"] if origin.line else []
     if change.user is not None:
-        where.append(f"first used by {change.user.op}{_location_suffix(change.user)}")
+        where.append(f"first used by {_op_name(change.user.op)}{_location_suffix(change.user)}")
     return f" ({', '.join(where)})" if where else ""
 
 
@@ -122,12 +155,18 @@ def _explain_argument(difference: GraphDiff, context: RecompilationContext) -> _
     change = difference.argument
     assert change is not None
     line = change.op.line or context.line
-    what = f"argument `{change.name}` of {change.op.op}{_location_suffix(change.op)} changed from "
-    what += f"{_value(change.old)} to {_value(change.new)}."
+    name = f"the constant argument `{change.name}`" if change.name else "a constant argument"
+    what = f"{name} of {_op_name(change.op.op)}{_location_suffix(change.op)} changed from "
+    what += f"{_value(change.old)} to {_value(change.new)}"
     details = {"op": change.op.op, "argument": change.name, "old": change.old, "new": change.new}
     # Without a source line, several such ops or their gradients cannot be distinguished: they count as one cause.
     subject = (change.op.line, change.op.op, change.name)
     return "argument", what, line, subject, recompilation_advice.argument_advice(change), details
+
+
+def _op_name(op: str) -> str:
+    """Return the name of an op for the user: without the namespace of this package's own ops."""
+    return op.removeprefix("torch_xla::")
 
 
 def _value(value: Any) -> str:
@@ -137,19 +176,16 @@ def _value(value: Any) -> str:
 
 
 def _explain_ops(difference: GraphDiff, context: RecompilationContext) -> _Parts:
-    parts = []
-    added, removed = _without_getitem(difference.added), _without_getitem(difference.removed)
-    if added:
-        parts.append(f"added {_names(added)}")
-    if removed:
-        parts.append(f"removed {_names(removed)}")
-    what = f"compared with the closest known graph, {'; '.join(parts)}"
+    added, removed = _changed_ops(difference.added, difference.removed)
+    parts = [f"{verb} {_names(ops)}" for verb, ops in (("added", added), ("removed", removed)) if ops]
+    changed = "; ".join(parts) or "the same ops run in another order"
+    what = f"compared with the closest known graph, {changed}"
     names = tuple(sorted({op.op for op in (*added, *removed)}))
     details = {"added": [op.op for op in added], "removed": [op.op for op in removed]}
     if context.cause.startswith("the graph reached"):
         return (
             "limit",
-            f"{what} ({context.cause}).",
+            f"{what} ({context.cause})",
             context.line,
             (context.line,),
             recompilation_advice.CUT,
@@ -158,19 +194,33 @@ def _explain_ops(difference: GraphDiff, context: RecompilationContext) -> _Parts
     # The read that runs this graph comes after its ops and cannot have decided what was recorded.
     deciding = _branching_lines([line for line in context.reads if line != context.line])
     if deciding:
-        what += f". Earlier in this step a value was read at {' and at '.join(deciding)}."
+        what += f"; earlier in this step a value was read at {' and at '.join(deciding)}"
         return "branch", what, deciding[0], (*deciding,), recompilation_advice.WHERE, details | {"reads": deciding}
     line = next((op.line for op in (*difference.added, *difference.removed) if op.line), context.line)
-    return "ops", f"{what}.", line, (line, *names), recompilation_advice.BRANCH, details
+    return "ops", what, line, (line, *names), recompilation_advice.BRANCH, details
 
 
-def _without_getitem(ops: Sequence[graph_summary.OpSummary]) -> Sequence[graph_summary.OpSummary]:
-    """Return the ops without getitem nodes, unless there are no others."""
-    return [op for op in ops if op.op != "torch_xla::getitem"] or ops
+def _changed_ops(
+    added: Sequence[graph_summary.OpSummary], removed: Sequence[graph_summary.OpSummary]
+) -> tuple[list[graph_summary.OpSummary], list[graph_summary.OpSummary]]:
+    """Return the added and the removed ops without those that only moved, and without result selections."""
+    before, after = Counter(op.name for op in removed), Counter(op.name for op in added)
+    moved = before & after
+    return _remove_moved_ops(added, moved), _remove_moved_ops(removed, moved)
+
+
+def _remove_moved_ops(ops: Sequence[graph_summary.OpSummary], moved: Counter[str]) -> list[graph_summary.OpSummary]:
+    rest, found = Counter(moved), []
+    for op in ops:
+        if rest[op.name]:
+            rest[op.name] -= 1
+        elif op.op != graph_diff.GETITEM:
+            found.append(op)
+    return found
 
 
 def _names(ops: Sequence[graph_summary.OpSummary]) -> str:
-    counted = Counter(op.name for op in ops)
+    counted = Counter(_op_name(op.name) for op in ops)
     parts = [name if n == 1 else f"{n} × {name}" for name, n in counted.most_common(4)]
     if len(counted) > 4:
         parts.append(f"{len(counted) - 4} other operators")
@@ -200,7 +250,7 @@ def _explain_results(difference: GraphDiff, context: RecompilationContext) -> _P
     more = ", ".join(f"{n:+} {name}" for name, n in difference.counts.items() if n)
     return (
         "results",
-        f"the results or donated inputs changed ({more})." if more else "the results changed.",
+        f"the results or donated inputs changed ({more})" if more else "the results changed",
         context.line,
         (context.line,),
         recompilation_advice.KEEP,
@@ -209,15 +259,13 @@ def _explain_results(difference: GraphDiff, context: RecompilationContext) -> _P
 
 
 def _explain_evicted(difference: GraphDiff, context: RecompilationContext) -> _Parts:
-    what = "it was compiled before, but its program was evicted from the cache (XLA_COMPILATION_CACHE_SIZE)."
-    return "nothing", what, context.line, (context.line,), "", {}
+    what = "it was compiled before, but its program was evicted from the cache"
+    return "nothing", what, context.line, (context.line,), recompilation_advice.EVICTED, {}
 
 
 def _explain_unknown(difference: GraphDiff, context: RecompilationContext) -> _Parts:
-    what = (
-        "the graph is new, but no compared property differs from a known graph; please report this as a torch_xla bug."
-    )
-    return "unknown", what, context.line, (context.line,), "", {}
+    what = "the graph is new, but no compared property differs from a known graph"
+    return "unknown", what, context.line, (context.line,), recompilation_advice.REPORT, {}
 
 
 def _explain_setting(difference: GraphDiff, context: RecompilationContext) -> _Parts:
@@ -225,13 +273,13 @@ def _explain_setting(difference: GraphDiff, context: RecompilationContext) -> _P
     assert change is not None
     line = context.line if change.op is None else change.op.line or context.line
     if change.name == "place":
-        what = f"the placement changed from {change.old} to {change.new}."
+        what = f"the placement changed from {change.old} to {change.new}"
     elif change.name == "precision":
-        what = f"the float32 matmul precision changed from {_precision(change.old)} to {_precision(change.new)}."
+        what = f"the float32 matmul precision changed from {_precision(change.old)} to {_precision(change.new)}"
     else:
         old, new = (str(dtype).removeprefix("torch.") for dtype in (change.old, change.new))
-        what = f"torch's default dtype changed from {old} to {new} for {change.op.op if change.op else ''}"
-        what += f"{_location_suffix(change.op) if change.op else ''}."
+        what = f"torch's default dtype changed from {old} to {new} for {_op_name(change.op.op) if change.op else ''}"
+        what += f"{_location_suffix(change.op) if change.op else ''}"
     details = {"setting": change.name, "old": change.old, "new": change.new}
     return "setting", what, line, (change.name,), recompilation_advice.ONCE[change.name], details
 
@@ -246,7 +294,7 @@ def _explain_layout(difference: GraphDiff, context: RecompilationContext) -> _Pa
         parts.append(f"{len(difference.layouts) - 3} more inputs have a different sharding")
     details = {"layouts": [(c.index, _format_sharding(c.old), _format_sharding(c.new)) for c in difference.layouts]}
     subject = (context.line, *(change.index for change in difference.layouts))
-    return "layout", "; ".join(parts) + ".", context.line, subject, recompilation_advice.LAYOUT, details
+    return "layout", "; ".join(parts), context.line, subject, recompilation_advice.LAYOUT, details
 
 
 def _format_layout_change(change: LayoutChange, origin: Provenance) -> str:

@@ -9,8 +9,8 @@ A *site* is a device, a user line that runs graphs, and a sync reason. These com
     any               a slice start or an index becomes a program input
 
 Every other compilation is unexpected: it counts as UnexpectedRecompile and gets an Explanation. From the
-XLA_EXPLAIN_RECOMPILATIONS-th on, explanations are also logged (torch_xla.recompilation, WARNING): once per cause, and
-at most three per site.
+TORCH_XLA_EXPLAIN_RECOMPILATIONS-th on, explanations are also logged (torch_xla.recompilation, WARNING): once per cause
+and site; in a watch() block, up to three causes of a site.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from torch_xla._engine.base import messages
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import metrics, step_timings
@@ -37,16 +38,11 @@ log = logging.getLogger("torch_xla.recompilation")
 
 _CALM = 100  # steps without unexpected compilation after which source lines of ops are no longer captured
 _MAX_KNOWN = 64  # graphs per device for comparison with a new graph; graphs of the same site take precedence
-_MAX_MESSAGES_PER_SITE = 3
+_WATCHED_MESSAGES_PER_SITE = 3  # in a watch() block; otherwise 1
 #: Kinds that follow from another change that was explained in the same step.
 _CONSEQUENCES = frozenset({"derived", "layout", "results", "wiring"})
 #: Kinds that are expected at the second run of a site.
 _AT_WARM_UP = frozenset({"ops", "layout", "results", "wiring", "branch", "nothing"})
-
-_UNSTABLE_SITE = (
-    "This line records a new graph on every call. From now on its new graphs are not compiled but interpreted with "
-    "ATen's kernels on the CPU; graphs that recur are compiled. Set TORCH_XLA_COMPILE_POLICY=compile to compile all."
-)
 
 Site = tuple[int, str, str]
 
@@ -78,10 +74,11 @@ class RecompilationTracker:
         self.unexpected = 0
         self.found: deque[Recompilation] = deque(maxlen=1000)
         self.threshold: int | None = None  # overrides TORCH_XLA_EXPLAIN_RECOMPILATIONS
+        self._most_at_site = 1
         self.capture: Callable[[bool], None] = lambda on: None  # enables capturing the source line of each op
         self._ignored = threading.local()  # .depth: the number of nested suspend() blocks of this thread
         self._calm = _CALM  # steps since the last unexpected compilation
-        self.emit: Callable[[Explanation], None] = lambda explanation: log.warning("torch_xla: %s", explanation.text)
+        self.emit: Callable[[Explanation], None] = _log
 
     def ran(self, site: Site) -> None:
         """Count an execution at the site."""
@@ -125,10 +122,10 @@ class RecompilationTracker:
         old = graph_diff.nearest_summary(new, same_site)
         if old is None or not settings.TORCH_XLA_EXPLAIN_RECOMPILATIONS:
             return
-        found = explain_difference(graph_diff.diff_summaries(old, new), context, "unstable graph")
+        found = explain_difference(graph_diff.diff_summaries(old, new), context, unstable=True)
         with self._lock:
             self._reported.add(found.subject)
-        self.emit(replace(found, text=f"{found.text}\n{_UNSTABLE_SITE}"))
+        self.emit(found)
 
     def step_ended(self) -> None:
         """Count a step without unexpected compilation; after _CALM of them, stop capturing source lines."""
@@ -171,7 +168,7 @@ class RecompilationTracker:
             self.unexpected += 1
             if not threshold or self.unexpected < threshold:
                 return False
-            if found.subject in self._reported or self._reported_at[site] >= _MAX_MESSAGES_PER_SITE:
+            if found.subject in self._reported or self._reported_at[site] >= self._most_at_site:
                 return False
             self._reported.add(found.subject)
             self._reported_at[site] += 1
@@ -189,15 +186,21 @@ class RecompilationTracker:
     @contextmanager
     def report_all(self, emit: Callable[[Explanation], None] | None) -> Iterator[None]:
         """In the block, report every cause from the first unexpected compilation on, through ``emit`` if given."""
-        before = self.threshold, self.emit, self._reported, self._reported_at
+        before = self.threshold, self.emit, self._reported, self._reported_at, self._most_at_site
         self.threshold, self._reported, self._reported_at = 1, set(), Counter()
+        self._most_at_site = _WATCHED_MESSAGES_PER_SITE
         self.emit = emit or self.emit
         self._set_line_capture(True)
         try:
             yield
         finally:
-            self.threshold, self.emit, self._reported, self._reported_at = before
+            self.threshold, self.emit, self._reported, self._reported_at, self._most_at_site = before
             self._set_line_capture(False)
+
+
+def _log(explanation: Explanation) -> None:
+    with messages.clear_progress_bars():
+        log.warning("%s", messages.render(explanation.text))
 
 
 def _is_optimizer_state_init(found: Explanation) -> bool:

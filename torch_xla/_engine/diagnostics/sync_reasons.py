@@ -8,7 +8,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.diagnostics import step_timings
 
 SYNC = "user torch_xla.sync"
-READ = "most likely user code trying to access tensor value before torch_xla.sync"
+READ = "value read (.item(), print, ...)"
 LOADER = "torch_xla.sync of a data loader before the next batch"
 STEP = "end of torch_xla.step"
 STEP_TRACE = "end of a profiler StepTrace"
@@ -16,6 +16,8 @@ BEFORE_COMPILED = "torch_xla.compile, which runs pending operations before its f
 COMPILED = "end of a torch_xla.compile function"
 LIMIT = "the graph reached XLA_TRIM_GRAPH_SIZE operations"
 NO_BARRIER = "optimizer step without a step barrier"
+#: The graph has the first step and the beginning of the second: its site is not that of the later, complete steps.
+FIRST_NO_BARRIER = "first optimizer step without a step barrier"
 REPEATED_READ = "read in a loop without a step barrier, which would recompute earlier steps"
 
 

@@ -10,26 +10,23 @@ is warned once, and from then on the graph is flushed after each step of that op
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any
 
 import torch
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dynamo_hooks, user_frames
+from torch_xla._engine.base import dynamo_hooks, messages, user_frames
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import metrics, observer, sync_reasons
 from torch_xla._engine.execution import eager_mode, executor, step_closures
 
-_MESSAGE = (
-    "torch_xla: {name}.step() at {line} was called again without a step barrier since the last call. xla tensors "
-    "are lazy: without a barrier the graph grows with every step. The graph was flushed here and will be flushed after "
-    "every step of this optimizer from now on. Call `torch_xla.sync()` at the end of a step (or "
-    "`xm.optimizer_step(optimizer, barrier=True)`) to mark the end of a step; TORCH_XLA_AUTO_SYNC=0 disables "
-    "this."
+_CAUSE = "xla tensors are lazy: without a sync, the graph grows with every step"
+_FIX = (
+    "call torch_xla.sync() at the end of each step (or xm.optimizer_step(optimizer, barrier=True)); "
+    "TORCH_XLA_AUTO_SYNC=0 turns the automatic sync off"
 )
 
 _lock = fork_safe_lock()
@@ -68,10 +65,12 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     _without_barrier.add(optimizer)
     if not _warned:
         _warned = True
-        message = _MESSAGE.format(name=type(optimizer).__name__, line=user_frames.user_line())
-        warnings.warn(message, UserWarning, stacklevel=4)
+        name = type(optimizer).__name__
+        headline = f"no torch_xla.sync() between calls of {name}.step() at {user_frames.user_line()}"
+        headline += f"; torch_xla now syncs after every {name}.step()"
+        messages.warn(messages.compose(headline, _CAUSE, _FIX, "missing-sync"))
     for device in devices:
-        flush_graph(device, sync_reasons.NO_BARRIER)
+        flush_graph(device, sync_reasons.FIRST_NO_BARRIER)
 
 
 @dynamo_hooks.dynamo_disable

@@ -10,10 +10,9 @@ graph is flushed instead, the user is warned once, and from then on each read at
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from torch_xla._engine.base import user_frames
+from torch_xla._engine.base import messages, user_frames
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.execution import eager_mode
 from torch_xla._engine.job import thread_group
@@ -24,11 +23,8 @@ _LEAST_NEW = 8
 #: Number of nodes computed a third time from which a read flushes. Recomputing fewer costs less than a new program.
 _MOST_RECOMPUTED = 8
 
-_MESSAGE = (
-    "torch_xla: reading a value at {line} recomputes {count} operations of earlier steps: xla tensors are lazy, and "
-    "without a barrier the graph grows with every step. From now on, all pending operations run when this line reads a "
-    "value. Call `torch_xla.sync()` at the end of each step; set TORCH_XLA_AUTO_SYNC=0 to turn this off."
-)
+_CAUSE = "xla tensors are lazy: without a sync, the graph grows with every step"
+_FIX = "call torch_xla.sync() at the end of each step; TORCH_XLA_AUTO_SYNC=0 turns the automatic sync off"
 
 _lines: set[str] = set()
 
@@ -66,8 +62,10 @@ def note(graph: Any) -> bool:
         return False
     line = user_frames.user_line()
     if not _lines:
-        frame = user_frames.user_frame()
-        where = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else (__file__, 0)
-        warnings.warn_explicit(_MESSAGE.format(line=line, count=count), UserWarning, *where)
+        headline = (
+            f"no torch_xla.sync() between steps: the value read at {line} recomputes {count} operations of earlier "
+        )
+        headline += "steps; torch_xla now syncs at every read of this line"
+        messages.warn(messages.compose(headline, _CAUSE, _FIX, "missing-sync"))
     _lines.add(line)
     return True

@@ -31,6 +31,9 @@ from torch_xla._engine.lowering import RULES, decompose
 #: Placeholder for the value of a tensor argument.
 TENSOR = ScalarInput("tensor")
 
+#: The recorder's internal op that selects one result of an op with several.
+GETITEM = "torch_xla::getitem"
+
 #: Schema types of arguments whose numbers are program inputs, except for the special values 0, 1 and -1.
 _NUMBERS = ("number", "Scalar", "Tensor")
 
@@ -139,13 +142,17 @@ def diff_summaries(old: GraphSummary, new: GraphSummary) -> GraphDiff:
     if (argument := next((c for a, b in pairs if (c := _argument_change(a, b))), None)) is not None:
         return GraphDiff("argument", argument=argument)
     if len(old.leaves) != len(new.leaves) or any(
-        (a.inputs, a.tensor_counts) != (b.inputs, b.tensor_counts) for a, b in pairs
+        (a.inputs, a.tensor_counts) != (b.inputs, b.tensor_counts) or _selects_another(a, b) for a, b in pairs
     ):
         return GraphDiff("wiring")
     if (old.roots, old.donated) != (new.roots, new.donated):
         counts = Counter(results=len(new.roots) - len(old.roots), donated=len(new.donated) - len(old.donated))
         return GraphDiff("results", counts=counts)
     return GraphDiff("nothing" if old.is_same_program(new) else "unknown")
+
+
+def _selects_another(old: OpSummary, new: OpSummary) -> bool:
+    return new.op == GETITEM and old.baked != new.baked
 
 
 def _setting_change(old: GraphSummary, new: GraphSummary) -> SettingChange | None:
@@ -226,6 +233,8 @@ def _arguments_by_position(op: OpSummary) -> dict[int, Any]:
 
 
 def _argument_change(old: OpSummary, new: OpSummary) -> ArgumentChange | None:
+    if new.op == GETITEM:  # another result is used: the ops are connected differently
+        return None
     before, after = _arguments_by_position(old), _arguments_by_position(new)
     position = next((i for i in sorted({*before, *after}) if _exact(before.get(i)) != _exact(after.get(i))), None)
     if position is None:
@@ -238,11 +247,11 @@ def _argument_change(old: OpSummary, new: OpSummary) -> ArgumentChange | None:
 
 
 def _describe_argument(op: str, position: int) -> tuple[str, str]:
-    """Return (name, type) of an argument from the op's schema; internal ops and added arguments have no schema."""
+    """Return (name, type) of an argument from the op's schema; both are empty for internal ops, which have none."""
     try:
         argument = dispatcher.schema(decompose.overload(op)).arguments[position]
     except (AttributeError, IndexError, RuntimeError):
-        return f"number {position}", ""
+        return "", ""
     return argument.name, str(argument.type)
 
 

@@ -1,0 +1,55 @@
+"""Warn once for each line at which an op runs on the CPU."""
+
+from __future__ import annotations
+
+from torch_xla._engine.base import messages, user_frames
+from torch_xla._engine.base.settings import settings
+from torch_xla._engine.diagnostics import observer
+
+_STATIC = "use torch.where(mask, x, 0), or torch.topk with a fixed size, so that the shape is static"
+#: Ops whose result shape depends on values: their text in the user's code, and the fix.
+_DATA_DEPENDENT: dict[str, tuple[str, str]] = {
+    "aten::index.Tensor": ("x[mask]", _STATIC),
+    "aten::masked_select": ("torch.masked_select", _STATIC),
+    "aten::nonzero": ("torch.nonzero", "use the mask itself with torch.where(mask, a, b), so that the shape is static"),
+    "aten::_unique": ("torch.unique", ""),
+    "aten::_unique2": ("torch.unique", ""),
+    "aten::unique_dim": ("torch.unique", ""),
+    "aten::unique_consecutive": ("torch.unique_consecutive", ""),
+    "aten::bincount": ("torch.bincount", "use torch.zeros(size).index_add_(0, x, ones), with a fixed size"),
+    "aten::repeat_interleave.Tensor": ("torch.repeat_interleave", "pass output_size=, or repeat by a number"),
+}
+_OUTSIDE = "call it outside the training step, for example in the data loader"
+_ASSIGNMENT = ("x[mask] = values", "use torch.where(mask, values, x), with values of the shape of x")
+_MASK_WRITES = ("aten::index_put_", "aten::_index_put_impl_", "aten::index_put", "aten::_index_put_impl")
+
+_warned: set[tuple[str, str]] = set()  # (op, user line)
+
+
+def handle_fallback(op: str) -> None:
+    """Record a CPU fallback of an op, and warn at its first one at a user line."""
+    line = user_frames.user_line()
+    if settings.TORCH_XLA_WARN_FALLBACK and (op, line) not in _warned:
+        _warned.add((op, line))
+        messages.warn(fallback_message(op, line))
+    observer.on_fallback(op, line)
+
+
+def fallback_message(op: str, line: str) -> str:
+    """Return the message for an op that runs on the CPU at a line."""
+    counter = f"the counter {op} counts the calls"
+    found = _ASSIGNMENT if op in _MASK_WRITES else _DATA_DEPENDENT.get(op.removesuffix(".out").removesuffix("_out"))
+    if found is not None:
+        what, fix = found
+        return messages.compose(
+            f"{what} at {line} has a data-dependent shape, so it runs on the CPU (one device-to-host copy per call)",
+            f"XLA programs have static shapes, and the result shape of {op} depends on values; {counter}",
+            fix or _OUTSIDE,
+            "data-dependent-shape",
+        )
+    return messages.compose(
+        f"{op} at {line} has no lowering, so it runs on the CPU (one device-to-host copy per call)",
+        f"torch_xla does not implement this operator for XLA; {counter}",
+        f"replace it by other operators, or {_OUTSIDE}",
+        "cpu-fallback",
+    )
