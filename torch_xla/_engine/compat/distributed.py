@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import sys
@@ -266,10 +267,13 @@ def omit_fork_warning() -> None:
 
 
 def skip_tpu_backend() -> None:
-    """Make jax start no TPU backend: libtpu prints errors where there is no TPU. Does nothing after jax has started."""
+    """Make jax start no TPU backend: libtpu prints errors where there is no TPU. Does nothing after jax has started.
+
+    The platform stays known to jax: Pallas registers lowerings for it. A factory that returns None has no backend.
+    """
     factories = _FACTORIES.resolve_or_none()
-    if factories is not None:
-        factories.pop("tpu", None)
+    if factories is not None and "tpu" in factories:
+        factories["tpu"] = dataclasses.replace(factories["tpu"], factory=lambda: None, fail_quietly=True)
 
 
 def silence_missing_cuda_driver() -> None:
