@@ -46,10 +46,10 @@ class Architecture(NamedTuple):
 
 
 A = Architecture
-EXPERTS_SPLIT = "how many tokens an expert gets is the size of its operand, and another in each step"
-EXPERTS_CHOSEN = "which tokens an expert gets is an index of as many elements, another number in each step"
-KEPT = "positions that the first step computes are kept for those that follow"
-DELAYS = "the delays that it rolls by are read, and part of the program"
+EXPERTS_SPLIT = "the number of tokens per expert is the size of an operand"
+EXPERTS_CHOSEN = "the number of tokens per expert is the size of an index"
+KEPT = "the first step computes positions that later steps reuse"
+DELAYS = "the model reads delays and uses them as constants of the program"
 
 # fmt: off
 DECODERS = [

@@ -16,14 +16,14 @@ START, END = "<!-- zoo -->\n", "<!-- end of zoo -->"
 def table() -> str:
     """The part of the document between the marks."""
     timm = (*TIMM, *TIMM_SIZED, *TIMM_DOUBLE)
-    lines = ["| family | models | as on the CPU | one program | more | architectures |\n", f"|{' --- |' * 6}\n"]
+    lines = ["| family | models | equal to the CPU | one program | more | architectures |\n", f"|{' --- |' * 6}\n"]
     for family, models in FAMILIES.items():
         once = sum(m.programs == 1 and not m.why for m in models)
         names = ", ".join(m.model for m in models)
         lines.append(f"| {family} | {len(models)} | all | {once} | {len(models) - once} | {names} |\n")
     lines.append(f"| timm | {len(timm)} | all | {len(timm)} | 0 | {', '.join(sorted(timm))} |\n")
-    lines.append("\nThose that are more than one program a step, or compute something on the CPU:\n\n")
-    lines.append("| architecture | programs of a step | on the CPU | |\n| --- | --- | --- | --- |\n")
+    lines.append("\nModels with more than one program per step, or with operations on the CPU:\n\n")
+    lines.append("| architecture | programs per step | operations on the CPU | note |\n| --- | --- | --- | --- |\n")
     rest = [m for models in FAMILIES.values() for m in models if m.programs > 1 or m.fallbacks or m.why]
     return "".join(lines) + "".join(map(_row, rest))
 
@@ -31,9 +31,9 @@ def table() -> str:
 def _row(found: Architecture) -> str:
     fallbacks = ", ".join(f"`{name}`" for name in found.fallbacks)
     why = (
-        f"compiled in each step: {found.why}"
+        f"compiles in every step: {found.why}"
         if found.why
-        else found.again and f"one compiled again in the second: {found.again}"
+        else found.again and f"one program recompiles in step 2: {found.again}"
     )
     return f"| {found.model} | {found.programs} | {fallbacks} | {why} |\n"
 
