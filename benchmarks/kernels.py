@@ -141,7 +141,7 @@ def _norms(shape: tuple[int, ...]) -> list[Row]:
 
 
 def _products(m: int, k: int, n: int, dtype: torch.dtype) -> Row:
-    name = f"product {m}x{k}x{n}, {str(dtype).removeprefix('torch.')}"
+    name = f"matmul {m}x{k}x{n}, {str(dtype).removeprefix('torch.')}"
     return Row(name, "aten::mm", lambda: (R(m, k, dtype=dtype), R(k, n, dtype=dtype)))
 
 
