@@ -31,7 +31,8 @@ LONG_FIRST = [
     "test_diagnostic_variables", "test_data_parallel", "test_env_vars", "test_forked_scripts", "test_cache_folders",
     "test_storage_dtypes", "test_serialization", "test_random_programs", "test_cross_feature", "test_amp",
     "test_last_failure", "test_checkpoint_folders", "test_process_tree", "test_cpu_kernels", "test_kernel_threads",
-    "test_device_memory", "test_devices", "test_jax_options", "test_doctor", "test_stablehlo", "test_compat", "test_first_steps_table",
+    "test_device_memory", "test_devices", "test_jax_options", "test_doctor", "test_stablehlo", "test_compat",
+    "test_first_steps_table",
 ]  # fmt: skip
 
 
