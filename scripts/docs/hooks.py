@@ -43,7 +43,8 @@ def on_files(files: Any, config: Any) -> Any:
                 files.append(File.generated(config, address, content=content))
         else:
             text = path.read_text()
-        files.append(File.generated(config, page, content=site_pages.rewrite_links(text, source, page)))
+        start = f"docs/{page}" if page.startswith("reference/errors/") else source  # `torch-xla explain` has the same
+        files.append(File.generated(config, page, content=site_pages.rewrite_links(text, start, page)))
     return files
 
 

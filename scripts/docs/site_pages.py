@@ -43,7 +43,7 @@ def rewrite_links(markdown: str, source: str, page: str) -> str:
 
     Args:
         markdown: Text of the page.
-        source: Its file, relative to the root of the repository.
+        source: The file, relative to the root of the repository, where its links start.
         page: Its address, relative to the root of the site.
     """
     pages = outside_pages()

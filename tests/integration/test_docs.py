@@ -27,9 +27,11 @@ _BLOCK = re.compile(
 )
 _ONE_PROGRAM = "\n<!-- one program -->\n"
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+ERROR_PAGES = ROOT / "torch_xla" / "_engine" / "explain" / "pages"
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(ERROR_PAGES.glob("*.md")),
     *sorted(p for name in ("torch_xla", "tests", "benchmarks", "examples") for p in (ROOT / name).rglob("README.md")),
 ]
 
@@ -110,8 +112,14 @@ def test_readme_shows_a_program() -> None:
 @pytest.mark.parametrize("path", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in DOCUMENTS])
 def test_links_resolve(path: Path) -> None:
     """Links inside the repository point to existing files."""
-    missing = [link for link in _LINK.findall(path.read_text()) if not (path.parent / link).exists()]
+    missing = [link for link in _LINK.findall(path.read_text()) if not _link_target(path, link).exists()]
     assert not missing
+
+
+def _link_target(path: Path, link: str) -> Path:
+    if path.parent == ERROR_PAGES and "/" in link:  # links start where the site shows the page
+        return Path(os.path.normpath(ROOT / "docs" / "reference" / "errors" / link))
+    return path.parent / link
 
 
 def test_example_trains(tmp_path: Path) -> None:
