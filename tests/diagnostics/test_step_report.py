@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import torch_xla
+from torch_xla._engine.base.messages import shorten_paths
 from torch_xla._engine.compilation import program_cache
 from torch_xla._engine.diagnostics import step_timings
 from torch_xla.debug import bottlenecks, report, report_charts, report_data
@@ -72,18 +73,29 @@ def loop_line(text: str) -> int:
 
 
 def test_bottlenecks_of_the_loop(loop: dict[str, Any]) -> None:
-    found = {v["kind"]: v["text"] for v in loop["bottlenecks"]}
-    assert "input-bound" in found and found["input-bound"].startswith("input-bound: waiting for the DataLoader takes ")
+    found = {v["kind"]: v["text"] for v in loop["bottlenecks"] if v["level"] == "problem"}
+    assert set(found) <= {"input-bound", "fallback", "read"} and found["input-bound"].startswith(
+        "input-bound: waiting for the DataLoader takes "
+    )
     line = loop_line("y.nonzero()")
-    assert found["fallback"].startswith(f"1 fallback per step at {__file__}:{line}: aten::nonzero runs on the CPU")
-    assert found["read"].startswith(f"1 value read per step at {__file__}:{line + 1}: ")
+    assert found["fallback"].startswith(
+        f"fallback: aten::nonzero runs on the CPU, 1 call per step at {__file__}:{line}, "
+    )
+    notes = {v["kind"]: v["text"] for v in loop["bottlenecks"]}
+    assert notes["read"].startswith(f"value read: 1 value read per step at {__file__}:{line + 1}; ")
+    assert "See: torch-xla explain data-dependent-shape" in next(
+        v["advice"] for v in loop["bottlenecks"] if v["kind"] == "fallback"
+    )
 
 
 def test_text(loop: dict[str, Any]) -> None:
     text = str(torch_xla.debug.Report(loop))
-    assert text.startswith("6 steps, ") and "* input-bound: " in text and "aten::nonzero" in text
-    assert re.search(r"^  input +[\d.]+ +\d+% +[\d.]+ +\d+%  #+$", text, re.MULTILINE)
-    assert [line for line in text.splitlines() if len(line) > 120 and "/" not in line] == []
+    assert "\n6 steps, " in text and "\n[problem] input-bound: " in text and "aten::nonzero" in text
+    assert re.search(r"^  input +[\d.]+ ms +\d+% +[\d.]+ ms +\d+%  #+$", text, re.MULTILINE)
+    assert [line for line in text.splitlines() if len(line) > 100 and "/" not in line] == []
+    assert f"torch {torch.__version__}, torch_xla " in text and "device: 1 × CPU" in text and "\ncommand: " in text
+    assert f"{shorten_paths(__file__)}:{loop_line('y.nonzero()')}\n    | y.nonzero()" in text, "quoted source"
+    assert __file__ not in text, "relative paths"
 
 
 def test_last(loop: dict[str, Any]) -> None:
@@ -103,15 +115,23 @@ def test_no_steps() -> None:
         step_timings._history.extend(kept)
 
 
-def numbers(wall: float = 10.0, steps: int = 10, compiled: int = 0, **parts: float) -> dict[str, Any]:
+def numbers(
+    wall: float = 10.0, steps: int = 10, compiled: int = 0, unstable: int = 0, **parts: float
+) -> dict[str, Any]:
     """Return report data in which every step has these parts in ms, and the rest is "other"."""
     every = dict.fromkeys(report_data.CATEGORIES, 0.0) | parts
     every["other"] = wall - sum(parts.values())
-    row = {"parts": every, "wall_ms": wall, "compiled": compiled}
+    row = {
+        "parts": every, "wall_ms": wall, "compiled": compiled, "recompiled": compiled,
+        "recompile_ms": every["compile"], "interpreted": unstable, "unstable": unstable,
+        "unstable_ms": every["interpreted"], "settled": not compiled,
+    }  # fmt: skip
     time = {name: {"settled_ms": ms, "settled_share": ms / wall} for name, ms in every.items()}
     return {
         "steps": {"count": steps, "mean_ms": wall, "ops": 100.0},
-        "settled": {"count": 0 if compiled else steps},
+        "settled": {"count": 0 if compiled else steps, "mean_ms": wall, "median_ms": wall},
+        "warm_up": {"count": 0, "ms": 0.0},
+        "not_compiled": {"lines": ["a.py:5"]} if unstable else {},
         "time": time, "timeline": [row] * steps, "fallbacks": [], "reads": [], "memory": {},
     }  # fmt: skip
 
@@ -119,19 +139,22 @@ def numbers(wall: float = 10.0, steps: int = 10, compiled: int = 0, **parts: flo
 @pytest.mark.parametrize(
     ("data", "kind", "text"),
     [
-        (numbers(tracing=6.0), "tracing-bound", "6 ms of the 10 ms of a step (100 ops, 60.0 µs per op)"),
-        (numbers(input=4.0), "input-bound", "4 ms of the 10 ms"),
-        (numbers(transfers=3.5), "transfer-bound", "3.5 ms of the 10 ms"),
-        (numbers(waiting=3.0, execute=3.0), "device-bound", "6 ms of the 10 ms"),
-        (numbers(compiled=1, compile=5.0), "compile-bound", "8 compilations in the last 8 steps took 40 ms of 80 ms"),
-        (numbers(), "balanced", "No single category"),
+        (numbers(30.0, tracing=26.0), "host-bound", "Python code takes 26 ms of the 30 ms"),
+        (numbers(30.0, input=14.0), "input-bound", "14 ms of the 30 ms"),
+        (numbers(40.0, transfers=14.0), "transfer-bound", "14 ms of the 40 ms"),
+        (numbers(compiled=1, compile=5.0), "compile-bound", "10 recompilations in 10 steps took 50 ms of 100 ms"),
+        (
+            numbers(unstable=1, interpreted=5.0),
+            "interpreted",
+            "10 graphs ran op by op, 50 ms of 100 ms; the graph changes on every call at a.py:5",
+        ),
         (
             numbers() | {"fallbacks": [{"op": "aten::unique", "line": "a.py:3", "per_step": 3.0, "ms_per_step": 0.1}]},
             "fallback",
-            "3 fallbacks per step at a.py:3: aten::unique",
+            "aten::unique runs on the CPU, 3 calls per step at a.py:3",
         ),
         (
-            numbers() | {"reads": [{"line": "a.py:4", "per_step": 2.5, "ms_per_step": 0.1}]},
+            numbers() | {"reads": [{"line": "a.py:4", "per_step": 2.5, "ms_per_step": 0.1, "settled_ms": 0.1}]},
             "read",
             "2.5 values read per step at a.py:4",
         ),
@@ -144,15 +167,63 @@ def numbers(wall: float = 10.0, steps: int = 10, compiled: int = 0, **parts: flo
 )
 def test_bottleneck(data: dict[str, Any], kind: str, text: str) -> None:
     found = bottlenecks.find_bottlenecks(data)
-    assert [v["kind"] for v in found] == [kind]
+    assert [(v["kind"], v["level"]) for v in found] == [(kind, "problem")]
     assert text in found[0]["text"], found
 
 
-def test_rare_events_are_no_bottleneck() -> None:
-    rare = {"op": "aten::unique", "line": "a.py:3", "per_step": 0.1, "ms_per_step": 0.1}
-    assert [v["kind"] for v in bottlenecks.find_bottlenecks(numbers() | {"fallbacks": [rare], "reads": [rare]})] == [
-        "balanced"
+@pytest.mark.parametrize(
+    ("data", "note"),
+    [
+        (numbers(), None),
+        (
+            numbers(tracing=6.0),
+            "tracing-bound: Python and recording take 6 ms of the 10 ms of a step (100 ops, 60.0 µs per",
+        ),
+        (numbers(input=4.0), "input-bound: waiting for the DataLoader takes 4 ms of the 10 ms"),
+        (numbers(transfers=3.5), "transfer-bound: copies between CPU and device take 3.5 ms of the 10 ms"),
+        (numbers(waiting=3.0, execute=3.0), "device-bound: 6 ms of the 10 ms"),
+        (numbers(unstable=1, interpreted=0.2), None),
+        (
+            numbers() | {"reads": [{"line": "a.py:4", "per_step": 1.0, "ms_per_step": 1.0, "settled_ms": 0.1}]},
+            "value read: 1 value read per step at a.py:4",
+        ),
+    ],
+)
+def test_healthy(data: dict[str, Any], note: str | None) -> None:
+    """A note says where the time goes; it is no problem."""
+    first, *rest = bottlenecks.find_bottlenecks(data)
+    assert (first["kind"], first["level"]) == ("healthy", "ok")
+    assert first["text"] == "no problem found: 10 of 10 steps ran known programs only, 10 ms each (median)."
+    assert [(entry["level"], entry["text"].startswith(note or "-")) for entry in rest] == [("note", True)] * bool(note)
+
+
+def test_recompilations_of_a_smaller_last_batch_are_no_problem() -> None:
+    data = numbers(compiled=1, compile=5.0)
+    for row in data["timeline"][2:]:
+        assert row["recompiled"]
+    data["timeline"] = [
+        row | {"recompiled": 0, "recompile_ms": 0.0} if i > 1 else row for i, row in enumerate(data["timeline"])
     ]
+    assert bottlenecks.find_bottlenecks(data)[0]["level"] == "ok"
+
+
+def test_warm_up() -> None:
+    steps = [step_timings.StepRecord("MainThread", 0, number=i, end=10_000_000) for i in range(6)]
+    first = step_timings.InterpretationRecord(3_000_000, 90, "a.py:3", unstable=False)
+    steps[0].interpretations = steps[1].interpretations = (first,)
+    steps[2].compilations = (step_timings.CompilationRecord(0, 4_000_000, 90, "sync", "a.py:3"),)
+    assert [step.is_settled for step in steps] == [False, False, False, True, True, True]
+    rows = [report_data._row(step, 0, 2.0) for step in steps]
+    assert report_data._warm_up(rows) == {"count": 3, "ms": 30.0}
+    assert rows[0]["parts"]["first use"] == 8.0 and rows[0]["parts"]["tracing"] == 2.0
+    assert rows[3]["parts"]["first use"] == 0.0 and rows[3]["parts"]["tracing"] == 10.0
+    assert report_data._warm_up([row | {"settled": False} for row in rows])["count"] == 4, "not all of a dynamic script"
+
+
+def test_rare_events_are_no_bottleneck() -> None:
+    rare = {"op": "aten::unique", "line": "a.py:3", "per_step": 0.1, "ms_per_step": 0.1, "settled_ms": 0.1}
+    found = bottlenecks.find_bottlenecks(numbers() | {"fallbacks": [rare], "reads": [rare]})
+    assert [v["kind"] for v in found] == ["healthy"]
 
 
 @pytest.fixture
@@ -182,7 +253,7 @@ document.body.dataset.fits = fits;
 def test_page_in_a_browser(loop: dict[str, Any], chromium: str, tmp_path: Path) -> None:
     """Loaded from disk without a network, the script runs, every step has a bar, and the charts are drawn."""
     hostile = loop | {
-        "bottlenecks": [{"kind": "x", "text": "</script><b id=hostile>", "advice": "& more"}],
+        "bottlenecks": [{"kind": "x", "level": "problem", "text": "</script><b id=hostile>", "advice": "& more"}],
         "recompilations": [{"times": 2, "text": "why " * 100}],
     }
     page, picture = torch_xla.debug.Report(hostile).save(tmp_path / "report.html"), tmp_path / "page.png"

@@ -25,19 +25,19 @@ def render_html(data: dict[str, Any]) -> str:
         [
             report_html.html_table(
                 "Unsupported dtypes",
-                ("dtype", "ops", "first at", "on the target"),
+                ("dtype", "#ops", "first at", "on the target"),
                 [(r["dtype"], str(r["ops"]), r["line"], r["what"]) for r in data["lacks"]],
             ),
             report_html.html_table(
-                "Recompilations", ("times", "reason"), [(str(r["times"]), r["text"]) for r in data["recompilations"]]
+                "Recompilations", ("#times", "reason"), [(str(r["times"]), r["text"]) for r in data["recompilations"]]
             ),
             report_html.html_table(
                 "CPU fallbacks",
-                ("op", "line", "per step"),
-                [(r["op"], r["line"], f"{r['per_step']:.2f}") for r in data["fallbacks"]],
+                ("#per step", "op", "line"),
+                [(f"{r['per_step']:.2f}", r["op"], r["line"]) for r in data["fallbacks"]],
             ),
             report_html.html_table(
-                "Values read", ("line", "per step"), [(r["line"], f"{r['per_step']:.2f}") for r in data["reads"]]
+                "Values read", ("#per step", "line"), [(f"{r['per_step']:.2f}", r["line"]) for r in data["reads"]]
             ),
         ]
     )
@@ -62,7 +62,7 @@ def _program(row: dict[str, Any]) -> str:
     total = (row["work"] or {}).get("seconds") or 1.0
     expensive = report_html.html_table(
         "Most expensive operations (estimates)",
-        ("share", "time", "operation", "line"),
+        ("#share", "#time", "operation", "line"),
         [
             (f"{e['seconds'] / total:.0%}", report_text.format_duration(e["seconds"]), e["op"] or e["name"], e["line"])
             for e in row["expensive"]
@@ -70,7 +70,7 @@ def _program(row: dict[str, Any]) -> str:
     )
     largest = report_html.html_table(
         "Largest buffers",
-        ("bytes", "what", "line"),
+        ("#size", "what", "line"),
         [(format_bytes(e["bytes"]), e["what"], e["line"]) for e in row["memory"]["largest"]],
     )
     paragraphs = "".join(f"<p>{escape(line)}</p>" for line in lines)

@@ -9,14 +9,17 @@ from typing import Any
 from torch_xla._engine.diagnostics.metrics import format_bytes
 
 COLORS = {
-    "input": "#e8a33d", "tracing": "#4c78a8", "compile": "#d64550", "execute": "#59a14f", "transfers": "#b07aa1",
-    "waiting": "#9c9c9c", "fallbacks": "#8c564b", "other": "#c7c7c7",
+    "input": "#e8a33d", "tracing": "#4c78a8", "first use": "#a0cbe8", "compile": "#d64550", "interpreted": "#f28e8e",
+    "execute": "#59a14f", "transfers": "#b07aa1", "waiting": "#9c9c9c", "fallbacks": "#8c564b", "other": "#c7c7c7",
 }  # fmt: skip
 _WIDTH, _LEFT, _BOTTOM = 960, 70, 20
 
 
 def step_chart(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a stacked bar per step, with a mark above compilations; clipped at three times the 90th percentile."""
+    """Return a stacked bar per step, clipped at three times the 90th percentile.
+
+    A dot above a step marks compilations, a ring graphs that were interpreted.
+    """
     height = 240
     walls = sorted(row["wall_ms"] for row in rows)
     top = min(walls[-1], 3 * walls[int(0.9 * (len(walls) - 1))]) or 1.0
@@ -42,6 +45,11 @@ def _bar(row: dict[str, Any], x: float, width: float, height: int, top: float) -
             out.append(_rect(x, y, width - gap, size, COLORS[name]))
     if row["compiled"]:
         out.append(f'<circle class="compile" cx="{x + width / 2:.2f}" cy="10" r="4" fill="{COLORS["compile"]}"/>')
+    if row["interpreted"]:
+        out.append(
+            f'<circle class="interpreted" cx="{x + width / 2:.2f}" cy="19" r="3" fill="none" '
+            f'stroke="{COLORS["interpreted"]}" stroke-width="1.5"/>'
+        )
     title = f"step {row['number']}: {row['wall_ms']:.3f} ms"
     return f"<title>{escape(title)}</title>{_rect(x, 0, width, height, 'transparent')}" + "".join(out)
 
@@ -81,4 +89,5 @@ def _frame(title: str, height: int, ticks: list[tuple[float, str]], top: float, 
 def legend() -> str:
     """Return the legend of the category colors."""
     items = (f'<span><i style="background:{color}"></i>{name}</span>' for name, color in COLORS.items())
-    return f'<p class="legend">{"".join(items)}</p>'
+    marks = "<span>● compiled a graph</span><span>○ interpreted a graph</span>"
+    return f'<p class="legend">{"".join(items)}{marks}</p>'

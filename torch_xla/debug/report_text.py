@@ -1,52 +1,74 @@
-"""Render a step report as text of at most 120 columns, except for the user's file names."""
+"""Render a step report as text, wrapped at the width of the terminal."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
+from torch_xla._engine.base.messages import shorten_paths, terminal_columns
 from torch_xla._engine.diagnostics.metrics import format_bytes
+from torch_xla.debug.report_environment import environment_lines
 
-_BAR = 24
+_BAR = 20
 _ROWS = 8
 
 
 def render_text(data: dict[str, Any]) -> str:
-    """Return the report as text: bottlenecks, time by category, then events by line."""
-    steps = data["steps"]
-    lines = [
-        f"{steps['count']} steps, {steps['mean_ms']:.2f} ms on average, median {steps['median_ms']:.2f}, "
-        f"90 % below {steps['p90_ms']:.2f}; {steps['ops']:.0f} ops each",
-        "",
-    ]
+    """Return the report as text: process, bottlenecks, time by category, then events by line."""
+    lines = [*environment_lines(data["environment"]), "", summary(data), ""]
     for bottleneck in data["bottlenecks"]:
-        lines += [f"* {bottleneck['text']}", *([f"  {bottleneck['advice']}"] if bottleneck["advice"] else [])]
-    if steps["count"]:
+        lines += format_bottleneck(bottleneck)
+    if data["steps"]["count"]:
         lines += ["", *_times(data)]
-    lines += _section(
-        "Compilations",
-        [
-            f"step {c['step']}: {c['ops']} ops, {c['ms']:.0f} ms, {c['cause']}, {c['line']}"
-            for c in data["compilations"]
-        ],
-    )
-    lines += _section("Unexpected compilations", [f"{r['times']} × {r['text']}" for r in data["recompilations"]])
-    lines += _section("Interpreted graphs", _not_compiled(data["not_compiled"]))
+    lines += _section("Compilations", [
+        f"step {c['step']:>3}  {c['ops']:>5} ops  {c['ms']:>7.0f} ms  {c['cause']}, {_place(c)}"
+        for c in data["compilations"]
+    ])  # fmt: skip
+    lines += _section("Unexpected compilations", [
+        f"{r['times']} × {r['text']}" for r in data["recompilations"]
+    ])  # fmt: skip
+    lines += _section("Interpreted graphs (run op by op)", _not_compiled(data["not_compiled"]))
+    lines += _section("CPU fallbacks", [f"{_rate(r)}  {r['op']}  {_place(r)}" for r in data["fallbacks"]])
+    lines += _section("Values read", [f"{_rate(r)}  {_place(r)}" for r in data["reads"]])
     lines += _section("Persistent compilation cache", _on_disk(data["programs_on_disk"]))
-    lines += _section("CPU fallbacks", [f"{_rate(r)}  {r['op']}  {r['line']}" for r in data["fallbacks"]])
-    lines += _section("Values read", [f"{_rate(r)}  {r['line']}" for r in data["reads"]])
     lines += _section("Memory", [_format_memory(device, info) for device, info in data["memory"].items()])
-    return "\n".join(lines) + "\n"
+    return shorten_paths("\n".join(lines) + "\n")
+
+
+def summary(data: dict[str, Any]) -> str:
+    """Return the number and the times of the steps."""
+    steps, settled = data["steps"], data["settled"]
+    text = f"{steps['count']} steps, {steps['ops']:.0f} ops each, {steps['mean_ms']:.2f} ms on average"
+    if settled["count"]:
+        text += f"; {settled['count']} settled: p50 {settled['median_ms']:.2f} ms, p95 {settled['p95_ms']:.2f} ms"
+    return text
+
+
+def format_bottleneck(bottleneck: dict[str, str]) -> list[str]:
+    """Return a bottleneck as wrapped lines that begin with its level."""
+    mark, indent = f"[{bottleneck['level']}]", " " * 10
+    rows = [f"{mark:<10}{shorten_paths(bottleneck['text'])}"]
+    rows += [indent + shorten_paths(bottleneck["advice"])] if bottleneck["advice"] else []
+    return [line for row in rows for line in _wrap(row, indent)]
+
+
+def _wrap(row: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        row, terminal_columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+        replace_whitespace=False,
+    )  # fmt: skip
 
 
 def _times(data: dict[str, Any]) -> list[str]:
-    settled = data["settled"]["count"]
-    lines = [f"Time of a step            ms   share   of {settled} steps without a compilation: ms   share"]
+    lines = [
+        f"{'Time of a step':<18}{'all':>14}{'share':>8}{'settled':>14}{'share':>8}",
+    ]
     for name, row in data["time"].items():
         if row["ms_per_step"] or row["settled_ms"]:
             bar = "#" * round(_BAR * row["settled_share"])
             lines.append(
-                f"  {name:<12} {row['ms_per_step']:>13.3f} {row['share']:>6.0%} {row['settled_ms']:>38.3f} "
-                f"{row['settled_share']:>6.0%}  {bar}"
+                f"  {name:<16}{row['ms_per_step']:>11.3f} ms{row['share']:>8.0%}{row['settled_ms']:>11.3f} ms"
+                f"{row['settled_share']:>8.0%}  {bar}".rstrip()
             )
     return lines
 
@@ -55,11 +77,19 @@ def _section(title: str, rows: list[str]) -> list[str]:
     if not rows:
         return []
     more = [f"  and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
-    return ["", title, *(f"  {row}" for row in rows[:_ROWS]), *more]
+    lines = []
+    for row in rows[:_ROWS]:
+        first, *rest = shorten_paths(row).splitlines()
+        lines += [*_wrap(f"  {first}", "      "), *(line for part in rest for line in _wrap(f"    {part}", "      "))]
+    return ["", title, *lines, *more]
+
+
+def _place(row: dict[str, Any]) -> str:
+    return f"{row['line']}\n| {row['source']}" if row["source"] else str(row["line"])
 
 
 def _rate(row: dict[str, Any]) -> str:
-    return f"{row['per_step']:.2f} per step, {row['ms_per_step']:.3f} ms"
+    return f"{row['per_step']:>6.2f} per step  {row['ms_per_step']:>9.3f} ms"
 
 
 def _not_compiled(info: dict[str, Any]) -> list[str]:
@@ -67,7 +97,7 @@ def _not_compiled(info: dict[str, Any]) -> list[str]:
         return []
     return [
         f"{info['count']} graphs, {info['ms']:.0f} ms in total",
-        *(f"unstable line: {line}" for line in info["lines"]),
+        *(f"changes on every call: {line}" for line in info["lines"]),
     ]
 
 

@@ -35,10 +35,19 @@ def handle_fallback(op: str) -> None:
     observer.on_fallback(op, line)
 
 
+def is_data_dependent(op: str) -> bool:
+    """Whether an op runs on the CPU because its result shape depends on values."""
+    return op in _MASK_WRITES or _base_name(op) in _DATA_DEPENDENT
+
+
+def _base_name(op: str) -> str:
+    return op.removesuffix(".out").removesuffix("_out")
+
+
 def fallback_message(op: str, line: str) -> str:
     """Return the message for an op that runs on the CPU at a line."""
     counter = f"the counter {op} counts the calls"
-    found = _ASSIGNMENT if op in _MASK_WRITES else _DATA_DEPENDENT.get(op.removesuffix(".out").removesuffix("_out"))
+    found = _ASSIGNMENT if op in _MASK_WRITES else _DATA_DEPENDENT.get(_base_name(op))
     if found is not None:
         what, fix = found
         return messages.compose(

@@ -104,13 +104,15 @@ def observe_compilation(run: GraphRun, place: str, compile_program: Callable[[gr
         program = event.program = compile_program(spec)
         _note_program(program, len(spec.donated))
     duration = time.perf_counter_ns() - start
-    step_timings.current_step().compilations += (step_timings.CompilationRecord(start, duration, ops, cause, line),)
+    record = step_timings.CompilationRecord(start, duration, ops, cause, line)
+    step_timings.current_step().compilations += (record,)
     if _compile_log.isEnabledFor(logging.INFO):
         _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
     context = RecompilationContext(
         line, cause, tuple(step_timings.current_step().reads), _provenances(graph, device), ops, duration / 1e9
     )
-    tracker.compiled((device, cause, line), graph_summary.summarize(spec, graph.key, place), context)
+    found = tracker.compiled((device, cause, line), graph_summary.summarize(spec, graph.key, place), context)
+    record.unexpected = found is not None
     for listener in listeners:
         listener.on_compile_end(event)
     return program
@@ -161,15 +163,21 @@ class ExecutionRecord:
     Args:
       kind: the metric of its time.
       span: a block around the launch.
+      unstable: whether it is interpreted because its site records a new graph on every call.
     """
 
-    __slots__ = ("_cause", "_device", "_kind", "_line", "_ops", "_start", "span")
+    __slots__ = ("_cause", "_device", "_kind", "_line", "_ops", "_start", "_unstable", "span")
 
     def __init__(
-        self, ops: int, where: Site, kind: str, span: AbstractContextManager[Any] = profiler_spans.NOTHING
+        self,
+        ops: int,
+        where: Site,
+        kind: str,
+        span: AbstractContextManager[Any] = profiler_spans.NOTHING,
+        unstable: bool = False,
     ) -> None:
         self._device, self._cause, self._line = where
-        self._ops, self._kind, self.span = ops, kind, span
+        self._ops, self._kind, self.span, self._unstable = ops, kind, span, unstable
         self._start = time.perf_counter_ns()
 
     def launched(self, results: Sequence[jax.Array], token: Any = None) -> None:
@@ -183,7 +191,11 @@ class ExecutionRecord:
         self._record(None if has_ended else first if token is None else token, first)
 
     def finished(self) -> None:
-        """Record that the graph was computed synchronously; errors are only logged."""
+        """Record that the graph was interpreted; errors are only logged."""
+        run = step_timings.InterpretationRecord(
+            time.perf_counter_ns() - self._start, self._ops, self._line, self._unstable
+        )
+        step_timings.current_step().interpretations += (run,)
         self._record(None)
 
     def _record(self, awaited: Any, result: Any = None) -> None:
@@ -229,11 +241,14 @@ def begin_execution(run: GraphRun) -> ExecutionRecord:
     return ExecutionRecord(ops, where, "ExecuteTime", span)
 
 
-def begin_interpretation(run: GraphRun) -> ExecutionRecord:
-    """Record the start of an interpreted graph, which is neither compiled nor launched."""
+def begin_interpretation(run: GraphRun, unstable: bool = False) -> ExecutionRecord:
+    """Record the start of an interpreted graph, which is neither compiled nor launched.
+
+    ``unstable``: its site records a new graph on every call.
+    """
     where = current_site(run)
     recorder.bindings().set_provenance(buffer_provenance.provenance_id("result", where[2]))
-    return ExecutionRecord(run.graph.node_count, where, "InterpretTime")
+    return ExecutionRecord(run.graph.node_count, where, "InterpretTime", unstable=unstable)
 
 
 def on_op_by_op_done(device: int, start: int, eager: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_xla._engine.graph.graph_diff import TENSOR, ArgumentChange, LeafChange
+from torch_xla._engine.graph.graph_diff import GETITEM, TENSOR, ArgumentChange, LeafChange
 from torch_xla._engine.graph.graph_summary import ScalarInput
 
 
@@ -82,6 +82,12 @@ EVICTED = Advice("", "raise XLA_COMPILATION_CACHE_SIZE, the number of cached pro
 REPORT = Advice("", "please report this as a torch_xla bug")
 
 
+ELEMENTS = Advice(
+    "every result that is read separately compiles a new program",
+    "read all of them in one call, .tolist() or .cpu(), instead of one by one",
+)
+
+
 def shape_advice(changes: Sequence[LeafChange]) -> Advice:
     """Return the advice for inputs whose shape or dtype changed."""
     if all(c.old[0] == c.new[0] for c in changes):
@@ -95,6 +101,8 @@ def shape_advice(changes: Sequence[LeafChange]) -> Advice:
 def argument_advice(change: ArgumentChange) -> Advice:
     """Return the advice for a constant argument whose value changed."""
     values = change.old, change.new
+    if change.type == GETITEM:
+        return ELEMENTS
     if TENSOR in values or None in values:
         return SAME
     if change.is_moving_start:

@@ -27,13 +27,27 @@ K = TypeVar("K")
 
 @dataclass(slots=True)
 class CompilationRecord:
-    """One compilation: start and duration (ns of perf_counter), number of ops, sync reason and user line."""
+    """One compilation: start and duration (ns of perf_counter), number of ops, sync reason and user line.
+
+    ``unexpected``: its line had compiled before, and the tracker has an explanation (recompilation_tracker.py).
+    """
 
     start: int
     duration: int
     ops: int
     cause: str
     line: str
+    unexpected: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class InterpretationRecord:
+    """One interpreted graph: duration in ns, ops, user line; ``unstable``: the graph changes on every call."""
+
+    duration: int
+    ops: int
+    line: str
+    unstable: bool
 
 
 @dataclass(slots=True)
@@ -68,6 +82,7 @@ class StepRecord:
     reads: Mapping[str, LineStats] = field(default_factory=_empty_mapping)  # values read, by the user's line
     fallbacks: Mapping[tuple[str, str], LineStats] = field(default_factory=_empty_mapping)  # by op and the user's line
     compilations: tuple[CompilationRecord, ...] = ()
+    interpretations: tuple[InterpretationRecord, ...] = ()
     ops: int = 0  # nodes of the graphs it ran
     peak_bytes: int = 0
 
@@ -77,6 +92,11 @@ class StepRecord:
     @property
     def wall(self) -> int:
         return self.end - self.start
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every graph was known, or is interpreted on every call: no first launch, no compilation."""
+        return not self.compilations and all(run.unstable for run in self.interpretations)
 
     @property
     def tracing(self) -> int:

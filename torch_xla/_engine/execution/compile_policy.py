@@ -212,7 +212,7 @@ def _donated_bytes(run: GraphRun) -> int:
 
 
 def _run_interpreter(run: GraphRun, unstable_site: observer.Site | None) -> Sequence[jax.Array] | None:
-    record = observer.begin_interpretation(run)
+    record = observer.begin_interpretation(run, unstable_site is not None)
     arrays = [replica_program.to_local_array(leaf) for leaf in run.leaves()]
     try:
         results = cpu_interpreter.interpret_graph(run, arrays)

@@ -139,10 +139,11 @@ def diff_summaries(old: GraphSummary, new: GraphSummary) -> GraphDiff:
     if layouts := _layout_changes(old, new):
         return GraphDiff("layout", layouts=layouts)
     pairs = list(zip(old.ops, new.ops, strict=True))
-    if (argument := next((c for a, b in pairs if (c := _argument_change(a, b))), None)) is not None:
+    changes = (c for a, b in pairs if (c := _argument_change(a, b)))
+    if (argument := next(changes, None) or _another_result(new, pairs)) is not None:
         return GraphDiff("argument", argument=argument)
     if len(old.leaves) != len(new.leaves) or any(
-        (a.inputs, a.tensor_counts) != (b.inputs, b.tensor_counts) or _selects_another(a, b) for a, b in pairs
+        (a.inputs, a.tensor_counts) != (b.inputs, b.tensor_counts) for a, b in pairs
     ):
         return GraphDiff("wiring")
     if (old.roots, old.donated) != (new.roots, new.donated):
@@ -151,8 +152,15 @@ def diff_summaries(old: GraphSummary, new: GraphSummary) -> GraphDiff:
     return GraphDiff("nothing" if old.is_same_program(new) else "unknown")
 
 
-def _selects_another(old: OpSummary, new: OpSummary) -> bool:
-    return new.op == GETITEM and old.baked != new.baked
+def _another_result(new: GraphSummary, pairs: Iterable[tuple[OpSummary, OpSummary]]) -> ArgumentChange | None:
+    """Return the first change of which result of an op is used, as a change of its argument ``index``."""
+    for a, b in pairs:
+        if b.op == GETITEM and a.baked != b.baked:
+            producer = b.inputs[0] - len(new.leaves) if b.inputs else -1
+            op = new.ops[producer] if 0 <= producer < len(new.ops) else b
+            (_, old_index), (_, new_index) = a.baked[-1], b.baked[-1]
+            return ArgumentChange(op, "index", GETITEM, old_index, new_index)
+    return None
 
 
 def _setting_change(old: GraphSummary, new: GraphSummary) -> SettingChange | None:
@@ -233,7 +241,7 @@ def _arguments_by_position(op: OpSummary) -> dict[int, Any]:
 
 
 def _argument_change(old: OpSummary, new: OpSummary) -> ArgumentChange | None:
-    if new.op == GETITEM:  # another result is used: the ops are connected differently
+    if new.op == GETITEM:  # see _another_result
         return None
     before, after = _arguments_by_position(old), _arguments_by_position(new)
     position = next((i for i in sorted({*before, *after}) if _exact(before.get(i)) != _exact(after.get(i))), None)
