@@ -17,7 +17,8 @@ _HEAD = """
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10)).to("xla")
+    model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(),
+                          nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)).to("xla")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     def train(x, y):
         optimizer.zero_grad()
@@ -37,18 +38,18 @@ _TAIL = """
 SCRIPTS: dict[str, tuple[str, dict[str, str], set[str]]] = {
     "healthy": (
         """
-    losses = [train(*batch(256))[0] for _ in range(30)]
+    losses = [train(*batch(512))[0] for _ in range(15)]
     print(f"mean loss {torch.stack(losses).mean().item():.1f}"[:9])
         """,
         {}, set(),
     ),
     "healthy, short": ("""
     for _ in range(8):
-        train(*batch(256))
+        train(*batch(512))
         """, {}, set()),
     "healthy, every graph compiled": ("""
     for _ in range(8):
-        train(*batch(256))
+        train(*batch(512))
         """, {"TORCH_XLA_COMPILE_POLICY": "compile"}, set()),
     "masks": (
         """

@@ -131,6 +131,7 @@ def numbers(
         "steps": {"count": steps, "mean_ms": wall, "ops": 100.0},
         "settled": {"count": 0 if compiled else steps, "mean_ms": wall, "median_ms": wall},
         "warm_up": {"count": 0, "ms": 0.0},
+        "device_busy_ms": 0.0,
         "not_compiled": {"lines": ["a.py:5"]} if unstable else {},
         "time": time, "timeline": [row] * steps, "fallbacks": [], "reads": [], "memory": {},
     }  # fmt: skip
@@ -181,7 +182,11 @@ def test_bottleneck(data: dict[str, Any], kind: str, text: str) -> None:
         ),
         (numbers(input=4.0), "input-bound: waiting for the DataLoader takes 4 ms of the 10 ms"),
         (numbers(transfers=3.5), "transfer-bound: copies between CPU and device take 3.5 ms of the 10 ms"),
-        (numbers(waiting=3.0, execute=3.0), "device-bound: 6 ms of the 10 ms"),
+        (numbers(waiting=3.0, execute=3.0), "device-bound: the device runs compiled programs for 6 ms of the 10 ms"),
+        (
+            numbers(30.0, tracing=29.0) | {"device_busy_ms": 28.0},
+            "device-bound: the device runs compiled programs for 28 ms",
+        ),
         (numbers(unstable=1, interpreted=0.2), None),
         (
             numbers() | {"reads": [{"line": "a.py:4", "per_step": 1.0, "ms_per_step": 1.0, "settled_ms": 0.1}]},
@@ -193,7 +198,9 @@ def test_healthy(data: dict[str, Any], note: str | None) -> None:
     """A note says where the time goes; it is no problem."""
     first, *rest = bottlenecks.find_bottlenecks(data)
     assert (first["kind"], first["level"]) == ("healthy", "ok")
-    assert first["text"] == "no problem found: 10 of 10 steps ran known programs only, 10 ms each (median)."
+    assert first["text"] == "no problem found: 10 of 10 steps ran known programs only, " + (
+        f"{data['steps']['mean_ms']:.0f} ms each (median)."
+    )
     assert [(entry["level"], entry["text"].startswith(note or "-")) for entry in rest] == [("note", True)] * bool(note)
 
 

@@ -10,6 +10,7 @@ The thresholds are shares of a step's time, and events per step, above which a b
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -138,21 +139,28 @@ def _host_or_device_bound(data: dict[str, Any]) -> Iterator[Bottleneck]:
     if share["transfers"] >= _TRANSFER_SHARE:
         yield _bottleneck(
             "transfer-bound",
-            "problem" if ms["transfers"] >= _LEAST_MS else "note",
+            "problem" if _median_ms(data, "transfers") >= _LEAST_MS else "note",
             f"transfer-bound: copies between CPU and device take {_ms(ms['transfers'])} of the {step} of a step.",
             "Transfer few large tensors rather than many small ones, and create constants on the device.",
         )
-    # New shapes are traced slowly, because the result shapes of their ops are not cached.
-    if share["tracing"] >= _TRACING_SHARE and not any(_interpreted_graphs(data)):
+    total = sum(ms.values())
+    device = max(ms["waiting"] + ms["execute"], min(total, data["device_busy_ms"]))
+    device_bound = device >= _DEVICE_SHARE * total
+    # Python is slow beside a busy CPU device. New shapes are traced slowly: the result shapes of ops are not cached.
+    if share["tracing"] >= _TRACING_SHARE and not device_bound and not any(_interpreted_graphs(data)):
         yield _tracing_bound(ms["tracing"], data["steps"]["ops"], step)
-    if share["waiting"] + share["execute"] >= _DEVICE_SHARE:
+    if device_bound:
         yield _bottleneck(
             "device-bound",
             "note",
-            f"device-bound: {_ms(ms['waiting'] + ms['execute'])} of the {step} of a step are spent running compiled "
-            "programs and waiting for their values.",
+            f"device-bound: the device runs compiled programs for {_ms(device)} of the {step} of a step.",
             "This is the expected state: use bfloat16, a larger batch or a faster device to go faster.",
         )
+
+
+def _median_ms(data: dict[str, Any], category: str) -> float:
+    """Return the median over settled steps: a busy machine delays some copies by many times their time."""
+    return statistics.median(row["parts"][category] for row in data["timeline"] if row["settled"])
 
 
 def _tracing_bound(spent: float, ops: float, step: str) -> Bottleneck:

@@ -5,6 +5,7 @@ steps             count, mean_ms, median_ms, p95_ms, ops (recorded ops per step)
 settled           count, mean_ms, median_ms, p95_ms of the settled steps, which run no graph for the first time
 warm_up           count and ms of the first steps, which compile or run graphs for the first time
 time              by category: ms_per_step and share over all steps; settled_ms and settled_share over settled steps
+device_busy_ms    time per step in which the device runs programs, also while Python runs
 compilations      step, line, source, cause (sync reason), ops, ms, unexpected
 recompilations    text, line, kind and times (number of compilations) of each unexpected cause
 fallbacks, reads  line, source (and op), per_step, ms_per_step; settled_ms; most expensive first
@@ -74,6 +75,7 @@ def build_report(last: int | None) -> dict[str, Any]:
         "settled": _step_statistics(settled),
         "warm_up": _warm_up(timeline) if not steps or not steps[0].number else {"count": 0, "ms": 0.0},
         "time": _times(timeline),
+        "device_busy_ms": _device_busy(steps[-1].number + 1 if steps else 0),
         "compilations": [_compilation(step, c) for step in steps for c in step.compilations],
         "recompilations": _recompilations(),
         "fallbacks": _line_entries(steps, settled, lambda step: step.fallbacks, ("op", "line")),
@@ -129,6 +131,14 @@ def _times(timeline: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]
         }
         for name in CATEGORIES
     }
+
+
+def _device_busy(steps: int) -> float:
+    metric = metrics.metrics().get("ExecuteTime")
+    if metric is None or not steps:
+        return 0.0
+    count, _, samples = metric.data()
+    return statistics.fmean(value for _, value in samples) / _MS * count / steps
 
 
 def _not_compiled() -> dict[str, Any]:

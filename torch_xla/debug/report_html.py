@@ -39,7 +39,7 @@ const detail = document.getElementById("detail");
 function show(row) {
   const parts = Object.entries(row.parts).filter(p => p[1] > 0).map(p => p[0] + " " + p[1].toFixed(3) + " ms");
   detail.textContent = "step " + row.number + " (" + row.thread + "): " + row.wall_ms.toFixed(3) + " ms, " + row.ops
-    + " ops, peak " + (row.peak_bytes / 1048576).toFixed(1) + " MB" +
+    + " ops, peak " + (row.peak_bytes / 1048576).toFixed(1) + " MB"
     + (row.compiled ? ", " + row.compiled + " compiled" : "")
     + (row.interpreted ? ", " + row.interpreted + " interpreted" : "")
     + "\\n" + parts.join(", ");
