@@ -192,6 +192,7 @@ IN_TESTS_OF_THEIR_OWN = {
     "XLA_USE_EAGER_DEBUG_MODE": _ONE_BY_ONE,
     "XLA_METRICS_FILE": "diagnostics/test_diagnostic_variables.py::test_metrics_file",
     "TORCH_XLA_LOGS": "diagnostics/test_diagnostic_variables.py::test_logs_and_the_default_explanation",
+    "TORCH_XLA_TRACEBACK": "base/test_tracebacks.py::test_internal_frames",
     "XLA_EMIT_STEPLOG": "diagnostics/test_diagnostic_variables.py::test_metrics_to_a_stream_and_steplog",
     "PT_XLA_DEBUG": "diagnostics/test_diagnostic_variables.py::test_analyses",
     "PT_XLA_DEBUG_LEVEL": _ANALYSIS,

@@ -29,3 +29,4 @@ os.environ.setdefault(
     "XLA_PERSISTENT_CACHE_PATH", ""
 )  # tests count compilations, and must not depend on an earlier run
 os.environ.setdefault("TORCH_XLA_COMPILE_POLICY", "compile")  # tests compile programs, except test_compile_policy.py
+os.environ.setdefault("TORCH_XLA_TRACEBACK", "full")  # a failing test shows the frames of the engine

@@ -8,11 +8,14 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo_hooks, import_hooks, logging_config, partitioning
 from torch_xla._engine.base.settings import Settings, settings
+from torch_xla._engine.base.tracebacks import hide_engine_frames
 from torch_xla._engine.compat import dispatcher, dynamo, lax_scan, process_exit, versions
 from torch_xla._engine.compilation import hlo_metadata
 from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
@@ -46,6 +49,7 @@ from torch_xla._engine.torch_patches import (
 _started = False
 
 
+@hide_engine_frames
 def initialize() -> None:
     """Register ``xla`` as a device of this process, once."""
     global _started
@@ -62,13 +66,13 @@ def initialize() -> None:
     lax_scan.use_int32_scan_counters()
     module = recorder.bindings()
     module.set_hooks(
-        device_count=dynamo_hooks.dynamo_disable(devices.count),
-        upload=dynamo_hooks.dynamo_disable(transfers.upload),
-        download=dynamo_hooks.dynamo_disable(transfers.download),
-        transfer=dynamo_hooks.dynamo_disable(transfers.copy_between_devices),
-        materialize=dynamo_hooks.dynamo_disable(executor.materialize),
-        cut=dynamo_hooks.dynamo_disable(barrier.flush_graph),
-        fallback=dynamo_hooks.dynamo_disable(fallback_warning.handle_fallback),
+        device_count=_entry_point(devices.count),
+        upload=_entry_point(transfers.upload),
+        download=_entry_point(transfers.download),
+        transfer=_entry_point(transfers.copy_between_devices),
+        materialize=_entry_point(executor.materialize),
+        cut=_entry_point(barrier.flush_graph),
+        fallback=_entry_point(fallback_warning.handle_fallback),
         fallback_done=dynamo_hooks.dynamo_disable(step_timings.end_fallback),
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
@@ -109,6 +113,11 @@ def initialize() -> None:
     atexit.register(persistent_cache.stop_prefetch)
     atexit.register(background_threads.report_failures)  # threads that still run may use devices
     process_exit.flush_queues_before_atexit()
+
+
+def _entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for the recorder to call: not traced by dynamo, without internal frames in its errors."""
+    return dynamo_hooks.dynamo_disable(hide_engine_frames(dynamo_hooks.dynamo_disable(function)))
 
 
 def _abandon_devices(module: ModuleType) -> None:

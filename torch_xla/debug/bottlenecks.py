@@ -160,7 +160,7 @@ def _host_or_device_bound(data: dict[str, Any]) -> Iterator[Bottleneck]:
 
 def _median_ms(data: dict[str, Any], category: str) -> float:
     """Return the median over settled steps: a busy machine delays some copies by many times their time."""
-    return statistics.median(row["parts"][category] for row in data["timeline"] if row["settled"])
+    return float(statistics.median(row["parts"][category] for row in data["timeline"] if row["settled"]))
 
 
 def _tracing_bound(spent: float, ops: float, step: str) -> Bottleneck:

@@ -131,6 +131,7 @@ _COMPILE_POLICIES = {
     ("interpret", "compile"): "interpret_unstable",
     ("compile", "compile"): "compile",
 }
+TRACEBACKS = SettingType(_parse_choice(("short", "full")), "short or full")
 COMPILE_POLICY = SettingType(
     _parse_choice(tuple(_COMPILE_POLICIES.values())), "one of " + ", ".join(_COMPILE_POLICIES.values())
 )
@@ -404,6 +405,12 @@ class Settings:
     )
     PT_XLA_DEBUG_FILE = Setting(PATH, "", "append the analyses to this file instead of stderr")
     PT_XLA_DEBUG_MAX_FRAME = Setting(COUNT, "8", "maximum number of Python frames in an analysis")
+
+    TORCH_XLA_TRACEBACK = Setting(
+        TRACEBACKS,
+        "short",
+        "short: tracebacks of errors omit the internal frames of torch_xla and jax; full: show them",
+    )
 
     TORCH_XLA_CACHE_DIR = Setting(
         FOLDER_OR_NONE,

@@ -19,6 +19,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo_hooks, messages, user_frames
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
+from torch_xla._engine.base.tracebacks import hide_engine_frames
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import metrics, observer, sync_reasons
 from torch_xla._engine.execution import eager_mode, executor, step_closures
@@ -50,6 +51,7 @@ def flush_graph(device: int, reason: str = sync_reasons.LIMIT) -> None:
 
 
 @dynamo_hooks.dynamo_disable
+@hide_engine_frames
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     global _warned, _anyone_stepped
     devices = _devices(optimizer)
@@ -74,6 +76,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 
 @dynamo_hooks.dynamo_disable
+@hide_engine_frames
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     _in_step.discard(optimizer)
     if optimizer in _without_barrier:
@@ -90,6 +93,7 @@ def _clear_stepped() -> None:
 
 
 @dynamo_hooks.graph_break
+@hide_engine_frames
 def mark_step(wait: bool = False) -> None:
     """End a step: launch everything pending on this thread's device; with ``wait``, block until it is done."""
     devices.check_not_forked()
