@@ -41,6 +41,7 @@ from torch_xla._engine.aot import (
 from torch_xla._engine.aot.target_compiler import DoesNotFitError, ProgramPlacement, TargetError
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.base.messages import shorten_paths
 from torch_xla._engine.graph import graph_spec
 from torch_xla.aot import command, report_data, report_html, report_text
 
@@ -223,6 +224,12 @@ def test_the_report_on_a_loop(here: Target, cold: None) -> None:
     assert "aten::masked_select" in [row["op"] for row in data["fallbacks"]]
     text, page = report_text.render_text(data), report_html.render_html(json.loads(json.dumps(data)))
     assert "fits: " in text and "user torch_xla.sync" in text and "Program 1" in page
+    assert "the script uses 1 of 1 chip" in text and f"torch {torch.__version__}, " in text and "\ncommand: " in text
+    assert 'class="bottleneck ok"' in page and 'class="bottleneck problem"' not in page, "red means bad"
+    assert set(rows[0]["bound"]) == {"compute", "memory", "collectives"}
+    assert re.search(r"bound by (compute|memory bandwidth) \(estimate of each alone: compute ", text)
+    assert f"{shorten_paths(__file__)}:" in text and __file__ not in text, "relative paths"
+    assert "\n  source      torch_xla.sync()\n" in text
 
 
 def test_program_that_does_not_fit(here: Target) -> None:

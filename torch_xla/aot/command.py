@@ -138,7 +138,7 @@ def _run(options: argparse.Namespace, target: Target) -> int:
         collector.compile(seen)
     if options.fill_cache is not None:
         _write_to_cache(options.fill_cache, collector)
-    data = report_data.build_report(collector, failure)
+    data = report_data.build_report(collector, failure, options.script)
     if options.json is not None:
         options.json.write_text(json.dumps(data, indent=1), encoding="utf-8")
     if options.html is not None:

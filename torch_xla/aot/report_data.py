@@ -1,11 +1,14 @@
 """Builds the data of an ahead-of-time report. Bytes are of one chip; times are estimates in seconds.
 
+environment  script, command, date, versions, cpu, as in torch_xla.debug.report(); device: the target
 target       name, chip, chips, hosts, hbm_bytes, peak_flops, hbm_bandwidth, link_bandwidth, source
 fits         whether every program fits into the memory of the chips
 failure      how the script failed, if it did
 abstract     whether nothing was computed, so that values read by the script were zeros
 steps        number of step barriers
-programs     number, cause, line, ops, runs, chips, compile_seconds, error, memory, work, collectives, expensive
+chips_used   the largest number of chips that a program runs on
+programs     number, cause, line, source, ops, runs, chips, compile_seconds, error, memory, work, bound, collectives,
+             expensive; bound: estimated seconds of compute, memory and collectives, each alone
 lacks        dtypes that the script uses and the target does not support natively
 recompilations, fallbacks, reads    as in torch_xla.debug.report()
 """
@@ -13,6 +16,8 @@ recompilations, fallbacks, reads    as in torch_xla.debug.report()
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import sys
 from typing import Any
 
 import torch
@@ -20,18 +25,24 @@ import torch
 from torch_xla._engine.aot.program_collector import CollectedProgram, ProgramCollector
 from torch_xla._engine.aot.target_compiler import DoesNotFitError
 from torch_xla._engine.aot.targets import Target
+from torch_xla._engine.base.messages import shorten_paths
 from torch_xla._engine.device import abstract_device
-from torch_xla.debug import report_data
+from torch_xla.debug import report_data, report_environment
 
 _LARGEST = 5
 
 
-def build_report(collector: ProgramCollector, failure: str | None) -> dict[str, Any]:
-    """Build the report after all programs are compiled."""
+def build_report(collector: ProgramCollector, failure: str | None, script: str = "") -> dict[str, Any]:
+    """Build the report of ``script`` after all programs are compiled."""
     watched = report_data.build_report(None)
     programs = [program_entry(seen, collector.target) for seen in collector.programs]
+    environment = watched["environment"] | {"device": f"compiled for {collector.target.name}, not run on it"}
+    if script:
+        environment |= {"script": shorten_paths(script), "command": _command_line()}
     return {
+        "environment": environment,
         "target": _target(collector.target),
+        "chips_used": max((row["chips"] for row in programs), default=0),
         "fits": all(row["memory"]["fits"] for row in programs),
         "failure": failure,
         "abstract": abstract_device.is_enabled(),
@@ -41,6 +52,24 @@ def build_report(collector: ProgramCollector, failure: str | None) -> dict[str, 
         "recompilations": watched["recompilations"],
         "fallbacks": watched["fallbacks"],
         "reads": watched["reads"],
+    }
+
+
+def _command_line() -> str:
+    """Return the command line of the user, without the option for the subprocess that compiles."""
+    arguments = sys.orig_argv[1:]
+    if "--within" in arguments:
+        position = arguments.index("--within")
+        del arguments[position : position + 2]
+    return shorten_paths(shlex.join(["python", *arguments]))
+
+
+def _bound(work: dict[str, Any], collectives: list[dict[str, Any]], target: Target) -> dict[str, float]:
+    """Return the estimated seconds of each resource of a chip, if the others cost nothing."""
+    return {
+        "compute": work["flops"] / target.chip.flops["bf16"],
+        "memory": work["bytes"] / target.chip.hbm_bandwidth,
+        "collectives": sum(row["seconds"] for row in collectives),
     }
 
 
@@ -56,18 +85,22 @@ def _target(target: Target) -> dict[str, Any]:
 def program_entry(seen: CollectedProgram, target: Target) -> dict[str, Any]:
     """Return the entry of one program."""
     found = seen.found
+    work = None if found is None else dataclasses.asdict(found.work) | {"intensity": found.work.intensity}
+    collectives = [dataclasses.asdict(row) for row in found.collectives] if found else []
     return {
         "number": seen.number,
         "cause": seen.cause,
         "line": seen.line,
+        "source": report_environment.source_line(seen.line),
         "ops": len(seen.spec.nodes),
         "runs": seen.runs,
         "chips": seen.lowered.chips if seen.lowered else 1,
         "compile_seconds": seen.seconds,
         "error": None if seen.error is None else str(seen.error),
         "memory": _memory_entry(seen, target),
-        "work": None if found is None else dataclasses.asdict(found.work) | {"intensity": found.work.intensity},
-        "collectives": [dataclasses.asdict(row) for row in found.collectives] if found else [],
+        "work": work,
+        "bound": None if work is None else _bound(work, collectives, target),
+        "collectives": collectives,
         "expensive": [dataclasses.asdict(row) for row in found.expensive] if found else [],
     }
 

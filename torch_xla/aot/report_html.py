@@ -6,20 +6,20 @@ import json
 from html import escape
 from typing import Any
 
+from torch_xla._engine.base.messages import shorten_paths
 from torch_xla._engine.diagnostics.metrics import format_bytes
 from torch_xla.aot import report_text
 from torch_xla.debug import report_html
 
 _COLORS = {"arguments": "#4c78a8", "new": "#59a14f", "temporaries": "#e8a33d", "others": "#9c9c9c"}
 _WIDTH = 960
-_FAILURE_STYLE = "border-left: 4px solid #d64550; padding: .2em 1em"
 
 
 def render_html(data: dict[str, Any]) -> str:
     """Return the HTML file."""
     target = data["target"]
     title = f"{target['name']}: {report_text.fit_summary(data)}"
-    failure = f'<div class="bottleneck"><p>{escape(data["failure"])}</p></div>' if data["failure"] else ""
+    result = "".join(report_html.html_bottleneck(row) for row in _results(data))
     programs = "".join(_program(row) for row in data["programs"])
     tables = "".join(
         [
@@ -45,19 +45,35 @@ def render_html(data: dict[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{report_html.STYLE}</style></head><body><h1>{escape(title)}</h1>"
-        f"<p>{target['chips']} × {escape(target['chip'])}, {format_bytes(target['hbm_bytes'])} each</p>{failure}"
+        f"{report_html.environment_table(data['environment'])}"
+        f"<p>{target['chips']} × {escape(target['chip'])}, {format_bytes(target['hbm_bytes'])} each; "
+        f"{escape(report_text.chips_summary(data))}</p>{result}"
         f"{programs}{tables}<p>{escape(' '.join(report_text.estimate_notes(data)))}</p>"
         f'<script type="application/json" id="data">{stored}</script></body></html>\n'
     )
 
 
+def _results(data: dict[str, Any]) -> list[dict[str, str]]:
+    """Return whether the programs fit, and the failures, with their levels."""
+    errors = [f"program {row['number']}: {row['error']}" for row in data["programs"] if row["error"]]
+    texts = [text for text in (data["failure"], *errors) if text]
+    if not data["fits"]:
+        texts.insert(0, report_text.fit_summary(data))
+    if texts:
+        return [{"level": "problem", "text": text, "advice": ""} for text in texts]
+    count = len(data["programs"])
+    text = f"{count} program{'s'[: count != 1]} compiled; the memory of a chip is sufficient."
+    return [{"level": "ok", "text": text, "advice": ""}]
+
+
 def _program(row: dict[str, Any]) -> str:
     head = f"Program {row['number']}: {row['ops']} ops, ran {report_text.format_run_count(row['runs'])}"
-    lines = [f"{row['cause']}, {row['line']}", report_text.format_memory(row["memory"])]
+    source = f"  {row['source']}" if row["source"] else ""
+    lines = [f"{row['cause']}, {row['line']}{source}", report_text.format_memory(row["memory"])]
     if row["error"]:
         lines.append(row["error"])
     if row["work"] is not None:
-        lines += [report_text.format_cost(row["work"]), report_text.format_time(row)]
+        lines += [report_text.format_cost(row["work"]), report_text.format_time(row), report_text.format_bound(row)]
     lines += [report_text.format_collective(found) for found in row["collectives"]]
     total = (row["work"] or {}).get("seconds") or 1.0
     expensive = report_html.html_table(
@@ -73,7 +89,7 @@ def _program(row: dict[str, Any]) -> str:
         ("#size", "what", "line"),
         [(format_bytes(e["bytes"]), e["what"], e["line"]) for e in row["memory"]["largest"]],
     )
-    paragraphs = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    paragraphs = "".join(f"<p>{escape(shorten_paths(line))}</p>" for line in lines)
     return f"<h2>{escape(head)}</h2>{_memory_bar(row['memory'])}{paragraphs}{expensive}{largest}"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_xla._engine.base.messages import shorten_paths
 from torch_xla._engine.diagnostics.metrics import format_bytes
+from torch_xla.debug.report_environment import environment_lines
 
 _ROWS = 8
 
@@ -16,9 +18,12 @@ def render_text(data: dict[str, Any]) -> str:
     count, steps = len(data["programs"]), data["steps"]
     lines = [
         "",
+        *environment_lines(data["environment"]),
+        "",
         f"{target['name']}: {target['chips']} × {target['chip']}{machines}; each {format_bytes(target['hbm_bytes'])} "
         f"of HBM, {_format_rate(target['peak_flops'])}FLOP/s (bf16), {_format_rate(target['hbm_bandwidth'])}B/s",
         f"{fit_summary(data)}: {count} program{'s'[: count != 1]}, {steps} step{'s'[: steps != 1]}",
+        chips_summary(data),
         *([f"{data['failure']}; the report covers what ran before"] if data["failure"] else []),
     ]
     for row in data["programs"]:
@@ -34,7 +39,23 @@ def render_text(data: dict[str, Any]) -> str:
     lines += _section("CPU fallbacks", fallbacks)
     lines += _section(read, [f"{r['per_step']:.2f} per step  {r['line']}" for r in data["reads"]])
     lines += ["", *estimate_notes(data)]
-    return "\n".join(lines) + "\n"
+    return shorten_paths("\n".join(lines) + "\n")
+
+
+def chips_summary(data: dict[str, Any]) -> str:
+    """Return how many chips of the target the programs use."""
+    used, chips = data["chips_used"], data["target"]["chips"]
+    hint = "" if used == chips else " (to use all, start one process per chip or shard the model over a mesh)"
+    return f"the script uses {used} of {chips} chip{'s'[: chips != 1]}{hint}"
+
+
+def format_bound(row: dict[str, Any]) -> str:
+    """Format which resource bounds the time of a program, and the time of each alone."""
+    names = {"compute": "compute", "memory": "memory bandwidth", "collectives": "collectives"}
+    bound = {name: seconds for name, seconds in row["bound"].items() if seconds or name != "collectives"}
+    largest = max(bound, key=lambda name: bound[name])
+    times = ", ".join(f"{names[name]} {format_duration(seconds)}" for name, seconds in bound.items())
+    return f"bound by {names[largest]} (estimate of each alone: {times})"
 
 
 def fit_summary(data: dict[str, Any]) -> str:
@@ -49,7 +70,7 @@ def estimate_notes(data: dict[str, Any]) -> list[str]:
     """Return the explanation of the estimates."""
     return [
         "Memory is reported by the compiler. Times are estimates from published specifications of the chip",
-        f"({data['target']['source']}): for an operation, the larger of its products at the peak rate and its bytes at",
+        f"({data['target']['source']}): for an operation, the larger of its FLOPs at the peak rate and its bytes at",
         "the HBM bandwidth; for a collective, its bytes over all links of a chip; summed, as if nothing overlapped.",
     ]
 
@@ -59,6 +80,7 @@ def _program(row: dict[str, Any]) -> list[str]:
     lines = [
         f"Program {row['number']}: {row['ops']} ops{chips}, ran {format_run_count(row['runs'])}; "
         f"{row['cause']}, {row['line']}",
+        *([f"  source      {row['source']}"] if row["source"] else []),
         f"  memory      {format_memory(row['memory'])}",
     ]
     if row["error"]:
@@ -69,6 +91,7 @@ def _program(row: dict[str, Any]) -> list[str]:
     if row["work"] is None:
         return lines
     lines += [f"  work        {format_cost(row['work'])}", f"  time        {format_time(row)}"]
+    lines += [f"  bound       {format_bound(row)}"]
     lines += [f"  collectives {format_collective(found)}" for found in row["collectives"]]
     total = row["work"]["seconds"] or 1.0
     lines += [f"  {'expensive' if not i else '':<11} {format_expensive_op(found, total)}"
@@ -107,7 +130,7 @@ def format_cost(row: dict[str, Any]) -> str:
     unknown = f"; {row['unknown_loops']} loops with unknown trip count count once" if row["unknown_loops"] else ""
     unknown += f"; {row['unknown_kernels']} kernels with unknown cost count as zero" if row["unknown_kernels"] else ""
     return (
-        f"{_format_rate(row['flops'])}FLOP, {_format_rate(row['products'])} of them in products; "
+        f"{_format_rate(row['flops'])}FLOP, {_format_rate(row['products'])} of them in matmuls; "
         f"{_format_rate(row['bytes'])}B of HBM traffic; {row['intensity']:.1f} FLOP/B{unknown}"
     )
 
