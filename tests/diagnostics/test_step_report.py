@@ -98,6 +98,15 @@ def test_text(loop: dict[str, Any]) -> None:
     assert __file__ not in text, "relative paths"
 
 
+def test_events(loop: dict[str, Any]) -> None:
+    rows = loop["events"]
+    assert {"compile", "execute", "transfer to device"} <= set(rows)
+    assert all(0 < row["p50_ms"] <= row["p95_ms"] <= row["total_ms"] for row in rows.values())
+    assert re.search(
+        r"^  execute +\d+ +[\d.]+ ms +[\d.]+ ms +[\d.]+ ms$", str(torch_xla.debug.Report(loop)), re.MULTILINE
+    )
+
+
 def test_last(loop: dict[str, Any]) -> None:
     assert report(last=2).as_dict()["steps"]["count"] == 2
     with pytest.raises(ValueError, match=r"^report: last=0: expected at least 1 step"):

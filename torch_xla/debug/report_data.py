@@ -12,6 +12,7 @@ fallbacks, reads  line, source (and op), per_step, ms_per_step; settled_ms; most
 not_compiled      count and ms of the interpreted graphs; the unstable lines, which record a new graph on every call
 programs_on_disk  folder, bytes, limit (0: none), and the programs loaded, kept (stored) and removed by this process;
                   empty without a persistent compilation cache
+events            by kind (compile, execute, ...): count, total_ms, p50_ms and p95_ms of all events of this process
 memory            by device: bytes_used, bytes_limit, peak_bytes_used
 bottlenecks       kind, level (problem, note or ok), text, advice (bottlenecks.py); the problems first
 timeline          for each step: number, thread, start_ms, wall_ms, parts (ms by category), ops, peak_bytes, settled;
@@ -84,6 +85,7 @@ def build_report(last: int | None) -> dict[str, Any]:
         ),
         "not_compiled": _not_compiled(),
         "programs_on_disk": _programs_on_disk(),
+        "events": _event_times(),
         "memory": _memory_section(),
         "timeline": timeline,
     }
@@ -197,6 +199,25 @@ def _sum_by_line(tables: Sequence[Mapping[Any, step_timings.LineStats]]) -> dict
             total.count += stats.count
             total.duration += stats.duration
     return sums
+
+
+#: Metric -> its name in the report. "execute" is the time on the device.
+_EVENTS = {
+    "CompileTime": "compile", "ExecuteTime": "execute", "InterpretTime": "interpret",
+    "TransferToServerTime": "transfer to device", "TransferFromServerTime": "transfer from device",
+}  # fmt: skip
+
+
+def _event_times() -> dict[str, dict[str, float]]:
+    rows = {}
+    found = metrics.metrics()
+    for name, title in _EVENTS.items():
+        if name in found:
+            count, total, samples = found[name].data()
+            values = sorted(value / _MS for _, value in samples)
+            p50, p95 = (values[int(share * len(values))] for share in (0.5, 0.95))
+            rows[title] = {"count": count, "total_ms": total / _MS, "p50_ms": p50, "p95_ms": p95}
+    return rows
 
 
 def _memory_section() -> dict[str, dict[str, int]]:

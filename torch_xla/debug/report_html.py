@@ -104,6 +104,10 @@ def _tables(data: dict[str, Any]) -> str:
         (str(c["step"]), str(c["ops"]), f"{c['ms']:.0f} ms", "yes" if c["unexpected"] else "", c["cause"], _place(c))
         for c in data["compilations"]
     ]
+    events = [
+        (name, str(row["count"]), *(f"{row[column]:.3f} ms" for column in ("p50_ms", "p95_ms", "total_ms")))
+        for name, row in data["events"].items()
+    ]
     reasons = [(str(r["times"]), r["text"]) for r in data["recompilations"]]
     places = [(*_rate(r), r["op"], _place(r)) for r in data["fallbacks"]]
     reads = [(*_rate(r), _place(r)) for r in data["reads"]]
@@ -111,6 +115,7 @@ def _tables(data: dict[str, Any]) -> str:
         [
             html_table("Time of a step", ("", "#all steps", "#share", "#settled steps", "#share"), time),
             html_table("Compilations", ("#step", "#ops", "#time", "unexpected", "sync reason", "line"), compilations),
+            html_table("Events", ("", "#count", "#p50", "#p95", "#total"), events),
             html_table("Unexpected compilations", ("#times", "explanation"), reasons),
             html_table(
                 "Interpreted graphs", ("#graphs", "#time", "lines that change on every call"), _not_compiled(data)

@@ -19,7 +19,7 @@ def render_text(data: dict[str, Any]) -> str:
     for bottleneck in data["bottlenecks"]:
         lines += format_bottleneck(bottleneck)
     if data["steps"]["count"]:
-        lines += ["", *_times(data)]
+        lines += ["", *_times(data), "", *_events(data)]
     lines += _section("Compilations", [
         f"step {c['step']:>3}  {c['ops']:>5} ops  {c['ms']:>7.0f} ms  {c['cause']}, {_place(c)}"
         for c in data["compilations"]
@@ -70,6 +70,14 @@ def _times(data: dict[str, Any]) -> list[str]:
                 f"  {name:<16}{row['ms_per_step']:>11.3f} ms{row['share']:>8.0%}{row['settled_ms']:>11.3f} ms"
                 f"{row['settled_share']:>8.0%}  {bar}".rstrip()
             )
+    return lines
+
+
+def _events(data: dict[str, Any]) -> list[str]:
+    lines = [f"{'Events':<22}{'count':>8}{'p50':>15}{'p95':>15}{'total':>16}"]
+    for name, row in data["events"].items():
+        times = f"{row['p50_ms']:>12.3f} ms{row['p95_ms']:>12.3f} ms{row['total_ms']:>13.1f} ms"
+        lines.append(f"  {name:<20}{row['count']:>8}{times}")
     return lines
 
 
