@@ -19,7 +19,7 @@ try:
     print(torch_xla.devices())
 except RuntimeError as error:
     print(str(error).splitlines()[0])
-print("tpu" in xla_bridge._backend_errors)
+print("libtpu.so" in str(xla_bridge._backend_errors.get("tpu")))
 """
 
 
