@@ -30,6 +30,9 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
     jax function while the tensor is in use. If the device stores the dtype in a narrower storage dtype
     (``XLA_USE_BF16``), the array is a copy.
 
+    Args:
+      tensor: an xla tensor of any shape and dtype.
+
     Raises:
       TypeError: the tensor is not on an xla device.
 
@@ -50,6 +53,9 @@ def from_jax(array: jax.Array) -> torch.Tensor:
     array sharded over several devices, is copied to the current xla device. The array stays usable; do not delete it or
     donate it to a jax function while the tensor is in use.
 
+    Args:
+      array: a jax.Array of any shape.
+
     Raises:
       TypeError: the argument is not an array, or torch does not support its dtype.
       ValueError: the array was deleted, or has shards in other processes.
@@ -68,8 +74,17 @@ def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Convert a jax function to a differentiable function of xla tensors; jax.vjp provides the gradient.
 
     Forward and backward are one node of the graph each. Arguments are as for
-    ``torch_xla.core.xla_builder.call_jax``. Results of integer dtypes, and arguments that do not require a gradient,
-    have no gradient. There is no second derivative: a backward pass with ``create_graph=True`` raises RuntimeError.
+    [call_jax][torch_xla.core.xla_builder.call_jax]. Results of integer dtypes, and arguments that do not require a
+    gradient, have no gradient. There is no second derivative.
+
+    Args:
+      function: a jax function; array arguments are xla tensors, other arguments are constants.
+
+    Returns:
+      A function of xla tensors with the same arguments.
+
+    Raises:
+      RuntimeError (by a backward pass): a second derivative is requested (``create_graph=True``).
 
     Examples:
       >>> import jax
@@ -96,6 +111,12 @@ def torch_function_as_jax(function: Callable[..., Any]) -> Callable[..., Any]:
     runs at each call, or once per jax trace, on abstract xla tensors (shape and dtype only). A function that draws
     random numbers requires ``seed=``, an integer.
 
+    Args:
+      function: a function of xla tensors without side effects.
+
+    Returns:
+      A function of jax arrays that jax.jit, jax.grad and jax.vmap can transform.
+
     Raises:
       RuntimeError: the function is not pure: it reads values, uses xla tensors that are not arguments, or writes to an
         argument.
@@ -115,7 +136,11 @@ def torch_function_as_jax(function: Callable[..., Any]) -> Callable[..., Any]:
 def module_as_jax(module: torch.nn.Module) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
     """Convert a module on xla to ``(function, parameters)``; ``function(parameters, *args, **kwargs)`` is forward.
 
-    ``parameters`` holds the module's parameters and buffers by name and shares their memory (see to_jax).
+    ``parameters`` holds the module's parameters and buffers by name and shares their memory (see
+    [to_jax][torch_xla.interop.to_jax]).
+
+    Args:
+      module: a module whose parameters and buffers are on xla.
 
     Examples:
       >>> import jax

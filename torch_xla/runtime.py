@@ -41,6 +41,9 @@ def set_device_type(pjrt_device: str) -> None:
 
     Sets PJRT_DEVICE.
 
+    Args:
+      pjrt_device: ``CPU``, ``TPU``, ``CUDA``, or the name of a plugin's device type.
+
     Raises:
       RuntimeError: a device of another type is in use.
     """
@@ -63,7 +66,15 @@ def is_bf16_supported() -> bool:
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
-    """Return an xla device; see torch_xla.core.xla_model.xla_device. Starts the backend."""
+    """Return an xla device; see [xm.xla_device][torch_xla.core.xla_model.xla_device]. Starts the backend.
+
+    Args:
+      n: device ordinal; default: the current device.
+      devkind: required device type: ``CPU``, ``TPU`` or ``CUDA``.
+
+    Raises:
+      RuntimeError: no device of this type exists, or no device with this ordinal (then also an IndexError).
+    """
     from torch_xla.core import xla_model
 
     return xla_model.xla_device(n, devkind)
@@ -204,9 +215,9 @@ def is_spmd() -> bool:
 def use_spmd(auto: bool | None = False) -> None:
     """Enable SPMD: ``xla:0`` becomes a virtual device over all devices of the job, on which tensors can be sharded.
 
-    A tensor is replicated until torch_xla.distributed.spmd.mark_sharding shards it; XLA partitions the computation and
-    inserts the collectives. Call this function before the first tensor is created; existing xla tensors are replicated
-    when they are next used. With several processes, each runs the same script on the same values.
+    A tensor is replicated until [mark_sharding][torch_xla.distributed.spmd.mark_sharding] shards it; XLA partitions the
+    computation and inserts the collectives. Call this function before the first tensor is created; existing xla tensors
+    are replicated when they are next used. With several processes, each runs the same script on the same values.
 
     Args:
       auto: must be false. XLA chooses shardings only for unannotated tensors.

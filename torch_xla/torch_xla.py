@@ -25,6 +25,9 @@ R = TypeVar("R")
 def device(index: int | None = None) -> torch.device:
     """Return the xla device with this ordinal; default: the current one.
 
+    Args:
+      index: ordinal of the device; None is the current device of this thread.
+
     Raises:
       IndexError, RuntimeError: the device does not exist (the exception is an instance of both).
 
@@ -79,7 +82,11 @@ def real_devices() -> list[str]:
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
-    """Run the step barrier: compile the program of all pending operations (or find it in the cache) and start it.
+    """Run the step barrier: start all pending operations as one program, which is compiled or found in the cache.
+
+    By default the first runs of a graph that is expensive to compile are interpreted, op by op; see
+    ``TORCH_XLA_COMPILE_POLICY``. [step][torch_xla.step] and
+    [MpDeviceLoader][torch_xla.distributed.parallel_loader.MpDeviceLoader] run the same barrier.
 
     Args:
       wait: return only after the device has finished. ``XLA_SYNC_WAIT=1`` makes every sync wait.
@@ -140,10 +147,18 @@ def compile(
 
     Args:
       f: the function; None for the decorator with arguments and for the context manager.
-      full_graph: raise RuntimeError, at the line that reads a value, if part of the graph runs before the end.
+      full_graph: require one graph, which no line of the function may run in part by reading a value.
       name: name for messages; default: the name of the function. Contexts with the same name share a graph count.
-      max_different_graphs: raise RuntimeError when more different graphs than this are compiled; wrappers of one
-        function share a count.
+      max_different_graphs: maximum number of different graphs that are compiled; wrappers of one function share a
+        count.
+
+    Returns:
+      The compiled function, with the arguments and results of ``f``; without ``f``, a decorator that is also a context
+      manager.
+
+    Raises:
+      RuntimeError (by a call): with ``full_graph``, a line reads a value; or there are more different graphs than
+        ``max_different_graphs``.
 
     Examples:
       >>> import torch
@@ -172,13 +187,13 @@ def launch(
     In a process that torchrun (or spawn) has started, call ``fn(LOCAL_RANK, *args)`` instead.
 
     Args:
-      fn: the function; it must be picklable.
-      args: its further arguments.
-      start_method: as for multiprocessing; see xla_multiprocessing.spawn.
+      fn: a function at the top level of a module.
+      args: its further arguments, which are pickled.
+      start_method: ``spawn``, ``fork`` or ``forkserver``; see [spawn][torch_xla.distributed.xla_multiprocessing.spawn].
       debug_single_process: run in this process, on one device.
 
     Raises:
-      See xla_multiprocessing.spawn.
+      As [spawn][torch_xla.distributed.xla_multiprocessing.spawn].
 
     Examples:
       One process, on this device; without ``debug_single_process`` there is one process per device of the host:
@@ -200,6 +215,13 @@ def launch(
 @dynamo_hooks.graph_break
 def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:
     """Seed the random number generator of one xla device (default: the current one).
+
+    Args:
+      seed: an integer; its low 64 bits are used.
+      device: an xla device, its name or its ordinal; default: the current device.
+
+    Raises:
+      IndexError, RuntimeError: the device does not exist (the exception is an instance of both).
 
     Examples:
       >>> import torch

@@ -30,7 +30,7 @@ class GradScaler(torch.amp.GradScaler):
       >>> from torch_xla.amp import GradScaler, autocast, syncfree
       >>> model = torch.nn.Linear(4, 1).to("xla")
       >>> optimizer = syncfree.SGD(model.parameters(), lr=0.1)
-      >>> scaler = GradScaler()
+      >>> scaler = GradScaler(init_scale=1024.0)
       >>> for _ in range(2):
       ...     optimizer.zero_grad()
       ...     with autocast("xla", dtype=torch.float16):
@@ -40,7 +40,7 @@ class GradScaler(torch.amp.GradScaler):
       ...     scaler.update()
       ...     torch_xla.sync()
       >>> scaler.get_scale()
-      65536.0
+      1024.0
     """
 
     def __init__(

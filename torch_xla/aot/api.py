@@ -86,6 +86,14 @@ def compile(function: Callable[..., Any], *args: Any, target: str | Target, **kw
     after any call. CPU tensors among the arguments are moved to the device. The program computes what a
     ``torch_xla.sync()`` after the call would compute, including in-place writes.
 
+    Args:
+      function: a function of xla tensors, such as a training step.
+      args, kwargs: its arguments.
+      target: name of a target, such as ``"v5e"``, ``"v5e:2x2"`` or ``"h100"``, or a Target.
+
+    Returns:
+      The program, with its memory, cost, collectives and HLO.
+
     Raises:
       ValueError: the target does not exist, or the function records nothing.
       MissingCompilerError: the compiler of the target is not installed.
@@ -128,8 +136,13 @@ def load(data: bytes) -> jax.stages.Compiled:
     """Load an executable from ``Compiled.serialize`` onto this machine's devices, as a ``jax.stages.Compiled``.
 
     The executable takes (floats, ints, *inputs), in the order of the recorder. For the programs of a script, prefer
-    ``fill_cache``: the engine finds them by itself. Load data from trusted sources only. Raises the errors of jax and
-    XLA if versions or devices differ.
+    ``fill_cache``: the engine finds them by itself. Load data from trusted sources only.
+
+    Args:
+      data: bytes from ``Compiled.serialize``.
+
+    Raises:
+      Exception: jax or XLA rejects the executable, because versions or devices differ.
     """
     payload, in_tree, out_tree = pickle.loads(data)
     executables.initialize_kernels(payload)

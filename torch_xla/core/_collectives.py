@@ -39,8 +39,10 @@ def all_reduce(
 ) -> torch.Tensor | list[torch.Tensor]:
     """Reduce over the replica group and multiply by ``scale``.
 
+    There is no gradient; see [torch_xla.core.functions.all_reduce][].
+
     Args:
-      reduce_type: ``sum``, ``mul``, ``min``, ``max``, ``and`` or ``or``.
+      reduce_type: ``sum``, ``mul``, ``min``, ``max``, ``and`` or ``or``; also as constants: ``xm.REDUCE_SUM``.
       inputs: a tensor of any shape, or a list of tensors, which are updated in place.
       scale: factor of the result; ignored with one replica.
       groups: replica groups, as lists of ordinals; None is one group of all replicas.
@@ -82,6 +84,8 @@ def all_gather(
     use_global_device_ids: bool | None = None,
 ) -> torch.Tensor:
     """Concatenate the group's values along ``dim``, in order of ordinals.
+
+    There is no gradient; see [torch_xla.core.functions.all_gather][].
 
     Args:
       value: tensor of the same shape and dtype on every replica of the group.
@@ -201,6 +205,10 @@ def all_to_all(
       groups: replica groups, as lists of ordinals; None is one group of all replicas.
       pin_layout: accepted for compatibility.
 
+    Returns:
+      A tensor whose size along ``split_dimension`` is divided, and along ``concat_dimension`` multiplied, by
+      ``split_count``.
+
     Raises:
       ValueError: ``split_count`` is not the group size or does not divide the dimension.
     """
@@ -213,7 +221,15 @@ def all_to_all(
 
 
 def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Send ``value`` along each (source, target) pair of ordinals; a replica that is not a target receives zeros."""
+    """Send ``value`` along each (source, target) pair of ordinals; a replica that is not a target receives zeros.
+
+    Args:
+      value: tensor of the same shape and dtype on every replica.
+      pairs: (source, target) ordinals; a replica is the source, and the target, of at most one pair.
+
+    Returns:
+      A tensor with the shape and dtype of ``value``.
+    """
     if replicas.world_size() == 1:
         return value.detach().clone() if [list(pair) for pair in pairs] == [[0, 0]] else torch.zeros_like(value)
     return collectives.collective_permute(value, pairs)

@@ -29,7 +29,15 @@ def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def all_reduce_bucketized_gradients(
     gradients: list[torch.Tensor], scale: float, groups: Groups, pin_layout: bool, bucket_cap_mb: int = 0
 ) -> None:
-    """Sum gradients over the group, times ``scale``, in place; ``bucket_cap_mb`` MB per collective, 0: all in one."""
+    """Sum gradients over the group, times ``scale``, in place; ``bucket_cap_mb`` MB per collective, 0: all in one.
+
+    Args:
+      gradients: xla tensors of any shape and dtype, updated in place.
+      scale: factor of the sum.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+      pin_layout: accepted for compatibility.
+      bucket_cap_mb: size of a bucket in MiB; 0 puts all gradients into one collective.
+    """
     for bucket in buckets(gradients, bucket_cap_mb):
         all_reduce(REDUCE_SUM, bucket, scale, groups, pin_layout)
 
@@ -50,7 +58,11 @@ def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Groups = None, pi
 
 
 def broadcast_master_param(model: torch.nn.Module) -> None:
-    """Copy the parameters and buffers of replica 0 to all replicas, in place; starts the transfer immediately."""
+    """Copy the parameters and buffers of replica 0 to all replicas, in place; starts the transfer immediately.
+
+    Args:
+      model: a module on xla. All replicas must call this function.
+    """
     from torch_xla import torch_xla as _top
 
     with torch.no_grad():

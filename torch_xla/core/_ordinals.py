@@ -14,13 +14,20 @@ from torch_xla._engine.job import replicas
 
 
 def xrt_world_size(defval: int = 1) -> int:
-    """Return the number of replicas of the job; ``defval`` outside a job."""
+    """Return the number of replicas of the job; ``defval`` outside a job.
+
+    Args:
+      defval: result outside a job.
+    """
     count = replicas.world_size()
     return count if count > 1 else defval
 
 
 def get_ordinal(defval: int = 0) -> int:
     """Return this replica's ordinal among all replicas, from 0; ``defval`` outside a job.
+
+    Args:
+      defval: result outside a job.
 
     Examples:
       >>> import torch_xla.core.xla_model as xm
@@ -31,7 +38,11 @@ def get_ordinal(defval: int = 0) -> int:
 
 
 def get_local_ordinal(defval: int = 0) -> int:
-    """Return this replica's ordinal among the replicas of this host, from 0; ``defval`` outside a job."""
+    """Return this replica's ordinal among the replicas of this host, from 0; ``defval`` outside a job.
+
+    Args:
+      defval: result outside a job.
+    """
     return replicas.local_ordinal() if replicas.world_size() > 1 else defval
 
 
@@ -42,6 +53,12 @@ def is_master_ordinal(local: bool = True) -> bool:
 
 def master_print(*args: Any, fd: TextIO | None = None, local: bool = False, flush: bool = False) -> None:
     """Print on the first replica of the job only, or with ``local`` on the first replica of each host.
+
+    Args:
+      args: values, as for print.
+      fd: output file; default: standard output.
+      local: print on the first replica of each host.
+      flush: flush the file.
 
     Examples:
       >>> import torch_xla.core.xla_model as xm
@@ -79,7 +96,16 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
 
 
 def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None) -> list[bytes]:
-    """Exchange ``payload`` between all replicas, or those of ``ordinals``; return the payloads in order of ordinals."""
+    """Exchange ``payload`` between all replicas, or those of ``ordinals``; return the payloads in order of ordinals.
+
+    Args:
+      payload: bytes of this replica.
+      ordinals: ordinals of the replicas that take part; default: all.
+      tag: name of the rendezvous; default: ``xla_rendezvous``.
+
+    Raises:
+      RuntimeError: as for rendezvous.
+    """
     return rendezvous(tag or "xla_rendezvous", payload, ordinals or ())
 
 
@@ -88,6 +114,17 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> A
 
     The data is pickled, as by torch.distributed.all_gather_object: only trusted processes may have access to the
     job's coordinator.
+
+    Args:
+      tag: name of the rendezvous, the same on all replicas.
+      data: any object that torch.save takes.
+      reduce_fn: function of the list of all replicas' data, in order of ordinals.
+
+    Returns:
+      The result of ``reduce_fn``, on every replica.
+
+    Raises:
+      RuntimeError: some replicas do not arrive within TORCH_XLA_RENDEZVOUS_TIMEOUT seconds; the message names them.
 
     Examples:
       Average a metric over the replicas:

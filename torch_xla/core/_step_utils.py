@@ -98,6 +98,10 @@ class RateTracker:
 def fork_rng(device: torch.device | str | None = None, enabled: bool = True) -> Iterator[None]:
     """Restore the random number state of a device (default: the current one) when the block ends.
 
+    Args:
+      device: an xla device or its name; default: the current device.
+      enabled: False: do nothing.
+
     Examples:
       >>> import torch
       >>> import torch_xla.core.xla_model as xm

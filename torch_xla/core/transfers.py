@@ -175,7 +175,14 @@ def _restore_parameter(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tens
 
 
 def check_view_sharing(obj: Any) -> None:
-    """Raise RuntimeError if two different tensors in the nested structure share memory on an xla device."""
+    """Check that no two different tensors in the nested structure share memory on an xla device.
+
+    Args:
+      obj: nested lists, tuples, dicts and objects with tensors.
+
+    Raises:
+      RuntimeError: two tensors share memory.
+    """
     module = recorder.bindings()
     owner: dict[int, int] = {}
 

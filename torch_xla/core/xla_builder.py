@@ -43,7 +43,7 @@ def call_jax(
 
     Returns:
       The results of the function, with xla tensors of jax's dtypes in place of arrays. They have no gradient; use
-      ``torch_xla.interop.jax_function`` for a differentiable function.
+      [jax_function][torch_xla.interop.jax_function] for a differentiable function.
 
     Raises:
       TypeError: a tensor is not on xla, a constant has no hash or no ``__eq__``, or a result has a dtype that torch
@@ -71,7 +71,12 @@ def create_builder(name: str) -> Builder:
 
 
 def mkshape(dtype: str, sizes: Sequence[int]) -> Shape:
-    """Return the shape of an array, from an element type (see Type) and sizes."""
+    """Return the shape of an array, from an element type (see Type) and sizes.
+
+    Args:
+      dtype: name of an element type, such as ``f32``; see Type.
+      sizes: the sizes of the dimensions.
+    """
     return Shape.create(dtype, sizes)
 
 
@@ -81,7 +86,11 @@ def tensor_shape(tensor: torch.Tensor, device: Any = None) -> Shape:
 
 
 def mkparam(builder: Builder, param_num: int, shape: Shape) -> Op:
-    """Return a parameter of the computation; numbers start at 0. Raises ValueError if the number is in use."""
+    """Return a parameter of the computation; numbers start at 0.
+
+    Raises:
+      ValueError: the number is in use.
+    """
     return _builder.parameter(builder, param_num, shape)
 
 
@@ -91,12 +100,23 @@ def mkleaf(builder: Builder, num: int, tensor: torch.Tensor) -> Op:
 
 
 def mkop(name: str, ops: Sequence[Op], **kwargs: Any) -> Op:
-    """Apply the XLA operation ``name`` (``Add``, ``SliceInDim``) to the operands. Raises AttributeError if unknown."""
+    """Apply the XLA operation ``name`` (``Add``, ``SliceInDim``) to the operands.
+
+    Raises:
+      AttributeError: the operation does not exist.
+    """
     return _builder.by_name(name, ops, **kwargs)
 
 
 def create_computation(name: str, fn: Callable[..., Op], shapes: Sequence[Shape], **kwargs: Any) -> Computation:
-    """Return the computation that ``fn`` builds from parameters of these shapes."""
+    """Return the computation that ``fn`` builds from parameters of these shapes.
+
+    Args:
+      name: name of the computation.
+      fn: a function of Ops that returns an Op.
+      shapes: the shapes of its parameters.
+      kwargs: keyword arguments of ``fn``.
+    """
     builder = Builder(name)
     return fn(*(_builder.parameter(builder, i, shape) for i, shape in enumerate(shapes)), **kwargs).build(name)
 
@@ -104,7 +124,13 @@ def create_computation(name: str, fn: Callable[..., Op], shapes: Sequence[Shape]
 def jax_func_to_xla_computation(
     jax_func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, name: str | None = None
 ) -> Computation:
-    """Convert a jax function, with arguments as for call_jax, to a computation of their tensors in order."""
+    """Convert a jax function, with arguments as for call_jax, to a computation of their tensors in order.
+
+    Args:
+      jax_func: the function.
+      args, kwargs: example arguments, as for call_jax.
+      name: name of the computation; default: the name of the function.
+    """
     # The function is traced when the computation is used, so it gets the arrays of that call.
     args, kwargs = jax.tree.map(constant_keys.copy_array, (tuple(args), dict(kwargs or {})))
     signature = jax_function.flatten_arguments("jax_func_to_xla_computation", args, kwargs)

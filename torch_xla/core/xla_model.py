@@ -86,14 +86,26 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
 
 
 def get_xla_supported_devices(devkind: str | None = None, max_devices: int | None = None) -> list[str] | None:
-    """Return the names of the xla devices, of one device type if requested; None if there are none."""
+    """Return the names of the xla devices, of one device type if requested; None if there are none.
+
+    Args:
+      devkind: ``CPU``, ``TPU`` or ``CUDA``; default: any type.
+      max_devices: maximum number of names; default: all.
+
+    Returns:
+      Names such as ``["xla:0", "xla:1"]``, or None.
+    """
     kinds = [real.split(":")[0] for real in _top.real_devices()]
     names = [f"xla:{i}" for i, kind in enumerate(kinds) if devkind in (None, kind)]
     return names[:max_devices] or None
 
 
 def xla_real_devices(devices: Sequence[torch.device | str] | None = None) -> list[str]:
-    """Return the hardware device of each given xla device (default: all), such as ``CPU:0``."""
+    """Return the hardware device of each given xla device (default: all), such as ``CPU:0``.
+
+    Args:
+      devices: xla devices or their names; default: all of this process.
+    """
     real = _top.real_devices()
     return real if devices is None else [real[_recorder.ordinal(d)] for d in devices]
 
@@ -124,7 +136,11 @@ def xla_replication_devices(local_devices: Sequence[torch.device | str] | None =
 
 
 def xla_device_hw(device: torch.device | str) -> str:
-    """Return the device type of an xla device: ``CPU``, ``CUDA`` or ``TPU``."""
+    """Return the device type of an xla device: ``CPU``, ``CUDA`` or ``TPU``.
+
+    Args:
+      device: an xla device or its name.
+    """
     return xla_real_devices([device])[0].split(":")[0]
 
 
@@ -134,7 +150,11 @@ def is_xla_tensor(tensor: torch.Tensor) -> bool:
 
 
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
-    """Run the step barrier; equivalent to torch_xla.sync.
+    """Run the step barrier; equivalent to [torch_xla.sync][].
+
+    Args:
+      wait: return only after the device has finished.
+      reset_scope: accepted for compatibility.
 
     Examples:
       >>> import torch
@@ -149,6 +169,9 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
 
 def wait_device_ops(devices: Sequence[str] = ()) -> None:
     """Wait until all operations that were started on the devices (default: all) have finished.
+
+    Args:
+      devices: names of xla devices; default: all. Pending operations that no barrier has started stay pending.
 
     Examples:
       Measure the time of a step on the device:
@@ -174,7 +197,11 @@ def wait_device_ops(devices: Sequence[str] = ()) -> None:
 
 
 def unlazy(tensors: Sequence[torch.Tensor]) -> None:
-    """Compute the values of the tensors and wait for them."""
+    """Compute the values of the tensors and wait for them.
+
+    Args:
+      tensors: tensors of any shape and dtype; those that are not on xla are ignored.
+    """
     for device in {t.device.index for t in tensors if is_xla_tensor(t)}:
         nodes = _recorder.bindings().nodes_of([t for t in tensors if t.device.index == device])
         _executor.materialize(nodes, device)
@@ -189,6 +216,9 @@ def optimizer_step(
     pin_layout: bool = True,
 ) -> Any:
     """Average the gradients over the replicas, then call ``optimizer.step(**optimizer_args)``.
+
+    Do not use it with [FSDP][torch_xla.distributed.fsdp.XlaFullyShardedDataParallel] or
+    [ZeRO][torch_xla.distributed.zero_redundancy_optimizer.ZeroRedundancyOptimizer], which average gradients themselves.
 
     Args:
       optimizer: the optimizer.
@@ -221,6 +251,10 @@ def optimizer_step(
 def set_rng_state(seed: int, device: torch.device | str | None = None) -> None:
     """Set the random number state of a device (default: the current one) to a 64-bit integer.
 
+    Args:
+      seed: the state, a 64-bit integer, such as one that get_rng_state returned.
+      device: an xla device or its name; default: the current device.
+
     Examples:
       >>> import torch_xla.core.xla_model as xm
       >>> xm.set_rng_state(1234)
@@ -232,6 +266,9 @@ def set_rng_state(seed: int, device: torch.device | str | None = None) -> None:
 
 def get_rng_state(device: torch.device | str | None = None) -> int:
     """Return the random number state of a device as an integer that set_rng_state takes.
+
+    Args:
+      device: an xla device or its name; default: the current device.
 
     Examples:
       Save the state, and draw the same numbers again:
@@ -248,7 +285,11 @@ def get_rng_state(device: torch.device | str | None = None) -> int:
 
 
 def xla_device_kind(device: torch.device | str | None = None) -> str:
-    """Return the vendor's name of the hardware of a device."""
+    """Return the vendor's name of the hardware of a device.
+
+    Args:
+      device: an xla device or its name; default: the current device.
+    """
     return _devices.device_kind(_recorder.ordinal(device))
 
 
@@ -256,6 +297,9 @@ def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
     """Return the StableHLO text of the graph of ``tensors``, or of all pending operations of the current device.
 
     Its arguments are the scalars of the graph (float64[n], int64[m]), then the tensors that it reads. Nothing runs.
+
+    Args:
+      tensors: xla tensors of one device; default: all pending operations of the current device.
 
     Raises:
       ValueError: the tensors are not on one xla device.
@@ -271,7 +315,10 @@ def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> byt
 def get_memory_info(device: torch.device | str | None = None) -> dict[str, int]:
     """Return the memory use of a device (default: the current one), on every backend.
 
-    torch_xla.debug.memory lists the memory by source location.
+    [torch_xla.debug.memory.summary][] lists the memory by source location.
+
+    Args:
+      device: an xla device or its name; default: the current device.
 
     Returns:
       ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used``, and ``kb_free`` and ``kb_total`` in KB of 1024 bytes, as
@@ -295,6 +342,9 @@ def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
     """Compute all of the tensors before any later operation that reads one of them; XLA moves no operation across.
 
     Operates in place; autograd and tensor versions do not change. An empty list is a no-op.
+
+    Args:
+      tensors: xla tensors of any shape and dtype.
 
     Raises:
       ValueError: a tensor is not on an xla device.

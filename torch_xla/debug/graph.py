@@ -115,7 +115,11 @@ def dot_source(graph: Graph) -> str:
 
 
 def svg(graph: Graph) -> str:
-    """Return a graph as SVG. Raises RuntimeError if Graphviz is missing or fails."""
+    """Return a graph as SVG, drawn by Graphviz.
+
+    Raises:
+      RuntimeError: Graphviz is missing or fails.
+    """
     command = shutil.which("dot")
     if command is None:
         raise RuntimeError(

@@ -28,6 +28,9 @@ def buffers(device: torch.device | str | int | None = None) -> list[BufferInfo]:
     ``kind`` is upload, result (of a program), fallback (an op that ran on the CPU) or transfer (from another device).
     ``line`` is the user line that created the buffer; for a result, the line that ran the program.
 
+    Args:
+      device: an xla device, its name or its ordinal; default: the current device.
+
     Examples:
       >>> import torch
       >>> import torch_xla
@@ -61,6 +64,10 @@ def peak_per_step() -> list[int]:
 
 def summary(device: torch.device | str | int | None = None, rows: int = 20) -> str:
     """Return a table of bytes and number of buffers by line and kind: the ``rows`` largest.
+
+    Args:
+      device: an xla device, its name or its ordinal; default: the current device.
+      rows: maximum number of rows.
 
     Examples:
       >>> import torch
@@ -98,6 +105,10 @@ def no_leak(device: torch.device | str | int | None = None, tolerance: int = 0) 
 
     Runs pending operations and collects garbage before and after the block. Create permanent state (an optimizer's)
     before the block.
+
+    Args:
+      device: an xla device, its name or its ordinal; default: the current device.
+      tolerance: number of bytes that may remain.
 
     Raises:
       LeakError: lists, by line, the buffers that the block created and that are still alive.

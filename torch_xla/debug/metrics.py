@@ -26,6 +26,9 @@ def counter_names() -> list[str]:
 def counter_value(name: str) -> int | None:
     """Return the value of a counter, by its name or an alias; None if it is zero.
 
+    Args:
+      name: name of a counter, such as ``MarkStep``, or upstream's name for it.
+
     Examples:
       >>> import torch
       >>> import torch_xla
@@ -47,6 +50,9 @@ def metric_names() -> list[str]:
 
 def metric_data(name: str) -> tuple[int, float, tuple[tuple[float, float], ...]] | None:
     """Return (number of samples, sum, last (time in s, value) pairs), durations in ns; None without samples.
+
+    Args:
+      name: name of a metric, such as ``CompileTime``, or upstream's name for it.
 
     Examples:
       Number and total time of the executions so far:
@@ -110,6 +116,10 @@ def metrics_report() -> str:
 
 def short_metrics_report(counter_names: list[str] | None = None, metric_names: list[str] | None = None) -> str:
     """Return the report of named metrics and counters; default: compilation, execution, transfers, fallbacks.
+
+    Args:
+      counter_names: counters to include; default: ``CachedSyncTensors`` and ``MarkStep``.
+      metric_names: metrics to include; default: the times of compilation, execution and transfers.
 
     Examples:
       >>> import torch

@@ -36,6 +36,11 @@ def save(name: str, tensor: torch.Tensor, step: int | None = None) -> None:
     """Write the tensor to ``{name}.{n}``; n is ``step``, or counts the calls for the name.
 
     Only the first process writes, and only if a folder is set.
+
+    Args:
+      name: name of the tensor.
+      tensor: a tensor on any device; waits for its value.
+      step: number in the file name; default: the number of earlier calls for the name.
     """
     folder = _folder if _configured else settings.MODELCMP_SAVEDIR
     if folder is None or jax.process_index() != 0:
@@ -54,6 +59,11 @@ def compare_tensors(
 
     Elements differ if they are further apart than ``atol + rtol * |tensor2|``; NaN equals NaN. The tensors may be on
     any device.
+
+    Args:
+      tensor1, tensor2: tensors on any device.
+      rtol, atol: relative and absolute tolerance.
+      max_diffs: maximum number of differing elements in the report.
     """
     a, b = tensor1.detach().cpu(), tensor2.detach().cpu()
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -84,6 +94,10 @@ def compare(
     """Compare two folders written by save(); return "" if there are no differences.
 
     Reports files that are in only one folder, then differences, in the order in which the first run wrote the files.
+
+    Args:
+      save_dir1, save_dir2: the folders.
+      rtol, atol, max_diffs: as for compare_tensors.
     """
     first, second = ({p.name: p for p in Path(folder).iterdir()} for folder in (save_dir1, save_dir2))
     rows = [f"{name}: only in {save_dir1}" for name in sorted(first.keys() - second.keys())]

@@ -107,7 +107,11 @@ class StepTrace(Trace):
 
 
 def trace_me(scope: str) -> Callable[[F], F]:
-    """Decorate a function so that every call is a Trace of that name."""
+    """Decorate a function so that every call is a Trace of that name.
+
+    Args:
+      scope: name of the span.
+    """
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -121,7 +125,13 @@ def trace_me(scope: str) -> Callable[[F], F]:
 
 
 def start_trace(log_dir: str | os.PathLike[str]) -> None:
-    """Start a profile of this process, and the backend. Raises RuntimeError if a profile is running.
+    """Start a profile of this process, and the backend.
+
+    Args:
+      log_dir: the folder in which stop_trace writes ``plugins/profile``.
+
+    Raises:
+      RuntimeError: a profile is running.
 
     Examples:
       >>> import torch
@@ -136,7 +146,10 @@ def start_trace(log_dir: str | os.PathLike[str]) -> None:
 
 
 def stop_trace() -> None:
-    """End the profile and write it to ``log_dir``/plugins/profile. Raises RuntimeError if none is running.
+    """End the profile and write it to the folder of start_trace.
+
+    Raises:
+      RuntimeError: no profile is running.
 
     Examples:
       >>> import os
@@ -154,6 +167,10 @@ def start_server(port: int, only_on_master: bool = True) -> object | None:
 
     A second call returns the server of the first one. With ``only_on_master`` (the default), processes other than the
     first start no server and return None.
+
+    Args:
+      port: TCP port of the server.
+      only_on_master: start it in the first process of the job only.
 
     Returns:
       The server, which runs as long as the caller holds a reference.

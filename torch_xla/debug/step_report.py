@@ -35,11 +35,20 @@ class Report:
 
 
 def report(last: int | None = None) -> Report:
-    """Return a report of how the ``last`` steps spent their time (default: all recorded steps, at most a thousand).
+    """Return a report of how the ``last`` steps spent their time (default: all recorded steps).
 
     A step ends at a barrier: torch_xla.sync(), xm.mark_step(), or a device loader. Its time is split into input
     (waiting for a DataLoader), tracing (Python and recording), compile, execute (launching programs), transfers,
-    waiting (for device values), fallbacks (ops on the CPU) and other. Raises ValueError for a ``last`` below 1.
+    waiting (for device values), fallbacks (ops on the CPU) and other.
+
+    Args:
+      last: number of steps; default: all recorded steps, at most 1000.
+
+    Returns:
+      The report; ``str()`` of it is text, ``save`` writes an HTML page.
+
+    Raises:
+      ValueError: ``last`` is below 1.
 
     Examples:
       >>> import torch

@@ -193,7 +193,7 @@ class MpDeviceLoader:
     Args:
       loader: the wrapped loader.
       device: an xla device; default: the current one.
-      kwargs: arguments of ParallelLoader.
+      kwargs: arguments of [ParallelLoader][torch_xla.distributed.parallel_loader.ParallelLoader].
 
     Examples:
       >>> import torch

@@ -84,6 +84,10 @@ def assume_pure_torch(func: F, use_cache: bool = False) -> F:
 
     The values that the function closes over may then change. A call that records the same operations as an earlier one
     is not lowered again and uses the same operation.
+
+    Args:
+      func: the function.
+      use_cache: trace the function once per structure, shapes, dtypes and constants of its arguments, as assume_pure.
     """
     pure = PureFunction("assume_pure_torch", func, is_cached=use_cache)
 
@@ -95,7 +99,7 @@ def assume_pure_torch(func: F, use_cache: bool = False) -> F:
 
 
 def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Convert a jax function to a differentiable function of xla tensors; see ``torch_xla.interop.jax_function``."""
+    """Convert a jax function to a differentiable function of xla tensors; see [torch_xla.interop.jax_function][]."""
 
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -109,6 +113,9 @@ class PureModule(nn.Module):
 
     Parameters and buffers are arguments, so they may change between calls; a forward pass that writes to one raises an
     error. Training modes of submodules (``train``, ``eval``) are constants. Forward hooks run during tracing.
+
+    Args:
+      module: a module on xla.
     """
 
     def __init__(self, module: nn.Module) -> None:

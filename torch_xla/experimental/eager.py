@@ -14,7 +14,11 @@ from torch_xla._engine.execution import executor
 
 
 def eager_mode(enable: bool) -> None:
-    """Enable or disable eager mode for all threads of the process. Pending operations run first."""
+    """Enable or disable eager mode for all threads of the process. Pending operations run first.
+
+    Args:
+      enable: True to run operations eagerly, False to record them.
+    """
     if enable != engine_eager_mode.eager_requested():
         executor.for_each_device(executor.sync_device)
         engine_eager_mode.set_eager(enable)
@@ -28,6 +32,9 @@ def is_eager_mode() -> bool:
 @contextmanager
 def eager_mode_context(enable: bool) -> Iterator[None]:
     """Enable or disable eager mode for a block.
+
+    Args:
+      enable: True to run operations eagerly, False to record them.
 
     Examples:
       >>> import torch

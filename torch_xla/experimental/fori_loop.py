@@ -77,7 +77,8 @@ def while_loop(
 
     Raises:
       RuntimeError: shapes or dtypes change, ``cond_fn`` does not return one element, or a backward pass needs the
-        gradient, which is not supported: use scan, or fori_loop with Python numbers.
+        gradient, which is not supported: use [scan][torch_xla.experimental.scan.scan], or fori_loop with Python
+        numbers.
 
     Examples:
       >>> import torch

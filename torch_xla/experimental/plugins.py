@@ -43,7 +43,11 @@ def register_installed_plugins() -> None:
 
 
 def default() -> DevicePlugin:
-    """Return the plugin of this process's device type. Raises RuntimeError if the type has no plugin."""
+    """Return the plugin of this process's device type.
+
+    Raises:
+      RuntimeError: the type has no plugin.
+    """
     kind = hardware_detection.detect_device_type()
     found = pjrt_plugins.find_plugin(kind)
     if found is None:

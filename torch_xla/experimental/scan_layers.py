@@ -39,7 +39,7 @@ def scan_layers(
         as several arguments. Layers must not write to buffers (as BatchNorm does in training); the restrictions of
         scan apply.
       input_data: a pytree of xla tensors; the result of a layer has the same structure, shapes and dtypes.
-      partition_fn: selects the values saved for backward; see scan.
+      partition_fn: selects the values saved for backward; see [scan][torch_xla.experimental.scan.scan].
       is_layer_pure: layers depend only on their tensors and arguments, and are not traced again for the same shapes.
 
     Returns:

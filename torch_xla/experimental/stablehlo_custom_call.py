@@ -107,6 +107,9 @@ def place_to_host(t: torch.Tensor) -> torch.Tensor:
     Differentiable. On the CPU both memories are the same. A value that is in host memory when the step ends is moved to
     the device.
 
+    Args:
+      t: an xla tensor of any shape and dtype.
+
     Raises:
       ValueError: the tensor is not on an xla device.
     """
@@ -114,5 +117,12 @@ def place_to_host(t: torch.Tensor) -> torch.Tensor:
 
 
 def place_to_device(t: torch.Tensor) -> torch.Tensor:
-    """Move the tensor back to device memory; see place_to_host."""
+    """Move the tensor back to device memory; see place_to_host.
+
+    Args:
+      t: an xla tensor that place_to_host returned, or a result computed from it.
+
+    Raises:
+      ValueError: the tensor is not on an xla device.
+    """
     return _to_memory_kind("place_to_device", t, False)

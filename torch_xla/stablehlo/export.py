@@ -90,7 +90,17 @@ def save_as_stablehlo(
     stablehlo_dir: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """Write a program of torch.export as StableHLO into a folder, which StableHLOGraphModule.load reads.
+    """Write a program of torch.export as StableHLO into a folder.
+
+    [StableHLOGraphModule.load][torch_xla.stablehlo.StableHLOGraphModule.load] reads it.
+
+    Args:
+      exported_model: a program of torch.export.
+      stablehlo_dir: the folder, which is created; existing files are replaced.
+      options: see StableHLOExportOptions.
+
+    Raises:
+      NotImplementedError: an operator has no lowering rule, draws random numbers, or has a data-dependent shape.
 
     Examples:
       >>> import torch
@@ -112,6 +122,15 @@ def save_torch_model_as_stablehlo(
     options: StableHLOExportOptions | None = None,
 ) -> None:
     """Trace a module with example arguments (torch.export.export) and write it as StableHLO into a folder.
+
+    Args:
+      torchmodel: the module.
+      args: example arguments, whose shapes and dtypes the program has.
+      path: the folder, which is created; existing files are replaced.
+      options: see StableHLOExportOptions.
+
+    Raises:
+      NotImplementedError: an operator has no lowering rule, draws random numbers, or has a data-dependent shape.
 
     Examples:
       >>> import os

@@ -39,6 +39,9 @@ def now(format: str = "%H:%M:%S") -> str:
 def get_summary_writer(logdir: str | None) -> Any:
     """Return a torch.utils.tensorboard.SummaryWriter for a folder; None if ``logdir`` is None or empty.
 
+    Args:
+      logdir: the folder; None or empty: write nothing.
+
     Raises:
       ImportError: tensorboard is not installed.
     """
@@ -99,6 +102,13 @@ def print_training_update(
     """Print a line about a training step and write its rates to TensorBoard; waits for the loss.
 
     Call it in a step closure (xm.add_step_closure) to avoid splitting the step.
+
+    Args:
+      device: the device, as it is printed.
+      step, epoch: numbers of the step and the epoch.
+      loss: the loss, a one-element tensor or a number.
+      rate, global_rate: examples per second, recently and since the start.
+      summary_writer: as from get_summary_writer.
     """
     _print_line(
         "Training",
@@ -115,7 +125,13 @@ def print_training_update(
 def print_test_update(
     device: torch.device | str, accuracy: torch.Tensor | float | None, epoch: int | None = None, step: int | None = None
 ) -> None:
-    """Print a line about an evaluation step, or about the end of the evaluation if the accuracy is given."""
+    """Print a line about an evaluation step, or about the end of the evaluation if the accuracy is given.
+
+    Args:
+      device: the device, as it is printed.
+      accuracy: the accuracy, a one-element tensor or a number; None during the evaluation.
+      epoch, step: numbers of the epoch and the step.
+    """
     shown = None if accuracy is None else f"{float(accuracy):.2f}"
     _print_line("Test", Device=_name(device), Step=step, Epoch=epoch, Accuracy=shown)
 

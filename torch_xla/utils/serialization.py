@@ -43,7 +43,7 @@ def save(data: Any, path: str | Path, master_only: bool = True, global_master: b
     Args:
       data: nested containers with xla tensors.
       path: path of the main file.
-      master_only, global_master: as in xm.save.
+      master_only, global_master: as in [xm.save][torch_xla.core.xla_model.save].
 
     Raises:
       RuntimeError: another replica could not write.
@@ -94,7 +94,13 @@ def _tid(file: Path) -> int:
 
 
 def load(path: str | Path) -> Any:
-    """Load what save() wrote, with all tensors on the CPU. Raises FileNotFoundError if a tensor file is missing.
+    """Load what save() wrote, with all tensors on the CPU.
+
+    Args:
+      path: path of the main file.
+
+    Raises:
+      FileNotFoundError: the main file or a tensor file is missing.
 
     Examples:
       >>> import torch

@@ -213,6 +213,10 @@ def for_each_instance_rewrite(value: Any, select_fn: Select, fn: Callable[[Any],
     """Return ``value`` with each selected object, as found by for_each_instance, replaced by ``fn(object)``.
 
     Containers are copied with the same type; other objects that contain a selected object are copied shallowly.
+
+    Args:
+      value, select_fn: as for for_each_instance.
+      fn: called with each selected object; returns the replacement.
     """
     return _map_selected(value, _selects(select_fn), fn)
 
@@ -289,7 +293,16 @@ def get_free_tcp_ports(n: int = 1) -> list[int]:
 
 
 def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Iterable[Any]) -> list[Any]:
-    """Compute ``list(map(fn, *args))`` on ``num_workers`` threads. Raises the error of the first call that failed."""
+    """Compute ``list(map(fn, *args))`` on ``num_workers`` threads.
+
+    Args:
+      num_workers: number of threads.
+      fn: the function.
+      args: iterables of arguments, as for map.
+
+    Raises:
+      Exception: the error of the first call that failed.
+    """
     with ThreadPoolExecutor(max_workers=num_workers) as pool:
         return list(pool.map(fn, *args))
 
@@ -331,6 +344,11 @@ class TimedScope:
 
 
 def timed(fn: Callable[[], Any], msg: str = "", printfn: Print | None = eprint) -> Any:
-    """Call ``fn()``, print its duration as TimedScope does, and return its result."""
+    """Call ``fn()``, print its duration as TimedScope does, and return its result.
+
+    Args:
+      fn: the function, without arguments.
+      msg, printfn: as for TimedScope.
+    """
     with TimedScope(msg, printfn):
         return fn()

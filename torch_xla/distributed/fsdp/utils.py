@@ -32,9 +32,15 @@ PLAIN_FORWARD = "_torch_xla_plain_forward"
 
 
 def checkpoint_module(module: M) -> M:
-    """Wrap the module's forward in activation checkpointing: see torch_xla.utils.checkpoint.
+    """Wrap the module's forward in activation checkpointing: see [torch_xla.utils.checkpoint.checkpoint][].
 
     Its parameters get gradients even if no input requires one. With FSDP: ``FSDP(checkpoint_module(layer))``.
+
+    Args:
+      module: the module; its ``forward`` is replaced.
+
+    Returns:
+      The module itself.
 
     Examples:
       >>> import torch

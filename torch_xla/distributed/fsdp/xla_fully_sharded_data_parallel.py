@@ -61,7 +61,8 @@ class XlaFullyShardedDataParallel(nn.Module):
       shard_param_on_dim_0: a shard is a range of rows of the parameter, rather than a range of elements.
       reduce_scatter_bucket_size_mb, coalesce_all_gather_ops, pin_layout_in_collective_ops: no effect: XLA combines and
         orders collectives itself.
-      auto_wrap_policy, auto_wrapper_callable: select and wrap submodules; see torch_xla.distributed.fsdp.wrap.
+      auto_wrap_policy, auto_wrapper_callable: select and wrap submodules; see
+        [wrap policies][torch_xla.distributed.fsdp.wrap.size_based_auto_wrap_policy].
       param_init_fn: initializes the module if it has parameters on meta.
 
     Raises:

@@ -27,7 +27,12 @@ def convert_to_xla_partition_spec(
 ) -> tuple[int | tuple[int, ...] | None, ...]:
     """Return, for each dimension of the tensor, the mesh axes (by number) over which ``placements`` shard it.
 
-    Raises ValueError for a placement other than Shard and Replicate, and for a dimension that does not exist.
+    Args:
+      tensor: a tensor of any shape.
+      placements: Shard or Replicate for each dimension of the mesh.
+
+    Raises:
+      ValueError: a placement is not Shard or Replicate, or a dimension does not exist.
     """
     from torch.distributed.tensor.placement_types import Replicate, Shard
 

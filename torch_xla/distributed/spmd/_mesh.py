@@ -227,6 +227,9 @@ class HybridMesh(Mesh):
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:
     """Return a mesh of all devices of the job along one axis. Starts the backend.
 
+    Args:
+      axis_name: name of the axis; None: identify the axis by its position, 0.
+
     Examples:
       With ``CPU_NUM_DEVICES=4``:
 
@@ -245,6 +248,9 @@ _global: Mesh | None = None
 
 def set_global_mesh(mesh: Mesh) -> None:
     """Set the mesh that get_global_mesh returns.
+
+    Args:
+      mesh: the default mesh of enable_manual_sharding, flash_attention and SpmdFullyShardedDataParallel.
 
     Examples:
       >>> import torch_xla.distributed.spmd as xs

@@ -59,6 +59,9 @@ def get_sharding(t: torch.Tensor) -> NamedSharding | None:
 
     Its mesh has the devices in the order of their numbers; the sharding has the permutation of a mesh in another order.
 
+    Args:
+      t: an xla tensor.
+
     Examples:
       With ``CPU_NUM_DEVICES=4``:
 
@@ -222,7 +225,15 @@ def _write(t: torch.Tensor, parts: Any, whole: tuple[int, ...], found: NamedShar
 
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
-    """Mark like mark_sharding, but without moving a value now: the next program that uses the tensor reshards it."""
+    """Mark like mark_sharding, but without moving a value now: the next program that uses the tensor reshards it.
+
+    Args:
+      t: an xla tensor.
+      mesh, partition_spec: as for mark_sharding.
+
+    Returns:
+      The tensor itself.
+    """
     sharding = validated_sharding("annotate_custom_sharding", t, mesh, partition_spec)
     with torch.no_grad():
         recorder.bindings().with_execution_lock(

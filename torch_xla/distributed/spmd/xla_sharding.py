@@ -67,7 +67,8 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
 
     An existing value is resharded immediately; a pending one is computed with this sharding. Marking a parameter moves
     its value and does not affect autograd; marking an activation determines how XLA partitions the surrounding
-    operations. XLA chooses the sharding of its gradient (see mark_sharding_with_gradients).
+    operations. XLA chooses the sharding of its gradient (see
+    [mark_sharding_with_gradients][torch_xla.distributed.spmd.mark_sharding_with_gradients]).
 
     Args:
       t: a tensor on ``xla:0``, of any dtype. Or a parameter or buffer on meta, or a parameter on the CPU: it gets the
@@ -135,7 +136,11 @@ def wrap_if_sharded(x: Any) -> Any:
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
-    """Replicate the tensor and return a copy of it on the CPU. Waits for its value."""
+    """Replicate the tensor and return a copy of it on the CPU. Waits for its value.
+
+    Args:
+      t: an xla tensor.
+    """
     if is_on_mesh(t):
         with torch.no_grad():
             _apply_sharding(t, spmd.replicated_sharding())
@@ -222,10 +227,15 @@ def _shard_leaves_as(x: Any, y: Any) -> tuple[Any, Any]:
 
 @dataclass
 class ShardingSpec:
-    """Sharding of inputs of one rank, for MpDeviceLoader(input_sharding=...).
+    """Sharding of inputs of one rank, for ``MpDeviceLoader(input_sharding=...)``.
 
     With ``minibatch`` each process provides a different part of the batch, and the tensor is their concatenation in
     order of processes, along the sharded dimensions; otherwise each process provides the same global tensor.
+
+    Args:
+      mesh: the devices.
+      partition_spec: the mesh axis of each dimension, as for mark_sharding.
+      minibatch: each process provides a different part of the batch.
 
     Examples:
       With ``CPU_NUM_DEVICES=4``; shard batches while they are loaded:

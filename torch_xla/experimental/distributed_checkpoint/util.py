@@ -13,6 +13,9 @@ def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     A checkpoint is loaded into existing tensors, and an optimizer has no state before its first step. Parameters and
     gradients do not change, and the step count starts at 0.
 
+    Args:
+      optimizer: an optimizer before its first step.
+
     Returns:
       The optimizer.
 
