@@ -93,7 +93,7 @@ def get_xla_supported_devices(devkind: str | None = None, max_devices: int | Non
       max_devices: maximum number of names; default: all.
 
     Returns:
-      Names such as ``["xla:0", "xla:1"]``, or None.
+      The names of the devices by ordinal, or None.
     """
     kinds = [real.split(":")[0] for real in _top.real_devices()]
     names = [f"xla:{i}" for i, kind in enumerate(kinds) if devkind in (None, kind)]

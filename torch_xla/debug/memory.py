@@ -101,7 +101,7 @@ def _table(found: list[BufferInfo], rows: int) -> str:
 
 @contextmanager
 def no_leak(device: torch.device | str | int | None = None, tolerance: int = 0) -> Iterator[None]:
-    """For tests: fail if more than ``tolerance`` additional bytes of device memory are in use after the block.
+    """Fail if more than ``tolerance`` additional bytes of device memory are in use after the block; for tests.
 
     Runs pending operations and collects garbage before and after the block. Create permanent state (an optimizer's)
     before the block.

@@ -23,7 +23,9 @@ __all__ = ["Explanation", "clear", "count", "explanations", "report", "watch"]
 
 @contextmanager
 def watch(speak: Callable[[Explanation], None] | None = None) -> Iterator[list[Explanation]]:
-    """In the block, report each cause once, from the first unexpected compilation on; yield the list of explanations.
+    """Report each cause of recompilation in the block once, from the first unexpected compilation on.
+
+    The context manager yields the list of explanations, which grows during the block.
 
     Args:
       speak: called with each explanation; default: log it as a warning of ``torch_xla.recompilation``.

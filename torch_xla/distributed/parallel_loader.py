@@ -115,7 +115,7 @@ class ParallelLoader:
         return len(self._cpu_loader) // len(self._devices)  # type: ignore[arg-type]
 
     def batches_per_execution(self) -> int:
-        """The number of batches between step barriers."""
+        """Return the number of batches between step barriers."""
         return self._batches_per_execution
 
     def next_item(self, device: torch.device | str) -> Any:

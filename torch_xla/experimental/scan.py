@@ -49,7 +49,7 @@ def scan(
       is_fn_pure: do not trace ``fn`` again for the same shapes. It must then use no tensors of enclosing scopes.
 
     Returns:
-      ``(carry, ys)``: pytrees as ``fn`` returns them.
+      The pair ``(carry, ys)``, pytrees as ``fn`` returns them.
 
     Raises:
       TypeError: a leaf is not an xla tensor, or ``fn`` does not return a pair.

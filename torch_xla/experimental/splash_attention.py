@@ -286,7 +286,7 @@ def splash_attention_jax_wrapper(
     query: jax.Array, key: jax.Array, value: jax.Array, decoder_segment_ids: jax.Array | None, causal: bool,
     config: SplashAttentionConfig, attn_logits_soft_cap: float | None,
 ) -> jax.Array:  # fmt: skip
-    """splash_attention as a differentiable function of jax arrays."""
+    """Compute splash_attention of jax arrays; differentiable by jax."""
     options = _options(config, causal, attn_logits_soft_cap)
     found: jax.Array = splash_kernel.attention(query, key, value, decoder_segment_ids, options, _layout(config))
     return found

@@ -110,7 +110,11 @@ class StableHLOJSONSerializer(json.JSONEncoder):
 
 
 def stablehlo_obj_hook(dct: dict[str, Any]) -> Any:
-    """The ``object_hook`` of json.load for output of StableHLOJSONSerializer. Raises ValueError for another class."""
+    """Decode an object of StableHLOJSONSerializer's output: the ``object_hook`` of json.load.
+
+    Raises:
+      ValueError: the object is of an unknown class.
+    """
     if "__class__" not in dct:
         return dct
     fields = dict(dct)

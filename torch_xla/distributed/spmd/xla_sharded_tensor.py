@@ -297,7 +297,7 @@ class XLAShardedTensor(metaclass=_ShardedTensorMeta):
         load_local_shards_(self, shards)
 
     def invalidate_spec_cache(self: torch.Tensor) -> None:  # type: ignore[misc]
-        """No-op: the sharding is read from the tensor each time."""
+        """Do nothing: the sharding is read from the tensor each time."""
 
 
 def register_sharded_properties() -> None:
