@@ -258,7 +258,7 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Do nothing: gradients of several backward passes accumulate in shards, which gives the same sum in less memory."""
+        """Do nothing: gradients of several backward passes accumulate in shards, the same sum in less memory."""
         yield
 
     def assert_state(self, state: TrainingState | list[TrainingState]) -> None:
