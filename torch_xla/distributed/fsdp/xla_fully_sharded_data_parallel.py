@@ -39,11 +39,6 @@ class XlaFullyShardedDataParallel(nn.Module):
     submodule gathers its parameters itself. Create the optimizer from ``parameters()`` after wrapping: it updates
     shards. Call its ``step()``, not xm.optimizer_step, which would average the gradients a second time.
 
-        model = FSDP(nn.Sequential(FSDP(layer), FSDP(layer)))
-        loss(model(x)).backward()
-        model.clip_grad_norm_(1.0)
-        optimizer.step()
-
     Args:
       module: on the CPU or on xla; it is modified. Parameters move to xla shard by shard.
       reshard_after_forward: False: the backward pass uses the parameters gathered by forward, which takes memory.
