@@ -201,7 +201,9 @@ def get_num_cached_compilation_graph() -> int:
 
 
 def is_spmd() -> bool:
-    """Return whether SPMD is enabled: ``xla:0`` is a virtual device over all devices of the job; see use_spmd.
+    """Return whether SPMD is enabled: ``xla:0`` is a virtual device over all devices of the job.
+
+    See [use_spmd][torch_xla.runtime.use_spmd].
 
     Examples:
       >>> import torch_xla.runtime as xr

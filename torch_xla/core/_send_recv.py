@@ -36,7 +36,9 @@ def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
 
 
 def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
-    """Receive into ``output`` the tensor that another replica sends over the channel; see send.
+    """Receive into ``output`` the tensor that another replica sends over the channel.
+
+    See [send][torch_xla.core.xla_model.send].
 
     Args:
       output: xla tensor with the shape and dtype of the sent tensor; updated in place.

@@ -74,7 +74,7 @@ def mkshape(dtype: str, sizes: Sequence[int]) -> Shape:
     """Return the shape of an array, from an element type (see Type) and sizes.
 
     Args:
-      dtype: name of an element type, such as ``f32``; see Type.
+      dtype: name of an element type, such as ``f32``; see [Type][torch_xla.core.xla_builder.Type].
       sizes: the sizes of the dimensions.
     """
     return Shape.create(dtype, sizes)
@@ -128,7 +128,7 @@ def jax_func_to_xla_computation(
 
     Args:
       jax_func: the function.
-      args, kwargs: example arguments, as for call_jax.
+      args, kwargs: example arguments, as for [call_jax][torch_xla.core.xla_builder.call_jax].
       name: name of the computation; default: the name of the function.
     """
     # The function is traced when the computation is used, so it gets the arrays of that call.

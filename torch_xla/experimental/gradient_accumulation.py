@@ -23,7 +23,8 @@ def gradient_accumulation(
 
     Args:
       train_step: ``train_step(*elements, *carried)`` returns a loss, or ``(loss, *carried)``. It calls the model, but
-        not ``backward``. It is traced once, on abstract tensors; the restrictions of scan apply.
+        not ``backward``. It is traced once, on abstract tensors; the restrictions of
+        [scan][torch_xla.experimental.scan.scan] apply.
       iterable_tensors: xla tensors with equal first dimensions.
       model: its parameters that require a gradient receive it.
       carried_tensors: values passed from one step to the next, of constant shapes and dtypes, without a gradient.

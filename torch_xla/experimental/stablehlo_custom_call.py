@@ -117,7 +117,9 @@ def place_to_host(t: torch.Tensor) -> torch.Tensor:
 
 
 def place_to_device(t: torch.Tensor) -> torch.Tensor:
-    """Move the tensor back to device memory; see place_to_host.
+    """Move the tensor back to device memory.
+
+    See [place_to_host][torch_xla.experimental.stablehlo_custom_call.place_to_host].
 
     Args:
       t: an xla tensor that place_to_host returned, or a result computed from it.

@@ -67,7 +67,7 @@ def exported_program_to_stablehlo(
 
     Args:
       exported_model: the program.
-      options: see StableHLOExportOptions.
+      options: see [StableHLOExportOptions][torch_xla.stablehlo.StableHLOExportOptions].
 
     Raises:
       NotImplementedError: an operator has no lowering rule, draws random numbers, or has a data-dependent shape.
@@ -97,7 +97,7 @@ def save_as_stablehlo(
     Args:
       exported_model: a program of torch.export.
       stablehlo_dir: the folder, which is created; existing files are replaced.
-      options: see StableHLOExportOptions.
+      options: see [StableHLOExportOptions][torch_xla.stablehlo.StableHLOExportOptions].
 
     Raises:
       NotImplementedError: an operator has no lowering rule, draws random numbers, or has a data-dependent shape.
@@ -127,7 +127,7 @@ def save_torch_model_as_stablehlo(
       torchmodel: the module.
       args: example arguments, whose shapes and dtypes the program has.
       path: the folder, which is created; existing files are replaced.
-      options: see StableHLOExportOptions.
+      options: see [StableHLOExportOptions][torch_xla.stablehlo.StableHLOExportOptions].
 
     Raises:
       NotImplementedError: an operator has no lowering rule, draws random numbers, or has a data-dependent shape.

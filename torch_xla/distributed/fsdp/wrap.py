@@ -30,14 +30,34 @@ def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
 def lambda_auto_wrap_policy(
     module: nn.Module, recurse: bool, unwrapped_params: int, lambda_fn: Callable[[nn.Module], bool]
 ) -> bool:
-    """Wrap the modules for which ``lambda_fn(module)`` is true."""
+    """Wrap the modules for which ``lambda_fn(module)`` is true; set it with functools.partial.
+
+    Args:
+      module, recurse, unwrapped_params: passed by the wrapper.
+      lambda_fn: the predicate.
+    """
     return True if recurse else lambda_fn(module)
 
 
 def transformer_auto_wrap_policy(
     module: nn.Module, recurse: bool, unwrapped_params: int, transformer_layer_cls: set[type[nn.Module]]
 ) -> bool:
-    """Wrap the modules of the given classes."""
+    """Wrap the modules of the given classes; set them with functools.partial.
+
+    Args:
+      module, recurse, unwrapped_params: passed by the wrapper.
+      transformer_layer_cls: the classes, such as the layer class of a transformer.
+
+    Examples:
+      >>> import functools
+      >>> import torch
+      >>> from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as FSDP
+      >>> from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
+      >>> policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={torch.nn.Linear})
+      >>> model = FSDP(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), auto_wrap_policy=policy)
+      >>> [type(layer).__name__ for layer in model.module]
+      ['XlaFullyShardedDataParallel', 'ReLU']
+    """
     return True if recurse else isinstance(module, tuple(transformer_layer_cls))
 
 
@@ -51,8 +71,11 @@ def size_based_auto_wrap_policy(
 ) -> bool:
     """Wrap a module as soon as it has ``min_num_params`` parameters outside wrapped modules.
 
-    Submodules of ``force_leaf_modules`` (default: nn.MultiheadAttention) are not visited; modules of
-    ``exclude_wrap_modules`` (default: nn.ModuleList, nn.ModuleDict) are not wrapped.
+    Args:
+      module, recurse, unwrapped_params: passed by the wrapper.
+      min_num_params: number of parameters, in elements.
+      force_leaf_modules: classes whose submodules are not visited; default: nn.MultiheadAttention.
+      exclude_wrap_modules: classes that are not wrapped; default: nn.ModuleList, nn.ModuleDict.
     """
     leaves = size_based_auto_wrap_policy.FORCE_LEAF_MODULES if force_leaf_modules is None else force_leaf_modules  # type: ignore[attr-defined]
     never = size_based_auto_wrap_policy.EXCLUDE_WRAP_MODULES if exclude_wrap_modules is None else exclude_wrap_modules  # type: ignore[attr-defined]
@@ -120,7 +143,12 @@ _enabled: list[tuple[Callable[..., nn.Module], dict[str, Any]]] = []
 
 @contextmanager
 def enable_wrap(*, wrapper_cls: Callable[..., nn.Module], **wrapper_kwargs: Any) -> Iterator[None]:
-    """Make ``wrap(module)`` return ``wrapper_cls(module, **wrapper_kwargs)`` in the block."""
+    """Make ``wrap(module)`` return ``wrapper_cls(module, **wrapper_kwargs)`` in the block.
+
+    Args:
+      wrapper_cls: the wrapper, such as XlaFullyShardedDataParallel.
+      wrapper_kwargs: its keyword arguments.
+    """
     _enabled.append((wrapper_cls, wrapper_kwargs))
     try:
         yield

@@ -47,12 +47,13 @@ def enable_manual_sharding(t: torch.Tensor, partition_spec: Sequence[Any], *, me
 
     Args:
       t: an xla tensor.
-      partition_spec: as for mark_sharding; every dimension must be a multiple of its partition count.
+      partition_spec: as for [mark_sharding][torch_xla.distributed.spmd.mark_sharding]; every dimension must be a
+        multiple of its partition count.
       mesh: the devices, in order of their numbers; default: the global mesh.
 
     Raises:
       ValueError: there is no mesh, its devices are in another order, or a dimension is not divisible.
-      Other errors of mark_sharding.
+      Other errors of [mark_sharding][torch_xla.distributed.spmd.mark_sharding].
 
     Examples:
       With ``CPU_NUM_DEVICES=4``; each device sorts its rows:
@@ -80,8 +81,9 @@ def enable_manual_sharding(t: torch.Tensor, partition_spec: Sequence[Any], *, me
 def disable_manual_sharding(
     t: torch.Tensor, partition_spec: Sequence[Any], full_shape: Sequence[int], *, mesh: Mesh | None = None
 ) -> torch.Tensor:
-    """Leave a manual region: combine the devices' shards into a tensor of ``full_shape``; see enable_manual_sharding.
+    """Leave a manual region: combine the devices' shards into a tensor of ``full_shape``.
 
+    See [enable_manual_sharding][torch_xla.distributed.spmd.enable_manual_sharding].
     If several devices hold the same shard, the first one's is used.
 
     Args:

@@ -203,7 +203,7 @@ class HybridMesh(Mesh):
     Args:
       ici_mesh_shape: the sizes of the axes within a slice, over the fast network (ICI).
       dcn_mesh_shape: the sizes of the same axes across slices, over the slow network (DCN); default: one slice.
-      axis_names: as in Mesh.
+      axis_names: as in [Mesh][torch_xla.distributed.spmd.Mesh].
     """
 
     def __init__(

@@ -29,7 +29,14 @@ R = TypeVar("R")
 
 
 def with_xla(func: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function to enable SPMD when it is called, if it is not enabled. Raises as torch_xla.runtime.use_spmd."""
+    """Wrap a function to enable SPMD when it is called, if it is not enabled.
+
+    Args:
+      func: the function.
+
+    Raises:
+      RuntimeError (by a call): tensors exist on devices other than ``xla:0``.
+    """
 
     @functools.wraps(func)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

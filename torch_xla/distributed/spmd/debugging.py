@@ -93,7 +93,14 @@ def _numbers(words: str) -> list[int]:
 
 
 def format_sharding(t: torch.Tensor) -> str:
-    """Return the same drawing as plain text. Raises as visualize_tensor_sharding."""
+    """Return the drawing of visualize_tensor_sharding as plain text.
+
+    Args:
+      t: an xla tensor with 1 or 2 dimensions.
+
+    Raises:
+      ValueError: the tensor has no sharding yet, or more dimensions.
+    """
     out = io.StringIO()
     rich.console.Console(file=out, width=120).print(_table(_require_sharding("text", t), tuple(t.shape), False, {}))
     return out.getvalue()

@@ -229,7 +229,7 @@ def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequen
 
     Args:
       t: an xla tensor.
-      mesh, partition_spec: as for mark_sharding.
+      mesh, partition_spec: as for [mark_sharding][torch_xla.distributed.spmd.mark_sharding].
 
     Returns:
       The tensor itself.

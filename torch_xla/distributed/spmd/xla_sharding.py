@@ -163,7 +163,8 @@ class _MarkShardingWithGrad(torch.autograd.Function):
 def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
     """Return a tensor of ``t``'s values that is sharded over the mesh, and whose gradient is sharded in the same way.
 
-    Not in place; differentiable. Arguments and errors are those of mark_sharding.
+    Not in place; differentiable. Arguments and errors are those of
+    [mark_sharding][torch_xla.distributed.spmd.mark_sharding].
     """
     sharding = validated_sharding("mark_sharding_with_gradients", t, mesh, partition_spec)
     number = sharding_ids.sharding_id(sharding, t.dim())
@@ -234,7 +235,8 @@ class ShardingSpec:
 
     Args:
       mesh: the devices.
-      partition_spec: the mesh axis of each dimension, as for mark_sharding.
+      partition_spec: the mesh axis of each dimension, as for
+        [mark_sharding][torch_xla.distributed.spmd.mark_sharding].
       minibatch: each process provides a different part of the batch.
 
     Examples:
