@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -567,3 +568,32 @@ def test_import_starts_nothing() -> None:
         assert not devices.backend_started()
         """
     )
+
+
+def test_cuda_autocast_warns_once() -> None:
+    """On a host without CUDA torch.autocast("cuda") has no effect: tensors on xla stay float32."""
+    code = """
+    import warnings
+    import torch, torch_xla
+
+    def run(context):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with context():
+                dtype = (x @ x).dtype
+        return dtype, [str(w.message) for w in caught if "torch_xla" in str(w.message)]
+
+    with torch.autocast("cuda"):  # before a device is used: the program may have no xla tensor
+        pass
+    x = torch.ones(2, 2, device="xla")
+    cases = [
+        lambda: torch.autocast("cuda", enabled=False), lambda: torch.autocast("xla", dtype=torch.bfloat16),
+        lambda: torch.autocast("cuda"), lambda: torch.cuda.amp.autocast(),
+    ]
+    results = [run(case) for case in cases]
+    assert [dtype for dtype, _ in results] == [torch.float32, torch.bfloat16, torch.float32, torch.float32]
+    assert [len(found) for _, found in results] == [0, 0, 1, 0], results
+    assert "use torch.autocast('xla'" in results[2][1][0]
+    """
+    done = run_script("import warnings; warnings.simplefilter('ignore')\n" + textwrap.dedent(code))
+    assert not done.stdout

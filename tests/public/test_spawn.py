@@ -5,9 +5,12 @@ Starting a process takes seconds, so one script per start method runs several jo
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -242,3 +245,57 @@ def test_spawn_interactive_function(used: bool) -> None:
     else:
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("[2.0, 2.0]") == 2  # on one line if both write at the same time
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda index: None, r"<lambda> is a lambda, .*def train\(index\)"),
+        (functools.partial(lambda index, n: None, n=1), "<lambda> is a lambda"),
+    ],
+)
+def test_function_that_cannot_be_imported(fn: Callable[..., None], reason: str) -> None:
+    with pytest.raises(TypeError, match=reason):
+        xmp.spawn(fn, nprocs=2)
+
+
+def test_local_function() -> None:
+    def train(index: int) -> None:
+        raise AssertionError
+
+    with pytest.raises(TypeError, match="train is a function inside another function"):
+        xmp.spawn(train, nprocs=2)
+
+
+def test_main_module_without_guard(tmp_path: Path) -> None:
+    """One error says what to write, and the processes print nothing."""
+    script = tmp_path / "script.py"
+    script.write_text("import torch_xla\n\ndef main(index): pass\n\ntorch_xla.launch(main)\n")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=scripts.environment() | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1 and "if __name__ == '__main__':" in done.stderr
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+
+
+def test_gloo_group_names_the_xla_backend() -> None:
+    code = """
+    import os
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+    import torch, torch_xla
+    import torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    x = torch.ones(2, device="xla")
+    for call in (lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2).to("xla")),
+                 lambda: dist.all_reduce(x), lambda: dist.all_gather([x], x)):
+        try:
+            call()
+        except RuntimeError as error:
+            print('init_process_group("xla", init_method="xla://")' in str(error))
+    """
+    done = run_script(code, check=False)
+    assert done.stdout == "True\n" * 3, done.stderr

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import dynamo_hooks, import_hooks, logging_config, partitioning
+from torch_xla._engine.base import dynamo_hooks, import_hooks, logging_config, partitioning, settings_check
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.base.tracebacks import hide_engine_frames
 from torch_xla._engine.compat import dispatcher, dynamo, lax_scan, process_exit, versions
@@ -33,6 +33,7 @@ from torch_xla._engine.lowering.rules import custom_call, jax_call, recurrent
 from torch_xla._engine.parallel import collective_ops, shutdown, spmd
 from torch_xla._engine.recorder import source_info
 from torch_xla._engine.torch_patches import (
+    autocast_cuda,
     autograd_threading,
     checkpoint_barrier,
     control_flow,
@@ -55,6 +56,7 @@ def initialize() -> None:
     global _started
     if _started:
         return
+    settings_check.check_environment()
     _started = True
     logging_config.configure_logging()
     versions.warn_untested_versions()
@@ -85,6 +87,7 @@ def initialize() -> None:
         recompilation_tracker.tracker.capture = source_info.set_capture
     if settings.XLA_HLO_DEBUG:
         hlo_metadata.enable()
+    autocast_cuda.patch_autocast()
     autograd_threading.patch_backward()
     barrier.install_optimizer_hook()
     manual_seed.patch_manual_seed()

@@ -4,8 +4,8 @@
     compiled = torch_xla.aot.compile(step, model, batch, target="h100")
     print(compiled.memory.peak, compiled.cost.products)
 
-TPU targets require ``pip install "jax[tpu]"``, GPU targets ``pip install "jax[cuda12]"``; ``pip install ".[tpu,cuda]"``
-in a checkout of this repository installs both. Neither requires an accelerator or a network.
+TPU targets require ``pip install "jax[tpu]"``, GPU targets ``pip install "jax[cuda12]"``, or in a checkout of this
+repository ``pip install ".[tpu,cuda]"``; neither requires an accelerator or a network.
 """
 
 import warnings

@@ -35,6 +35,8 @@ from torch_xla.distributed import _parent_death, _point_to_point, _termination
 _SETTLE, _GRACE, _PATIENCE = 0.5, 3.0, 10.0
 #: Seconds between checks of the signal handler's state.
 _TICK = 1.0
+#: Exit code of a process that calls spawn while it imports the main module.
+NO_MAIN_GUARD = 79
 
 
 class SpawnContext:
@@ -200,6 +202,17 @@ def _exit_error(index: int, pid: int, code: int) -> mp.ProcessExitedException:
         name = signal.Signals(-code).name
         return mp.ProcessExitedException(
             f"process {index} terminated with signal {name}", index, pid, code, signal_name=name
+        )
+    if code == NO_MAIN_GUARD:
+        return mp.ProcessExitedException(
+            f"process {index} terminated with exit code {code}: each new process imports the main module, which calls "
+            "spawn or torch_xla.launch again. Put the call under a main guard:\n"
+            "    if __name__ == '__main__':\n"
+            "        torch_xla.launch(main)\n"
+            "  See: torch-xla explain spawn",
+            index,
+            pid,
+            code,
         )
     return mp.ProcessExitedException(f"process {index} terminated with exit code {code}", index, pid, code)
 

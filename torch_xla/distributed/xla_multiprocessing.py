@@ -20,9 +20,10 @@ import torch
 import torch.multiprocessing as mp
 
 from torch_xla._engine.base.settings import settings
+from torch_xla._engine.compat import process_exit
 from torch_xla._engine.device import devices, hardware_detection
 from torch_xla._engine.job import replicas
-from torch_xla.distributed._spawn_context import SpawnContext
+from torch_xla.distributed._spawn_context import NO_MAIN_GUARD, SpawnContext
 
 __all__ = ["MpModelWrapper", "MpSerialExecutor", "SpawnContext", "create_optimized_replica_groups", "spawn"]
 
@@ -59,6 +60,7 @@ def spawn(
 
     Raises:
       ValueError: invalid number of processes.
+      TypeError: new processes cannot import the function.
       RuntimeError: this process used a device in a way that the processes cannot inherit; for a function of a notebook,
         in any way.
       torch.multiprocessing.ProcessRaisedException: a process raised; has the traceback of the first one that failed.
@@ -79,6 +81,8 @@ def spawn(
     if count > 1 and start_method == "spawn" and _is_interactive_function(fn):
         start_method = _interactive_start_method(fn)
     _check(count, start_method)
+    if count > 1:
+        _check_importable(fn, start_method)
     first = replicas.process_index() * count if settings.TORCH_XLA_DIST else 0
     if count == 1:
         fn(first, *args)
@@ -127,6 +131,21 @@ def _interactive_start_method(fn: Callable[..., Any]) -> str:
             f"using a device; or write {name} to a file (%%writefile train.py) and import it"
         )
     return "fork"
+
+
+def _check_importable(fn: Callable[..., Any], start_method: str) -> None:
+    """Raise TypeError for a function that new processes cannot import; end a process that imports its main module."""
+    if process_exit.is_importing_main():
+        # The parent, which waits for this process, explains why (see SpawnContext).
+        sys.exit(NO_MAIN_GUARD)
+    name = str(getattr(getattr(fn, "func", fn), "__qualname__", ""))
+    if start_method != "fork" and ("<lambda>" in name or "<locals>" in name):
+        kind = "a lambda" if "<lambda>" in name else "a function inside another function"
+        raise TypeError(
+            f"spawn: {name} is {kind}, which new processes cannot import; move it to the top level of the module "
+            f"(def train(index): ...), and pass its values with args=(...); or use start_method='fork'\n"
+            "  See: torch-xla explain spawn"
+        )
 
 
 def _check(count: int, start_method: str) -> None:

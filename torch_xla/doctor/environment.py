@@ -11,23 +11,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torch_xla._engine.base import cxx_compiler
+from torch_xla._engine.base import cxx_compiler, settings_check
 from torch_xla._engine.base.settings import settings, variables
 from torch_xla._engine.compat import versions
 from torch_xla._version import __version__
 from torch_xla.doctor.report import DoctorReport
 
-#: Prefixes of names that look like torch_xla's, and the variables with these prefixes that other software reads.
-_OURS = ("XLA_", "PT_XLA_", "TORCH_XLA_", "XRT_", "PJRT_")
-_OTHERS = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_", "XLA_CLIENT_", "TORCH_XLA_TEST_", "PJRT_NPROC", "PJRT_LIBRARY_PATH")
-
-#: Variables that upstream reads and this package does not, with the replacement.
-_UPSTREAM = {
-    "XLA_USE_SPMD": "call torch_xla.runtime.use_spmd()",
-    "XLA_AUTO_SPMD_MESH": "mark tensors with torch_xla.distributed.spmd.mark_sharding",
-    "XLA_STABLEHLO_COMPILE": "remove it: programs are always StableHLO",
-    "XLA_DISABLE_FUNCTIONALIZATION": "remove it: views are tracked by the recorder",
-}
 _PACKAGES = ("torch", "jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "numpy", "ml_dtypes")
 
 
@@ -133,7 +122,11 @@ def _writable(folder: Path, report: DoctorReport, cure: str) -> None:
 def _variables(report: DoctorReport) -> None:
     names = {name for variable in variables() for name in variable.spellings}
     given = {name: os.environ[name] for name in sorted(os.environ) if name in names}
-    jax = {name: text for name, text in sorted(os.environ.items()) if name.startswith(("JAX_", "LIBTPU", *_OTHERS))}
+    jax = {
+        name: text
+        for name, text in sorted(os.environ.items())
+        if name.startswith(("JAX_", "LIBTPU", *settings_check.OTHERS))
+    }
     report.add_line("variables", ", ".join(f"{name}={text}" for name, text in (given | jax).items()) or "none is set")
     for variable in variables():
         try:
@@ -141,14 +134,18 @@ def _variables(report: DoctorReport) -> None:
         except ValueError as error:
             report.add_finding(f"{error}.", "`python -m torch_xla.settings` lists the variables")
     for name in sorted(os.environ):
-        if name.startswith(_OURS) and not name.startswith(_OTHERS) and name not in names:
+        if (
+            name.startswith(settings_check.PREFIXES)
+            and not name.startswith(settings_check.OTHERS)
+            and name not in names
+        ):
             report.add_finding(
                 f"The environment variable {name} is set, but torch_xla does not read it.", _advice(name, names)
             )
 
 
 def _advice(name: str, names: set[str]) -> str:
-    if name in _UPSTREAM:
-        return _UPSTREAM[name]
+    if name in settings_check.UPSTREAM:
+        return settings_check.UPSTREAM[name]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     return f"Did you mean {near[0]}?" if near else "`python -m torch_xla.settings` lists the variables"

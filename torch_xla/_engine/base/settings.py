@@ -101,6 +101,9 @@ FLAG = SettingType(_flag, "1 or 0 (also true/false, yes/no, on/off)")
 COUNT = SettingType(_at_least(1), "an integer of at least 1")
 NUMBER = SettingType(_at_least(0), "an integer of at least 0")
 NUMBER_OR_NONE = _or_none(NUMBER)
+LEVEL_OR_NONE: SettingType[int | None] = SettingType(
+    lambda text: int(_parse_choice(("0", "1", "2"))(text)), "0, 1 or 2"
+)
 PATH: SettingType[str] = SettingType(str, "the path of a file")
 STREAM: SettingType[str] = SettingType(str, "the path of a file, or STDOUT or STDERR")
 LOGS: SettingType[tuple[tuple[str, str], ...]] = SettingType(
@@ -187,8 +190,14 @@ class Setting(Generic[T]):
         Raises:
             ValueError: The text cannot be parsed. The message names the variable, its value and the expected form.
         """
-        source = self.source()
-        text = self.default if source is None else self._text(source)
+        return self._parse(self.source(), warn=True)
+
+    def parse_environment(self) -> T:
+        """Return what ``read`` returns, without warnings. Raises ValueError as ``read``."""
+        return self._parse(self.source(), warn=False)
+
+    def _parse(self, source: str | None, warn: bool) -> T:
+        text = self.default if source is None else self._text(source, warn)
         if text is None:
             return None  # type: ignore[return-value]  # only kinds that include None have no default
         try:
@@ -196,8 +205,8 @@ class Setting(Generic[T]):
         except ValueError:
             raise ValueError(f"environment variable {source}={text!r} is not {self.kind.form}") from None
 
-    def _text(self, source: str) -> str:
-        if source in self.deprecated:
+    def _text(self, source: str, warn: bool) -> str:
+        if source in self.deprecated and warn:
             self._warn_deprecated([source], os.environ[source])
         return os.environ[source]
 
@@ -227,12 +236,13 @@ class _CompilePolicySetting(Setting[str]):
             SettingType(_parse_choice(("auto", "eager", "compile")), "auto, eager or compile"), "auto", ""
         )
 
-    def _text(self, source: str) -> str:
+    def _text(self, source: str, warn: bool) -> str:
         if source not in self.deprecated:
             return os.environ[source]
         unstable, first = (getattr(self._Replaced, name).read() for name in self.deprecated)
         policy = _COMPILE_POLICIES[unstable, first]
-        self._warn_deprecated([name for name in self.deprecated if os.environ.get(name)], policy)
+        if warn:
+            self._warn_deprecated([name for name in self.deprecated if os.environ.get(name)], policy)
         return policy
 
 
@@ -401,7 +411,7 @@ class Settings:
     XLA_EMIT_STEPLOG = Setting(FLAG, "0", "log a line to stderr at every step")
     PT_XLA_DEBUG = Setting(FLAG, "0", "analyze compilations and executions; print a summary at exit")
     PT_XLA_DEBUG_LEVEL = Setting(
-        NUMBER_OR_NONE, None, "1: analyze compilations, 2: also executions, 0: nothing; unset: 2 with PT_XLA_DEBUG"
+        LEVEL_OR_NONE, None, "1: analyze compilations, 2: also executions, 0: nothing; unset: 2 with PT_XLA_DEBUG"
     )
     PT_XLA_DEBUG_FILE = Setting(PATH, "", "append the analyses to this file instead of stderr")
     PT_XLA_DEBUG_MAX_FRAME = Setting(COUNT, "8", "maximum number of Python frames in an analysis")

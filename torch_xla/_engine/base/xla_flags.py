@@ -7,16 +7,22 @@ The content of a flags file (XLA_FLAGS=PATH, --flagfile=PATH) is included.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import hashlib
 import os
 import re
+import resource
+import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from torch_xla._engine.compat import debug_options
 
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_LOG_PREFIX = re.compile(r"^[EF]\d{4} \S+\s+\d+ \S+\] ")
 _FLAG_FILE = re.compile(r"--?flagfile[= ](\S+)")
 
 
@@ -43,11 +49,54 @@ class Flags:
 
 @functools.cache
 def read() -> Flags:
-    """Return the flags of this process; read them on the first call."""
+    """Return the flags of this process; read them on the first call.
+
+    Raises ValueError for flags that XLA does not know.
+    """
     variables = {name: os.environ.get(name, "") for name in _VARIABLES}
     text = variables["XLA_FLAGS"]
+    if text.strip() and (complaint := _rejection()):
+        raise ValueError(
+            f"environment variable XLA_FLAGS={text!r}: {complaint}\n  XLA ends the process for a flag that it does not "
+            "know or cannot parse: remove it, or correct its spelling\n  See: torch-xla explain xla-flags"
+        )
     parsed = hashlib.sha256(debug_options.serialize_options()).hexdigest()
     return Flags(variables, "\n".join([text, *_contents(text)]), parsed)
+
+
+def _rejection() -> str:
+    """Return what XLA prints before it aborts because of XLA_FLAGS; empty if it accepts them.
+
+    XLA parses the flags in a forked process, which takes milliseconds.
+    """
+    with tempfile.TemporaryFile() as output, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's own, about forking with threads: the child only parses
+        child = os.fork()
+        if child == 0:
+            _parse_and_exit(output.fileno())
+        status = os.waitpid(child, 0)[1]
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return "" if os.waitstatus_to_exitcode(status) == 0 else _summary(text)
+
+
+def _parse_and_exit(output: int) -> NoReturn:
+    """Let XLA parse XLA_FLAGS, with its output in a file; exit with 0 unless XLA aborts."""
+    try:
+        faulthandler.disable()  # it would print a Python traceback
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        debug_options.serialize_options()
+    finally:
+        os._exit(0)
+
+
+def _summary(text: str) -> str:
+    """Return XLA's log lines about the flag, without the list of all flags that may follow."""
+    logged = [_LOG_PREFIX.sub("", line) for line in text.splitlines() if _LOG_PREFIX.match(line)]
+    found = [line.rstrip(". ") for line in logged if "Check failed" not in line]
+    return "; ".join(dict.fromkeys(found)) or "XLA cannot parse it"
 
 
 def _contents(text: str) -> list[str]:

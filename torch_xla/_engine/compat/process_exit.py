@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
 from contextlib import suppress
@@ -64,3 +65,8 @@ def set_exit_code(code: int) -> None:
     and the teardown of modules run as usual; objects in ``sys`` are destroyed last.
     """
     sys._torch_xla_exit_code = _ExitCode(code)  # type: ignore[attr-defined]
+
+
+def is_importing_main() -> bool:
+    """Whether this is a process of multiprocessing that imports the main module, before it runs its function."""
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))

@@ -44,6 +44,12 @@ _CAPTURABLE = [
     )
     for module in ("adadelta", "adam", "adamax", "asgd", "nadam", "radam")
 ]
+_AUTOCAST = PrivateApi(
+    "torch.amp.autocast_mode",
+    "autocast.__init__",
+    "a warning that torch.autocast('cuda') has no effect on xla tensors",
+    "torch.autocast('cuda') has no effect on xla tensors, without a warning",
+)
 _LOAD_STATE = PrivateApi(  # public, but it has no hook for all optimizers
     "torch.optim",
     "Optimizer.load_state_dict",
@@ -131,6 +137,11 @@ def extend_foreach_devices(kind: str) -> None:
     """Add a device type to those for which torch.optim uses ``foreach=True`` by default."""
     for entry in (_FOREACH, _FOREACH_TOO, *_CAPTURABLE):
         entry.wrap(lambda original, *args, **kwargs: list(dict.fromkeys([*original(*args, **kwargs), kind])))
+
+
+def wrap_autocast(wrapper: Callable[..., None]) -> None:
+    """Wrap the constructor of torch.autocast: ``wrapper(original, context, device_type, ...)``."""
+    _AUTOCAST.wrap(wrapper)
 
 
 def wrap_load_optimizer_state(wrapper: Callable[..., Any]) -> None:

@@ -27,8 +27,17 @@ _warned: set[tuple[str, str]] = set()  # (op, user line)
 
 
 def handle_fallback(op: str) -> None:
-    """Record a CPU fallback of an op, and warn at its first one at a user line."""
+    """Record a CPU fallback of an op, and warn at its first one at a user line.
+
+    Raises RuntimeError for a collective: its process group cannot take the CPU copies either.
+    """
     line = user_frames.user_line()
+    if op.startswith("c10d::"):
+        raise RuntimeError(
+            f"{op} at {line}: the process group has no backend for xla tensors (gloo and nccl take CPU and CUDA "
+            'tensors); create it with `dist.init_process_group("xla", init_method="xla://")` after `import '
+            "torch_xla.distributed.xla_backend`\n  See: torch-xla explain spawn"
+        )
     if settings.TORCH_XLA_WARN_FALLBACK and (op, line) not in _warned:
         _warned.add((op, line))
         messages.warn(fallback_message(op, line))

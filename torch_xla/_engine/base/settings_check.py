@@ -1,0 +1,89 @@
+"""Check the environment once, when torch_xla is imported: invalid values raise, misspelt names warn.
+
+not a setting, near the name of one           warning: did you mean ...
+not a setting, with a prefix of torch_xla     warning
+a variable of upstream's torch_xla            warning that names the replacement
+a value that cannot be parsed, a bad folder   one ValueError for all of them
+other names, such as XLA_FLAGS                ignored
+"""
+
+from __future__ import annotations
+
+import difflib
+import multiprocessing
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch_xla._engine.base.settings import settings, variables
+
+#: Prefixes of names that look like torch_xla's, and the variables with these prefixes that other software reads.
+PREFIXES = ("XLA_", "PT_XLA_", "TORCH_XLA_", "TORCHXLA_", "XRT_", "PJRT_", "CPU_NUM_")
+OTHERS = (
+    "XLA_FLAGS", "XLA_PYTHON_CLIENT_", "XLA_CLIENT_", "TORCH_XLA_TEST_", "PJRT_NPROC", "PJRT_LIBRARY_PATH",
+    "PJRT_NAMES_AND_LIBRARY_PATHS",
+)  # fmt: skip
+
+#: Variables that upstream reads and this package does not, with the replacement.
+UPSTREAM = {
+    "XLA_USE_SPMD": "call torch_xla.runtime.use_spmd()",
+    "XLA_AUTO_SPMD_MESH": "mark tensors with torch_xla.distributed.spmd.mark_sharding",
+    "XLA_STABLEHLO_COMPILE": "remove it: programs are always StableHLO",
+    "XLA_DISABLE_FUNCTIONALIZATION": "remove it: views are tracked by the recorder",
+}
+_SIMILARITY = 0.85
+
+
+def check_environment() -> None:
+    """Warn of each variable that looks like a setting but is none; once per job, not in its child processes.
+
+    Raises:
+        ValueError: Variables have invalid values. The message names all of them.
+    """
+    invalid = [*_invalid_values(), *_unusable_folders()]
+    if invalid:
+        lines = [*invalid, "See: torch-xla explain invalid-setting"]
+        raise ValueError("\n  ".join(lines))
+    if multiprocessing.parent_process() is None:
+        for name, advice in unknown_variables():
+            warnings.warn(
+                f"torch_xla: the environment variable {name} is not a setting; {advice}\n"
+                "  See: torch-xla explain unknown-setting",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def unknown_variables() -> Iterator[tuple[str, str]]:
+    """Return the variables that are probably meant for torch_xla but are not settings, each with advice."""
+    known = {name for variable in variables() for name in variable.spellings}
+    for name in sorted(os.environ):
+        if name in known or not name.startswith(PREFIXES) or name.startswith(OTHERS):
+            continue
+        near = difflib.get_close_matches(name, [k for k in known if k.startswith(PREFIXES)], n=1, cutoff=_SIMILARITY)
+        if name in UPSTREAM:
+            yield name, UPSTREAM[name]
+        elif near:
+            yield name, f"did you mean {near[0]}?"
+        elif name.startswith(("TORCH_XLA_", "TORCHXLA_", "PT_XLA_")):
+            yield name, "`torch-xla settings` lists them"
+
+
+def _invalid_values() -> Iterator[str]:
+    for variable in variables():
+        try:
+            variable.parse_environment()
+        except ValueError as error:
+            yield str(error)
+
+
+def _unusable_folders() -> Iterator[str]:
+    folder = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
+    if not folder or settings.XLA_PERSISTENT_CACHE_READ_ONLY:
+        return
+    try:
+        Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        yield f"environment variable XLA_PERSISTENT_CACHE_PATH={folder!r} is not a usable folder ({reason})"
