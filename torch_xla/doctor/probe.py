@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +40,8 @@ def _jax() -> str:
 
 
 def _recorder() -> str:
+    # The report of the doctor has a finding for each of these variables.
+    warnings.filterwarnings("ignore", r"torch_xla: the environment variable \w+ is not a setting", UserWarning)
     import torch_xla
 
     assert hasattr(torch_xla, "device_count"), f"{torch_xla.__file__} is not the complete package"
