@@ -1,4 +1,4 @@
-"""The folder of the persistent compilation cache: keys, file formats, atomic writes and eviction.
+"""The folder of the persistent compilation cache: keys, reading, atomic writes and eviction.
 
 A file holds one executable. Its name is a hash of the program's StableHLO and of all else that decides the executable:
 the versions of jax, jaxlib, the backend and the CPU kernel library, devices, process, processor, flags. So anything
@@ -6,9 +6,7 @@ that changes a program (a storage dtype, a precision, a rule of another release)
 different settings share one folder. Files are written atomically and never change. With a size limit, the least
 recently used files are evicted. Any number of processes may add, read and remove files concurrently.
 
-    <hash>.xla      an executable, by its StableHLO
-    <hash>.graph    the .xla file of a recorded graph, by its key (graph_key.py): so that it need not be traced
-    <hash>.script   the .xla files that a command line uses first (prefetch.py)
+cache_files.py lists the files and their formats.
 
 Loading an executable runs code from it: only trusted users may have write access to the folder.
 
@@ -23,10 +21,9 @@ import hashlib
 import json
 import os
 import pickle
-import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,10 +35,19 @@ from jax.experimental import serialize_executable
 from torch_xla._engine.base import host_calls, xla_flags
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.compat import executables
+from torch_xla._engine.compilation.persistent_cache.cache_files import (
+    ENTRY,
+    MAGIC,
+    PARTIAL,
+    PARTIAL_MAX_AGE,
+    PROGRAM,
+    pack,
+    remove_file,
+    scan_folder,
+    unpack,
+)
 from torch_xla._engine.cpu_backend import library
 from torch_xla._engine.lowering import cpu_kernel_call
-
-_FORMAT = b"torch_xla program 3\n"
 
 #: jax settings that change the executable of a program, but not its StableHLO.
 _OPTIONS = (
@@ -54,12 +60,6 @@ _OPTIONS = (
 
 #: Maximum number of files in a folder with a limit: scanning more takes longer than compiling a program.
 MOST_FILES = 20_000
-_PARTIAL_MAX_AGE = 3600.0  # seconds, after which a partial file is left over from a killed process
-
-# The files of the cache in a folder that may have others: programs, entries, and partial files being written.
-_PROGRAM = re.compile(r"[0-9a-f]{64}\.xla")
-_ENTRY = re.compile(r"[0-9a-f]{64}\.(xla|graph|script)")
-_PARTIAL = re.compile(r"[0-9a-f]{64}\.\d+\.\d+")
 
 
 class CorruptEntryError(RuntimeError):
@@ -95,11 +95,11 @@ class CacheEvictor:
     def _evict(self, folder: Path) -> int:
         now = time.time()
         files: list[tuple[float, int, str]] = []
-        for entry, info in _entries(folder):
-            if _ENTRY.fullmatch(entry.name):
+        for entry, info in scan_folder(folder):
+            if ENTRY.fullmatch(entry.name):
                 files.append((info.st_mtime, info.st_size, entry.path))
-            elif _PARTIAL.fullmatch(entry.name) and now - info.st_mtime > _PARTIAL_MAX_AGE:
-                _remove(entry.path)
+            elif PARTIAL.fullmatch(entry.name) and now - info.st_mtime > PARTIAL_MAX_AGE:
+                remove_file(entry.path)
         size = sum(found[1] for found in files)
         if size <= self.limit and len(files) <= MOST_FILES:
             return 0
@@ -109,7 +109,7 @@ class CacheEvictor:
             _, freed, path = files.pop()
             size -= freed
             programs += path.endswith(".xla")
-            _remove(path)
+            remove_file(path)
         return programs
 
 
@@ -117,23 +117,9 @@ class CacheEvictor:
 def _remove_leftovers(folder: Path) -> None:
     """Remove partial files of killed processes from a folder without a limit; once per process."""
     now = time.time()
-    for entry, info in _entries(folder):
-        if _PARTIAL.fullmatch(entry.name) and now - info.st_mtime > _PARTIAL_MAX_AGE:
-            _remove(entry.path)
-
-
-def _entries(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    """Yield the files of a folder; skips files that another process removes concurrently."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                if entry.is_file(follow_symlinks=False):
-                    yield entry, entry.stat()
-
-
-def _remove(path: str) -> None:
-    with suppress(OSError):  # another process removed it, or will retry
-        os.unlink(path)
+    for entry, info in scan_folder(folder):
+        if PARTIAL.fullmatch(entry.name) and now - info.st_mtime > PARTIAL_MAX_AGE:
+            remove_file(entry.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +152,7 @@ class CacheFolder:
 
     def size(self) -> int:
         """Return the bytes of all programs in the folder."""
-        return sum(info.st_size for entry, info in _entries(self.folder) if _PROGRAM.fullmatch(entry.name))
+        return sum(info.st_size for entry, info in scan_folder(self.folder) if PROGRAM.fullmatch(entry.name))
 
     def executable_path(self, text: str, places: Sequence[jax.Device]) -> Path | None:
         """Return the path of the executable of a StableHLO program for these devices, whether or not it exists.
@@ -184,11 +170,12 @@ class CacheFolder:
         if not self.readonly:
             with suppress(OSError):
                 os.utime(file)  # most recently used, evicted last
-        start = len(_FORMAT) + hashlib.sha256().digest_size
-        if data[:start] != _header(file.name, data[start:]):
-            raise CorruptEntryError(f"{file} is damaged or was renamed: checksum mismatch")
         try:
-            payload, in_tree, out_tree, is_harmless = pickle.loads(data[start:])
+            pickled = unpack(file.name, data)
+        except ValueError as error:
+            raise CorruptEntryError(f"{file} is damaged or was renamed: {error}") from error
+        try:
+            payload, in_tree, out_tree, is_harmless = pickle.loads(pickled)
             executables.initialize_kernels(payload)
             loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
                 payload, in_tree, out_tree, backend=places[0].client, execution_devices=places
@@ -203,7 +190,7 @@ class CacheFolder:
         Raises OSError, and jax's error if the backend cannot serialize executables.
         """
         data = pickle.dumps((*serialize_executable.serialize(program.compiled), program.is_harmless))
-        return self._add(file, _header(file.name, data) + data)
+        return self._add(file, pack(file.name, _describe(places), data))
 
     def graph_entry_path(self, name: str, places: Sequence[jax.Device]) -> Path:
         """Return the path of the entry of the graph with key ``name`` for these devices, whether or not it exists."""
@@ -227,7 +214,7 @@ class CacheFolder:
             named = found.get("graph")
             if named != graph.name and isinstance(named, str):
                 raise CorruptEntryError(f"{graph} is a copy of {named}", graph)
-            if not isinstance(named, str) or not _PROGRAM.fullmatch(found["program"]):
+            if not isinstance(named, str) or not PROGRAM.fullmatch(found["program"]):
                 return None
             calls = {str(name): int(count) for name, count in found["calls"].items()}
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -252,7 +239,7 @@ class CacheFolder:
             names = json.loads(note.read_text())
         except (OSError, ValueError):
             return []
-        if not isinstance(names, list) or not all(isinstance(n, str) and _PROGRAM.fullmatch(n) for n in names):
+        if not isinstance(names, list) or not all(isinstance(n, str) and PROGRAM.fullmatch(n) for n in names):
             return []
         if not self.readonly:
             with suppress(OSError):
@@ -276,9 +263,17 @@ class CacheFolder:
         return 0
 
 
-def _header(name: str, data: bytes) -> bytes:
-    """Return a checksum of name and data: a file that was copied or renamed is rejected."""
-    return _FORMAT + hashlib.sha256(f"{name}\0".encode() + data).digest()
+def _describe(places: Sequence[jax.Device]) -> dict[str, object]:
+    """Return the description of a new program, which `torch-xla cache list` shows."""
+    first = places[0]
+    return {
+        "created": int(time.time()),
+        "platform": first.platform,
+        "device": first.device_kind,
+        "devices": len(places),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+    }
 
 
 def _key(text: str, places: Sequence[jax.Device]) -> str:
@@ -302,7 +297,7 @@ def _environment_key(places: Sequence[jax.Device], with_handlers: bool = True) -
 
 
 def _hash(parts: Sequence[str]) -> str:
-    digest = hashlib.sha256(_FORMAT)
+    digest = hashlib.sha256(MAGIC)
     for part in parts:
         digest.update(f"{len(part)}:{part}".encode(errors="surrogateescape"))  # a command line may hold any bytes
     return digest.hexdigest()
