@@ -302,7 +302,7 @@ def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]
     [
         (("--target", "v9", "x.py"), "target 'v9': expected a TPU with a topology"),
         (("x.py",), "--target"),
-        (("--target", "v5e", "--steps", "0", "x.py"), "--steps 0: expected at least 1"),
+        (("--target", "v5e", "--steps", "0", "x.py"), "--steps: 0: expected at least 1"),
     ],
 )
 def test_wrong_command_lines(args: tuple[str, ...], message: str) -> None:

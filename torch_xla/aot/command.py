@@ -1,13 +1,4 @@
-"""``python -m torch_xla.aot --target v5e:2x2 train.py args...``: compile the programs of a script for an accelerator.
-
-The script runs unmodified on CPU devices of this machine, which compute its values. Each distinct program is also
-compiled for the target, with the target's compiler. A report lists memory use, estimated time and collectives.
-
-exit code   0   everything compiles and fits
-            1   the script failed, or a program cannot be compiled for the target
-            2   the command line is wrong, or the target's compiler is not installed
-            3   a program does not fit into the memory of the chips
-"""
+"""Compile the programs of a script for an accelerator: ``python -m torch_xla.aot``; arguments.py has its help."""
 
 from __future__ import annotations
 
@@ -28,56 +19,21 @@ from typing import Any
 
 import jax
 
-from torch_xla._engine.aot import cache_export, program_collector, targets
+from torch_xla._engine.aot import arguments, cache_export, program_collector, targets
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import abstract_device, devices
 from torch_xla.aot import report_data, report_html, report_text
 from torch_xla.distributed._termination import SignalForwarder
 
-#: Option of the subprocess that compiles: the folder in which it notes its progress for the parent process.
-_WITHIN = "--within"
 _NOTE = "compiling.txt"
 #: Interval in seconds at which the end of a grace period is checked.
 _TICK = 1.0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m torch_xla.aot",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--target", required=True, help=f"target to compile for: {targets.supported_targets()}")
-    parser.add_argument(
-        "--steps", type=int, metavar="N", help="end the script at its N-th step (default: run to its end)"
-    )
-    file = lambda text: Path(text).absolute()  # the script may change the working directory
-    parser.add_argument("--json", type=file, metavar="FILE", help="write the report as JSON to this file")
-    parser.add_argument("--html", type=file, metavar="FILE", help="write the report as an HTML page to this file")
-    parser.add_argument(
-        "--fill-cache",
-        type=file,
-        metavar="DIR",
-        help="write the executables to this folder, for XLA_PERSISTENT_CACHE_PATH on the target",
-    )
-    parser.add_argument("--abstract", action="store_true", help="compute and allocate nothing; values read are zeros")
-    parser.add_argument(
-        "--module", "-m", action="store_true", help="the script is the name of a module, as for python -m"
-    )
-    parser.add_argument(_WITHIN, type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("script", help="the program to run")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
-    return parser
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code; argparse exits with 2 for wrong arguments."""
-    parser = _parser()
-    options = parser.parse_args(argv)
-    if options.steps is not None and options.steps < 1:
-        parser.error(f"--steps {options.steps}: expected at least 1")
+    options = arguments.parse("python -m torch_xla.aot", argv)
     if options.within is None:
         return _run_in_subprocess(argv)
     try:
@@ -101,7 +57,7 @@ def _run_in_subprocess(argv: Sequence[str]) -> int:
 
     # The forwarder is the outer context: it ends this process after the folder has been removed.
     with SignalForwarder(forward) as forwarder, tempfile.TemporaryDirectory(prefix="torch_xla-aot-") as folder:
-        children.append(subprocess.Popen([sys.executable, "-m", "torch_xla.aot", _WITHIN, folder, *argv]))
+        children.append(subprocess.Popen([sys.executable, "-m", "torch_xla.aot", arguments.WITHIN, folder, *argv]))
         if forwarder.deadline is not None:  # the signal arrived before the process was in the list
             forward()
         code = _wait(children[0], forwarder)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import jax
 from jax.experimental import topologies
 
-from torch_xla._engine.aot import hardware_specs
+from torch_xla._engine.aot import arguments, hardware_specs
 from torch_xla._engine.aot.hardware_specs import ChipSpec
 from torch_xla._engine.aot.suppress_output import suppress_stderr
 
@@ -54,12 +54,6 @@ class Target:
         return f"{self.name}: {count} × {self.chip.title}{machines}"
 
 
-def supported_targets() -> str:
-    """Describe the names that ``get_target`` accepts, for messages and help."""
-    tpus, gpus = ", ".join(hardware_specs.TPUS), ", ".join(hardware_specs.GPUS)
-    return f"a TPU with a topology, e.g. v5e:2x2 ({tpus}), or a GPU, e.g. h100 or h100:8 ({gpus})"
-
-
 @functools.cache
 def get_target(name: str) -> Target:
     """Return the target with this name.
@@ -74,7 +68,7 @@ def get_target(name: str) -> Target:
         return _tpu(name, hardware_specs.TPUS[chip], [int(n) for n in (shape or "1x1").split("x")])
     if chip in hardware_specs.GPUS and "x" not in (shape or ""):
         return _gpu(name, hardware_specs.GPUS[chip], int(shape or 1))
-    raise ValueError(f"target {name!r}: expected {supported_targets()}")
+    raise ValueError(f"target {name!r}: expected {arguments.supported_targets()}")
 
 
 def _tpu(name: str, chip: ChipSpec, shape: list[int]) -> Target:
