@@ -1,14 +1,4 @@
-"""Build the native libraries ahead of the first use: ``python -m torch_xla.build``.
-
-It compiles the recorder (a C++ extension of torch) and the library of ATen's CPU kernels that CPU programs call.
-
-Run it where a compiler is installed, once per environment: when an image is built, or before many processes start. It
-needs torch and a C++ compiler, but no device. The libraries are stored in the cache folder (TORCH_XLA_CACHE_DIR); a
-machine to which that folder is copied needs no compiler.
-
-exit code   0   both libraries are available
-            1   a library cannot be built; the message names what is missing
-"""
+"""Build the native libraries ahead of the first use: ``torch-xla build``, or ``python -m torch_xla.build``."""
 
 from __future__ import annotations
 
@@ -18,18 +8,37 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
+_HELP = """\
+Build the native libraries ahead of the first use: the recorder (a C++ extension of torch), and the library of ATen's
+CPU kernels that CPU programs call.
 
-def main(argv: Sequence[str]) -> int:
-    """Build the libraries that are missing, print the path of each, and return the exit code."""
+Run it where a compiler is installed, once per environment: when an image is built, or before many processes start. It
+needs torch and a C++ compiler, but no device. The libraries are stored in the cache folder (TORCH_XLA_CACHE_DIR); a
+machine to which that folder is copied needs no compiler.
+
+exit codes:
+  0  both libraries are available
+  1  a library cannot be built; the message names what is missing
+  2  the command line is wrong
+"""
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m torch_xla.build", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog, description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument(
         "--into-package",
         action="store_true",
         help="also copy the libraries beside their sources, to build a wheel from them",
     )
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str], prog: str = "python -m torch_xla.build") -> int:
+    """Build the libraries that are missing, print the path of each, and return the exit code."""
+    options = make_parser(prog).parse_args(argv)
     from torch_xla._engine.cpu_backend import library  # imports torch, which --help does not need
     from torch_xla._engine.recorder import build, toolchain
 

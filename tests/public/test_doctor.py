@@ -163,7 +163,10 @@ def test_detection_of_diagnostic_commands(monkeypatch: pytest.MonkeyPatch) -> No
     for words, looks in (
         (["python", "-m", "torch_xla.doctor"], True),
         (["python", "-W", "error", "-mtorch_xla.build", "--into-package"], True),
-        (["python", "-m", "torch_xla.settings"], False),
+        (["python", "-m", "torch_xla.settings", "--set"], True),
+        (["python", "-m", "torch_xla", "cache", "list"], True),
+        (["python", "-m", "torch_xla.aot"], False),
+        (["python", "-m", "torch_xla.cli.report_script", "train.py"], False),
         (["python", "-m", "pytest", "torch_xla.doctor"], False),
     ):
         start = next(i for i, word in enumerate(words) if word.startswith("-m"))
@@ -173,3 +176,5 @@ def test_detection_of_diagnostic_commands(monkeypatch: pytest.MonkeyPatch) -> No
         assert diagnostic_commands.is_diagnostic_command() is looks, words
         monkeypatch.setattr(sys, "argv", ["program.py", *words[module + 1 :]])  # its value after startup
         assert not diagnostic_commands.is_diagnostic_command()
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/torch-xla", "settings"])
+    assert diagnostic_commands.is_diagnostic_command()

@@ -1,16 +1,9 @@
-"""Check the installation and print the facts for a bug report: ``python -m torch_xla.doctor``.
-
-The report lists versions, the compiler, the recorder, the cache folder, the devices, why a TPU or a GPU was not found,
-and the environment variables. Then a separate process computes a gradient on the device. Findings come last, each with
-a remedy.
-
-exit code   0   the device computed a tensor; findings, if any, are advice
-            1   the device check failed
-"""
+"""Check the installation and print the facts for a bug report: ``torch-xla doctor``."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import textwrap
 from collections.abc import Sequence
 
@@ -18,20 +11,47 @@ from torch_xla.doctor import accelerators, device_check, environment
 from torch_xla.doctor.report import DoctorReport, Finding
 
 _WIDTH = 120
+_HELP = """\
+Check the installation, run a test computation, and print the facts for a bug report.
+
+The report lists versions, the compiler, the recorder, the cache folder, the devices, why a TPU or a GPU was not found,
+and the environment variables. Then a separate process computes a gradient on the device. Findings come last, each with
+a remedy.
+
+exit codes:
+  0  the device computed a tensor; findings, if any, are advice
+  1  the device check failed
+  2  the command line is wrong
+"""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Print the report and return the exit code."""
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m torch_xla.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog, description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.parse_args(argv)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON, for a bug report or a script")
+    return parser
+
+
+def main(argv: Sequence[str], prog: str = "python -m torch_xla.doctor") -> int:
+    """Print the report and return the exit code."""
+    options = make_parser(prog).parse_args(argv)
     report = DoctorReport()
     environment.check_environment(report)
     accelerators.check_accelerators(report)
     works = device_check.run_device_check(report)
-    print(render_text(report, works))
+    print(render_json(report, works) if options.json else render_text(report, works))
     return 0 if works else 1
+
+
+def render_json(report: DoctorReport, works: bool) -> str:
+    """Format the report as JSON: {"works": bool, "facts": {title: text}, "findings": [{"what": ..., "cure": ...}]}."""
+    facts: dict[str, str] = {}
+    for title, text in report.lines:
+        facts[title] = f"{facts[title]}; {text}" if title in facts else text
+    findings = [{"what": finding.what, "cure": finding.cure} for finding in report.findings]
+    return json.dumps({"works": works, "facts": facts, "findings": findings}, indent=1)
 
 
 def render_text(report: DoctorReport, works: bool) -> str:

@@ -14,10 +14,10 @@ DEFAULT_PORT = 51011
 _DESCRIPTION = """\
 Runs a command on every machine of a TPU, on a list of hosts, or several times on this machine, as one job.
 
-  python -m torch_xla.distributed.xla_dist --tpu=NAME -- python train.py
-  python -m torch_xla.distributed.xla_dist --hosts=a,b,c --env=XLA_USE_BF16=1 -- python train.py
-  python -m torch_xla.distributed.xla_dist --local=2 -- python train.py
-  srun python -m torch_xla.distributed.xla_dist --cluster -- python train.py
+  {prog} --tpu=NAME -- python train.py
+  {prog} --hosts=a,b,c --env=XLA_USE_BF16=1 -- python train.py
+  {prog} --local=2 -- python train.py
+  srun {prog} --cluster -- python train.py
 
 Each worker's output is prefixed with its ordinal. When one worker fails, the others are terminated; the exit code is
 the worst one. The command finds the job in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
@@ -62,11 +62,11 @@ class Job:
     dry_run: bool = False
 
 
-def get_args_parser() -> argparse.ArgumentParser:
+def get_args_parser(prog: str = "python -m torch_xla.distributed.xla_dist") -> argparse.ArgumentParser:
     """Return the parser of the command line. Omitted options are None, False or empty."""
     parser = argparse.ArgumentParser(
-        prog="python -m torch_xla.distributed.xla_dist",
-        description=_DESCRIPTION,
+        prog=prog,
+        description=_DESCRIPTION.format(prog=prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = parser.add_argument_group("where to run (one of these)")
@@ -99,6 +99,9 @@ def get_args_parser() -> argparse.ArgumentParser:
     how.add_argument("--dry-run", action="store_true", help="print the commands, start nothing")
     parser.add_argument("positional", metavar="command", nargs="+", help="the command and its arguments, after --")
     return parser
+
+
+make_parser = get_args_parser  # the name that torch_xla.cli uses
 
 
 def parse_job(options: argparse.Namespace) -> Job:
