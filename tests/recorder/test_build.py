@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -150,8 +151,46 @@ def test_changed_source_is_rebuilt(sources: Path, cache: Path, copied: Path) -> 
 def test_status_is_a_line_at_the_start_and_one_at_the_end(built: Built) -> None:
     lines = built.said.splitlines()
     assert len(lines) == 2
-    assert lines[0] == "torch_xla: building the recorder (once, about 30 s) ..."
+    assert lines[0] == "torch_xla: building the recorder (once) ..."
     assert lines[1].startswith(lines[0] + " built after ")
+
+
+def test_progress_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts files, is written once a second at most, and the last text covers the bar."""
+    from torch_xla._engine.base import status_line
+
+    class Terminal(io.StringIO):
+        isatty = lambda self: True
+
+    now = [0.0]
+    monkeypatch.setattr(status_line.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with status_line.StatusLine("building") as status:
+        for tenth in range(25):
+            now[0] = tenth / 10
+            status.show(done=tenth // 10, total=4)
+        status.end = "built"
+    shown = sys.stderr.getvalue().split("\r")
+    assert shown == [
+        "",
+        "torch_xla: building [--------------------] 0/4 files, 0 s",
+        "torch_xla: building [#####---------------] 1/4 files, 1 s",
+        "torch_xla: building [##########----------] 2/4 files, 2 s",
+        f"{'torch_xla: building ... built after 2 s':<57}\n",
+    ]
+
+
+def test_progress_counts_files(tmp_path: Path) -> None:
+    from torch_xla._engine.recorder import toolchain
+
+    progress = toolchain._Progress(tmp_path / "build", 3)
+    progress.folder.mkdir()
+    assert progress.done() == 0
+    for name in ("units.o", "units.cpp", "build.ninja", "recorder.so"):
+        (progress.folder / name).touch()
+    assert progress.done() == 2
+    shutil.rmtree(progress.folder)
+    assert progress.done() == 3  # the library has been moved
 
 
 def test_compiler_of_several_words(sources: Path, cache: Path) -> None:

@@ -26,7 +26,6 @@ from torch_xla._engine.compat import versions
 
 FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden", "-fno-math-errno")
 _POLL = 0.1  # seconds between checks of the child
-_SECONDS = {"recorder": 30, "CPU kernels": 10}  # build times on two cores
 _ERROR_LINES = 12  # lines of compiler output to show: the first error and its context
 
 # Runs in a separate process, so that torch.utils.cpp_extension and the compiler's environment do not affect the user's
@@ -112,9 +111,10 @@ def compile_extension(work: BuildJob, compiler: list[str], lock: int) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     path = _path_with_ninja(work.what)
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=library.parent, ignore_cleanup_errors=True) as folder:
+        sources = _unity_sources(work.units, Path(folder))
         job = {
             "name": library.stem,
-            "sources": [str(path) for path in _unity_sources(work.units, Path(folder))],
+            "sources": [str(path) for path in sources],
             "flags": FLAGS,
             "includes": work.includes,
             "stamps": [(str(file), stamp) for file, stamp in work.stamps.items()],
@@ -124,7 +124,9 @@ def compile_extension(work: BuildJob, compiler: list[str], lock: int) -> None:
             "path": sys.path,
         }
         environment = os.environ | {"CXX": _compiler_wrapper_script(compiler, Path(folder)), "PATH": path}
-        output = _run(work.what, [sys.executable, "-W", "ignore", "-c", _CHILD, json.dumps(job)], environment, lock)
+        command = [sys.executable, "-W", "ignore", "-c", _CHILD, json.dumps(job)]
+        progress = _Progress(Path(folder), len(sources) + 1)
+        output = _run(work.what, command, environment, lock, progress)
     if not is_trusted_file(library):
         raise RecorderBuildError(_explain(output or "(no output: the build process was killed)", work.what))
 
@@ -154,11 +156,26 @@ def _path_with_ninja(what: str = "recorder") -> str:
     return path
 
 
-def _run(what: str, command: list[str], environment: dict[str, str], lock: int) -> str:
-    """Run the child process, showing the elapsed time, and return its output. An exception here kills the child."""
+@dataclass(frozen=True)
+class _Progress:
+    """The progress of a build: the files that the compiler has written to its folder, of their final number."""
+
+    folder: Path
+    total: int
+
+    def done(self) -> int:
+        """Return the number of files that exist: objects, then the library."""
+        try:
+            return min(self.total, sum(name.endswith((".o", ".so")) for name in os.listdir(self.folder)))
+        except OSError:  # the child has moved the library and removed the folder
+            return self.total
+
+
+def _run(what: str, command: list[str], environment: dict[str, str], lock: int, progress: _Progress) -> str:
+    """Run the child process, showing its progress, and return its output. An exception here kills the child."""
     with (
         tempfile.TemporaryFile() as output,
-        StatusLine(f"building the {what} (once, about {_SECONDS[what]} s)") as status,
+        StatusLine(f"building the {what} (once)") as status,
     ):
         # The output goes to a file, not a pipe: the child must be able to outlive this process.
         child = subprocess.Popen(
@@ -166,7 +183,7 @@ def _run(what: str, command: list[str], environment: dict[str, str], lock: int) 
         )
         try:
             while child.poll() is None:
-                status.show()
+                status.show(progress.done(), progress.total)
                 time.sleep(_POLL)
         finally:
             child.kill()
