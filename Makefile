@@ -37,14 +37,16 @@ help:
 
 setup: $(READY)
 
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
+
 $(READY): requirements-dev.txt pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@$(PYTHON) scripts/phase.py "1/3 create .venv" $(PYTHON) -m venv .venv
+	@$(PYTHON) scripts/phase.py "2/3 install torch, jax and tools" $(PIP) --requirement requirements-dev.txt
+	@$(PYTHON) scripts/phase.py "3/3 install torch_xla" $(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/train_digits.py --check
+	@$(BIN)/python examples/train_digits.py --check
 
 test: $(READY)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal $(PYTEST_ARGS)
