@@ -51,11 +51,11 @@ def show(title: str, text: str, start: float, is_terminal: bool) -> None:
 
 
 def last_line(file: Path) -> str:
-    """Return the last complete line of the output so far."""
+    """Return the last line of the output so far that is not a warning."""
     with file.open("rb") as opened:
         opened.seek(max(0, file.stat().st_size - 4096))
         lines = [line.strip() for line in opened.read().decode(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "")
+    return next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
 
 
 if __name__ == "__main__":
