@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.helpers import ROOT
 from torch_xla._engine import explain
 from torch_xla.cli import command_table, completion, entry
 
@@ -80,14 +82,15 @@ def test_argument_errors(words: list[str], said: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     "words", [["--help"], ["explain"], ["settings"], ["cache", "list"], ["aot", "--help"], ["completion", "bash"]]
 )
-def test_commands_that_do_not_import_torch(words: Sequence[str]) -> None:
+def test_commands_that_do_not_import_torch(words: Sequence[str], tmp_path: Path) -> None:
     """They answer in a tenth of a second, also where torch or jax cannot be imported."""
     program = (
         "import sys; sys.modules['torch'] = sys.modules['jax'] = None\n"
         "import runpy; runpy.run_module('torch_xla', run_name='__main__', alter_sys=True)"
     )
     command = [*PYTHON, "-c", f"import sys; sys.argv = ['torch-xla', *{list(words)!r}]\n{program}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    env = os.environ | {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout or words == ["explain"]
 
@@ -210,6 +213,15 @@ def test_explain(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert entry.main(["explain", "changing-shape"]) == 2
     assert "Did you mean changing-shapes?" in capsys.readouterr().err
+
+
+def test_page_of_the_documentation_is_up_to_date() -> None:
+    """``python scripts/docs/command_line.py`` writes it."""
+    spec = importlib.util.spec_from_file_location("command_line", ROOT / "scripts" / "docs" / "command_line.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.page()
 
 
 def test_pages_of_the_package_have_titles() -> None:
