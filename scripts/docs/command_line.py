@@ -36,7 +36,8 @@ torch-xla explain changing-shapes               # the page that a warning refers
 | 3 | `aot`, `plan`: a program does not fit into the memory of the target |
 | 126, 130 | `run`: workers cannot be used; Ctrl-C |
 
-`run` and `report` exit with the code of the command or script. For completion of commands and options, add to `~/.bashrc`:
+`run` and `report` exit with the code of the command or script. For completion of commands and
+options, add to `~/.bashrc`:
 
 ```sh
 eval "$(torch-xla completion bash)"

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -213,6 +214,13 @@ def test_explain(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert entry.main(["explain", "changing-shape"]) == 2
     assert "Did you mean changing-shapes?" in capsys.readouterr().err
+
+
+def test_package_has_the_command_and_the_pages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    module, _, name = project["project"]["scripts"]["torch-xla"].partition(":")
+    assert getattr(importlib.import_module(module), name) is entry.main
+    assert project["tool"]["setuptools"]["package-data"]["torch_xla._engine.explain"] == ["pages/*.md"]
 
 
 def test_page_of_the_documentation_is_up_to_date() -> None:
