@@ -351,10 +351,11 @@ def test_a_library_that_others_may_write_to_is_not_loaded(
 # --- leftovers of a run that was killed ---
 
 
+@pytest.mark.parametrize("ending", ["1.2", "0f" * 16])  # of an earlier release, and of this one
 @pytest.mark.parametrize("limit", [None, 1 << 30])
-def test_what_killed_processes_were_writing_is_removed(folder: Path, limit: int | None) -> None:
+def test_what_killed_processes_were_writing_is_removed(folder: Path, limit: int | None, ending: str) -> None:
     """After an hour: until then another process may be writing it."""
-    old, new = folder / f"{'0' * 64}.1.2", folder / f"{'1' * 64}.1.2"
+    old, new = folder / f"{'0' * 64}.{ending}", folder / f"{'1' * 64}.{ending}"
     for part in (old, new):
         part.write_bytes(b"half")
     os.utime(old, (0, 0))
@@ -378,6 +379,7 @@ WRITERS = {
     "_engine/device/pjrt_plugins.py": "a new temporary folder",
     "_engine/diagnostics/debug_analysis.py": _HERE + "::test_reports_of_a_second_run",
     "_engine/diagnostics/metrics_file.py": _HERE + "::test_reports_of_a_second_run",
+    "_engine/compilation/persistent_cache/archive.py": "cli/test_cache_command.py::test_export_and_import",
     "_engine/compilation/persistent_cache/cache.py": _HERE + "::test_two_users_with_one_cache_folder",
     "_engine/execution/graph_dump.py": _HERE + "::test_reports_of_a_second_run",
     "_engine/compilation/persistent_cache/storage.py": _HERE + "::test_what_killed_processes_were_writing_is_removed",
@@ -385,6 +387,7 @@ WRITERS = {
     "_engine/recorder/build.py": _HERE + "::test_a_library_that_others_may_write_to_is_not_loaded",
     "_engine/recorder/toolchain.py": "recorder/test_build.py::test_killed_build_does_not_block_the_next_one",
     "aot/command.py": "files that the command names",
+    "cli/plan.py": "a new temporary folder",
     "core/_ordinals.py": "a buffer in memory",
     "core/transfers.py": "public/test_checkpoint_folders.py",
     "debug/graph.py": "a file that the command names",
