@@ -38,7 +38,7 @@ def test_op_matches_cpu(name: str, kind: str) -> None:
 
 def test_cpu_fallbacks_have_reasons() -> None:
     """Each CPU fallback of the document has its reason."""
-    document = (Path(__file__).parents[2] / "docs" / "op_coverage.md").read_text()
+    document = (Path(__file__).parents[2] / "docs" / "reference" / "op_coverage.md").read_text()
     rows = document.partition("## CPU fallbacks")[2].partition("\n## ")[0].splitlines()[4:]
     for row in filter(None, rows):
         _, parts, why = row.strip("| ").split(" | ")
