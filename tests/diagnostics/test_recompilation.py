@@ -298,6 +298,20 @@ CASES = {
 }
 
 
+def test_internal_ops_are_not_shown() -> None:
+    """Reading another result of an op is a change of its index, not of an internal op."""
+    old, new = (graph(op("aten::unbind.int"), op("torch_xla::getitem", 1, p1=index)) for index in (1, 2))
+    found = recompilation_explanation.explain_difference(diff_summaries(old, new), context())
+    assert "the constant argument `index` of aten::unbind.int changed from 1 to 2" in found.text
+    assert ".tolist()" in found.advice and "getitem" not in found.text
+
+
+def test_ops_that_only_moved_are_not_added() -> None:
+    old, new = graph(EXP, RELU, op("aten::sin")), graph(RELU, EXP, op("aten::sin"))
+    found = recompilation_explanation.explain_difference(diff_summaries(old, new), context())
+    assert "the same ops run in another order" in found.text and "added" not in found.text
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_paragraph(case: str) -> None:
     old, new, parts = CASES[case]
