@@ -25,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements-dev.txt"
 TABLE = ROOT / "docs" / "reference" / "versions.md"
+RUNS = "## All test runs"
+GRID, END_OF_GRID = "<!-- grid -->", "<!-- end of grid -->"
 #: The tests that depend most on the release of torch; they take a quarter of the time.
 CORE = (
     "tests/base/test_compat.py",
@@ -116,11 +118,52 @@ def note(versions: list[str], tests: str, outcome: str, today: datetime.date) ->
     """Add a row to the table, in place of an earlier one of the same releases and tests."""
     start = f"| {' | '.join(versions)} | {tests} |"
     lines = [line for line in TABLE.read_text().splitlines() if not line.startswith(start)]
-    rows = [i for i, line in enumerate(lines) if line.startswith("|")]
+    start_of_runs = lines.index(RUNS) if RUNS in lines else 0
+    rows = [i for i, line in enumerate(lines) if line.startswith("|") and i >= start_of_runs]
     lines.insert(rows[-1] + 1, f"{start} {outcome} | {today.isoformat()} |")
     head, body = lines[: rows[0] + 2], lines[rows[0] + 2 :]
     end = next((i for i, line in enumerate(body) if not line.startswith("|")), len(body))
-    TABLE.write_text("\n".join([*head, *sorted(body[:end], key=_releases), *body[end:]]) + "\n")
+    runs = sorted(body[:end], key=_releases)
+    TABLE.write_text(replace_grid("\n".join([*head, *runs, *body[end:]]) + "\n", runs))
+
+
+def replace_grid(document: str, runs: list[str]) -> str:
+    """Return the document with a grid of the runs, if it has the marks of one."""
+    if GRID not in document:
+        return document
+    before, _, after = document.partition(GRID)
+    return f"{before}{GRID}\n\n{format_grid(runs)}\n{END_OF_GRID}{after.partition(END_OF_GRID)[2]}"
+
+
+def format_grid(runs: list[str]) -> str:
+    """Return a table of torch by Python, with the latest run of each pair. Of one day, the last row is the latest."""
+    latest: dict[tuple[str, str], tuple[str, str]] = {}
+    for run in runs:
+        torch, python, _, _, outcome, date = run.strip("| ").split(" | ")
+        key = (_minor(torch), _minor(python))
+        if key not in latest or date >= latest[key][1]:
+            latest[key] = (_summarize(outcome), date)
+    pythons = sorted({python for _, python in latest}, key=_number)
+    lines = [["torch", *(f"Python {python}" for python in pythons)], ["---"] * (len(pythons) + 1)]
+    for torch in sorted({torch for torch, _ in latest}, key=_number):
+        cells = (latest.get((torch, python)) for python in pythons)
+        lines.append([torch, *(f"{cell[0]}, {cell[1]}" if cell else "not run" for cell in cells)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _minor(release: str) -> str:
+    return ".".join(release.split(".")[:2])
+
+
+def _number(release: str) -> int:
+    return int(release.split(".")[1])
+
+
+def _summarize(outcome: str) -> str:
+    counts = {name: int(number) for number, name in re.findall(r"(\d+) (\w+)", outcome)}
+    if failed := counts.get("failed"):
+        return f"{failed} of {failed + counts['passed']} tests fail"
+    return f"ok ({counts['passed']} tests)" if "passed" in counts else outcome
 
 
 def _releases(row: str) -> list[str]:
