@@ -31,7 +31,7 @@ class Picture:
     width: int
     height: int
     parts: list[str] = field(default_factory=list)
-    arrows: list[str] = field(default_factory=list)  # lie above all boxes
+    arrows: list[str] = field(default_factory=list)  # drawn above all boxes
 
     def box(self, x: float, y: float, width: float, height: float, words: str = "", kind: str = "host") -> None:
         """A box with lines of words in its middle; with ``kind`` empty only the words."""
@@ -79,9 +79,9 @@ _TAIL = (
 
 def step() -> Picture:
     """One training step, from Python to the device."""
-    p = Picture("A step: recorded, compiled once, run", 74, 19)
+    p = Picture("A step: traced, compiled once, run", 74, 19)
     p.box(2, 5, 17, 9, "your step\nforward, backward,\noptimizer")
-    p.arrow((19, 9.5), (27, 9.5), "records")
+    p.arrow((19, 9.5), (27, 9.5), "traces")
     p.box(27, 5, 12, 9, "graph\nof the step", "program")
     p.arrow((39, 8), (50, 8), "known: runs")
     p.arrow((33, 14), (33, 16))
@@ -94,15 +94,15 @@ def step() -> Picture:
 
 
 def lazy() -> Picture:
-    """What runs at a barrier, and what a value asks for."""
-    p = Picture("Recording, and two ways to run", 74, 22)
+    """What runs at a sync, and what runs to read a value."""
+    p = Picture("Tracing, and two ways to run", 74, 22)
     for number, op in enumerate(("x * 1.01", "tanh", "mean", "x.t()")):
         p.box(3, 2 + number * 4.5, 11, 3.2, op)
-    p.box(17, 2, 14, 16.7, "recorded:\nshapes, dtypes,\nerrors are known;\nvalues are not", "program")
+    p.box(17, 2, 14, 16.7, "traced:\nshapes, dtypes,\nerrors are known;\nvalues are not", "program")
     p.arrow((31, 6), (46, 6), "torch_xla.sync()")
-    p.box(46, 3, 25, 6, "all of it as one program;\nPython goes on", "device")
+    p.box(46, 3, 25, 6, "all pending ops, one program;\nPython continues", "device")
     p.arrow((31, 15), (46, 15), "mean.item()")
-    p.box(46, 12, 25, 6, "what this value needs;\nPython waits for it", "device")
+    p.box(46, 12, 25, 6, "only what this value needs;\nPython waits for it", "device")
     return p
 
 
@@ -120,7 +120,7 @@ def processes() -> Picture:
         x = 2 + number * 18
         p.box(x, 2, 15, 5, f"process {number}\nthe whole script")
         p.arrow((x + 7.5, 7), (x + 7.5, 10))
-        _device(p, x, 10, f"device {number}", ("whole model", f"batch {number}", "gradients"))
+        _device(p, x, 10, f"device {number}", ("full model", f"batch {number}", "gradients"))
         if number < 3:
             p.arrow((x + 14.2, 21.6), (x + 18.8, 21.6), both=True)
     p.box(10, 24.5, 54, 2, "xm.optimizer_step: gradients are averaged", "")
@@ -136,7 +136,7 @@ def threads() -> Picture:
         x = 2 + number * 18
         p.box(x + 1, 4.3, 13, 3, f"thread {number}", "part")
         p.arrow((x + 7.5, 7.6), (x + 7.5, 10))
-        _device(p, x, 10, f"device {number}", ("whole model", f"batch {number}", "gradients"))
+        _device(p, x, 10, f"device {number}", ("full model", f"batch {number}", "gradients"))
         if number < 3:
             p.arrow((x + 14.2, 21.6), (x + 18.8, 21.6), both=True)
     p.box(10, 24.5, 54, 2, "xm.optimizer_step: gradients are averaged", "")
@@ -146,9 +146,9 @@ def threads() -> Picture:
 def spmd() -> Picture:
     """One script over a mesh."""
     p = Picture("One script over a mesh of devices", 74, 31)
-    p.box(2, 2, 33, 5, "one process, one device xla:0:\ntensors have the shape of the whole")
+    p.box(2, 2, 33, 5, "one process, one device xla:0:\ntensors have their global shape")
     p.arrow((35, 4.5), (45, 4.5), "one program")
-    p.box(45, 2, 27, 5, "XLA splits it, and puts in\nthe collectives", "program")
+    p.box(45, 2, 27, 5, "XLA partitions it and\ninserts the collectives", "program")
     p.arrow((58, 7), (46, 10.5))
     for number in range(4):
         x, y = 20 + number % 2 * 18, 11 + number // 2 * 10
