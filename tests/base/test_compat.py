@@ -28,6 +28,10 @@ DOCUMENTED = {
     "_exit": "os: ends the process immediately",
     "_make": "namedtuple",
     "_fields": "namedtuple",
+    "_args_from_interpreter_flags": "subprocess: used by multiprocessing and importlib for the same purpose",
+    "_actions": "argparse: read by shtab and argcomplete, as are the next two",
+    "_SubParsersAction": "argparse",
+    "_choices_actions": "argparse",
 }
 
 

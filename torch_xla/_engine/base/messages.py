@@ -84,7 +84,7 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 def clear_progress_bars() -> AbstractContextManager[None]:
     """Remove the progress bars of tqdm from the terminal in the block, and draw them again at its end."""
     bars: Any = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
-    if not getattr(bars, "_instances", None) or sys.stderr is None:
+    if bars is None or sys.stderr is None:
         return contextlib.nullcontext()
     return _clear(bars)
 
