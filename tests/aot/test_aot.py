@@ -300,9 +300,9 @@ def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--target", "v9", "x.py"), "target 'v9': expected a TPU with a topology"),
+        (("--target", "v9", __file__), "target 'v9': expected a TPU with a topology"),
         (("x.py",), "--target"),
-        (("--target", "v5e", "--steps", "0", "x.py"), "--steps: 0: expected at least 1"),
+        (("--target", "v5e", "--steps", "0", __file__), "--steps: 0: expected at least 1"),
     ],
 )
 def test_wrong_command_lines(args: tuple[str, ...], message: str) -> None:

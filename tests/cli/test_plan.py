@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,3 +38,13 @@ def test_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert entry.main(["plan", "--targets", "v5e:2x2", str(script)]) == 0
     assert entry.main(["plan", "--targets", "v5e,h100", str(script)]) == 2
     assert "not compiled" in capsys.readouterr().out
+
+
+def test_sigterm_ends_the_compiling_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\nkill -TERM $PPID\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(compiler))
+    with pytest.raises(SystemExit) as ended:
+        plan._compile(["--target", "v5e", "train.py"], tmp_path / "report.json")
+    assert ended.value.code == 143

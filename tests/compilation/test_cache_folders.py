@@ -375,6 +375,7 @@ WRITERS = {
     "_engine/aot/target_compiler.py": "a new temporary folder",
     "_engine/aot/cache_export.py": _HERE + "::test_folders_are_made_private_whatever_the_umask",
     "_engine/base/atomic_file.py": "public/test_checkpoint_folders.py",
+    "_engine/base/settings_check.py": "creates the user's cache folder, empty",
     "_engine/base/private_folder.py": _HERE + "::test_folders_are_made_private_whatever_the_umask",
     "_engine/device/pjrt_plugins.py": "a new temporary folder",
     "_engine/diagnostics/debug_analysis.py": _HERE + "::test_reports_of_a_second_run",

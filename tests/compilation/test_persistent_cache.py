@@ -110,7 +110,11 @@ OWN = """
 
     print((torch.arange(6.0).to("xla") * 2).sum().item(), (met.metric_data("CompileTime") or [0])[0])
     lines = str(step_report.report()).splitlines()
-    print(lines[lines.index("Persistent compilation cache") + 1] if "Persistent compilation cache" in lines else None)
+    if "Persistent compilation cache" in lines:
+        first = lines.index("Persistent compilation cache") + 1
+        print(*" ".join(lines[first : first + 2]).split())  # a long path is in the second line
+    else:
+        print(None)
     """
 
 
@@ -126,9 +130,9 @@ def test_the_users_own_folder_is_used_where_none_is_named(tmp_path: Path) -> Non
 
     value, report = run().stdout.splitlines()
     assert value == "30.0 1" and folder.stat().st_mode & 0o777 == 0o700
-    assert re.fullmatch(rf"  0 loaded, 1 added; \d\S+ of 4.00GB in {folder}", report)
+    assert re.match(rf"0 loaded, 1 added; \d\S+ of 4.00GB in {folder}", report)
     value, report = run(TORCH_XLA_PERSISTENT_CACHE_MAX_GB="1").stdout.splitlines()
-    assert value == "30.0 0" and re.fullmatch(rf"  1 loaded, 0 added; \d\S+ of 1.00GB in {folder}", report)
+    assert value == "30.0 0" and re.match(rf"1 loaded, 0 added; \d\S+ of 1.00GB in {folder}", report)
     folder.chmod(0o770)
     done = run()
     assert done.stdout.splitlines() == ["30.0 1", "None"]

@@ -160,7 +160,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
 MATRIX = torch.tensor([[5.0, 1.0, 0.5, 0.25], [1.0, 6.0, 2.0, 0.0], [0.5, 0.125, 7.0, 1.0], [0.0, 1.0, 2.0, 4.5]])
 
 
-@pytest.mark.filterwarnings("ignore:torch_xla. aten:UserWarning")
+@pytest.mark.filterwarnings("ignore:torch_xla.:UserWarning")
 @pytest.mark.parametrize("mode", ["all", "downcast", "tpu"])
 def test_programs_give_the_cpus_dtypes_and_nearly_its_values(mode: str) -> None:
     rtol = 1e-4 if mode == "tpu" else 0.05

@@ -516,7 +516,7 @@ BY_VALUE: dict[str, Case] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:torch_xla. aten.*runs on the CPU")
+@pytest.mark.filterwarnings("ignore:torch_xla.:UserWarning")
 def test_device_only_values() -> None:
     check(BY_VALUE)
 

@@ -216,7 +216,7 @@ def test_signal_to_the_aot_command(trap: str, tmp_path: Path) -> None:
         import sys, tempfile
         from torch_xla.aot import command
         sys.executable, tempfile.tempdir = {str(compiler)!r}, {str(folder)!r}
-        sys.exit(command.main(["--target", "v5e", "train.py"]))
+        sys.exit(command.main(["--target", "v5e", {__file__!r}]))
     """
     done = run_script(script, check=False, TORCH_XLA_GRACE_PERIOD="1" if trap else str(LIMIT))
     pid = int(done.stdout)
@@ -230,6 +230,8 @@ def test_signal_to_the_aot_command(trap: str, tmp_path: Path) -> None:
 
 #: Functions that start processes: a test that terminates one of the two, or why none is needed.
 STARTS = {
+    "torch_xla/_engine/base/xla_flags.py:_rejection": "the child parses flags and exits",
+    "torch_xla/cli/plan.py:_compile": "cli/test_plan.py::test_sigterm_ends_the_compiling_process",
     "torch_xla/_engine/recorder/toolchain.py:_run": (
         "recorder/test_build.py::test_build_outlives_the_process_that_started_it"
     ),

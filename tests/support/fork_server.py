@@ -37,10 +37,13 @@ from dataclasses import dataclass
 _READ_IN_C = ("DNNL_", "GLIBC_", "GOMP_", "GOTO_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL", "NPY_", "OMP_", "ONEDNN_",
               "OPENBLAS_", "PYTHON", "PYTORCH_", "TF_", "TORCH_CPP_", "TORCH_SHOW_", "TZ")  # fmt: skip
 
-#: Variables that importing reads for a bound, and that are read again when they are needed (there is capacity for eight
-#: devices in any case); variables that shells and scripts.environment set for all children, which count as read because
-#: some library copies all variables.
-_READ_AGAIN = {"CPU_NUM_DEVICES", "OLDPWD", "PWD", "SHLVL", "XLA_PERSISTENT_CACHE_PATH", "_"}
+#: Variables that importing reads for a bound, or checks, and that are read again when they are needed (there is room
+#: for eight devices in any case); variables that shells and scripts.environment set for all children, which count as
+#: read because some library copies all variables.
+_READ_AGAIN = {
+    "CPU_NUM_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OLDPWD", "PWD", "RANK", "SHLVL",
+    "WORLD_SIZE", "XLA_FLAGS", "XLA_PERSISTENT_CACHE_PATH", "_",
+}  # fmt: skip
 
 #: Variables that launchers set for their processes: a child applies them after the fork.
 _APPLIED_LATER = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"}

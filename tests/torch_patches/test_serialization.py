@@ -562,3 +562,11 @@ def test_dlpack_errors() -> None:
 def test_numpy_is_torchs_error(call: Callable[[Tensor], Any]) -> None:
     with pytest.raises(TypeError, match="can't convert xla:0 device type tensor to numpy"):
         call(torch.ones(2, device="xla"))
+
+
+def test_a_failed_load_leaves_no_map_location(tmp_path: Path) -> None:
+    """torch keeps the map_location of a load that failed, and rebuilds every later copy of a tensor there."""
+    torch.save(torch.ones(2), tmp_path / "file")
+    with pytest.raises(RuntimeError, match=r"cuda|CUDA"):
+        torch.load(tmp_path / "file", map_location="cuda")
+    assert copy.copy(torch.ones(2, device="xla")).device.type == "xla"

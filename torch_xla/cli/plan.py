@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,10 +80,28 @@ def _aot_arguments(options: argparse.Namespace, target: str) -> list[str]:
     return ["--abstract", "--target", target, *steps, *module, options.script, *options.args]
 
 
+#: Interval in seconds at which the end of a compilation is checked.
+_TICK = 0.05
+
+
 def _compile(command: Sequence[str], report: Path) -> tuple[int, dict[str, Any] | None]:
-    """Run ``python -m torch_xla.aot``; return its exit code and report, None if it wrote none."""
+    """Run ``python -m torch_xla.aot``; return its exit code and report, None if it wrote none.
+
+    SIGTERM is forwarded to it; raises SystemExit after it has ended.
+    """
     words = [sys.executable, "-m", "torch_xla.aot", "--json", str(report), *command]
-    code = subprocess.run(words, stdout=subprocess.DEVNULL).returncode
+    received: list[int] = []
+    handler = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as child:
+            while (code := child.poll()) is None:
+                if received:
+                    child.terminate()
+                time.sleep(_TICK)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    if received:
+        raise SystemExit(128 + signal.SIGTERM)
     return code, json.loads(report.read_text()) if report.exists() else None
 
 

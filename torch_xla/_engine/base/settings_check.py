@@ -72,6 +72,8 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
 
 def _invalid_values() -> Iterator[str]:
     for variable in variables():
+        if variable.source() is None:  # its default is valid where it is used
+            continue
         try:
             variable.parse_environment()
         except ValueError as error:

@@ -26,6 +26,12 @@ _LEGACY = PrivateApi(
     "torch.load of files from before torch 1.6",
     "xla tensors in files from before torch 1.6 have no values",
 )
+_ZIP = PrivateApi(
+    "torch.serialization",
+    "_load",
+    "a failed torch.load that leaves no map_location behind",
+    "after a failed torch.load(map_location=...), copies of xla tensors use its map_location",
+)
 _LOCATION = PrivateApi(
     "torch._utils",
     "_get_restore_location",
@@ -67,6 +73,11 @@ def rebuild_function() -> Any:
 def wrap_legacy_load(wrapper: Callable[..., Any]) -> None:
     """Wrap torch.load of files from before torch 1.6: ``wrapper(original, file, map_location, *args, **kwargs)``."""
     _LEGACY.wrap(wrapper)
+
+
+def wrap_zip_load(wrapper: Callable[..., Any]) -> None:
+    """Wrap torch.load of files from torch 1.6 or later: ``wrapper(original, *args, **kwargs)``."""
+    _ZIP.wrap(wrapper)
 
 
 def wrap_restore_location(wrapper: Callable[..., Any]) -> None:

@@ -119,6 +119,16 @@ def _load_older(original: Callable[..., Any], file: Any, map_location: Any, *arg
     return loaded
 
 
+def _load_zip(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Load a file; torch does not reset the map_location of this thread if that fails."""
+    before = serialization.map_location()
+    try:
+        return original(*args, **kwargs)
+    except BaseException:
+        serialization.set_map_location(before)
+        raise
+
+
 def _rebuild_on_device(original: Callable[..., Any], values: torch.Tensor, *args: Any) -> Any:
     tensor = original(values, *args)
     if _thread.awaited is not None and tensor.device.type == "xla":
@@ -217,6 +227,7 @@ def patch_serialization() -> None:
     torch.save = torch.serialization.save = save
     serialization.wrap_reduce(_reduce)
     serialization.wrap_legacy_load(_load_older)
+    serialization.wrap_zip_load(_load_zip)
     serialization.wrap_rebuild(_rebuild_on_device)
     serialization.wrap_restore_location(_restore_location)
     torch.serialization.register_package(27, lambda storage: None, _deserialize)

@@ -37,7 +37,7 @@ from torch_xla._engine.graph.graph_spec import SCATTER, GraphSpec, NodeSpec
 from torch_xla._engine.lowering import RULES, decompose
 
 #: The engine's own ops whose arguments have the same meaning in every process.
-_PORTABLE_OPS = re.compile(r"torch_xla::(getitem|seed|fused_\w+(\.\w+)?|optimization_barrier)")
+_PORTABLE_OPS = re.compile(r"torch_xla::(getitem|seed|fused_\w+(\.\w+)?|optimization_barrier|rnn_layer(_backward)?)")
 
 #: Version of marshal's format: from 3 on, equal values may have several encodings.
 _WITHOUT_REFERENCES = 2
