@@ -42,7 +42,7 @@ _READ_IN_C = ("DNNL_", "GLIBC_", "GOMP_", "GOTO_", "KMP_", "LC_", "LD_", "MALLOC
 #: read because some library copies all variables.
 _READ_AGAIN = {
     "CPU_NUM_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OLDPWD", "PWD", "RANK", "SHLVL",
-    "WORLD_SIZE", "XLA_FLAGS", "XLA_PERSISTENT_CACHE_PATH", "_",
+    "TORCH_XLA_COMPILE_POLICY", "WORLD_SIZE", "XLA_FLAGS", "XLA_PERSISTENT_CACHE_PATH", "_",
 }  # fmt: skip
 
 #: Variables that launchers set for their processes: a child applies them after the fork.
