@@ -82,13 +82,18 @@ def test_replacement_runs(idiom: str, write: str, unchanged: str) -> None:
         exec(piece, _names("xla"))
 
 
-@pytest.mark.usefixtures("group", "saved")
+@pytest.fixture
+def flags() -> Iterator[None]:
+    """Allow setting flags of backends, which torch.testing forbids once its operator table is imported."""
+    with torch.backends.__allow_nonbracketed_mutation():
+        yield
+
+
+@pytest.mark.usefixtures("group", "saved", "flags")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the third column is about machines without CUDA")
 @pytest.mark.parametrize(("idiom", "write", "unchanged"), _IDIOMS)
 def test_idiom_does_what_the_page_says(idiom: str, write: str, unchanged: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first column raises the error that begins the third one, and else runs."""
-    # torch.testing forbids to set flags, once its operator table was imported in this process.
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
     if "DistributedDataParallel" in write:
         dist.init_process_group("xla", init_method="xla://")
     error = re.match(r"`(\w+Error)`", unchanged)
