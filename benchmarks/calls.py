@@ -3,8 +3,8 @@
     python -m benchmarks.calls
 
 CPU time of the thread that calls, in µs: the least of several rounds, in turns. "guards" is what torch.compile asks
-before each call, with a backend that does nothing. A call of ours records one operation, and torch_xla.sync() runs what
-was recorded; jax.jit runs at each call. The device's own work is next to nothing.
+before each call, with a backend that does nothing. A call of the backend openxla records one operation, and
+torch_xla.sync() runs what was recorded; jax.jit runs at each call. The device's own work is next to nothing.
 """
 
 from __future__ import annotations
@@ -47,17 +47,18 @@ def cases() -> dict[str, Callable[[], Any]]:
     """What is called, by name."""
     model, x = Sum().to("xla"), torch.ones(4, device="xla")
     torch_xla.sync()
-    ours, guards = torch.compile(model, backend="openxla"), torch.compile(Sum().to("xla"), backend=_identity_backend)
+    compiled = torch.compile(model, backend="openxla")
+    guards = torch.compile(Sum().to("xla"), backend=_identity_backend)
     function, arrays, array = jax.jit(lambda x, terms: sum(terms, x)), [jnp.ones(4)] * PARAMETERS, jnp.ones(4)
 
     def step() -> torch.Tensor:
-        y = ours(x)
+        y = compiled(x)
         torch_xla.sync()
         return y
 
     return {
         "jax.jit": lambda: function(array, arrays),
-        "openxla": lambda: ours(x),
+        "openxla": lambda: compiled(x),
         "openxla, and torch_xla.sync()": step,
         "guards of torch.compile alone": lambda: guards(x),
     }

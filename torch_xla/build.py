@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from torch_xla._engine.base import command_line
+
 __all__ = ["main"]
 
 _HELP = """\
@@ -25,9 +27,7 @@ exit codes:
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_line.make_parser(prog, _HELP)
     parser.add_argument(
         "--into-package",
         action="store_true",

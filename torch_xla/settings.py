@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch_xla._engine.base import command_line
 from torch_xla._engine.base.settings import Setting, settings, variables
 
 __all__ = ["main", "settings", "table"]
@@ -140,9 +141,7 @@ def _show(value: object) -> str:
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_line.make_parser(prog, _HELP)
     parser.add_argument("--set", action="store_true", dest="only_set", help="only variables that are set")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these variables")
     return parser

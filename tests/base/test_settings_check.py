@@ -15,7 +15,7 @@ from torch_xla._engine.base import settings_check
 NAMES = {
     "CPU_NUM_DEVICE": "did you mean CPU_NUM_DEVICES?",
     "XLA_USE_BF61": "did you mean XLA_USE_BF16?",
-    "TORCH_XLA_STROM": "did you mean TORCH_XLA_STORM?",
+    "TORCH_XLA_STROM": "did you mean TORCH_XLA_COMPILE_POLICY (formerly TORCH_XLA_STORM)?",
     "TORCHXLA_LOGS": "did you mean TORCH_XLA_LOGS?",
     "PJRT_DEVICES": "did you mean PJRT_DEVICE?",
     "TORCH_XLA_SOMETHING_ELSE": "`torch-xla settings` lists them",
@@ -33,7 +33,8 @@ def test_unknown_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         settings_check.check_environment()
-    found = [str(warning.message) for warning in caught if name in str(warning.message)]
+    texts = [" ".join(str(warning.message).split()) for warning in caught]  # without the line breaks of wrapping
+    found = [text for text in texts if name in text]
     assert (len(found), advice is None or advice in found[0]) == (advice is not None, True)
 
 

@@ -102,7 +102,7 @@ def test_idiom_does_what_the_page_says(idiom: str, write: str, unchanged: str, m
     allow_tf32, benchmark = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, and ours for autocast("cuda")
+            warnings.simplefilter("ignore")  # of torch, and of torch_xla for autocast("cuda")
             if error is None:
                 exec(code, names)
             else:

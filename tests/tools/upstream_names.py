@@ -1,4 +1,4 @@
-"""Compares the public names of upstream's torch_xla 2.9 with ours; generates docs/project/upstream_names.md.
+"""Compares the public names of upstream's torch_xla 2.9 with this package's; generates docs/project/upstream_names.md.
 
     python -m tests.tools.upstream_names [--check]
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from torch_xla._engine.base import command_line
 from torch_xla._engine.compilation.persistent_cache import archive, maintenance
 from torch_xla._engine.compilation.persistent_cache.maintenance import CacheFile
 from torch_xla.cli.formatting import format_age, format_size, format_table, parse_age, parse_size
@@ -40,13 +41,7 @@ exit codes:
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=_HELP,
-        epilog=_EPILOG.format(prog=prog),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_line.make_parser(prog, _HELP, _EPILOG.format(prog=prog))
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", title="actions")
 
     def add(name: str, summary: str) -> argparse.ArgumentParser:

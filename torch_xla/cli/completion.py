@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torch_xla._engine.base import command_line
+
 _HELP = """\
 Print the completion script of a shell.
 
@@ -130,9 +132,7 @@ _SHELLS = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_line.make_parser(prog, _HELP)
     parser.add_argument("shell", choices=tuple(_SHELLS), help="the shell")
     return parser
 

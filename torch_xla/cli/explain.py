@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from torch_xla._engine import explain
+from torch_xla._engine.base import command_line
 
 _HELP = """\
 Explain an error or a warning: the page that its last line names. Works offline.
@@ -19,9 +20,7 @@ exit codes:
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_line.make_parser(prog, _HELP)
     pages = parser.add_argument("page", nargs="?", metavar="SLUG", help="the page; without it, list all pages")
     pages.completions = list(explain.page_titles())  # type: ignore[attr-defined]  # for completion.py
     return parser

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_xla._engine.aot import arguments
+from torch_xla._engine.base import command_line
 from torch_xla.cli.formatting import format_size, format_table
 
 _HELP = """\
@@ -38,20 +39,10 @@ exit codes:
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=_HELP,
-        epilog=_EPILOG.format(prog=prog, targets=arguments.supported_targets()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_line.make_parser(prog, _HELP, _EPILOG.format(prog=prog, targets=arguments.supported_targets()))
     parser.add_argument("--targets", required=True, metavar="A,B,...", help="targets to compile for")
     parser.add_argument("--steps", metavar="N", help="end the script at its N-th step (default: run to its end)")
-    parser.add_argument(
-        "--module", "-m", action="store_true", help="the script is the name of a module, as for python -m"
-    )
-    parser.add_argument("script", help="the program to run")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    command_line.add_script(parser)
     return parser
 
 
@@ -90,14 +81,15 @@ def _compile(command: Sequence[str], report: Path) -> tuple[int, dict[str, Any] 
     SIGTERM is forwarded to it; raises SystemExit after it has ended.
     """
     words = [sys.executable, "-m", "torch_xla.aot", "--json", str(report), *command]
-    received: list[int] = []
+    received: list[int] = []  # the handler is set before the process exists
     handler = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
         with subprocess.Popen(words, stdout=subprocess.DEVNULL) as child:
-            while (code := child.poll()) is None:
-                if received:
-                    child.terminate()
+            while not received and child.poll() is None:
                 time.sleep(_TICK)
+            if received:
+                child.terminate()
+            code = child.wait()
     finally:
         signal.signal(signal.SIGTERM, handler)
     if received:

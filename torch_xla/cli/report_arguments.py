@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch_xla._engine.base import command_line
+
 _HELP = """\
 Run a script and report how its steps spend their time: recompilations, interpreted graphs, CPU fallbacks, values read,
 by line. The script needs no change. The report follows its output.
@@ -25,21 +27,11 @@ exit codes:
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=_HELP,
-        epilog=_EPILOG.format(prog=prog),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_line.make_parser(prog, _HELP, _EPILOG.format(prog=prog))
     file = lambda text: Path(text).absolute()  # the script may change the working directory
     parser.add_argument("--output", "-o", type=file, metavar="FILE", help="write an HTML page to this file")
     parser.add_argument("--last", type=int, metavar="N", help="only the last N steps (default: all, at most 1000)")
-    parser.add_argument(
-        "--module", "-m", action="store_true", help="the script is the name of a module, as for python -m"
-    )
-    parser.add_argument("script", help="the program to run")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    command_line.add_script(parser)
     return parser
 
 

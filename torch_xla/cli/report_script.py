@@ -60,8 +60,8 @@ def _exit_code(code: object) -> int:
 def _print_traceback(error: Exception) -> None:
     """Print the traceback as Python would, without the frames that started the script."""
     trace = error.__traceback__
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+    starters = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in starters:
         trace = trace.tb_next
     if isinstance(error, SyntaxError):
         trace = None

@@ -7,6 +7,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 
+from torch_xla._engine.base import command_line
 from torch_xla.doctor import accelerators, device_check, environment
 from torch_xla.doctor.report import DoctorReport, Finding
 
@@ -27,9 +28,7 @@ exit codes:
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_line.make_parser(prog, _HELP)
     parser.add_argument("--json", action="store_true", help="print the report as JSON, for a bug report or a script")
     return parser
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torch_xla._engine.aot import hardware_specs
+from torch_xla._engine.base import command_line
 
 #: Option of the subprocess that compiles: the folder in which it notes its progress for the parent process.
 WITHIN = "--within"
@@ -48,13 +49,7 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=_DESCRIPTION,
-        epilog=_EPILOG.format(prog=prog),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_line.make_parser(prog, _DESCRIPTION, _EPILOG.format(prog=prog))
     parser.add_argument("--target", required=True, help=f"target to compile for: {supported_targets()}")
     parser.add_argument(
         "--steps", type=_positive, metavar="N", help="end the script at its N-th step (default: run to its end)"
@@ -69,12 +64,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         help="write the executables to this folder, for XLA_PERSISTENT_CACHE_PATH on the target",
     )
     parser.add_argument("--abstract", action="store_true", help="compute and allocate nothing; values read are zeros")
-    parser.add_argument(
-        "--module", "-m", action="store_true", help="the script is the name of a module, as for python -m"
-    )
     parser.add_argument(WITHIN, type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("script", help="the program to run")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    command_line.add_script(parser)
     return parser
 
 

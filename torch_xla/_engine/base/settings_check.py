@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 import multiprocessing
 import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,26 +45,29 @@ def check_environment() -> None:
         lines = [*invalid, "See: torch-xla explain invalid-setting"]
         raise ValueError("\n  ".join(lines))
     if multiprocessing.parent_process() is None:
+        from torch_xla._engine.base import messages  # imports jax; the doctor uses this module without it
+
         for name, advice in unknown_variables():
-            warnings.warn(
-                f"torch_xla: the environment variable {name} is not a setting; {advice}\n"
-                "  See: torch-xla explain unknown-setting",
-                UserWarning,
-                stacklevel=2,
-            )
+            headline = f"the environment variable {name} is not a setting; {advice}"
+            messages.warn(messages.compose(headline, page="unknown-setting"))
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
     """Return the variables that are probably meant for torch_xla but are not settings, each with advice."""
-    known = {name for variable in variables() for name in variable.spellings}
+    known = {name: variable for variable in variables() for name in variable.spellings}
+    candidates = [name for name in known if name.startswith(PREFIXES)]
     for name in sorted(os.environ):
         if name in known or not name.startswith(PREFIXES) or name.startswith(OTHERS):
             continue
-        near = difflib.get_close_matches(name, [k for k in known if k.startswith(PREFIXES)], n=1, cutoff=_SIMILARITY)
+        near = difflib.get_close_matches(name, candidates, n=1, cutoff=_SIMILARITY)
         if name in UPSTREAM:
             yield name, UPSTREAM[name]
         elif near:
-            yield name, f"did you mean {near[0]}?"
+            is_old = near[0] in known[near[0]].deprecated
+            yield (
+                name,
+                f"did you mean {known[near[0]].name} (formerly {near[0]})?" if is_old else f"did you mean {near[0]}?",
+            )
         elif name.startswith(("TORCH_XLA_", "TORCHXLA_", "PT_XLA_")):
             yield name, "`torch-xla settings` lists them"
 

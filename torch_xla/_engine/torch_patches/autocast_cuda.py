@@ -5,13 +5,12 @@ The check runs when an autocast object is created, not for each op.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torch_xla._engine.base import user_frames
+from torch_xla._engine.base import messages, user_frames
 from torch_xla._engine.compat import torch_modules
 from torch_xla._engine.device import devices
 
@@ -31,9 +30,10 @@ def _create(original: Callable[..., None], context: Any, device_type: str, *args
     requested = args[1] if len(args) > 1 else kwargs.get("enabled", True)
     if requested and devices.backend_started() and not torch.cuda.is_available():
         _warned = True
-        warnings.warn(
-            f"torch_xla: torch.autocast('cuda') at {user_frames.user_line()} has no effect on xla tensors; use "
-            "torch.autocast('xla', dtype=torch.bfloat16)\n  See: torch-xla explain autocast-cuda",
-            UserWarning,
-            stacklevel=4,
+        messages.warn(
+            messages.compose(
+                f"torch.autocast('cuda') at {user_frames.user_line()} has no effect on xla tensors",
+                fix="use torch.autocast('xla', dtype=torch.bfloat16)",
+                page="autocast-cuda",
+            )
         )

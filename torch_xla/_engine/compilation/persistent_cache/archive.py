@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-import tempfile
 import uuid
 from pathlib import Path
 from typing import IO
 
-from torch_xla._engine.base import private_folder
+from torch_xla._engine.base import atomic_file, private_folder
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.compilation.persistent_cache.cache_files import ENTRY, PROGRAM, unpack
 from torch_xla._engine.compilation.persistent_cache.maintenance import CacheFile
@@ -26,18 +25,10 @@ class ArchiveError(RuntimeError):
 
 def export_files(files: list[CacheFile], target: Path) -> int:
     """Write the files to a tar file, which only this user may read; return their number. Raises OSError."""
-    count = 0
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}-", delete=False) as part:
-        try:
-            with tarfile.open(fileobj=part, mode="w:gz" if target.suffix in (".gz", ".tgz") else "w") as archive:
-                for file in files:
-                    count += _add(archive, file)
-            part.flush()
-            os.replace(part.name, target)
-        except BaseException:
-            os.unlink(part.name)
-            raise
-    return count
+    with atomic_file.atomic_write(target) as part:
+        os.fchmod(part.fileno(), 0o600)
+        with tarfile.open(fileobj=part, mode="w:gz" if target.suffix in (".gz", ".tgz") else "w") as archive:
+            return sum(_add(archive, file) for file in files)
 
 
 def _add(archive: tarfile.TarFile, file: CacheFile) -> bool:

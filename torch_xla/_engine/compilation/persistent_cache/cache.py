@@ -156,7 +156,7 @@ def start_prefetch(device: jax.Device) -> None:
 
 
 def stop_prefetch() -> None:
-    """Stop to load programs, for the rest of the process. For atexit: a daemon thread may use a device meanwhile."""
+    """Stop loading programs, for the rest of the process. For atexit: a daemon thread may use a device meanwhile."""
     global _is_exiting
     with _lock:
         _is_exiting = True

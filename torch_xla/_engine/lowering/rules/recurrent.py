@@ -109,7 +109,7 @@ def _matmul(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(subscripts, a, b, precision=precision_for(np.dtype(a.dtype)), preferred_element_type=wide)
 
 
-def _active(lengths: jax.Array | None, steps: int) -> jax.Array | None:
+def _active_steps(lengths: jax.Array | None, steps: int) -> jax.Array | None:
     """Return bool[T, B, 1]: whether a sequence has that step."""
     if lengths is None:
         return None
@@ -145,7 +145,7 @@ def _layer(
         return new, (new[0].astype(dtype), gates.astype(dtype), *(c.astype(dtype) for c in new[1:]), *unprojected)
 
     first = tuple(s.astype(wide) for s in state)
-    last, (output, *residuals) = lax.scan(step, first, (inputs, _active(lengths, x.shape[0])), reverse=reverse)
+    last, (output, *residuals) = lax.scan(step, first, (inputs, _active_steps(lengths, x.shape[0])), reverse=reverse)
     return [output, *(s.astype(dtype) for s in last), *residuals]
 
 
@@ -184,15 +184,15 @@ def _layer_backward(
         return _select(active, grad_before, total), (grad_gates.astype(dtype), *projected)
 
     last = tuple(g.astype(wide) for g in grads[1:])
-    xs = (grads[0], gates, before, _active(lengths, x.shape[0]))
+    xs = (grads[0], gates, before, _active_steps(lengths, x.shape[0]))
     first, (grad_gates, *grad_projected) = lax.scan(step, last, xs, reverse=not reverse)
-    of_inputs, of_hidden = cell.split(grad_gates)
-    by_weight = [_matmul("tbg,tbi->gi", of_inputs, x), _matmul("tbg,tbp->gp", of_hidden, before[0])]
+    grad_inputs, grad_hidden = cell.split(grad_gates)
+    grad_weights = [_matmul("tbg,tbi->gi", grad_inputs, x), _matmul("tbg,tbp->gp", grad_hidden, before[0])]
     if w.b_ih is not None:
-        by_weight += [jnp.sum(g, (0, 1), dtype=wide) for g in (of_inputs, of_hidden)]
+        grad_weights += [jnp.sum(g, (0, 1), dtype=wide) for g in (grad_inputs, grad_hidden)]
     if w.w_hr is not None:
-        by_weight.append(_matmul("tbp,tbh->ph", grad_projected[0], residuals[-1]))
-    results = [_matmul("tbg,gi->tbi", of_inputs, w.w_ih), *first, *by_weight]
+        grad_weights.append(_matmul("tbp,tbh->ph", grad_projected[0], residuals[-1]))
+    results = [_matmul("tbg,gi->tbi", grad_inputs, w.w_ih), *first, *grad_weights]
     return [r.astype(dtype) for r in results]
 
 

@@ -157,9 +157,10 @@ variable_list run_layer(const Tensor& input, const variable_list& state, const v
   variable_list operands{input};
   operands.insert(operands.end(), state.begin(), state.end());
   operands.insert(operands.end(), weights.begin(), weights.end());
-  const bool graded = at::GradMode::is_enabled() &&
-                      std::any_of(operands.begin(), operands.end(), [](const Tensor& t) { return t.requires_grad(); });
-  if (graded) {
+  const bool needs_gradient =
+      at::GradMode::is_enabled() &&
+      std::any_of(operands.begin(), operands.end(), [](const Tensor& t) { return t.requires_grad(); });
+  if (needs_gradient) {
     return DifferentiableLayer::apply(TensorList(operands), layer);
   }
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -210,24 +211,24 @@ variable_list run_layers(const Network& net, Tensor x, const variable_list& stat
   return results;
 }
 
-bool autocasts() { return at::autocast::is_autocast_enabled(at::kXLA); }
+bool is_autocast_enabled() { return at::autocast::is_autocast_enabled(at::kXLA); }
 
 // Returns whether the kernels here support a call: see the table at the top.
-bool supports(const Tensor& input, const variable_list& state, TensorList params) {
+bool can_use_loop(const Tensor& input, const variable_list& state, TensorList params) {
   const auto dtype = input.scalar_type();
   if (!at::isFloatingType(dtype) || input.numel() == 0) {
     return false;
   }
   const auto suits = [&](const Tensor& t) {
     return maybe_xla(t) != nullptr && t.layout() == at::kStrided && !compat::isFwGradDefined(t) &&
-           (t.scalar_type() == dtype || (autocasts() && at::isFloatingType(t.scalar_type())));
+           (t.scalar_type() == dtype || (is_autocast_enabled() && at::isFloatingType(t.scalar_type())));
   };
   return suits(input) && !params.empty() && std::all_of(state.begin(), state.end(), suits) &&
          std::all_of(params.begin(), params.end(), suits);
 }
 
 Tensor cast_operand(const Tensor& t) {
-  return autocasts() ? at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kXLA), t, at::kXLA) : t;
+  return is_autocast_enabled() ? at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kXLA), t, at::kXLA) : t;
 }
 
 variable_list cast_operands(TensorList list) {
@@ -274,7 +275,7 @@ struct Packing {
   int64_t steps, batch;
 };
 
-Packing packing_of(const Tensor& batch_sizes, at::Device device) {
+Packing make_packing(const Tensor& batch_sizes, at::Device device) {
   const Tensor sizes = batch_sizes.contiguous();
   const int64_t* size = sizes.const_data_ptr<int64_t>();
   const int64_t steps = sizes.numel(), batch = size[0];
@@ -297,7 +298,7 @@ variable_list run_packed(const Network& net, const Tensor& data, const Tensor& b
                          TensorList params) {
   TORCH_CHECK(batch_sizes.device().is_cpu() && batch_sizes.scalar_type() == at::kLong,
               "batch_sizes tensor should be on CPU, but got: ", batch_sizes.device());
-  const Packing packing = packing_of(batch_sizes, data.device());
+  const Packing packing = make_packing(batch_sizes, data.device());
   TORCH_CHECK(data.dim() == 2 && data.size(0) == packing.to_packed.numel(), net.mode, ": expected packed data of ",
               packing.to_packed.numel(), " rows, but got ", data.sizes());
   const variable_list weights = cast_operands(params), first = cast_operands(state);
@@ -316,7 +317,7 @@ using Three = std::tuple<Tensor, Tensor, Tensor>;
 Three lstm_input(const Tensor& input, TensorList hx, TensorList params, bool has_biases, int64_t num_layers,
                  double dropout, bool train, bool bidirectional, bool batch_first) {
   const variable_list state = hx.vec();
-  if (state.size() != 2 || !supports(input, state, params)) {
+  if (state.size() != 2 || !can_use_loop(input, state, params)) {
     return compat::lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
   }
   const auto r =
@@ -327,7 +328,7 @@ Three lstm_input(const Tensor& input, TensorList hx, TensorList params, bool has
 Three lstm_data(const Tensor& data, const Tensor& batch_sizes, TensorList hx, TensorList params, bool has_biases,
                 int64_t num_layers, double dropout, bool train, bool bidirectional) {
   const variable_list state = hx.vec();
-  if (state.size() != 2 || !supports(data, state, params)) {
+  if (state.size() != 2 || !can_use_loop(data, state, params)) {
     return compat::lstm(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional);
   }
   const auto r =
@@ -343,7 +344,7 @@ constexpr char kGru[] = "gru", kTanh[] = "rnn_tanh", kRelu[] = "rnn_relu";
 template <const char* mode, InputKernel composite>
 Two rnn_input(const Tensor& input, const Tensor& hx, TensorList params, bool has_biases, int64_t num_layers,
               double dropout, bool train, bool bidirectional, bool batch_first) {
-  if (!supports(input, {hx}, params)) {
+  if (!can_use_loop(input, {hx}, params)) {
     return composite(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
   }
   const auto r =
@@ -354,7 +355,7 @@ Two rnn_input(const Tensor& input, const Tensor& hx, TensorList params, bool has
 template <const char* mode, DataKernel composite>
 Two rnn_data(const Tensor& data, const Tensor& batch_sizes, const Tensor& hx, TensorList params, bool has_biases,
              int64_t num_layers, double dropout, bool train, bool bidirectional) {
-  if (!supports(data, {hx}, params)) {
+  if (!can_use_loop(data, {hx}, params)) {
     return composite(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional);
   }
   const auto r =
