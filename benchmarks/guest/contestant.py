@@ -1,0 +1,118 @@
+"""One training process of :mod:`benchmarks.guest`. It answers each line of standard input with a line of JSON.
+
+    python -m benchmarks.guest.contestant "DLRM" xla:0
+
+``first``: the first steps, until the loss of step 5 is read. ``train EVERY PAUSE``: milliseconds per step of one
+measurement that reads the loss of each EVERY-th step and sleeps PAUSE seconds after each read. ``memory``: the peak
+resident memory of the process in MB.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.guest.jobs import JOBS, Batch, GuestJob
+
+FIRST_STEPS = 5
+BATCHES = 4
+
+
+class Training:
+    """A job on a device. It owns the model, the optimizer and some batches on the CPU for the life of the process."""
+
+    def __init__(self, job: GuestJob, device: str) -> None:
+        torch.manual_seed(0)
+        self.job, self.device = job, torch.device(device)
+        if self.device.type == "xla":
+            import torch_xla  # noqa: F401
+        self.model = job.model().to(self.device)
+        self.optimizer = job.optimizer(self.model.parameters())
+        self.batches: list[Batch] = [job.batch() for _ in range(BATCHES)]
+        self.step_count = 0
+
+    def train_step(self) -> torch.Tensor:
+        """One step on the next batch; returns the loss on the device."""
+        batch = tuple(tensor.to(self.device) for tensor in self.batches[self.step_count % BATCHES])
+        self.step_count += 1
+        self.optimizer.zero_grad()
+        loss = self.job.loss(self.model, batch)
+        loss.backward()
+        self.optimizer.step()
+        if self.device.type == "xla":
+            import torch_xla
+
+            torch_xla.sync()
+        return loss.detach()
+
+    def run_first_steps(self) -> dict[str, Any]:
+        """Trains until programs are compiled; returns the seconds of the first step, of all, and of compilation."""
+        start, process_start = time.perf_counter(), time.process_time()
+        losses = [self.train_step().item()]
+        first = time.perf_counter() - start
+        losses += [self.train_step().item() for _ in range(FIRST_STEPS - 1)]
+        total, cpu_seconds = time.perf_counter() - start, time.process_time() - process_start
+        gc.collect()
+        gc.disable()
+        return {
+            "first": first,
+            "total": total,
+            "cpu": cpu_seconds,
+            "compile": self._read_compile_time(),
+            "losses": losses,
+        }
+
+    def _read_compile_time(self) -> float:
+        if self.device.type != "xla":
+            return 0.0
+        import torch_xla.debug.metrics as metrics
+
+        found = metrics.metric_data("CompileTime")
+        return found[1] / 1e9 if found else 0.0
+
+    def measure(self, every: int, pause: float) -> float:
+        """Milliseconds per step over ``job.steps`` steps, pauses not counted."""
+        busy, steps = 0.0, max(self.job.steps, every)
+        start = time.perf_counter()
+        for index in range(1, steps + 1):
+            loss = self.train_step()
+            if index % every == 0 or index == steps:
+                loss.item()
+                busy += time.perf_counter() - start
+                time.sleep(pause)
+                start = time.perf_counter()
+        return busy / steps * 1e3
+
+
+def read_peak_memory() -> float:
+    """The peak resident memory of this process in MB, by the kernel's ``VmHWM``."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def main() -> None:
+    name, device = sys.argv[1:]
+    training = Training(next(job for job in JOBS if job.name == name), device)
+    print("{}", flush=True)
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        answer: Any
+        if command == "first":
+            answer = training.run_first_steps()
+        elif command == "train":
+            answer = training.measure(int(arguments[0]), float(arguments[1]))
+        else:
+            answer = read_peak_memory()
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
