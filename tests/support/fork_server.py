@@ -3,7 +3,8 @@
 Importing takes five seconds, a fork a few milliseconds. The process starts no backend and no thread, so a child is
 equivalent to an interpreter that has just imported them: it has its own settings, devices and atexit handlers. See
 ``Server`` in scripts.py, which starts this process, and forked_python.py. A second process, forked before torch_xla
-was imported, does the same for scripts with variables that torch_xla reads while it is imported.
+was imported, does the same for scripts with variables that torch_xla reads while it is imported, or reports: the import
+checks all settings (settings_check.py), and this process repeats the check for each request.
 
 A client connects and sends a Request, with the child's descriptors 0, 1 and 2 and, optionally, its network namespace.
 It receives the child's id, and its exit code when it ends; or ``no`` if a fork cannot replace an interpreter. The
@@ -42,7 +43,7 @@ _READ_IN_C = ("DNNL_", "GLIBC_", "GOMP_", "GOTO_", "KMP_", "LC_", "LD_", "MALLOC
 #: read because some library copies all variables.
 _READ_AGAIN = {
     "CPU_NUM_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OLDPWD", "PWD", "RANK", "SHLVL",
-    "TORCH_XLA_COMPILE_POLICY", "WORLD_SIZE", "XLA_FLAGS", "XLA_PERSISTENT_CACHE_PATH", "_",
+    "WORLD_SIZE", "XLA_FLAGS", "XLA_PERSISTENT_CACHE_PATH", "_",
 }  # fmt: skip
 
 #: Variables that launchers set for their processes: a child applies them after the fork.
@@ -98,6 +99,12 @@ def _enter(request: Request, changes: dict[str, str | None], received: list[int]
     if changes.get("PYTHONUNBUFFERED"):
         for text in (sys.stdout, sys.stderr):
             text.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _is_reported_at_import(environment: dict[str, str]) -> bool:
+    """Check an environment as the import of torch_xla checks it: the import reads all settings, but only to report."""
+    check = sys.modules.get("torch_xla._engine.base.settings_check")
+    return check is not None and any((*check.invalid_values(environment), *check.unknown_variables(environment)))
 
 
 def _fork() -> int:
@@ -180,7 +187,7 @@ class _Server:
         for name in changes.keys() - _APPLIED_LATER:
             if name in self.read or name.startswith(_READ_IN_C):
                 return None
-        return changes
+        return None if _is_reported_at_import(environment) else changes
 
     def end(self, child: _Child, gone: bool) -> None:
         """Handle a child that has ended, or end it because its client is ``gone``."""

@@ -92,6 +92,10 @@ def test_which_scripts_are_forked() -> None:
         assert run_script(script, **{name: "1"}).stdout == "\n", name
     for name in ("XLA_IR_DEBUG", "TORCH_XLA_LOGS", "XRT_DEVICE_MAP"):  # torch_xla reads them
         assert run_script(script, **{name: "1"}).stdout == "torch jax\n", name
+    for name, value in {"XLA_SYNC_WAIT": "1", "TORCH_XLA_COMPILE_POLICY": "auto"}.items():  # torch_xla checks them
+        assert run_script(script, **{name: value}).stdout == "torch jax torch_xla\n", name
+    for name, value in {"XLA_SYNC_WAIT": "maybe", "XLA_SYNC_WAITS": "1"}.items():  # the check reports them
+        assert run_script(script, **{name: value}).stdout == "torch jax\n", name
     script = "import sys, torch; print('torch_xla' in sys.modules, torch.get_num_threads())"
     assert run_script(script, OMP_NUM_THREADS="3").stdout == "True 3\n", "the fork applies variables of launchers"
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
@@ -177,9 +177,9 @@ class Setting(Generic[T]):
         value = instance.__dict__[self.name] = self.read()
         return value
 
-    def source(self) -> str | None:
+    def source(self, environment: Mapping[str, str] = os.environ) -> str | None:
         """Return the spelling under which the environment sets this variable, or None if it is unset."""
-        given = {name: os.environ[name] for name in self.spellings if name in os.environ}
+        given = {name: environment[name] for name in self.spellings if name in environment}
         return next((name for name, text in given.items() if text or self.kind.empty), None)
 
     def read(self) -> T:
@@ -190,14 +190,16 @@ class Setting(Generic[T]):
         Raises:
             ValueError: The text cannot be parsed. The message names the variable, its value and the expected form.
         """
-        return self._parse(self.source(), warn=True)
+        source = self.source()
+        if source in self.deprecated:
+            old = [name for name in self.deprecated if os.environ.get(name)]
+            self._warn_deprecated(old, self._text(source, os.environ))
+        return self.parse(os.environ)
 
-    def parse_environment(self) -> T:
-        """Return what ``read`` returns, without warnings. Raises ValueError as ``read``."""
-        return self._parse(self.source(), warn=False)
-
-    def _parse(self, source: str | None, warn: bool) -> T:
-        text = self.default if source is None else self._text(source, warn)
+    def parse(self, environment: Mapping[str, str]) -> T:
+        """Return the value in an environment, without warnings. Raises ValueError as ``read``."""
+        source = self.source(environment)
+        text = self.default if source is None else self._text(source, environment)
         if text is None:
             return None  # type: ignore[return-value]  # only kinds that include None have no default
         try:
@@ -205,10 +207,8 @@ class Setting(Generic[T]):
         except ValueError:
             raise ValueError(f"environment variable {source}={text!r} is not {self.kind.form}") from None
 
-    def _text(self, source: str, warn: bool) -> str:
-        if source in self.deprecated and warn:
-            self._warn_deprecated([source], os.environ[source])
-        return os.environ[source]
+    def _text(self, source: str, environment: Mapping[str, str]) -> str:
+        return environment[source]
 
     def _warn_deprecated(self, old: list[str], text: str) -> None:
         if _warned_deprecated.isdisjoint(old):
@@ -236,14 +236,11 @@ class _CompilePolicySetting(Setting[str]):
             SettingType(_parse_choice(("auto", "eager", "compile")), "auto, eager or compile"), "auto", ""
         )
 
-    def _text(self, source: str, warn: bool) -> str:
+    def _text(self, source: str, environment: Mapping[str, str]) -> str:
         if source not in self.deprecated:
-            return os.environ[source]
-        unstable, first = (getattr(self._Replaced, name).read() for name in self.deprecated)
-        policy = _COMPILE_POLICIES[unstable, first]
-        if warn:
-            self._warn_deprecated([name for name in self.deprecated if os.environ.get(name)], policy)
-        return policy
+            return environment[source]
+        unstable, first = (getattr(self._Replaced, name).parse(environment) for name in self.deprecated)
+        return _COMPILE_POLICIES[unstable, first]
 
 
 def _has_home() -> bool:

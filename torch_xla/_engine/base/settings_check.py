@@ -12,10 +12,10 @@ from __future__ import annotations
 import difflib
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from torch_xla._engine.base.settings import settings, variables
+from torch_xla._engine.base.settings import Settings, variables
 
 #: Prefixes of names that look like torch_xla's, and the variables with these prefixes that other software reads.
 PREFIXES = ("XLA_", "PT_XLA_", "TORCH_XLA_", "TORCHXLA_", "XRT_", "PJRT_", "CPU_NUM_")
@@ -40,23 +40,24 @@ def check_environment() -> None:
     Raises:
         ValueError: Variables have invalid values. The message names all of them.
     """
-    invalid = [*_invalid_values(), *_unusable_folders()]
+    environment = dict(os.environ)
+    invalid = [*invalid_values(environment), *_unusable_folders(environment)]
     if invalid:
         lines = [*invalid, "See: torch-xla explain invalid-setting"]
         raise ValueError("\n  ".join(lines))
     if multiprocessing.parent_process() is None:
         from torch_xla._engine.base import messages  # imports jax; the doctor uses this module without it
 
-        for name, advice in unknown_variables():
+        for name, advice in unknown_variables(environment):
             headline = f"the environment variable {name} is not a setting; {advice}"
             messages.warn(messages.compose(headline, page="unknown-setting"))
 
 
-def unknown_variables() -> Iterator[tuple[str, str]]:
+def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Return the variables that are probably meant for torch_xla but are not settings, each with advice."""
     known = {name: variable for variable in variables() for name in variable.spellings}
     candidates = [name for name in known if name.startswith(PREFIXES)]
-    for name in sorted(os.environ):
+    for name in sorted(environment):
         if name in known or not name.startswith(PREFIXES) or name.startswith(OTHERS):
             continue
         near = difflib.get_close_matches(name, candidates, n=1, cutoff=_SIMILARITY)
@@ -72,22 +73,30 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
             yield name, "`torch-xla settings` lists them"
 
 
-def _invalid_values() -> Iterator[str]:
+def invalid_values(environment: Mapping[str, str]) -> Iterator[str]:
+    """Return the error of each setting whose value in the environment cannot be parsed."""
     for variable in variables():
-        if variable.source() is None:  # its default is valid where it is used
+        if variable.source(environment) is None:  # its default is valid where it is used
             continue
         try:
-            variable.parse_environment()
+            variable.parse(environment)
         except ValueError as error:
             yield str(error)
 
 
-def _unusable_folders() -> Iterator[str]:
-    folder = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
-    if not folder or settings.XLA_PERSISTENT_CACHE_READ_ONLY:
+def _unusable_folders(environment: Mapping[str, str]) -> Iterator[str]:
+    folder = environment.get("XLA_PERSISTENT_CACHE_PATH")
+    if not folder or _is_read_only(environment):
         return
     try:
         Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         yield f"environment variable XLA_PERSISTENT_CACHE_PATH={folder!r} is not a usable folder ({reason})"
+
+
+def _is_read_only(environment: Mapping[str, str]) -> bool:
+    try:
+        return Settings.XLA_PERSISTENT_CACHE_READ_ONLY.parse(environment)
+    except ValueError:  # invalid_values reports it
+        return True
