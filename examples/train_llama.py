@@ -32,7 +32,6 @@ from tqdm import tqdm
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
-import torch_xla.distributed.xla_backend
 import torch_xla.runtime as xr
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager, prime_optimizer
 from torch_xla.experimental.scan_layers import StackedLayers, scan_layers

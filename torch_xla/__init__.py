@@ -10,7 +10,8 @@ if not _looks_at_importing():  # a command that diagnoses import errors must be 
 
     _start.initialize()
 
-    from torch_xla import _XLAC, backends, debug, experimental, runtime, stablehlo
+    from torch_xla import _XLAC, _internal, backends, debug, experimental, runtime, stablehlo
+    from torch_xla.distributed import xla_backend as _xla_backend  # noqa: F401  # registers process groups
     from torch_xla.stablehlo import save_as_stablehlo, save_torch_model_as_stablehlo
     from torch_xla.torch_xla import (
         compile,
@@ -27,6 +28,7 @@ if not _looks_at_importing():  # a command that diagnoses import errors must be 
 __all__ = [
     "_XLAC",
     "__version__",
+    "_internal",
     "backends",
     "compile",
     "debug",

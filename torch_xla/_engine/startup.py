@@ -16,7 +16,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo_hooks, import_hooks, logging_config, partitioning, settings_check
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.base.tracebacks import hide_engine_frames
-from torch_xla._engine.compat import dispatcher, dynamo, lax_scan, process_exit, versions
+from torch_xla._engine.compat import dispatcher, dynamo, imported_names, lax_scan, process_exit, versions
 from torch_xla._engine.compilation import hlo_metadata
 from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
 from torch_xla._engine.device import devices
@@ -105,6 +105,7 @@ def initialize() -> None:
     import_hooks.on_import(
         "torch._subclasses.fake_tensor", lambda _: dynamo.wrap_fake_tensors(device_module.make_fake_tensor)
     )
+    imported_names.replace_imported_names()
     dispatcher.register_device_module("xla", device_module.public_module())
     devices.on_backend_start(persistent_cache.start_prefetch)
     os.register_at_fork(after_in_child=lambda: _abandon_devices(module))

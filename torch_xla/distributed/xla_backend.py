@@ -1,7 +1,7 @@
-"""Process group of ``torch.distributed`` for xla devices: importing this module registers the backend ``xla``.
+"""Process group of ``torch.distributed`` for xla devices: ``import torch_xla`` registers the backend ``xla``.
 
     import torch.distributed as dist
-    import torch_xla.distributed.xla_backend
+    import torch_xla
 
     dist.init_process_group("xla", init_method="xla://")    # under spawn, torch_xla.launch or torchrun
 
@@ -341,6 +341,7 @@ def _is_for_meshes() -> bool:
 if not compat.is_registered("xla"):
     dist.Backend.register_backend("xla", ProcessGroupXla, extended_api=True, devices=["xla"])
     dist.register_rendezvous_handler("xla", _xla_rendezvous_handler)
+    dist.register_rendezvous_handler("pjrt", _xla_rendezvous_handler)  # its name until PyTorch/XLA 2.0
     compat.exclude_from_flight_recorder("xla")
     on_import("torch.distributed.device_mesh", lambda _: compat.create_mesh_groups(_is_for_meshes))
     _ddp.patch_ddp()

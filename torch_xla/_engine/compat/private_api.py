@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch_xla._engine.compat import versions
+from torch_xla._engine.compat import imported_names, versions
 
 
 class MissingPrivateApiError(RuntimeError):
@@ -92,6 +92,8 @@ class PrivateApi:
         wrapper.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
         *path, last = self.name.split(".")
         setattr(functools.reduce(getattr, path, importlib.import_module(self.module)), last, wrapper)
+        if not path and not last.startswith("_"):  # a public function, which scripts import by name
+            imported_names.add_replacement(original, wrapper)
 
     def warn_missing(self) -> None:
         """Warn that the name is missing, and what follows."""

@@ -35,8 +35,8 @@ def handle_fallback(op: str) -> None:
     if op.startswith("c10d::"):
         raise RuntimeError(
             f"{op} at {line}: the process group has no backend for xla tensors (gloo and nccl take CPU and CUDA "
-            'tensors); create it with `dist.init_process_group("xla", init_method="xla://")` after `import '
-            "torch_xla.distributed.xla_backend`\n  See: torch-xla explain process-group"
+            'tensors); create it with `dist.init_process_group("xla", init_method="xla://")`'
+            "\n  See: torch-xla explain process-group"
         )
     if settings.TORCH_XLA_WARN_FALLBACK and (op, line) not in _warned:
         _warned.add((op, line))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_xla._engine import recorder
+from torch_xla._engine.compat import imported_names
 
 MASK = (1 << 64) - 1
 
@@ -36,3 +37,4 @@ def patch_manual_seed() -> None:
 
     manual_seed._torch_xla = True  # type: ignore[attr-defined]
     torch.random.manual_seed = torch.manual_seed = manual_seed
+    imported_names.add_replacement(original, manual_seed)

@@ -26,7 +26,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from torch_xla._engine import recorder
-from torch_xla._engine.compat import serialization
+from torch_xla._engine.compat import imported_names, serialization
 from torch_xla._engine.device import devices
 from torch_xla._engine.execution import barrier
 
@@ -225,6 +225,7 @@ def patch_serialization() -> None:
 
     save._torch_xla = True  # type: ignore[attr-defined]
     torch.save = torch.serialization.save = save
+    imported_names.add_replacement(original_save, save)
     serialization.wrap_reduce(_reduce)
     serialization.wrap_legacy_load(_load_older)
     serialization.wrap_zip_load(_load_zip)

@@ -17,7 +17,7 @@ from torch import nn
 
 from torch_xla._engine.base.import_hooks import on_import
 from torch_xla._engine.compat import distributed as compat
-from torch_xla._engine.compat import dynamo, torch_modules
+from torch_xla._engine.compat import dynamo, imported_names, torch_modules
 from torch_xla.distributed.spmd._mesh import get_1d_mesh, is_for_xla
 
 #: Attributes: of a sharded parameter, and of a module with a mixed precision policy.
@@ -209,6 +209,7 @@ def patch_fully_shard() -> None:
     """Patch torch's fully_shard to support xla meshes; once."""
     for name in compat.modules_with_fully_shard():
         on_import(name, _wrap)
+    imported_names.replace_imported_names()
 
 
 def _wrap(module: ModuleType) -> None:
@@ -222,3 +223,4 @@ def _wrap(module: ModuleType) -> None:
 
     wrapper._torch_xla = True  # type: ignore[attr-defined]
     module.fully_shard = wrapper  # type: ignore[attr-defined]
+    imported_names.add_replacement(original, wrapper)

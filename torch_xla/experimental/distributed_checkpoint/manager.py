@@ -274,9 +274,8 @@ def _group_of_all() -> dist.ProcessGroup | None:
     if not (dist.is_available() and dist.is_initialized()):
         if replicas.process_count() > 1:
             raise RuntimeError(
-                f"CheckpointManager: the {replicas.process_count()} processes of the job need a process group; import "
-                "torch_xla.distributed.xla_backend and call torch.distributed.init_process_group('gloo', "
-                "init_method='xla://') first"
+                f"CheckpointManager: the {replicas.process_count()} processes of the job need a process group; call "
+                "torch.distributed.init_process_group('gloo', init_method='xla://') first"
             )
         return None
     if dist.get_world_size() == 1:
