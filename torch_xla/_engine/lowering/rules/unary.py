@@ -33,6 +33,12 @@ def _abs(x: jax.Array) -> jax.Array:
     return x if x.dtype.kind == "u" else jnp.abs(x)
 
 
+def _sinc(x: jax.Array) -> jax.Array:
+    """Compute sin(pi x) / (pi x) as torch does: 1 at 0, and nan at infinity, where later releases of jax return 0."""
+    scaled = x * math.pi
+    return jnp.where(x == 0, 1, lax.sin(scaled) / jnp.where(x == 0, 1, scaled)).astype(x.dtype)
+
+
 _FLOATING: dict[str, Function] = {
     "acos": lax.acos,
     "acosh": lax.acosh,
@@ -55,7 +61,7 @@ _FLOATING: dict[str, Function] = {
     "rsqrt": lax.rsqrt,
     "sigmoid": lax.logistic,
     "sin": lax.sin,
-    "sinc": jnp.sinc,
+    "sinc": _sinc,
     "sinh": lax.sinh,
     "sqrt": _sqrt,
     "square": lax.square,
