@@ -6,6 +6,7 @@ No accelerator is required: jax lowers for other platforms, and Pallas' interpre
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -208,6 +209,19 @@ def test_a_jax_without_the_private_kernel(monkeypatch: pytest.MonkeyPatch) -> No
         flash_attention.forward, options=flash_attention.FlashAttentionOptions(True, 1.0), layout=None
     )
     assert "tpu_custom_call" not in lowered(call, (*_qkv(2, 128, 128, 64), None, None, None), "tpu")
+
+
+def test_a_jax_without_the_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """jax deprecates them: without them the calls are lowered to XLA operations, with the same results."""
+    for name in ("attention", "paged_attention"):
+        monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.ops.gpu.{name}", None)  # importing it raises
+    for case in (*_flash_cuda(), _paged()):
+        assert "triton" not in lowered(case.function, case.arguments, "cuda")
+    for case in _flash_cuda():
+        found, wanted = jax.tree.leaves(case.cuda(*case.arguments)), jax.tree.leaves(case.function(*case.arguments))
+        for ours, theirs in zip(found, wanted, strict=True):
+            pair = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)
+            np.testing.assert_allclose(*pair, rtol=case.rounding, atol=case.rounding)
 
 
 def test_implementation_of_the_platform() -> None:

@@ -1,7 +1,7 @@
 """Flash attention, forward and backward, of arrays [batch, head, length, size].
 
 TPU                                   jax's Pallas kernel, with arrays padded to its tiles
-CUDA                                  cuDNN, or jax's Pallas kernel for Triton, if one of them supports the call
+CUDA                                  cuDNN, or the Triton kernel of a jax that has it, if one of them supports the call
 other platforms, unsupported calls    lowering/rules/attention.py
 """
 

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from torch_xla._engine.platform_kernels.pallas_gpu import load_pallas_gpu_module
+
 Maybe = jax.Array | None
 #: Block size of the Triton kernel; sequence lengths must be multiples of it.
 BLOCK = 64
@@ -39,12 +41,9 @@ def forward(options: _Options) -> Callable[..., Any]:
 
     def run(q: Any, k: Any, v: Any, *_: None) -> Any:
         moved = [jnp.moveaxis(x, 1, 2) for x in (q, k, v)]
-        if _has_cudnn(options, moved):
-            out, lse = _cudnn(options, residual=True)(*moved)
-            lse = jnp.moveaxis(lse, 1, 2)
-        else:
-            out, lse = _triton(options, residual=True)(*moved)
-            lse = lse * math.log(2)
+        kernel = _select_kernel(options, moved)
+        out, lse = kernel(options, residual=True)(*moved)
+        lse = lse * math.log(2) if kernel is _triton else jnp.moveaxis(lse, 1, 2)
         return jnp.moveaxis(out, 2, 1), lse.astype(np.float32)
 
     return run
@@ -58,19 +57,38 @@ def backward(options: _Options) -> Callable[..., Any]:
 
     def run(grad: Any, q: Any, k: Any, v: Any, *_: Any) -> Any:
         moved = [jnp.moveaxis(x, 1, 2) for x in (q, k, v)]
-        kernel = _cudnn(options) if _has_cudnn(options, moved) else _triton(options)
-        _, vjp = jax.vjp(kernel, *moved)
+        _, vjp = jax.vjp(_select_kernel(options, moved)(options), *moved)
         return tuple(jnp.moveaxis(g, 2, 1) for g in vjp(jnp.moveaxis(grad, 1, 2)))
 
     return run
 
 
+def _select_kernel(options: _Options, moved: list[Any]) -> Callable[..., Callable[..., Any]]:
+    """Return cuDNN's attention if it supports the call, else Triton's, else, in a jax without it, XLA's.
+
+    tokamax, which newer releases of jax recommend instead, lowers for a GPU only on a machine that has one, and returns
+    no log-sum-exp.
+    """
+    if _has_cudnn(options, moved):
+        return _cudnn
+    return _xla if load_pallas_gpu_module("attention") is None else _triton
+
+
+def _xla(options: _Options, residual: bool = False) -> Callable[..., Any]:
+    return _dot_product_attention("xla", options, residual)
+
+
 def _cudnn(options: _Options, residual: bool = False) -> Callable[..., Any]:
+    return _dot_product_attention("cudnn", options, residual)
+
+
+def _dot_product_attention(implementation: str, options: _Options, residual: bool) -> Callable[..., Any]:
     def attention(q: Any, k: Any, v: Any) -> Any:
         call: Any = jax.nn.dot_product_attention  # its overloads accept only literals for return_residual
         return call(
-            q, k, v, scale=options.scale, is_causal=options.causal, implementation="cudnn", return_residual=residual
-        )
+            q, k, v,
+            scale=options.scale, is_causal=options.causal, implementation=implementation, return_residual=residual,
+        )  # fmt: skip
 
     return attention
 
@@ -86,8 +104,8 @@ def _has_cudnn(options: _Options, moved: list[Any]) -> bool:
 
 
 def _triton(options: _Options, residual: bool = False) -> Callable[..., Any]:
-    from jax.experimental.pallas.ops.gpu import attention as kernel
-
+    kernel = load_pallas_gpu_module("attention")
+    assert kernel is not None
     blocks = kernel.BlockSizes(
         block_q=BLOCK, block_k=BLOCK, block_q_dkv=32, block_kv_dkv=32, block_q_dq=32, block_kv_dq=32
     )

@@ -13,6 +13,7 @@ import numpy as np
 
 from torch_xla._engine.lowering.rules.attention import Attention, attention_forward
 from torch_xla._engine.lowering.rules.matmul import precision_for
+from torch_xla._engine.platform_kernels.pallas_gpu import load_pallas_gpu_module
 from torch_xla._engine.platform_kernels.platform_dispatch import platform_dependent
 
 LANES = 128
@@ -89,7 +90,9 @@ def _paged_tpu(
 
 
 def _paged_cuda_supports(q: Any, k: Any, indices: Any, pages_per_block: int) -> bool:
-    """Return whether the shapes fit Triton's tiles, whose sizes are powers of 2 of at least 16."""
+    """Return whether jax has its kernel and the shapes fit Triton's tiles, with sizes of powers of 2 of at least 16."""
+    if load_pallas_gpu_module("paged_attention") is None:
+        return False
     size, page = k.shape[-1], k.shape[2]
     at_once = min(pages_per_block, indices.shape[1] // math.gcd(indices.shape[1], 16)) * page
     full_blocks = indices.shape[1] // math.gcd(indices.shape[1], 16) % max(at_once // page, 1) == 0
@@ -100,9 +103,9 @@ def _paged_cuda_supports(q: Any, k: Any, indices: Any, pages_per_block: int) -> 
 def _paged_cuda(
     pages_per_block: int, soft_cap: float | None, q: Any, k: Any, v: Any, lengths: Any, indices: Any
 ) -> Any:
-    from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention as kernel
-
-    return kernel(
+    module = load_pallas_gpu_module("paged_attention")
+    assert module is not None
+    return module.paged_attention(
         q, k, v, indices, lengths,
         pages_per_compute_block=pages_per_block, k_splits=math.gcd(indices.shape[1], 16), attn_logits_soft_cap=soft_cap,
     )  # fmt: skip
