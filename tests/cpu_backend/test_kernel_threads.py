@@ -338,6 +338,7 @@ def test_the_process_may_end_while_a_kernel_runs() -> None:
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Programs are XLA's own then, and a warning says what is missing."""
     monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(library, "_located", None)
     monkeypatch.setattr(
         library, "build_or_find", lambda extension: build.build_or_find(replace(extension, cache=tmp_path))
     )

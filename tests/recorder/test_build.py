@@ -228,6 +228,27 @@ def test_package_contains_a_build(sources: Path, cache: Path, built: Built, tmp_
     assert not cache.exists()
 
 
+def test_a_build_of_the_package_that_cannot_be_loaded(sources: Path, cache: Path, built: Built) -> None:
+    """A warning names it, and the library is built as if the package had none."""
+    from torch_xla._engine.recorder import build
+
+    copy = build.store_in_package(build.Extension("standin", sources, cache), built.library)
+    copy.write_text("no library\n")
+    code, out, err = load(sources, cache)
+    assert code == 0 and Path(out.split()[-1]).is_relative_to(cache)
+    assert "the recorder of the package cannot be loaded and will be compiled" in err and str(copy) in err
+
+
+def test_builds_of_one_release_share_a_name() -> None:
+    from torch_xla._engine.recorder import prebuilt
+
+    names = {
+        version: prebuilt.folder_name(version, "cpython-311-x86_64-linux-gnu", "0f")
+        for version in ("2.13.0", "2.13.0+cpu", "2.13.0+cu130", "2.13.0+rocm7.1", "2.13.1", "2.13.0+git12", "2.13.0a0")
+    }
+    assert len(set(names.values())) == 4 and len({names[v] for v in list(names)[:4]}) == 1
+
+
 def test_build_command(capsys: pytest.CaptureFixture[str]) -> None:
     from torch_xla import build
     from torch_xla._engine import recorder

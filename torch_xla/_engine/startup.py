@@ -1,4 +1,4 @@
-"""Initialize torch_xla on import: load the recorder, register the operators, install the hooks.
+"""Initialize torch_xla on import: load the recorder, find the CPU kernels, register the operators, install the hooks.
 
 Starts no backend and no thread: processes fork after importing.
 """
@@ -19,6 +19,7 @@ from torch_xla._engine.base.tracebacks import hide_engine_frames
 from torch_xla._engine.compat import dispatcher, dynamo, imported_names, lax_scan, process_exit, versions
 from torch_xla._engine.compilation import hlo_metadata
 from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
+from torch_xla._engine.cpu_backend import library
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import (
     completion,
@@ -67,6 +68,7 @@ def initialize() -> None:
     partitioning.set_partition_count(spmd.partition_count)
     lax_scan.use_int32_scan_counters()
     module = recorder.bindings()
+    library.locate_library()
     module.set_hooks(
         device_count=_entry_point(devices.count),
         upload=_entry_point(transfers.upload),

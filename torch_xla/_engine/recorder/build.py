@@ -5,8 +5,9 @@
 A file at that path is a complete build: it is linked in a temporary folder and moved there atomically. The building
 process holds an flock on the ``lock`` file beside it, which the kernel releases when the process dies.
 
-A wheel may contain builds (``python -m torch_xla.build --into-package``), in the folder ``builds`` beside the sources.
-A matching one takes precedence, whichever compiler is installed.
+A wheel may contain builds (``scripts/build_wheel.py``, ``python -m torch_xla.build --into-package``), in the folder
+``builds`` beside the sources: see prebuilt.py. A matching one takes precedence, whichever compiler is installed; if it
+cannot be loaded, the library is built as if the wheel had none.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from torch_xla._engine.base import engine_sources, private_folder
 from torch_xla._engine.base.cxx_compiler import INSTALL_COMPILER, find_compiler, missing_compiler_message
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.base.status_line import StatusLine
+from torch_xla._engine.recorder import prebuilt
 from torch_xla._engine.recorder.toolchain import (
     FLAGS,
     BuildJob,
@@ -41,7 +43,6 @@ from torch_xla._engine.recorder.toolchain import (
 )
 
 _SOURCES = Path(__file__).parent / "csrc"
-_IN_PACKAGE = "builds"  # the folder beside csrc
 _POLL = 0.1  # seconds between attempts to lock
 
 
@@ -50,7 +51,7 @@ class Extension:
     """A C++ library: its name, the folder of its sources (\\*.cpp, \\*.h), and the cache folder of its builds.
 
     ``what`` is its name in messages. Unless ``is_module`` is False it is a Python module. ``includes`` are additional
-    include folders; ``headers`` is a version that identifies their content.
+    include folders; ``headers`` is a version that identifies their content. ``prebuilt``: use a build of the package.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Extension:
     is_module: bool = True
     includes: tuple[str, ...] = ()
     headers: str = ""
+    prebuilt: bool = True
 
     def units(self) -> list[Path]:
         """Return the files to compile, sorted."""
@@ -71,13 +73,18 @@ class Extension:
 
     def build_dir(self) -> Path:
         """Return the folder of all builds of these sources for this torch and Python. Raises RecorderBuildError."""
-        digest = hashlib.blake2b((" ".join(FLAGS) + self.headers).encode(), digest_size=8)
+        # The suffix of extension modules names Python's version, build variant and platform.
+        abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
+        name = f"torch-{torch.__version__}-{abi}-{self.sources_digest(self.headers)}"
+        return self.cache / self.what.replace(" ", "_") / name
+
+    def sources_digest(self, headers: str = "") -> str:
+        """Return a hash of the sources, the compiler's flags, and ``headers``. Raises RecorderBuildError."""
+        digest = hashlib.blake2b((" ".join(FLAGS) + headers).encode(), digest_size=8)
         for file in self.files():
             content = self._read(file)
             digest.update(f"\0{file.name}\0{len(content)}\0".encode() + content)
-        # The suffix of extension modules names Python's version, build variant and platform.
-        abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
-        return self.cache / self.what.replace(" ", "_") / f"torch-{torch.__version__}-{abi}-{digest.hexdigest()}"
+        return digest.hexdigest()
 
     def _read(self, file: Path) -> bytes:
         try:
@@ -102,17 +109,28 @@ def load_extension(extension: Extension) -> ModuleType:
     if extension.name in sys.modules:  # pybind11 types cannot be registered twice in a process
         return sys.modules[extension.name]
     library = build_or_find(extension)
-    spec = importlib.util.spec_from_file_location(extension.name, library)
+    try:
+        module = _import_file(extension.name, library)
+    except ImportError as error:
+        if not prebuilt.is_packaged(extension.sources, library):
+            raise
+        prebuilt.warn_of_failure(extension.what, library, error)
+        module = _import_file(extension.name, build_or_find(replace(extension, prebuilt=False)))
+    sys.modules[extension.name] = module
+    return module
+
+
+def _import_file(name: str, library: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, library)
     assert spec is not None and spec.loader is not None  # holds for every path that ends in .so
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    sys.modules[extension.name] = module
     return module
 
 
 def build_or_find(extension: Extension) -> Path:
     """Return the path of the library, after building it if no build matches. Raises RecorderBuildError."""
-    what, packaged = extension.what, _find_packaged_build(extension)
+    what, packaged = extension.what, _find_packaged_build(extension) if extension.prebuilt else None
     if packaged is not None:
         return packaged
     errors: list[OSError] = []
@@ -152,7 +170,7 @@ def _build_in_cache(extension: Extension) -> Path:
 
 def store_in_package(extension: Extension, library: Path) -> Path:
     """Copy a build beside the sources, to include it in a wheel; return its path."""
-    copy = _in_package(extension, extension.build_dir()) / library.parent.name / library.name
+    copy = _in_package(extension) / library.parent.name / library.name
     if copy != library:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=copy.parent, delete=False) as part:
@@ -162,13 +180,19 @@ def store_in_package(extension: Extension, library: Path) -> Path:
     return copy
 
 
-def _in_package(extension: Extension, build_dir: Path) -> Path:
-    return extension.sources.parent / _IN_PACKAGE / build_dir.name
+def _in_package(extension: Extension) -> Path:
+    return (
+        extension.sources.parent
+        / prebuilt.FOLDER
+        / prebuilt.folder_name(torch.__version__, prebuilt.abi_tag(extension.is_module), extension.sources_digest())
+    )
 
 
 def _find_packaged_build(extension: Extension) -> Path | None:
     """Return the build in the package, which is trusted like the package."""
-    found = sorted(_in_package(extension, extension.build_dir()).glob(f"*/{extension.name}.so"))
+    if not (extension.sources.parent / prebuilt.FOLDER).is_dir():
+        return None
+    found = sorted(_in_package(extension).glob(f"*/{extension.name}.so"))
     return found[0] if found else None
 
 
