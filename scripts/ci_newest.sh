@@ -31,6 +31,10 @@ version=$("$python" -c 'import platform; print(platform.python_version())')
 key=$(cat pyproject.toml scripts/ci_newest.sh | sha256sum | cut -c1-12)
 env=${XDG_CACHE_HOME:-$HOME/.cache}/torch_xla/newest-$version-$key
 echo "Python $version, in $env"
+# Environments of earlier versions of this script, pyproject.toml or Python: 6 GB each.
+for stale in "$(dirname "$env")"/newest-*; do
+    [ "$stale" = "$env" ] || rm -rf "$stale"
+done
 if [ ! -e "$env/.ready" ]; then
     rm -rf "$env"
     "$python" -m venv "$env"
