@@ -89,7 +89,8 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
     [MpDeviceLoader][torch_xla.distributed.parallel_loader.MpDeviceLoader] run the same barrier.
 
     Args:
-      wait: return only after the device has finished. ``XLA_SYNC_WAIT=1`` makes every sync wait.
+      wait: return only after the device has finished (``XLA_SYNC_WAIT=1``: in every sync), and the step closures that
+        run on a separate thread.
       reset_scope: accepted for compatibility.
 
     Examples:

@@ -67,6 +67,13 @@ def test_all_invalid_values_are_in_one_error(monkeypatch: pytest.MonkeyPatch, tm
         settings_check.check_environment()
 
 
+def test_invalid_flag_of_the_cache_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", "/proc/nope")
+    monkeypatch.setenv("XLA_PERSISTENT_CACHE_READ_ONLY", "maybe")
+    with pytest.raises(ValueError, match=r"^environment variable XLA_PERSISTENT_CACHE_READ_ONLY='maybe' is not 1 or 0"):
+        settings_check.check_environment()
+
+
 def test_import_raises() -> None:
     done = run_script("import torch_xla", check=False, fresh="the import is tested", PT_XLA_DEBUG_LEVEL="9")
     assert done.returncode == 1 and "ValueError: environment variable PT_XLA_DEBUG_LEVEL='9'" in done.stderr

@@ -138,7 +138,7 @@ def test_logs_from_the_third_on(caplog: pytest.LogCaptureFixture) -> None:
     messages = [r.getMessage() for r in caplog.records if r.name == "torch_xla.recompilation"]
     assert len(messages) == 1 and "float32[5]" in messages[0] and "float32[6]" in messages[0]
     report = recompilation.report()
-    assert report.startswith("5 × recompiled the graph at ") and report.count("\n") == 3
+    assert report.startswith("5 × recompiled the graph at ") and report.count("\n  cause: ") == 1
     assert [e.kind for e in recompilation.explanations()] == ["inputs"]
     recompilation.clear()
     assert recompilation.report() == "No unexpected compilation so far."
@@ -229,6 +229,32 @@ def test_tensors_of_several_ranks() -> None:
             x.exp().mul_(3).cpu()
     found = _only(reported)
     assert found.kind == "inputs" and "float32[2, 2]" in found.text and "torch_xla.sync()" in found.advice
+
+
+@pytest.mark.usefixtures("fresh_tracker")
+def test_print_shows_the_wrapped_message(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with recompilation.watch(print):
+        last_batch_is_smaller()
+    headline, *rest = capsys.readouterr().out.splitlines()
+    assert headline.startswith("recompiled the graph at tests/diagnostics/test_recompilation.py:")
+    assert all(line.startswith("  ") and len(line) <= 80 for line in rest)
+    assert [line[2:7] for line in rest if line[2] != " "] == ["cause", "fix: ", "See: "]
+
+
+@pytest.mark.usefixtures("fresh_tracker")
+def test_detect_anomaly_is_not_reported() -> None:
+    """It reads a flag for each gradient at the line of backward()."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)).to("xla")
+    with (
+        warnings.catch_warnings(),
+        recompilation.watch(lambda e: None) as reported,
+        counts() as moved,
+    ):
+        warnings.simplefilter("ignore")  # "Anomaly Detection has been enabled"
+        with torch.autograd.detect_anomaly():
+            model(torch.ones(3, 4, device="xla")).sum().backward()
+    assert moved.compilations > 3 and reported == []
 
 
 # --- units, on handwritten graphs -------------------------------------------------------------------------------

@@ -46,6 +46,32 @@ def test_an_error_is_raised_after_all_have_been_called() -> None:
     torch_xla.sync()
 
 
+def test_sync_with_wait_waits_for_asynchronous_closures() -> None:
+    seen: list[Any] = []
+
+    def ends_a_step() -> None:
+        time.sleep(0.2)
+        torch_xla.sync(wait=True)  # does not wait for itself
+        seen.append("done")
+
+    xm.add_step_closure(ends_a_step, run_async=True)
+    torch_xla.sync()
+    assert seen == []
+    torch_xla.sync(wait=True)
+    assert seen == ["done"]
+
+
+def test_sync_with_wait_raises_the_error_of_an_asynchronous_closure() -> None:
+    def fails() -> None:
+        time.sleep(0.1)
+        raise ValueError("of the closure")
+
+    xm.add_step_closure(fails, run_async=True)
+    with pytest.raises(ValueError, match="of the closure"):
+        torch_xla.sync(wait=True)
+    torch_xla.sync(wait=True)
+
+
 def test_closures_of_a_thread_wait_for_its_own_barrier() -> None:
     seen: list[str] = []
 

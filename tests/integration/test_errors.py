@@ -149,15 +149,16 @@ def test_cpu_tensor_mixed_in(name: str) -> None:
     error = _raised(MIXED[name])
     assert isinstance(error, RuntimeError)
     first, *rest = str(error).split("\n")
-    assert re.fullmatch("Input tensor is not an XLA tensor: torch.(Float|Long|Bool)Tensor", first)
-    assert "aten::" in rest[0] and ".to('xla" in rest[0]
+    assert first.startswith("Expected all tensors to be on the same device, but got ")
+    assert re.fullmatch("  Input tensor is not an XLA tensor: torch.(Float|Long|Bool)Tensor", rest[0])
+    assert "aten::" in rest[1] and ".to('xla" in rest[1]
 
 
 @pytest.mark.parametrize("dtype", ["Double", "Long", "Bool", "BFloat16", "ComplexFloat"])
 def test_names_of_cpu_tensors(dtype: str) -> None:
     kinds = {"Double": torch.float64, "Long": int64, "Bool": torch.bool, "BFloat16": torch.bfloat16,
              "ComplexFloat": torch.complex64}  # fmt: skip
-    with pytest.raises(RuntimeError, match=f"^Input tensor is not an XLA tensor: torch.{dtype}Tensor"):
+    with pytest.raises(RuntimeError, match=f"\n  Input tensor is not an XLA tensor: torch.{dtype}Tensor"):
         ones(2, device="xla") * ones(2, dtype=kinds[dtype])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +94,32 @@ def test_an_op_of_another_library_is_counted() -> None:
     assert moved.fallbacks == {"quantized::linear_dynamic"} and len(messages) == 1
     assert "quantized::linear_dynamic" in metrics.executed_fallback_ops()
     assert "quantized::linear_dynamic" in metrics.short_metrics_report()
+
+
+def test_a_library_warns_once(tmp_path: Path) -> None:
+    """The user cannot change the lines of a library; a line of the user that calls the same op still warns."""
+    file = tmp_path / "site-packages" / "somelib" / "layers.py"
+    code = compile("def run(x):\n    x.nonzero()\n    return x.masked_select(x > 0.5)\n", str(file), "exec")
+    library: dict[str, Any] = {}
+    exec(code, library)
+    x = X.to("xla")
+    _, moved, messages = watched(lambda: (library["run"](x), library["run"](x), x.masked_select(x > 0.5)))
+    assert (moved["aten::nonzero"], moved["aten::masked_select"]) == (2, 3)
+    of_library, mine = (" ".join(message.split()) for message in messages)
+    assert "torch.nonzero at" in of_library and "operators that somelib runs on the CPU do not warn" in of_library
+    assert f"torch.masked_select at {HERE}:" in mine and "somelib" not in mine
+
+
+def test_a_generator_of_the_cpu_is_named() -> None:
+    def draw(device: str) -> Tensor:
+        return torch.rand(3, device=device, generator=torch.Generator().manual_seed(3))
+
+    got, moved, messages = watched(lambda: draw("xla"))
+    assert_same(got, draw("cpu"))
+    assert len(moved.fallbacks) == 1
+    (message,) = (" ".join(message.split()) for message in messages)
+    assert "has a generator of the CPU, so it runs on the CPU" in message
+    assert "fix: create the generator with torch.Generator(device='xla')" in message
 
 
 def test_an_output_on_another_device_raises() -> None:

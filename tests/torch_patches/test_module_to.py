@@ -90,3 +90,29 @@ def test_to_empty_and_lazy_modules() -> None:
     lazy = nn.LazyLinear(3).to("xla")
     assert lazy(torch.ones(1, 5, device="xla")).shape == (1, 3)
     assert type(lazy.weight) is nn.Parameter and lazy.weight.device.type == "xla"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_scripted_module() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.BatchNorm1d(3)).eval()
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    expected = model(x).detach()
+    scripted = torch.jit.script(model)
+    assert scripted.to("xla") is scripted
+    assert {t.device.type for t in (*scripted.parameters(), *scripted.buffers())} == {"xla"}
+    for _ in range(3):  # the profiling executor optimizes at the second call
+        torch.testing.assert_close(scripted(x.to("xla")).cpu(), expected)
+    torch.testing.assert_close(scripted.cpu()(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_parameters_of_a_scripted_module_keep_their_identity() -> None:
+    model = nn.Linear(3, 2)
+    scripted = torch.jit.script(model)
+    optimizer = torch.optim.SGD(scripted.parameters(), lr=0.1)
+    before = model.weight.detach().clone()
+    scripted.to("xla")
+    assert scripted.weight is model.weight and model.weight.device.type == "xla"
+    scripted(torch.ones(4, 3, device="xla")).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(scripted.weight.cpu(), before - 0.4)

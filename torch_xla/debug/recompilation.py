@@ -80,7 +80,7 @@ def report() -> str:
       No unexpected compilation so far.
     """
     causes = _watcher.causes()
-    return "\n\n".join(f"{n} × {e.text}" for e, n in causes) or "No unexpected compilation so far."
+    return "\n\n".join(f"{n} × {e}" for e, n in causes) or "No unexpected compilation so far."
 
 
 def clear() -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_xla._engine.compat import torch_modules
+from torch_xla._engine.diagnostics import recompilation_tracker
 from torch_xla._engine.job import rendezvous
 
 
@@ -90,7 +91,8 @@ def patch_ddp() -> None:
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
+        with recompilation_tracker.tracker.suspend():  # torch compares and broadcasts parameters at the user's line
+            init(self, *args, **kwargs)
         if self.device_type == "xla":
             torch_modules.use_python_reducer(self, True)
             _Reducer(self)

@@ -37,11 +37,16 @@ def compose(headline: str, cause: str = "", fix: str = "", page: str = "") -> st
 
 def render(text: str) -> str:
     """Return a composed message for the terminal: with a prefix, short paths, indented and wrapped."""
-    headline, *rest = shorten_paths(f"torch_xla: {text}").splitlines()
-    return "\n".join([_wrap(headline, ""), *(_wrap(line, _INDENT) for line in rest)])
+    return wrap(f"torch_xla: {text}")
 
 
-def _wrap(line: str, indent: str) -> str:
+def wrap(text: str) -> str:
+    """Return a composed message with short paths, indented and wrapped."""
+    headline, *rest = shorten_paths(text).splitlines()
+    return "\n".join([_wrap_line(headline, ""), *(_wrap_line(line, _INDENT) for line in rest)])
+
+
+def _wrap_line(line: str, indent: str) -> str:
     unbroken = _UNBROKEN.sub(lambda found: found[0].replace(" ", _NO_BREAK_SPACE), line)
     wrapped = textwrap.fill(
         unbroken, terminal_columns(), initial_indent=indent, subsequent_indent=2 * _INDENT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -60,6 +61,16 @@ _users_files = _UserFileCache()
 def is_user_file(file: str) -> bool:
     """Whether a file contains user code."""
     return _users_files[file]
+
+
+def installed_library(line: str) -> str | None:
+    """Return the installed package that a line ``file.py:12`` belongs to; None for a file of the user."""
+    found = _PACKAGE_FOLDER.search(line)
+    return found and found[1].removesuffix(".py")
+
+
+#: Editable installations are the user's own files.
+_PACKAGE_FOLDER = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\:]+)")
 
 
 def innermost_user_frame(frames: Iterable[Frame]) -> Frame | None:

@@ -1,4 +1,4 @@
-"""Warn once for each line at which an op runs on the CPU."""
+"""Warn of ops that run on the CPU: once for each line of the user, and once for each installed library."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ _OUTSIDE = "call it outside the training step, for example in the data loader"
 _ASSIGNMENT = ("x[mask] = values", "use torch.where(mask, values, x), with values of the shape of x")
 _MASK_WRITES = ("aten::index_put_", "aten::_index_put_impl_", "aten::index_put", "aten::_index_put_impl")
 
-_warned: set[tuple[str, str]] = set()  # (op, user line)
+_GENERATOR = "create the generator with torch.Generator(device='xla'), or draw on the CPU and move the result"
+
+_warned: set[tuple[str, str]] = set()  # (op, user line), or ("", library)
 
 
-def handle_fallback(op: str) -> None:
-    """Record a CPU fallback of an op, and warn at its first one at a user line.
+def handle_fallback(op: str, has_cpu_generator: bool) -> None:
+    """Record a CPU fallback of an op, and warn at its first one at a user line, or of an installed library.
+
+    Args:
+      op: the operator.
+      has_cpu_generator: whether the call has a generator of the CPU.
 
     Raises RuntimeError for a collective: its process group cannot take the CPU copies either.
     """
@@ -38,9 +44,11 @@ def handle_fallback(op: str) -> None:
             'tensors); create it with `dist.init_process_group("xla", init_method="xla://")`'
             "\n  See: torch-xla explain process-group"
         )
-    if settings.TORCH_XLA_WARN_FALLBACK and (op, line) not in _warned:
-        _warned.add((op, line))
-        messages.warn(fallback_message(op, line))
+    library = user_frames.installed_library(line)
+    key = (op, line) if library is None else ("", library)
+    if settings.TORCH_XLA_WARN_FALLBACK and key not in _warned:
+        _warned.add(key)
+        messages.warn(fallback_message(op, line, library, has_cpu_generator))
     observer.on_fallback(op, line)
 
 
@@ -53,9 +61,18 @@ def _base_name(op: str) -> str:
     return op.removesuffix(".out").removesuffix("_out")
 
 
-def fallback_message(op: str, line: str) -> str:
-    """Return the message for an op that runs on the CPU at a line."""
+def fallback_message(op: str, line: str, library: str | None = None, has_cpu_generator: bool = False) -> str:
+    """Return the message for an op that runs on the CPU at a line, which may be inside an installed library."""
     counter = f"the counter {op} counts the calls"
+    if library is not None:
+        counter += f"; other operators that {library} runs on the CPU do not warn (torch_xla.debug.report() lists them)"
+    if has_cpu_generator:
+        return messages.compose(
+            f"{op} at {line} has a generator of the CPU, so it runs on the CPU (one host-to-device copy per call)",
+            f"a torch.Generator draws on its own device; {counter}",
+            _GENERATOR,
+            "cpu-fallback",
+        )
     found = _ASSIGNMENT if op in _MASK_WRITES else _DATA_DEPENDENT.get(_base_name(op))
     if found is not None:
         what, fix = found

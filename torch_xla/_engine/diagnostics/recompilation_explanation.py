@@ -40,7 +40,8 @@ class Explanation:
     details: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __str__(self) -> str:
-        return self.text
+        """Return ``text`` for a terminal: wrapped, with short paths."""
+        return messages.wrap(self.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ A *site* is a device, a user line that runs graphs, and a sync reason. These com
     any               without the ops that created the optimizer state
     any               a slice start or an index becomes a program input
 
-Every other compilation is unexpected: it counts as UnexpectedRecompile and gets an Explanation. From the
-TORCH_XLA_EXPLAIN_RECOMPILATIONS-th on, explanations are also logged (torch_xla.recompilation, WARNING): once per cause
-and site; in a watch() block, up to three causes of a site.
+A compilation under ``torch.autograd.detect_anomaly`` or in a suspend() block is ignored. Every other one is unexpected:
+it counts as UnexpectedRecompile and gets an Explanation. From the TORCH_XLA_EXPLAIN_RECOMPILATIONS-th on, explanations
+are also logged (torch_xla.recompilation, WARNING): once per cause and site; in a watch() block, up to three causes of a
+site.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from torch_xla._engine.base import messages
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
@@ -86,7 +89,7 @@ class RecompilationTracker:
 
     def compiled(self, site: Site, new: GraphSummary, context: RecompilationContext) -> Explanation | None:
         """Record a compilation at the site; return its explanation if it was unexpected."""
-        if getattr(self._ignored, "depth", 0):
+        if self._is_ignored():
             return None
         with self._lock:
             known = self._known.setdefault(site[0], deque(maxlen=_MAX_KNOWN))
@@ -117,6 +120,8 @@ class RecompilationTracker:
 
     def report_unstable_site(self, site: Site, new: GraphSummary, context: RecompilationContext) -> None:
         """Log that the graphs of an unstable site, now ``new``, are interpreted from now on, and what changes."""
+        if self._is_ignored():
+            return
         with self._lock:
             same_site = [graph for other, graph in self._known.get(site[0], ()) if other == site]
         old = graph_diff.nearest_summary(new, same_site)
@@ -126,6 +131,11 @@ class RecompilationTracker:
         with self._lock:
             self._reported.add(found.subject)
         self.emit(found)
+
+    def _is_ignored(self) -> bool:
+        # detect_anomaly reads a flag for each gradient, which compiles a graph for each at the line of backward().
+        anomalies = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+        return anomalies or getattr(self._ignored, "depth", 0) > 0
 
     def step_ended(self) -> None:
         """Count a step without unexpected compilation; after _CALM of them, stop capturing source lines."""
@@ -176,7 +186,7 @@ class RecompilationTracker:
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
-        """In the block, ignore this thread's compilations: they belong to a tool."""
+        """In the block, ignore this thread's compilations: they belong to a tool, or to code that runs once."""
         self._ignored.depth = getattr(self._ignored, "depth", 0) + 1
         try:
             yield

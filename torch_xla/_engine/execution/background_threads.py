@@ -71,6 +71,10 @@ class Runner:
             while self._count_pending():
                 self._changed.wait()
 
+    def is_current_thread(self) -> bool:
+        """Whether the caller is one of the tasks."""
+        return self._thread is threading.current_thread()
+
     def raise_failure(self) -> None:
         """Raise the earliest failure that was not raised yet."""
         if self._failures:

@@ -95,7 +95,10 @@ def _clear_stepped() -> None:
 @dynamo_hooks.graph_break
 @hide_engine_frames
 def mark_step(wait: bool = False) -> None:
-    """End a step: launch everything pending on this thread's device; with ``wait``, block until it is done."""
+    """End a step: launch everything pending on this thread's device.
+
+    With ``wait``, block until the device and the asynchronous step closures are done.
+    """
     devices.check_not_forked()
     metrics.count("MarkStep")
     observer.emit_step_log()
@@ -106,6 +109,8 @@ def mark_step(wait: bool = False) -> None:
         executor.sync_device(device, wait or settings.XLA_SYNC_WAIT)
     observer.on_step_end(device)
     step_closures.run_step_closures(device)
+    if wait:
+        step_closures.wait_for_async_closures()
 
 
 def install_optimizer_hook() -> None:

@@ -1,7 +1,8 @@
 """Step closures (xm.add_step_closure): functions that the next step barrier calls, when the step's values exist.
 
     queued (by a thread, for its current device) ──barrier──► called in order on that thread
-                                                          └──► or by a background_threads.Runner, in order
+                                                          └──► or by a background_threads.Runner, in order;
+                                                               a barrier that waits, waits for these, too
 
 Each thread has its own queues; a barrier of another thread does not call them.
 """
@@ -58,3 +59,9 @@ def run_step_closures(device: int) -> None:
             errors.append(error)
     if errors:
         raise errors[0]
+
+
+def wait_for_async_closures() -> None:
+    """Wait until the closures of all threads that run asynchronously are done. Raises the error of one."""
+    if not _background.is_current_thread():  # a closure that ends a step would wait for itself
+        _background.wait()

@@ -40,14 +40,19 @@ def _swap_into(before: nn.Parameter, after: nn.Parameter) -> None:
 
 def _restore_identity(module: nn.Module, old: dict[str, nn.Parameter | None]) -> None:
     done: set[int] = set()  # a parameter may be registered under two names
+    registered: Any = torch_modules.direct_parameters(module)  # of a scripted module: without get()
+    is_scripted = isinstance(module, torch.jit.ScriptModule)
     for name, before in old.items():
-        after = torch_modules.direct_parameters(module).get(name)
+        after = registered[name] if name in registered else None  # noqa: SIM401
         if before is None or after is None or not _changed_device(before, after) and id(before) not in done:
             continue
         if id(before) not in done:
+            if is_scripted:  # tensors that C++ refers to cannot be swapped
+                registered[name] = nn.Parameter(torch.empty(0), requires_grad=False)
             try:
                 _swap_into(before, after)
             except RuntimeError as error:
+                registered[name] = after
                 warnings.warn(
                     f"torch_xla: {type(module).__name__}.{name} {list(before.shape)} was replaced by a new Parameter "
                     f"on {after.device} (at {user_frames.user_line()}) because the old one is in use: {error}. Create "
@@ -57,7 +62,7 @@ def _restore_identity(module: nn.Module, old: dict[str, nn.Parameter | None]) ->
                 )
                 continue
             done.add(id(before))
-        torch_modules.direct_parameters(module)[name] = before
+        registered[name] = before
 
 
 #: Attribute of a meta or CPU tensor: the id of the sharding that it gets when it moves to xla.

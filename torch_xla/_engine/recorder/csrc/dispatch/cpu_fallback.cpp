@@ -1,5 +1,6 @@
 #include "dispatch/cpu_fallback.h"
 
+#include <algorithm>
 #include <map>
 
 #include "compat/torch_internal.h"
@@ -57,6 +58,14 @@ void check_written(const c10::OperatorHandle& handle, const std::string& name, c
   }
 }
 
+bool is_cpu_generator(const c10::IValue& value) {
+  return value.isGenerator() && maybe_xla(value.toGenerator()) == nullptr;
+}
+
+bool has_cpu_generator(c10::ArrayRef<c10::IValue> arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), is_cpu_generator);
+}
+
 }  // namespace
 
 void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
@@ -67,7 +76,7 @@ void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   counter(full)->add();
   const PythonReentryScope reentry;
   const std::map<int8_t, std::vector<NodePtr>> inputs = inputs_by_device(handle, full, *stack);
-  hooks().fallback(full);
+  hooks().fallback(full, has_cpu_generator(torch::jit::last(*stack, handle.schema().arguments().size())));
   for (const auto& [device, values] : inputs) {
     hooks().materialize(values, device);  // one sync for all inputs
   }
@@ -79,13 +88,7 @@ bool needs_cpu_fallback(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (op.needs_cpu != nullptr && op.needs_cpu(arguments)) {
     return true;
   }
-  for (size_t i = 0; op.random && i < arguments.size(); ++i) {
-    if (op.kinds[i] == ArgKind::kGenerator && !arguments[i].isNone() &&
-        maybe_xla(arguments[i].toGenerator()) == nullptr) {
-      return true;
-    }
-  }
-  return false;
+  return op.random && has_cpu_generator(arguments);
 }
 
 }  // namespace torch_xla

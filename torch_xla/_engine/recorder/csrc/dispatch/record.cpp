@@ -305,7 +305,9 @@ void raise_not_xla(const Op& op, size_t argument, const at::Tensor& t, int8_t de
   type = type.rfind("CPU", 0) == 0 ? "torch." + type.substr(3, type.size() - 7) + "Tensor" : type;
   const std::string where = device >= 0 ? "xla:" + std::to_string(device) : std::string("xla");
   TORCH_CHECK(
-      false, "Input tensor is not an XLA tensor: ", type, "\n  ", op.name, ": argument '", op.arg_names[argument],
+      false, "Expected all tensors to be on the same device, but got ", op.arg_names[argument], " is on ", t.device(),
+      ", different from other tensors on ", where, " (when checking argument in method ", op.name,
+      ")\n  Input tensor is not an XLA tensor: ", type, "\n  ", op.name, ": argument '", op.arg_names[argument],
       "' is ", at::toString(t.scalar_type()), t.sizes(), " on ", t.device(), ", the other tensors are on ", where,
       t.requires_grad() && t.is_leaf() ? "; if it is a parameter, move its module with model.to('xla'), else" : ";",
       " move it with .to('", where, "')\n  See: torch-xla explain wrong-device");

@@ -63,9 +63,9 @@ struct Hooks {
   std::function<BufferPtr(const BufferPtr&, int8_t)> transfer;           // buffer -> buffer on another device
   std::function<void(const std::vector<NodePtr>&, int8_t)> materialize;  // runs the graph that these values need
   std::function<void(int8_t)> flush;                                     // runs everything pending
-  std::function<void(const std::string&)> fallback;                      // an op is about to run on the CPU
-  std::function<void()> fallback_done;                                   // the op finished without an error
-  std::function<void()> enter;                                           // torch's Python code may run until leave
+  std::function<void(const std::string&, bool)> fallback;  // an op is about to run on the CPU; for its CPU generator?
+  std::function<void()> fallback_done;                     // the op finished without an error
+  std::function<void()> enter;                             // torch's Python code may run until leave
   std::function<void()> leave;
   std::function<void()> block_forever;  // called during process exit; never returns
 };

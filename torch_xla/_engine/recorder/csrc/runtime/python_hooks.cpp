@@ -217,9 +217,9 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
       ShutdownGate::get().block();
     }
   };
-  h.fallback = [f = Hook(fallback)](const std::string& name) {
+  h.fallback = [f = Hook(fallback)](const std::string& name, bool has_cpu_generator) {
     GilScope gil;
-    f(name);
+    f(name, has_cpu_generator);
   };
   h.fallback_done = [f = Hook(fallback_done)] {
     GilScope gil;
