@@ -221,8 +221,14 @@ def test_the_report_on_a_loop(here: Target, cold: None) -> None:
     expensive = [found["op"] for found in rows[0]["expensive"]]
     assert any(op.startswith(("Net/", "backward/Net/")) for op in expensive), expensive
     assert any(found["line"].startswith(__file__) for found in rows[0]["expensive"])
+    modules = {found["module"]: found for found in rows[0]["modules"]}
+    assert next(iter(modules)) == "Net" and 0 < modules["Net"]["backward"] < modules["Net"]["seconds"]
+    inside = [found["seconds"] for name, found in modules.items() if name.count("/") == 1]
+    assert inside and sum(inside) <= modules["Net"]["seconds"] * 1.0001
+    assert "" in modules, "the loss and the optimizer"
     assert "aten::masked_select" in [row["op"] for row in data["fallbacks"]]
     text, page = report_text.render_text(data), report_html.render_html(json.loads(json.dumps(data)))
+    assert "  Net (" in text and "outside of modules" in text and "with submodules and backward" in page
     assert "fits: " in text and "user torch_xla.sync" in text and "Program 1" in page
     assert "the script uses 1 of 1 chip" in text and f"torch {torch.__version__}, " in text and "\ncommand: " in text
     assert 'class="bottleneck ok"' in page and 'class="bottleneck problem"' not in page, "red means bad"

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from torch_xla._engine.aot import collective_costs, cost_model, hardware_specs, hlo_parser, program_analysis
+from torch_xla._engine.aot import (
+    collective_costs,
+    cost_model,
+    hardware_specs,
+    hlo_parser,
+    module_costs,
+    program_analysis,
+)
 
 
 def counted(function: Callable[..., Any], *structs: jax.ShapeDtypeStruct) -> tuple[cost_model.OpCost, float]:
@@ -355,3 +362,24 @@ ENTRY %main (q: bf16[2,4,64,32], k: bf16[2,4,128,32]) -> bf16[2,4,64,32] {{
 def test_no_hlo() -> None:
     with pytest.raises(ValueError, match="no entry computation"):
         hlo_parser.parse_hlo("HloModule nothing")
+
+
+def test_modules_are_summed_with_their_submodules() -> None:
+    operations = [
+        ("Net/fc/aten::linear", 3.0, 30.0, 10.0),
+        ("backward/Net/fc/aten::mm", 4.0, 60.0, 10.0),
+        ("Net/aten::relu", 1.0, 1.0, 2.0),
+        ("Net/norm/aten::layer_norm", 5.0, 5.0, 50.0),
+        ("aten::_foreach_add", 2.0, 2.0, 20.0),
+        ("copy of argument 8", 1.0, 0.0, 10.0),
+        ("Net/tiny/aten::add", 0.01, 1.0, 1.0),
+    ]
+    rows = module_costs.summarize_modules(operations)
+    assert [row.module for row in rows] == ["Net", "Net/fc", "Net/norm", ""]
+    assert rows[0] == module_costs.ModuleCost("Net", 13.01, 4.0, 97.0, 73.0)
+    assert rows[1] == module_costs.ModuleCost("Net/fc", 7.0, 4.0, 90.0, 20.0)
+    assert (rows[3].seconds, rows[3].backward) == (3.0, 0.0)
+
+
+def test_no_modules_are_listed_for_a_program_without_any() -> None:
+    assert module_costs.summarize_modules([("aten::add", 1.0, 1.0, 1.0)]) == ()

@@ -8,7 +8,7 @@ abstract     whether nothing was computed, so that values read by the script wer
 steps        number of step barriers
 chips_used   the largest number of chips that a program runs on
 programs     number, cause, line, source, ops, runs, chips, compile_seconds, error, memory, work, bound, collectives,
-             expensive; bound: estimated seconds of compute, memory and collectives, each alone
+             expensive, modules; bound: estimated seconds of compute, memory and collectives, each alone
 lacks        dtypes that the script uses and the target does not support natively
 recompilations, fallbacks, reads    as in torch_xla.debug.report()
 """
@@ -102,6 +102,7 @@ def program_entry(seen: CollectedProgram, target: Target) -> dict[str, Any]:
         "bound": None if work is None else _bound(work, collectives, target),
         "collectives": collectives,
         "expensive": [dataclasses.asdict(row) for row in found.expensive] if found else [],
+        "modules": [dataclasses.asdict(row) for row in found.modules] if found else [],
     }
 
 

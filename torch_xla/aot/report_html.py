@@ -84,13 +84,30 @@ def _program(row: dict[str, Any]) -> str:
             for e in row["expensive"]
         ],
     )
+    modules = report_html.html_table(
+        "Modules, with submodules and backward (estimates)",
+        ("#share", "#time", "#backward", "#FLOP", "#HBM traffic", "module"),
+        [_module(e, total) for e in row["modules"]],
+    )
     largest = report_html.html_table(
         "Largest buffers",
         ("#size", "what", "line"),
         [(format_bytes(e["bytes"]), e["what"], e["line"]) for e in row["memory"]["largest"]],
     )
     paragraphs = "".join(f"<p>{escape(shorten_paths(line))}</p>" for line in lines)
-    return f"<h2>{escape(head)}</h2>{_memory_bar(row['memory'])}{paragraphs}{expensive}{largest}"
+    return f"<h2>{escape(head)}</h2>{_memory_bar(row['memory'])}{paragraphs}{expensive}{modules}{largest}"
+
+
+def _module(row: dict[str, Any], total: float) -> tuple[str, ...]:
+    depth = row["module"].count("/")
+    return (
+        f"{row['seconds'] / total:.0%}",
+        report_text.format_duration(row["seconds"]),
+        report_text.format_duration(row["backward"]) if row["backward"] else "",
+        f"{row['flops']:.3g}",
+        format_bytes(row["bytes"]),
+        "\u2003" * depth + (row["module"] or report_text.NO_MODULE),
+    )
 
 
 def _memory_bar(memory: dict[str, Any]) -> str:

@@ -9,6 +9,8 @@ from torch_xla._engine.diagnostics.metrics import format_bytes
 from torch_xla.debug.report_environment import environment_lines
 
 _ROWS = 8
+_MODULES = 12
+NO_MODULE = "outside of modules"
 
 
 def render_text(data: dict[str, Any]) -> str:
@@ -96,7 +98,10 @@ def _program(row: dict[str, Any]) -> list[str]:
     total = row["work"]["seconds"] or 1.0
     lines += [f"  {'expensive' if not i else '':<11} {format_expensive_op(found, total)}"
               for i, found in enumerate(row["expensive"])]  # fmt: skip
-    return lines
+    lines += [f"  {'modules' if not i else '':<11} {format_module(found, total)}"
+              for i, found in enumerate(row["modules"][:_MODULES])]  # fmt: skip
+    hidden = len(row["modules"]) - _MODULES
+    return [*lines, f"              and {hidden} more modules"] if hidden > 0 else lines
 
 
 def format_memory(row: dict[str, Any]) -> str:
@@ -158,6 +163,16 @@ def format_expensive_op(row: dict[str, Any], total: float) -> str:
     return (
         f"{row['seconds'] / total:>4.0%} {format_duration(row['seconds']):>9}  {row['op'] or row['name']}{times}"
         f"{'  ' + row['line'] if row['line'] else ''}"
+    )
+
+
+def format_module(row: dict[str, Any], total: float) -> str:
+    """Format a module, with its share of the program's time and the share of its backward pass in that."""
+    share = row["backward"] / row["seconds"]
+    backward = f", backward {share:.0%}" if share >= 0.01 else ""
+    return (
+        f"{row['seconds'] / total:>4.0%} {format_duration(row['seconds']):>9}  {row['module'] or NO_MODULE} "
+        f"({_format_rate(row['flops'])}FLOP, {_format_rate(row['bytes'])}B{backward})"
     )
 
 

@@ -8,15 +8,16 @@ links. The time of a program is the sum, as if nothing overlapped and each opera
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_xla._engine.aot import collective_costs, cost_model, hlo_parser
+from torch_xla._engine.aot import collective_costs, cost_model, hlo_parser, module_costs
 from torch_xla._engine.aot.collective_costs import CollectiveCost
 from torch_xla._engine.aot.cost_model import CostedOp
 from torch_xla._engine.aot.hardware_specs import ChipSpec
 from torch_xla._engine.aot.hlo_parser import HloShape
+from torch_xla._engine.aot.module_costs import ModuleCost
 from torch_xla._engine.aot.target_compiler import CompiledTargetProgram
 
 #: Number of bfloat16 passes of a float32 matmul on a TPU, by precision.
@@ -83,12 +84,13 @@ class LargeBuffer:
 
 @dataclass(frozen=True, slots=True)
 class ProgramAnalysis:
-    """Memory use, cost, collectives, expensive operations and large buffers of a compiled program."""
+    """Memory use, cost, collectives, expensive operations, modules and large buffers of a compiled program."""
 
     memory: MemoryUsage
     work: ProgramCost
     collectives: tuple[CollectiveCost, ...]
     expensive: tuple[ExpensiveOp, ...]
+    modules: tuple[ModuleCost, ...]
     largest: tuple[LargeBuffer, ...]
 
 
@@ -107,6 +109,7 @@ def analyze_program(compiled: CompiledTargetProgram, most: int = 10) -> ProgramA
         _work(timed, target.chip, counter),
         collectives,
         tuple(_expensive(timed)[:most]),
+        module_costs.summarize_modules(_costs_by_scope(timed)),
         tuple(_largest(module)[:most]),
     )
 
@@ -169,6 +172,12 @@ def _expensive(timed: Sequence[tuple[float, CostedOp]]) -> list[ExpensiveOp]:
         op, line = _origin(operation), instruction.source
         found.append(ExpensiveOp(seconds, times * cost.products, times * cost.bytes, times, instruction.name, op, line))
     return found
+
+
+def _costs_by_scope(timed: Sequence[tuple[float, CostedOp]]) -> Iterator[tuple[str, float, float, float]]:
+    for seconds, operation in timed:
+        times, cost = operation.times, operation.cost
+        yield op_scope(operation.instruction.op_name), seconds, times * cost.flops, times * cost.bytes
 
 
 def _origin(operation: CostedOp) -> str:
