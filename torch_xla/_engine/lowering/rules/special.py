@@ -94,6 +94,23 @@ def _entr(x: jax.Array) -> jax.Array:
     return jnp.where(x < 0, -jnp.inf, _zero_times(-x, x, lax.log))
 
 
+def _erfcx(x: jax.Array) -> jax.Array:
+    """Compute exp(x**2) * erfc(x): directly below 3, where the product is exact, else by a continued fraction."""
+    positive = jnp.abs(x)
+    far = jnp.maximum(positive, 3)
+    fraction = far
+    for n in range(40, 0, -1):
+        fraction = far + n / 2 / fraction
+    near = jnp.minimum(positive, 3)
+    right = jnp.where(positive < 3, lax.exp(near * near) * lax.erfc(near), 1 / (math.sqrt(math.pi) * fraction))
+    right = jnp.where(jnp.isnan(x), x, right)
+    return jnp.where(x < 0, 2 * lax.exp(x * x) - right, right)
+
+
+# jax 0.10.0 does not have the function.
+erfcx: Function = getattr(special, "erfcx", _erfcx)
+
+
 def _log_ndtr(x: jax.Array) -> jax.Array:
     """Compute log_ndtr by torch's two branches.
 
@@ -102,7 +119,7 @@ def _log_ndtr(x: jax.Array) -> jax.Array:
     left = x < -1
     scaled = x * math.sqrt(0.5)
     tail = jnp.where(left, scaled, -1)
-    tail = lax.log(special.erfcx(-tail) / 2) - tail * tail
+    tail = lax.log(erfcx(-tail) / 2) - tail * tail
     return jnp.where(left, tail, lax.log1p(-lax.erfc(scaled) / 2))
 
 
@@ -114,7 +131,7 @@ _UNARY: dict[str, Function] = {
     "i0": special.i0,
     "lgamma": lax.lgamma,
     "special_entr": _entr,
-    "special_erfcx": special.erfcx,
+    "special_erfcx": erfcx,
     "special_i0e": lax.bessel_i0e,
     "special_i1": special.i1,
     "special_i1e": lax.bessel_i1e,
