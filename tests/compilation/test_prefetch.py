@@ -13,7 +13,7 @@ import pytest
 from tests.support.helpers import run_script
 from torch_xla._engine.compilation.persistent_cache import prefetch
 from torch_xla._engine.compilation.persistent_cache.prefetch import Prefetcher
-from torch_xla._engine.compilation.persistent_cache.storage import CachedProgram, CacheFolder, CorruptEntryError
+from torch_xla._engine.compilation.persistent_cache.storage import CacheFolder, CorruptEntryError
 
 SCRIPT = """
     import os, sys
@@ -30,8 +30,6 @@ SCRIPT = """
     values = [(x * 2).sum().item(), (x.reshape(2, 3) @ x.reshape(3, 2)).sum().item()]
     counted = [met.counter_value(f"PersistentCache{name}") or 0 for name in ("Hit", "PrefetchHit", "Miss")]
     print(*values, *counted)
-    if "count" in os.environ.get("HOW", ""):
-        print(met.counter_value("PersistentCacheWarmup") or 0)
     """
 
 
@@ -55,11 +53,6 @@ def test_the_same_command_loads_ahead(tmp_path: Path) -> None:
     assert run(tmp_path, ARGUMENTS="--other") == [*values, "2", "0", "0"], "another command loads what it asks for"
     assert run(tmp_path, ARGUMENTS="--other", HOW="wait") == [*values, "2", "2", "0"], "and ahead the next time"
     assert len(list(tmp_path.glob("*.script"))) == 2
-
-
-def test_what_is_loaded_ahead_has_run_once(tmp_path: Path) -> None:
-    values = run(tmp_path)[:2]
-    assert run(tmp_path, HOW="wait count") == [*values, "2", "2", "0", "2"]
 
 
 def test_a_command_line_of_any_bytes(tmp_path: Path) -> None:
@@ -90,11 +83,11 @@ class Slow(CacheFolder):
     __slots__ = ()
     go = threading.Event()
 
-    def read(self, file: Path, places: object) -> CachedProgram:
+    def read(self, file: Path, places: object) -> jax.stages.Compiled:
         assert self.go.wait(30)
         if file.name.startswith("0"):
             raise CorruptEntryError("damaged")
-        return CachedProgram(file.name, is_harmless=False)  # type: ignore[arg-type]
+        return file.name  # type: ignore[return-value]
 
 
 NAMES = [f"{digit * 64}.xla" for digit in "123045678"]
@@ -114,8 +107,7 @@ def test_who_loads_what(tmp_path: Path, ahead: Prefetcher) -> None:
     places = [jax.devices()[0]]
 
     def take(number: int, where: list[jax.Device] = places) -> object:
-        found = ahead.take(tmp_path / NAMES[number], where)
-        return found.compiled if found else None
+        return ahead.take(tmp_path / NAMES[number], where)
 
     ahead.start()
     while ahead._loading is None:

@@ -1,4 +1,4 @@
-"""Kernel threads of CPU programs: how many, on which cores, across forks, and at the end of the process."""
+"""Kernel threads of CPU programs: how many, across forks, and at the end of the process."""
 
 from __future__ import annotations
 
@@ -145,162 +145,41 @@ def test_a_team_sleeps_between_kernels_only() -> None:
     )
 
 
-_BOUND = """
-    import os, subprocess, sys, time
-    from pathlib import Path
-
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(cores)
-
-    def bound():  # how many of XLA's threads, and of the others
-        found = {True: 0, False: 0}
-        for path in Path("/proc/self/task").iterdir():
-            thread, of_xla = int(path.name), (path / "comm").read_text().startswith("tf_XLAEigen")
-            if os.sched_getscheduler(thread) != os.SCHED_IDLE:
-                found[of_xla] += len(os.sched_getaffinity(thread)) < cores
-        return found[True], found[False]
-
-    def becomes(condition):  # true of them within 30 seconds of steps
-        end, seed = time.monotonic() + 30, 0
-        while time.monotonic() < end:
-            step(seed := seed + 1)
-            if condition(*bound()):
-                return True
-        return False
-    """
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
-def test_threads_have_cores_of_their_own() -> None:
-    """As long as the cores are theirs: beside programs that never sleep they go where they can."""
-    run_script(
-        _TRAIN
-        + _BOUND
-        + """
-    assert becomes(lambda pool, team: pool == cores and team > 0)
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores)]
-    try:
-        assert becomes(lambda pool, team: pool == team == 0)
-    finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
-    """
-    )
-
-
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
-@pytest.mark.parametrize("environment", [{}, {"OMP_WAIT_POLICY": "passive"}], ids=["awake", "passive"])
-def test_cores_stay_awake_between_kernels_only(environment: dict[str, str]) -> None:
+def test_a_changed_affinity_is_followed_and_kept() -> None:
+    """As of `taskset -ap`: the next kernels use one thread, on the remaining core."""
     run_script(
         _TRAIN
-        + f"""
+        + """
     import os, time
     from pathlib import Path
 
-    def ran():
-        found = {{}}
-        for path in Path("/proc/self/task").iterdir():
-            if os.sched_getscheduler(int(path.name)) == os.SCHED_IDLE:
-                found[path.name] = int((path / "schedstat").read_text().split()[0])
-        return found
+    def masks():
+        return {thread: os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")}
 
-    def becomes(condition):
-        for _ in range(50):
-            if condition():
-                return True
-            time.sleep(0.2)
-        return False
-
-    def asleep():
+    def team():  # names of the threads that ran in a step
+        def ran():
+            paths = Path("/proc/self/task").iterdir()
+            return {path.name: int((path / "schedstat").read_text().split()[0]) for path in paths}
         before = ran()
-        time.sleep(0.2)
-        return ran() == before
+        step(1)
+        return {name for name, after in ran().items() if after > before.get(name, 0)}
 
-    def steps():
-        for seed in range(5):
-            step(seed)
-
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(cores)
-    steps()
-    assert becomes(asleep), "they run while there are no kernels"
-    before = ran()
-    assert len(before) == {0 if environment else "cores"}
-    steps()
-    assert becomes(lambda: all(after > before[name] for name, after in ran().items())), "nor while there are"
-    """,
-        **environment,
-    )
-
-
-def test_the_user_says_where_threads_run() -> None:
-    """The handlers read the variable at the first kernel; OpenMP, which is loaded, does not read it again."""
-    run_script(
-        _TRAIN
-        + _BOUND
-        + """
-    os.environ["OMP_PROC_BIND"] = "false"
-    for seed in range(10):
+    cores = os.sched_getaffinity(0)
+    torch.set_num_threads(len(cores))
+    for seed in range(5):
         step(seed)
-        assert bound() == (0, 0), seed
-    """
-    )
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
-def test_what_a_program_calls_may_use_all_cores() -> None:
-    """A function of the user's may start threads and processes, which inherit where they may run."""
-    run_script(
-        _TRAIN
-        + _BOUND
-        + """
-    import jax
-    from torch_xla.core.xla_builder import call_jax
-
-    found = []
-
-    def seen(x):
-        found.append(os.sched_getaffinity(0))
-        return x
-
-    def call(x):
-        return jax.pure_callback(seen, jax.ShapeDtypeStruct(x.shape, x.dtype), (x @ x).T)
-
-    x = torch.randn(256, 256).to("xla")
-    for _ in range(3):
-        assert becomes(lambda pool, team: pool == cores)
-        call_jax(call, (x,)).cpu()
-    assert len(found) == 3 and all(len(allowed) == cores for allowed in found), found
-    """
-    )
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core have nowhere to go")
-@pytest.mark.parametrize("run", range(3))  # it is XLA's thread in every second run, and Python's in the others
-def test_a_team_is_not_bound_to_the_core_of_who_starts_it(run: int) -> None:
-    """XLA's threads are bound by then, after programs of sums; the first convolution starts the team's."""
-    run_script(
-        _TRAIN
-        + _BOUND
-        + """
-    x = torch.randn(64, 64, device="xla", requires_grad=True)
-
-    def step(seed):
-        torch.nn.functional.layer_norm(x, (64,)).square().sum(0).mean().backward()
-        torch_xla.sync(wait=True)
-        x.grad = None
-
-    assert becomes(lambda pool, team: pool == cores)
-    a, b = (torch.randn(512, 1024).to("xla") for _ in range(2))
-    w = torch.randn(64, 64, 3, 3).to("xla")
-    torch_xla.sync(wait=True)
-    before = set(os.listdir("/proc/self/task"))
-    torch.set_num_threads(1)  # of which the team is bound to none
-    y = torch.nn.functional.layer_norm((a @ a.t() @ a).tanh() @ a.t() @ b, (1024,)).reshape(8, 64, 32, 32)
-    torch.conv2d(y.exp(), w, padding=1).cpu()
-    made = set(os.listdir("/proc/self/task")) - before
-    assert made and all(len(os.sched_getaffinity(int(thread))) == cores for thread in made), made
+    assert all(mask == cores for mask in masks().values()), "nothing is bound"
+    many = len(team())
+    one = {min(cores)}
+    for thread in masks():
+        os.sched_setaffinity(int(thread), one)
+    time.sleep(1.1)
+    for seed in range(5):
+        step(seed)
+    assert all(mask == one for mask in masks().values()), "and nothing is bound elsewhere"
+    assert torch.get_num_threads() == len(cores), "the setting is the user's"
+    assert len(team()) < many, (len(team()), many)
     """
     )
 

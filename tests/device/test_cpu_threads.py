@@ -1,10 +1,15 @@
-"""The CPU client has enough threads for the collectives of several CPU devices in one process, under any load."""
+"""The CPU client has threads for the CPUs that the process may use, and for collectives of several CPU devices."""
 
 from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
 
 import pytest
 
 from tests.support.helpers import run_script
+from torch_xla._engine.device import cpu_threads
 
 EAGER = """
 import contextlib, os, signal, subprocess, sys
@@ -104,3 +109,64 @@ xmp.spawn(count_threads, start_method="fork")
 def test_a_process_of_one_device_has_threads_for_one() -> None:
     done = run_script(WORKERS, check=False, CPU_NUM_DEVICES="2")
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+#: Files below /sys/fs/cgroup and /proc/self/cgroup: the CPUs' worth of time that they allow.
+GROUPS: dict[str, tuple[str, dict[str, str], float]] = {
+    "version 2": ("0::/job", {"job/cpu.max": "150000 100000"}, 1.5),
+    "a parent": ("0::/a/b", {"a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}, 0.5),
+    "a container": ("0::/", {"cpu.max": "200000 100000"}, 2),
+    "another group": ("0::/job", {"other/cpu.max": "50000 100000"}, math.inf),
+    "unlimited": ("0::/job", {"job/cpu.max": "max 100000"}, math.inf),
+    "version 1": (
+        "4:memory:/m\n1:cpu,cpuacct:/job\n0::/",
+        {"cpu,cpuacct/job/cpu.cfs_quota_us": "300000", "cpu,cpuacct/job/cpu.cfs_period_us": "100000"},
+        3,
+    ),
+    "version 1, a container": (
+        "1:cpu:/docker/17",
+        {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"},
+        1,
+    ),
+    "version 1, unlimited": ("1:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf),
+    "unreadable": ("0::/job", {"job/cpu.max": "?"}, math.inf),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_quotas_of_control_groups(name: str, tmp_path: Path) -> None:
+    lines, files, expected = GROUPS[name]
+    groups, mount = tmp_path / "cgroup", tmp_path / "mount"
+    groups.write_text(f"{lines}\n")
+    for file, text in files.items():
+        (mount / file).parent.mkdir(parents=True, exist_ok=True)
+        (mount / file).write_text(f"{text}\n")
+    assert cpu_threads.cgroup_quota(groups, mount) == expected
+
+
+def test_the_number_of_cpus_follows_quota_and_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_threads, "_counted", (-math.inf, 0))
+    monkeypatch.setattr(cpu_threads, "_PERIOD", 0.0)
+    monkeypatch.setattr(cpu_threads, "_cores", lambda: 4)
+    for quota, expected in ((math.inf, 4), (2.5, 3), (0.1, 1), (8.0, 4)):
+        monkeypatch.setattr(cpu_threads, "cgroup_quota", lambda quota=quota: quota)
+        assert cpu_threads.usable_cpus() == expected
+
+
+LIMITED = """
+import os
+from pathlib import Path
+from torch_xla._engine.device import cpu_threads
+cpu_threads.cgroup_quota = lambda: 1.0
+import torch, torch_xla
+torch.set_num_threads(2)
+torch.conv2d(torch.randn(8, 16, 32, 32).to("xla"), torch.randn(32, 16, 3, 3).to("xla")).cpu()
+names = [(path / "comm").read_text().strip() for path in Path("/proc/self/task").iterdir()]
+assert names.count("tf_XLAEigen") == 1, names
+assert "PJRT_NPROC" not in os.environ and torch.get_num_threads() == 2
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a quota of one CPU is no limit on one core")
+def test_a_quota_of_one_cpu_has_one_thread() -> None:
+    run_script(LIMITED)

@@ -45,7 +45,6 @@ WORKERS = {
 
 #: The same for C++.
 CPP_WORKERS = {
-    ("_engine/cpu_backend/csrc/threading/core_keep_awake.cpp", 1): "keeps cores awake; has no result",
     (
         "_engine/cpu_backend/csrc/threading/kernel_thread.cpp",
         1,

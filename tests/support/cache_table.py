@@ -133,8 +133,6 @@ _engine/recorder/toolchain:stamps       not a cache: stamps of the files of one 
 NATIVE = """
 aten/autocast.cpp:library               the library that holds the autocast kernels, registered once
 csrc/bindings.cpp:seen                  not a cache: lives for one call
-threading/pinned_thread.cpp:found       no arguments; the cores of the process before any thread is bound, by design
-threading/omp_affinity.cpp:worker       one object for each thread: its own id
 support/counters.cpp:counters           a registry by name
 support/counters.cpp:s                  a registry of functions
 support/counters.cpp:t                  holds counters.cpp:counters
@@ -188,9 +186,6 @@ ir/source_location.cpp:scope            the scope of a thread
 ir/source_location.cpp:scopes           the number of an operation, stored with its scope and compared
 ir/source_location.cpp:t                holds source_location.cpp:numbers
 ir/source_location.h:capturing_origins  a setting
-threading/xla_pool_affinity.cpp:known   whether this thread has joined the pool
-threading/xla_pool_affinity.cpp:pool    the pool of the process, created again in a forked child
-threading/xla_pool_affinity.cpp:is_scheduling whether this thread is scheduling a task
 ir/rng_state.cpp:output_spec            no arguments: one int64
 graph/sync_reason.cpp:current_reason    the reason of a thread
 graph/sync_reason.cpp:reasons           the text itself, never freed

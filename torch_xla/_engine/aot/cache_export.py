@@ -10,8 +10,7 @@ from pathlib import Path
 
 from torch_xla._engine.aot.target_compiler import CompiledTargetProgram
 from torch_xla._engine.base import private_folder
-from torch_xla._engine.compilation.persistent_cache import warmup
-from torch_xla._engine.compilation.persistent_cache.storage import CachedProgram, CacheFolder
+from torch_xla._engine.compilation.persistent_cache.storage import CacheFolder
 
 
 def write_to_cache(folder: Path, compiled: CompiledTargetProgram) -> Path | None:
@@ -26,7 +25,5 @@ def write_to_cache(folder: Path, compiled: CompiledTargetProgram) -> Path | None
     places = compiled.lowered.target.devices[: compiled.lowered.chips]
     file = files.executable_path(compiled.lowered.stage.as_text(), places)
     if file is not None and not file.exists():
-        files.write(
-            file, CachedProgram(compiled.stage, warmup.is_safe_to_run(compiled.stage, places[0].platform)), places
-        )
+        files.write(file, compiled.stage, places)
     return file

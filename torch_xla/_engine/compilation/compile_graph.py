@@ -39,7 +39,7 @@ class CompiledProgram:
       compiled: jax's executable; None on abstract devices.
       outline: describes the graph in messages.
       exchanges: one line per collective; all members of the group must have equal lines.
-      handlers: the library of CPU kernels, if the program calls any (``kernel_calls`` of them) or Python.
+      handlers: the library of CPU kernels, if the program calls any (``kernel_calls`` of them).
       launched: whether the program has run once; for compile_policy.py.
       repeated: whether it has run twice; for compile_policy.py.
     """
@@ -51,7 +51,6 @@ class CompiledProgram:
     placement: Placement
     exchanges: Sequence[str] = ()
     handlers: library.KernelLibrary | None = None
-    calls_python: bool = False
     kernel_calls: int = 0
     launched: bool = False
     repeated: bool = False
@@ -88,8 +87,7 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
                 return build(placement.jit(spec, arguments, donates, unspecified=False), donates, unspecified=False)
 
         compiled, loaded = build(jitted, donates=True)
-        calls_python = pjrt_execution.has_python_callbacks(compiled)
-        if spec.donated and calls_python:
+        if spec.donated and pjrt_execution.has_python_callbacks(compiled):
             # A Python callback may raise after the program has begun to overwrite its donated inputs.
             compiled, loaded = build(placement.jit(spec, arguments, donates=False), donates=False)
         results = placement.result_shardings(compiled) if placement.has_result_shardings else ()
@@ -100,9 +98,8 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
         if device.platform == "cpu":
             malloc_tuning.retain_program_memory(sizes)
     exchanges = placement.collective_signature(spec) if placement.group is not None else ()
-    observed = handlers if called or calls_python else None
     return CompiledProgram(
-        executable, compiled, outline, sizes, placement, exchanges, observed, calls_python, called.total()
+        executable, compiled, outline, sizes, placement, exchanges, handlers if called else None, called.total()
     )
 
 

@@ -21,7 +21,7 @@ import torch
 
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import hardware_detection
+from torch_xla._engine.device import cpu_threads, hardware_detection
 from torch_xla._engine.lowering import cpu_kernel_call
 from torch_xla._engine.recorder import prebuilt
 from torch_xla._engine.recorder.build import Extension, build_or_find
@@ -39,9 +39,12 @@ class KernelLibrary:
     version: str
     functions: ctypes.CDLL
 
-    def set_thread_count(self, calls_python: bool) -> None:
-        """Set the kernels' thread count to torch's for this thread. Call it before launching a program."""
-        self.functions.torch_xla_set_threads(torch.get_num_threads(), calls_python)
+    def set_thread_count(self) -> None:
+        """Set the kernels' thread count to torch's for this thread, or to the CPUs it may use if these are fewer.
+
+        Call it before launching a program.
+        """
+        self.functions.torch_xla_set_threads(min(torch.get_num_threads(), cpu_threads.usable_cpus()))
 
     def foreach_opcodes(self) -> dict[str, int]:
         """Return the opcodes of foreach programs by name, as defined in csrc/kernels/foreach_program.cpp."""

@@ -1,32 +1,82 @@
-"""Reserve enough threads in XLA's CPU client for a process with several CPU devices.
+"""How many CPUs this process may use, and the number of threads of XLA's CPU client.
 
-XLA sizes its pools by the larger of the cores and the devices, and one device can block two threads of a pool: one runs
-a program that waits in a collective, the other launches a program and waits because XLA allows 32 launches per device
-in flight. If all threads are blocked, the device that the collective waits for gets none, and XLA terminates the
-process ("Expected 2 threads to join"). The pools here have a thread for each core in addition to two for each device.
+XLA sizes its pools by the larger of the cores and the devices, and does not know the quota of a control group: threads
+beyond it use up the quota early and then all wait for the next period. One device can block two threads of a pool:
+one runs a program that waits in a collective, the other launches a program and waits because XLA allows 32 launches per
+device in flight. If all threads are blocked, the device that the collective waits for gets none, and XLA terminates the
+process ("Expected 2 threads to join"). So a client has a thread for each CPU and, for several devices, two for each.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 #: XLA reads the first of these that is set when a client starts.
 _VARIABLES = ("NPROC", "PJRT_NPROC")
 
+_PERIOD = 1.0  # seconds for which a count is used; reading files at each launch would delay it
+
+_counted: tuple[float, int] = (-math.inf, 0)  # time and result of the last count
+
 
 @contextmanager
-def reserve_threads(count: int) -> Iterator[None]:
-    """Start CPU clients in the block with enough threads for ``count`` devices; the user's NPROC takes precedence."""
-    if count <= 1 or any(name in os.environ for name in _VARIABLES):
+def limit_client_threads(devices: int) -> Iterator[None]:
+    """Start CPU clients in the block with threads for this process's CPUs and devices; NPROC takes precedence."""
+    cpus = usable_cpus()
+    if any(name in os.environ for name in _VARIABLES) or (devices <= 1 and cpus == _cores()):
         yield
         return
-    os.environ["PJRT_NPROC"] = str(_cores() + 2 * count)
+    os.environ["PJRT_NPROC"] = str(cpus + (2 * devices if devices > 1 else 0))
     try:
         yield
     finally:
         del os.environ["PJRT_NPROC"]  # do not pass it to child processes
+
+
+def usable_cpus() -> int:
+    """Return the CPUs that the calling thread may use: its affinity and the quota of its control group, rounded up.
+
+    Both may change while the process runs: the count is at most a second old.
+    """
+    global _counted
+    now, (counted_at, cpus) = time.monotonic(), _counted
+    if now - counted_at > _PERIOD:
+        cpus = math.ceil(min(_cores(), cgroup_quota()))
+        _counted = now, cpus
+    return cpus
+
+
+def cgroup_quota(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return the CPUs' worth of time that the control groups of this process allow it; infinity if unlimited."""
+    try:
+        lines = groups.read_text().splitlines()
+    except OSError:  # not Linux
+        return math.inf
+    quotas = [math.inf]
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # Version 1 has a folder for each set of controllers. A container may see only its own group, as the root.
+        root = mount / controllers
+        group = root / path.lstrip("/")
+        quotas += [_read_quota(folder) for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    return min(quotas)
+
+
+def _read_quota(group: Path) -> float:
+    try:
+        if (limits := group / "cpu.max").exists():
+            quota, period = limits.read_text().split()
+        else:
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else math.inf
+    except (OSError, ValueError):  # no such group, or "max"
+        return math.inf
 
 
 def _cores() -> int:

@@ -150,14 +150,14 @@ def _local_devices() -> tuple[jax.Device, ...]:
     _restrict_platforms(request)
     count = _count_own_cpu_devices()
     if request is None:
-        with cpu_threads.reserve_threads(count):
+        with cpu_threads.limit_client_threads(count):
             return tuple(jax.local_devices(backend="cpu" if _described else None))
     platform = _PLATFORMS.get(request.kind, request.kind.lower())
     plugin = None if request.kind in _PLATFORMS else pjrt_plugins.find_plugin(request.kind)
     if plugin is not None:
         pjrt_plugins.register_with_jax(request.kind, plugin)
     try:
-        with cpu_threads.reserve_threads(count):
+        with cpu_threads.limit_client_threads(count):
             return tuple(jax.local_devices(backend=platform))
     except RuntimeError as error:
         raise RuntimeError(

@@ -44,9 +44,6 @@ COUNTERS = {
     "PersistentCacheHit": Description("Persistent cache", "programs", "a program was loaded from disk"),
     "PersistentCacheGraphHit": Description("Persistent cache", "programs", "loaded without tracing the graph in jax"),
     "PersistentCachePrefetchHit": Description("Persistent cache", "programs", "loaded in the background at startup"),
-    "PersistentCacheWarmup": Description(
-        "Persistent cache", "programs", "a prefetched program was run once in advance"
-    ),
     "PersistentCacheMiss": Description("Persistent cache", "programs", "a program was not on disk, and compiled"),
     "PersistentCacheWrite": Description("Persistent cache", "programs", "a compiled program was written to disk"),
     "PersistentCacheWriteFailure": Description("Persistent cache", "programs", "a program could not be written"),

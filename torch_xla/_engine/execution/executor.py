@@ -176,7 +176,7 @@ def _launch(
     if group is not None:
         watchdog.on_launch(found.exchanges, group)
     if found.handlers is not None:
-        found.handlers.set_thread_count(found.calls_python)
+        found.handlers.set_thread_count()
     record = observer.begin_execution(run)
     try:
         with record.span:

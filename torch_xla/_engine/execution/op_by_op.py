@@ -20,7 +20,6 @@ from jax.sharding import SingleDeviceSharding
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru_cache import LruCache
-from torch_xla._engine.compat import pjrt_execution
 from torch_xla._engine.compilation import graph_function
 from torch_xla._engine.cpu_backend import library
 from torch_xla._engine.device import devices
@@ -137,7 +136,7 @@ def compile_op(
     metrics.count("CreateCompileHandles")
     if handlers is not None and called:
         metrics.count("CpuKernelCalls", called.total())
-        handlers.set_thread_count(pjrt_execution.has_python_callbacks(found))
+        handlers.set_thread_count()
     _executables.put(key, found, jax_call.bytes_of([alone.node]))
     return found
 

@@ -51,7 +51,7 @@ def _launch_joined(
     if found is None:
         found = program_cache.compile_and_store(own, place, place.join_arguments([run.leaves() for run in runs]))
     if found.handlers is not None:
-        found.handlers.set_thread_count(found.calls_python)
+        found.handlers.set_thread_count()
     arguments = place.join_arguments([[*run.scalars(), *run.leaves()] for run in runs])
     try:
         results: Sequence[Sequence[jax.Array]] = recorder.bindings().launch_joined(

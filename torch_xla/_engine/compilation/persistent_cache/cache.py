@@ -25,10 +25,9 @@ import jax
 from torch_xla._engine.base import private_folder, xla_flags
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.compilation.persistent_cache import prefetch, warmup
+from torch_xla._engine.compilation.persistent_cache import prefetch
 from torch_xla._engine.compilation.persistent_cache.prefetch import Prefetcher
 from torch_xla._engine.compilation.persistent_cache.storage import (
-    CachedProgram,
     CacheFolder,
     CorruptEntryError,
     GraphEntry,
@@ -259,14 +258,10 @@ def _load_or_compile(
     compiled = found or compile_options.compile_with_options(lowered, places, text)
     now = GraphEntry(file, dict(calls))
 
-    def add() -> int:
-        program = CachedProgram(compiled, warmup.is_safe_to_run(compiled, places[0].platform))
-        return files.write(file, program, places)
-
     def write() -> None:
         _record_use(files, file, places)
         if not found:
-            _write(files, add, "PersistentCacheWrite")
+            _write(files, lambda: files.write(file, compiled, places), "PersistentCacheWrite")
         if note is not None and file.exists():
             _write(files, lambda: files.write_graph_entry(note, now))
 
@@ -285,8 +280,7 @@ def _record_use(files: CacheFolder, file: Path, places: Sequence[jax.Device]) ->
 def _read(files: CacheFolder, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
     try:
         ahead = _ahead.take(file, places) if _ahead is not None else None
-        found = ahead or files.read(file, places)
-        return found.compiled if found else None
+        return ahead or files.read(file, places)
     except (CorruptEntryError, OSError) as error:
         metrics.count("PersistentCacheDeserializeFailure")
         _warn(f"could not load a program from the persistent compilation cache, compiling it again: {error}")

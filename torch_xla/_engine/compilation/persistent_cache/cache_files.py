@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 #: The first line of a program; also part of each key, so that programs of another format are never looked up.
-MAGIC = b"torch_xla program 4\n"
+MAGIC = b"torch_xla program 5\n"
 _CHECKSUM = hashlib.sha256().digest_size
 _LENGTH = 4  # bytes
 _MOST_INFO = 1 << 16  # bytes of a description that a listing reads

@@ -3,7 +3,7 @@
 Loading executables takes a good part of the time to a first result (0.3 s for a small GPT). While Python builds a model
 and records a step, another core is idle and can do it. The folder of programs has for each command line the list of the
 programs that it uses first: ``<hash>.script``. A process with the same command line loads these programs in order, from
-the first use of a device on, and runs those once that are safe to run (warmup.py).
+the first use of a device on.
 
 Applies only to a script with a file, in a job of one process, on its first device. Programs that are loaded but not
 used are dropped when the script uses a program that is not in the list, or has used the maximum number of programs of a
@@ -23,8 +23,8 @@ import jax
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
-from torch_xla._engine.compilation.persistent_cache import graph_key, warmup
-from torch_xla._engine.compilation.persistent_cache.storage import CachedProgram, CacheFolder
+from torch_xla._engine.compilation.persistent_cache import graph_key
+from torch_xla._engine.compilation.persistent_cache.storage import CacheFolder
 from torch_xla._engine.cpu_backend import library
 from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.job import replicas
@@ -40,13 +40,12 @@ _log = logging.getLogger("torch_xla.compile")
 class Prefetcher:
     """The programs of this process's script. One thread loads their files one after the other:
 
-        waiting -> loading -> ready -> run once, if not taken yet -> taken
-           |          |         |                              |
-         taken        +-dropped-+------------------------------+
+        waiting -> loading -> ready -> taken
+           |          |         |
+         taken        +---------+-> dropped
 
     ``take`` of a waiting file returns None: the caller loads it, on another core. ``take`` of a file that is loading
-    blocks until it is ready; of a program that is running it does not block. Nothing is raised: the caller reports
-    files that cannot be loaded.
+    blocks until it is ready. Nothing is raised: the caller reports files that cannot be loaded.
     """
 
     def __init__(self, files: CacheFolder, device: jax.Device, note: Path) -> None:
@@ -56,7 +55,7 @@ class Prefetcher:
         self._used: list[str] = []
         self._waiting = list(self._before)
         self._loading: tuple[str, threading.Event] | None = None
-        self._ready: dict[str, CachedProgram] = {}
+        self._ready: dict[str, jax.stages.Compiled] = {}
         self._is_over = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._load, name="torch_xla_preloading", daemon=True)
@@ -67,7 +66,7 @@ class Prefetcher:
             if self._waiting:
                 self._thread.start()
 
-    def take(self, file: Path, places: Sequence[jax.Device]) -> CachedProgram | None:
+    def take(self, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
         """Return the program of a file for these devices; None if it is not loaded."""
         if not self._is_for(file, places):
             return None
@@ -129,23 +128,13 @@ class Prefetcher:
                 _log.debug("%s: could not prefetch", name, exc_info=True)
             finally:
                 self._loaded(name, found)
-            self._warm_up(name)
 
-    def _read(self, file: Path) -> CachedProgram | None:
+    def _read(self, file: Path) -> jax.stages.Compiled | None:
         graph_key.engine_fingerprint()  # slow to compute, and every new graph needs it
         if self._device.platform == "cpu":
             library.load_library()  # registers the CPU kernels that programs call
         with recorder.enable_x64():
             return self._files.read(file, [self._device])
-
-    def _warm_up(self, name: str) -> None:
-        with self._lock:
-            found = self._ready.get(name)
-        if found is not None and found.is_harmless:
-            try:
-                warmup.run_with_zeros(found.compiled, self._device)
-            except Exception:
-                _log.debug("%s: warm-up run failed", name, exc_info=True)
 
     def _next(self) -> str | None:
         with self._lock:
@@ -155,7 +144,7 @@ class Prefetcher:
             self._loading = name, threading.Event()
             return name
 
-    def _loaded(self, name: str, found: CachedProgram | None) -> None:
+    def _loaded(self, name: str, found: jax.stages.Compiled | None) -> None:
         with self._lock:
             loading, self._loading = self._loading, None
             if found is not None and not self._is_over:

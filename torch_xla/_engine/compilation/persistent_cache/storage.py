@@ -131,14 +131,6 @@ class GraphEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class CachedProgram:
-    """A program in a cache file, and whether it is safe to run ahead of its first use (warmup.py)."""
-
-    compiled: jax.stages.Compiled
-    is_harmless: bool
-
-
-@dataclass(frozen=True, slots=True)
 class CacheFolder:
     """An existing cache folder. With ``readonly`` no file is added. ``limit``: maximum size in bytes."""
 
@@ -161,7 +153,7 @@ class CacheFolder:
         """
         return None if host_calls.is_tied_to_process(text) else self.folder / f"{_key(text, places)}.xla"
 
-    def read(self, file: Path, places: Sequence[jax.Device]) -> CachedProgram | None:
+    def read(self, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
         """Load a program onto its devices; None if the file does not exist. Raises CorruptEntryError."""
         try:
             data = file.read_bytes()
@@ -175,21 +167,21 @@ class CacheFolder:
         except ValueError as error:
             raise CorruptEntryError(f"{file} is damaged or was renamed: {error}") from error
         try:
-            payload, in_tree, out_tree, is_harmless = pickle.loads(pickled)
+            payload, in_tree, out_tree = pickle.loads(pickled)
             executables.initialize_kernels(payload)
             loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
                 payload, in_tree, out_tree, backend=places[0].client, execution_devices=places
             )
         except Exception as error:  # XLA, pickle and jax raise different types
             raise CorruptEntryError(f"{file}: {error}") from error
-        return CachedProgram(loaded, is_harmless)
+        return loaded
 
-    def write(self, file: Path, program: CachedProgram, places: Sequence[jax.Device]) -> int:
+    def write(self, file: Path, program: jax.stages.Compiled, places: Sequence[jax.Device]) -> int:
         """Store a program; return the number of programs evicted.
 
         Raises OSError, and jax's error if the backend cannot serialize executables.
         """
-        data = pickle.dumps((*serialize_executable.serialize(program.compiled), program.is_harmless))
+        data = pickle.dumps(serialize_executable.serialize(program))
         return self._add(file, pack(file.name, _describe(places), data))
 
     def graph_entry_path(self, name: str, places: Sequence[jax.Device]) -> Path:

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "threading/kernel_thread.h"
-#include "threading/xla_pool_affinity.h"
 
 namespace torch_xla::handlers {
 namespace {
@@ -114,12 +113,6 @@ Handler aten_handler(const char* op, Kernel kernel) {
           run_on_kernel_thread([&] { call_kernel(kernel, operands, results, attributes); });
         });
       };
-}
-
-ffi::Error FfiEntry::operator()(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                                ffi::Dictionary attributes) const {
-  XlaPoolAffinity::of_process().discover_threads(threads);
-  return handler(operands, results, attributes);
 }
 
 std::array<bool, 3> flags(at::IntArrayRef mask) { return {mask[0] != 0, mask[1] != 0, mask[2] != 0}; }

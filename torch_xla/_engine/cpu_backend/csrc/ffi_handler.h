@@ -41,13 +41,6 @@ using Handler =
 // Returns the handler of an ATen kernel.
 Handler aten_handler(const char* op, Kernel kernel);
 
-// The callable bound to the FFI. One type for all handlers, so that the FFI's templates are compiled once.
-struct FfiEntry {
-  Handler handler;
-  xla::ffi::Error operator()(xla::ffi::ThreadPool threads, xla::ffi::RemainingArgs operands,
-                             xla::ffi::RemainingRets results, xla::ffi::Dictionary attributes) const;
-};
-
 // Returns the next result for each nonzero flag of the mask, null for the others.
 std::vector<at::Tensor*> masked(Tensors& results, at::IntArrayRef mask);
 std::array<bool, 3> flags(at::IntArrayRef mask);
@@ -58,11 +51,10 @@ std::array<bool, 3> flags(at::IntArrayRef mask);
 #define TORCH_XLA_HANDLER_OF(NAME, HANDLER)                                                                     \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* torch_xla_##NAME(XLA_FFI_CallFrame* frame) { \
     static const auto* handler = xla::ffi::Ffi::Bind()                                                          \
-                                     .Ctx<xla::ffi::ThreadPool>()                                               \
                                      .RemainingArgs()                                                           \
                                      .RemainingRets()                                                           \
                                      .Attrs()                                                                   \
-                                     .To(torch_xla::handlers::FfiEntry{HANDLER})                                \
+                                     .To(torch_xla::handlers::Handler(HANDLER))                                 \
                                      .release();                                                                \
     return handler->Call(frame);                                                                                \
   }

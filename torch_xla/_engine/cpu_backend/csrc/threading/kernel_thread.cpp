@@ -11,15 +11,10 @@
 #include <new>
 #include <thread>
 
-#include "threading/core_keep_awake.h"
-#include "threading/omp_affinity.h"
 #include "threading/openmp.h"
-#include "threading/xla_pool_affinity.h"
 
 namespace torch_xla::handlers {
 namespace {
-
-constexpr uint32_t kUpdateInterval = 64;  // kernels between two affinity updates
 
 struct Task {
   const std::function<void()>* work;
@@ -48,33 +43,24 @@ class KernelThread {
  private:
   [[noreturn]] void serve() {
     const c10::InferenceMode no_autograd;
-    unpin_current_thread();  // it inherits the affinity of the XLA thread that started it
-    for (uint32_t served = 0;; ++served) {
+    for (;;) {
       Task* task = next();
       try {
-        if (update_thread_count() || served % kUpdateInterval == 0) {
-          affinity_.update();
-          keep_awake_.start();
-        }
-        affinity_.return_owner();
+        update_thread_count();
         (*task->work)();
       } catch (...) {
         task->error = std::current_exception();
       }
       task->done.store(1, std::memory_order_release);
       task->done.notify_one();
-      keep_awake_.extend();
     }
   }
 
-  // Applies a changed thread count; returns whether it changed.
-  bool update_thread_count() const {
+  void update_thread_count() const {
     const int requested = threads.load(std::memory_order_relaxed);
-    if (requested <= 0 || requested == at::get_num_threads()) {
-      return false;
+    if (requested > 0 && requested != at::get_num_threads()) {
+      at::set_num_threads(requested);
     }
-    at::set_num_threads(requested);
-    return true;
   }
 
   // Waits for a task; the whole team sleeps meanwhile.
@@ -98,8 +84,6 @@ class KernelThread {
     return task;
   }
 
-  OmpAffinity affinity_;      // used by `serve` only
-  CoreKeepAwake keep_awake_;  // used by `serve` only
   std::mutex mutex_;
   std::deque<Task*> tasks_;
   std::atomic<uint32_t> pushed_{0};  // number of tasks ever pushed
@@ -129,8 +113,7 @@ void run_on_kernel_thread(const std::function<void()>& work) {
 
 }  // namespace torch_xla::handlers
 
-void torch_xla_set_threads(int count, bool calls_python) {
-  torch_xla::handlers::XlaPoolAffinity::of_process().update(calls_python ? 0 : count);
+void torch_xla_set_threads(int count) {
   torch_xla::handlers::release_omp_team();
   torch_xla::handlers::kernel_thread().threads.store(count, std::memory_order_relaxed);
 }

@@ -24,7 +24,6 @@ void run_on_kernel_thread(const std::function<void()>& work);
 
 }  // namespace torch_xla::handlers
 
-// Sets the team size to `count`, torch.get_num_threads() of the thread that starts a program, which calls this before
-// the launch; releases the caller's OpenMP team. If the program calls Python, unpins XLA's threads
-// (threading/xla_pool_affinity.h).
-extern "C" __attribute__((visibility("default"))) void torch_xla_set_threads(int count, bool calls_python);
+// Sets the team size to `count`, and releases the caller's OpenMP team. The thread that starts a program calls this
+// before the launch.
+extern "C" __attribute__((visibility("default"))) void torch_xla_set_threads(int count);
