@@ -37,7 +37,12 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str], prog: str = "python -m torch_xla.build") -> int:
-    """Build the libraries that are missing, print the path of each, and return the exit code."""
+    """Build the libraries that are missing, print the path of each, and return the exit code.
+
+    Args:
+      argv: arguments after the command's name; default: those of the process.
+      prog: name of the command in messages.
+    """
     options = make_parser(prog).parse_args(argv)
     from torch_xla._engine.cpu_backend import library  # imports torch, which --help does not need
     from torch_xla._engine.recorder import build, toolchain

@@ -148,7 +148,12 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] = (), prog: str = "python -m torch_xla.settings") -> int:
-    """Print the table to standard output and return the exit code."""
+    """Print the table to standard output and return the exit code.
+
+    Args:
+      argv: arguments after the command's name; default: those of the process.
+      prog: name of the command in messages.
+    """
     options = make_parser(prog).parse_args(argv)
     try:
         print(table(options.names, only_set=options.only_set))

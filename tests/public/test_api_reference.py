@@ -182,3 +182,47 @@ def test_modules_are_covered(module: str) -> None:
         if (inspect.isfunction(value) or inspect.isclass(value)) and id(value) not in known and name != "main"
     }
     assert missing == LEFT_OUT.get(module, set())
+
+
+_SECTION = re.compile(r"^(Args|Attributes):$", re.MULTILINE)
+
+
+def documented_functions() -> Iterator[tuple[str, Any]]:
+    """Yield (name, function) of the documented functions, and of the methods that the reference shows."""
+    for name in DOCUMENTED:
+        found = resolve(name)
+        if inspect.isclass(found):
+            for method, function in vars(found).items():
+                inner = getattr(function, "__func__", function)
+                if is_public(method) and inspect.isroutine(inner) and inner.__doc__:
+                    yield f"{name}.{method}", inner
+        elif inspect.isroutine(found):
+            yield name, found
+
+
+def argument_names(function: Any) -> list[str]:
+    names = inspect.signature(inspect.unwrap(function)).parameters
+    return [name for name in names if name not in ("self", "cls", "_")]
+
+
+def test_functions_document_their_arguments() -> None:
+    lacking = []
+    for name, function in documented_functions():
+        names, text = argument_names(function), inspect.getdoc(function) or ""
+        if names and not _SECTION.search(text) and not text.startswith("See "):
+            lacking.append(name)
+    assert not lacking
+
+
+def test_documented_arguments_exist() -> None:
+    """Every name before a colon in an Args section is an argument of the function."""
+    unknown = []
+    for name, function in documented_functions():
+        text = inspect.getdoc(function) or ""
+        section = re.search(r"^Args:\n((?:  .*\n?|\n(?=  ))*)", text, re.MULTILINE)
+        if section is None:
+            continue
+        described = re.findall(r"^  (\*{0,2}\w+(?:, \*{0,2}\w+)*): ", section[1], re.MULTILINE)
+        names = {part.strip("* ") for row in described for part in row.split(",")}
+        unknown += [f"{name}: {one}" for one in sorted(names - set(argument_names(function)))]
+    assert not unknown

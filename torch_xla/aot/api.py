@@ -69,6 +69,9 @@ class Compiled:
         """Write the executable to a folder for XLA_PERSISTENT_CACHE_PATH.
 
         Returns its path, or None for a program that calls Python.
+
+        Args:
+          folder: the folder; it is created.
         """
         return cache_export.write_to_cache(Path(folder), self._compiled)
 

@@ -32,7 +32,11 @@ _TICK = 1.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit code; argparse exits with 2 for wrong arguments."""
+    """Run the command and return its exit code; argparse exits with 2 for wrong arguments.
+
+    Args:
+      argv: arguments after the command's name; default: those of the process.
+    """
     options = arguments.parse("python -m torch_xla.aot", argv)
     if options.within is None:
         return _run_in_subprocess(argv)

@@ -65,7 +65,12 @@ class CoalescingBuckets:
         self._results: dict[int, torch.Tensor] = {}
 
     def add(self, tensor: torch.Tensor, idx: int) -> None:
-        """Add a tensor to the bucket, with the output at ``idx``; flush the bucket first if the tensor does not fit."""
+        """Add a tensor to the bucket, with the output at ``idx``; flush the bucket first if the tensor does not fit.
+
+        Args:
+          tensor: the tensor to gather or reduce.
+          idx: index of its output.
+        """
         if self._bucket and self._size + tensor.nbytes > self._cap:
             self.flush()
         self._bucket.append((tensor, idx))

@@ -37,24 +37,51 @@ class Type:
 
     @classmethod
     def to_torch_type(cls, xla_type: str) -> torch.dtype:
-        """Return the torch dtype. Raises KeyError for an unknown type."""
+        """Return the torch dtype.
+
+        Args:
+          xla_type: name of the type in XLA, such as ``f32``.
+
+        Raises:
+          KeyError: an unknown type.
+        """
         return _TORCH[xla_type]
 
     @classmethod
     def from_torch_type(cls, torch_type: torch.dtype) -> str:
-        """Return XLA's name. Raises KeyError for a dtype that XLA does not have."""
+        """Return XLA's name.
+
+        Args:
+          torch_type: a torch dtype.
+
+        Raises:
+          KeyError: a dtype that XLA does not have.
+        """
         return _NAMES[torch_type]
 
 
 class Shape:
-    """The shape of a value: an element type and sizes, or a tuple of Shapes."""
+    """The shape of a value: an element type and sizes, or a tuple of Shapes.
+
+    Args:
+      struct: a jax.ShapeDtypeStruct, or a tuple of structures.
+    """
 
     def __init__(self, struct: Any) -> None:
         self._struct = struct
 
     @classmethod
     def create(cls, dtype: str, sizes: Sequence[int], dynamic_dimensions: Any = None) -> Shape:
-        """Return the shape of an array. Raises ValueError for dynamic dimensions, which are not supported."""
+        """Return the shape of an array.
+
+        Args:
+          dtype: name of the type in XLA, such as ``f32``.
+          sizes: the sizes of the dimensions.
+          dynamic_dimensions: None, or False for each dimension.
+
+        Raises:
+          ValueError: dynamic dimensions, which are not supported.
+        """
         if dynamic_dimensions is not None and any(dynamic_dimensions):
             raise ValueError("Shape.create: dynamic dimensions are not supported; give every size and pad the data")
         return cls(jax.ShapeDtypeStruct(tuple(sizes), dtypes.numpy_dtype(_TORCH[dtype])))
@@ -102,7 +129,13 @@ class Shape:
 
 
 class Computation:
-    """A named function of arrays with fixed shapes."""
+    """A named function of arrays with fixed shapes.
+
+    Args:
+      name: the name of the computation.
+      function: a jax function of the parameters.
+      structs: shapes and dtypes of the parameters.
+    """
 
     def __init__(self, name: str, function: Callable[..., Any], structs: Sequence[Any]) -> None:
         self.name, self.function, self.structs = name, function, tuple(structs)
@@ -119,7 +152,11 @@ class Computation:
 
 
 class Builder:
-    """Collects the parameters of one computation; every Op belongs to a Builder."""
+    """Collects the parameters of one computation; every Op belongs to a Builder.
+
+    Args:
+      name: the name of the computation.
+    """
 
     def __init__(self, name: str) -> None:
         devices.configure_cpu_devices()  # jax starts its backend for the first operation
@@ -133,6 +170,11 @@ class Op:
     Methods are XLA's operations under upstream's names; ``+ - * / % ** @`` and comparisons are the same. Both operands
     must have the same element type; sizes broadcast as in numpy. Shape errors are raised when the Op is created
     (TypeError, ValueError).
+
+    Args:
+      builder: the builder that the value belongs to.
+      function: a jax function of the operands.
+      operands: the Ops that the value is computed from.
     """
 
     def __init__(self, builder: Builder, function: Callable[..., Any], *operands: Op) -> None:
@@ -145,13 +187,21 @@ class Op:
         return Shape(self._struct)
 
     def build(self, name: str | None = None) -> Computation:
-        """Return the computation of this value, whose arguments are the builder's parameters in order of number."""
+        """Return the computation of this value, whose arguments are the builder's parameters in order of number.
+
+        Args:
+          name: the name of the computation.
+        """
         parameters = [op for _, op in sorted(self.builder.parameters.items())]
         made = lambda *arrays: self.evaluate(dict(zip(map(id, parameters), arrays, strict=True)))
         return Computation(name or self.builder.name, made, [p._struct for p in parameters])
 
     def evaluate(self, values: dict[int, Any]) -> Any:
-        """Compute the value with jax, given the values of the parameters by id."""
+        """Compute the value with jax, given the values of the parameters by id.
+
+        Args:
+          values: the values of the parameters, by id.
+        """
         stack: list[Op] = [self]
         while stack:
             op = stack[-1]
@@ -178,14 +228,23 @@ class Op:
     transpose = permute
 
     def broadcast(self, sizes: Sequence[int]) -> Op:
-        """Add leading dimensions of these sizes."""
+        """Add leading dimensions of these sizes.
+
+        Args:
+          sizes: sizes of the new dimensions.
+        """
         return self._with(lambda x: lax.broadcast(x, tuple(sizes)))
 
     def broadcast_in_dim(self, sizes: Sequence[int], dimensions: Sequence[int]) -> Op:
         return self._with(lambda x: lax.broadcast_in_dim(x, tuple(sizes), tuple(dimensions)))
 
     def concat_in_dim(self, ops: Sequence[Op], dimension: int) -> Op:
-        """Concatenate this value and the others."""
+        """Concatenate this value and the others.
+
+        Args:
+          ops: the other values.
+          dimension: the dimension along which to concatenate.
+        """
         return self._with(lambda *xs: lax.concatenate(xs, dimension), *ops)
 
     def slice(self, start: Sequence[int], limit: Sequence[int], strides: Sequence[int] | None = None) -> Op:
@@ -201,7 +260,12 @@ class Op:
         return self._with(lambda x, new, *at: lax.dynamic_update_slice(x, new, at), update, *starts)
 
     def pad(self, value: Op, config: Sequence[tuple[int, int, int]]) -> Op:
-        """Pad each dimension by its (low, high, interior) entry of ``config``."""
+        """Pad each dimension by its (low, high, interior) entry of ``config``.
+
+        Args:
+          value: the scalar to pad with.
+          config: a tuple (low, high, interior) for each dimension.
+        """
         return self._with(lambda x, v: lax.pad(x, v, list(config)), value)
 
     def rev(self, dimensions: Sequence[int]) -> Op:
@@ -227,7 +291,12 @@ class Op:
         return self._with(lambda a, b: lax.dot(a, b, precision=lax.Precision.HIGHEST), rhs)
 
     def dot_general(self, rhs: Op, dimension_numbers: Any) -> Op:
-        """Contract as jax.lax.dot_general does; ``dimension_numbers`` is ``((contracting), (batch))``."""
+        """Contract as jax.lax.dot_general does; ``dimension_numbers`` is ``((contracting), (batch))``.
+
+        Args:
+          rhs: the right operand.
+          dimension_numbers: contracting and batch dimensions of both operands.
+        """
         precision = lax.Precision.HIGHEST
         return self._with(lambda a, b: lax.dot_general(a, b, dimension_numbers, precision=precision), rhs)
 
@@ -238,11 +307,21 @@ class Op:
         return self.reduce(init_value, computation, range(self.shape().rank))
 
     def call(self, computation: Computation, ops: Sequence[Op] = ()) -> Op:
-        """Call the computation on this value and the others."""
+        """Call the computation on this value and the others.
+
+        Args:
+          computation: the computation to call.
+          ops: its further arguments.
+        """
         return self._with(lambda *xs: computation.function(*xs), *ops)
 
     def while_loop(self, condition: Computation, body: Computation) -> Op:
-        """Apply ``body`` to this value or tuple while the condition holds."""
+        """Apply ``body`` to this value or tuple while the condition holds.
+
+        Args:
+          condition: a Computation of the value that returns a boolean.
+          body: a Computation from the value to a value of the same shape.
+        """
         return self._with(lambda x: lax.while_loop(condition.function, body.function, x))
 
     def conditional(self, true_op: Op, true: Computation, false_op: Op, false: Computation) -> Op:
@@ -258,12 +337,22 @@ class Op:
 
     @classmethod
     def tuple(cls, ops: Sequence[Op], builder: Builder | None = None) -> Op:
-        """Combine several values into one tuple value."""
+        """Combine several values into one tuple value.
+
+        Args:
+          ops: the values.
+          builder: the builder, if there are no values.
+        """
         return cls(builder or ops[0].builder, lambda *xs: tuple(xs), *ops)
 
     @classmethod
     def constant(cls, builder: Builder, value: Any) -> Op:
-        """Copy a CPU tensor or a numpy array into a constant."""
+        """Copy a CPU tensor or a numpy array into a constant.
+
+        Args:
+          builder: the builder that the constant belongs to.
+          value: a CPU tensor or a numpy array.
+        """
         array = np.array(value.numpy() if isinstance(value, torch.Tensor) else value)
         return cls(builder, lambda: jnp.asarray(array))
 

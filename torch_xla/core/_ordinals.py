@@ -47,7 +47,11 @@ def get_local_ordinal(defval: int = 0) -> int:
 
 
 def is_master_ordinal(local: bool = True) -> bool:
-    """Return whether this replica (SPMD: this process) is the first of its host, or with ``local=False`` of all."""
+    """Return whether this replica (SPMD: this process) is the first of its host, or with ``local=False`` of all.
+
+    Args:
+      local: compare with the replicas of this host instead of all.
+    """
     return replicas.host_group_rank(local) == 0
 
 

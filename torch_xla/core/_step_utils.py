@@ -77,7 +77,11 @@ class RateTracker:
         self._rate = 0.0
 
     def add(self, count: float) -> None:
-        """Add ``count`` processed items."""
+        """Add ``count`` processed items.
+
+        Args:
+          count: number of items that were processed since the last call.
+        """
         self._count += count
 
     def rate(self) -> float:

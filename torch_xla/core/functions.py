@@ -157,6 +157,9 @@ class SyncBatchNorm(torch.nn.Module):
     """Batch normalization over the combined batch of all replicas.
 
     Input and output are [N, C, ...], where C is ``num_features``. Eval mode uses the running statistics.
+
+    Args:
+      num_features, eps, momentum: see torch.nn.BatchNorm2d.
     """
 
     running_mean: torch.Tensor

@@ -37,6 +37,10 @@ class ToXlaTensorArena:
 
         Lists and dicts are updated in place, or copied with ``in_place=False``. Tuples, sets, named tuples and
         DataWrappers are rebuilt if an element changes. Other objects are unchanged.
+
+        Args:
+          inputs: nested lists, tuples and dictionaries.
+          in_place: update lists and dictionaries instead of copying them.
         """
         found: dict[int, torch.Tensor] = {}
         seen: _Seen = {}

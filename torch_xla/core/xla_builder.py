@@ -66,7 +66,11 @@ def call_jax(
 
 
 def create_builder(name: str) -> Builder:
-    """Return a builder, which collects the Ops of one computation."""
+    """Return a builder, which collects the Ops of one computation.
+
+    Args:
+      name: the name of the computation.
+    """
     return Builder(name)
 
 
@@ -81,12 +85,22 @@ def mkshape(dtype: str, sizes: Sequence[int]) -> Shape:
 
 
 def tensor_shape(tensor: torch.Tensor, device: Any = None) -> Shape:
-    """Return the shape of a tensor."""
+    """Return the shape of a tensor.
+
+    Args:
+      tensor: a tensor on any device.
+      device: accepted for compatibility.
+    """
     return Shape.create(Type.from_torch_type(tensor.dtype), tensor.shape)
 
 
 def mkparam(builder: Builder, param_num: int, shape: Shape) -> Op:
     """Return a parameter of the computation; numbers start at 0.
+
+    Args:
+      builder: the builder.
+      param_num: the number of the parameter.
+      shape: its Shape.
 
     Raises:
       ValueError: the number is in use.
@@ -95,12 +109,23 @@ def mkparam(builder: Builder, param_num: int, shape: Shape) -> Op:
 
 
 def mkleaf(builder: Builder, num: int, tensor: torch.Tensor) -> Op:
-    """Return a parameter with the shape of a tensor."""
+    """Return a parameter with the shape of a tensor.
+
+    Args:
+      builder: the builder.
+      num: the number of the parameter.
+      tensor: the tensor whose shape and dtype it gets.
+    """
     return _builder.parameter(builder, num, tensor_shape(tensor))
 
 
 def mkop(name: str, ops: Sequence[Op], **kwargs: Any) -> Op:
     """Apply the XLA operation ``name`` (``Add``, ``SliceInDim``) to the operands.
+
+    Args:
+      name: the name of the operation.
+      ops: its operands.
+      kwargs: its attributes.
 
     Raises:
       AttributeError: the operation does not exist.
@@ -145,10 +170,18 @@ def jax_func_to_xla_computation(
 
 
 def get_computation_hlo(computation: Computation) -> str:
-    """Return the computation as HLO text."""
+    """Return the computation as HLO text.
+
+    Args:
+      computation: the result of ``Op.build`` or of create_computation.
+    """
     return computation.hlo()
 
 
 def xla_computation_as_func(computation: Computation) -> Callable[..., Any]:
-    """Return the computation as a function of xla tensors, recorded as one operation."""
+    """Return the computation as a function of xla tensors, recorded as one operation.
+
+    Args:
+      computation: the result of ``Op.build`` or of create_computation.
+    """
     return computation

@@ -145,7 +145,11 @@ def xla_device_hw(device: torch.device | str) -> str:
 
 
 def is_xla_tensor(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor is on an xla device."""
+    """Return whether the tensor is on an xla device.
+
+    Args:
+      tensor: a tensor on any device.
+    """
     return tensor.device.type == "xla"
 
 
@@ -308,7 +312,11 @@ def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
 
 
 def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
-    """Return the graph of get_stablehlo as MLIR bytecode."""
+    """Return the graph of get_stablehlo as MLIR bytecode.
+
+    Args:
+      tensors: the tensors whose graph is returned; none: all pending ones.
+    """
     return _pending.pending_bytecode("get_stablehlo_bytecode", tensors)
 
 

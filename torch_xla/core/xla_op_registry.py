@@ -12,7 +12,12 @@ __all__ = ["Op", "register"]
 
 
 class Op:
-    """A function of xla tensors that is recorded as one operation without a gradient. See register."""
+    """A function of xla tensors that is recorded as one operation without a gradient. See register.
+
+    Args:
+      name: name of the operation in graphs.
+      opfn: a function of Ops that returns an Op.
+    """
 
     def __init__(self, name: str, opfn: Callable[..., Any]) -> None:
         self._name, self._opfn = name, opfn

@@ -110,12 +110,19 @@ class _DotWriter:
 
 
 def dot_source(graph: Graph) -> str:
-    """Return a graph as Graphviz source."""
+    """Return a graph as Graphviz source.
+
+    Args:
+      graph: a graph of read_graphs.
+    """
     return _DotWriter(graph).source()
 
 
 def svg(graph: Graph) -> str:
     """Return a graph as SVG, drawn by Graphviz.
+
+    Args:
+      graph: a graph of read_graphs.
 
     Raises:
       RuntimeError: Graphviz is missing or fails.
@@ -132,7 +139,11 @@ def svg(graph: Graph) -> str:
 
 
 def list_graphs(graphs: Sequence[Graph]) -> str:
-    """Return one line per graph: its number, size, section and hash."""
+    """Return one line per graph: its number, size, section and hash.
+
+    Args:
+      graphs: graphs of read_graphs.
+    """
     rows = []
     for number, graph in enumerate(graphs):
         inputs = sum(line.op == "xla::device_data" for line in graph.lines)

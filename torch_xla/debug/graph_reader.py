@@ -26,7 +26,14 @@ class Graph:
 
 
 def read_graphs(file: str | Path) -> list[Graph]:
-    """Return the graphs of a file, in order. Raises ValueError if it has none in the format text or dot."""
+    """Return the graphs of a file, in order.
+
+    Args:
+      file: a file that XLA_SAVE_TENSORS_FILE named.
+
+    Raises:
+      ValueError: the file has no graph in the format text or dot.
+    """
     content = Path(file).read_text()
     sections = [(m[1], m[3]) for m in _SECTION.finditer(content)] or [("", content)]
     graphs = []

@@ -20,6 +20,11 @@ def save_tensors_graph(save_dir: str | Path, name: str, tensors: Sequence[torch.
 
     SAVE_GRAPH_FMT selects the format: text, dot, hlo or stablehlo. ``n`` counts the files of this process.
 
+    Args:
+      save_dir: an existing folder.
+      name: prefix of the file's name.
+      tensors: xla tensors.
+
     Raises:
       ValueError: the tensors are not on one xla device.
       OSError: the file cannot be written.

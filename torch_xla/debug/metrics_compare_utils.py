@@ -56,7 +56,11 @@ def parse_metrics_report(report: str, dehumanize: bool = True) -> dict[str, Any]
 
 
 def get_data_points_from_metrics_reports(metrics_reports: Sequence[str]) -> dict[str, list[float]]:
-    """Return the values of each key over the reports, in order; a report without the key is skipped."""
+    """Return the values of each key over the reports, in order; a report without the key is skipped.
+
+    Args:
+      metrics_reports: texts of metrics_report().
+    """
     points: dict[str, list[float]] = {}
     for report in metrics_reports:
         for key, value in parse_metrics_report(report).items():
@@ -72,6 +76,11 @@ def compare_metrics(
     ``config["base_expression"]`` is true for expected values: an expression of ``v``, the new value, and of ``v_mean``,
     ``v_stddev``, ``v_min`` and ``v_max`` of the earlier values. ``config["<name>_expression"]`` overrides it for one
     value. New and missing values are also reported.
+
+    Args:
+      data_points: the result of get_data_points_from_metrics_reports for earlier reports.
+      metrics_report: the text of the report to check.
+      config: which keys to compare, and how: see the module.
 
     Raises:
       ValueError: an expression contains more than arithmetic and comparisons.

@@ -10,6 +10,11 @@ def save_metrics(metrics_file: str | None = None) -> None:
 
     The default path is XLA_METRICS_FILE, to which every step appends automatically; without either, do nothing.
     ``STDOUT`` and ``STDERR`` select the streams. With several processes each file name has the local ordinal as suffix.
-    Raises OSError if the file cannot be written.
+
+    Args:
+      metrics_file: path of the file, ``STDOUT`` or ``STDERR``.
+
+    Raises:
+      OSError: the file cannot be written.
     """
     _file.save(metrics_file)

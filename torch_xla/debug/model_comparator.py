@@ -25,7 +25,11 @@ _saved: collections.Counter[str] = collections.Counter()
 
 
 def configure(save_dir: str | Path | None) -> None:
-    """Set the folder that save() writes to, instead of MODELCMP_SAVEDIR; None disables save()."""
+    """Set the folder that save() writes to, instead of MODELCMP_SAVEDIR; None disables save().
+
+    Args:
+      save_dir: the folder, or None.
+    """
     global _folder, _configured
     with _lock:
         _folder, _configured = None if save_dir is None else Path(save_dir), True
@@ -84,7 +88,13 @@ def compare_tensors(
 def tensor_file_compare(
     path1: str | Path, path2: str | Path, rtol: float = 1e-05, atol: float = 1e-08, max_diffs: int = 25
 ) -> str | None:
-    """Compare two files written by save() with compare_tensors."""
+    """Compare two files written by save() with compare_tensors.
+
+    Args:
+      path1, path2: the files.
+      rtol, atol: relative and absolute tolerance.
+      max_diffs: maximum number of differences to list.
+    """
     return compare_tensors(torch.load(path1), torch.load(path2), rtol, atol, max_diffs)
 
 

@@ -35,7 +35,11 @@ _server: object | None = None
 
 
 def set_tracer_marked_step(value: bool) -> None:
-    """Set for this thread whether a StepTrace ends the step, so that a data loader does not."""
+    """Set for this thread whether a StepTrace ends the step, so that a data loader does not.
+
+    Args:
+      value: whether a StepTrace ends the step.
+    """
     _marked.value = value
 
 
@@ -49,6 +53,10 @@ class Trace:
 
     Keyword arguments become metadata of the span. While source locations are captured (XLA_IR_DEBUG), operations
     recorded inside have the name in their scope. A Trace can be reentered after it was left.
+
+    Args:
+      name: the name of the span.
+      kwargs: values to show with the span.
 
     Examples:
       >>> import torch
@@ -244,7 +252,11 @@ def _trace_here(logdir: str, duration_ms: int, levels: dict[str, int]) -> None:
 
 
 def trace_detached(*args: Any, **kwargs: Any) -> threading.Thread:
-    """Run trace() on a separate thread, which is returned, to profile the caller's steps."""
+    """Run trace() on a separate thread, which is returned, to profile the caller's steps.
+
+    Args:
+      args, kwargs: those of trace().
+    """
     thread = threading.Thread(target=trace, args=args, kwargs=kwargs, name="torch_xla_trace", daemon=True)
     thread.start()
     return thread

@@ -9,7 +9,11 @@ from torch_xla.debug import report_data, report_html, report_text
 
 
 class Report:
-    """A summary of this process's steps at the time of its creation; ``str()`` returns it as text."""
+    """A summary of this process's steps at the time of its creation; ``str()`` returns it as text.
+
+    Args:
+      data: the result of ``as_dict``.
+    """
 
     def __init__(self, data: dict[str, Any]) -> None:
         self._data = data
@@ -23,7 +27,14 @@ class Report:
         return report_html.render_html(self._data)
 
     def save(self, path: str | Path) -> Path:
-        """Write the HTML page to ``path`` and return the path. Raises OSError if it cannot be written."""
+        """Write the HTML page to ``path`` and return the path.
+
+        Args:
+          path: the file; it is replaced.
+
+        Raises:
+          OSError: it cannot be written.
+        """
         path = Path(path)
         path.write_text(self.as_html(), encoding="utf-8")
         return path

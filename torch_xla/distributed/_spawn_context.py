@@ -88,6 +88,9 @@ class SpawnContext:
         SIGTERM is forwarded to all processes; this process exits by SIGTERM after they have exited, at most
         TORCH_XLA_GRACE_PERIOD seconds later.
 
+        Args:
+          timeout: seconds to wait; None: until all processes have exited.
+
         Raises:
           torch.multiprocessing.ProcessRaisedException: a process raised; has the traceback of the first failed rank.
           torch.multiprocessing.ProcessExitedException: a process exited or was killed. No process is left running.

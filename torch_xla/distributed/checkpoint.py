@@ -26,7 +26,11 @@ class Stager(AsyncStager):
     _synchronize_after_execute = False
 
     def stage(self, state_dict: Any) -> Any:
-        """Return a deep copy of ``state_dict`` with CPU copies in place of its xla tensors, in one transfer."""
+        """Return a deep copy of ``state_dict`` with CPU copies in place of its xla tensors, in one transfer.
+
+        Args:
+          state_dict: nested dictionaries and lists of tensors and other objects.
+        """
         tensors = [value for value in dynamo.tree_leaves(state_dict) if isinstance(value, torch.Tensor)]
         on_xla = [t for t in tensors if t.device.type == "xla"]
         # deepcopy takes objects in its memo as they are. It rejects tensors that are not autograd leaves.

@@ -26,13 +26,22 @@ T = TypeVar("T")
 
 
 class Context:
-    """State of a device's training loop that lasts between calls: set attributes freely."""
+    """State of a device's training loop that lasts between calls: set attributes freely.
+
+    Args:
+      device: the device of the loop.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def getattr_or(self, name: str, defval: T | Callable[[], T]) -> T:
-        """Return the attribute; if it is unset, set it to ``defval``, or to the result of ``defval()``."""
+        """Return the attribute; if it is unset, set it to ``defval``, or to the result of ``defval()``.
+
+        Args:
+          name: the name of the attribute.
+          defval: a value, or a function that makes it.
+        """
         if not hasattr(self, name):
             setattr(self, name, defval() if callable(defval) else defval)
         value: T = getattr(self, name)

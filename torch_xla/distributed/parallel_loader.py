@@ -107,11 +107,22 @@ class ParallelLoader:
         weakref.finalize(self, self._feed.close, prefetch.MOMENT).atexit = False  # at exit, prefetch closes all feeds
 
     def per_device_loader(self, device: torch.device | str) -> PerDeviceLoader:
-        """Return the iterator over the batches of one of the devices. Raises ValueError for another device."""
+        """Return the iterator over the batches of one of the devices.
+
+        Args:
+          device: one of the loader's devices.
+
+        Raises:
+          ValueError: another device.
+        """
         return PerDeviceLoader(self, torch.device(device))
 
     def per_device_samples(self) -> int:
-        """Return the number of batches per device. Raises TypeError if the wrapped loader has no length."""
+        """Return the number of batches per device.
+
+        Raises:
+          TypeError: the wrapped loader has no length.
+        """
         return len(self._cpu_loader) // len(self._devices)  # type: ignore[arg-type]
 
     def batches_per_execution(self) -> int:
@@ -119,7 +130,11 @@ class ParallelLoader:
         return self._batches_per_execution
 
     def next_item(self, device: torch.device | str) -> Any:
-        """Return a device's next batch without a barrier; None at the end. Raises errors of loading and sending."""
+        """Return a device's next batch without a barrier; None at the end. Raises errors of loading and sending.
+
+        Args:
+          device: one of the loader's devices.
+        """
         try:
             return self._feed.get(self._position(device))
         except ChannelClosed:
@@ -138,7 +153,12 @@ class ParallelLoader:
 
 
 class PerDeviceLoader:
-    """Iterator over one device's batches. Each ``next`` runs the step barrier of the previous step, then waits."""
+    """Iterator over one device's batches. Each ``next`` runs the step barrier of the previous step, then waits.
+
+    Args:
+      loader: the ParallelLoader.
+      device: one of its devices.
+    """
 
     def __init__(self, loader: ParallelLoader, device: torch.device) -> None:
         self._loader = loader

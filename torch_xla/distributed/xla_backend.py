@@ -135,7 +135,11 @@ class ProcessGroupXla(dist.ProcessGroup):
     # Collectives, by the names that torch.distributed and its C++ code call.
 
     def average(self, tensors: Tensors) -> None:
-        """Average the tensors, in place, with the step."""
+        """Average the tensors, in place, with the step.
+
+        Args:
+          tensors: xla tensors, such as gradients.
+        """
         collectives.copy_into(tensors, self._all_reduce(tensors, dist.ReduceOp.AVG))
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
@@ -329,7 +333,12 @@ def _xla_rendezvous_handler(url: str, **_: Any) -> Iterator[tuple[dist.Store, in
 
 
 def new_xla_process_group(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None) -> Any:
-    """Create a group of the xla backend; equivalent to torch.distributed.new_group."""
+    """Create a group of the xla backend; equivalent to torch.distributed.new_group.
+
+    Args:
+      ranks: the ranks of the group; None: all.
+      timeout, backend, pg_options: see torch.distributed.new_group.
+    """
     return dist.new_group(ranks, timeout, backend, pg_options)
 
 

@@ -20,6 +20,9 @@ def resolve_and_execute(options: argparse.Namespace) -> int:
     With ``--cluster`` it does not return: this process execs the command. Other exit codes: 126: workers could not be
     found or used; 130: Ctrl-C.
 
+    Args:
+      options: the options of get_args_parser.
+
     Raises:
       ValueError: the options are inconsistent.
     """
@@ -35,7 +38,11 @@ def resolve_and_execute(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
+    """Run the command line and return the exit code.
+
+    Args:
+      arguments: arguments after the command's name; default: those of the process.
+    """
     parser = get_args_parser()
     options = parser.parse_args(arguments)
     try:

@@ -219,20 +219,32 @@ class MpSerialExecutor:
         self._lock = mp.Lock()
 
     def run(self, fn: Callable[[], Any]) -> Any:
-        """Return ``fn()``, called while no other process runs its function."""
+        """Return ``fn()``, called while no other process runs its function.
+
+        Args:
+          fn: a function without arguments.
+        """
         with self._lock:
             return fn()
 
 
 class MpModelWrapper:
-    """A model created before forking; the processes share its memory until each moves it to its device, in turn."""
+    """A model created before forking; the processes share its memory until each moves it to its device, in turn.
+
+    Args:
+      model: a module on the CPU.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._lock = mp.Lock()
 
     def to(self, device: torch.device | str) -> torch.nn.Module:
-        """Move the model to the device; one process at a time, so that host memory holds one additional copy."""
+        """Move the model to the device; one process at a time, so that host memory holds one additional copy.
+
+        Args:
+          device: the xla device of this process.
+        """
         with self._lock:
             self._model.to(device)
             gc.collect()

@@ -135,7 +135,12 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Average gradients, update shards, gather parameters. Returns the result of ``closure``, called first."""
+        """Average gradients, update shards, gather parameters. Returns the result of ``closure``, called first.
+
+        Args:
+          closure: a function that computes the loss and its gradients.
+          kwargs: further arguments of the optimizer's step().
+        """
         base, loss = self._base(), None
         self._take_written_parameters()
         if closure is not None:
@@ -179,7 +184,11 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     @torch.no_grad()
     def allgather_weights_and_update_full_parameter(self, sharding_scheme: Any = None) -> None:
-        """Write the gathered shards of the replicas into the parameters."""
+        """Write the gathered shards of the replicas into the parameters.
+
+        Args:
+          sharding_scheme: accepted for compatibility.
+        """
         for group, shares in zip(self.param_groups, self._shares, strict=True):
             for p, share in zip(group["params"], shares, strict=True):
                 whole = xm.all_gather(share.to(p.dtype), 0, groups=self._group.groups)
@@ -203,7 +212,11 @@ class ZeroRedundancyOptimizer(Optimizer):
         self._versions = self._current_versions()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """See torch.optim.Optimizer."""
+        """See torch.optim.Optimizer.
+
+        Args:
+          set_to_none: remove the gradients instead of filling them with zeros.
+        """
         super().zero_grad(set_to_none)
         self._accumulated = {}
 
@@ -225,6 +238,9 @@ class ZeroRedundancyOptimizer(Optimizer):
         """Load the result of this replica's state_dict.
 
         If it has no master weights, the shards are taken from the current parameters: load the model before or after.
+
+        Args:
+          state_dict: the state.
         """
         rest = dict(state_dict)
         state, weights = rest.pop("base_state"), rest.pop("sharded_master_weights", None)

@@ -34,7 +34,12 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str], prog: str = "python -m torch_xla.doctor") -> int:
-    """Print the report and return the exit code."""
+    """Print the report and return the exit code.
+
+    Args:
+      argv: arguments after the command's name; default: those of the process.
+      prog: name of the command in messages.
+    """
     options = make_parser(prog).parse_args(argv)
     report = DoctorReport()
     environment.check_environment(report)

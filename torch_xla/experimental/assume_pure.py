@@ -99,7 +99,11 @@ def assume_pure_torch(func: F, use_cache: bool = False) -> F:
 
 
 def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Convert a jax function to a differentiable function of xla tensors; see [torch_xla.interop.jax_function][]."""
+    """Convert a jax function to a differentiable function of xla tensors; see [torch_xla.interop.jax_function][].
+
+    Args:
+      fn: the jax function.
+    """
 
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:

@@ -46,7 +46,11 @@ def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], o
 
 
 def on_ready_event(tensor: torch.Tensor) -> threading.Event:
-    """Return an event that is set when the tensor's current value has been computed; see on_ready_callback."""
+    """Return an event that is set when the tensor's current value has been computed; see on_ready_callback.
+
+    Args:
+      tensor: an xla tensor.
+    """
     event = threading.Event()
     on_ready_callback(tensor, lambda _: event.set())
     return event

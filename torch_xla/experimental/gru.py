@@ -8,7 +8,11 @@ __all__ = ["GRU"]
 
 
 class GRU(nn.GRU):
-    """``torch.nn.GRU``: on xla it compiles into one loop per layer and direction, as nn.LSTM and nn.RNN do."""
+    """``torch.nn.GRU``: on xla it compiles into one loop per layer and direction, as nn.LSTM and nn.RNN do.
+
+    Args:
+      input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: see torch.nn.GRU.
+    """
 
     def __init__(
         self,

@@ -43,11 +43,19 @@ class StableHLOCompositeBuilder:
         self._name, self._attributes, self._group = name, json.dumps(dict(attr or {})), next(_groups)
 
     def mark_inputs(self, *tensors: torch.Tensor) -> Any:
-        """Mark the inputs of the region; return one tensor, or a tuple of several. The region must use the results."""
+        """Mark the inputs of the region; return one tensor, or a tuple of several. The region must use the results.
+
+        Args:
+          tensors: the inputs, in the order of the region's arguments.
+        """
         return self._marked(tensors, False)
 
     def mark_outputs(self, *tensors: torch.Tensor) -> Any:
-        """Mark the outputs of the region; returns like mark_inputs."""
+        """Mark the outputs of the region; returns like mark_inputs.
+
+        Args:
+          tensors: the outputs, in the order of the region's results.
+        """
         return self._marked(tensors, True)
 
     def _marked(self, tensors: tuple[torch.Tensor, ...], output: bool) -> Any:

@@ -16,7 +16,13 @@ Y = TypeVar("Y")
 
 
 def default_partition(joint_module: Any, joint_inputs: Any, **options: Any) -> Any:
-    """Partition like functorch.compile.default_partition: save all values of forward that backward uses."""
+    """Partition like functorch.compile.default_partition: save all values of forward that backward uses.
+
+    Args:
+      joint_module: the graph of forward and backward.
+      joint_inputs: its inputs.
+      options: further arguments of functorch's partitioner.
+    """
     from functorch.compile import default_partition as default  # type: ignore[import-untyped]
 
     return default(joint_module, joint_inputs, **options)

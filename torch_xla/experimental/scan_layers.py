@@ -202,12 +202,20 @@ class StackedLayers(nn.Module):
         return self._count
 
     def forward(self, input_data: Any) -> Any:
-        """Run the layers as scan_layers does."""
+        """Run the layers as scan_layers does.
+
+        Args:
+          input_data: the input of the first layer, a tensor or nested tensors.
+        """
         tensors = _call_of(self.layer).tensors()
         stacks = _StackedParameters(tensors)
         stacked = [t for place in stacks.places if (t := tensors[place]) is not None]
         return _run(self.layer, stacks, stacked, input_data, self._partition_fn, self._is_pure)
 
     def layer_state_dict(self, number: int) -> dict[str, torch.Tensor]:
-        """Return the state of one layer, under the names of a separate layer."""
+        """Return the state of one layer, under the names of a separate layer.
+
+        Args:
+          number: the number of the layer.
+        """
         return {name: tensor[number] for name, tensor in self.layer.state_dict().items()}

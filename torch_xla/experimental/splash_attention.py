@@ -70,7 +70,15 @@ class SplashAttentionConfig:
 
     @classmethod
     def from_json(cls, data: str) -> SplashAttentionConfig:
-        """Decode the output of ``to_json``. Raises ValueError for invalid text, TypeError for unknown fields."""
+        """Decode the output of ``to_json``.
+
+        Args:
+          data: the text.
+
+        Raises:
+          ValueError: invalid text.
+          TypeError: unknown fields.
+        """
         return cls(**{name: _tuples(value) for name, value in json.loads(data).items()})
 
 
@@ -235,7 +243,12 @@ class SplashAttention(torch.autograd.Function):
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: str, decoder_segment_ids: Maybe = None,
         causal: bool = True, attn_logits_soft_cap: float | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Return [batch, heads, length, size], in the dtype of q."""
+        """Return [batch, heads, length, size], in the dtype of q.
+
+        Args:
+          ctx: context of autograd.
+          q, k, v, config, decoder_segment_ids, causal, attn_logits_soft_cap: see splash_attention.
+        """
         _check(q, k, v, decoder_segment_ids)
         inputs = q, k, v, config, decoder_segment_ids, causal, attn_logits_soft_cap
         outputs = _forward_op(*inputs)
@@ -244,7 +257,12 @@ class SplashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Maybe, ...]:
-        """Return the gradients of q, k and v."""
+        """Return the gradients of q, k and v.
+
+        Args:
+          ctx: context of autograd.
+          grads: the gradient of the output.
+        """
         return _gradients(ctx, grads[0])
 
 
@@ -286,7 +304,11 @@ def splash_attention_jax_wrapper(
     query: jax.Array, key: jax.Array, value: jax.Array, decoder_segment_ids: jax.Array | None, causal: bool,
     config: SplashAttentionConfig, attn_logits_soft_cap: float | None,
 ) -> jax.Array:  # fmt: skip
-    """Compute splash_attention of jax arrays; differentiable by jax."""
+    """Compute splash_attention of jax arrays; differentiable by jax.
+
+    Args:
+      query, key, value, decoder_segment_ids, causal, config, attn_logits_soft_cap: see splash_attention; jax arrays.
+    """
     options = _options(config, causal, attn_logits_soft_cap)
     found: jax.Array = splash_kernel.attention(query, key, value, decoder_segment_ids, options, _layout(config))
     return found

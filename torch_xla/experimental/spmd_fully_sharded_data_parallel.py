@@ -103,7 +103,14 @@ class SpmdFullyShardedDataParallel(nn.Module):
         return inside
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module and shard its output. Raises RuntimeError for an output that needs ``shard_output``."""
+        """Run the module and shard its output.
+
+        Args:
+          args, kwargs: those of the module.
+
+        Raises:
+          RuntimeError: an output that needs ``shard_output``.
+        """
         output = self._orig_module(*args, **kwargs)
         self._shard_output(output, self._mesh)
         return output

@@ -46,7 +46,11 @@ def quantized_matmul(
     x: torch.Tensor, w: torch.Tensor, scaler: torch.Tensor, zero_point: Maybe = None, block_size: int = -1,
     int4_weight: bool = False, quantize_activation: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """Compute quantized_matmul_xla with torch operations, on any device; for the CPU and as a reference."""
+    """Compute quantized_matmul_xla with torch operations, on any device; for the CPU and as a reference.
+
+    Args:
+      x, w, scaler, zero_point, block_size, int4_weight, quantize_activation: see quantized_matmul_xla.
+    """
     _check(x, w, scaler, zero_point, block_size, int4_weight, quantize_activation)
     values = ((w & 15) ^ 8) - 8 if int4_weight else w
     if quantize_activation:
@@ -141,7 +145,15 @@ _op = define_operator(
 
 
 class XlaQuantizedLinear(nn.Module):
-    """A linear layer without bias, with quantized weights, on xla or the CPU: see quantized_matmul_xla."""
+    """A linear layer without bias, with quantized weights, on xla or the CPU: see quantized_matmul_xla.
+
+    Args:
+      input_dim, output_dim: sizes of the last dimension of inputs and outputs.
+      is_symmetric: whether the weights have no zero points.
+      block_size: number of input elements that share a scale; -1: all of an output's.
+      int4_weight: whether the weights have 4 bits.
+      quantize_activation: whether to quantize the inputs to int8.
+    """
 
     def __init__(
         self, input_dim: int, output_dim: int, is_symmetric: bool = False, block_size: int = -1,
@@ -162,7 +174,13 @@ class XlaQuantizedLinear(nn.Module):
     def load_quantized_weight(
         self, weight: torch.Tensor, weight_scaler: torch.Tensor, zero_point: Maybe = None
     ) -> None:
-        """Load weights into the buffers. Raises ValueError or TypeError if their shapes or dtypes do not match."""
+        """Load weights into the buffers. Raises ValueError or TypeError if their shapes or dtypes do not match.
+
+        Args:
+          weight: the quantized weights.
+          weight_scaler: their scales.
+          zero_point: their zero points; None if they are symmetric.
+        """
         if (zero_point is None) != self.is_symmetric:
             raise ValueError(
                 f"XlaQuantizedLinear: a layer with is_symmetric={self.is_symmetric} "
@@ -174,7 +192,11 @@ class XlaQuantizedLinear(nn.Module):
         self.weight, self.weight_scaler, self.zero_point = weight, weight_scaler, zero_point
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [..., output_dim]."""
+        """Return [..., output_dim].
+
+        Args:
+          x: [..., input_dim].
+        """
         multiply = quantized_matmul_xla if x.device.type == "xla" else quantized_matmul
         options = self.block_size, self.int4_weight, self.quantize_activation
         return multiply(x, self.weight, self.weight_scaler, self.zero_point, *options)

@@ -112,6 +112,9 @@ class StableHLOJSONSerializer(json.JSONEncoder):
 def stablehlo_obj_hook(dct: dict[str, Any]) -> Any:
     """Decode an object of StableHLOJSONSerializer's output: the ``object_hook`` of json.load.
 
+    Args:
+      dct: a decoded object of JSON.
+
     Raises:
       ValueError: the object is of an unknown class.
     """
@@ -127,7 +130,13 @@ def stablehlo_obj_hook(dct: dict[str, Any]) -> Any:
 
 
 def save(bundle: StableHLOModelBundle, folder: str | os.PathLike[str], weights: bool = True) -> None:
-    """Write a bundle into a folder, which is created; existing files are replaced atomically."""
+    """Write a bundle into a folder, which is created; existing files are replaced atomically.
+
+    Args:
+      bundle: the functions, parameters and metadata.
+      folder: the folder.
+      weights: whether to write the parameters.
+    """
     root = Path(folder)
     for name in ("data", "constants", "functions"):
         (root / name).mkdir(parents=True, exist_ok=True)
@@ -146,7 +155,15 @@ def save(bundle: StableHLOModelBundle, folder: str | os.PathLike[str], weights: 
 
 
 def load(folder: str | os.PathLike[str]) -> StableHLOModelBundle:
-    """Read what ``save`` wrote. Raises FileNotFoundError if there are no functions, ValueError for a corrupt file."""
+    """Read what ``save`` wrote.
+
+    Args:
+      folder: the folder.
+
+    Raises:
+      FileNotFoundError: there are no functions.
+      ValueError: a corrupt file.
+    """
     root = Path(folder)
     metas = sorted((root / "functions").glob("*.meta"))
     if not metas:

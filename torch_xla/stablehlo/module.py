@@ -30,6 +30,9 @@ class StableHLOGraphModule(torch.nn.Module):
     Each call is one node of the recorded graph, without a gradient. Parameters are moved to the xla device at the first
     call. A function that writes to buffers (BatchNorm in training) writes to the buffers of this module.
 
+    Args:
+      bundle: the functions and their parameters, as ``load`` and exported_program_to_stablehlo make them.
+
     Examples:
       >>> import torch
       >>> from torch_xla.stablehlo import StableHLOGraphModule, save_torch_model_as_stablehlo
@@ -48,28 +51,58 @@ class StableHLOGraphModule(torch.nn.Module):
         self._held: dict[str, torch.Tensor] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function ``forward``; tensors on the CPU are moved to xla."""
+        """Call the function ``forward``; tensors on the CPU are moved to xla.
+
+        Args:
+          args, kwargs: the inputs of the exported module.
+        """
         return self._run(self._function("forward"), args, kwargs)
 
     def evaluate(self, method_name: str, args: Sequence[Any]) -> Any:
-        """Call a function by name with positional arguments. Raises KeyError, with the known names, if unknown."""
+        """Call a function by name with positional arguments. Raises KeyError, with the known names, if unknown.
+
+        Args:
+          method_name: the name of the function.
+          args: its inputs.
+        """
         return self._run(self._function(method_name), tuple(args), {})
 
     def get_stablehlo_text(self, method_name: str | None = None) -> str:
-        """Return the StableHLO text of a function (default: ``forward`` if there are several)."""
+        """Return the StableHLO text of a function (default: ``forward`` if there are several).
+
+        Args:
+          method_name: the name of the function.
+        """
         return self._function(method_name).text
 
     def get_stablehlo_bytecode(self, method_name: str | None = None) -> bytes:
-        """Return the StableHLO of a function as a portable artifact in MLIR bytecode."""
+        """Return the StableHLO of a function as a portable artifact in MLIR bytecode.
+
+        Args:
+          method_name: the name of the function.
+        """
         return self._function(method_name).bytecode
 
     def save(self, directory_path: str | os.PathLike[str], options: Any = None) -> None:
-        """Write a folder that ``load`` reads. ``options``: a StableHLOExportOptions, for whether to write weights."""
+        """Write a folder that ``load`` reads. ``options``: a StableHLOExportOptions, for whether to write weights.
+
+        Args:
+          directory_path: the folder; it is created.
+          options: see above; None: write weights.
+        """
         bundles.save(self._bundle, directory_path, options is None or (options.save_weights and options.export_weights))
 
     @classmethod
     def load(cls, directory_path: str | os.PathLike[str]) -> StableHLOGraphModule:
-        """Read a folder. Raises FileNotFoundError if it has no functions, ValueError for a corrupt file."""
+        """Read a folder.
+
+        Args:
+          directory_path: the folder.
+
+        Raises:
+          FileNotFoundError: it has no functions.
+          ValueError: a corrupt file.
+        """
         return cls(bundles.load(directory_path))
 
     def _function(self, name: str | None) -> StableHLOFunc:

@@ -32,7 +32,11 @@ __all__ = [
 
 
 def now(format: str = "%H:%M:%S") -> str:
-    """Return the current time, formatted by strftime."""
+    """Return the current time, formatted by strftime.
+
+    Args:
+      format: a format of time.strftime.
+    """
     return datetime.datetime.now().strftime(format)
 
 
@@ -84,7 +88,11 @@ def write_to_summary(
 
 
 def close_summary_writer(summary_writer: Any) -> None:
-    """Flush and close a writer; no-op if it is None."""
+    """Flush and close a writer; no-op if it is None.
+
+    Args:
+      summary_writer: a SummaryWriter, or None.
+    """
     if summary_writer is not None:
         summary_writer.flush()
         summary_writer.close()
@@ -157,6 +165,9 @@ def mp_test(func: Callable[..., Any]) -> Callable[..., None]:
 
     The test can use devices, set environment variables or crash without affecting other tests. The new process imports
     the test, so it must be importable by name. A skip is passed on.
+
+    Args:
+      func: the test.
 
     Raises:
       AssertionError: the test failed (with its traceback), or its process ended early (with the exit code).

@@ -20,13 +20,22 @@ __all__ = ["CheckpointFunction", "CheckpointStatus", "checkpoint", "get_device_s
 
 
 def get_device_states(*args: Any) -> tuple[list[torch.device], list[int]]:
-    """Return the xla devices of the arguments' tensors, and the random number state of each."""
+    """Return the xla devices of the arguments' tensors, and the random number state of each.
+
+    Args:
+      args: tensors and other objects.
+    """
     devices = sorted({x.device for x in args if isinstance(x, torch.Tensor) and x.device.type == "xla"}, key=str)
     return devices, [xm.get_rng_state(device) for device in devices]
 
 
 def set_device_states(devices: Sequence[torch.device], states: Sequence[int]) -> None:
-    """Set the states that get_device_states returned."""
+    """Set the states that get_device_states returned.
+
+    Args:
+      devices: the devices.
+      states: the state of each.
+    """
     for device, state in zip(devices, states, strict=True):
         xm.set_rng_state(state, device)
 
@@ -57,7 +66,14 @@ class CheckpointFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run_function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        """Run the function without recording a gradient."""
+        """Run the function without recording a gradient.
+
+        Args:
+          ctx: context of autograd.
+          run_function: the function.
+          preserve_rng_state: whether the recomputation draws the same random numbers.
+          args: the function's arguments.
+        """
         ctx.run_function, ctx.args = run_function, [None if isinstance(a, torch.Tensor) else a for a in args]
         ctx.places = [place for place, a in enumerate(args) if isinstance(a, torch.Tensor)]
         ctx.devices, states = get_device_states(*args)
@@ -72,7 +88,12 @@ class CheckpointFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """Recompute the function and return the gradients of its arguments; also accumulate those of parameters."""
+        """Recompute the function and return the gradients of its arguments; also accumulate those of parameters.
+
+        Args:
+          ctx: context of autograd.
+          grads: gradients of the outputs.
+        """
         given = [g for g in grads if isinstance(g, torch.Tensor)]
         inputs = with_optimization_barrier(
             [t.detach().requires_grad_(t.requires_grad) for t in ctx.saved_tensors], given

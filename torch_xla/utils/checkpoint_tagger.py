@@ -33,7 +33,12 @@ class CheckpointTagger:
         self._tags: dict[str, str] = {}
 
     def tag(self, name: str, path: str) -> None:
-        """Move the tag to this file."""
+        """Move the tag to this file.
+
+        Args:
+          name: the tag.
+          path: the file.
+        """
         path = os.fspath(path)
         before = self._tags.get(name)
         self._tags[name] = path
@@ -50,7 +55,15 @@ class CheckpointTagger:
 
     @staticmethod
     def load_from_json(str_json: str, remover: Callable[[str], object] | None = None) -> CheckpointTagger:
-        """Return a tagger with the tags of the JSON text. Raises ValueError for invalid text."""
+        """Return a tagger with the tags of the JSON text.
+
+        Args:
+          str_json: the text of a tagger.
+          remover: called with the path of a file that lost its last tag; default: os.remove.
+
+        Raises:
+          ValueError: invalid text.
+        """
         found = json.loads(str_json)
         if not isinstance(found, dict) or not all(isinstance(path, str) for path in found.values()):
             raise ValueError(f"CheckpointTagger.load_from_json: expected paths by tag, got {str_json[:100]!r}")

@@ -16,10 +16,18 @@ class ClosureHandler(abc.ABC):
 
     @abc.abstractmethod
     def run(self, closure: Callable[[], Any]) -> None:
-        """Run a closure, now or later."""
+        """Run a closure, now or later.
+
+        Args:
+          closure: a function without arguments.
+        """
 
     def run_all(self, closures: Sequence[Callable[[], Any]]) -> None:
-        """Run several closures, in order."""
+        """Run several closures, in order.
+
+        Args:
+          closures: functions without arguments.
+        """
         for closure in closures:
             self.run(closure)
 
@@ -41,7 +49,11 @@ class AsyncClosureHandler(ClosureHandler):
         """Do nothing: the thread starts with the first closure and ends when the queue is empty."""
 
     def run(self, closure: Callable[[], Any]) -> None:
-        """Queue a closure. Raises the error of an earlier one."""
+        """Queue a closure. Raises the error of an earlier one.
+
+        Args:
+          closure: a function without arguments.
+        """
         self._runner.run(closure)
 
     def wait(self) -> None:

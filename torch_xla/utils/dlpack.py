@@ -36,6 +36,9 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
     Values with a narrower storage dtype (``XLA_USE_BF16``) are converted. A capsule has a single consumer:
     ``torch.utils.dlpack.from_dlpack`` or ``from_dlpack`` of this module.
 
+    Args:
+      xla_tensor: an xla tensor.
+
     Raises:
       ValueError: the tensor is not on an xla device.
       BufferError: DLPack does not support the dtype or the hardware.
@@ -56,6 +59,9 @@ def from_dlpack(ext_tensor: Any) -> torch.Tensor:
 
     The tensor is on the xla device of the hardware that holds the values; values on the CPU are copied to the current
     xla device if the CPU is not an xla device.
+
+    Args:
+      ext_tensor: the capsule, or the object.
 
     Raises:
       TypeError: the object is neither, or torch does not support its dtype.

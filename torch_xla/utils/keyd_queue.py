@@ -48,7 +48,11 @@ class QueueBase:
 
 
 class KeydQueue(QueueBase):
-    """A queue by key: ``get(key)`` waits for the item of ``put(key, item)``."""
+    """A queue by key: ``get(key)`` waits for the item of ``put(key, item)``.
+
+    Args:
+      maxsize: maximum number of items.
+    """
 
     def __init__(self, maxsize: int = 1024) -> None:
         super().__init__(maxsize)
@@ -58,7 +62,16 @@ class KeydQueue(QueueBase):
         return len(self._items)
 
     def put(self, key: Hashable, item: Any) -> None:
-        """Add an item; wait while the queue is full. Raises RuntimeError if closed, KeyError if the key is in use."""
+        """Add an item; wait while the queue is full.
+
+        Args:
+          key: a hashable key.
+          item: the item.
+
+        Raises:
+          RuntimeError: the queue is closed.
+          KeyError: the key is in use.
+        """
         with self._changed:
             self._wait_for_room()
             if key in self._items:
@@ -67,7 +80,11 @@ class KeydQueue(QueueBase):
             self._changed.notify_all()
 
     def get(self, key: Hashable) -> Any:
-        """Remove and return the item of a key; wait for it. Returns None if the queue ends without it."""
+        """Remove and return the item of a key; wait for it. Returns None if the queue ends without it.
+
+        Args:
+          key: the key.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._ending or key in self._items)
             item = None if self._closed else self._items.pop(key, None)
@@ -76,7 +93,11 @@ class KeydQueue(QueueBase):
 
 
 class Queue(QueueBase):
-    """A first-in, first-out queue."""
+    """A first-in, first-out queue.
+
+    Args:
+      maxsize: maximum number of items.
+    """
 
     def __init__(self, maxsize: int = 1024) -> None:
         super().__init__(maxsize)
@@ -86,7 +107,14 @@ class Queue(QueueBase):
         return len(self._items)
 
     def put(self, item: Any) -> None:
-        """Append an item; wait while the queue is full. Raises RuntimeError if closed."""
+        """Append an item; wait while the queue is full.
+
+        Args:
+          item: the item.
+
+        Raises:
+          RuntimeError: the queue is closed.
+        """
         with self._changed:
             self._wait_for_room()
             self._items.append(item)

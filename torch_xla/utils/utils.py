@@ -37,6 +37,10 @@ class SampleGenerator:
     """A data loader that yields the same ``data`` ``sample_count`` times per iteration.
 
     Use it to measure a model without its input pipeline: ``SampleGenerator((images, labels), 100)``.
+
+    Args:
+      data: the batch.
+      sample_count: the number of batches.
     """
 
     def __init__(self, data: Any, sample_count: int) -> None:
@@ -65,6 +69,13 @@ class FnDataGenerator:
     """A data loader that yields ``count`` pairs ``(data, func(data))``; data is ``gen_tensor(batch_size, *dims)``.
 
     ``dims`` defaults to (1,).
+
+    Args:
+      func: computes the targets from the data.
+      batch_size: the size of dimension 0.
+      gen_tensor: creates the data from sizes.
+      dims: the other sizes of the data; default: (1,).
+      count: the number of batches.
     """
 
     def __init__(
@@ -101,7 +112,11 @@ class FnDataGenerator:
 
 
 class Cleaner:
-    """Calls a function once, when the Cleaner is garbage-collected or at process exit."""
+    """Calls a function once, when the Cleaner is garbage-collected or at process exit.
+
+    Args:
+      func: a function without arguments.
+    """
 
     def __init__(self, func: Callable[[], object]) -> None:
         self.func = weakref.finalize(self, func)
@@ -116,7 +131,11 @@ class TmpFolder:
 
 
 class LazyProperty:
-    """A value that one thread computes on first access."""
+    """A value that one thread computes on first access.
+
+    Args:
+      gen_fn: a function without arguments that computes the value.
+    """
 
     def __init__(self, gen_fn: Callable[[], Any]) -> None:
         self._make: Callable[[], Any] | None = gen_fn
@@ -136,17 +155,30 @@ class LazyProperty:
 
 
 def as_list(t: Any) -> Any:
-    """Return a list or tuple unchanged; anything else in a list."""
+    """Return a list or tuple unchanged; anything else in a list.
+
+    Args:
+      t: any object.
+    """
     return t if isinstance(t, (list, tuple)) else [t]
 
 
 def list_copy_append(ilist: Iterable[Any], item: Any) -> list[Any]:
-    """Return a new list of the items and one more item."""
+    """Return a new list of the items and one more item.
+
+    Args:
+      ilist: the list; unchanged.
+      item: the additional item.
+    """
     return [*ilist, item]
 
 
 def shape(inputs: Any) -> list[int]:
-    """Return the sizes of nested lists and tuples, by their first elements: ``shape([[1, 2, 3]])`` is ``[1, 3]``."""
+    """Return the sizes of nested lists and tuples, by their first elements: ``shape([[1, 2, 3]])`` is ``[1, 3]``.
+
+    Args:
+      inputs: nested lists and tuples, each level of one length.
+    """
     sizes = []
     while isinstance(inputs, (list, tuple)):
         sizes.append(len(inputs))
@@ -157,7 +189,11 @@ def shape(inputs: Any) -> list[int]:
 
 
 def flatten_nested_tuple(inputs: Any) -> tuple[Any, ...]:
-    """Return the elements of nested tuples and lists, in order, as one tuple."""
+    """Return the elements of nested tuples and lists, in order, as one tuple.
+
+    Args:
+      inputs: nested tuples and lists.
+    """
     if not isinstance(inputs, (tuple, list)):
         return (inputs,)
     return tuple(item for part in inputs for item in flatten_nested_tuple(part))
@@ -278,13 +314,22 @@ def _bool(text: str) -> bool:
 
 
 def check_env_flag(name: str, default: str = "") -> bool:
-    """Return whether an environment variable is ``true`` or a number above 0; ``default`` if it is unset."""
+    """Return whether an environment variable is ``true`` or a number above 0; ``default`` if it is unset.
+
+    Args:
+      name: the name of the variable.
+      default: the result if it is unset.
+    """
     text = os.environ.get(name, default).strip()
     return text.lower() == "true" or (text.isdecimal() and int(text) > 0)
 
 
 def get_free_tcp_ports(n: int = 1) -> list[int]:
-    """Return ``n`` different TCP port numbers that are currently unused."""
+    """Return ``n`` different TCP port numbers that are currently unused.
+
+    Args:
+      n: the number of ports.
+    """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
         for one in sockets:
@@ -311,27 +356,48 @@ def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Iterable[Any]
 
 
 def null_print(*args: Any, **kwargs: Any) -> None:
-    """Print nothing."""
+    """Print nothing.
+
+    Args:
+      args, kwargs: ignored.
+    """
 
 
 def eprint(*args: Any, **kwargs: Any) -> None:
-    """Print to stderr."""
+    """Print to stderr.
+
+    Args:
+      args, kwargs: those of print.
+    """
     print(*args, file=sys.stderr, **kwargs)
 
 
 def get_print_fn(debug: bool | None = None) -> Print:
-    """Return ``eprint`` if ``debug``, else ``null_print``; default: whether the environment has DEBUG=1."""
+    """Return ``eprint`` if ``debug``, else ``null_print``; default: whether the environment has DEBUG=1.
+
+    Args:
+      debug: whether to print; None: as the environment says.
+    """
     return eprint if (getenv_as("DEBUG", bool, False) if debug is None else debug) else null_print
 
 
 class TimedScope:
-    """Print the duration of a block: ``with TimedScope("Loading: "): ...`` prints ``Loading: 12.345ms``."""
+    """Print the duration of a block: ``with TimedScope("Loading: "): ...`` prints ``Loading: 12.345ms``.
+
+    Args:
+      msg: text before the duration.
+      printfn: called with the text; None: print nothing.
+    """
 
     def __init__(self, msg: str = "", printfn: Print | None = eprint) -> None:
         self._msg, self._print, self._error = msg, printfn, ""
 
     def set_error(self, error: object) -> None:
-        """Print ``error`` after the duration."""
+        """Print ``error`` after the duration.
+
+        Args:
+          error: the text or the exception.
+        """
         self._error = f", {error}"
 
     def __enter__(self) -> TimedScope:

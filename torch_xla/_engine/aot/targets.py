@@ -58,6 +58,9 @@ class Target:
 def get_target(name: str) -> Target:
     """Return the target with this name.
 
+    Args:
+      name: a chip and, optionally, a topology: ``v5e``, ``v5p:4x4x4``, ``h100:8``.
+
     Raises:
       ValueError: the name is invalid, or the topology does not exist.
       MissingCompilerError: the compiler of the target is not installed.

@@ -22,7 +22,11 @@ class DataWrapper(abc.ABC):
 
     @abc.abstractmethod
     def from_tensors(self, tensors: list[torch.Tensor]) -> Any:
-        """Return the same object with these tensors, in the order of ``get_tensors``."""
+        """Return the same object with these tensors.
+
+        Args:
+          tensors: the tensors, in the order of ``get_tensors``.
+        """
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -35,7 +35,12 @@ class DevicePlugin:
         """Configure a single-process job. Called before the library is loaded."""
 
     def configure_multiprocess(self, local_rank: int, local_world_size: int) -> None:
-        """Configure one of several processes of this machine. Called before the library is loaded."""
+        """Configure one of several processes of this machine. Called before the library is loaded.
+
+        Args:
+          local_rank: rank of the process on this machine.
+          local_world_size: number of the job's processes on this machine.
+        """
 
     def physical_chip_count(self) -> int:
         """Return the number of devices of this machine for processes with one device each."""

@@ -18,6 +18,10 @@ class SGD(SyncFree, torch.optim.SGD):
     The state is torch's momentum_buffer, which is zero until a step takes effect; with ``dampening`` also ``started``,
     a bool tensor, since torch does not dampen the first step.
 
+    Args:
+      params: parameters or parameter groups.
+      lr, momentum, dampening, weight_decay, nesterov, maximize: see torch.optim.SGD.
+
     Examples:
       >>> import torch
       >>> from torch_xla.amp import syncfree

@@ -72,6 +72,10 @@ def apply_xla_patch_to_nn_linear(
     """Set ``patched_function(layer, input)`` as the forward of every nn.Linear in the module, or of itself; return it.
 
     Subclasses, and layers whose forward is already replaced, are unchanged.
+
+    Args:
+      module: the module; changed in place.
+      patched_function: called with a layer and its input.
     """
     for layer in module.modules():
         if type(layer) is nn.Linear and "forward" not in layer.__dict__:

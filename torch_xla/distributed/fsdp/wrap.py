@@ -23,7 +23,11 @@ Policy = Callable[..., bool]
 
 
 def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
-    """Wrap every module."""
+    """Wrap every module.
+
+    Args:
+      args, kwargs: ignored.
+    """
     return True
 
 
@@ -101,6 +105,16 @@ def recursive_wrap(
     A wrapper is ``wrapper_cls(module, **kwargs)``; if that is a class, its existing instances are not wrapped again. A
     module that occurs twice has one wrapper. Ignored modules are not wrapped, and ignored parameters are not counted.
 
+    Args:
+      module: the module; its submodules are replaced in place.
+      auto_wrap_policy: called with ``module``, ``recurse`` and ``unwrapped_params``; returns whether to wrap it, or to
+        visit its children.
+      wrapper_cls: class of the wrappers.
+      ignored_modules: modules that are not wrapped.
+      ignored_params: parameters that do not count towards a policy's size.
+      only_wrap_children: do not wrap ``module`` itself.
+      kwargs: further arguments of ``wrapper_cls``.
+
     Returns:
       (the module or its wrapper, the number of wrapped parameters).
     """
@@ -157,7 +171,12 @@ def enable_wrap(*, wrapper_cls: Callable[..., nn.Module], **wrapper_kwargs: Any)
 
 
 def wrap(module: nn.Module, **wrap_overrides: Any) -> nn.Module:
-    """Return the module wrapped as enable_wrap specifies; outside enable_wrap the module itself."""
+    """Return the module wrapped as enable_wrap specifies; outside enable_wrap the module itself.
+
+    Args:
+      module: the module.
+      wrap_overrides: arguments of the wrapper that replace those of enable_wrap.
+    """
     if not _enabled:
         return module
     wrapper, options = _enabled[-1]

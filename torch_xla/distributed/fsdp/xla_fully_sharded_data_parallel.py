@@ -163,7 +163,11 @@ class XlaFullyShardedDataParallel(nn.Module):
         return inside
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module with gathered parameters."""
+        """Run the module with gathered parameters.
+
+        Args:
+          args, kwargs: those of the module.
+        """
         if self._is_root is None:  # the first wrapper that is called and has no outer wrapper
             self._is_root = True
         if self.compute_dtype is not None:
@@ -222,7 +226,13 @@ class XlaFullyShardedDataParallel(nn.Module):
         return keep, bring
 
     def set_gradient_divide_factors(self, pre: float, post: float, recursive: bool) -> None:
-        """Divide gradients by both factors, besides the number of replicas; also in inner wrappers if ``recursive``."""
+        """Divide gradients by both factors, besides the number of replicas; also in inner wrappers if ``recursive``.
+
+        Args:
+          pre: factor by which gradients are divided before the reduction.
+          post: factor by which they are divided after it.
+          recursive: whether to set the factors of inner wrappers, too.
+        """
         for wrapper in self._inner_wrappers(self) if recursive else [self]:
             wrapper.gradient_divide_factors = pre, post
 
@@ -235,7 +245,13 @@ class XlaFullyShardedDataParallel(nn.Module):
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, groups: list[list[int]] | None = None
     ) -> torch.Tensor:
-        """Scale gradients so that their norm over all replicas' shards is at most ``max_norm``; return the norm."""
+        """Scale gradients so that their norm over all replicas' shards is at most ``max_norm``; return the norm.
+
+        Args:
+          max_norm: the largest norm.
+          norm_type: the order of the norm, such as 2.0 or ``inf``.
+          groups: replica groups among which the gradients are sharded; default: all replicas.
+        """
         found = self.params_with_grad
         if not found:
             return torch.zeros((), device="xla")
@@ -257,7 +273,11 @@ class XlaFullyShardedDataParallel(nn.Module):
         yield
 
     def assert_state(self, state: TrainingState | list[TrainingState]) -> None:
-        """Raise ValueError unless the wrapper is in this state, or in one of these states."""
+        """Raise ValueError unless the wrapper is in this state, or in one of these states.
+
+        Args:
+          state: a TrainingState, or a list of them.
+        """
         expected = [state] if isinstance(state, TrainingState) else state
         if self.training_state not in expected:
             raise ValueError(f"expected to be in states {expected} but current state is {self.training_state}")

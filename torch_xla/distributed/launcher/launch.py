@@ -28,7 +28,9 @@ _PAUSE = 10.0
 def launch(job: Job) -> int:
     """Run the job, restart it after infrastructure failures, and return the worst exit code of the last attempt.
 
-    Raises LaunchError if workers cannot be found or used, and KeyboardInterrupt after all processes are terminated.
+    Raises:
+      LaunchError: workers cannot be found or used.
+      KeyboardInterrupt: the user interrupted the job; all processes are terminated before.
     """
     workers = resolve(job)
     if job.dry_run:

@@ -63,7 +63,11 @@ class Job:
 
 
 def get_args_parser(prog: str = "python -m torch_xla.distributed.xla_dist") -> argparse.ArgumentParser:
-    """Return the parser of the command line. Omitted options are None, False or empty."""
+    """Return the parser of the command line. Omitted options are None, False or empty.
+
+    Args:
+      prog: name of the command in messages.
+    """
     parser = argparse.ArgumentParser(
         prog=prog,
         description=_DESCRIPTION.format(prog=prog),

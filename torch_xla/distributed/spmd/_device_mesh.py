@@ -17,7 +17,11 @@ if TYPE_CHECKING:  # importing DTensor takes as long as importing torch_xla; onl
 
 
 def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
-    """Convert a DeviceMesh: its shape, device numbers and dimension names."""
+    """Convert a DeviceMesh: its shape, device numbers and dimension names.
+
+    Args:
+      dt_mesh: a torch.distributed DeviceMesh of xla devices.
+    """
     names = dt_mesh.mesh_dim_names
     return Mesh(dt_mesh.mesh.numpy(), tuple(dt_mesh.mesh.shape), None if names is None else tuple(names))
 

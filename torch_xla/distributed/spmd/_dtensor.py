@@ -56,7 +56,14 @@ def redistribute(
     async_op: bool = False,
     **_: Any,
 ) -> torch.Tensor:
-    """Return a tensor of the same values, resharded over the mesh (default: the tensor's). Raises as mark_sharding."""
+    """Return a tensor of the same values, resharded over the mesh. Raises as mark_sharding.
+
+    Args:
+      t: an xla tensor.
+      device_mesh: the mesh; default: that of the tensor.
+      placements: a placement for each dimension of the mesh.
+      async_op: accepted for compatibility.
+    """
     mesh = device_mesh or getattr(t, _MESH, None)
     if mesh is None or placements is None:
         raise ValueError(f"redistribute of a tensor of shape {list(t.shape)}: pass device_mesh and placements")

@@ -50,7 +50,11 @@ class EinsumLinear(nn.Linear):
 
 
 def apply_xla_patch_to_nn_linear(module: M) -> M:
-    """Make every nn.Linear in the module, or itself, an EinsumLinear, in place; return it. Subclasses are unchanged."""
+    """Make every nn.Linear in the module, or itself, an EinsumLinear, in place; return it. Subclasses are unchanged.
+
+    Args:
+      module: the module; changed in place.
+    """
     for layer in module.modules():
         if type(layer) is nn.Linear:
             layer.__class__ = EinsumLinear
@@ -61,6 +65,9 @@ def apply_backward_optimization_barrier(m: nn.Module) -> None:
     """Put an optimization barrier behind the gradients of the module's inputs in each backward pass.
 
     XLA then does not fuse or reorder their computation with later operations. Applies to positional tensor arguments.
+
+    Args:
+      m: the module.
     """
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -78,7 +78,11 @@ class Mesh:
 
     @classmethod
     def from_str(cls, mesh_str: str) -> Mesh | None:
-        """Return the mesh of the text ``str(mesh)``; None for another text."""
+        """Return the mesh of the text ``str(mesh)``; None for another text.
+
+        Args:
+          mesh_str: the text.
+        """
         try:
             kind, fields = mesh_str.split(" ", 1)
             ids, shape, names = ast.literal_eval(fields)
@@ -113,17 +117,30 @@ class Mesh:
         return self.device_ids.reshape(self.mesh_shape)
 
     def get_axis_name_idx(self, name: str) -> int | None:
-        """Return the position of an axis by name; None if it does not exist."""
+        """Return the position of an axis by name; None if it does not exist.
+
+        Args:
+          name: the name of the axis.
+        """
         return self._names().index(name) if name in self._names() else None
 
     def get_jax_mesh(self) -> JaxMesh:
-        """Return the mesh as a jax.sharding.Mesh. Starts the backend. Raises MeshError if the job has other devices."""
+        """Return the mesh as a jax.sharding.Mesh. Starts the backend.
+
+        Raises:
+          MeshError: the job has other devices.
+        """
         return _jax_mesh(self)
 
     def sharding(self, partition_spec: Sequence[Any], rank: int) -> NamedSharding:
         """Return the jax.sharding.NamedSharding of a tensor with ``rank`` dimensions under a partition spec.
 
-        Raises MeshError for a spec of another length, an unknown axis, or an axis that is used twice.
+        Args:
+          partition_spec: an axis (name or number), a tuple of axes or None for each dimension of the tensor.
+          rank: the number of dimensions of the tensor.
+
+        Raises:
+          MeshError: a spec of another length, an unknown axis, or an axis that is used twice.
         """
         if len(partition_spec) != rank:
             raise MeshError(
@@ -136,7 +153,11 @@ class Mesh:
         return spmd.mesh_sharding(self.get_jax_mesh(), JaxSpec(*(names or None for names in axes)))
 
     def get_op_sharding(self, partition_spec: Sequence[Any]) -> OpSharding:
-        """Return the sharding of tensors of this rank under a partition spec. Raises as ``sharding``."""
+        """Return the sharding of tensors of this rank under a partition spec. Raises as ``sharding``.
+
+        Args:
+          partition_spec: an axis (name or number), a tuple of axes or None for each dimension of the tensor.
+        """
         return OpSharding(self, tuple(partition_spec), self.sharding(partition_spec, len(partition_spec)))
 
     def _names(self) -> tuple[str, ...]:

@@ -243,7 +243,12 @@ def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequen
 
 
 def wrap_as_sharded_tensor(t: torch.Tensor, mesh_shape: Any = None, partition_spec: Any = None) -> torch.Tensor:
-    """Return the tensor, replicated if it has no sharding; sharded tensors need no wrapper."""
+    """Return the tensor, replicated if it has no sharding; sharded tensors need no wrapper.
+
+    Args:
+      t: an xla tensor.
+      mesh_shape, partition_spec: accepted for compatibility.
+    """
     if not is_sharded(t):
         annotate_custom_sharding(t, get_1d_mesh(), (None,) * t.dim())
     return t
@@ -293,7 +298,11 @@ class XLAShardedTensor(metaclass=_ShardedTensorMeta):
         return wrap_as_sharded_tensor(elem)
 
     def load_local_shards_(self: torch.Tensor, shards: Sequence[XLAShard]) -> None:  # type: ignore[misc]
-        """See load_local_shards_ of this module."""
+        """See load_local_shards_ of this module.
+
+        Args:
+          shards: the new shards of this process, in the order of ``local_shards``.
+        """
         load_local_shards_(self, shards)
 
     def invalidate_spec_cache(self: torch.Tensor) -> None:  # type: ignore[misc]

@@ -126,12 +126,20 @@ def _apply_sharding_in_place(t: torch.Tensor, sharding: Sharding) -> None:
 
 
 def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself; tensors are never wrapped."""
+    """Return the tensor itself; tensors are never wrapped.
+
+    Args:
+      t: a tensor.
+    """
     return t
 
 
 def wrap_if_sharded(x: Any) -> Any:
-    """Return ``x`` itself: a tensor with a sharding is an instance of XLAShardedTensor."""
+    """Return ``x`` itself: a tensor with a sharding is an instance of XLAShardedTensor.
+
+    Args:
+      x: an object.
+    """
     return x
 
 
@@ -165,6 +173,11 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Se
 
     Not in place; differentiable. Arguments and errors are those of
     [mark_sharding][torch_xla.distributed.spmd.mark_sharding].
+
+    Args:
+      t: an xla tensor.
+      mesh: the Mesh.
+      partition_spec: an axis (name or number), a tuple of axes or None for each dimension of the tensor.
     """
     sharding = validated_sharding("mark_sharding_with_gradients", t, mesh, partition_spec)
     number = sharding_ids.sharding_id(sharding, t.dim())
@@ -177,13 +190,25 @@ class MarkShardingFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, torch_tensor: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
-        """Return the tensor's values, sharded over the mesh."""
+        """Return the tensor's values, sharded over the mesh.
+
+        Args:
+          ctx: context of autograd.
+          torch_tensor: an xla tensor.
+          mesh: the Mesh.
+          partition_spec: an axis (name or number), a tuple of axes or None for each dimension of the tensor.
+        """
         sharding = validated_sharding("MarkShardingFunction", torch_tensor, mesh, partition_spec)
         return _MarkShardingWithGrad.forward(ctx, torch_tensor, sharding_ids.sharding_id(sharding, torch_tensor.dim()))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Return the gradient, sharded in the same way."""
+        """Return the gradient, sharded in the same way.
+
+        Args:
+          ctx: context of autograd.
+          grads: the gradient of the output.
+        """
         return *_MarkShardingWithGrad.backward(ctx, *grads), None
 
 
@@ -258,11 +283,19 @@ class ShardingSpec:
     minibatch: bool = False
 
     def xla_spec(self, t: torch.Tensor) -> OpSharding | None:
-        """Return the tensor's sharding; None if the spec is for another number of dimensions."""
+        """Return the tensor's sharding; None if the spec is for another number of dimensions.
+
+        Args:
+          t: a tensor.
+        """
         return self.mesh.get_op_sharding(self.partition_spec) if self.can_apply(t) else None
 
     def can_apply(self, t: torch.Tensor) -> bool:
-        """Return whether the tensor has the number of dimensions of the spec."""
+        """Return whether the tensor has the number of dimensions of the spec.
+
+        Args:
+          t: a tensor.
+        """
         return t.dim() == len(self.partition_spec)
 
     def send(self, t: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -270,6 +303,10 @@ class ShardingSpec:
 
         A tensor of another rank is replicated. With ``minibatch`` and several processes that raises ValueError, as does
         a size that is not a multiple of the partition count: no process has the global values.
+
+        Args:
+          t: a CPU tensor.
+          device: the xla device.
         """
         if self.minibatch and replicas.process_count() > 1:
             if self._layout(tuple(t.shape)) is None:
@@ -296,5 +333,9 @@ class ShardingSpec:
         return sharding if all(size % count == 0 for size, count in zip(shape, mine, strict=True)) else None
 
     def apply(self, t: torch.Tensor) -> None:
-        """Mark the sharding of the tensor."""
+        """Mark the sharding of the tensor.
+
+        Args:
+          t: an xla tensor.
+        """
         mark_sharding(t, self.mesh, self.partition_spec)

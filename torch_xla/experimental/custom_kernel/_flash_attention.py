@@ -119,7 +119,12 @@ class FlashAttention(torch.autograd.Function):
         q_segment_ids: Maybe = None, kv_segment_ids: Maybe = None, sm_scale: float = 1.0, ab: Maybe = None,
         partition_spec: Any = None, mesh: Any = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Return [batch, heads, length, size], in the dtype of q."""
+        """Return [batch, heads, length, size], in the dtype of q.
+
+        Args:
+          ctx: context of autograd.
+          q, k, v, causal, q_segment_ids, kv_segment_ids, sm_scale, ab, partition_spec, mesh: see flash_attention.
+        """
         options = causal, float(sm_scale), *encode_sharding("flash_attention", partition_spec, mesh)
         _check(q, k, v, ab, q_segment_ids, kv_segment_ids)
         inputs = (q, k, v, ab, q_segment_ids, kv_segment_ids, *options)
@@ -130,7 +135,12 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Maybe, ...]:
-        """Return the gradients of q, k, v and ab."""
+        """Return the gradients of q, k, v and ab.
+
+        Args:
+          ctx: context of autograd.
+          grads: the gradient of the output.
+        """
         found = _backward_op(grads[0], *ctx.saved_tensors, *ctx.options, ctx.wants_ab)
         return *found[:3], None, None, None, None, found[3] if ctx.wants_ab else None, None, None
 

@@ -74,7 +74,12 @@ def gmm_backward(
     group_sizes: torch.Tensor,
     tiling: Tiling = grouped_matmul.TILING,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of gmm's ``lhs`` and ``rhs``."""
+    """Return the gradients of gmm's ``lhs`` and ``rhs``.
+
+    Args:
+      grad: gradient of the output, [m, n].
+      lhs, rhs, group_sizes, tiling: see gmm.
+    """
     return gmm(grad, rhs, group_sizes, tiling, transpose_rhs=True), tgmm(lhs.t(), grad, group_sizes, tiling)
 
 
@@ -89,14 +94,24 @@ class GMM(torch.autograd.Function):
         group_sizes: torch.Tensor,
         tiling: Tiling = grouped_matmul.TILING,
     ) -> torch.Tensor:
-        """Return [m, n]."""
+        """Return [m, n].
+
+        Args:
+          ctx: context of autograd.
+          lhs, rhs, group_sizes, tiling: see gmm.
+        """
         ctx.save_for_backward(lhs, rhs, group_sizes)
         ctx.tiling = tiling
         return gmm(lhs, rhs, group_sizes, tiling)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Maybe, ...]:
-        """Return the gradients of lhs and rhs."""
+        """Return the gradients of lhs and rhs.
+
+        Args:
+          ctx: context of autograd.
+          grads: the gradient of the output.
+        """
         lhs, rhs, sizes = ctx.saved_tensors
         return *gmm_backward(grads[0], lhs, rhs, sizes, ctx.tiling), None, None
 

@@ -22,7 +22,14 @@ def jax_import_guard() -> None:
 
 
 def convert_torch_dtype_to_jax(dtype: torch.dtype) -> Any:
-    """Return the jax dtype of a torch dtype, 64-bit ones also if jax's x64 mode is off. Raises TypeError if none."""
+    """Return the jax dtype of a torch dtype, 64-bit ones also if jax's x64 mode is off.
+
+    Args:
+      dtype: a torch dtype.
+
+    Raises:
+      TypeError: jax has no such dtype.
+    """
     try:
         return dtypes.numpy_dtype(dtype)
     except KeyError as error:
@@ -30,7 +37,11 @@ def convert_torch_dtype_to_jax(dtype: torch.dtype) -> Any:
 
 
 def to_jax_shape_dtype_struct(tensor: torch.Tensor) -> jax.ShapeDtypeStruct:
-    """Return the tensor's shape and dtype as a jax.ShapeDtypeStruct."""
+    """Return the tensor's shape and dtype as a jax.ShapeDtypeStruct.
+
+    Args:
+      tensor: a tensor on any device.
+    """
     return jax.ShapeDtypeStruct(tuple(tensor.shape), convert_torch_dtype_to_jax(tensor.dtype))
 
 

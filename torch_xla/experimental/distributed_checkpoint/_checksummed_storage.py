@@ -133,7 +133,11 @@ def save(state_dict: Any, storage: Any, planner: SavePlanner, group: Any) -> Non
 
 
 def load(state_dict: Any, storage: Any, planner: LoadPlanner, group: Any) -> None:
-    """Call dcp.load without its warning about a single process. Raises CheckpointError for a corrupt file."""
+    """Call dcp.load without its warning about a single process.
+
+    Raises:
+      CheckpointError: a corrupt file.
+    """
     if group is not None:
         try:
             dcp.load(state_dict, storage_reader=storage, planner=planner, process_group=group)

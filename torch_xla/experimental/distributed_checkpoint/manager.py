@@ -105,7 +105,11 @@ class CheckpointManager:
             dist.barrier(group=self._own_group)  # no process lists steps before
 
     def should_save(self, step: int) -> bool:
-        """Return whether to save a checkpoint: at every ``save_interval``-th step, and on preemption."""
+        """Return whether to save a checkpoint: at every ``save_interval``-th step, and on preemption.
+
+        Args:
+          step: the number of the step.
+        """
         due = self._preempted is not None and self.reached_preemption(step)
         return due or step % self.save_interval == 0
 
@@ -132,6 +136,11 @@ class CheckpointManager:
         The checkpoint has the current state: tensors are copied, and other mutable objects are pickled. Raises the
         error of an earlier save_async. An error of the last one is printed to stderr at exit, with exit code 1.
 
+        Args:
+          step: the number of the step.
+          state_dict: nested dictionaries of tensors and other objects.
+          force: save also if should_save(step) is False.
+
         Returns:
           Whether a checkpoint is being saved.
         """
@@ -144,6 +153,10 @@ class CheckpointManager:
 
     def restore(self, step: int, state_dict: Any) -> None:
         """Load a checkpoint into the state dict, in place; its tensors retain their shardings, on any mesh.
+
+        Args:
+          step: the number of a saved step: see all_steps().
+          state_dict: nested dictionaries with a tensor for each saved one.
 
         Raises:
           ValueError: the step has no complete checkpoint.
@@ -184,6 +197,9 @@ class CheckpointManager:
 
     def reached_preemption(self, step: int) -> bool:
         """Return whether the job was preempted (SIGTERM); True from the first step at which all processes agree.
+
+        Args:
+          step: the number of the step.
 
         Raises:
           RuntimeError: the manager was created with ``chkpt_on_preemption=False``.

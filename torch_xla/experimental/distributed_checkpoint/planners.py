@@ -28,17 +28,29 @@ class SPMDSavePlanner(DefaultSavePlanner):
     """
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        """See DefaultSavePlanner."""
+        """See DefaultSavePlanner.
+
+        Args:
+          state_dict, storage_meta, is_coordinator: see DefaultSavePlanner.
+        """
         prepared = map_tensors(state_dict, lambda t: shards_to_write(t, now=False) if is_split(t) else t)
         super().set_up_planner(prepared, storage_meta, is_coordinator)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """See DefaultSavePlanner."""
+        """See DefaultSavePlanner.
+
+        Args:
+          index: see DefaultSavePlanner.
+        """
         found = self.state_dict[index.fqn]
         return found.__get_tensor_shard__(index) if isinstance(found, TensorShards) else super().lookup_object(index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
-        """See DefaultSavePlanner."""
+        """See DefaultSavePlanner.
+
+        Args:
+          write_item, object: see DefaultSavePlanner.
+        """
         return object.data if isinstance(object, Pickled) else super().transform_object(write_item, object)
 
 
@@ -51,7 +63,11 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
     """
 
     def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        """See DefaultLoadPlanner."""
+        """See DefaultLoadPlanner.
+
+        Args:
+          state_dict, metadata, is_coordinator: see DefaultLoadPlanner.
+        """
         super().set_up_planner(state_dict, metadata, is_coordinator)
         self._targets = {
             name: t for name, t in self.state_dict.items() if isinstance(t, torch.Tensor) and t.device.type == "xla"
@@ -60,18 +76,30 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
             self.state_dict[name] = shards_to_read(t) if is_split(t) else torch.empty(t.shape, dtype=t.dtype)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """See DefaultLoadPlanner."""
+        """See DefaultLoadPlanner.
+
+        Args:
+          central_plan: see DefaultLoadPlanner.
+        """
         plan = super().finish_plan(central_plan)
         self._missing = collections.Counter(item.dest_index.fqn for item in plan.items)
         return plan
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """See DefaultLoadPlanner."""
+        """See DefaultLoadPlanner.
+
+        Args:
+          index: see DefaultLoadPlanner.
+        """
         found: Any = self.state_dict[index.fqn]
         return found.__get_tensor_shard__(index) if isinstance(found, TensorShards) else super().lookup_tensor(index)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """See DefaultLoadPlanner. The last shard of a tensor triggers the transfer of all shards to the devices."""
+        """See DefaultLoadPlanner. The last shard of a tensor triggers the transfer of all shards to the devices.
+
+        Args:
+          read_item, tensor: see DefaultLoadPlanner.
+        """
         name = read_item.dest_index.fqn
         self._missing[name] -= 1
         if self._missing[name] > 0 or name not in self._targets:
