@@ -53,7 +53,7 @@ GROUPS = {
 _ENVIRONMENT = """# Environment variables
 
 ```sh
-python -m torch_xla.settings                          # all variables, with the values in use
+torch-xla settings                                    # all variables, with the values in use
 CPU_NUM_DEVICES=4 PJRT_DEVICE=CPU python train.py     # four emulated devices
 ```
 

@@ -1,6 +1,6 @@
 """Ahead-of-time compilation for accelerators, with their own compilers, on a machine without them.
 
-    python -m torch_xla.aot --target v5e:2x2 train.py           report on the programs of a script on a TPU
+    torch-xla aot --target v5e:2x2 train.py                      report on the programs of a script on a TPU
     compiled = torch_xla.aot.compile(step, model, batch, target="h100")
     print(compiled.memory.peak, compiled.cost.products)
 

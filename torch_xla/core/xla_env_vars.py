@@ -1,6 +1,6 @@
 """Names of environment variables, as constants: ``os.environ[xenv.PJRT_DEVICE] = "CPU"``.
 
-``python -m torch_xla.settings`` describes the variables that torch_xla reads. These constants name variables that it
+``torch-xla settings`` describes the variables that torch_xla reads. These constants name variables that it
 does not read, because there is nothing to choose: PJRT_SELECT_DEFAULT_DEVICE (without PJRT_DEVICE the best device is
 selected), PJRT_CPU_ASYNC_CLIENT (jax decides), PJRT_DIST_SERVICE_ADDR (the processes of a job negotiate it),
 TPU_NUM_DEVICES (a process drives all devices that it sees), PJRT_LOCAL_PROCESS_RANK and PJRT_LOCAL_PROCESS_COUNT

@@ -132,7 +132,7 @@ def _variables(report: DoctorReport) -> None:
         try:
             variable.read()
         except ValueError as error:
-            report.add_finding(f"{error}.", "`python -m torch_xla.settings` lists the variables")
+            report.add_finding(f"{error}.", "`torch-xla settings` lists the variables")
     for name in sorted(os.environ):
         if (
             name.startswith(settings_check.PREFIXES)
@@ -148,4 +148,4 @@ def _advice(name: str, names: set[str]) -> str:
     if name in settings_check.UPSTREAM:
         return settings_check.UPSTREAM[name]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-    return f"Did you mean {near[0]}?" if near else "`python -m torch_xla.settings` lists the variables"
+    return f"Did you mean {near[0]}?" if near else "`torch-xla settings` lists the variables"

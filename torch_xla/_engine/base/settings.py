@@ -434,7 +434,7 @@ class Settings:
         for variable in variables():
             if name in variable.spellings:
                 return getattr(self, variable.name)
-        raise KeyError(f"{name} is not a setting; `python -m torch_xla.settings` lists them")
+        raise KeyError(f"{name} is not a setting; `torch-xla settings` lists them")
 
     def reload(self) -> None:
         """Clear the cached values, so that each variable is read again. For tests; the engine may hold old values."""
