@@ -179,7 +179,7 @@ IN_TESTS_OF_THEIR_OWN = {
     "XLA_PERSISTENT_CACHE_READ_ONLY": "compilation/test_persistent_cache.py::test_second_process_compiles_nothing",
     "TORCH_XLA_COMPILE_POLICY": "execution/test_compile_policy.py::test_environment",
     "TORCH_XLA_CPU_KERNELS": "cpu_backend/test_cpu_kernels.py::test_off",
-    "TORCH_XLA_KEEP_HEAP": "diagnostics/test_device_memory.py::test_freed_user_arrays_may_stay_resident",
+    "TORCH_XLA_KEEP_HEAP": "diagnostics/test_device_memory.py::test_freed_user_arrays_do_not_stay_resident",
     "TORCH_XLA_WARN_FALLBACK": "recorder/test_fallback.py::test_warnings_can_be_turned_off",
     "XLA_METRICS_SAMPLES": "diagnostics/test_metrics.py::test_settings",
     "XLA_METRICS_PERCENTILES": "diagnostics/test_metrics.py::test_settings",

@@ -58,9 +58,7 @@ _engine/diagnostics/completion:_threads threads by device, until the process end
 _engine/execution/graph_dump:_hlo       test: test_graph_dump
 _engine/compilation/persistent_cache/graph_key:_is_portable_op the name; rules and decompositions are fixed when ops
     are registered
-_engine/cpu_backend/malloc_tuning:_function the name of a function of the C library, which is never unloaded
-_engine/cpu_backend/malloc_tuning:_max_block no arguments; the machine's memory
-_engine/cpu_backend/malloc_tuning:_user_configured_malloc no arguments; variables that glibc reads only at process start
+_engine/cpu_backend/malloc_tuning:retain_free_memory no arguments; returns nothing, configures malloc once
 _engine/compilation/native_executable:_empty_scalars sharding (by value, with its devices) and dtype of an array
     without elements
 _engine/execution/op_by_op:_executables test: test_functions_with_other_callbacks_are_other_functions

@@ -354,8 +354,7 @@ class Settings:
     TORCH_XLA_KEEP_HEAP = Setting(
         FLAG,
         "1",
-        "retain memory that CPU programs have freed in the process for reuse, including memory of the user's arrays up "
-        "to the size of a program's largest block; 0: malloc decides",
+        "keep up to 64 MB of freed memory in the process, so that CPU programs can use it again; 0: malloc decides",
     )
     TORCH_XLA_WARN_FALLBACK = Setting(
         FLAG, "1", "warn once for each operator that falls back to the CPU", deprecated=("XLA_FALLBACK_WARN",)

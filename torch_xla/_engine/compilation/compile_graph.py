@@ -96,7 +96,7 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
         if not loaded and len(spec.nodes) >= _LEAVES_MUCH:
             malloc_tuning.trim_free_memory()
         if device.platform == "cpu":
-            malloc_tuning.retain_program_memory(sizes)
+            malloc_tuning.retain_free_memory()
     exchanges = placement.collective_signature(spec) if placement.group is not None else ()
     return CompiledProgram(
         executable, compiled, outline, sizes, placement, exchanges, handlers if called else None, called.total()
