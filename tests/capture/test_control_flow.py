@@ -110,6 +110,20 @@ def test_while_loop_is_the_loop(limit: int) -> None:
     assert moved.executions <= 3 and not moved.fallbacks
 
 
+def test_while_loop_may_write_to_the_carry() -> None:
+    start = torch.zeros((), device="xla"), torch.ones(3, device="xla")
+    body = lambda n, x: (n.add_(1), x.mul_(2))
+    n, x = loops.while_loop(lambda n, x: n < 3, body, start)
+    assert (n.item(), x.tolist()) == (3.0, [8.0] * 3)
+    assert (start[0].item(), start[1].tolist()) == (0.0, [1.0] * 3)
+    with pytest.raises(RuntimeError, match="writes to its argument 0 in place"):
+        loops.while_loop(lambda n, x: n.add_(1) < 3, body, start)
+    with pytest.raises(RuntimeError, match="writes to its argument 1 in place"):
+        loops.while_loop(lambda n, x: n < 3, lambda n, x: (n + x.add_(1),), start[:1], start[:1])
+    _, _, total = loops.fori_loop(0, 4, lambda x: x.add_(1), start[0])
+    assert total.item() == 4.0
+
+
 def test_while_loop_with_additional_inputs_and_random_numbers() -> None:
     x, w = torch.zeros(64).to("xla"), torch.full((64,), 2.0).to("xla")
     i = torch.tensor(0).to("xla")

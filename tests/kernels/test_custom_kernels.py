@@ -182,6 +182,14 @@ def test_quantized_matmul(name: str, dtype: torch.dtype) -> None:
         close(on_xla.grad, on_cpu.grad, rounding)
 
 
+def test_histogram_of_integers() -> None:
+    values = torch.tensor([0, 3, 3, 7, -1, 3], dtype=torch.int32, device="xla")
+    counts = kernels._histogram(values, 0, 4)
+    assert (counts.tolist(), counts.dtype) == ([1, 0, 0, 3, 0], torch.int32)
+    with pytest.raises(AssertionError, match="expected an int32 tensor, got torch.int64"):
+        kernels._histogram(values.long(), 0, 4)
+
+
 def test_quantized_matmul_int8() -> None:
     x, (w, scale, _) = torch.randn(3, 8), _weights(-1, False)
     for rounded in (False, True):

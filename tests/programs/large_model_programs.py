@@ -264,10 +264,12 @@ def offload() -> None:
     ((theirs * 2).sum() + theirs.exp().square().sum()).backward()
     torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
     torch.testing.assert_close(kept.detach().cpu(), x.exp())
-    # On the CPU, host memory is device memory; a program for a GPU or TPU contains the memory kind of each.
+    # Programs contain the memory kind of each value; on the CPU, both memories are the same.
+    text = torch_xla._XLAC._get_xla_tensors_hlo([place_to_device(place_to_host(ours.detach() + 1))])
+    assert text.count("annotate_device_placement") == 2 and '_xla_buffer_placement="pinned_host"' in text
     place = RULES["torch_xla::to_memory_kind"].function
     traced = jax.jit(lambda x: place(place(x * 3, True), False) + 1).trace(jax.ShapeDtypeStruct((8,), "float32"))
-    for platform in ("cuda", "tpu"):
+    for platform in ("cpu", "cuda", "tpu"):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         assert text.count("annotate_device_placement") == 2 and "pinned_host" in text
     with pytest.raises(ValueError, match="on cpu"):

@@ -305,3 +305,26 @@ def test_data_loader_workers_print_nothing() -> None:
     """
     done = run_script(code, fresh="a warning in a function called before a fork is only printed")
     assert done.stdout == "57.0\n"
+
+
+FORKED_TESTS = """
+import os, sys
+import torch, torch_xla
+
+def test():
+    model = torch.nn.Linear(3, 2).to("xla")
+    model(torch.ones(4, 3, device="xla")).sum().backward()
+    torch_xla.sync()
+    assert model.bias.grad.tolist() == [4.0, 4.0] and torch_xla.device().index == 0
+
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        test()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_runner_may_fork_each_test() -> None:
+    run_script(FORKED_TESTS)

@@ -68,7 +68,8 @@ def while_loop(
 
     Args:
       cond_fn: returns a one-element tensor.
-      body_fn: returns the carried values, with unchanged shapes and dtypes.
+      body_fn: returns the carried values, with unchanged shapes and dtypes. It may write to them in place;
+        ``carried_inputs`` keep their values.
       carried_inputs: initial carried values, xla tensors.
       additional_inputs: loop-invariant xla tensors.
 

@@ -46,7 +46,8 @@ def scan(
     Args:
       fn: traced once, on abstract tensors. It may use xla tensors of enclosing scopes, which receive gradients; draw
         random numbers, which differ between steps; and use autocast, torch.utils.checkpoint, other loops, and
-        mark_sharding. It must not write to tensors that it has not created, and must not read values.
+        mark_sharding. It may write to the carry in place: the new value is the result, and ``init`` keeps its value.
+        It must not write to other tensors that it has not created, and must not read values.
       init, xs: pytrees of xla tensors and None. ``init`` may be empty, ``xs`` may not.
       partition_fn: selects the values that forward saves for backward, in stacks of ``len(xs)``.
         ``default_partition`` saves the same values as autograd.
@@ -61,7 +62,8 @@ def scan(
       TypeError: a leaf is not an xla tensor, or ``fn`` does not return a pair.
       ValueError: the tensors of ``xs`` differ in their first dimension; the carry changes its structure, shapes or
         dtypes; or ``partition_fn`` adds operations.
-      RuntimeError: ``fn`` reads a value or writes to an argument; or a backward pass requires a second derivative.
+      RuntimeError: ``fn`` reads a value, or writes to ``xs`` or a tensor of an enclosing scope; or a backward pass
+        requires a second derivative.
 
     Examples:
       Cumulative sums:

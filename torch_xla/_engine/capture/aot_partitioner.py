@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.capture.custom_ops import CustomOpCall
 from torch_xla._engine.capture.joint_graph import GROUP, SEED, JointGraph, Keep, save_all
 from torch_xla._engine.graph.graph_spec import FUNCTIONAL, LIST_TAGS, ArgTag, NodeSpec
 
@@ -59,6 +60,7 @@ class _JointFxGraph:
         self._graph, self._spec = graph, graph.spec
         self._fx = fx.Graph()
         self._values: list[Any] = []
+        self._calls: dict[int, fx.Node] = {}  # by the id of the CustomOpCall: the tuple of its results
 
     def module(self) -> tuple[fx.GraphModule, tuple[list[Any], list[Any]]]:
         """Return the module and its inputs (primals, tangents) as tensors without values."""
@@ -74,10 +76,15 @@ class _JointFxGraph:
             leaves[value] = node
         for value, place in enumerate(self._graph.order):
             self._values.append(leaves[value] if place >= 0 else self._constant(value))
+        custom = self._custom_results()
         for spec in self._spec.nodes:
-            self._values.append(self._node(spec, len(self._values)))
+            value = len(self._values)
+            made = self._node(spec, value) if value not in custom else self._custom_node(spec, value, *custom[value])
+            self._values.append(made)
         results = [self._values[value] for value in (*self._graph.results, *self._graph.gradients)]
         self._fx.output(results).meta["desc"] = [None] * len(results)
+        if custom:  # the nodes that their kernels recorded
+            self._fx.eliminate_dead_code()
         return fx.GraphModule(torch.nn.Module(), self._fx), (primals, tangents)
 
     def _constant(self, value: int) -> fx.Node:
@@ -101,6 +108,34 @@ class _JointFxGraph:
         results = [_meta(shape, dtype) for shape, dtype in spec.outs]
         node.meta["val"] = results if spec.is_list or len(results) > 1 else results[0]
         return node
+
+    def _custom_results(self) -> dict[int, tuple[CustomOpCall, int]]:
+        """Return the values that custom operators return: the call, and the place among its results."""
+        found: dict[int, tuple[CustomOpCall, int]] = {}
+        for call in self._graph.custom_calls:
+            first = min(call.results, default=0)
+            # A result that is also an argument, or that is computed before one, has no such node.
+            if first >= len(self._spec.leaves) and max(call.operands, default=-1) < first:
+                found.update((value, (call, place)) for place, value in enumerate(call.results) if value not in found)
+        return found
+
+    def _custom_node(self, spec: NodeSpec, value: int, call: CustomOpCall, place: int) -> fx.Node:
+        """Return the node of a custom operator's result."""
+        meta = _meta(*spec.outs[0]) if spec.op != GROUP else self._values[spec.args[0][1]].meta["val"][spec.args[1][1]]
+        if len(call.results) == 1:
+            node = self._fx.create_node("call_function", call.op, *self._arguments(call), name=_name(value))
+        else:
+            if id(call) not in self._calls:
+                self._calls[id(call)] = self._fx.create_node("call_function", call.op, *self._arguments(call))
+                self._calls[id(call)].meta["val"] = [None] * len(call.results)
+            whole = self._calls[id(call)]
+            whole.meta["val"][place] = meta
+            node = self._fx.create_node("call_function", operator.getitem, (whole, place), name=_name(value))
+        node.meta["val"] = meta
+        return node
+
+    def _arguments(self, call: CustomOpCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return call.arguments(lambda value: self._values[value])
 
     def _argument(self, arg: tuple[int, Any]) -> Any:
         tag, payload = arg

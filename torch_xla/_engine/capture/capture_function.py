@@ -16,7 +16,7 @@ import gc
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru_cache import LruCache
 from torch_xla._engine.capture import capture_modes
 from torch_xla._engine.capture.constant_keys import array_key
+from torch_xla._engine.capture.custom_ops import CustomOpLog
 from torch_xla._engine.capture.joint_graph import (
     SEED,
     ForwardBackward,
@@ -98,6 +99,7 @@ def capture_function(
     inputs: Sequence[int],
     device: int,
     captured: list[torch.Tensor] | None = None,
+    writable: int = 0,
 ) -> CapturedFunction:
     """Run ``function`` once on placeholders and return what it recorded.
 
@@ -108,6 +110,8 @@ def capture_function(
       device: Ordinal of the xla device.
       captured: A list that enables capture mode: the function may use xla tensors from outside. They are appended to
         the list, and are the last arguments of the captured function.
+      writable: Number of leading arguments that the function may write to in place. A write changes what the function
+        reads afterwards, and nothing outside.
 
     Raises:
       RuntimeError: The function is not pure: it needs a value, uses tensors from outside, writes to an argument, or
@@ -116,7 +120,7 @@ def capture_function(
     made: list[weakref.ref[torch.Tensor]] = []
     try:
         found: CapturedFunction = capture_modes.run_exclusively(
-            device, _record, what, function, structs, inputs, device, captured, made
+            device, _record, what, function, structs, inputs, device, captured, made, writable
         )
     except BaseException:
         # The traceback keeps the placeholders alive, and they would block every later execution.
@@ -142,6 +146,7 @@ def _record(
     device: int,
     captured: list[torch.Tensor] | None,
     made: list[weakref.ref[torch.Tensor]],
+    writable: int,
 ) -> CapturedFunction:
     with _isolated_rng(what, device):
         tensors = [capture_modes.placeholder(what, s, device) for s in structs]
@@ -167,8 +172,8 @@ def _record(
                 run.differentiate([leaves[i] for i in run.graded], [[*given, *mode.stand_ins][i] for i in run.inputs])
             before += mode.nodes
             run.arguments += mode.stand_ins
-            run.nodes = before
-            _check_unwritten(what, run.arguments, before, len(structs), mode.marked)
+            run.nodes, run.custom_ops = before, mode.custom_ops
+            _check_unwritten(what, run.arguments, before, range(writable, len(structs)), mode.marked)
             found = run.recorded()
         if captured is not None:
             captured += mode.captured
@@ -183,12 +188,13 @@ def _check_results(what: str, leaves: Sequence[Any]) -> None:
 
 
 def _check_unwritten(
-    what: str, tensors: Sequence[torch.Tensor], before: Sequence[Any], given: int, marked: dict[Any, Any]
+    what: str, tensors: Sequence[torch.Tensor], before: Sequence[Any], given: range, marked: dict[Any, Any]
 ) -> None:
+    """Raise if an argument from the range ``given``, or a captured tensor after them, has a new node."""
     after = recorder.bindings().nodes_of(tensors)
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
-        if old is not marked.get(new, new):
-            which = f"its argument {index}" if index < given else "a tensor from outside"
+        if index >= given.start and old is not marked.get(new, new):
+            which = f"its argument {index}" if index < given.stop else "a tensor from outside"
             raise RuntimeError(
                 f"{what} writes to {which} in place ({tensors[index].dtype}{list(tensors[index].shape)}), "
                 "but a pure function must not: return the new value instead. (BatchNorm in training writes to its "
@@ -211,6 +217,8 @@ class _CaptureRun:
     gradients: Sequence[torch.Tensor | None] = ()  # of the inputs
     nodes: Sequence[Any] = ()  # of the arguments before the run: marking the sharding of one gives it another node
 
+    custom_ops: CustomOpLog = field(default_factory=CustomOpLog)
+
     def differentiate(self, results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         """Record the gradients of ``inputs``, given cotangents of ``results``."""
         structs = [jax.ShapeDtypeStruct(tuple(t.shape), dtypes.numpy_dtype(t.dtype)) for t in results]
@@ -228,7 +236,7 @@ class _CaptureRun:
         nodes = module.nodes_of([*self.leaves, *found])
         leaf_nodes = [*self.nodes, *module.nodes_of(list(self.cotangents))]
         # Requesting the leaves as results gives each of them a value number, also those that nothing reads.
-        graph = module.collect_only(self.device, [*leaf_nodes, *nodes])
+        graph = module.collect_only(self.device, [*leaf_nodes, *nodes, *self.custom_ops.nodes])
         given = {id(node.buffer): index for index, node in enumerate(leaf_nodes)}
         buffers = graph.inputs()
         constants = [None if id(b) in given else np.asarray(b) for b in buffers]
@@ -238,14 +246,15 @@ class _CaptureRun:
                        if g is not None)  # fmt: skip
         values = [array_key(c) for c in (*numbers, *constants) if c is not None]
         key = (graph.key, self.tree, len(self.arguments), len(self.leaves), order, self.graded, having, *values,
-               matmul_precision.current_precision())  # fmt: skip
+               matmul_precision.current_precision(), self.custom_ops.key)  # fmt: skip
         known = _recorded.get(key)
         if known is None:
             spec = graph_spec.describe_graph(graph, matmul_precision.current_precision())
             _check_no_collectives(spec)
             roots = spec.roots[len(leaf_nodes) :]
-            results, gradients = roots[: len(self.leaves)], roots[len(self.leaves) :]
-            joint = JointGraph(spec, order, constants, numbers, results, gradients, len(self.arguments), _BASE)
+            results, gradients = roots[: len(self.leaves)], roots[len(self.leaves) : len(nodes)]
+            calls = self.custom_ops.calls(roots[len(nodes) :])
+            joint = JointGraph(spec, order, constants, numbers, results, gradients, len(self.arguments), _BASE, calls)
             structs = [
                 jax.ShapeDtypeStruct(tuple(t.shape), dtypes.numpy_dtype(t.dtype))
                 for t in (*self.arguments, *self.leaves)

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.capture import custom_ops
 from torch_xla._engine.compat import autograd, control_flow, dispatcher
 
 
@@ -117,6 +118,7 @@ class CaptureDispatchMode(dispatcher.DispatchMode):
         self.stand_ins: list[torch.Tensor] = []
         self.nodes: list[Any] = []  # of the captured tensors, at the time of capture
         self.marked: dict[Any, Any] = {}  # node with a marked sharding -> the node before it was marked
+        self.custom_ops = custom_ops.CustomOpLog()
         self.is_backward = False
         self._until_end = ExitStack()
         self.add(arguments)
@@ -186,7 +188,8 @@ class CaptureDispatchMode(dispatcher.DispatchMode):
             return func(*args, **kwargs)
         if self.unknown((args, kwargs)):
             args, kwargs = _map_tensors(self._below_autograd, args), _map_tensors(self._below_autograd, kwargs)
-        results = func(*args, **kwargs)
+        is_custom = custom_ops.is_custom_op(func)
+        results = self.custom_ops.call(func, args, kwargs) if is_custom else func(*args, **kwargs)
         self.add([t for t in _tensors(results) if t.device.type == "xla"])
         return results
 
@@ -244,14 +247,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, (tuple, list)):
-        items = [_map_tensors(function, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {name: _map_tensors(function, item) for name, item in value.items()}
-    return value
+    return custom_ops.map_leaves(torch.Tensor, function, value)
 
 
 def placeholder(what: str, struct: jax.ShapeDtypeStruct, device: int) -> torch.Tensor:

@@ -52,9 +52,17 @@ class _CapturedBranch:
 
 
 def _record(
-    what: str, function: Callable[..., Any], args: Sequence[Any], structs: Sequence[Any], device: int
+    what: str,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    structs: Sequence[Any],
+    device: int,
+    writable: int = 0,
 ) -> _CapturedBranch:
-    """Capture a branch function; tensors among ``args`` are replaced by placeholders of ``structs``."""
+    """Capture a branch function; tensors among ``args`` are replaced by placeholders of ``structs``.
+
+    The function may write to the first ``writable`` of them in place.
+    """
     seen: list[TensorTree] = []
     places = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
 
@@ -68,7 +76,7 @@ def _record(
 
     needing = tuple(i for i, place in enumerate(places) if torch.is_grad_enabled() and args[place].requires_grad)
     captured: list[torch.Tensor] = []
-    recorded = capture_function.capture_function(what, flat, structs, needing, device, captured)
+    recorded = capture_function.capture_function(what, flat, structs, needing, device, captured, writable)
     return _CapturedBranch(recorded, seen[-1], captured)
 
 
@@ -178,7 +186,8 @@ def while_loop(
 ) -> Any:
     """Run ``while cond_fn(*carried, *additional): carried = body_fn(*carried, *additional)`` on the device.
 
-    The carried values are tensors of constant shape and dtype. There is no gradient: XLA does not know how many values
+    The carried values are tensors of constant shape and dtype. ``body_fn`` may write to them in place, which changes
+    neither the tensors of the caller nor those that ``cond_fn`` sees before the step has ended. There is no gradient: XLA does not know how many values
     a backward pass would have to save.
 
     Raises:
@@ -192,7 +201,9 @@ def while_loop(
     structs, device = jax_function.shape_structs(tensors), tensors[0].device.index
     needing = any(t.requires_grad for t in tensors) and torch.is_grad_enabled()
     with torch.no_grad():
-        going, step = (_record(what, f, [*carried, *additional], structs, device) for f in (cond_fn, body_fn))
+        args = [*carried, *additional]
+        going = _record(what, cond_fn, args, structs, device)
+        step = _record(what, body_fn, args, structs, device, writable=count)
     _check_loop(structs[:count], going, step)
     makers = _BranchFunctions(what, going, step)
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from torch_xla._engine.capture.custom_ops import CustomOpCall
 from torch_xla._engine.compat import dispatcher
 from torch_xla._engine.compilation import graph_function
 from torch_xla._engine.graph.graph_spec import FUNCTIONAL, LIST_TAGS, ArgTag, GraphSpec, operands
@@ -39,7 +40,8 @@ class JointGraph:
     """Spec of a graph that computes a function and its gradient.
 
     ``order`` maps each graph input to the index of a function input, or (from ``inputs`` on) to the cotangent of a
-    result; -1 marks one of the ``constants``. ``base`` is the generator state at which recording started. ``results``
+    result; -1 marks one of the ``constants``. ``custom_calls`` are the calls of custom operators that recorded some of its
+    nodes. ``base`` is the generator state at which recording started. ``results``
     and ``gradients`` are value numbers of the graph.
     """
 
@@ -51,6 +53,7 @@ class JointGraph:
     gradients: Sequence[int]
     inputs: int
     base: int
+    custom_calls: Sequence[CustomOpCall] = ()
 
     def nodes_needed_by(self, roots: Sequence[int]) -> list[int]:
         """Return the nodes that the roots depend on, in topological order."""

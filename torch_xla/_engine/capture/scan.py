@@ -146,6 +146,9 @@ class _Scan:
     empty: Sequence[tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes of the ys of a scan of length 0
 
 
+#: Part of autograd's error.
+_LEAF_WRITE = "leaf Variable that requires grad is being used in an in-place operation"
+
 _by_recorded: LruCache[RecordedCall] = LruCache(limit=lambda: 512, weigh=lambda known: known.bytes)
 _by_signature: LruCache[_Scan] = LruCache(limit=lambda: 512, weigh=lambda found: found.known.bytes)
 
@@ -219,16 +222,27 @@ class _ScanCall:
         structs = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) if i >= loop.carry else s for i, s in enumerate(structs)]
         graded = {i for i, t in enumerate(given) if t.requires_grad and torch.is_grad_enabled()}
         seen: list[TensorTree] = []
+        copied: set[int] = set()
 
         def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            result, structure = self._called(tensors)
+            result, structure = self._called([t.clone() if i in copied else t for i, t in enumerate(tensors)])
             seen.append(structure)
             return result
 
         while True:
             found = None if captured is None else list[torch.Tensor]()
             device = given[0].device.index
-            recorded = capture_function.capture_function(self.what, flat, structs, tuple(sorted(graded)), device, found)
+            inputs = tuple(sorted(graded))
+            try:
+                recorded = capture_function.capture_function(
+                    self.what, flat, structs, inputs, device, found, writable=loop.carry
+                )
+            except RuntimeError as error:
+                # Autograd rejects an in-place write to an argument that requires a gradient, but not to a copy of it.
+                if copied or _LEAF_WRITE not in str(error):
+                    raise
+                copied = {i for i in graded if i < loop.carry}
+                continue
             now = graded | {i for i in recorded.graded if i < loop.carry}
             if now == graded:
                 break

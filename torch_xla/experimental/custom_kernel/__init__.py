@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch_xla.experimental.custom_kernel._flash_attention import FlashAttention, flash_attention
 from torch_xla.experimental.custom_kernel._grouped_matmul import GMM, gmm, gmm_backward, tgmm
 from torch_xla.experimental.custom_kernel._int8_matmul import quantized_matmul_int8
+from torch_xla.experimental.custom_kernel._integer_counts import _histogram
 from torch_xla.experimental.custom_kernel._paged_attention import (
     multi_queries_paged_attention,
     paged_attention,
@@ -24,6 +25,7 @@ from torch_xla.experimental.custom_kernel._pallas import (
 __all__ = [
     "GMM",
     "FlashAttention",
+    "_histogram",
     "convert_torch_dtype_to_jax",
     "flash_attention",
     "gmm",

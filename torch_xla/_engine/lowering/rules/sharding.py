@@ -8,6 +8,7 @@ import operator
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from torch_xla._engine.base import sharding_ids
 from torch_xla._engine.compat.shard_alike import shard_alike
@@ -31,8 +32,29 @@ def _shard_alike(inputs: list[jax.Array]) -> list[jax.Array]:
 
 
 @lower("torch_xla::to_memory_kind")
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _to_memory_kind_rule(x: jax.Array, host: bool) -> jax.Array:
-    return jax.device_put(x, jax.memory.Space.Host if host else jax.memory.Space.Device)
+    """Annotate the memory of a value, as jax.device_put does for TPUs and GPUs.
+
+    jax.device_put leaves no annotation in a program for the CPU, where XLA ignores it; tools that read the HLO look for
+    it on every platform.
+    """
+    annotate = jax.ffi.ffi_call(
+        "annotate_device_placement", x, has_side_effect=True, custom_call_api_version=1, vmap_method="broadcast_all"
+    )
+    with set_xla_metadata(_xla_buffer_placement="pinned_host" if host else "device"):
+        return annotate(x)
+
+
+def _place_forward(x: jax.Array, host: bool) -> tuple[jax.Array, None]:
+    return _to_memory_kind_rule(x, host), None
+
+
+def _place_backward(host: bool, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    return (_to_memory_kind_rule(gradient, not host),)
+
+
+_to_memory_kind_rule.defvjp(_place_forward, _place_backward)
 
 
 @lower("torch_xla::optimization_barrier")
