@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from torch_xla import backends
 from torch_xla._engine import recorder
 from torch_xla._engine.diagnostics import metrics
-from torch_xla._engine.execution import pending_graph
+from torch_xla._engine.execution import executor, pending_graph
 from torch_xla.core import _lowering_context as lowering  # noqa: F401  # _XLAC.lowering.LoweringContext
 from torch_xla.distributed.spmd import xla_sharded_tensor
-from torch_xla.torch_xla import real_devices
+from torch_xla.torch_xla import device_count, real_devices, sync
 
 
 def _xla_metrics_report() -> str:
@@ -68,6 +69,73 @@ def _get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:
 def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
     """Return the sharding of a tensor as XLA prints it, such as ``{devices=[2,1]0,1}``; '' without SPMD."""
     return xla_sharded_tensor.sharding_spec(tensor) if xla_sharded_tensor.is_sharded(tensor) else ""
+
+
+def _get_xla_sharding_specs(tensors: Sequence[torch.Tensor]) -> list[str]:
+    """Return _get_xla_sharding_spec of each tensor."""
+    return [_get_xla_sharding_spec(tensor) for tensor in tensors]
+
+
+def _xla_sync_multi(
+    tensors: Sequence[torch.Tensor], devices: Sequence[str] = (), wait: bool = True, sync_xla_data: bool = True
+) -> None:
+    """Compute the tensors now, and what their graph depends on; other pending operations stay pending.
+
+    Args:
+      tensors: xla tensors.
+      devices, sync_xla_data: accepted for compatibility; the tensors have their devices.
+      wait: return only after the devices have computed them. Otherwise this is only a start of the computation.
+    """
+    by_device: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_device.setdefault(recorder.ordinal(tensor.device), []).append(tensor)
+    for device, group in by_device.items():
+        executor.materialize(recorder.bindings().nodes_of(group), device)
+        if wait:
+            executor.wait_device(device)
+
+
+def _xla_step_marker(
+    device: str = "", devices: Sequence[str] = (), wait: bool = True, reset_scope: bool = True
+) -> None:
+    """Run the step barrier; see torch_xla.sync."""
+    sync(wait, reset_scope)
+
+
+def _xla_sync_live_tensors(device: str = "", devices: Sequence[str] = (), wait: bool = True) -> None:
+    """Run the step barrier; see torch_xla.sync."""
+    sync(wait)
+
+
+def _xla_wait_device_ops(devices: Sequence[str] = ()) -> None:
+    """Wait until the operations that were started on the devices (default: all) have finished."""
+    for device in devices or [f"xla:{index}" for index in range(device_count())]:
+        executor.wait_device(recorder.ordinal(device))
+
+
+def _set_xla_all_numbers_special_scalars(value: bool) -> None:
+    """Accept False, which is the behavior: numbers other than 0, 1 and -1 are inputs of a program.
+
+    Raises:
+      NotImplementedError: ``value`` is true.
+    """
+    if value:
+        raise NotImplementedError(
+            "_set_xla_all_numbers_special_scalars(True): numbers are inputs of a program, so that a changing learning "
+            "rate compiles once; for a constant that XLA folds, create a tensor with torch.full inside the step"
+        )
+
+
+def _get_xla_all_numbers_special_scalars() -> bool:
+    """Whether all numbers are constants of a program: never."""
+    return False
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(
+        f"torch_xla._XLAC has no {name}: it offers a few functions of upstream's extension module; see the public "
+        "names of torch_xla, torch_xla.runtime and torch_xla.core.xla_model"
+    )
 
 
 def _xla_set_mat_mul_precision(precision: str) -> None:

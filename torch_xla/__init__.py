@@ -21,6 +21,7 @@ if not _looks_at_importing():  # a command that diagnoses import errors must be 
         launch,
         manual_seed,
         real_devices,
+        set_custom_compile_options,
         step,
         sync,
     )
@@ -42,6 +43,7 @@ __all__ = [
     "runtime",
     "save_as_stablehlo",
     "save_torch_model_as_stablehlo",
+    "set_custom_compile_options",
     "stablehlo",
     "step",
     "sync",

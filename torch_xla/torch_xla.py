@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -234,3 +234,17 @@ def manual_seed(seed: int, device: torch.device | str | int | None = None) -> No
       True
     """
     recorder.bindings().set_seed(recorder.ordinal(device), seed & _seeding.MASK)
+
+
+def set_custom_compile_options(options: Mapping[str, object]) -> None:
+    """Accept an empty dict: options of XLA are set for the process, before it starts.
+
+    Raises:
+      NotImplementedError: there are options; the message has the variable to set.
+    """
+    if options:
+        flags = " ".join(f"--{name}={str(value).lower()}" for name, value in options.items())
+        raise NotImplementedError(
+            "set_custom_compile_options: XLA's options are set for the process, because they are part of the keys of "
+            f"its caches; start it with XLA_FLAGS='{flags}'"
+        )

@@ -186,7 +186,7 @@ def test_histogram_of_integers() -> None:
     values = torch.tensor([0, 3, 3, 7, -1, 3], dtype=torch.int32, device="xla")
     counts = kernels._histogram(values, 0, 4)
     assert (counts.tolist(), counts.dtype) == ([1, 0, 0, 3, 0], torch.int32)
-    with pytest.raises(AssertionError, match="expected an int32 tensor, got torch.int64"):
+    with pytest.raises(AssertionError, match="expected an int32 tensor"):
         kernels._histogram(values.long(), 0, 4)
 
 

@@ -1,5 +1,5 @@
-"""Internal names of upstream that libraries import."""
+"""Internal names of upstream that libraries and scripts import."""
 
-from torch_xla._internal import tpu
+from torch_xla._internal import tpu, xla_ops
 
-__all__ = ["tpu"]
+__all__ = ["tpu", "xla_ops"]

@@ -104,8 +104,8 @@ def _to_memory_kind(name: str, t: torch.Tensor, host: bool) -> torch.Tensor:
 def place_to_host(t: torch.Tensor) -> torch.Tensor:
     """Move the tensor to host memory within the step; ``place_to_device`` moves it back before its use.
 
-    Differentiable. On the CPU both memories are the same; the HLO has the annotation all the same. A value that is in host memory when the step ends is moved to
-    the device.
+    Differentiable. On the CPU both memories are the same; the HLO has the annotation all the same. A value that is in
+    host memory when the step ends is moved to the device.
 
     Args:
       t: an xla tensor of any shape and dtype.

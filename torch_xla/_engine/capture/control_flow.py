@@ -187,8 +187,8 @@ def while_loop(
     """Run ``while cond_fn(*carried, *additional): carried = body_fn(*carried, *additional)`` on the device.
 
     The carried values are tensors of constant shape and dtype. ``body_fn`` may write to them in place, which changes
-    neither the tensors of the caller nor those that ``cond_fn`` sees before the step has ended. There is no gradient: XLA does not know how many values
-    a backward pass would have to save.
+    neither the tensors of the caller nor those that ``cond_fn`` sees before the step has ended. There is no gradient:
+    XLA does not know how many values a backward pass would have to save.
 
     Raises:
       RuntimeError: A carried value changes its shape or dtype, or a backward pass needs a gradient.

@@ -71,13 +71,13 @@ class CustomOpLog:
 
     def call(self, op: Any, args: Any, kwargs: Any) -> Any:
         """Call the operator, log the call, and return its result."""
-        seen = map_leaves(torch.Tensor, self._refer, (args, kwargs))
+        seen, seen_kwargs = (map_leaves(torch.Tensor, self._refer, values) for values in (args, kwargs))
         results = op(*args, **kwargs)
         found: list[int] = []
         for result in results if isinstance(results, (tuple, list)) else [results]:
             ref = map_leaves(torch.Tensor, self._refer, result)
             found += [ref.number] if isinstance(ref, ValueRef) else []
-        self._calls.append(CustomOpCall(op, *seen, found))
+        self._calls.append(CustomOpCall(op, seen, seen_kwargs, found))
         return results
 
     def _refer(self, tensor: torch.Tensor) -> Any:
@@ -88,14 +88,11 @@ class CustomOpLog:
 
     def calls(self, numbers: Sequence[int]) -> list[CustomOpCall]:
         """Return the calls with the graph's value numbers, given those of ``nodes``."""
-        return [
-            CustomOpCall(
-                call.op,
-                *map_leaves(ValueRef, lambda ref: ValueRef(numbers[ref.number]), (call.args, call.kwargs)),
-                [numbers[number] for number in call.results],
-            )
-            for call in self._calls
-        ]
+        found = []
+        for call in self._calls:
+            args, kwargs = call.arguments(lambda number: ValueRef(numbers[number]))
+            found.append(CustomOpCall(call.op, args, kwargs, [numbers[number] for number in call.results]))
+        return found
 
 
 def map_leaves(kind: type, function: Callable[[Any], Any], value: Any) -> Any:

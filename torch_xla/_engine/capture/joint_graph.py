@@ -40,9 +40,9 @@ class JointGraph:
     """Spec of a graph that computes a function and its gradient.
 
     ``order`` maps each graph input to the index of a function input, or (from ``inputs`` on) to the cotangent of a
-    result; -1 marks one of the ``constants``. ``custom_calls`` are the calls of custom operators that recorded some of its
-    nodes. ``base`` is the generator state at which recording started. ``results``
-    and ``gradients`` are value numbers of the graph.
+    result; -1 marks one of the ``constants``. ``custom_calls`` are the calls of custom operators that recorded some of
+    its nodes. ``base`` is the generator state at which recording started. ``results`` and ``gradients`` are value
+    numbers of the graph.
     """
 
     spec: GraphSpec

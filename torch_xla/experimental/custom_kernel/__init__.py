@@ -6,6 +6,7 @@ computation as XLA operations. The implementation is chosen when a program is co
 
 from __future__ import annotations
 
+from torch_xla._internal.xla_ops import XLA_LIB
 from torch_xla.experimental.custom_kernel._flash_attention import FlashAttention, flash_attention
 from torch_xla.experimental.custom_kernel._grouped_matmul import GMM, gmm, gmm_backward, tgmm
 from torch_xla.experimental.custom_kernel._int8_matmul import quantized_matmul_int8
@@ -24,6 +25,7 @@ from torch_xla.experimental.custom_kernel._pallas import (
 
 __all__ = [
     "GMM",
+    "XLA_LIB",
     "FlashAttention",
     "_histogram",
     "convert_torch_dtype_to_jax",

@@ -14,9 +14,10 @@ import torch
 
 from torch_xla._engine.capture import jax_function
 from torch_xla._engine.platform_kernels.shard_kernel import KernelSharding
+from torch_xla._internal.xla_ops import XLA_LIB
 from torch_xla.distributed.spmd import Mesh, get_global_mesh
 
-_libraries = {name: torch.library.Library(name, "FRAGMENT") for name in ("xla", "torch_xla")}
+_libraries = {"xla": XLA_LIB, "torch_xla": torch.library.Library("torch_xla", "FRAGMENT")}
 
 
 def define_operator(
