@@ -1,4 +1,4 @@
-"""torch.compile accepts modules and tensors on xla like others, with every backend except the default."""
+"""torch.compile accepts modules and tensors on xla like others, with every backend."""
 
 from __future__ import annotations
 
@@ -234,10 +234,34 @@ def test_compiled_while_modules_are_followed() -> None:
         source_info.set_capture(False)
 
 
-@pytest.mark.parametrize("how", [{}, {"backend": "inductor"}, {"mode": "reduce-overhead"}], ids=str)
-@pytest.mark.parametrize("function", [lambda x: x.sin() + 1, lambda x: torch.ones(2, device="xla") + 1])
-def test_the_default_backend_says_that_it_knows_no_xla(function: Callable[[Any], Any], how: dict[str, Any]) -> None:
-    x = torch.ones(3, device="xla")
-    with pytest.raises(RuntimeError, match=r"does not support xla.*torch.compile\(f, backend='openxla'\)"):
-        torch.compile(function, **how)(x)
-    assert x.sum().item() == 3
+@pytest.mark.parametrize("how", [{}, {"mode": "reduce-overhead"}, {"mode": "max-autotune"}, {"dynamic": True}], ids=str)
+def test_the_default_backend_compiles_graphs_on_xla(how: dict[str, Any]) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    expected = module(torch.ones(5, 3)).detach(), module(torch.ones(7, 3)).detach()
+    compiled = torch.compile(module.to("xla"), **how)
+    with counts() as moved:
+        for size, result in zip((5, 7), expected, strict=True):
+            assert_same(compiled(torch.ones(size, 3, device="xla")), result)
+            assert_same(compiled(torch.ones(size, 3, device="xla")), result)
+    assert not moved["DynamoRunAsItIs"] and not moved.fallbacks
+    compiled(torch.ones(5, 3, device="xla")).sum().backward()
+    assert module[0].weight.grad is not None and module[0].weight.grad.device.type == "xla"
+
+
+def test_the_default_backend_compiles_functions_that_create_xla_tensors() -> None:
+    function = torch.compile(lambda x: torch.ones(2, device="xla") + 1)
+    assert function(torch.ones(3)).tolist() == [2.0, 2.0]
+
+
+def test_the_default_backend_of_cpu_graphs_is_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def compile_fx(graph: Any, inputs: Any, **_: Any) -> Any:
+        seen.append(inputs)
+        return graph
+
+    from torch._inductor import compile_fx as inductor
+
+    monkeypatch.setattr(inductor, "compile_fx", compile_fx)
+    assert torch.compile(lambda x: x + 1)(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert len(seen) == 1 and seen[0][0].device.type == "cpu"

@@ -1,4 +1,4 @@
-"""Keep torch.compile's tracer (dynamo) out of the engine, and reject its default backend (inductor) for xla.
+"""Keep torch.compile's tracer (dynamo) out of the engine, and choose the backend openxla for graphs on xla.
 
 Dynamo traces every Python function that runs below a compiled one, including functions that C++ calls back. The
 engine's functions must not become part of a traced graph: they would be traced repeatedly, together with their locks,
@@ -15,12 +15,6 @@ import torch
 from torch_xla._engine.compat import dynamo
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_NO_INDUCTOR = (
-    "torch.compile: backend 'inductor' (the default) does not support {device}. XLA compiles operations on xla tensors "
-    "with or without torch.compile: remove torch.compile (torch_xla.compile(f) makes one graph of a function), or use "
-    "torch.compile(f, backend='openxla')."
-)
 
 
 def dynamo_disable(function: F) -> F:
@@ -51,16 +45,14 @@ def _devices(values: Iterable[Any]) -> Iterable[torch.device]:
                 yield tensor.device
 
 
-def _reject_xla_for_inductor(
-    original: Callable[..., Any], compiler: Any, graph: Any, inputs: Any, **options: Any
-) -> Any:
+def _compile_for_xla(original: Callable[..., Any], compiler: Any, graph: Any, inputs: Any, **options: Any) -> Any:
+    """Compile a graph on xla tensors with the backend ``openxla``; leave other graphs to inductor."""
     made = (node.meta.get("example_value", node.meta.get("val")) for node in graph.graph.nodes)
-    for device in (*_devices(inputs), *_devices(made)):
-        if device.type == "xla":
-            raise RuntimeError(_NO_INDUCTOR.format(device=device))
+    if any(device.type == "xla" for device in (*_devices(inputs), *_devices(made))):
+        return dynamo.backend("openxla")(graph, inputs)
     return original(compiler, graph, inputs, **options)
 
 
 def install_dynamo_hooks() -> None:
     """Wrap the default backend of torch.compile, for which torch has no hook."""
-    dynamo.wrap_default_backend(_reject_xla_for_inductor)
+    dynamo.wrap_default_backend(_compile_for_xla)

@@ -26,8 +26,11 @@ _DISABLED = PrivateApi(
 _INDUCTOR = PrivateApi(
     "torch",
     "_TorchCompileInductorWrapper.__call__",
-    "an error of torch.compile's default backend that it does not support xla",
-    "the default backend fails on xla tensors with another error",
+    "torch.compile without backend= uses openxla for graphs on xla",
+    "the default backend fails on xla tensors: pass backend='openxla'",
+)
+_BACKENDS = PrivateApi(
+    "torch._dynamo", "lookup_backend", _INDUCTOR.purpose, "torch.compile without backend= raises on xla tensors"
 )
 _LEAVES = PrivateApi(
     "torch.utils._pytree", "tree_leaves", "the tensors in pytrees", "searching pytrees for tensors raises"
@@ -78,6 +81,12 @@ def graph_break_at(function: Any, reason: str) -> None:
 def wrap_default_backend(wrapper: Callable[..., Any]) -> None:
     """Wrap torch.compile's default backend: ``wrapper(original, compiler, graph, inputs, **options)``."""
     _INDUCTOR.wrap(wrapper)
+
+
+def backend(name: str) -> Callable[..., Any]:
+    """Return a registered backend of torch.compile."""
+    found: Callable[..., Any] = _BACKENDS.resolve()(name)
+    return found
 
 
 def tree_leaves(value: Any) -> list[Any]:
