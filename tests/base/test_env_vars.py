@@ -183,6 +183,7 @@ IN_TESTS_OF_THEIR_OWN = {
     "TORCH_XLA_WARN_FALLBACK": "recorder/test_fallback.py::test_warnings_can_be_turned_off",
     "XLA_METRICS_SAMPLES": "diagnostics/test_metrics.py::test_settings",
     "XLA_METRICS_PERCENTILES": "diagnostics/test_metrics.py::test_settings",
+    "TORCH_XLA_CHECK_INDICES": "execution/test_value_checks.py::test_check_indices_of_modes",
     "XLA_IR_DEBUG": "recorder/test_source_info.py::test_ir_debug",
     "XLA_HLO_DEBUG": "recorder/test_source_info.py::test_hlo_debug",
     "XLA_SAVE_TENSORS_FILE": "execution/test_graph_dump.py::test_environment",

@@ -6,7 +6,6 @@ from tests.ops.outcome import Outcome
 
 SPARSE = "sparse tensors do not exist on xla; .to_dense() first"
 SAVED_16 = "the CPU saves mean and rstd in 16 bits, other devices in float32"
-VALUES = "an index out of range, or a weight below zero, is known only when the program runs; the CPU checks it first"
 CROSSES = "torch decomposes it into a matmul and a copy to out, which may be on another device"
 BY_OUT = "the CPU accumulates in this dtype for dtype=, but not for out="
 NAN_16 = "the CPU computes it in 16 bits and returns nan"
@@ -52,9 +51,6 @@ EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("nn.functional.grid_sample", "bfloat16", "forward"): COORDINATES_16,
     ("grid_sampler_2d", "bfloat16", "forward"): COORDINATES_16,
     ("grid_sampler_3d", "bfloat16", "forward"): COORDINATES_16,
-    ("gather", "*", "errors"): VALUES,
-    ("scatter", "*", "errors"): VALUES,
-    ("scatter_add", "*", "errors"): VALUES,
     ("matmul", "*", "wrong out"): CROSSES,
     ("kron", "*", "wrong out"): CROSSES + "; an out of another dtype raises, where the CPU converts",
     ("nansum", "*", "wrong out"): BY_OUT,
@@ -71,7 +67,6 @@ EXCEPTIONS: dict[tuple[str, str, str], str] = {
 
 #: The same, for samples that only a full sweep (--samples 0) runs.
 LATE: dict[tuple[str, str, str], str] = {
-    ("multinomial", "float32", "errors"): VALUES,
     ("nn.functional.multi_head_attention_forward", "bfloat16", "forward"): (
         "a softmax of logits in the hundreds, whose ulp is 2 in 16 bits: the CPU's error against float64 is as large"
     ),

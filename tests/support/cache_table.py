@@ -61,6 +61,7 @@ _engine/compilation/persistent_cache/graph_key:_is_portable_op the name; rules a
 _engine/cpu_backend/malloc_tuning:retain_free_memory no arguments; returns nothing, configures malloc once
 _engine/compilation/native_executable:_empty_scalars sharding (by value, with its devices) and dtype of an array
     without elements
+_engine/execution/value_errors:_launched not a cache: results of checks that wait for a sync or read
 _engine/execution/op_by_op:_executables test: test_functions_with_other_callbacks_are_other_functions
 _engine/execution/op_by_op:_sequences   test: test_functions_with_other_callbacks_are_other_functions
 _engine/compilation/program_cache:cache test: test_functions_with_other_callbacks_are_other_functions

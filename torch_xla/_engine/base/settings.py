@@ -134,6 +134,7 @@ _COMPILE_POLICIES = {
     ("interpret", "compile"): "interpret_unstable",
     ("compile", "compile"): "compile",
 }
+CHECK_INDICES = SettingType(_parse_choice(("0", "1", "auto")), "0, 1 or auto")
 TRACEBACKS = SettingType(_parse_choice(("short", "full")), "short or full")
 COMPILE_POLICY = SettingType(
     _parse_choice(tuple(_COMPILE_POLICIES.values())), "one of " + ", ".join(_COMPILE_POLICIES.values())
@@ -360,6 +361,12 @@ class Settings:
         FLAG, "1", "warn once for each operator that falls back to the CPU", deprecated=("XLA_FALLBACK_WARN",)
     )
 
+    TORCH_XLA_CHECK_INDICES = Setting(
+        CHECK_INDICES,
+        "auto",
+        "programs check indices, class targets, integer divisors and probabilities, and sync() or the next read raises "
+        "torch's error. auto: on CPU devices only; 1: on all devices; 0: no checks",
+    )
     XLA_METRICS_SAMPLES = Setting(COUNT, "1024", "number of recent samples that a metric stores for its percentiles")
     XLA_METRICS_PERCENTILES = Setting(
         FRACTIONS, "0.01:0.05:0.1:0.2:0.5:0.8:0.9:0.95:0.99", "percentiles in metric reports"

@@ -14,7 +14,8 @@ from jax.sharding import Sharding
 from torch_xla._engine import recorder
 from torch_xla._engine.base import sharding_ids
 from torch_xla._engine.compat import pjrt_execution, sharding
-from torch_xla._engine.compilation import abstract_program, native_executable
+from torch_xla._engine.compilation import abstract_program, graph_function, native_executable
+from torch_xla._engine.compilation.graph_function import CheckedOps
 from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
 from torch_xla._engine.compilation.persistent_cache import graph_key
 from torch_xla._engine.compilation.placement import MeshPlacement, Placement, ReplicaThreadsPlacement
@@ -40,6 +41,7 @@ class CompiledProgram:
       outline: describes the graph in messages.
       exchanges: one line per collective; all members of the group must have equal lines.
       handlers: the library of CPU kernels, if the program calls any (``kernel_calls`` of them).
+      checked: the nodes that the program's last result may name (lowering/value_checks.py); None without checks.
       launched: whether the program has run once; for compile_policy.py.
       repeated: whether it has run twice; for compile_policy.py.
     """
@@ -52,6 +54,7 @@ class CompiledProgram:
     exchanges: Sequence[str] = ()
     handlers: library.KernelLibrary | None = None
     kernel_calls: int = 0
+    checked: CheckedOps | None = None
     launched: bool = False
     repeated: bool = False
 
@@ -77,7 +80,7 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
 
         def build(jitted: Any, donates: bool, unspecified: bool = True) -> tuple[jax.stages.Compiled, bool]:
             try:
-                name = graph_key.graph_cache_key(spec, leaves, device, donates) if placement.has_graph_key else None
+                name = _persistent_name(spec, placement, leaves, donates)
                 lower = functools.partial(jitted.lower, *arguments)
                 return persistent_cache.load_or_compile(lower, placement.cacheable_devices, name, called)
             except sharding.indivisible_error():
@@ -92,15 +95,27 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
             compiled, loaded = build(placement.jit(spec, arguments, donates=False), donates=False)
         results = placement.result_shardings(compiled) if placement.has_result_shardings else ()
         joined = isinstance(placement, ReplicaThreadsPlacement)
-        executable, sizes = native_executable.make_executable(compiled, placement.sharding, results, joined)
+        executable, sizes = native_executable.make_executable(
+            compiled, placement.sharding, len(spec.roots), results, joined
+        )
         if not loaded and len(spec.nodes) >= _LEAVES_MUCH:
             malloc_tuning.trim_free_memory()
         if device.platform == "cpu":
             malloc_tuning.retain_free_memory()
     exchanges = placement.collective_signature(spec) if placement.group is not None else ()
+    has_checks = len(jax.tree.leaves(compiled.out_info)) > len(spec.roots)
+    checked = graph_function.checked_ops(spec) if has_checks else None
     return CompiledProgram(
-        executable, compiled, outline, sizes, placement, exchanges, handlers if called else None, called.total()
+        executable, compiled, outline, sizes, placement, exchanges, handlers if called else None, called.total(), checked
     )
+
+
+def _persistent_name(
+    spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequence[jax.Array], donates: bool
+) -> str | None:
+    if not placement.has_graph_key:
+        return None
+    return graph_key.graph_cache_key(spec, leaves, placement.device, donates, placement.is_checked)
 
 
 def _compile_abstract(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequence[Any]) -> CompiledProgram:

@@ -15,7 +15,7 @@ from jax import lax
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.compilation import cpu_scheduling, foreach_fusion, hlo_metadata, manual_sharding
 from torch_xla._engine.graph.graph_spec import IN_PLACE, LIST_TAGS, SCATTER, ArgTag, GraphSpec, NodeSpec, operands
-from torch_xla._engine.lowering import RULES, cpu_kernel_call, decompose
+from torch_xla._engine.lowering import RULES, cpu_kernel_call, decompose, value_checks
 from torch_xla._engine.lowering.apply_rule import LoweringError, apply_rule
 from torch_xla._engine.lowering.recorder_ops import key_data
 from torch_xla._engine.lowering.registry import LoweringRuleContext, Rule, ScalarOperand, default_dtype_scope
@@ -23,6 +23,7 @@ from torch_xla._engine.lowering.rules import matmul
 from torch_xla._engine.lowering.rules.collectives import COLLECTIVES, opaque_to_compiler
 from torch_xla._engine.lowering.rules.view_scatter import scatter_through_view
 from torch_xla._engine.recorder import source_info
+from torch_xla._engine.recorder.source_info import Origin
 
 #: Ops that need their operands in torch's dtype even if the storage dtype is narrower: they reinterpret bits, XLA's
 #: linear algebra libraries do not support 16-bit floats (reported only after the rule has run), or the function that
@@ -30,6 +31,9 @@ from torch_xla._engine.recorder import source_info
 _EXACT = re.compile(
     r"aten::(view(_copy)?\.dtype|_?linalg_|cholesky|triangular_solve|geqrf|orgqr|ormqr)|torch_xla::jax_call"
 )
+#: The nodes of a graph that its program may check, by number: the op, and the source location of the node.
+CheckedOps = Mapping[int, tuple[str, Origin | None]]
+
 _BITS_OR_CALLS = ("aten::view.dtype", "aten::view_copy.dtype", "torch_xla::jax_call")
 
 
@@ -51,9 +55,15 @@ class _GraphTracer:
     """
 
     def __init__(
-        self, spec: GraphSpec, floats: jax.Array, ints: Sequence[jax.Array], leaves: tuple[jax.Array, ...]
+        self,
+        spec: GraphSpec,
+        floats: jax.Array,
+        ints: Sequence[jax.Array],
+        leaves: tuple[jax.Array, ...],
+        checked: bool = False,
     ) -> None:
         self.spec = spec
+        self.checks = value_checks.CheckCollector() if checked else None
         self.floats, self.ints = cpu_kernel_call.unpack_scalars(floats), cpu_kernel_call.unpack_scalars(ints)
         self.exchanged: jax.Array | None = None  # an output of the last collective
         self.operands = [operands(node) for node in spec.nodes]  # the numbers of the values that each node reads
@@ -128,6 +138,8 @@ class _GraphTracer:
                 results = hlo_metadata.with_metadata(node.op, node.origin, lambda: self._exchanged(node))
             else:
                 results = self._exchanged(node)
+            if self.checks is not None and node.schema_kind != SCATTER:
+                self.checks.add(number, node.op, self.argument, node.args)
             declared = [dtype for _, dtype in node.outs]
             several = node.is_list or len(node.outs) > 1
             result, dtype = (results, declared) if several else (results[0], declared[0])
@@ -226,11 +238,20 @@ def _format_operand(arg: Any) -> str:
     return arg.kind.__name__ if isinstance(arg, ScalarOperand) else repr(arg)
 
 
-def graph_function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
-    """Return the graph as a function ``f(floats, ints, *leaves) -> roots`` that jax can trace."""
+def checked_ops(spec: GraphSpec) -> CheckedOps:
+    """Return the nodes of a graph whose values a program may check."""
+    return {number: (node.op, node.origin) for number, node in enumerate(spec.nodes) if node.op in value_checks.CHECKS}
+
+
+def graph_function(spec: GraphSpec, checked: bool = False) -> Callable[..., list[jax.Array]]:
+    """Return the graph as a function ``f(floats, ints, *leaves) -> roots`` that jax can trace.
+
+    ``checked``: if values of the graph can be out of range, the result of their checks is appended to the roots
+    (lowering/value_checks.py).
+    """
 
     def graph(floats: jax.Array, ints: Sequence[jax.Array], *leaves: jax.Array) -> list[jax.Array]:
-        evaluation = _GraphTracer(spec, floats, ints, leaves)
+        evaluation = _GraphTracer(spec, floats, ints, leaves, checked)
         order: Sequence[int] = range(len(spec.nodes))
         waits: Mapping[int, Any] = {}
         if cpu_kernel_call.cpu_kernels_allowed():
@@ -246,10 +267,12 @@ def graph_function(spec: GraphSpec) -> Callable[..., list[jax.Array]]:
                     error.node = number
                     raise
             results = [evaluation.value(root) for root in spec.roots]
-        return [
+            row = None if evaluation.checks is None else evaluation.checks.result()
+        found = [
             _reject_manual_result(result, root - len(spec.leaves))
             for result, root in zip(results, spec.roots, strict=True)
         ]
+        return found if row is None else [*found, row]
 
     return graph
 

@@ -27,17 +27,19 @@ _NUMBERS = (np.dtype(np.float64), np.dtype(np.int64))
 def make_executable(
     compiled: jax.stages.Compiled,
     number_sharding: jax.sharding.Sharding,
+    root_count: int,
     result_shardings: Sequence[int] = (),
     together: bool = False,
 ) -> tuple[Any, ProgramSizes]:
     """Return the recorder's Executable of a program that takes (floats, ints, *leaves), and the program's sizes.
 
     Args:
+      root_count: the number of results that are values of the graph; the result of checks may follow.
       number_sharding: the sharding of the two arrays of scalars, on the program's devices.
       result_shardings: the sharding id of each output; empty for a program of one device.
       together: one launch runs the graphs of several replica threads (recorder.launch_joined).
     """
-    sizes = program_info.program_sizes(compiled)
+    sizes = program_info.program_sizes(compiled, root_count)
     execute, handlers = pjrt_execution.raw_execute(compiled)
     put = pjrt_execution.raw_device_put()
     direct = None not in (execute, put, pjrt_execution.x64_setter()[0])

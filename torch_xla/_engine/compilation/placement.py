@@ -37,6 +37,7 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.graph.graph_spec import GraphSpec
 from torch_xla._engine.job import replicas, thread_group
+from torch_xla._engine.lowering import value_checks
 from torch_xla._engine.lowering.rules.collectives import COLLECTIVES
 from torch_xla._engine.parallel import collective_check, replica_program, spmd
 from torch_xla._engine.parallel.replica_program import ReplicaGroup
@@ -78,6 +79,8 @@ class Placement(ABC):
     has_result_shardings = False
     #: Whether no other device takes part: the graph may be interpreted, or run op by op.
     is_alone = False
+    #: Whether the program can check values; with ``is_checked`` it does (graph_function.graph_function).
+    can_check = True
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class Placement(ABC):
         self.cache_key: Hashable = (scope, run.graph.key, id(run.precision))  # one of ``cache_keys``
         self.sharding, self.cacheable_devices, self.group = sharding, cacheable_devices, group
         self.name = f"xla:{run.device}"  # in reports
+        self.is_checked = self.can_check and value_checks.is_enabled(self.device.platform)
 
     @staticmethod
     def of(run: GraphRun) -> Placement:
@@ -118,7 +122,7 @@ class Placement(ABC):
           unspecified: whether XLA chooses the shardings of unannotated outputs.
         """
         donated = tuple(position + 2 for position in spec.donated) if donates else ()
-        function = graph_function.graph_function(spec)
+        function = graph_function.graph_function(spec, self.is_checked)
         return self._jit(function, spec, arguments, unspecified, donate_argnums=donated, keep_unused=True)
 
     @abstractmethod
@@ -217,6 +221,7 @@ class MeshPlacement(Placement):
     """All devices of the job (SPMD); every process launches the same programs in the same order."""
 
     has_result_shardings = True
+    can_check = False
 
     def __init__(self, run: GraphRun) -> None:
         processes = tuple(range(replicas.process_count()))

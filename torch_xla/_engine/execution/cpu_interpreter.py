@@ -2,7 +2,8 @@
 
 The recorder visits the nodes (csrc/interpreter/graph_interpreter.cpp). Ops without an ATen kernel, and all random ops,
 are computed by their lowering rule, compiled separately as in op_by_op.py: so a random op has the same values in a
-program and in the interpreter.
+program and in the interpreter. ATen's kernels raise errors for indices out of range; the graph is then compiled, and
+its program determines the values and the error (value_errors.py).
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ class _FallbackOps:
             values.append(seed if memory is None else _array(memory, run.device))
         compiled = op_by_op.compile_op(alone, specs, run.device, run.precision)
         made = iter(compiled(floats[alone.floats], ints[alone.ints], *values))
-        return [None if dtype is None else next(made) for _, dtype in node.outs]
+        results = [None if dtype is None else next(made) for _, dtype in node.outs]
+        row = next(made, None)
+        if row is not None and np.asarray(row)[0]:
+            raise recorder.bindings().NotInterpretable(f"{node.op}: a value is out of range")
+        return results
 
     def _normalize_seed(self, node: NodeSpec, ints: np.ndarray) -> tuple[NodeSpec, np.ndarray | None]:
         """Return a random node as the first draw after a seed, and that seed: equal draws share one program."""

@@ -33,7 +33,15 @@ from torch_xla._engine.compilation import placement, program_cache
 from torch_xla._engine.compilation.placement import Placement, ReplicaThreadsPlacement
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import metrics, observer, sync_reasons, xla_errors
-from torch_xla._engine.execution import compile_policy, eager_mode, graph_dump, op_by_op, recomputation, replica_threads
+from torch_xla._engine.execution import (
+    compile_policy,
+    eager_mode,
+    graph_dump,
+    op_by_op,
+    recomputation,
+    replica_threads,
+    value_errors,
+)
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.lowering.apply_rule import LoweringError
 from torch_xla._engine.lowering.rules import jax_call
@@ -49,6 +57,9 @@ def sync_device(device: int, wait: bool = False) -> None:
     results = recorder.bindings().with_execution_lock(device, _sync, device)
     if wait:
         wait_values(results, device)
+        value_errors.raise_all(device)
+    else:
+        value_errors.raise_ready(device)
 
 
 def _sync(device: int) -> Sequence[jax.Array]:
@@ -183,6 +194,9 @@ def _launch(
             results, token = run.graph.launch(found.executable, leaves)
     except jax.errors.JaxRuntimeError as error:
         raise xla_errors.translate_xla_error(error, f"running {found.outline}", run.device, found.outline) from error
+    if found.checked is not None:
+        *results, row = results
+        value_errors.note_launch(run, row, found.checked)
     record.launched(results, token)
     if group is not None:
         watchdog.on_launched(results, found.sizes.smallest)
@@ -191,8 +205,10 @@ def _launch(
 
 def _run_op_by_op(run: GraphRun) -> Sequence[jax.Array]:
     start = time.perf_counter_ns()
-    results = op_by_op.run_op_by_op(run, [replica_program.to_local_array(leaf) for leaf in run.leaves()])
+    results, rows = op_by_op.run_op_by_op(run, [replica_program.to_local_array(leaf) for leaf in run.leaves()])
     run.graph.finish(results)
+    for op, row in rows:
+        value_errors.note_launch(run, row, {0: (op, None)})
     observer.on_op_by_op_done(run.device, start, eager_mode.is_eager())
     return results
 
@@ -207,6 +223,7 @@ def wait_device(device: int) -> None:
     """Block until everything launched on the device is done."""
     devices.check_not_forked()
     wait_values(recorder.bindings().live_buffers(device), device)
+    value_errors.raise_all(device)
 
 
 def wait_values(values: Sequence[jax.Array], device: int) -> None:

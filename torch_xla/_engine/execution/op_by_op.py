@@ -27,6 +27,7 @@ from torch_xla._engine.diagnostics import metrics, step_timings
 from torch_xla._engine.execution import eager_mode
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.graph.graph_spec import FUNCTIONAL, LIST_TAGS, ArgTag, GraphSpec, NodeSpec
+from torch_xla._engine.lowering import value_checks
 from torch_xla._engine.lowering.registry import TensorSpec
 from torch_xla._engine.lowering.rules import jax_call
 from torch_xla._engine.lowering.rules.matmul import Precision
@@ -44,7 +45,11 @@ class _OpCall:
     single: bool = True  # the value is an array, not a list of outputs
     item: int = 0
     last: tuple[int, ...] = ()  # values whose last use is this op
+    op: str = ""
 
+
+#: The op of a node, and what its program found (lowering/value_checks.py).
+CheckResult = tuple[str, jax.Array]
 
 _executables: LruCache[jax.stages.Compiled] = LruCache(lambda: metrics.count("DestroyCompileHandles"))
 _sequences: LruCache[OpSequence] = LruCache(lambda: metrics.count("OpByOpGraphEvicted"))
@@ -109,7 +114,10 @@ def _position(items: list[int], item: int) -> int:
 def compile_op(
     alone: SingleOpGraph, leaves: list[TensorSpec], device: int, precision: Precision
 ) -> jax.stages.Compiled:
-    """Compile one node to a program (floats, ints, *operands) -> the outputs that exist."""
+    """Compile one node to a program (floats, ints, *operands) -> the outputs that exist, and the result of its checks.
+
+    The latter only if the device checks values and the node has any to check (lowering/value_checks.py).
+    """
     key = (device, precision, repr((replace(alone.node, origin=None), leaves)))
     found = _executables.get(key)
     if found is not None:
@@ -122,12 +130,13 @@ def compile_op(
     ]
     floats = jax.ShapeDtypeStruct((len(alone.floats),), np.float64)
     ints = jax.ShapeDtypeStruct((len(alone.ints),), np.int64)
+    checked = value_checks.is_enabled(devices.device(device).platform)
     with (
         metrics.record_time("EagerOpCompileTime" if eager_mode.is_eager() else "CompileTime"),
         library.kernels_enabled(devices.device(device).platform) as (handlers, called),
     ):
         jitted = jax.jit(
-            graph_function.graph_function(alone.spec(leaves, precision)),
+            graph_function.graph_function(alone.spec(leaves, precision), checked),
             in_shardings=place,
             out_shardings=place,
             keep_unused=True,
@@ -164,7 +173,13 @@ class OpSequence:
         alone = SingleOpGraph(node)
         executable = compile_op(alone, [specs[i] for i in alone.operands], device, precision)
         step = _OpCall(
-            executable, tuple(alone.operands), tuple(alone.floats), tuple(alone.ints), alone.results, alone.single
+            executable,
+            tuple(alone.operands),
+            tuple(alone.floats),
+            tuple(alone.ints),
+            alone.results,
+            alone.single,
+            op=node.op,
         )
         return step, node.outs[0] if node.outs else ((), None)
 
@@ -182,29 +197,32 @@ class OpSequence:
     def __len__(self) -> int:
         return sum(step.compiled is not None for step in self._steps)
 
-    def run(self, floats: Any, ints: Any, buffers: Sequence[Any]) -> list[jax.Array]:
-        """Return the outputs; all ops have been launched when it returns."""
+    def run(self, floats: Any, ints: Any, buffers: Sequence[Any]) -> tuple[list[jax.Array], list[CheckResult]]:
+        """Return the outputs and the results of checks; all ops have been launched when it returns."""
         values: list[Any] = list(buffers)
+        rows: list[CheckResult] = []
         for step in self._steps:
-            values.append(self._value(step, values, floats, ints))
+            value, row = self._value(step, values, floats, ints)
+            values.append(value)
+            if row is not None:
+                rows.append((step.op, row))
             for position in step.last:
                 values[position] = None
-        return [values[root] for root in self._roots]
+        return [values[root] for root in self._roots], rows
 
     @staticmethod
-    def _value(step: _OpCall, values: list[Any], floats: Any, ints: Any) -> Any:
+    def _value(step: _OpCall, values: list[Any], floats: Any, ints: Any) -> tuple[Any, jax.Array | None]:
+        """Return the value of a step, and the result of its checks, if it has any."""
         if step.compiled is None:
-            return values[step.operands[0]][step.item] if step.operands else split_seed(ints[step.ints[0]])
+            return values[step.operands[0]][step.item] if step.operands else split_seed(ints[step.ints[0]]), None
         operands = [values[i] for i in step.operands]
-        results = step.compiled(floats[list(step.floats)], ints[list(step.ints)], *operands)
-        if step.single:
-            return results[0]
-        found = iter(results)
-        return [next(found) if exists else None for exists in step.results]
+        found = iter(step.compiled(floats[list(step.floats)], ints[list(step.ints)], *operands))
+        value = next(found) if step.single else [next(found) if exists else None for exists in step.results]
+        return value, next(found, None)
 
 
-def run_op_by_op(graph_run: GraphRun, buffers: Sequence[Any]) -> list[jax.Array]:
-    """Return the outputs of a graph, computed one operation at a time."""
+def run_op_by_op(graph_run: GraphRun, buffers: Sequence[Any]) -> tuple[list[jax.Array], list[CheckResult]]:
+    """Return the outputs of a graph, computed one operation at a time, and the results of checks."""
     key = (graph_run.device, graph_run.graph.key, graph_run.precision)
     sequence = _sequences.get(key)
     with recorder.enable_x64():

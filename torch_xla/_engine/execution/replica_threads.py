@@ -13,9 +13,11 @@ import jax
 
 from torch_xla._engine import recorder
 from torch_xla._engine.compilation import program_cache
+from torch_xla._engine.compilation.graph_function import CheckedOps
 from torch_xla._engine.compilation.placement import ReplicaThreadsPlacement
 from torch_xla._engine.compilation.program_cache import CompiledProgram
 from torch_xla._engine.diagnostics import metrics, observer, xla_errors
+from torch_xla._engine.execution import value_errors
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.job import replicas, thread_group
 from torch_xla._engine.parallel import collective_check
@@ -36,17 +38,23 @@ def run_on_replica_threads(
     signature = found.exchanges if found else place.collective_signature(graph_run.spec)
     record = observer.begin_execution(graph_run)
     what = collective_check.signature_summary(signature, graph_run.graph.key)
-    results: Sequence[jax.Array] = group.run_together(
+    checked, results = group.run_together(
         replicas.global_ordinal(), what, graph_run, lambda runs: _launch_joined(graph_run, place, runs)
     )
+    if checked is not None:
+        *results, row = results
+        value_errors.note_launch(graph_run, row, checked)
     record.launched(results)
-    return results
+    return results  # type: ignore[no-any-return]
 
 
 def _launch_joined(
     own: GraphRun, place: ReplicaThreadsPlacement, runs: Sequence[GraphRun]
-) -> Sequence[Sequence[jax.Array]]:
-    """Run the program with the joined arguments; return each replica's outputs. ``own`` is this thread's run."""
+) -> Sequence[tuple[CheckedOps | None, Sequence[jax.Array]]]:
+    """Run the program with the joined arguments; return the checked nodes and the outputs of each replica.
+
+    ``own`` is this thread's run.
+    """
     found = program_cache.cache.get(place.cache_key)
     if found is None:
         found = program_cache.compile_and_store(own, place, place.join_arguments([run.leaves() for run in runs]))
@@ -59,4 +67,4 @@ def _launch_joined(
         )
     except jax.errors.JaxRuntimeError as error:
         raise xla_errors.translate_xla_error(error, f"running {found.outline}", own.device, found.outline) from error
-    return results
+    return [(found.checked, own_results) for own_results in results]

@@ -21,6 +21,7 @@ from torch_xla._engine.base import dtypes, user_frames
 from torch_xla._engine.device import abstract_device, devices
 from torch_xla._engine.device.abstract_device import AbstractArray
 from torch_xla._engine.diagnostics import buffer_provenance, metrics, profiler_spans, step_timings, xla_errors
+from torch_xla._engine.execution import value_errors
 from torch_xla._engine.parallel import replica_program, spmd
 
 _log = logging.getLogger("torch_xla.transfer")
@@ -122,6 +123,7 @@ def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torc
     metrics.metric("InboundData", metrics.format_bytes).add(host.nbytes)
     if not step_timings.current_fallback():
         step_timings.record_read(user_frames.user_line(), time.perf_counter_ns() - start)
+    value_errors.raise_ready(devices.ordinal(buffer))
     _log.info("from the device: %s%s", dtype, list(shape))
     return tensor
 

@@ -40,11 +40,14 @@ class ProgramSizes:
         self.smallest = min(range(len(self.results)), key=self.results.__getitem__, default=0)
 
 
-def program_sizes(compiled: jax.stages.Compiled) -> ProgramSizes:
-    """Return the sizes of a program; ``extra`` and ``temporary`` are 0 if the compiler does not report them."""
+def program_sizes(compiled: jax.stages.Compiled, root_count: int | None = None) -> ProgramSizes:
+    """Return the sizes of a program with ``root_count`` results, or all of them.
+
+    ``extra`` and ``temporary`` are 0 if the compiler does not report them.
+    """
     results = [
         sharding_ids.bytes_per_device(info.shape, info.dtype.itemsize, info.sharding)
-        for info in jax.tree.leaves(compiled.out_info)
+        for info in jax.tree.leaves(compiled.out_info)[:root_count]
     ]
     stats = memory_analysis(compiled)
     if stats is None:

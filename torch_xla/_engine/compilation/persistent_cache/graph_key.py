@@ -5,6 +5,7 @@ The key is a hash of all that decides which StableHLO the rules generate for the
     graph           ops, arguments, output specs, outputs, donation, precision; not source locations
     inputs          shapes, dtypes and shardings on the device
     rules           every source file of the engine, as imported; the releases of torch, jax and numpy
+    checks          whether the program checks values (TORCH_XLA_CHECK_INDICES)
     environment     this thread's jax configuration, the storage dtypes, the CPU capability that torch reports
 
 Some graphs have no key; their programs are found by the StableHLO alone. That holds for all graphs if the engine's
@@ -43,8 +44,13 @@ _PORTABLE_OPS = re.compile(r"torch_xla::(getitem|seed|fused_\w+(\.\w+)?|optimiza
 _WITHOUT_REFERENCES = 2
 
 
-def graph_cache_key(spec: GraphSpec, leaves: Sequence[jax.Array], device: jax.Device, donates: bool) -> str | None:
-    """Return the key of a graph for a device, 64 hexadecimal digits; None for a graph without a key."""
+def graph_cache_key(
+    spec: GraphSpec, leaves: Sequence[jax.Array], device: jax.Device, donates: bool, checked: bool
+) -> str | None:
+    """Return the key of a graph for a device, 64 hexadecimal digits; None for a graph without a key.
+
+    ``donates``: the program overwrites inputs; ``checked``: it checks values.
+    """
     hashed = engine_fingerprint()
     if hashed is None:
         metrics.count("PersistentCacheSourcesUnknown")
@@ -59,7 +65,7 @@ def graph_cache_key(spec: GraphSpec, leaves: Sequence[jax.Array], device: jax.De
     except ValueError:  # an argument that has no portable encoding
         return None
     digest = hashlib.sha256(hashed)
-    digest.update(repr((donates, _trace_context())).encode())
+    digest.update(repr((donates, checked, _trace_context())).encode())
     digest.update(described)
     return digest.hexdigest()
 
