@@ -218,6 +218,19 @@ def test_the_setting_and_the_platform_decide(monkeypatch: pytest.MonkeyPatch) ->
     assert found == {"0": [False] * 3, "1": [True] * 3, "auto": [True, False, False]}
 
 
+def test_large_operands_are_checked_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather() -> torch.Tensor:
+        return torch.ones(3, device="xla").take(torch.zeros(1 << 16, dtype=torch.int64, device="xla"))
+
+    def gather_more() -> torch.Tensor:
+        return torch.ones(3, device="xla").take(torch.zeros((1 << 16) + 1, dtype=torch.int64, device="xla"))
+
+    assert [_graph_results(gather), _graph_results(gather_more)] == [1, 0]
+    monkeypatch.setitem(settings.__dict__, "TORCH_XLA_CHECK_INDICES", "1")
+    program_cache.cache.clear()
+    assert [_graph_results(gather), _graph_results(gather_more)] == [1, 1]
+
+
 def test_an_index_of_a_gradient_is_checked_once() -> None:
     import jax.numpy as jnp
 

@@ -365,7 +365,7 @@ class Settings:
         CHECK_INDICES,
         "auto",
         "programs check indices, class targets, integer divisors and probabilities, and sync() or the next read raises "
-        "torch's error. auto: on CPU devices only; 1: on all devices; 0: no checks",
+        "torch's error. auto: on CPU devices, up to 65,536 values of an operand; 1: on all devices; 0: no checks",
     )
     XLA_METRICS_SAMPLES = Setting(COUNT, "1024", "number of recent samples that a metric stores for its percentiles")
     XLA_METRICS_PERCENTILES = Setting(

@@ -5,7 +5,7 @@ The key is a hash of all that decides which StableHLO the rules generate for the
     graph           ops, arguments, output specs, outputs, donation, precision; not source locations
     inputs          shapes, dtypes and shardings on the device
     rules           every source file of the engine, as imported; the releases of torch, jax and numpy
-    checks          whether the program checks values (TORCH_XLA_CHECK_INDICES)
+    checks          whether the program checks values, and of what size (TORCH_XLA_CHECK_INDICES)
     environment     this thread's jax configuration, the storage dtypes, the CPU capability that torch reports
 
 Some graphs have no key; their programs are found by the StableHLO alone. That holds for all graphs if the engine's
@@ -35,7 +35,7 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.base import engine_sources as imported_sources
 from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.graph.graph_spec import SCATTER, GraphSpec, NodeSpec
-from torch_xla._engine.lowering import RULES, decompose
+from torch_xla._engine.lowering import RULES, decompose, value_checks
 
 #: The engine's own ops whose arguments have the same meaning in every process.
 _PORTABLE_OPS = re.compile(r"torch_xla::(getitem|seed|fused_\w+(\.\w+)?|optimization_barrier|rnn_layer(_backward)?)")
@@ -65,7 +65,7 @@ def graph_cache_key(
     except ValueError:  # an argument that has no portable encoding
         return None
     digest = hashlib.sha256(hashed)
-    digest.update(repr((donates, checked, _trace_context())).encode())
+    digest.update(repr((donates, checked and value_checks.most_elements(), _trace_context())).encode())
     digest.update(described)
     return digest.hexdigest()
 
