@@ -244,6 +244,16 @@ def test_an_index_of_a_gradient_is_checked_once() -> None:
     assert row.tolist() == [value_checks.Failure.INDEX_RUNTIME_ERROR, 2, 0, 5, 7]
 
 
+def test_an_index_on_the_cpu_is_checked_when_it_is_recorded() -> None:
+    x = torch.ones(3, 4, device="xla")
+    for call in (lambda: x[torch.tensor([3])], lambda: x[:, torch.tensor([0, -5])], lambda: x[torch.tensor([3]), 0]):
+        with pytest.raises(IndexError, match=r"index (3|-5) is out of bounds for dimension [01] with size [34]"):
+            call()
+    with pytest.raises(IndexError, match="index 4 is out of bounds for dimension 1 with size 4"):
+        x[torch.tensor([1]), torch.tensor([4], dtype=torch.int32)] = 0.0
+    assert x[torch.tensor([-3]), torch.tensor([3])].item() == 1
+
+
 EAGER = """
 import torch, torch_xla
 x = torch.ones(3, device="xla")

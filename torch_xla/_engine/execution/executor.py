@@ -188,6 +188,7 @@ def _launch(
         watchdog.on_launch(found.exchanges, group)
     if found.handlers is not None:
         found.handlers.set_thread_count()
+    checked = value_errors.locate_ops(run, found.checked)
     record = observer.begin_execution(run)
     try:
         with record.span:
@@ -196,7 +197,7 @@ def _launch(
         raise xla_errors.translate_xla_error(error, f"running {found.outline}", run.device, found.outline) from error
     if found.checked is not None:
         *results, row = results
-        value_errors.note_launch(run, row, found.checked)
+        value_errors.note_launch(run, row, checked)
     record.launched(results, token)
     if group is not None:
         watchdog.on_launched(results, found.sizes.smallest)
@@ -206,9 +207,10 @@ def _launch(
 def _run_op_by_op(run: GraphRun) -> Sequence[jax.Array]:
     start = time.perf_counter_ns()
     results, rows = op_by_op.run_op_by_op(run, [replica_program.to_local_array(leaf) for leaf in run.leaves()])
+    checked = value_errors.locate_ops(run, {number: (op, None) for number, op, _ in rows})
     run.graph.finish(results)
-    for op, row in rows:
-        value_errors.note_launch(run, row, {0: (op, None)})
+    for number, _, row in rows:
+        value_errors.note_launch(run, row, {0: checked[number]})
     observer.on_op_by_op_done(run.device, start, eager_mode.is_eager())
     return results
 

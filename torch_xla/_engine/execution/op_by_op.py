@@ -48,8 +48,8 @@ class _OpCall:
     op: str = ""
 
 
-#: The op of a node, and what its program found (lowering/value_checks.py).
-CheckResult = tuple[str, jax.Array]
+#: The number and op of a node, and what its program found (lowering/value_checks.py).
+CheckResult = tuple[int, str, jax.Array]
 
 _executables: LruCache[jax.stages.Compiled] = LruCache(lambda: metrics.count("DestroyCompileHandles"))
 _sequences: LruCache[OpSequence] = LruCache(lambda: metrics.count("OpByOpGraphEvicted"))
@@ -201,11 +201,11 @@ class OpSequence:
         """Return the outputs and the results of checks; all ops have been launched when it returns."""
         values: list[Any] = list(buffers)
         rows: list[CheckResult] = []
-        for step in self._steps:
+        for number, step in enumerate(self._steps):
             value, row = self._value(step, values, floats, ints)
             values.append(value)
             if row is not None:
-                rows.append((step.op, row))
+                rows.append((number, step.op, row))
             for position in step.last:
                 values[position] = None
         return [values[root] for root in self._roots], rows

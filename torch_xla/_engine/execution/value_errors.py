@@ -59,6 +59,17 @@ _ERRORS: dict[Failure, tuple[type[Exception], str]] = {
 }
 
 
+def locate_ops(run: GraphRun, ops: CheckedOps | None) -> CheckedOps:
+    """Return the checked nodes of a program with the source locations of this run; call it before the launch.
+
+    ``ops``: the nodes when the program was compiled, perhaps for an equal graph that other lines recorded.
+    """
+    if not ops or not source_info.is_capturing():
+        return ops or {}
+    origins = map(source_info.origin_from_id, run.graph.node_origins(list(ops)))
+    return {number: (op, origin) for (number, (op, _)), origin in zip(ops.items(), origins, strict=True)}
+
+
 def note_launch(run: GraphRun, row: Any, ops: CheckedOps) -> None:
     """Queue the result of the checks of a program that was launched, and the nodes that it names."""
     row = replica_program.to_local_array(row)

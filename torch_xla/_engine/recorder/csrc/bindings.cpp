@@ -149,6 +149,14 @@ void bind_graph(py::module_& m) {
                                }
                                return out;
                              })
+      .def("node_origins",
+           [](const Graph& g, const std::vector<size_t>& numbers) {
+             std::vector<uint32_t> out;
+             for (const size_t number : numbers) {
+               out.push_back(g.nodes.at(number)->origin);
+             }
+             return out;
+           })
       .def_property_readonly("leaf_shardings",
                              [](const Graph& g) {
                                std::vector<uint32_t> out;

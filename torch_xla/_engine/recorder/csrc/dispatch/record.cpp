@@ -6,6 +6,7 @@
 #include "dispatch/copy.h"
 #include "dispatch/cpu_fallback.h"
 #include "dispatch/graph_size_limit.h"
+#include "inference/index_checks.h"
 #include "inference/output_spec_cache.h"
 #include "ir/attribute_hash.h"
 #include "ir/rng_state.h"
@@ -216,6 +217,9 @@ class Recording {
       return;
     }
     const auto list = value.toListRef();
+    if (op_.cpu_indices && i == 1 && device_ >= 0 && arguments_[0].isTensor()) {
+      check_cpu_indices(arguments_[0].toTensor(), list);
+    }
     c10::List<int64_t> positions;
     positions.reserve(list.size());
     node_->key.mix(kList + (static_cast<uint64_t>(list.size()) << 32));

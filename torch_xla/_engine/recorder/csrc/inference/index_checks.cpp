@@ -28,7 +28,35 @@ void check_indices(const at::Tensor& x, c10::ArrayRef<c10::IValue> indices) {
 
 bool is_empty(const c10::IValue& value) { return value.isTensor() && value.toTensor().numel() == 0; }
 
+template <typename T>
+void check_values(const at::Tensor& index, int64_t dim, int64_t size) {
+  const at::Tensor values = index.contiguous();
+  const T* begin = values.const_data_ptr<T>();
+  const T* end = begin + values.numel();
+  const T* found = std::find_if(begin, end, [size](T value) { return value < -size || value >= size; });
+  TORCH_CHECK_INDEX(found == end, "index ", *found, " is out of bounds for dimension ", dim, " with size ", size);
+}
+
 }  // namespace
+
+void check_cpu_indices(const at::Tensor& x, c10::ArrayRef<c10::IValue> indices) {
+  int64_t dim = 0;
+  int64_t number = 0;  // of the index among the given ones: torch calls it the dimension
+  for (const c10::IValue& value : indices) {
+    const bool exists = value.isTensor() && value.toTensor().defined();
+    if (exists && !is_mask(value) && value.toTensor().device().is_cpu() && dim < x.dim()) {
+      const at::Tensor index = value.toTensor();
+      if (index.scalar_type() == at::kLong) {
+        check_values<int64_t>(index, number, x.size(dim));
+      } else if (index.scalar_type() == at::kInt) {
+        check_values<int32_t>(index, number, x.size(dim));
+      }
+    }
+    const int64_t dims = exists && is_mask(value) ? value.toTensor().dim() : 1;
+    dim += dims;
+    number += exists ? dims : 0;
+  }
+}
 
 bool is_mask(const c10::IValue& index) {
   return index.isTensor() && index.toTensor().defined() &&

@@ -1,6 +1,7 @@
 // Argument checks for indices and masks, as torch's CPU kernels do them.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 #include <string>
@@ -14,5 +15,8 @@ bool is_mask(const c10::IValue& index);
 // number of elements that a mask selects is unknown. Raises torch's error for indices that do not fit the first
 // argument's sizes.
 bool is_invalid_index_write(const std::string& name, c10::ArrayRef<c10::IValue> arguments);
+
+// Raises torch's error for a value of an index tensor on the CPU that is out of range. `indices` may contain masks.
+void check_cpu_indices(const at::Tensor& x, c10::ArrayRef<c10::IValue> indices);
 
 }  // namespace torch_xla
