@@ -106,7 +106,15 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
     has_checks = len(jax.tree.leaves(compiled.out_info)) > len(spec.roots)
     checked = graph_function.checked_ops(spec) if has_checks else None
     return CompiledProgram(
-        executable, compiled, outline, sizes, placement, exchanges, handlers if called else None, called.total(), checked
+        executable,
+        compiled,
+        outline,
+        sizes,
+        placement,
+        exchanges,
+        handlers if called else None,
+        called.total(),
+        checked,
     )
 
 

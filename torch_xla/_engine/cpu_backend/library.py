@@ -61,8 +61,8 @@ _lock = fork_safe_lock()
 def locate_library() -> None:
     """Find the library or build it, if this process will use CPU devices. Neither loads it nor starts a backend.
 
-    Import calls it, so that a build of 12 s does not interrupt a training run. If the build fails, the first CPU program
-    warns.
+    Import calls it, so that a build of 12 s does not interrupt a training run. If the build fails, the first CPU
+    program warns.
     """
     global _located
     if not settings.TORCH_XLA_CPU_KERNELS or not _will_use_cpu():

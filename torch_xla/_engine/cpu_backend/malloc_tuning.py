@@ -2,8 +2,8 @@
 
 XLA allocates a program's memory from the process heap. glibc maps large blocks separately and returns them, and free
 memory at the top of the heap, to the system, which has to fault in and zero the pages at the next run: much of the
-processor time of a small transformer's step. glibc adapts to freed blocks of up to 32 MB, and then retains 64 MB of free
-memory. Here both values hold from the start, so the user's own freed arrays stay resident up to the same bound only:
+processor time of a small transformer's step. glibc adapts to freed blocks of up to 32 MB, and then retains 64 MB of
+free memory. Here both values hold from the start, so the user's own freed arrays stay resident up to the same bound:
 
     a freed block     above 32 MB: returned to the system; else part of the free memory of its heap
     free memory       at the end of a heap: up to 64 MB stay resident
