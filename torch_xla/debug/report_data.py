@@ -5,6 +5,8 @@ steps             count, mean_ms, median_ms, p95_ms, ops (recorded ops per step)
 settled           count, mean_ms, median_ms, p95_ms of the settled steps, which run no graph for the first time
 warm_up           count and ms of the first steps, which compile or run graphs for the first time
 time              by category: ms_per_step and share over all steps; settled_ms and settled_share over settled steps
+utilization       flops of a settled step, flops_per_second, utilization (0 to 1, None), peak_source, goodput (0 to 1);
+                  utilization.py
 device_busy_ms    time per step in which the device runs programs, also while Python runs
 compilations      step, line, source, cause (sync reason), ops, ms, unexpected
 recompilations    text, line, kind and times (number of compilations) of each unexpected cause
@@ -30,7 +32,7 @@ from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import device_memory, metrics, step_timings
 from torch_xla._engine.diagnostics.recompilation_tracker import tracker
 from torch_xla._engine.execution import compile_policy
-from torch_xla.debug import bottlenecks, report_environment
+from torch_xla.debug import bottlenecks, report_environment, utilization
 
 #: In chart order. _KINDS maps the kinds of step_timings to categories; all others are "other".
 #: "first use" is the tracing of steps that are not settled, beyond that of a settled step: starting the device,
@@ -76,6 +78,7 @@ def build_report(last: int | None) -> dict[str, Any]:
         "settled": _step_statistics(settled),
         "warm_up": _warm_up(timeline) if not steps or not steps[0].number else {"count": 0, "ms": 0.0},
         "time": _times(timeline),
+        "utilization": utilization.summarize_utilization(steps),
         "device_busy_ms": _device_busy(steps[-1].number + 1 if steps else 0),
         "compilations": [_compilation(step, c) for step in steps for c in step.compilations],
         "recompilations": _recompilations(),

@@ -59,7 +59,7 @@ def render_html(data: dict[str, Any]) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>{environment_table(data['environment'])}"
         f"<p>{escape(report_text.summary(data))}</p>{''.join(map(html_bottleneck, data['bottlenecks']))}"
-        f"{_charts(data)}{_tables(data)}"
+        f"<p>{escape(report_text.format_utilization(data['utilization']))}</p>{_charts(data)}{_tables(data)}"
         f'<script type="application/json" id="data">{stored}</script><script>{_SCRIPT}</script></body></html>\n'
     )
 

@@ -20,6 +20,7 @@ def render_text(data: dict[str, Any]) -> str:
         lines += format_bottleneck(bottleneck)
     if data["steps"]["count"]:
         lines += ["", *_times(data), "", *_events(data)]
+    lines += ["", *_wrap(format_utilization(data["utilization"]), "  ")] if data["utilization"] else []
     lines += _section("Compilations", [
         f"step {c['step']:>3}  {c['ops']:>5} ops  {c['ms']:>7.0f} ms  {c['cause']}, {_place(c)}"
         for c in data["compilations"]
@@ -42,6 +43,16 @@ def summary(data: dict[str, Any]) -> str:
     if settled["count"]:
         text += f"; {settled['count']} settled: p50 {settled['median_ms']:.2f} ms, p95 {settled['p95_ms']:.2f} ms"
     return text
+
+
+def format_utilization(info: dict[str, Any]) -> str:
+    """Return FLOPs, utilization and goodput of the settled steps as a sentence; empty without FLOPs."""
+    if not info:
+        return ""
+    rate = f"{info['flops_per_second'] / 1e9:.4g} GFLOP/s per device ({info['flops'] / 1e9:.4g} GFLOP a step)"
+    source, utilization = info["peak_source"], info["utilization"]
+    share = source if utilization is None else f"{utilization:.0%} of the peak: {source}"
+    return f"FLOPs utilization: {rate}, {share}. Goodput: {info['goodput']:.0%}."
 
 
 def format_bottleneck(bottleneck: dict[str, str]) -> list[str]:

@@ -124,3 +124,15 @@ platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 8 }}
 device_description_str: "{chip.title}"
 """
+
+
+#: Names that PJRT plugins give to chips, where they differ from the titles.
+_DEVICE_KINDS = {"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
+
+
+def find_chip(device_kind: str) -> ChipSpec | None:
+    """Return the specification of a chip by its PJRT device kind, such as ``TPU v5 lite``; None if unknown."""
+    chips = TPUS | GPUS
+    if device_kind in _DEVICE_KINDS:
+        return chips[_DEVICE_KINDS[device_kind]]
+    return next((chip for chip in chips.values() if device_kind in (chip.title, chip.title.split(" (")[0])), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,12 @@ from torch_xla._engine.compilation.placement import MeshPlacement, Placement, Re
 from torch_xla._engine.cpu_backend import library, malloc_tuning
 from torch_xla._engine.device import abstract_device, devices
 from torch_xla._engine.diagnostics import xla_errors
-from torch_xla._engine.graph import graph_spec, program_info
+from torch_xla._engine.graph import flop_count, graph_spec, program_info
+from torch_xla._engine.graph.flop_count import NO_WORK, ProgramWork
 from torch_xla._engine.graph.program_info import GraphOutline, ProgramSizes
 from torch_xla._engine.parallel import spmd
 
+_log = logging.getLogger(__name__)
 #: Number of operations of a program from which the compiler leaves tens to hundreds of MB of free memory in malloc's
 #: arenas. Returning it to the system takes little time compared to compiling.
 _LEAVES_MUCH = 40
@@ -42,6 +45,7 @@ class CompiledProgram:
       exchanges: one line per collective; all members of the group must have equal lines.
       handlers: the library of CPU kernels, if the program calls any (``kernel_calls`` of them).
       checked: the nodes that the program's last result may name (lowering/value_checks.py); None without checks.
+      work: the floating-point operations of one run.
       launched: whether the program has run once; for compile_policy.py.
       repeated: whether it has run twice; for compile_policy.py.
     """
@@ -55,6 +59,7 @@ class CompiledProgram:
     handlers: library.KernelLibrary | None = None
     kernel_calls: int = 0
     checked: CheckedOps | None = None
+    work: ProgramWork = NO_WORK
     launched: bool = False
     repeated: bool = False
 
@@ -106,16 +111,19 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
     has_checks = len(jax.tree.leaves(compiled.out_info)) > len(spec.roots)
     checked = graph_function.checked_ops(spec) if has_checks else None
     return CompiledProgram(
-        executable,
-        compiled,
-        outline,
-        sizes,
-        placement,
-        exchanges,
-        handlers if called else None,
-        called.total(),
-        checked,
-    )
+        executable, compiled, outline, sizes, placement, exchanges, handlers if called else None, called.total(),
+        checked, _count_work(spec, placement),
+    )  # fmt: skip
+
+
+def _count_work(spec: graph_spec.GraphSpec, placement: Placement) -> ProgramWork:
+    try:
+        with recorder.enable_x64():
+            flops = flop_count.count_flops(spec)
+    except Exception:
+        _log.exception("could not count the FLOPs of a program")  # a figure of reports; the program is compiled
+        return NO_WORK
+    return ProgramWork(flops, len(placement.sharding.device_set) if isinstance(placement, MeshPlacement) else 1)
 
 
 def _persistent_name(

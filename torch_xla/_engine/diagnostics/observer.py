@@ -34,6 +34,7 @@ from torch_xla._engine.diagnostics import (
 from torch_xla._engine.diagnostics.recompilation_explanation import RecompilationContext
 from torch_xla._engine.diagnostics.recompilation_tracker import Site, tracker
 from torch_xla._engine.graph import graph_spec, graph_summary, program_info
+from torch_xla._engine.graph.flop_count import ProgramWork
 from torch_xla._engine.graph.graph_run import GraphRun
 
 T = TypeVar("T")
@@ -222,8 +223,8 @@ class ExecutionRecord:
         )
 
 
-def begin_execution(run: GraphRun) -> ExecutionRecord:
-    """Record the start of an execution; call it before the launch."""
+def begin_execution(run: GraphRun, work: ProgramWork) -> ExecutionRecord:
+    """Record the start of an execution; call it before the launch. ``work``: the FLOPs of the program."""
     graph, where = run.graph, current_site(run)
     device, cause, line = where
     ops = graph.node_count
@@ -238,6 +239,7 @@ def begin_execution(run: GraphRun) -> ExecutionRecord:
     recorder.bindings().set_provenance(buffer_provenance.provenance_id("result", line))
     for listener in listeners:
         listener.on_launch(graph, device)
+    step_timings.current_step().work += (work,)
     return ExecutionRecord(ops, where, "ExecuteTime", span)
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
+from torch_xla._engine.graph.flop_count import ProgramWork
 
 HISTORY = 1000
 
@@ -84,6 +85,7 @@ class StepRecord:
     compilations: tuple[CompilationRecord, ...] = ()
     interpretations: tuple[InterpretationRecord, ...] = ()
     ops: int = 0  # nodes of the graphs it ran
+    work: tuple[ProgramWork, ...] = ()  # of the programs that it launched
     peak_bytes: int = 0
 
     def add(self, kind: str, duration: int) -> None:
@@ -111,6 +113,8 @@ class _Thread(threading.local):
         self.fallback: tuple[str, str, timed_block] | None = None
 
 
+#: Called with each ended step, by the thread that ended it.
+step_listeners: list[Callable[[StepRecord], None]] = []
 _here = _Thread()
 _lock = fork_safe_lock()
 _history: deque[StepRecord] = deque(maxlen=HISTORY)
@@ -213,6 +217,8 @@ def end_step(peak_bytes: int) -> StepRecord:
         step.number = _closed
         _closed += 1
         _history.append(step)
+    for listener in tuple(step_listeners):
+        listener(step)
     return step
 
 

@@ -189,7 +189,7 @@ def _launch(
     if found.handlers is not None:
         found.handlers.set_thread_count()
     checked = value_errors.locate_ops(run, found.checked)
-    record = observer.begin_execution(run)
+    record = observer.begin_execution(run, found.work)
     try:
         with record.span:
             results, token = run.graph.launch(found.executable, leaves)

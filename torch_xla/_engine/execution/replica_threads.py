@@ -18,6 +18,7 @@ from torch_xla._engine.compilation.placement import ReplicaThreadsPlacement
 from torch_xla._engine.compilation.program_cache import CompiledProgram
 from torch_xla._engine.diagnostics import metrics, observer, xla_errors
 from torch_xla._engine.execution import value_errors
+from torch_xla._engine.graph.flop_count import NO_WORK
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.job import replicas, thread_group
 from torch_xla._engine.parallel import collective_check
@@ -36,7 +37,7 @@ def run_on_replica_threads(
     if found is None:
         metrics.count("UncachedSyncTensors")
     signature = found.exchanges if found else place.collective_signature(graph_run.spec)
-    record = observer.begin_execution(graph_run)
+    record = observer.begin_execution(graph_run, found.work if found else NO_WORK)
     what = collective_check.signature_summary(signature, graph_run.graph.key)
     checked, results = group.run_together(
         replicas.global_ordinal(), what, graph_run, lambda runs: _launch_joined(graph_run, place, runs)

@@ -173,15 +173,21 @@ def is_registered(number: int) -> bool:
         return True
 
 
-def _function(number: int) -> RegisteredFunction:
+def find_function(number: int) -> RegisteredFunction | None:
+    """Return the function of a number; None if it was evicted."""
     with _lock:
-        found = _entries.get(number)
+        entry = _entries.get(number)
+    return entry.function if entry is not None else None
+
+
+def _function(number: int) -> RegisteredFunction:
+    found = find_function(number)
     if found is None:
         raise RuntimeError(
             f"torch_xla::jax_call: function {number} was evicted after {LIMIT} other functions were called; "
             "call torch_xla.sync() more often, and reuse one function object instead of creating new ones"
         )
-    return found.function
+    return found
 
 
 def _jax_call_meta(inputs: Sequence[torch.Tensor], function: int, name: str) -> list[torch.Tensor]:

@@ -1,0 +1,107 @@
+"""Count the floating-point operations of a graph: matmuls, convolutions, attention, recurrent layers.
+
+A multiplication and an addition are two operations. Elementwise ops and reductions count as none, as in model FLOPs
+utilization (Chowdhery et al., "PaLM", appendix B). A causal mask halves nothing. Recomputed activations count: with
+activation checkpointing the figure is that of the hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torch_xla._engine.base import dtypes
+from torch_xla._engine.compat.flop_formulas import flop_formulas
+from torch_xla._engine.graph.graph_spec import LIST_TAGS, ArgTag, GraphSpec, NodeSpec, operands
+from torch_xla._engine.graph.jaxpr_flops import Flops, add_flops, count_function
+from torch_xla._engine.lowering.rules import jax_call
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramWork:
+    """The FLOPs of one run of a program by the name of the operands' dtype, of all its ``devices`` together."""
+
+    flops: Mapping[str, float]
+    devices: int = 1
+
+
+NO_WORK = ProgramWork({})
+
+
+def count_flops(spec: GraphSpec) -> Flops:
+    """Return the FLOPs of one run of a graph by the name of the operands' dtype, of all devices together."""
+    total: Flops = {}
+    for node in spec.nodes:
+        if node.op == jax_call.OP:
+            add_flops(total, _count_call(spec, node))
+            continue
+        name = node.op.partition(".")[0]
+        formula = _FORMULAS.get(name) or flop_formulas().get(name)
+        if formula is not None and (reads := operands(node)):
+            dtype = str(spec.value_spec(reads[0])[1]).removeprefix("torch.")
+            add_flops(total, {dtype: float(_apply_formula(formula, spec, node))})
+    return total
+
+
+def _apply_formula(formula: Callable[..., int], spec: GraphSpec, node: NodeSpec) -> int:
+    shapes = [tuple(shape) for shape, _ in node.outs]
+    return formula(*(_argument(spec, arg) for arg in node.args), out_val=shapes[0] if len(shapes) == 1 else shapes)
+
+
+def _argument(spec: GraphSpec, arg: tuple[int, Any]) -> Any:
+    """Return an argument as the formulas take it: the shape of a tensor, a constant, or None for a number."""
+    tag, payload = arg
+    if tag == ArgTag.VALUE:
+        return tuple(spec.value_spec(payload)[0])
+    if tag in LIST_TAGS:
+        return [_argument(spec, part) for part in payload]
+    return payload if tag == ArgTag.CONSTANT else None
+
+
+def _count_linear(inputs: Shape, weight: Shape, *_: Any, out_val: Shape) -> int:
+    return 2 * int(np.prod(out_val)) * weight[-1]
+
+
+def _count_matmul(left: Shape, right: Shape, *_: Any, out_val: Shape) -> int:
+    return 2 * int(np.prod(out_val)) * left[-1]
+
+
+def _count_recurrent(inputs: Shape, state: Sequence[Shape], weights: Sequence[Shape], *_: Any, out_val: Any) -> int:
+    """Each time step multiplies each sequence with all matrices once. ``inputs``: (time, batch, features)."""
+    steps, batch = inputs[:2]
+    return 2 * steps * batch * sum(int(np.prod(weight)) for weight in weights if weight and len(weight) == 2)
+
+
+def _count_recurrent_backward(grads: Any, inputs: Shape, state: Any, weights: Any, *_: Any, out_val: Any) -> int:
+    return 2 * _count_recurrent(inputs, state, weights, out_val=out_val)
+
+
+#: Ops that torch's formulas do not name, since torch decomposes them before it counts.
+_FORMULAS: dict[str, Callable[..., int]] = {
+    "aten::linear": _count_linear,
+    "aten::matmul": _count_matmul,
+    "aten::mv": _count_matmul,
+    "aten::dot": _count_matmul,
+    "torch_xla::rnn_layer": _count_recurrent,
+    "torch_xla::rnn_layer_backward": _count_recurrent_backward,
+}
+
+
+def _count_call(spec: GraphSpec, node: NodeSpec) -> Flops:
+    """Return the FLOPs of a call of a jax function: scan, control flow, Pallas kernels, pure functions."""
+    function = jax_call.find_function(node.args[1][1])
+    if function is None:
+        return {}
+    structs = [_struct(*spec.value_spec(value)) for value in operands(node)]
+    return count_function(function.call, structs)
+
+
+def _struct(shape: Shape, dtype: torch.dtype) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(shape), dtypes.storage_numpy_dtype(dtype))
