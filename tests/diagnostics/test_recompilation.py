@@ -8,6 +8,8 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -240,6 +242,19 @@ def test_print_shows_the_wrapped_message(capsys: pytest.CaptureFixture[str], mon
     assert headline.startswith("recompiled the graph at tests/diagnostics/test_recompilation.py:")
     assert all(line.startswith("  ") and len(line) <= 80 for line in rest)
     assert [line[2:7] for line in rest if line[2] != " "] == ["cause", "fix: ", "See: "]
+
+
+@pytest.mark.usefixtures("fresh_tracker")
+def test_results_that_ipython_displays_are_not_reported(tmp_path: Path) -> None:
+    """Each cell displays another expression, at one line of IPython."""
+    names: dict[str, Any] = {}
+    file = tmp_path / "site-packages" / "IPython" / "pretty.py"
+    exec(compile("def display(t):\n    return t.cpu()\n", str(file), "exec"), names)
+    x = torch.ones(4).to("xla")
+    with recompilation.watch(lambda e: None) as reported, counts() as moved:
+        for op in ("exp", "sin", "cos", "tan", "sqrt"):
+            names["display"](getattr(x, op)())
+    assert moved.compilations == 5 and reported == []
 
 
 @pytest.mark.usefixtures("fresh_tracker")

@@ -26,10 +26,10 @@ def describe_process(command: str | None = None) -> dict[str, Any]:
 
     ``command`` replaces the command line of the process, for a process that another one has started.
     """
-    arguments = [os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]] if sys.orig_argv else []
+    script, own_command = _script_and_command()
     return {
-        "script": shorten_paths(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "(interactive)",
-        "command": shorten_paths(shlex.join(arguments)) if command is None else command,
+        "script": script,
+        "command": own_command if command is None else command,
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "versions": {
             "torch": torch.__version__,
@@ -41,6 +41,14 @@ def describe_process(command: str | None = None) -> dict[str, Any]:
         "device": _device_label(),
         "cpu": f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores",
     }
+
+
+def _script_and_command() -> tuple[str, str]:
+    if "ipykernel" in sys.modules:  # its command line names a file of Jupyter
+        return "(notebook)", "(notebook)"
+    arguments = [os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]] if sys.orig_argv else []
+    script = shorten_paths(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "(interactive)"
+    return script, shorten_paths(shlex.join(arguments))
 
 
 def environment_lines(environment: dict[str, Any]) -> list[str]:

@@ -8,10 +8,10 @@ A *site* is a device, a user line that runs graphs, and a sync reason. These com
     any               without the ops that created the optimizer state
     any               a slice start or an index becomes a program input
 
-A compilation under ``torch.autograd.detect_anomaly`` or in a suspend() block is ignored. Every other one is unexpected:
-it counts as UnexpectedRecompile and gets an Explanation. From the TORCH_XLA_EXPLAIN_RECOMPILATIONS-th on, explanations
-are also logged (torch_xla.recompilation, WARNING): once per cause and site; in a watch() block, up to three causes of a
-site.
+A compilation under ``torch.autograd.detect_anomaly``, in a suspend() block or for IPython's display of a result is
+ignored. Every other one is unexpected: it counts as UnexpectedRecompile and gets an Explanation. From the
+TORCH_XLA_EXPLAIN_RECOMPILATIONS-th on, explanations are also logged (torch_xla.recompilation, WARNING): once per cause
+and site; in a watch() block, up to three causes of a site.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_xla._engine.base import messages
+from torch_xla._engine.base import messages, user_frames
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.diagnostics import metrics, step_timings
@@ -89,7 +89,7 @@ class RecompilationTracker:
 
     def compiled(self, site: Site, new: GraphSummary, context: RecompilationContext) -> Explanation | None:
         """Record a compilation at the site; return its explanation if it was unexpected."""
-        if self._is_ignored():
+        if self._is_ignored(site):
             return None
         with self._lock:
             known = self._known.setdefault(site[0], deque(maxlen=_MAX_KNOWN))
@@ -120,7 +120,7 @@ class RecompilationTracker:
 
     def report_unstable_site(self, site: Site, new: GraphSummary, context: RecompilationContext) -> None:
         """Log that the graphs of an unstable site, now ``new``, are interpreted from now on, and what changes."""
-        if self._is_ignored():
+        if self._is_ignored(site):
             return
         with self._lock:
             same_site = [graph for other, graph in self._known.get(site[0], ()) if other == site]
@@ -132,7 +132,9 @@ class RecompilationTracker:
             self._reported.add(found.subject)
         self.emit(found)
 
-    def _is_ignored(self) -> bool:
+    def _is_ignored(self, site: Site) -> bool:
+        if user_frames.installed_library(site[2]) == "IPython":  # displays the results of cells, each another graph
+            return True
         # detect_anomaly reads a flag for each gradient, which compiles a graph for each at the line of backward().
         anomalies = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
         return anomalies or getattr(self._ignored, "depth", 0) > 0
