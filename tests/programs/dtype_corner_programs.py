@@ -45,7 +45,10 @@ def names() -> list[str]:
     for name, rule in RULES.items():
         if not name.startswith("aten::") or rule.random:
             continue
-        op = overload(name)
+        try:
+            op = overload(name)
+        except AttributeError:  # other releases of torch have it: aten::cholesky until 2.13
+            continue
         tagged = torch.Tag.pointwise in op.tags or name in _UNTAGGED
         needed = [str(a.type) for a in op._schema.arguments if not a.has_default_value()]
         if tagged and "Tensor" in needed and set(needed) <= {"Tensor", *_FILLERS}:
