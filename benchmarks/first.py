@@ -25,7 +25,7 @@ import torch
 from benchmarks.contestants import JOBS, Torch
 from benchmarks.report import setting, table
 
-WAYS = ("auto", "interpret_first", "compile")
+WAYS = ("auto", "compile")
 STEPS = 4
 
 

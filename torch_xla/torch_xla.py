@@ -84,7 +84,7 @@ def real_devices() -> list[str]:
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
     """Run the step barrier: start all pending operations as one program, which is compiled or found in the cache.
 
-    By default the first runs of a graph that is expensive to compile are interpreted, op by op; see
+    By default the first run of a graph on a CPU device is interpreted, op by op; see
     ``TORCH_XLA_COMPILE_POLICY``. [step][torch_xla.step] and
     [MpDeviceLoader][torch_xla.distributed.parallel_loader.MpDeviceLoader] run the same barrier.
 

@@ -211,11 +211,11 @@ DEPRECATED: list[tuple[dict[str, str], str, str]] = [
     ({"TORCH_XLA_RENDEZVOUS": "/store"}, "TORCH_XLA_RENDEZVOUS_FILE", "/store"),
     ({"TORCH_XLA_PERSISTENT_CACHE_GB": "2"}, "TORCH_XLA_PERSISTENT_CACHE_MAX_GB", "2"),
     ({"TORCH_XLA_STORM": "interpret"}, "TORCH_XLA_COMPILE_POLICY", "auto"),
-    ({"TORCH_XLA_STORM": "compile"}, "TORCH_XLA_COMPILE_POLICY", "interpret_large"),
+    ({"TORCH_XLA_STORM": "compile"}, "TORCH_XLA_COMPILE_POLICY", "compile"),
     ({"TORCH_XLA_FIRST_RUN": "auto"}, "TORCH_XLA_COMPILE_POLICY", "auto"),
-    ({"TORCH_XLA_FIRST_RUN": "eager"}, "TORCH_XLA_COMPILE_POLICY", "interpret_first"),
-    ({"TORCH_XLA_FIRST_RUN": "compile"}, "TORCH_XLA_COMPILE_POLICY", "interpret_unstable"),
-    ({"TORCH_XLA_STORM": "compile", "TORCH_XLA_FIRST_RUN": "eager"}, "TORCH_XLA_COMPILE_POLICY", "interpret_once"),
+    ({"TORCH_XLA_FIRST_RUN": "eager"}, "TORCH_XLA_COMPILE_POLICY", "auto"),
+    ({"TORCH_XLA_FIRST_RUN": "compile"}, "TORCH_XLA_COMPILE_POLICY", "compile"),
+    ({"TORCH_XLA_STORM": "compile", "TORCH_XLA_FIRST_RUN": "eager"}, "TORCH_XLA_COMPILE_POLICY", "auto"),
     ({"TORCH_XLA_STORM": "compile", "TORCH_XLA_FIRST_RUN": "compile"}, "TORCH_XLA_COMPILE_POLICY", "compile"),
 ]
 
@@ -253,9 +253,6 @@ def test_deprecated_name(old: dict[str, str], new: str, text: str, environment: 
 
 def test_deprecated_names_are_in_the_table() -> None:
     assert {name for old, _, _ in DEPRECATED for name in old} == {n for v in variables() for n in v.deprecated}
-    assert {text for _, new, text in DEPRECATED if new == "TORCH_XLA_COMPILE_POLICY"} == set(
-        settings_module._COMPILE_POLICIES.values()
-    )
 
 
 def test_invalid_text_of_a_deprecated_name(environment: pytest.MonkeyPatch) -> None:
@@ -279,7 +276,7 @@ def test_deprecated_name_in_a_process() -> None:
     old = {"TORCH_XLA_STORM": "compile", "TORCH_XLA_FIRST_RUN": "eager"}
     done = run_script(code, check=False, TORCH_XLA_COMPILE_POLICY="", **old)
     assert done.stdout == "3\n"
-    assert done.stderr.count("FutureWarning") == done.stderr.count("set TORCH_XLA_COMPILE_POLICY=interpret_once") == 1
+    assert done.stderr.count("FutureWarning") == done.stderr.count("set TORCH_XLA_COMPILE_POLICY=auto") == 1
 
 
 def test_every_variable_is_in_one_table() -> None:

@@ -237,7 +237,7 @@ def test_first_call_of_64_tokens(name: str, cache: str, monkeypatch: pytest.Monk
     words = torch.arange(2 * 8).reshape(2, 8) % (WORDS - 2) + 1
     expected, model = generator(name), generator(name).to("xla")
     options = {"max_new_tokens": 64, "min_new_tokens": 64, "do_sample": False, "cache_implementation": cache}
-    monkeypatch.setitem(settings.__dict__, "TORCH_XLA_COMPILE_POLICY", "interpret_unstable")
+    monkeypatch.setitem(settings.__dict__, "TORCH_XLA_COMPILE_POLICY", "auto")
     program_cache.cache.clear()
     compile_policy.reset()
     with checks.on_xla(model) as moved:

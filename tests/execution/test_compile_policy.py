@@ -36,23 +36,15 @@ def _set(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 
 
 @pytest.fixture
-def storm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_unstable")
+def auto(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="auto")
     yield
     compile_policy.reset()
 
 
 @pytest.fixture
-def first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every graph is interpreted when it is new."""
-    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_once")
-    yield
-    compile_policy.reset()
-
-
-@pytest.fixture
-def storm_and_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_first")
+def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="eager")
     yield
     compile_policy.reset()
 
@@ -68,60 +60,34 @@ def _grows(lengths: list[int], steps: Callable[[], Any] = torch_xla.sync) -> tup
 
 
 @pytest.mark.parametrize(
-    ("lengths", "compiled", "launched", "interpreted"),
-    [
-        pytest.param([2, 3, 4, 5, 6], 2, 2, 3, id="from the third on that did not repeat"),
-        pytest.param([2, 2, 3, 3, 4, 4, 5, 5], 4, 8, 0, id="all repeat"),
-        pytest.param([2, 3] + [4] * 19, 3, 5, 16, id="compiled when it recurs"),
-        pytest.param([2, 3, 3, 2, 4, 5, 6], 4, 6, 1, id="what has repeated does not count"),
-        pytest.param([2, 3, 4, 5, 4, 5, 6, 7], 2, 2, 6, id="two of the old ones have repeated, two have not"),
-    ],
-)
-def test_which_graphs_are_compiled(
-    storm: None, lengths: list[int], compiled: int, launched: int, interpreted: int
-) -> None:
-    moved, found = _grows(lengths)
-    assert moved.only(*NAMES) == {"CompileTime": compiled, "ExecuteTime": launched} | (
-        {"InterpretedGraphs": interpreted} if interpreted else {}
-    )
-    for n, value in zip(lengths, found, strict=True):
-        assert torch.equal(value.cpu(), torch.full((n, 5), 1.5))
-
-
-@pytest.mark.parametrize(
     ("lengths", "compiled", "interpreted"),
     [
-        pytest.param([2, 3, 4, 5, 2, 3], 0, 6, id="a repetition amid others is of an unstable site"),
-        pytest.param([2, 3, 3, 2], 2, 2, id="with one other it is none"),
-        pytest.param([2, 3, 3, 4, 4, 4], 2, 3, id="nor after the first step of a training"),
-        pytest.param([2, 3, 4] + [2] * 16, 1, 18, id="compiled when it recurs"),
+        pytest.param([2, 3, 4, 5, 6], 0, 5, id="none recurs"),
+        pytest.param([2, 2, 3, 3, 4, 4, 5, 5], 4, 4, id="all recur"),
+        pytest.param([2, 3, 3, 2], 2, 2, id="one other was interpreted: stable"),
+        pytest.param([2, 3, 3, 4, 4, 4], 2, 3, id="stable after the first step of a training"),
+        pytest.param([2, 3, 4, 5, 2, 3], 0, 6, id="a recurrence among others is at an unstable site"),
+        pytest.param([2, 3, 3, 2, 4, 5, 6], 2, 5, id="what was compiled does not count"),
+        pytest.param([2, 3] + [4] * 19, 1, 18, id="unstable: compiled after 16 runs"),
+        pytest.param([2, 3, 4] + [2] * 16, 1, 18, id="unstable: compiled after 16 runs, not in a row"),
     ],
 )
-def test_which_graphs_are_compiled_after_an_eager_run(
-    storm_and_first: None, lengths: list[int], compiled: int, interpreted: int
-) -> None:
+def test_which_graphs_are_compiled(auto: None, lengths: list[int], compiled: int, interpreted: int) -> None:
     moved, found = _grows(lengths)
     assert (moved["CompileTime"], moved["InterpretedGraphs"]) == (compiled, interpreted)
     for n, value in zip(lengths, found, strict=True):
         assert torch.equal(value.cpu(), torch.full((n, 5), 1.5))
 
 
-def test_sites_are_told_apart(storm: None) -> None:
-    """Two graphs of one line, and two of another, are not unstable."""
-    moved, _ = _grows([2, 3], lambda: torch_xla.sync())
-    again, _ = _grows([4, 5], lambda: torch_xla.sync(wait=True))
-    assert moved["InterpretedGraphs"] == again["InterpretedGraphs"] == 0
+def test_sites_are_told_apart(auto: None) -> None:
+    """Two graphs of one line, and one of another, are not unstable."""
+    _grows([2, 3], lambda: torch_xla.sync())
+    moved, _ = _grows([4, 5, 5], lambda: torch_xla.sync(wait=True))
+    assert moved["CompileTime"] == 1
 
 
-def test_many_sites_with_one_graph_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six lines whose graphs ran once: what is new after that is interpreted, and compiled when it recurs."""
-    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_large")
-    names = {"x": torch.zeros(3).to("xla"), "torch_xla": torch_xla}
-    with counts() as moved:
-        for number in range(7):
-            text = "\n" * number + f"y = x{'.sin()' * number} + 0.5; torch_xla.sync()"
-            exec(compile(text, "lines.py", "exec"), names)
-    assert moved.only(*NAMES) == {"CompileTime": 6, "ExecuteTime": 6, "InterpretedGraphs": 1}
+def test_eager_compiles_nothing(eager: None) -> None:
+    assert _grows([2, 2, 2, 3, 3])[0].only(*NAMES) == {"InterpretedGraphs": 5}
 
 
 def test_compile_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,11 +98,9 @@ def test_compile_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("policy", "interpreted"),
     [
-        ("auto", "2"),
-        ("interpret_unstable", "2"),
+        ("auto", "4"),
+        ("eager", "4"),
         ("compile", "None"),
-        ("interpret_once", "4"),
-        ("interpret_large", "None"),
     ],
 )
 def test_environment(policy: str, interpreted: str) -> None:
@@ -153,7 +117,7 @@ def test_environment(policy: str, interpreted: str) -> None:
     assert done.stdout == f"[3.0, 3.0, 3.0, 3.0] {interpreted}\n"
 
 
-def test_a_storm_is_told_once(storm: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unstable_line_is_reported_once(auto: None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "torch_xla.recompilation"):
         _grows([21, 22, 23, 24, 25])
     reports = [" ".join(record.getMessage().split()) for record in caplog.records]
@@ -164,7 +128,7 @@ def test_a_storm_is_told_once(storm: None, caplog: pytest.LogCaptureFixture) -> 
     assert "TORCH_XLA_COMPILE_POLICY=compile" in text
 
 
-def test_first_run(first: None) -> None:
+def test_first_run(auto: None) -> None:
     """Not compiled when it is new, and compiled when it recurs, to the same values."""
     x = torch.arange(12.0).reshape(3, 4)
     for run, expected in enumerate(
@@ -177,41 +141,7 @@ def test_first_run(first: None) -> None:
         torch.testing.assert_close(y.cpu(), (x.t() @ x).softmax(0))
 
 
-def _sums(x: torch.Tensor, ops: int) -> torch.Tensor:
-    for _ in range(ops):
-        x = x + 1
-    return x
-
-
-def _kinds(x: torch.Tensor, ops: int) -> torch.Tensor:
-    for places in range(ops):
-        x = x.roll(places + 1)
-    return x
-
-
-@pytest.mark.parametrize(
-    ("record", "ops", "waits"),
-    [
-        pytest.param(_sums, 64, False, id="64 of one kind"),
-        pytest.param(_sums, 65, True, id="65 of one kind"),
-        pytest.param(_kinds, 24, False, id="24 kinds"),
-        pytest.param(_kinds, 25, True, id="25 kinds"),
-    ],
-)
-def test_a_large_graph_is_compiled_when_it_comes_again(
-    monkeypatch: pytest.MonkeyPatch, record: Callable[[torch.Tensor, int], torch.Tensor], ops: int, waits: bool
-) -> None:
-    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_large")
-    compiled, launched = {"CompileTime": 1, "ExecuteTime": 1}, {"ExecuteTime": 1}
-    for expected in ({"InterpretedGraphs": 1}, compiled) if waits else (compiled, launched):
-        x = torch.arange(5.0).to("xla")
-        with counts() as moved:
-            y = record(x, ops)
-            torch_xla.sync()
-        assert moved.only(*NAMES) == expected and torch.equal(y.cpu(), record(torch.arange(5.0), ops))
-
-
-def test_what_would_need_much_more_memory_is_compiled(first: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_need_much_more_memory_is_compiled(eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_policy, "_MOST_KEPT", 4000)
     for size, expected in ((1000, {"InterpretedGraphs": 1}), (1001, {"CompileTime": 1, "ExecuteTime": 1})):
         x = torch.zeros(size).to("xla")
@@ -222,7 +152,7 @@ def test_what_would_need_much_more_memory_is_compiled(first: None, monkeypatch: 
         assert moved.only(*NAMES) == expected
 
 
-def test_a_region_that_is_compiled_is_compiled(first: None) -> None:
+def test_a_region_that_is_compiled_is_compiled(eager: None) -> None:
     function = torch_xla.compile(lambda x: x * 3 + 1)
     x = torch.ones(3).to("xla")
     with counts() as moved:
@@ -230,7 +160,7 @@ def test_a_region_that_is_compiled_is_compiled(first: None) -> None:
     assert moved.only(*NAMES) == {"CompileTime": 1, "ExecuteTime": 1}
 
 
-def test_whoever_looks_at_programs_gets_them(first: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_looks_at_programs_gets_them(eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
     class Listener:
         def on_compile_begin(self, *_: Any) -> None: ...
         def on_compile_end(self, *_: Any) -> None: ...
@@ -266,11 +196,11 @@ def test_training_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
             losses.append(loss)
         return [loss.item() for loss in losses]
 
-    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_once")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="eager")
     with counts() as moved:
         losses = train()
     assert moved["InterpretedGraphs"] >= 5 and moved["InterpreterUnsupportedGraphs"] == 0
-    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_once")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="eager")
     assert train() == losses
     _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="compile")
     torch.testing.assert_close(train(), losses, rtol=1e-4, atol=1e-5)
@@ -324,7 +254,7 @@ def test_draws_are_those_of_a_program(shape: tuple[int, ...], monkeypatch: pytes
 
     _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="compile")
     compiled = draw()
-    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="interpret_once")
+    _set(monkeypatch, TORCH_XLA_COMPILE_POLICY="eager")
     with counts() as moved:
         interpreted = draw()
     assert moved["CompileTime"] == moved["OpByOpCompileCacheMiss"] and moved["InterpreterUnsupportedGraphs"] == 0
@@ -333,7 +263,7 @@ def test_draws_are_those_of_a_program(shape: tuple[int, ...], monkeypatch: pytes
     assert not wrong
 
 
-def test_draws_of_many_shapes_are_few_programs(first: None) -> None:
+def test_draws_of_many_shapes_are_few_programs(eager: None) -> None:
     with counts() as moved:
         kept = [torch.nn.functional.dropout(torch.ones(n, 3).to("xla"), 0.5) for n in range(20, 50)]
         torch_xla.sync()
@@ -361,7 +291,7 @@ def test_where_the_device_stores_narrower_dtypes(variable: str) -> None:
             return [t.cpu().tolist() for t in (x, y, n, d, torch.randn(5, device="xla"))]
 
         found = []
-        for name, value in (("TORCH_XLA_COMPILE_POLICY", "compile"), ("TORCH_XLA_COMPILE_POLICY", "interpret_once"),
+        for name, value in (("TORCH_XLA_COMPILE_POLICY", "compile"), ("TORCH_XLA_COMPILE_POLICY", "eager"),
                             ("XLA_SYNC_TENSORS_OPBYOP", True)):
             settings.__dict__[name] = value
             program_cache.cache.clear()
@@ -372,7 +302,7 @@ def test_where_the_device_stores_narrower_dtypes(variable: str) -> None:
     run_script(program, **{variable: "1"})
 
 
-def test_what_a_kernel_refuses_is_compiled(first: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_kernel_refuses_is_compiled(eager: None, caplog: pytest.LogCaptureFixture) -> None:
     """An index beyond the end: the CPU's kernel raises where a program takes the last row."""
     x, index = torch.arange(6.0).reshape(3, 2).to("xla"), torch.tensor([0, 7]).to("xla")
     with caplog.at_level(logging.INFO, "torch_xla.execute"), counts() as moved:
@@ -382,7 +312,7 @@ def test_what_a_kernel_refuses_is_compiled(first: None, caplog: pytest.LogCaptur
     assert "aten::index.Tensor: " in caplog.text and y.shape == (2, 2)
 
 
-def test_another_default_dtype_is_compiled(first: None) -> None:
+def test_another_default_dtype_is_compiled(eager: None) -> None:
     x = torch.arange(3, device="xla")
     torch.set_default_dtype(torch.float64)
     try:
@@ -392,7 +322,7 @@ def test_another_default_dtype_is_compiled(first: None) -> None:
     assert y.cpu().dtype == torch.float64 and torch.equal(y.cpu(), torch.arange(3).double().sqrt())
 
 
-def test_results_share_no_memory(first: None) -> None:
+def test_results_share_no_memory(eager: None) -> None:
     """Not with what they were computed from, and not with each other: a program may write over each of them."""
     x = torch.arange(6.0).to("xla")
     torch_xla.sync()
@@ -425,7 +355,7 @@ class _Mode(torch.utils._python_dispatch.TorchDispatchMode):
         pytest.param(_Mode, id="dispatch mode"),
     ],
 )
-def test_no_mode_takes_part(first: None, around: Callable[[], Any]) -> None:
+def test_no_mode_takes_part(eager: None, around: Callable[[], Any]) -> None:
     x = torch.arange(12.0).reshape(3, 4)
     a, b = x.to("xla").requires_grad_(), x.to("xla")
     y = torch.nn.functional.dropout(a.t() @ b, 0.0) + torch.zeros_like(b).sum()
@@ -437,7 +367,7 @@ def test_no_mode_takes_part(first: None, around: Callable[[], Any]) -> None:
     assert torch.equal(a.grad.cpu(), x.sum(1, keepdim=True).expand(3, 4))
 
 
-def test_an_interrupt_loses_nothing(first: None) -> None:
+def test_an_interrupt_loses_nothing(eager: None) -> None:
     """A signal whose handler raises, in the middle of the kernels: all is as it was, and computed by the next sync."""
 
     class Stop(Exception):
@@ -463,7 +393,7 @@ def test_an_interrupt_loses_nothing(first: None) -> None:
     torch.testing.assert_close(y.cpu(), x.cpu())
 
 
-def test_programs_take_what_was_interpreted(first: None) -> None:
+def test_programs_take_what_was_interpreted(auto: None) -> None:
     """A program that donates reads memory of torch's; what it replaces is not written over under its feet."""
     state, expected = torch.zeros(1000).to("xla"), torch.zeros(1000)
     for step in range(4):  # interpreted, compiled, known, known
@@ -476,7 +406,7 @@ def test_programs_take_what_was_interpreted(first: None) -> None:
 OPS = sorted(database.ops())[::13]
 
 
-def test_ops_are_right_interpreted(first: None) -> None:
+def test_ops_are_right_interpreted(eager: None) -> None:
     """Every 13th operator of torch's database, float32 and int64."""
     wrong = []
     for name in OPS:
@@ -490,6 +420,6 @@ def test_ops_are_right_interpreted(first: None) -> None:
 
 @options(max_examples=300, derandomize=True, phases=(Phase.generate, Phase.shrink), **test_random_programs.OPTIONS)
 @given(test_random_programs.PROGRAMS)
-def test_random_programs_are_right_interpreted(first: None, program: Any) -> None:
+def test_random_programs_are_right_interpreted(eager: None, program: Any) -> None:
     compile_policy.reset()
     test_random_programs.run(program)

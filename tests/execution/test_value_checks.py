@@ -100,7 +100,7 @@ def _set_policy(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     compile_policy.reset()
 
 
-@pytest.fixture(params=["compile", "interpret_once"])
+@pytest.fixture(params=["compile", "eager"])
 def policy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     _set_policy(monkeypatch, request.param)
     yield request.param

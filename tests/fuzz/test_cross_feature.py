@@ -25,7 +25,7 @@ def _quiet() -> Iterator[None]:
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each graph is computed without being compiled, in a tenth of the time: what is recorded is the same."""
-    monkeypatch.setitem(settings.__dict__, "TORCH_XLA_COMPILE_POLICY", "interpret_once")
+    monkeypatch.setitem(settings.__dict__, "TORCH_XLA_COMPILE_POLICY", "eager")
     yield
     compile_policy.reset()
 
@@ -48,7 +48,7 @@ def test_compiled_programs(first: int) -> None:
 @pytest.mark.parametrize("shard", range(50))
 def test_many_programs(shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if shard % 10:
-        monkeypatch.setitem(settings.__dict__, "TORCH_XLA_COMPILE_POLICY", "interpret_once")
+        monkeypatch.setitem(settings.__dict__, "TORCH_XLA_COMPILE_POLICY", "eager")
     for number in range(1_000_000 + 1000 * shard, 1_000_000 + 1000 * (shard + 1)):
         compile_policy.reset()
         check(cross_feature.program(number, length=6 if shard % 5 else 15))

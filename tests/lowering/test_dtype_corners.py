@@ -200,7 +200,7 @@ def _differences(way: str, dtype: str, names: list[str], seconds: int) -> dict[s
     """Return how each rule differs; a rule that crashes or does not terminate is reported, and the others run again."""
     arguments = f"{way!r}, {dtype!r}, {names!r}, {seconds}"
     code = f"from tests.programs import dtype_corner_programs; dtype_corner_programs.main({arguments})"
-    policy = "interpret_once" if way == "interpreted" else "compile"
+    policy = "eager" if way == "interpreted" else "compile"
     done = run_script(code, check=False, TORCH_XLA_COMPILE_POLICY=policy)
     if done.returncode == 0:
         found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])

@@ -81,7 +81,7 @@ def measure(model, make_optimizer, x, classes=10):
         counts = [met.counter_value("InterpretedGraphs") or 0, compiled, met.counter_value("CachedSyncTensors") or 0]
         assert sum(counts) == 1, counts
         found.append(["interpret", "compile", "run"][counts.index(1)])
-    assert found.pop() == "run"
+    assert found.pop() in ("run", "interpret")
     return ops, ", ".join(found)
 
 
@@ -103,9 +103,7 @@ def _rows() -> dict[str, list[str]]:
 
 
 def test_every_policy_has_a_row() -> None:
-    assert set(_rows()) == {
-        "auto", "compile", "interpret_unstable", "interpret_large", "interpret_first", "interpret_once",
-    }  # fmt: skip
+    assert set(_rows()) == {"auto", "compile", "eager"}
 
 
 @pytest.mark.parametrize("policy", _rows())

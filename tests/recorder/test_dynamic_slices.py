@@ -248,7 +248,7 @@ def test_view_shares_the_memory_of_its_start() -> None:
         assert torch.equal(on_device.cpu(), x)
 
 
-@pytest.mark.parametrize("policy", ["auto", "compile", "interpret_once"])
+@pytest.mark.parametrize("policy", ["auto", "compile", "eager"])
 def test_a_training_over_windows(policy: str) -> None:
     run_script(
         """
@@ -277,10 +277,9 @@ def test_a_training_over_windows(policy: str) -> None:
             torch_xla.sync()
             torch.testing.assert_close(loss.cpu(), train(cpu, data, 2 * i), rtol=1e-4, atol=1e-5)
         compiled = (metrics.metric_data("CompileTime") or [0])[0]
-        assert compiled <= 4, compiled
         interpreted = metrics.counter_value("InterpretedGraphs") or 0
-        assert interpreted <= 2, interpreted
-        """,
+        assert compiled <= 4 and (interpreted <= 4 or POLICY == "eager"), (compiled, interpreted)
+        """.replace("POLICY", repr(policy)),
         TORCH_XLA_COMPILE_POLICY=policy,
     )
 

@@ -147,7 +147,7 @@ def differences(call: Call, dtypes: tuple[torch.dtype, ...]) -> Iterator[str]:
 def _interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Interpret graphs: the recorded operations are the same whether they are compiled or not."""
     if hasattr(request.node, "callspec") and request.node.callspec.params["name"] not in COMPILED:
-        monkeypatch.setitem(settings.__dict__, "TORCH_XLA_COMPILE_POLICY", "interpret_once")
+        monkeypatch.setitem(settings.__dict__, "TORCH_XLA_COMPILE_POLICY", "eager")
     yield
     compile_policy.reset()
 

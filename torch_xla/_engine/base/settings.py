@@ -125,20 +125,10 @@ GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
 GRAPH_FORMAT = SettingType(_parse_choice(GRAPH_FORMATS), "one of " + ", ".join(GRAPH_FORMATS))
 
 
-#: (TORCH_XLA_STORM, TORCH_XLA_FIRST_RUN) -> TORCH_XLA_COMPILE_POLICY, which replaces both.
-_COMPILE_POLICIES = {
-    ("interpret", "auto"): "auto",
-    ("interpret", "eager"): "interpret_first",
-    ("compile", "eager"): "interpret_once",
-    ("compile", "auto"): "interpret_large",
-    ("interpret", "compile"): "interpret_unstable",
-    ("compile", "compile"): "compile",
-}
 CHECK_INDICES = SettingType(_parse_choice(("0", "1", "auto")), "0, 1 or auto")
 TRACEBACKS = SettingType(_parse_choice(("short", "full")), "short or full")
-COMPILE_POLICY = SettingType(
-    _parse_choice(tuple(_COMPILE_POLICIES.values())), "one of " + ", ".join(_COMPILE_POLICIES.values())
-)
+_POLICIES = ("auto", "eager", "compile")
+COMPILE_POLICY = SettingType(_parse_choice(_POLICIES), "one of " + ", ".join(_POLICIES))
 
 
 class Setting(Generic[T]):
@@ -227,7 +217,7 @@ _warned_deprecated: set[str] = set()  # deprecated names that this process has w
 
 
 class _CompilePolicySetting(Setting[str]):
-    """TORCH_XLA_COMPILE_POLICY, whose values replace the combinations of two deprecated variables."""
+    """TORCH_XLA_COMPILE_POLICY, which replaces two deprecated variables by the nearest policy."""
 
     class _Replaced:
         TORCH_XLA_STORM = Setting(
@@ -241,7 +231,7 @@ class _CompilePolicySetting(Setting[str]):
         if source not in self.deprecated:
             return environment[source]
         unstable, first = (getattr(self._Replaced, name).parse(environment) for name in self.deprecated)
-        return _COMPILE_POLICIES[unstable, first]
+        return "compile" if first == "compile" or (first, unstable) == ("auto", "compile") else "auto"
 
 
 def _has_home() -> bool:
@@ -382,10 +372,8 @@ class Settings:
     TORCH_XLA_COMPILE_POLICY = _CompilePolicySetting(
         COMPILE_POLICY,
         "auto",
-        "when CPU devices compile a new graph instead of interpreting it. auto: interpret the first launch of large "
-        "graphs, and graphs of a line that produces another graph each time (unstable); interpret_large or "
-        "interpret_unstable: only one of these; interpret_first: interpret the first launch of every graph, and graphs "
-        "of unstable lines; interpret_once: only the first launch of every graph; compile: compile every graph",
+        "when CPU devices compile a graph instead of interpreting it. auto: when it runs again, except at lines whose "
+        "graph keeps changing; eager: never; compile: always",
         deprecated=("TORCH_XLA_STORM", "TORCH_XLA_FIRST_RUN"),
     )
     XLA_SYNC_TENSORS_OPBYOP = Setting(

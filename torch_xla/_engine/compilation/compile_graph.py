@@ -46,8 +46,6 @@ class CompiledProgram:
       handlers: the library of CPU kernels, if the program calls any (``kernel_calls`` of them).
       checked: the nodes that the program's last result may name (lowering/value_checks.py); None without checks.
       work: the floating-point operations of one run.
-      launched: whether the program has run once; for compile_policy.py.
-      repeated: whether it has run twice; for compile_policy.py.
     """
 
     executable: Any
@@ -60,8 +58,6 @@ class CompiledProgram:
     kernel_calls: int = 0
     checked: CheckedOps | None = None
     work: ProgramWork = NO_WORK
-    launched: bool = False
-    repeated: bool = False
 
 
 def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequence[jax.Array]) -> CompiledProgram:

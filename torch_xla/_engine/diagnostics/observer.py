@@ -150,6 +150,11 @@ def current_site(run: GraphRun) -> Site:
     return run.site
 
 
+def on_interpreted(graph: Any, spec: graph_spec.GraphSpec, site: Site, place: str) -> None:
+    """Record an interpreted graph, with which the next one of its site is compared if that makes the site unstable."""
+    tracker.interpreted(site, graph_summary.summarize(spec, graph.key, place))
+
+
 def on_unstable_site(graph: Any, spec: graph_spec.GraphSpec, site: Site, place: str) -> None:
     """Record the first interpreted graph of an unstable site, which records a new graph on every call."""
     device, cause, line = site

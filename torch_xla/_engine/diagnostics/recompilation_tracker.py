@@ -70,6 +70,7 @@ class RecompilationTracker:
         self._runs: Counter[Site] = Counter()
         self._compiled: set[Site] = set()
         self._known: dict[int, deque[tuple[Site, GraphSummary]]] = {}
+        self._interpreted: deque[tuple[Site, GraphSummary]] = deque(maxlen=_MAX_KNOWN)
         self._reported: set[tuple[object, ...]] = set()
         self._reported_at: Counter[Site] = Counter()
         #: The last explanation and its step.
@@ -118,13 +119,19 @@ class RecompilationTracker:
             self.emit(found)
         return found
 
+    def interpreted(self, site: Site, new: GraphSummary) -> None:
+        """Record an interpreted graph of a site that is not unstable yet, for comparison with the next graph."""
+        if not self._is_ignored():
+            with self._lock:
+                self._interpreted.append((site, new))
+
     def report_unstable_site(self, site: Site, new: GraphSummary, context: RecompilationContext) -> None:
         """Log that the graphs of an unstable site, now ``new``, are interpreted from now on, and what changes."""
         if self._is_ignored(site):
             return
         with self._lock:
-            same_site = [graph for other, graph in self._known.get(site[0], ()) if other == site]
-        old = graph_diff.nearest_summary(new, same_site)
+            known = [*self._known.get(site[0], ()), *self._interpreted]
+        old = graph_diff.nearest_summary(new, [graph for other, graph in known if other == site])
         if old is None or not settings.TORCH_XLA_EXPLAIN_RECOMPILATIONS:
             return
         found = explain_difference(graph_diff.diff_summaries(old, new), context, unstable=True)

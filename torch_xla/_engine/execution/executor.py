@@ -174,8 +174,6 @@ def _compute_graph(run: GraphRun) -> Sequence[jax.Array]:
             return results
         metrics.count("UncachedSyncTensors")
         found = program_cache.compile_and_store(run, place, leaves or run.leaves())
-    if not found.repeated:
-        compile_policy.note_launch(run, found)
     return _launch(run, found, leaves)
 
 
