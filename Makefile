@@ -10,14 +10,15 @@ CPP = $(shell find torch_xla/_engine/recorder/csrc torch_xla/_engine/cpu_backend
 # Containers often set it, and each interpreter that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-newest test-clients test-clients-sample test-client-suites test-ops test-targets \
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-versions test-newest test-clients test-clients-sample test-client-suites test-ops test-targets \
     test-debian lint fix bench docs docs-check notebooks clean
 
 help:
 	@echo "make demo      train a CNN on handwritten digits on xla:0"
 	@echo "make test      all tests"
 	@echo "make smoke     a 30-second smoke test"
-	@echo "make test-torch TORCH=2.15.0 [PY=python3.13]  all tests with another torch or Python"
+	@echo "make test-torch TORCH=2.15.0 [JAX=0.12.0.1] [PY=python3.13]  all tests with another torch, jax or Python"
+	@echo "make test-versions [CELLS=2.15-0.12-3.13]  the tests with each supported torch, jax and Python (hours)"
 	@echo "make test-clients  accelerate, transformers, Lightning and others, unmodified (installs them)"
 	@echo "make test-clients-sample  a few of these tests of each library"
 	@echo "make test-client-suites  the test suites of accelerate and ignite, on xla (slow)"
@@ -58,7 +59,11 @@ smoke: $(READY)
 # CORE=1: only the tests that depend most on torch.
 test-torch:
 	$(if $(TORCH),,$(error set TORCH, e.g. make test-torch TORCH=2.15.0 PY=python3.13))
-	$(PYTHON) -m tests.tools.torch_versions $(TORCH) --python $(or $(PY),$(PYTHON)) $(if $(CORE),--core) -- -n auto $(PYTEST_ARGS)
+	$(PYTHON) -m tests.tools.torch_versions $(TORCH) --python $(or $(PY),$(PYTHON)) $(if $(JAX),--jax $(JAX)) $(if $(CORE),--core) -- -n auto $(PYTEST_ARGS)
+
+# Each supported combination of torch, jax and Python, one after another. CELLS: only these, as in 2.15-0.12-3.13.
+test-versions:
+	$(PYTHON) -m tests.tools.version_matrix $(if $(CELLS),--cells $(CELLS)) -- -n auto $(PYTEST_ARGS)
 
 # As users install it, unpinned, on the newest installed Python.
 test-newest:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import ast
 import datetime
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 import torch
 
 from tests.support.helpers import run_script
-from tests.tools import torch_versions
+from tests.tools import torch_versions, version_grid, version_matrix
 from torch_xla._engine.compat import __main__ as command
-from torch_xla._engine.compat import versions
+from torch_xla._engine.compat import public_names, versions
 from torch_xla._engine.compat.private_api import ENTRIES, MissingPrivateApiError, PrivateApi
 
 PACKAGE = Path(__file__).parents[2] / "torch_xla"
@@ -100,7 +103,7 @@ def test_only_compat_h_touches_private_headers_of_torch() -> None:
     assert not found
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.path)
+@pytest.mark.parametrize("entry", command.load_entries(), ids=lambda entry: entry.path)
 def test_each_entry_is_there(entry: PrivateApi) -> None:
     assert not entry.is_missing, entry.without
     assert entry.purpose and entry.without
@@ -161,7 +164,18 @@ def test_the_command_lists_releases_and_entries() -> None:
     text = "\n".join(command.report_lines())
     assert f"torch {torch.__version__}: " in text
     assert all(entry.path in text for entry in ENTRIES)
+    assert "MISSING" not in text
     assert command.missing_entries() == []
+    modules = {path.stem for path in COMPAT.glob("*.py") if "= PrivateApi(" in path.read_text()}
+    assert modules <= {name.rpartition(".")[2] for name in sys.modules if name.startswith("torch_xla._engine.compat.")}
+
+
+def test_the_command_lists_public_names_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(jax.scipy.special, "i1")
+    lines = list(command.report_lines())
+    used_by = "torch_xla/_engine/lowering/rules/special.py"
+    assert f"MISSING    jax.scipy.special.i1: used by {used_by}" in lines
+    assert public_names.missing_names() == {"jax.scipy.special.i1": (used_by,)}
 
 
 @pytest.mark.parametrize(
@@ -180,20 +194,41 @@ def test_an_untested_release_gets_one_warning_at_import() -> None:
     assert f"torch_xla was not tested with torch {torch.__version__} (tested: torch 1.0 to 1.1)" in out
 
 
-def test_the_table_of_runs_keeps_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grid_keeps_the_latest_run_of_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "versions.md"
-    table.write_text("before\n\n| torch | outcome |\n| --- | --- |\n\nafter\n")
-    monkeypatch.setattr(torch_versions, "TABLE", table)
+    table.write_text("before\n\n<!-- grid -->\n<!-- end of grid -->\n\nafter\n")
+    monkeypatch.setattr(version_grid, "TABLE", table)
     day = datetime.date(2026, 1, 2)
-    torch_versions.note(["2.15.0", "3.11.7", "0.10.2"], "all", "1 passed, 9 failed", day)
-    torch_versions.note(["2.11.0", "3.11.7", "0.10.2"], "core", "2 passed, 0 failed", day)
-    torch_versions.note(["2.15.0", "3.11.7", "0.10.2"], "all", "10 passed, 0 failed", day)
+    torch_versions.note(["2.15.0", "3.13.0", "0.12.0.1"], "all", "1 passed, 9 failed", day)
+    torch_versions.note(["2.11.0+cpu", "3.11.7", "0.10.0"], "core", "2 passed, 0 failed, 1 skipped", day)
+    torch_versions.note(["2.15.0", "3.13.0", "0.12.0.1"], "all", "10 passed, 0 failed", day)
+    torch_versions.note(["2.15.0", "3.13.0", "0.12.0.1"], "all", "no result", day)
     assert table.read_text() == (
-        "before\n\n| torch | outcome |\n| --- | --- |\n"
-        "| 2.11.0 | 3.11.7 | 0.10.2 | core | 2 passed, 0 failed | 2026-01-02 |\n"
-        "| 2.15.0 | 3.11.7 | 0.10.2 | all | 10 passed, 0 failed | 2026-01-02 |\n"
-        "\nafter\n"
+        "before\n\n<!-- grid -->\n\n"
+        "| torch | jax | Python 3.11 | Python 3.13 |\n| --- | --- | --- | --- |\n"
+        "| 2.11 | 0.10 | core: 2 passed, 0 failed, 1 skipped, 2026-01-02 | not run |\n"
+        "| 2.15 | 0.12 | not run | all: 10 passed, 0 failed, 2026-01-02 |\n"
+        "\n<!-- end of grid -->\n\nafter\n"
     )
+    assert [run.tests for run in version_grid.read_runs(table.read_text()) if run.passed] == ["core", "all"]
+
+
+def test_the_matrix_has_each_tested_release() -> None:
+    for name, column in (("torch", "torch"), ("jax", "jax"), ("Python", "python")):
+        cells = {versions.minor_version(getattr(cell, column)) for cell in version_matrix.MATRIX}
+        assert cells == set(versions.TESTED[name])
+    full = [cell for cell in version_matrix.MATRIX if cell.full]
+    assert full == [version_matrix.MATRIX[0], version_matrix.MATRIX[-1]]  # the oldest and the newest
+    assert version_matrix.find_python("2.0") is None
+
+
+def test_the_bounds_of_pyproject_follow_the_matrix() -> None:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    first, last = versions.TESTED["jax"][0], versions.TESTED["jax"][-1]
+    major, minor = last.split(".")
+    assert f"jax>={first},<{major}.{int(minor) + 1}" in project["dependencies"]
+    assert f"torch>={versions.TESTED['torch'][0]}" in project["dependencies"]
+    assert project["requires-python"] == f">={versions.TESTED['Python'][0]}"
 
 
 def test_what_an_earlier_release_does_not_need_is_not_missed() -> None:

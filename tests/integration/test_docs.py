@@ -19,7 +19,7 @@ import pytest
 
 from tests.support import scripts
 from tests.support.helpers import ROOT, run_script
-from tests.tools import torch_versions
+from tests.tools import version_grid
 from torch_xla._engine.compat import versions
 
 _BLOCK = re.compile(
@@ -141,7 +141,6 @@ def test_example_trains(tmp_path: Path) -> None:
 
 
 def test_each_tested_release_has_a_run() -> None:
-    rows = [line.strip("| ").split(" | ") for line in torch_versions.TABLE.read_text().splitlines() if "passed" in line]
-    good = [row for row in rows if row[4].split(", ")[1] == "0 failed"]
-    for name, column in (("torch", 0), ("Python", 1), ("jax", 2)):
-        assert {versions.minor_version(row[column]) for row in good} >= set(versions.TESTED[name]), name
+    good = [run for run in version_grid.read_runs(version_grid.TABLE.read_text()) if run.passed]
+    for name in ("torch", "Python", "jax"):
+        assert {getattr(run, name.lower()) for run in good} >= set(versions.TESTED[name]), name

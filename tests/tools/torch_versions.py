@@ -1,12 +1,10 @@
-"""Runs the tests with another torch or Python in a separate environment; writes docs/reference/versions.md.
+"""Runs the tests with another torch, jax or Python in a separate environment; writes docs/reference/versions.md.
 
-    python -m tests.tools.torch_versions 2.15.0 [--python python3.13] [--core] [-- arguments of pytest]    (make
-    test-torch)
+    python -m tests.tools.torch_versions 2.15.0 [--jax 0.12.0.1] [--python python3.13] [--core] [-- arguments of pytest]
 
-The environment is ``.venv-torch-<release>-py<version>`` beside ``.venv``; ``make clean`` removes it. Each release
-except
-the one that ``requirements-dev.txt`` pins installs 5 GB of CUDA libraries, which torch loads but these tests do not
-use. The script needs only Python's standard library.
+This is ``make test-torch``. The environment is ``.venv-torch-<release>[-jax<release>]-py<version>`` beside ``.venv``;
+``make clean`` removes it. Each torch except the one that ``requirements-dev.txt`` pins installs 5 GB of CUDA libraries,
+which torch loads but these tests do not use. The script needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.tools import version_grid
+from tests.tools.version_grid import minor
+
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements-dev.txt"
-TABLE = ROOT / "docs" / "reference" / "versions.md"
-RUNS = "## All test runs"
-GRID, END_OF_GRID = "<!-- grid -->", "<!-- end of grid -->"
 #: The tests that depend most on the release of torch; they take a quarter of the time.
 CORE = (
     "tests/base/test_compat.py",
@@ -52,14 +50,16 @@ NEEDED = 12 << 30
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment of one torch and one Python."""
+    """A virtual environment of one torch, one Python and one jax: the pinned one if empty."""
 
     release: str
     python: str  # "3.11"
+    jax: str = ""
 
     @property
     def folder(self) -> Path:
-        return ROOT / f".venv-torch-{self.release}-py{self.python}"
+        jax = f"-jax{self.jax}" if self.jax else ""
+        return ROOT / f".venv-torch-{self.release}{jax}-py{self.python}"
 
     @property
     def interpreter(self) -> str:
@@ -86,6 +86,8 @@ class Environment:
         pinned = REQUIREMENTS.read_text()
         # torch 2.11 and 2.12 do not support the setuptools release that the others are tested with.
         free = re.sub(r"^setuptools==.*$", "setuptools", pinned, flags=re.MULTILINE)
+        if self.jax:
+            free = re.sub(r"^jax==.*$", f"jax=={self.jax}", free, flags=re.MULTILINE)
         return re.sub(r"^torch==.*$", f"torch=={self.release}", free, flags=re.MULTILINE)
 
     def run(self, arguments: list[str]) -> tuple[int, str]:
@@ -115,59 +117,11 @@ def _outcome(report: Path) -> str:
 
 
 def note(versions: list[str], tests: str, outcome: str, today: datetime.date) -> None:
-    """Add a row to the table, in place of an earlier one of the same releases and tests."""
-    start = f"| {' | '.join(versions)} | {tests} |"
-    lines = [line for line in TABLE.read_text().splitlines() if not line.startswith(start)]
-    start_of_runs = lines.index(RUNS) if RUNS in lines else 0
-    rows = [i for i, line in enumerate(lines) if line.startswith("|") and i >= start_of_runs]
-    lines.insert(rows[-1] + 1, f"{start} {outcome} | {today.isoformat()} |")
-    head, body = lines[: rows[0] + 2], lines[rows[0] + 2 :]
-    end = next((i for i, line in enumerate(body) if not line.startswith("|")), len(body))
-    runs = sorted(body[:end], key=_releases)
-    TABLE.write_text(replace_grid("\n".join([*head, *runs, *body[end:]]) + "\n", runs))
-
-
-def replace_grid(document: str, runs: list[str]) -> str:
-    """Return the document with a grid of the runs, if it has the marks of one."""
-    if GRID not in document:
-        return document
-    before, _, after = document.partition(GRID)
-    return f"{before}{GRID}\n\n{format_grid(runs)}\n{END_OF_GRID}{after.partition(END_OF_GRID)[2]}"
-
-
-def format_grid(runs: list[str]) -> str:
-    """Return a table of torch by Python, with the latest run of each pair. Of one day, the last row is the latest."""
-    latest: dict[tuple[str, str], tuple[str, str]] = {}
-    for run in runs:
-        torch, python, _, _, outcome, date = run.strip("| ").split(" | ")
-        key = (_minor(torch), _minor(python))
-        if key not in latest or date >= latest[key][1]:
-            latest[key] = (_summarize(outcome), date)
-    pythons = sorted({python for _, python in latest}, key=_number)
-    lines = [["torch", *(f"Python {python}" for python in pythons)], ["---"] * (len(pythons) + 1)]
-    for torch in sorted({torch for torch, _ in latest}, key=_number):
-        cells = (latest.get((torch, python)) for python in pythons)
-        lines.append([torch, *(f"{cell[0]}, {cell[1]}" if cell else "not run" for cell in cells)])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _minor(release: str) -> str:
-    return ".".join(release.split(".")[:2])
-
-
-def _number(release: str) -> int:
-    return int(release.split(".")[1])
-
-
-def _summarize(outcome: str) -> str:
-    counts = {name: int(number) for number, name in re.findall(r"(\d+) (\w+)", outcome)}
-    if failed := counts.get("failed"):
-        return f"{failed} of {failed + counts['passed']} tests fail"
-    return f"ok ({counts['passed']} tests)" if "passed" in counts else outcome
-
-
-def _releases(row: str) -> list[str]:
-    return row.split(" | ")[:3]
+    """Write a run of (torch, Python, jax) to the grid, unless pytest wrote no result."""
+    if "passed" in outcome:
+        torch, python, jax = (minor(release) for release in versions)
+        run = version_grid.Run(torch, jax, python, tests, outcome, today.isoformat())
+        version_grid.TABLE.write_text(version_grid.add_run(version_grid.TABLE.read_text(), run))
 
 
 def _name(core: bool, arguments: list[str]) -> str:
@@ -176,12 +130,13 @@ def _name(core: bool, arguments: list[str]) -> str:
     return " ".join([*(["core"] if core else []), *given]) or "all"
 
 
-def _python_version(base: str) -> str:
+def python_version(base: str) -> str:
+    """Return the minor version of an interpreter, such as 3.13."""
     code = "import sys; print(f'{sys.version_info[0]}.{sys.version_info[1]}')"
     return subprocess.run([base, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Split arguments at ``--``: argparse assigns the arguments after it to a preceding list option."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:end], arguments[end + 1 :]
@@ -192,14 +147,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=__doc__.splitlines()[2].strip())
     parser.add_argument("release", help="of torch, as pip names it: 2.15.0")
     parser.add_argument("--python", default=sys.executable, help="the interpreter (default: this one)")
+    parser.add_argument("--jax", default="", help="the release of jax (default: that of requirements-dev.txt)")
     parser.add_argument("--core", action="store_true", help="only the tests that depend most on torch")
-    ours, rest = _parted(sys.argv[1:])
+    ours, rest = split_arguments(sys.argv[1:])
     asked = parser.parse_args(ours)
-    environment = Environment(asked.release, _python_version(asked.python))
-    environment.make(asked.python)
-    code, outcome = environment.run([*(CORE if asked.core else ()), *rest])
-    note(environment.versions(), _name(asked.core, rest), outcome, datetime.date.today())
-    print(f"torch {asked.release}, Python {environment.python}: {outcome}; noted in {TABLE.relative_to(ROOT)}")
+    environment = Environment(asked.release, python_version(asked.python), asked.jax)
+    return run_tests(environment, asked.python, asked.core, rest)
+
+
+def run_tests(environment: Environment, base: str, core: bool, arguments: list[str]) -> int:
+    """Make the environment with the interpreter ``base``, run the tests, write the result; return its exit code."""
+    environment.make(base)
+    code, outcome = environment.run([*(CORE if core else ()), *arguments])
+    versions = environment.versions()
+    note(versions, _name(core, arguments), outcome, datetime.date.today())
+    torch, python, jax = versions
+    print(f"torch {torch}, jax {jax}, Python {python}: {outcome}; see {version_grid.TABLE.relative_to(ROOT)}")
     return code
 
 

@@ -9,7 +9,7 @@ import warnings
 #: Minor releases; docs/reference/versions.md lists a test run for each.
 TESTED = {
     "torch": ("2.11", "2.12", "2.13", "2.14", "2.15"),
-    "jax": ("0.10", "0.12"),
+    "jax": ("0.10", "0.11", "0.12"),
     "Python": ("3.11", "3.12", "3.13"),
 }
 
