@@ -202,8 +202,8 @@ def _size_mismatch(mesh: Mesh) -> str:
     more = "; on the CPU set CPU_NUM_DEVICES before the first xla tensor" if devices.device_type() == "CPU" else ""
     count = len(spmd.mesh_devices())
     return (
-        f"{mesh!r} has {mesh.size()} devices, but the job has {count} device{'s'[: count != 1]}, and a mesh must use all "
-        f"of them{more}"
+        f"{mesh!r} has {mesh.size()} devices, but the job has {count} device{'s'[: count != 1]}, and a mesh must use "
+        f"all of them{more}"
     )
 
 
