@@ -2,7 +2,7 @@
 
     python -m benchmarks.guest [--quick] [--only DLRM] [--conditions quiet,two] [--settings kernels]
 
-Each contestant is a process of its own, or several where the condition says so. Contestants take turns, measurement by
+Each contestant is a separate process, or several where the condition says so. Contestants take turns, measurement by
 measurement; the tables show medians. "each": the loss of each step is read; "tenth": of each tenth step. Memory is the
 peak of the whole process after training, compilation included. ``--settings`` adds contestants with one setting
 changed, for the comparison of the default with its own alternatives. A quota needs permission to create cgroups.
@@ -53,7 +53,7 @@ class Result:
 def start_contestants(
     job: GuestJob, condition: Condition, settings: dict[str, tuple[str, dict[str, str]]]
 ) -> Iterator[dict[str, Contestant]]:
-    """All contestants by name, each with an empty program cache and a cgroup of its own."""
+    """All contestants by name, each with an empty program cache and a separate cgroup."""
     with ExitStack() as stack:
         stack.enter_context(busy_processes(condition.busy))
         contestants = {}

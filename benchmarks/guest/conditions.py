@@ -1,4 +1,4 @@
-"""The machines of :mod:`benchmarks.guest`: how many processes train, on which cores, beside whom."""
+"""The machines of :mod:`benchmarks.guest`: the number of training processes, their cores and quota, and other load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Condition:
 
     Args:
         name: its name in the tables.
-        replicas: processes that train the same model at once; each is measured.
+        replicas: processes that train the same model in parallel; each is measured.
         quota: CPUs that the cgroup of each process may use, if limited.
         busy: processes beside that only compute.
         cores: number of cores that the processes may run on; 0 for all.
@@ -39,7 +39,7 @@ class Condition:
 
 CONDITIONS = (
     Condition("quiet"),
-    Condition("two at once", replicas=2),
+    Condition("two processes", replicas=2),
     Condition("quota of one CPU", quota=1.0),
     Condition("busy process beside", busy=1),
     Condition("one core", cores=1),

@@ -28,7 +28,7 @@ def _flops_of_step(function: Callable[[], object]) -> dict[str, float]:
     utilization.step_timings.step_listeners.append(steps.append)
     try:
         for _ in range(4):
-            kept = function()  # what nobody refers to is not computed
+            kept = function()  # a result without a reference is not computed
             torch_xla.sync()
             del kept
     finally:
