@@ -6,9 +6,16 @@ from torch_xla._engine.base.diagnostic_commands import is_diagnostic_command as 
 from torch_xla._version import __version__
 
 if not _looks_at_importing():  # a command that diagnoses import errors must be able to start
-    from torch_xla._engine import startup as _start
+    try:
+        from torch_xla._engine import startup as _start
 
-    _start.initialize()
+        _start.initialize()
+    except (AttributeError, ImportError) as _error:
+        from torch_xla._engine.compat.import_failure import explain_import_failure as _explain
+
+        if _explained := _explain(_error):
+            raise _explained from _error
+        raise
 
     from torch_xla import _XLAC, _internal, backends, debug, experimental, runtime, stablehlo
     from torch_xla.distributed import xla_backend as _xla_backend  # noqa: F401  # registers process groups

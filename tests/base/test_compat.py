@@ -194,6 +194,22 @@ def test_an_untested_release_gets_one_warning_at_import() -> None:
     assert f"torch_xla was not tested with torch {torch.__version__} (tested: torch 1.0 to 1.1)" in out
 
 
+def test_an_untested_release_without_a_name_that_importing_needs_is_explained() -> None:
+    before = """
+from torch_xla._engine.compat import versions
+versions.TESTED = versions.TESTED | {'jax': ('0.1', '0.2')}
+import jax.scipy.special
+del jax.scipy.special.i1
+"""
+    done = run_script(
+        BEFORE.format(root=str(PACKAGE.parent), before=before), fresh="changed before the import", check=False
+    )
+    message = done.stderr.splitlines()[-1]
+    assert f"ImportError: torch_xla cannot be imported with jax {jax.__version__}: AttributeError: " in message
+    assert "do not exist there: jax.scipy.special.i1 (used by torch_xla/_engine/lowering/rules/special.py)." in message
+    assert "Install a tested release (jax 0.1 to 0.2), or a newer torch_xla." in message
+
+
 def test_the_grid_keeps_the_latest_run_of_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "versions.md"
     table.write_text("before\n\n<!-- grid -->\n<!-- end of grid -->\n\nafter\n")

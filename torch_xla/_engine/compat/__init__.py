@@ -1,6 +1,8 @@
 """All private names of torch and jax that torch_xla uses; no other module accesses private names.
 
     private_api.py        the declaration of a name: purpose, and what happens in a release without it
+    public_names.py       the public names that torch_xla uses, and which are missing
+    import_failure.py     why an untested release cannot be imported
     dispatcher.py         operators: schemas, kernels, decompositions
     autograd.py           autograd: saved-tensor hooks
     control_flow.py       torch's control flow operators
