@@ -71,6 +71,8 @@ def test_page_has_the_idioms() -> None:
     assert f"{len(_IDIOMS)} idioms" in _PAGE
 
 
+# Importing inductor, torch.compile's default backend, defines script methods, which torch warns of.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.usefixtures("group", "saved")
 @pytest.mark.parametrize(("idiom", "write", "unchanged"), _IDIOMS)
 def test_replacement_runs(idiom: str, write: str, unchanged: str) -> None:
@@ -125,8 +127,7 @@ def _raises(code: str, error: type[Exception]) -> AbstractContextManager[Any]:
 def test_silent_rows() -> None:
     """What the page says about idioms that run: None, 0, False, float32."""
     x = torch.ones(2, 2, device="xla")
-    accelerator = torch.accelerator.current_accelerator()
-    assert accelerator == (None if torch.version.cuda is None else torch.device("cuda"))
+    assert torch.accelerator.current_accelerator() == torch.device("xla")
     assert torch.cuda.max_memory_allocated() == torch.cuda.device_count() == 0
     assert not x.is_cuda
     with warnings.catch_warnings():

@@ -34,6 +34,7 @@ from torch_xla._engine.lowering.rules import custom_call, jax_call, recurrent
 from torch_xla._engine.parallel import collective_ops, shutdown, spmd
 from torch_xla._engine.recorder import source_info
 from torch_xla._engine.torch_patches import (
+    accelerator,
     autocast_cuda,
     autograd_threading,
     checkpoint_barrier,
@@ -107,6 +108,7 @@ def initialize() -> None:
     import_hooks.on_import(
         "torch._subclasses.fake_tensor", lambda _: dynamo.wrap_fake_tensors(device_module.make_fake_tensor)
     )
+    accelerator.patch_accelerator()
     imported_names.replace_imported_names()
     dispatcher.register_device_module("xla", device_module.public_module())
     devices.on_backend_start(persistent_cache.start_prefetch)

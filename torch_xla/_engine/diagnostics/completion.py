@@ -32,9 +32,33 @@ _EXIT_TIMEOUT = 5.0
 _Program = tuple[Metric, OpenSample, int, Any, DeviceEvent | None]
 
 
+class Marker:
+    """A position in the programs of a device: it has ended when the programs launched before it have.
+
+    ``time`` is that time, in ns of perf_counter; 0 before.
+    """
+
+    def __init__(self) -> None:
+        self.time = 0
+        self._ended = threading.Event()
+
+    def end(self, now: int) -> None:
+        """Set the time, once."""
+        self.time = now
+        self._ended.set()
+
+    def is_ended(self) -> bool:
+        """Whether the device has reached the position."""
+        return self._ended.is_set()
+
+    def wait(self) -> None:
+        """Wait until the device has reached the position."""
+        self._ended.wait()
+
+
 class _CompletionThread:
     def __init__(self, device: int) -> None:
-        self.launched: SimpleQueue[_Program | None] = SimpleQueue()
+        self.launched: SimpleQueue[_Program | Marker | None] = SimpleQueue()
         self._last_end = 0
         self.failures: deque[str] = deque(maxlen=8)  # error texts of programs that failed after their launch
         self._thread = threading.Thread(target=self._run, name=f"torch_xla: ends of xla:{device}", daemon=True)
@@ -42,7 +66,10 @@ class _CompletionThread:
 
     def _run(self) -> None:
         while (program := self.launched.get()) is not None:
-            self._wait_for_end(*program)
+            if isinstance(program, Marker):
+                program.end(time.perf_counter_ns())
+            else:
+                self._wait_for_end(*program)
             del program  # release the result
 
     def _wait_for_end(
@@ -99,6 +126,16 @@ def track_completion(device: int, metric: Metric, start: int, awaited: Any, run:
     """
     thread = _threads.get(device) or _start_thread(device)
     thread.launched.put((metric, metric.begin(), start, awaited, run))
+
+
+def mark(device: int) -> Marker:
+    """Return a marker after the programs that have been launched on the device."""
+    marker, thread = Marker(), _threads.get(device)
+    if thread is None:  # nothing was launched
+        marker.end(time.perf_counter_ns())
+    else:
+        thread.launched.put(marker)
+    return marker
 
 
 def _start_thread(device: int) -> _CompletionThread:

@@ -23,9 +23,31 @@ def bytes_in_use(device: int) -> int:
     return int(recorder.bindings().memory_use(device)[0])
 
 
+#: Device -> its peak from the last reset_peak to the last take_step_peak, and the peak of that step before the reset.
+_peaks: dict[int, tuple[int, int]] = {}
+
+
 def take_step_peak(device: int) -> int:
     """Return the peak bytes of buffers since the last call."""
-    return int(recorder.bindings().take_peak(device))
+    peak = int(recorder.bindings().take_peak(device))
+    if device in _peaks:
+        since_reset, before_reset = _peaks[device]
+        _peaks[device] = max(since_reset, peak), 0
+        return max(peak, before_reset)
+    return peak
+
+
+def reset_peak(device: int) -> None:
+    """Make ``peak_bytes`` start from the current use of a device."""
+    peak = int(recorder.bindings().take_peak(device))
+    _peaks[device] = bytes_in_use(device), max(peak, _peaks.get(device, (0, 0))[1])
+
+
+def peak_bytes(device: int) -> int:
+    """Return the peak of a device since its last ``reset_peak``, or that of the process."""
+    if device not in _peaks:
+        return memory_info(device)["peak_bytes_used"]
+    return max(_peaks[device][0], int(recorder.bindings().memory_use(device)[1]))
 
 
 def memory_info(device: int) -> dict[str, int]:

@@ -5,7 +5,8 @@ Registered with ``torch._register_device_module`` (private to torch; checked wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterable
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.device import devices
-from torch_xla._engine.execution import executor
+from torch_xla._engine.torch_patches import device_memory_api, device_streams
 from torch_xla._engine.torch_patches import manual_seed as manual_seed_patch
 
 
@@ -23,8 +24,8 @@ def _ordinal_or_current(which: torch.device | str | int | None) -> int:
 
 
 def is_available() -> bool:
-    """Whether there is a device. Starts the backend."""
-    return device_count() > 0
+    """Whether there is a device: always, since XLA runs on the CPU. Starts no backend."""
+    return True
 
 
 def is_initialized() -> bool:
@@ -64,9 +65,7 @@ class device:
 
 def synchronize(which: torch.device | str | int | None = None) -> None:
     """Run all pending operations of a device and wait for them. Raises IndexError for an unknown ordinal."""
-    ordinal = recorder.ordinal(which)
-    executor.sync_device(ordinal)
-    executor.wait_device(ordinal)
+    device_streams.synchronize_device(recorder.ordinal(which))
 
 
 def manual_seed(seed: int) -> None:
@@ -117,8 +116,39 @@ def make_fake_tensor(original: Callable[..., Any], kind: Any, mode: Any, elem: A
     return original(kind, mode, elem, device, *args, **kwargs)
 
 
+def get_rng_state_all() -> list[torch.Tensor]:
+    """Return the random state of each device."""
+    return [get_rng_state(index) for index in range(device_count())]
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    """Set the random states of the devices, in their order."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)
+
+
+def initial_seed() -> int:
+    """Return the random state of the current device as a number: its seed before the first draw."""
+    return int(recorder.bindings().get_seed(current_device()))
+
+
+def seed() -> int:
+    """Seed the current device with a random number, and return that."""
+    number = secrets.randbits(63)
+    manual_seed(number)
+    return number
+
+
+def seed_all() -> int:
+    """Seed every device with one random number, and return that."""
+    number = secrets.randbits(63)
+    manual_seed_all(number)
+    return number
+
+
 def _is_in_bad_fork() -> bool:
-    return False
+    """Whether this process was forked after the first use of a device, so that it cannot use any."""
+    return bool(devices.inherited_objects())
 
 
 def _module_attribute(name: str) -> bool:
@@ -130,8 +160,15 @@ def _module_attribute(name: str) -> bool:
 
 
 _PUBLIC: tuple[Callable[..., Any], ...] = (
-    current_device, device, device_count, get_rng_state, is_available, is_initialized, manual_seed, manual_seed_all,
-    set_device, set_rng_state, synchronize,
+    current_device, device, device_count, get_rng_state, get_rng_state_all, initial_seed, is_available, is_initialized,
+    manual_seed, manual_seed_all, seed, seed_all, set_device, set_rng_state, set_rng_state_all, synchronize,
+    device_memory_api.DeviceProperties, device_memory_api.empty_cache, device_memory_api.get_amp_supported_dtype,
+    device_memory_api.get_device_capability, device_memory_api.get_device_name, device_memory_api.get_device_properties,
+    device_memory_api.is_bf16_supported, device_memory_api.max_memory_allocated, device_memory_api.max_memory_reserved,
+    device_memory_api.mem_get_info, device_memory_api.memory_allocated, device_memory_api.memory_reserved,
+    device_memory_api.memory_stats, device_memory_api.reset_peak_memory_stats,
+    device_streams.Event, device_streams.Stream, device_streams.current_stream, device_streams.default_stream,
+    device_streams.is_current_stream_capturing, device_streams.set_stream, device_streams.stream,
 )  # fmt: skip
 
 

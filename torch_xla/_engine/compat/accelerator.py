@@ -1,0 +1,63 @@
+"""Functions of torch's C module behind ``torch.accelerator``, for which third-party device types have no hook.
+
+torch chooses the accelerator when it is built; a device type other than PrivateUse1 cannot register. Each function is
+wrapped: it calls ours while the accelerator is xla, and else the original. Nothing else of torch is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch_xla._engine.compat import dynamo
+from torch_xla._engine.compat.private_api import PrivateApi
+
+_WITHOUT = "torch.accelerator does not know xla: use torch_xla.device() and torch.xla"
+_CURRENT = PrivateApi("torch._C", "_accelerator_getAccelerator", "torch.accelerator on xla", _WITHOUT)
+_TYPE = PrivateApi("torch._utils", "_get_available_device_type", "libraries find xla by this function", _WITHOUT)
+_FUNCTIONS = {
+    name: PrivateApi("torch._C", f"_accelerator_{name}", "torch.accelerator on xla", _WITHOUT, since=since)
+    for name, since in {
+        "emptyCache": "",
+        "emptyHostCache": "2.13",
+        "exchangeDevice": "",
+        "getDeviceCapability": "2.13",
+        "getDeviceIndex": "",
+        "getDeviceStats": "",
+        "getMemoryInfo": "2.13",
+        "getStream": "",
+        "isAllocatorInitialized": "",
+        "maybeExchangeDevice": "",
+        "resetAccumulatedStats": "",
+        "resetPeakStats": "",
+        "setDeviceIndex": "",
+        "setStream": "",
+        "synchronizeDevice": "",
+    }.items()
+}
+
+
+def built_accelerator() -> Any:
+    """Return the accelerator that torch was built for, which need not be in this machine; None without one."""
+    found = _CURRENT.resolve_or_none()
+    return None if found is None else getattr(found, "__wrapped__", found)()
+
+
+def wrap_current(current: Callable[[Any], Any], device_type: Callable[[Any], Any]) -> None:
+    """Wrap the functions that return the accelerator, by ``current(original)``, and its type."""
+    _CURRENT.wrap(current)
+    _TYPE.wrap(device_type)
+
+
+def wrap_functions(ours: Mapping[str, Callable[..., Any]], is_chosen: Callable[[], bool]) -> None:
+    """Wrap the other functions: while ``is_chosen()``, each calls the one of its name in ``ours``."""
+    for name, entry in _FUNCTIONS.items():
+        entry.wrap(_choose(ours[name], is_chosen))
+
+
+def _choose(ours: Callable[..., Any], is_chosen: Callable[[], bool]) -> Callable[..., Any]:
+    def call(original: Callable[..., Any], *args: Any) -> Any:
+        return ours(*args) if is_chosen() else original(*args)
+
+    dynamo.skip_frames_of(call)
+    return call

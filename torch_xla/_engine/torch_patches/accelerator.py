@@ -1,0 +1,110 @@
+"""``torch.accelerator`` for xla: it is the accelerator of a machine without another one.
+
+Asking for the accelerator starts no backend. torch asks as well, in scripts that only use the CPU (fork_rng,
+checkpointing, the default device of a block mask): those callers get xla after its first use, and the answer of torch
+before. DataLoader never gets it: memory of the host cannot be pinned for xla.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_xla._engine import recorder
+from torch_xla._engine.base import dynamo_hooks
+from torch_xla._engine.compat import accelerator
+from torch_xla._engine.device import devices
+from torch_xla._engine.torch_patches import device_memory_api, device_streams
+
+_DATA_LOADER = "torch.utils.data.dataloader"
+
+
+@functools.cache
+def _other_accelerator() -> torch.device | None:
+    """Return the accelerator that torch was built for, if there is one in this machine."""
+    found: torch.device | None = accelerator.built_accelerator()
+    return found if found is not None and torch.get_device_module(found).is_available() else None
+
+
+def is_xla_accelerator() -> bool:
+    """Whether xla is the accelerator: there is no other one. Starts no backend."""
+    return _other_accelerator() is None
+
+
+def _caller() -> str:
+    """Return the name of the module that calls torch.accelerator."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_PASSED):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
+
+
+_PASSED = ("torch.accelerator", "torch_xla._engine", "torch._utils")
+
+
+def _current(original: Callable[[], Any]) -> Any:
+    if not is_xla_accelerator():
+        return original()
+    caller = _caller()
+    inside = caller.startswith("torch.") and not caller.startswith("torch.distributed.")
+    if caller == _DATA_LOADER or (inside and not devices.backend_started()):
+        return original()
+    return torch.device("xla")
+
+
+def _device_type(original: Callable[[], Any]) -> Any:
+    found = original()
+    if found is None and is_xla_accelerator() and not _caller().startswith("torch."):
+        return "xla"
+    return found
+
+
+def _exchange_device(index: int) -> int:
+    before = int(recorder.bindings().current_device())
+    if index >= 0:
+        recorder.bindings().set_current_device(recorder.ordinal(index))
+    return before
+
+
+def _device_stats(index: int) -> dict[str, Any]:
+    flat = device_memory_api.memory_stats(index)
+    return {
+        f"{kind}_bytes": {"all": {which: flat[f"{kind}_bytes.all.{which}"] for which in ("current", "peak")}}
+        for kind in ("allocated", "reserved")
+    }
+
+
+def _capability(index: int) -> dict[str, Any]:
+    recorder.ordinal(index)
+    kinds = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+             torch.float32, torch.float64, torch.complex64, torch.complex128)  # fmt: skip
+    return {"supported_dtypes": set(kinds)}
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "emptyCache": device_memory_api.empty_cache,
+    "emptyHostCache": device_memory_api.empty_cache,
+    "exchangeDevice": _exchange_device,
+    "getDeviceCapability": _capability,
+    "getDeviceIndex": lambda: int(recorder.bindings().current_device()),
+    "getDeviceStats": _device_stats,
+    "getMemoryInfo": device_memory_api.mem_get_info,
+    "getStream": device_streams.current_stream,
+    "isAllocatorInitialized": devices.backend_started,
+    "maybeExchangeDevice": _exchange_device,
+    "resetAccumulatedStats": lambda index: None,
+    "resetPeakStats": device_memory_api.reset_peak_memory_stats,
+    "setDeviceIndex": _exchange_device,
+    "setStream": device_streams.set_stream,
+    "synchronizeDevice": lambda index: device_streams.synchronize_device(recorder.ordinal(index)),
+}
+
+
+def patch_accelerator() -> None:
+    """Wrap torch's functions, once."""
+    accelerator.wrap_current(dynamo_hooks.dynamo_disable(_current), dynamo_hooks.dynamo_disable(_device_type))
+    accelerator.wrap_functions(_FUNCTIONS, is_xla_accelerator)

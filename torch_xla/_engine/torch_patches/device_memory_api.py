@@ -1,0 +1,114 @@
+"""Memory and properties of ``torch.xla``, under torch.cuda's names; sizes in bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_xla._engine import recorder
+from torch_xla._engine.aot import hardware_specs
+from torch_xla._engine.device import devices
+from torch_xla._engine.diagnostics import device_memory
+
+Device = torch.device | str | int | None
+
+
+def _ordinal(device: Device) -> int:
+    return recorder.ordinal(None if isinstance(device, int) and device < 0 else device)
+
+
+def memory_allocated(device: Device = None) -> int:
+    """Return the bytes of all buffers on a device (default: the current one)."""
+    return device_memory.memory_info(_ordinal(device))["bytes_used"]
+
+
+def max_memory_allocated(device: Device = None) -> int:
+    """Return the largest use since the start of the process, or since reset_peak_memory_stats."""
+    return device_memory.peak_bytes(_ordinal(device))
+
+
+def memory_reserved(device: Device = None) -> int:
+    """Return memory_allocated: XLA's allocators do not report what they hold beyond it."""
+    return memory_allocated(device)
+
+
+def max_memory_reserved(device: Device = None) -> int:
+    """Return max_memory_allocated."""
+    return max_memory_allocated(device)
+
+
+def reset_peak_memory_stats(device: Device = None) -> None:
+    """Make max_memory_allocated start from the current use. Later peaks are counted by this package, not by XLA."""
+    device_memory.reset_peak(_ordinal(device))
+
+
+def memory_stats(device: Device = None) -> OrderedDict[str, Any]:
+    """Return current and peak use under torch.cuda's keys, such as ``allocated_bytes.all.peak``."""
+    used, peak = memory_allocated(device), max_memory_allocated(device)
+    return OrderedDict(
+        (f"{kind}_bytes.all.{which}", size)
+        for kind in ("allocated", "reserved")
+        for which, size in (("current", used), ("peak", peak))
+    )
+
+
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    """Return the free and the total memory of a device; on the CPU, the total is the memory of the host."""
+    info = device_memory.memory_info(_ordinal(device))
+    return max(0, info["bytes_limit"] - info["bytes_used"]), info["bytes_limit"]
+
+
+def empty_cache() -> None:
+    """Do nothing: XLA's allocators keep their memory."""
+
+
+def get_device_name(device: Device = None) -> str:
+    """Return the vendor's name of a device, such as ``TPU v4`` or ``cpu``."""
+    return devices.device_kind(_ordinal(device))
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """Properties of a device.
+
+    ``peak_flops`` are the manufacturer's dense operations per second by dtype (``bf16``, ``f32``); None if unknown.
+    ``major`` and ``minor`` are the compute capability of an NVIDIA GPU, else 0.
+    """
+
+    name: str
+    platform: str
+    total_memory: int
+    peak_flops: dict[str, float] | None
+    major: int = 0
+    minor: int = 0
+
+
+def get_device_properties(device: Device = None) -> DeviceProperties:
+    """Return name, memory, peak FLOP/s and compute capability of a device."""
+    ordinal = _ordinal(device)
+    name = devices.device_kind(ordinal)
+    chips = {**hardware_specs.TPUS, **hardware_specs.GPUS}
+    known = next((c for c in chips.values() if name.lower() in (c.name.lower(), c.title.lower())), None)
+    total = device_memory.memory_info(ordinal)["bytes_limit"]
+    flops = None if known is None else known.flops
+    return DeviceProperties(name, devices.platform(), total, flops, *get_device_capability(ordinal))
+
+
+def get_device_capability(device: Device = None) -> tuple[int, int]:
+    """Return the compute capability of an NVIDIA GPU; (0, 0) for other devices, which have none."""
+    text = str(getattr(devices.device(_ordinal(device)), "compute_capability", ""))
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Whether bfloat16 can be used: on every platform."""
+    return True
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Return the dtypes of ``torch.autocast("xla", dtype=...)``."""
+    return [torch.bfloat16, torch.float16]
