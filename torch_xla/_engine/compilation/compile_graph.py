@@ -36,7 +36,7 @@ _LEAVES_MUCH = 40
 
 @dataclass(eq=False)
 class CompiledProgram:
-    """A compiled graph. Immutable except for ``launched`` and ``repeated``; several threads may launch it.
+    """A compiled graph. Immutable; several threads may launch it.
 
     Attributes:
       executable: the recorder's Executable.

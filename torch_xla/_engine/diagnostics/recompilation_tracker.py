@@ -121,7 +121,7 @@ class RecompilationTracker:
 
     def interpreted(self, site: Site, new: GraphSummary) -> None:
         """Record an interpreted graph of a site that is not unstable yet, for comparison with the next graph."""
-        if not self._is_ignored():
+        if not self._is_ignored(site):
             with self._lock:
                 self._interpreted.append((site, new))
 
