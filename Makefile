@@ -2,6 +2,7 @@
 # PYTEST_ARGS, SWEEP_ARGS, SANITIZE_ARGS and BENCH_ARGS are passed on, as in: make test PYTEST_ARGS="-k digits"
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON_3_12 = $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) python3.12)
 BIN := .venv/bin
 READY := .venv/.ready
 CLIENTS := .venv-clients
@@ -10,7 +11,7 @@ CPP = $(shell find torch_xla/_engine/recorder/csrc torch_xla/_engine/cpu_backend
 # Containers often set it, and each interpreter that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-versions test-newest test-clients test-clients-sample test-client-suites test-ops test-targets \
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-versions test-newest test-clients test-clients-sample test-client-suites test-ops test-targets test-plugin \
     test-debian lint fix bench docs docs-check notebooks clean
 
 help:
@@ -27,6 +28,7 @@ help:
 	@echo "make test-sanitize  threading and lifetime tests under ASan/UBSan and TSan (slow)"
 	@echo "make test-ops  compare every torch operator with the CPU (slow)"
 	@echo "make test-targets  cross-compile every lowering rule for TPU and GPU targets (slow)"
+	@echo "make test-plugin  the core tests on a foreign PJRT plugin (needs Python 3.12, or PLUGIN_PYTHON)"
 	@echo "make test-debian  run the README's commands on clean Debian 12 and 13, as a non-root user (needs root; slow)"
 	@echo "make lint      check formatting, lint, types, import layers, names"
 	@echo "make fix       auto-fix formatting and lint"
@@ -114,6 +116,15 @@ test-ops: $(READY)
 	$(BIN)/python -m tests.ops.sweep --output docs/reference/op_coverage.md --invalid-calls docs/reference/op_coverage.md $(SWEEP_ARGS)
 	$(BIN)/python -m pytest -m sweep $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
+# On a PJRT plugin that jax knows nothing about, in a separate environment: the plugin needs jax 0.11.2, and that Python 3.12.
+test-plugin: .venv-plugin/.ready
+	.venv-plugin/bin/python -m tests.tools.foreign_plugin.run $(PYTEST_ARGS)
+
+.venv-plugin/.ready: tests/tools/foreign_plugin/requirements.txt
+	$(or $(PLUGIN_PYTHON),$(PYTHON_3_12)) -m venv .venv-plugin
+	.venv-plugin/bin/python -m pip install --quiet --requirement tests/tools/foreign_plugin/requirements.txt
+	@touch $@
+
 # Installs libtpu and jax's CUDA plugin in .venv. TARGETS overrides the targets.
 test-targets: $(READY)
 	$(BIN)/python -m pip install --quiet ".[tpu,cuda]" --requirement requirements-dev.txt
@@ -169,5 +180,5 @@ notebooks: $(READY) $(CLIENTS)/.ready .venv-docs/.ready
 	$(DOCS)/python scripts/docs/interrupted.py --packages .venv
 
 clean:
-	rm -rf .venv .venv-docs .venv-torch-* .venv-clients build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-docs .venv-torch-* .venv-clients .venv-plugin build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -88,6 +88,37 @@ def test_a_plugin_of_an_installed_package_is_found() -> None:
     assert (done.returncode, done.stdout) == (0, "offered:/no/such/other.so True\n"), done.stderr
 
 
+JAX = """
+import os, sys
+from pathlib import Path
+folder = Path({folder!r})
+(folder / "jax_plugins").mkdir(parents=True)
+(folder / "jax_plugins/xla_gate3.py").write_text("def initialize():\\n    print('initialized')\\n")
+sys.path.insert(0, str(folder))
+import torch_xla
+from torch_xla.experimental import plugins
+found = plugins.default()
+print(type(found).__name__, found.module, Path(found.library_path()).name, plugins.using_dynamic_plugins())
+try:
+    torch_xla.devices()
+except RuntimeError as error:
+    print("xla_gate3.py, of JaxPlugin" in str(error), os.environ.get("PJRT_NAMES_AND_LIBRARY_PATHS"))
+"""
+
+
+def test_a_plugin_of_jax_needs_no_registration(tmp_path: Path) -> None:
+    """jax finds and loads it; torch_xla knows it by name."""
+    script = JAX.format(folder=str(tmp_path / "packages"))
+    done = run_script(script, check=False, fresh="importing jax imports jax_plugins", PJRT_DEVICE="gate")
+    expected = ["JaxPlugin xla_gate3 xla_gate3.py True", "initialized", "True None"]
+    assert done.stdout.splitlines() == expected, done.stderr
+
+
+def test_an_unknown_device_type_lists_the_plugins_of_jax() -> None:
+    done = run_script("import torch_xla\ntorch_xla.devices()", check=False, PJRT_DEVICE="lever")
+    assert "Plugins that jax finds: " in done.stderr
+
+
 def test_too_late() -> None:
     done = run_script(
         """

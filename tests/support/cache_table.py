@@ -48,6 +48,9 @@ _engine/base/sharding_ids:_numbers      jax's sharding (mesh and spec by value) 
 _engine/base/sharding_ids:padded_shape  shape and sharding, which determine the result; both compared by value
 _engine/device/devices:devices          no arguments; the backend starts once, and a forked child gets an error
 _engine/device/pjrt_plugins:_registered a registry by name; a later plugin of that name replaces the first
+_engine/device/capabilities:_shares_host_memory the client, whose behavior is fixed when it starts
+_engine/device/capabilities:_donates_buffers the client, whose behavior is fixed when it starts
+_engine/device/capabilities:can_decompose the client and the name of a decomposition; the installed jax has its rules
 _engine/device/matmul_precision:_known  platform, set_precision's choice and torch's setting, all read at each call
 _engine/device/matmul_precision:_objects the value itself: one object for equal ones
 _engine/diagnostics/recompilation_explanation:details not a cache: text of one report

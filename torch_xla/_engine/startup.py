@@ -20,7 +20,7 @@ from torch_xla._engine.compat import dispatcher, dynamo, imported_names, lax_sca
 from torch_xla._engine.compilation import hlo_metadata
 from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
 from torch_xla._engine.cpu_backend import library
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import capabilities, devices
 from torch_xla._engine.diagnostics import (
     completion,
     debug_analysis,
@@ -29,7 +29,7 @@ from torch_xla._engine.diagnostics import (
     step_timings,
 )
 from torch_xla._engine.execution import background_threads, barrier, eager_mode, executor, transfers
-from torch_xla._engine.lowering import RULES, composites, decompose, load_rules, recorder_ops
+from torch_xla._engine.lowering import RULES, composites, decompose, decompositions, load_rules, recorder_ops
 from torch_xla._engine.lowering.rules import custom_call, jax_call, recurrent
 from torch_xla._engine.parallel import collective_ops, shutdown, spmd
 from torch_xla._engine.recorder import source_info
@@ -78,6 +78,7 @@ def initialize() -> None:
         materialize=_entry_point(executor.materialize),
         cut=_entry_point(barrier.flush_graph),
         fallback=_entry_point(fallback_warning.handle_fallback),
+        supports_operator=_entry_point(capabilities.supports_operator),
         fallback_done=dynamo_hooks.dynamo_disable(step_timings.end_fallback),
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
@@ -141,8 +142,10 @@ def _max_device_count() -> int:
 def _register(module: ModuleType) -> None:
     module.register_special_kernels()
     for name, rule in RULES.items():
-        if name not in recorder_ops.UNRECORDED:
-            module.register_recorded_ops(name, rule.static_args, rule.random)
+        if name in recorder_ops.UNRECORDED or not module.register_recorded_ops(name, rule.static_args, rule.random):
+            continue  # this torch does not have it
+        if name in decompositions.USED:
+            module.mark_decomposition(name)
     for name in decompose.decomposition_table():
         # A decomposition is traced with the numbers of the call: all of them are constants.
         numbers = {a.name for a in dispatcher.schema(decompose.overload(name)).arguments}

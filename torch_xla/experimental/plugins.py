@@ -1,15 +1,16 @@
 """PJRT plugins of device vendors: ``register_plugin("MYDEVICE", MyPlugin())``, then ``PJRT_DEVICE=MYDEVICE``.
 
-Devices with a jax plugin (a package with ``jax_plugins``) need no registration: set PJRT_DEVICE to their name.
+Devices with a jax plugin (a module of ``jax_plugins``, or an entry point of that name) need no registration: set
+PJRT_DEVICE to jax's name of the platform, such as ``rocm``.
 """
 
 from __future__ import annotations
 
 from torch_xla._engine.device import devices, hardware_detection, pjrt_plugins
-from torch_xla._engine.device.pjrt_plugins import DevicePlugin
+from torch_xla._engine.device.pjrt_plugins import DevicePlugin, JaxPlugin
 
 __all__ = [
-    "DevicePlugin", "default", "register_installed_plugins", "register_plugin", "use_dynamic_plugins",
+    "DevicePlugin", "JaxPlugin", "default", "register_installed_plugins", "register_plugin", "use_dynamic_plugins",
     "using_dynamic_plugins",
 ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from torch.utils import dlpack as torch_dlpack
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import capabilities, devices
 from torch_xla._engine.execution import executor
 
 _CPU = 1  # DLDeviceType
@@ -92,7 +92,7 @@ class _Capsule:
 
 def _from_capsule(capsule: Any) -> torch.Tensor:
     # A capsule does not expose its device; its consumers do. torch takes CPU memory, and CUDA memory if built with it.
-    if devices.platform() == "cpu" or torch.cuda.is_available():
+    if capabilities.default_runs_in_process() or torch.cuda.is_available():
         return from_dlpack(torch_dlpack.from_dlpack(capsule))
     return _from_jax(jax.dlpack.from_dlpack(_Capsule(capsule, 2)))
 

@@ -25,7 +25,7 @@ from torch_xla._engine.capture.callback_keys import CALLBACK_BYTES, callback_key
 from torch_xla._engine.capture.constant_keys import constant_keys, copy_constants, count_bytes
 from torch_xla._engine.capture.object_keys import identity
 from torch_xla._engine.compat import dynamo
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import capabilities, devices
 from torch_xla._engine.lowering import cpu_kernel_call
 from torch_xla._engine.lowering.rules import jax_call
 from torch_xla._engine.lowering.rules.jax_call import RegisteredFunction
@@ -200,7 +200,7 @@ def register_call(
 
 
 def _cpu_kernels_allowed() -> bool:
-    return settings.TORCH_XLA_CPU_KERNELS and _platform() == "cpu"
+    return settings.TORCH_XLA_CPU_KERNELS and capabilities.default_runs_in_process()
 
 
 def _platform() -> str:

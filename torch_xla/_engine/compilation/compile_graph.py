@@ -21,7 +21,7 @@ from torch_xla._engine.compilation.persistent_cache import cache as persistent_c
 from torch_xla._engine.compilation.persistent_cache import graph_key
 from torch_xla._engine.compilation.placement import MeshPlacement, Placement, ReplicaThreadsPlacement
 from torch_xla._engine.cpu_backend import library, malloc_tuning
-from torch_xla._engine.device import abstract_device, devices
+from torch_xla._engine.device import abstract_device, capabilities, devices
 from torch_xla._engine.diagnostics import xla_errors
 from torch_xla._engine.graph import flop_count, graph_spec, program_info
 from torch_xla._engine.graph.flop_count import NO_WORK, ProgramWork
@@ -76,7 +76,7 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
     with (
         recorder.enable_x64(),
         xla_errors.translate_xla_errors(lambda: f"compiling {outline}", placement.ordinal, outline),
-        library.kernels_enabled(device.platform) as (handlers, called),
+        library.kernels_enabled(device) as (handlers, called),
     ):
 
         def build(jitted: Any, donates: bool, unspecified: bool = True) -> tuple[jax.stages.Compiled, bool]:
@@ -101,7 +101,7 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
         )
         if not loaded and len(spec.nodes) >= _LEAVES_MUCH:
             malloc_tuning.trim_free_memory()
-        if device.platform == "cpu":
+        if capabilities.runs_in_process(device):
             malloc_tuning.retain_free_memory()
     exchanges = placement.collective_signature(spec) if placement.group is not None else ()
     has_checks = len(jax.tree.leaves(compiled.out_info)) > len(spec.roots)

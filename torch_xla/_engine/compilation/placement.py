@@ -33,7 +33,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from torch_xla._engine import recorder
 from torch_xla._engine.base import sharding_ids
 from torch_xla._engine.compilation import graph_function, io_shardings
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import capabilities, devices
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.graph.graph_spec import GraphSpec
 from torch_xla._engine.job import replicas, thread_group
@@ -121,6 +121,7 @@ class Placement(ABC):
           donates: whether the program may overwrite the inputs that the graph donates.
           unspecified: whether XLA chooses the shardings of unannotated outputs.
         """
+        donates = donates and capabilities.donates_buffers(self.device)
         donated = tuple(position + 2 for position in spec.donated) if donates else ()
         function = graph_function.graph_function(spec, self.is_checked)
         return self._jit(function, spec, arguments, unspecified, donate_argnums=donated, keep_unused=True)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import jax
 
 from torch_xla._engine.base import xla_flags
+from torch_xla._engine.device import capabilities
 
 _OPTION = "xla_cpu_experimental_ynn_fusion_type"
 _REDUCTIONS_ONLY: dict[str, str | bool] = {_OPTION: "LIBRARY_FUSION_TYPE_REDUCE"}
@@ -33,7 +34,7 @@ def compile_with_options(
     lowered: jax.stages.Lowered, places: Sequence[jax.Device], text: str | None = None
 ) -> jax.stages.Compiled:
     """Compile a program for these devices. ``text`` is its StableHLO, if already available."""
-    if not places or places[0].platform != "cpu" or _OPTION in xla_flags.read().text:
+    if not places or not capabilities.runs_in_process(places[0]) or _OPTION in xla_flags.read().text:
         return lowered.compile()
     if not _has_only_small_matmuls(text or lowered.as_text()):
         return lowered.compile()

@@ -21,7 +21,7 @@ import torch
 
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.device import cpu_threads, hardware_detection
+from torch_xla._engine.device import capabilities, cpu_threads, hardware_detection
 from torch_xla._engine.lowering import cpu_kernel_call
 from torch_xla._engine.recorder import prebuilt
 from torch_xla._engine.recorder.build import Extension, build_or_find
@@ -94,12 +94,12 @@ def load_library() -> KernelLibrary | None:
 
 
 @contextmanager
-def kernels_enabled(platform: str) -> Iterator[tuple[KernelLibrary | None, Counter[str]]]:
-    """Allow CPU programs that this thread lowers in the block to call kernels.
+def kernels_enabled(device: jax.Device) -> Iterator[tuple[KernelLibrary | None, Counter[str]]]:
+    """Allow programs that this thread lowers for a CPU device of jaxlib in the block to call kernels.
 
     Yields the library and a counter of the called kernels by name.
     """
-    found = load_library() if platform == "cpu" else None
+    found = load_library() if capabilities.runs_in_process(device) else None
     with cpu_kernel_call.cpu_kernels_enabled(found is not None) as called:
         yield found, called
 

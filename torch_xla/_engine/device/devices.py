@@ -163,11 +163,16 @@ def _local_devices() -> tuple[jax.Device, ...]:
         raise RuntimeError(
             f"{request.source} requests {request.kind}, but jax has no {platform} backend ({error}). "
             + (
-                _INSTALL.get(platform, "Device types: CPU, CUDA, TPU, and those of installed PJRT plugins.")
+                _INSTALL.get(platform, _list_plugins())
                 if plugin is None
                 else f"Its plugin is {plugin.library_path()}, of {type(plugin).__name__}."
             )
         ) from error
+
+
+def _list_plugins() -> str:
+    found = ", ".join(pjrt_plugins.jax_plugins()) or "none"
+    return f"Device types: CPU, CUDA, TPU, and those of installed PJRT plugins. Plugins that jax finds: {found}."
 
 
 def _restrict_platforms(request: xrt_config.DeviceRequest | None) -> None:

@@ -36,7 +36,7 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.compilation.placement import Placement
-from torch_xla._engine.device import abstract_device, devices
+from torch_xla._engine.device import abstract_device, capabilities, devices
 from torch_xla._engine.diagnostics import metrics, observer
 from torch_xla._engine.execution import cpu_interpreter, eager_mode
 from torch_xla._engine.graph.graph_run import GraphRun
@@ -132,7 +132,7 @@ def _explain(run: GraphRun, site: observer.Site, others: int) -> None:
 def _can_interpret(run: GraphRun, placement: Placement) -> bool:
     return (
         placement.is_alone
-        and devices.device(run.device).platform == "cpu"
+        and capabilities.runs_in_process(devices.device(run.device))
         and not abstract_device.is_enabled()
         and not eager_mode.in_region()
         and not observer.listeners

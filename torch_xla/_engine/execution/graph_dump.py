@@ -24,7 +24,7 @@ from torch_xla._engine.base import user_frames
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.compilation import graph_function, hlo_metadata
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import capabilities, devices
 from torch_xla._engine.graph import text_format
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.graph.graph_spec import GraphSpec
@@ -42,7 +42,8 @@ _hlo: OrderedDict[Hashable, str] = OrderedDict()  # texts of graphs that were lo
 
 def lower_for_dump(spec: GraphSpec, device: int, arguments: Sequence[Any]) -> jax.stages.Lowered:
     """Lower a graph for inspection: for the device's platform, not bound to a device."""
-    donated = tuple(position + 2 for position in spec.donated)
+    donates = capabilities.donates_buffers(devices.device(device))
+    donated = tuple(position + 2 for position in spec.donated) if donates else ()
     function, group = graph_function.graph_function(spec), replica_program.replica_group_of(spec)
     if group is not None:
         function = replica_program.shard_map_over(function, group)

@@ -133,7 +133,7 @@ def compile_op(
     checked = value_checks.is_enabled(devices.device(device).platform)
     with (
         metrics.record_time("EagerOpCompileTime" if eager_mode.is_eager() else "CompileTime"),
-        library.kernels_enabled(devices.device(device).platform) as (handlers, called),
+        library.kernels_enabled(devices.device(device)) as (handlers, called),
     ):
         jitted = jax.jit(
             graph_function.graph_function(alone.spec(leaves, precision), checked),

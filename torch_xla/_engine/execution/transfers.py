@@ -18,7 +18,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes, user_frames
-from torch_xla._engine.device import abstract_device, devices
+from torch_xla._engine.device import abstract_device, capabilities, devices
 from torch_xla._engine.device.abstract_device import AbstractArray
 from torch_xla._engine.diagnostics import buffer_provenance, metrics, profiler_spans, step_timings, xla_errors
 from torch_xla._engine.execution import value_errors
@@ -58,7 +58,7 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     ):
         # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
         # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
-        own = tensor.to(dtypes.storage_dtype(tensor.dtype), copy=place.platform == "cpu")
+        own = tensor.to(dtypes.storage_dtype(tensor.dtype), copy=capabilities.shares_host_memory(place))
         flat = own.dim() > _MOST_DIMS
         host = _to_host(own.reshape(-1) if flat else own)
         with recorder.enable_x64():
@@ -170,7 +170,11 @@ def upload_shards(
     ):
         placed = []
         for tensor, place in shards:
-            own = tensor.detach().to(dtypes.storage_dtype(dtype), copy=place.platform == "cpu").contiguous()
+            own = (
+                tensor.detach()
+                .to(dtypes.storage_dtype(dtype), copy=capabilities.shares_host_memory(place))
+                .contiguous()
+            )
             placed.append(jax.device_put(spmd.pad_to(_to_host(own), shard_shape), place, may_alias=False))
         array = jax.make_array_from_single_device_arrays(shape, sharding, placed)
         array.block_until_ready()

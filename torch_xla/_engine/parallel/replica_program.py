@@ -34,7 +34,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import capabilities, devices
 from torch_xla._engine.graph import graph_spec
 from torch_xla._engine.job import replicas
 from torch_xla._engine.lowering.rules.collectives import AXIS, split_groups
@@ -99,7 +99,7 @@ def cacheable_devices(together: Iterable[jax.Device]) -> list[jax.Device]:
     process cannot know.
     """
     places = list(together)
-    return places if replicas.process_count() == 1 or places[0].platform == "cpu" else []
+    return places if replicas.process_count() == 1 or capabilities.runs_in_process(places[0]) else []
 
 
 def shard_map_over(function: Callable[..., Any], members: ReplicaGroup) -> Callable[..., Any]:

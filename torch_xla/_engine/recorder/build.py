@@ -13,7 +13,6 @@ cannot be loaded, the library is built as if the wheel had none.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import importlib.machinery
 import importlib.util
 import os
@@ -35,7 +34,6 @@ from torch_xla._engine.base.settings import settings
 from torch_xla._engine.base.status_line import StatusLine
 from torch_xla._engine.recorder import prebuilt
 from torch_xla._engine.recorder.toolchain import (
-    FLAGS,
     BuildJob,
     RecorderBuildError,
     compile_extension,
@@ -80,15 +78,8 @@ class Extension:
 
     def sources_digest(self, headers: str = "") -> str:
         """Return a hash of the sources, the compiler's flags, and ``headers``. Raises RecorderBuildError."""
-        digest = hashlib.blake2b((" ".join(FLAGS) + headers).encode(), digest_size=8)
-        for file in self.files():
-            content = self._read(file)
-            digest.update(f"\0{file.name}\0{len(content)}\0".encode() + content)
-        return digest.hexdigest()
-
-    def _read(self, file: Path) -> bytes:
         try:
-            return file.read_bytes()
+            return prebuilt.hash_sources(self.files(), headers)
         except OSError as error:
             advice = "A file of the package cannot be read: reinstall torch_xla."
             raise RecorderBuildError(f"torch_xla cannot build its {self.what}: {error}\n  {advice}") from error

@@ -7,21 +7,35 @@ All builds of one torch release (for the CPU, for CUDA) have the same C++ interf
 that is not a release, only a build with exactly its version matches. A library that is not a Python module serves
 every Python. jaxlib is not in the names: XLA runs kernels that were compiled with the headers of an older jaxlib.
 
-Imports neither torch nor jax: scripts/build_wheel.py uses it.
+Imports the standard library only: scripts/build_wheel.py loads this file alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.machinery
 import re
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
+
+#: The compiler's flags for all libraries.
+FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden", "-fno-math-errno")
 
 #: The folder of the builds, beside the sources.
 FOLDER = "builds"
 
 #: Local versions of the builds of a release, as in 2.13.0+cpu.
 _VARIANT = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)(\.cxx11\.abi)?$")
+
+
+def hash_sources(files: Iterable[Path], headers: str = "") -> str:
+    """Return a hash of the sources, the compiler's flags, and ``headers``. Raises OSError."""
+    digest = hashlib.blake2b((" ".join(FLAGS) + headers).encode(), digest_size=8)
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"\0{file.name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 def folder_name(torch_version: str, abi: str, digest: str) -> str:

@@ -23,8 +23,8 @@ from pathlib import Path
 from torch_xla._engine.base.private_folder import is_trusted_file
 from torch_xla._engine.base.status_line import StatusLine
 from torch_xla._engine.compat import versions
+from torch_xla._engine.recorder.prebuilt import FLAGS
 
-FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden", "-fno-math-errno")
 _POLL = 0.1  # seconds between checks of the child
 _ERROR_LINES = 12  # lines of compiler output to show: the first error and its context
 

@@ -26,6 +26,7 @@ from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.compilation.persistent_cache import graph_key
 from torch_xla._engine.compilation.persistent_cache.storage import CacheFolder
 from torch_xla._engine.cpu_backend import library
+from torch_xla._engine.device import capabilities
 from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.job import replicas
 
@@ -131,7 +132,7 @@ class Prefetcher:
 
     def _read(self, file: Path) -> jax.stages.Compiled | None:
         graph_key.engine_fingerprint()  # slow to compute, and every new graph needs it
-        if self._device.platform == "cpu":
+        if capabilities.runs_in_process(self._device):
             library.load_library()  # registers the CPU kernels that programs call
         with recorder.enable_x64():
             return self._files.read(file, [self._device])

@@ -47,7 +47,11 @@ from torch_xla._engine.compilation.persistent_cache.cache_files import (
     unpack,
 )
 from torch_xla._engine.cpu_backend import library
+from torch_xla._engine.device import capabilities
 from torch_xla._engine.lowering import cpu_kernel_call
+
+#: Platforms whose executables contain no code for the host's processor. That of an unknown platform might.
+_WITHOUT_HOST_CODE = ("cuda", "gpu", "rocm", "tpu")
 
 #: jax settings that change the executable of a program, but not its StableHLO.
 _OPTIONS = (
@@ -281,8 +285,8 @@ def _environment_key(places: Sequence[jax.Device], with_handlers: bool = True) -
     parts = [jax.__version__, jaxlib.__version__, backend.platform, backend.platform_version]
     parts += [f"{place.id} {place.device_kind}" for place in places]
     parts += [f"process {backend.process_index()}"]  # each process of a multi-process program stores its own executable
-    parts += [_processor() if backend.platform == "cpu" else ""]
-    handlers = library.load_library() if with_handlers and backend.platform == "cpu" else None
+    parts += ["" if backend.platform in _WITHOUT_HOST_CODE else _processor()]
+    handlers = library.load_library() if with_handlers and capabilities.runs_in_process(places[0]) else None
     parts += [handlers.version if handlers else ""]
     parts += xla_flags.read().identity()
     return parts + [f"{name}={getattr(jax.config, name, '')}" for name in _OPTIONS]

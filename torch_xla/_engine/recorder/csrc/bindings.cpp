@@ -314,5 +314,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_profiler(m);
   m.def("register_special_kernels", &register_special_kernels);
   m.def("register_recorded_ops", &register_recorded);
+  m.def("mark_decomposition", &mark_decomposition);
   m.def("register_schema_kinds", &register_variants);
 }

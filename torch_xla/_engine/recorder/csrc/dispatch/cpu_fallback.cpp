@@ -66,6 +66,18 @@ bool has_cpu_generator(c10::ArrayRef<c10::IValue> arguments) {
   return std::any_of(arguments.begin(), arguments.end(), is_cpu_generator);
 }
 
+// Returns whether the platform lacks the matrix decomposition that the op's rule uses. The first call of an op compiles
+// small programs to find out; threads that ask at the same time get the same answer.
+bool lacks_decomposition(const Op& called) {
+  const Op& op = called.functional != nullptr ? *called.functional : called;
+  int8_t supported = op.supported.load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(supported < 0)) {
+    supported = hooks().supports_operator(op.name) ? 1 : 0;
+    op.supported.store(supported, std::memory_order_relaxed);
+  }
+  return supported == 0;
+}
+
 }  // namespace
 
 void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
@@ -86,6 +98,9 @@ void run_on_cpu(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
 
 bool needs_cpu_fallback(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (op.needs_cpu != nullptr && op.needs_cpu(arguments)) {
+    return true;
+  }
+  if (C10_UNLIKELY(op.decomposes) && lacks_decomposition(op)) {
     return true;
   }
   return op.random && has_cpu_generator(arguments);

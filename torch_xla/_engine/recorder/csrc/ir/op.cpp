@@ -174,6 +174,13 @@ Op* add_op(const std::string& name, const std::unordered_set<std::string>& stati
   return slot.get();
 }
 
+void mark_decomposition(const std::string& name) {
+  std::unique_lock<std::shared_mutex> lock(op_table().mutex);
+  const auto found = op_table().ops.find(name);
+  TORCH_CHECK(found != op_table().ops.end(), "mark_decomposition: ", name, " is not recorded");
+  found->second->decomposes = true;
+}
+
 const Op* add_variant(const std::string& name, const Op* functional) {
   std::unordered_set<std::string> static_args;
   for (size_t i = 0; i < functional->kinds.size(); ++i) {
@@ -186,6 +193,7 @@ const Op* add_variant(const std::string& name, const Op* functional) {
   op->pointwise = functional->pointwise;
   op->needs_cpu = functional->needs_cpu;
   op->cpu_indices = functional->cpu_indices;
+  op->decomposes = functional->decomposes;
   op->uniform = name == "aten::zero_" || name == "aten::fill_.Scalar";
   return op;
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <atomic>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -51,11 +52,14 @@ struct Op {
   bool converts_numbers = false;  // numbers become elements of the result, and must fit its dtype
   bool pointwise = false;         // an elementwise aten op, and its variants
   bool cpu_indices = false;       // the second argument, a list of indices, may be on the CPU, as on other devices
+  bool decomposes = false;        // its rule uses a matrix decomposition, which the platform may lack
   RangeKind range_kind = RangeKind::kNone;
   uint8_t start =
       0;  // for a slicing op: index of the argument that is the start; the argument before it is the dimension
   // Returns whether only the CPU can run a call, because the result's shape depends on values; null: never.
   bool (*needs_cpu)(c10::ArrayRef<c10::IValue> arguments) = nullptr;
+  // Of an op that decomposes: whether the platform can compile it; -1 before the first call.
+  mutable std::atomic<int8_t> supported{-1};
   // For in-place and out= variants: the recorded functional op. The written argument is the first, or the last.
   const Op* functional = nullptr;
 
@@ -77,6 +81,8 @@ const Op* seed_op();     // the random seed, an integer operand
 // The table of recorded ops, filled at registration. find_op returns null for an op that is not recorded.
 const Op* find_op(const std::string& name);
 Op* add_op(const std::string& name, const std::unordered_set<std::string>& static_args, bool random);
+// Marks a recorded op as one that uses a matrix decomposition. Call it before add_variant().
+void mark_decomposition(const std::string& name);
 const Op* add_variant(const std::string& name, const Op* functional);
 std::vector<const Op*> all_ops();
 

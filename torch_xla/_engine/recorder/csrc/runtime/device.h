@@ -65,7 +65,8 @@ struct Hooks {
   std::function<void(int8_t)> flush;                                     // runs everything pending
   std::function<void(const std::string&, bool)> fallback;  // an op is about to run on the CPU; for its CPU generator?
   std::function<void()> fallback_done;                     // the op finished without an error
-  std::function<void()> enter;                             // torch's Python code may run until leave
+  std::function<bool(const std::string&)> supports_operator;  // can the platform compile this op's rule?
+  std::function<void()> enter;                                // torch's Python code may run until leave
   std::function<void()> leave;
   std::function<void()> block_forever;  // called during process exit; never returns
 };

@@ -179,7 +179,7 @@ void clear_pending_attributes() {
 
 void set_hooks(const py::object& device_count, const py::object& upload, const py::object& download,
                const py::object& transfer, const py::object& materialize, const py::object& flush,
-               const py::object& fallback, const py::object& fallback_done) {
+               const py::object& fallback, const py::object& fallback_done, const py::object& supports_operator) {
   Hooks& h = hooks();
   h.device_count = [f = Hook(device_count)] {
     GilScope gil;
@@ -221,6 +221,10 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
     GilScope gil;
     f(name, has_cpu_generator);
   };
+  h.supports_operator = [f = Hook(supports_operator)](const std::string& name) {
+    GilScope gil;
+    return f(name).cast<bool>();
+  };
   h.fallback_done = [f = Hook(fallback_done)] {
     GilScope gil;
     f();
@@ -252,7 +256,8 @@ BufferPtr make_buffer(py::object array, int device) {
 
 void bind_interpreter(py::module_& m) {
   m.def("set_hooks", &set_hooks, py::kw_only(), py::arg("device_count"), py::arg("upload"), py::arg("download"),
-        py::arg("transfer"), py::arg("materialize"), py::arg("cut"), py::arg("fallback"), py::arg("fallback_done"));
+        py::arg("transfer"), py::arg("materialize"), py::arg("cut"), py::arg("fallback"), py::arg("fallback_done"),
+        py::arg("supports_operator"));
   m.def("close", &close, py::arg("threads"));
   m.def("lose_devices", &lose_devices);
 }
