@@ -11,7 +11,7 @@ CPP = $(shell find torch_xla/_engine/recorder/csrc torch_xla/_engine/cpu_backend
 # Containers often set it, and each interpreter that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-versions test-newest test-clients test-clients-sample test-client-suites test-ops test-targets test-plugin \
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-versions test-newest test-clients test-clients-sample test-client-suites test-ops test-targets test-plugin wheel \
     test-debian lint fix bench docs docs-check notebooks clean
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make test-ops  compare every torch operator with the CPU (slow)"
 	@echo "make test-targets  cross-compile every lowering rule for TPU and GPU targets (slow)"
 	@echo "make test-plugin  the core tests on a foreign PJRT plugin (needs Python 3.12, or PLUGIN_PYTHON)"
+	@echo "make wheel     one wheel with compiled libraries for torch 2.11 to 2.15, checked without a compiler (slow)"
 	@echo "make test-debian  run the README's commands on clean Debian 12 and 13, as a non-root user (needs root; slow)"
 	@echo "make lint      check formatting, lint, types, import layers, names"
 	@echo "make fix       auto-fix formatting and lint"
@@ -133,6 +134,12 @@ test-targets: $(READY)
 # In folders made by debootstrap, which must be installed, as root. DEBIAN: bookworm or trixie only; DEBIAN_ARGS: --quick
 test-debian:
 	$(PYTHON) -m tests.tools.clean_debian $(DEBIAN) $(DEBIAN_ARGS)
+
+# Downloads each torch once for its headers (5 GB). WHEEL_ARGS: --torch 2.13.0 --python python3.12
+# CHECK_PYTHONS: interpreters of environments with torch and jax, whose first step is timed without a compiler.
+wheel: $(READY)
+	$(BIN)/python scripts/build_wheel.py $(WHEEL_ARGS)
+	$(BIN)/python scripts/check_wheel.py $(abspath $(or $(CHECK_PYTHONS),$(wildcard $(BIN)/python .venv-torch-*/bin/python)))
 
 lint: $(READY)
 	$(BIN)/ruff check
