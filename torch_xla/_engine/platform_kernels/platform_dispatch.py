@@ -9,8 +9,9 @@ does not have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,10 +107,18 @@ def _lower_special(platform: str) -> Callable[..., Any]:
             assert given == avals, f"the kernel for {platform} returns {given}, the default returns {avals}"
             return results
 
-        with jax.enable_x64(False), _assume_tpu_target() if platform == "tpu" else nullcontext():
+        with jax.enable_x64(False), _assume_tpu_target() if platform == "tpu" else _accept_triton():
             return mlir.lower_fun(checked, multiple_results=True)(ctx, *args)
 
     return lower
+
+
+@contextmanager
+def _accept_triton() -> Iterator[None]:
+    """Lower Pallas kernels for Triton without jax 0.12's deprecation warning, which only we can act on."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+        yield
 
 
 def _assume_tpu_target() -> AbstractContextManager[Any]:
