@@ -94,12 +94,12 @@ def load_library() -> KernelLibrary | None:
 
 
 @contextmanager
-def kernels_enabled(device: jax.Device) -> Iterator[tuple[KernelLibrary | None, Counter[str]]]:
+def kernels_enabled(device: jax.Device | None) -> Iterator[tuple[KernelLibrary | None, Counter[str]]]:
     """Allow programs that this thread lowers for a CPU device of jaxlib in the block to call kernels.
 
     Yields the library and a counter of the called kernels by name.
     """
-    found = load_library() if capabilities.runs_in_process(device) else None
+    found = load_library() if device is not None and capabilities.runs_in_process(device) else None
     with cpu_kernel_call.cpu_kernels_enabled(found is not None) as called:
         yield found, called
 
