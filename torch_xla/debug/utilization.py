@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from torch_xla._engine.aot import hardware_specs
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import capabilities, devices
 from torch_xla._engine.diagnostics import step_timings
 from torch_xla._engine.graph.flop_count import ProgramWork
 
@@ -151,7 +151,7 @@ class _Peak:
 
 def _find_peak() -> _Peak:
     device = devices.devices()[0]
-    if device.platform == "cpu":
+    if capabilities.runs_in_process(device):
         return _Peak(f"measured {_SIZE} x {_SIZE} matmul of torch on this CPU", share=1 / devices.count())
     chip = hardware_specs.find_chip(device.device_kind)
     if chip is None:

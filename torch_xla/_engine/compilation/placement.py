@@ -94,7 +94,7 @@ class Placement(ABC):
         self.cache_key: Hashable = (scope, run.graph.key, id(run.precision))  # one of ``cache_keys``
         self.sharding, self.cacheable_devices, self.group = sharding, cacheable_devices, group
         self.name = f"xla:{run.device}"  # in reports
-        self.is_checked = self.can_check and value_checks.is_enabled(self.device.platform)
+        self.is_checked = self.can_check and value_checks.is_enabled(capabilities.runs_in_process(self.device))
 
     @staticmethod
     def of(run: GraphRun) -> Placement:

@@ -22,7 +22,7 @@ from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru_cache import LruCache
 from torch_xla._engine.compilation import graph_function
 from torch_xla._engine.cpu_backend import library
-from torch_xla._engine.device import devices
+from torch_xla._engine.device import capabilities, devices
 from torch_xla._engine.diagnostics import metrics, step_timings
 from torch_xla._engine.execution import eager_mode
 from torch_xla._engine.graph.graph_run import GraphRun
@@ -130,7 +130,7 @@ def compile_op(
     ]
     floats = jax.ShapeDtypeStruct((len(alone.floats),), np.float64)
     ints = jax.ShapeDtypeStruct((len(alone.ints),), np.int64)
-    checked = value_checks.is_enabled(devices.device(device).platform)
+    checked = value_checks.is_enabled(capabilities.runs_in_process(devices.device(device)))
     with (
         metrics.record_time("EagerOpCompileTime" if eager_mode.is_eager() else "CompileTime"),
         library.kernels_enabled(devices.device(device)) as (handlers, called),

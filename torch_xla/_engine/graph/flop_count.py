@@ -103,5 +103,6 @@ def _count_call(spec: GraphSpec, node: NodeSpec) -> Flops:
     return count_function(function.call, structs)
 
 
-def _struct(shape: Shape, dtype: torch.dtype) -> jax.ShapeDtypeStruct:
+def _struct(shape: Shape, dtype: torch.dtype | None) -> jax.ShapeDtypeStruct:
+    assert dtype is not None  # only results that no node reads have none
     return jax.ShapeDtypeStruct(tuple(shape), dtypes.storage_numpy_dtype(dtype))

@@ -71,10 +71,10 @@ class Check:
     size: int = 0
 
 
-def is_enabled(platform: str) -> bool:
-    """Return whether programs for a platform check values (TORCH_XLA_CHECK_INDICES)."""
+def is_enabled(runs_in_process: bool) -> bool:
+    """Return whether programs check values (TORCH_XLA_CHECK_INDICES), by whether their device runs in this process."""
     chosen = settings.TORCH_XLA_CHECK_INDICES
-    return chosen == "1" or (chosen == "auto" and platform == "cpu")
+    return chosen == "1" or (chosen == "auto" and runs_in_process)
 
 
 def most_elements() -> int:
