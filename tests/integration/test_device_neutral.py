@@ -1,0 +1,53 @@
+"""Scripts that choose their device with torch.accelerator train on xla as on the CPU, unedited."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.helpers import run_script
+
+PROGRAMS = Path(__file__).parents[1] / "programs" / "device_neutral"
+#: Relative difference of losses after a few steps in float32.
+TOLERANCE = 2e-3
+
+
+def _losses(text: str) -> list[float]:
+    return [float(line.split()[-1]) for line in text.splitlines() if line[:1].isdigit() or line.startswith("correct")]
+
+
+def _run_on_cpu(command: list[str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *command], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def _check(expected: str, found: str) -> None:
+    assert "device cpu" in expected and "device xla" in found
+    assert len(_losses(expected)) >= 4
+    assert _losses(found) == pytest.approx(_losses(expected), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["mnist", "vae", "language_model", "gpt"])
+def test_losses_equal_the_cpu(name: str) -> None:
+    program = PROGRAMS / f"{name}.py"
+    expected = _run_on_cpu([str(program)])
+    found = run_script(f"""
+        import runpy
+        import torch_xla
+        runpy.run_path({str(program)!r})
+    """)
+    _check(expected, found.stdout)
+
+
+def test_data_parallel_under_torchrun(tmp_path: Path) -> None:
+    program = PROGRAMS / "data_parallel.py"
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    with_xla = tmp_path / "with_xla.py"
+    with_xla.write_text(f"import runpy\nimport torch_xla\nrunpy.run_path({str(program)!r})\n")
+    _check(_run_on_cpu([*launcher, str(program)]), _run_on_cpu([*launcher, str(with_xla)]))

@@ -1,0 +1,1 @@
+"""Training scripts that choose their device with torch.accelerator; none imports torch_xla."""
