@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.helpers import run_script
 from torch_xla import settings as door
 from torch_xla._engine.base.settings import Settings, variables
 from torch_xla._engine.device import hardware_detection
@@ -107,3 +108,17 @@ def test_printed_table_lists_everything(settings: Settings, monkeypatch: pytest.
     assert all(f"  {variable.name} = " in text for variable in variables() if variable.name != "XLA_SYNC_WAIT")
     assert "* XLA_SYNC_WAIT = 1   (default: 0)" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_number_of_devices_is_read_at_the_first_device() -> None:
+    run_script(
+        """
+        import os
+        import torch_xla
+        import torch_xla.runtime as xr
+        os.environ["CPU_NUM_DEVICES"] = "2"
+        assert xr.global_runtime_device_count() == 2
+        """,
+        fresh="the import decides which libraries it locates",
+        PJRT_DEVICE="CPU",
+    )

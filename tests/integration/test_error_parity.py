@@ -194,17 +194,6 @@ LENIENT: dict[str, tuple[Callable[[str], Any], list[float], str]] = {
     "histc": (lambda d: torch.tensor([3, 1, 1, 0, 9], device=d, dtype=torch.int32).histc(4, 0, 3), [1.0, 2.0, 0.0, 1.0],
               "integers, as on other devices: libraries count tokens per expert with it"),
     "view": (lambda d: o(d, 2, 3).t().view(6), [1.0] * 6, "xla tensors have no strides that could prevent it"),
-    "index": (lambda d: torch.arange(3.0, device=d)[torch.tensor([5, -7], device=d)], [2.0, 0.0],
-              "values are not checked: an index out of range reads the nearest element"),
-    "gather": (lambda d: torch.arange(3.0, device=d).gather(0, torch.tensor([5, -7], device=d)), [2.0, 0.0],
-               "the same"),
-    "embedding": (lambda d: F.embedding(torch.tensor([5], device=d), torch.arange(3.0, device=d)[:, None]), [2.0],
-                  "the same"),
-    "scatter": (lambda d: o(d, 3).scatter(0, torch.tensor([5, 1], device=d), 9.0), [1.0, 9.0, 1.0],
-                "values are not checked: a write out of range has no effect"),
-    "index_add": (lambda d: o(d, 3).index_add(0, torch.tensor([5], device=d), o(d, 1)), [1.0, 1.0, 1.0], "the same"),
-    "cross_entropy": (lambda d: F.cross_entropy(o(d, 1, 3), torch.tensor([5], device=d)).isnan(), [1.0],
-                      "values are not checked: the loss of such a row is NaN"),
 }  # fmt: skip
 
 
@@ -220,6 +209,24 @@ def test_allowed_overlap_of_output_and_operand() -> None:
         return [x.cpu(), whole.cpu(), drawn.cpu()]
 
     torch.testing.assert_close(write("xla"), write("cpu"))
+
+
+#: Values out of range: raised when the result is read.
+VALUES: dict[str, Callable[[str], Any]] = {
+    "index": lambda d: torch.arange(3.0, device=d)[torch.tensor([5, -7], device=d)],
+    "gather": lambda d: torch.arange(3.0, device=d).gather(0, torch.tensor([5, -7], device=d)),
+    "embedding": lambda d: F.embedding(torch.tensor([5], device=d), torch.arange(3.0, device=d)[:, None]),
+    "scatter": lambda d: o(d, 3).scatter(0, torch.tensor([5, 1], device=d), 9.0),
+    "index_add": lambda d: o(d, 3).index_add(0, torch.tensor([5], device=d), o(d, 1)),
+    "cross_entropy": lambda d: F.cross_entropy(o(d, 1, 3), torch.tensor([5], device=d)),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_errors_of_values(name: str) -> None:
+    kind, message = _error(VALUES[name], "cpu")
+    found, text = _error(lambda device: VALUES[name](device).cpu(), "xla")
+    assert (found, text.splitlines()[0]) == (kind, message.splitlines()[0])
 
 
 @pytest.mark.parametrize("name", LENIENT)

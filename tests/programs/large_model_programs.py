@@ -214,9 +214,9 @@ def _temporaries() -> list[int]:
     found: list[int] = []
     original = program_info.program_sizes
 
-    def sizes(compiled: Any) -> Any:
+    def sizes(compiled: Any, *rest: Any) -> Any:
         found.append(compiled.memory_analysis().temp_size_in_bytes)
-        return original(compiled)
+        return original(compiled, *rest)
 
     program_info.program_sizes = sizes
     return found

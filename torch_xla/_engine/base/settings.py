@@ -12,6 +12,7 @@ of torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import warnings
@@ -429,6 +430,16 @@ class Settings:
             if name in variable.spellings:
                 return getattr(self, variable.name)
         raise KeyError(f"{name} is not a setting; `torch-xla settings` lists them")
+
+    @contextlib.contextmanager
+    def uncached(self) -> Iterator[None]:
+        """Cache no value that is first read in the block: scripts may still set these variables."""
+        before = dict(self.__dict__)
+        try:
+            yield
+        finally:
+            self.__dict__.clear()
+            self.__dict__.update(before)
 
     def reload(self) -> None:
         """Clear the cached values, so that each variable is read again. For tests; the engine may hold old values."""

@@ -117,7 +117,8 @@ def _count_work(spec: graph_spec.GraphSpec, placement: Placement) -> ProgramWork
         with recorder.enable_x64():
             flops = flop_count.count_flops(spec)
     except Exception:
-        _log.exception("could not count the FLOPs of a program")  # a figure of reports; the program is compiled
+        # A figure of reports: the program is compiled.
+        _log.info("could not count the FLOPs of a program", exc_info=True)
         return NO_WORK
     return ProgramWork(flops, len(placement.sharding.device_set) if isinstance(placement, MeshPlacement) else 1)
 

@@ -65,8 +65,9 @@ def locate_library() -> None:
     program warns.
     """
     global _located
-    if not settings.TORCH_XLA_CPU_KERNELS or not _will_use_cpu():
-        return
+    with settings.uncached():
+        if not settings.TORCH_XLA_CPU_KERNELS or not _will_use_cpu():
+            return
     with _lock:
         try:
             _located = _located or build_or_find(kernel_extension())

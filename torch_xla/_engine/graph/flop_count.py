@@ -105,4 +105,4 @@ def _count_call(spec: GraphSpec, node: NodeSpec) -> Flops:
 
 def _struct(shape: Shape, dtype: torch.dtype | None) -> jax.ShapeDtypeStruct:
     assert dtype is not None  # only results that no node reads have none
-    return jax.ShapeDtypeStruct(tuple(shape), dtypes.storage_numpy_dtype(dtype))
+    return jax.ShapeDtypeStruct(tuple(shape), dtypes.numpy_dtype(dtype))
