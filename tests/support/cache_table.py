@@ -40,7 +40,7 @@ _engine/aot/program_collector:_by_key   device and graph, not the precision: run
 _engine/aot/program_collector:_by_text  the StableHLO for the target, or the nodes that cannot be lowered
 _engine/compat/pjrt_execution:transfer_guard no arguments; names of the installed jax, whose state is read at each use
 _engine/compat/pjrt_execution:x64_setter no arguments; names of the installed jax, whose state is read at each use
-_engine/compat/imported_names:_pending not a cache: replacements until the loaded modules refer to them
+_engine/compat/flop_formulas:_formulas   the name of an op; the formulas of the installed torch
 _engine/compat/dynamo:_find_trace_context no arguments; a name of the installed jax, called at each use
 _engine/base/dtypes:_stored_as          dtypes; filled when the backend starts, from variables that warn if set later
 _engine/base/import_hooks:_waiting      not a cache: actions by module name until it is imported
@@ -132,6 +132,9 @@ _engine/compilation/persistent_cache/graph_key:_releases no arguments; versions 
 _engine/compilation/persistent_cache/storage:_remove_leftovers the folder; returns nothing, removes old parts once in
     a process
 _engine/recorder/toolchain:stamps       not a cache: stamps of the files of one build
+_engine/torch_patches/device_streams:_thread not a cache: the current streams of each thread
+debug/utilization:_callbacks             not a cache: the functions that the user added
+debug/utilization:_measure_matmul        the dtype; the speed of this machine, measured once
 """
 
 #: The same for the C++ of the recorder and of the CPU kernels.
@@ -149,6 +152,7 @@ runtime/device.cpp:known                the number of devices, which never decre
     beyond it
 runtime/device.h:closing                a flag: the process is ending
 ir/node.cpp:states                      by device: its live tensors and seed
+ir/op.h:supported                       the op; whether the platform, which is chosen once, can compile its rule
 ir/op.cpp:op                            pseudo-operators of the recorder, by their constant names
 runtime/device.h:states                 by device: its live tensors and seed
 graph/donation.cpp:next                 not a cache: lives for one graph
