@@ -125,12 +125,18 @@ def _with(spec: GraphSpec, **changes: Any) -> GraphSpec:
 
 def test_whatever_changes_a_program_changes_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, leaves = spec_of(product, monkeypatch)
-    names = {what: graph_key.graph_cache_key(change(spec), leaves, DEVICE, True) for what, change in CHANGES.items()}
-    names["nothing"] = graph_key.graph_cache_key(spec, leaves, DEVICE, True)
-    names["may not donate"] = graph_key.graph_cache_key(spec, leaves, DEVICE, False)
+    names = {
+        what: graph_key.graph_cache_key(change(spec), leaves, DEVICE, True, False) for what, change in CHANGES.items()
+    }
+    names["nothing"] = graph_key.graph_cache_key(spec, leaves, DEVICE, True, False)
+    names["may not donate"] = graph_key.graph_cache_key(spec, leaves, DEVICE, False, False)
+    names["checks values"] = graph_key.graph_cache_key(spec, leaves, DEVICE, True, True)
     assert None not in names.values() and len(set(names.values())) == len(names)
     # Where an op was recorded is not in its program.
-    assert graph_key.graph_cache_key(replace(spec, leaf_origins=[None] * 9), leaves, DEVICE, True) == names["nothing"]
+    assert (
+        graph_key.graph_cache_key(replace(spec, leaf_origins=[None] * 9), leaves, DEVICE, True, False)
+        == names["nothing"]
+    )
     # The array itself has the sharding of a leaf, whatever its id in this process.
     assert {*GraphSpec.__slots__} == {"leaves", "nodes", "roots", "donated", "precision", "leaf_origins", "floats",
                                       "root_shardings", "ints", "leaf_shardings"}, "is it in the name?"  # fmt: skip
@@ -153,17 +159,17 @@ def test_what_is_around_a_graph_is_in_its_name(monkeypatch: pytest.MonkeyPatch) 
     names = set()
     for block in AROUND.values():
         with block():
-            names.add(graph_key.graph_cache_key(spec, leaves, DEVICE, True))
+            names.add(graph_key.graph_cache_key(spec, leaves, DEVICE, True, False))
     assert None not in names and len(names) == len(AROUND)
     with monkeypatch.context() as patch:  # a machine whose bfloat16 kernels are others
         patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
-        names.add(graph_key.graph_cache_key(spec, leaves, DEVICE, True))
+        names.add(graph_key.graph_cache_key(spec, leaves, DEVICE, True, False))
     with monkeypatch.context() as patch:  # another release
         patch.setattr(graph_key, "engine_fingerprint", lambda: b"other sources")
-        names.add(graph_key.graph_cache_key(spec, leaves, DEVICE, True))
+        names.add(graph_key.graph_cache_key(spec, leaves, DEVICE, True, False))
     assert len(names) == len(AROUND) + 2
     with jax.set_mesh(jax.make_mesh((1,), ("x",))):
-        assert graph_key.graph_cache_key(spec, leaves, DEVICE, True) is None
+        assert graph_key.graph_cache_key(spec, leaves, DEVICE, True, False) is None
 
 
 def test_leaves_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +177,7 @@ def test_leaves_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     weak = jax.numpy.asarray(1.5) + jax.numpy.zeros(())
     pinned = jax.device_put(leaf, jax.sharding.SingleDeviceSharding(DEVICE, memory_kind="pinned_host"))
     names = {
-        graph_key.graph_cache_key(spec, [x], DEVICE, True)
+        graph_key.graph_cache_key(spec, [x], DEVICE, True, False)
         for x in (leaf, leaf.astype("bfloat16"), leaf[:1], pinned, weak)
     }
     assert None not in names and len(names) == 5
@@ -181,13 +187,13 @@ def test_functions_of_the_users_have_no_name(monkeypatch: pytest.MonkeyPatch) ->
     """What such an op is is known in this process only."""
     spec, leaves = spec_of(product, monkeypatch)
     for op in ("torch_xla::jax_call", "torch_xla::reshard", "torch_xla::all_reduce", "mine::op", "aten::no_such_op"):
-        assert graph_key.graph_cache_key(_with(spec, op=op), leaves, DEVICE, True) is None
-    assert graph_key.graph_cache_key(_with(spec, args=[(0, object())]), leaves, DEVICE, True) is None
+        assert graph_key.graph_cache_key(_with(spec, op=op), leaves, DEVICE, True, False) is None
+    assert graph_key.graph_cache_key(_with(spec, args=[(0, object())]), leaves, DEVICE, True, False) is None
     op = next(iter(decompose.decomposition_table()))
-    assert graph_key.graph_cache_key(_with(spec, op=op), leaves, DEVICE, True) is not None
+    assert graph_key.graph_cache_key(_with(spec, op=op), leaves, DEVICE, True, False) is not None
     monkeypatch.setitem(decompose.decomposition_table(), op, lambda *args: args)
     graph_key._is_portable_op.cache_clear()
-    assert graph_key.graph_cache_key(_with(spec, op=op), leaves, DEVICE, True) is None
+    assert graph_key.graph_cache_key(_with(spec, op=op), leaves, DEVICE, True, False) is None
     monkeypatch.undo()
     graph_key._is_portable_op.cache_clear()
 

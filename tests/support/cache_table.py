@@ -59,7 +59,6 @@ _engine/diagnostics/metrics:_metrics    a registry by name
 _engine/diagnostics/profiler_spans:_tracks threads by device, replaced when one has ended
 _engine/diagnostics/device_memory:_peaks not a cache: peaks by device, since the last reset
 _engine/torch_patches/accelerator:_other_accelerator no arguments; the accelerator of the machine, which does not change
-_engine/torch_patches/device_streams:_thread not a cache: the devices before the streams that a thread has entered
 _engine/diagnostics/completion:_threads threads by device, until the process ends; a forked child has no devices
 _engine/execution/graph_dump:_hlo       test: test_graph_dump
 _engine/compilation/persistent_cache/graph_key:_is_portable_op the name; rules and decompositions are fixed when ops
@@ -132,7 +131,6 @@ _engine/compilation/persistent_cache/graph_key:_releases no arguments; versions 
 _engine/compilation/persistent_cache/storage:_remove_leftovers the folder; returns nothing, removes old parts once in
     a process
 _engine/recorder/toolchain:stamps       not a cache: stamps of the files of one build
-_engine/torch_patches/device_streams:_thread not a cache: the current streams of each thread
 debug/utilization:_callbacks             not a cache: the functions that the user added
 debug/utilization:_measure_matmul        the dtype; the speed of this machine, measured once
 """
