@@ -41,7 +41,7 @@ def parse_metrics_report(report: str, dehumanize: bool = True) -> dict[str, Any]
       >>> met.clear_all()
       >>> x = torch.ones(2, device="xla") + 1
       >>> torch_xla.sync()
-      >>> parse_metrics_report(met.metrics_report())["ExecuteTime__TotalSamples"]
+      >>> parse_metrics_report(met.metrics_report())["MarkStep__Value"]
       1
     """
     found: dict[str, Any] = {}
