@@ -214,8 +214,8 @@ def test_the_setting_and_the_platform_decide(monkeypatch: pytest.MonkeyPatch) ->
     found = {}
     for value in ("0", "1", "auto"):
         monkeypatch.setitem(settings.__dict__, "TORCH_XLA_CHECK_INDICES", value)
-        found[value] = [value_checks.is_enabled(platform) for platform in ("cpu", "gpu", "tpu")]
-    assert found == {"0": [False] * 3, "1": [True] * 3, "auto": [True, False, False]}
+        found[value] = [value_checks.is_enabled(runs_in_process) for runs_in_process in (True, False)]
+    assert found == {"0": [False] * 2, "1": [True] * 2, "auto": [True, False]}
 
 
 def test_large_operands_are_checked_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
