@@ -34,6 +34,19 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "torch.xla.synchronize": torch.xla.synchronize,
     "torch.xla.get_rng_state": torch.xla.get_rng_state,
     "torch.xla.set_rng_state": lambda d: torch.xla.set_rng_state(_STATE, d),
+    "torch.xla.Stream": torch.xla.Stream,
+    "torch.xla.current_stream": torch.xla.current_stream,
+    "torch.xla.default_stream": torch.xla.default_stream,
+    "torch.xla.get_device_capability": torch.xla.get_device_capability,
+    "torch.xla.get_device_name": torch.xla.get_device_name,
+    "torch.xla.get_device_properties": torch.xla.get_device_properties,
+    "torch.xla.max_memory_allocated": torch.xla.max_memory_allocated,
+    "torch.xla.max_memory_reserved": torch.xla.max_memory_reserved,
+    "torch.xla.mem_get_info": torch.xla.mem_get_info,
+    "torch.xla.memory_allocated": torch.xla.memory_allocated,
+    "torch.xla.memory_reserved": torch.xla.memory_reserved,
+    "torch.xla.memory_stats": torch.xla.memory_stats,
+    "torch.xla.reset_peak_memory_stats": torch.xla.reset_peak_memory_stats,
     "torch_xla.device": torch_xla.device,
     "torch_xla.manual_seed": lambda d: torch_xla.manual_seed(0, d),
     "xr.xla_device": xr.xla_device,
@@ -54,8 +67,15 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "memory.summary": memory.summary,
     "memory.no_leak": lambda d: _with_block(memory.no_leak(d)),
 }
-#: Setters that leave the current device for a negative number, as those of torch.cuda do.
-_LEAVES = {"torch.xla.set_device", "torch.xla.device"}
+#: Functions that take a negative number as the current device, as torch.cuda does.
+_LEAVES = {"torch.xla.set_device", "torch.xla.device"} | {
+    f"torch.xla.{name}"
+    for name in (
+        "Stream", "current_stream", "default_stream", "get_device_capability", "get_device_name",
+        "get_device_properties", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated",
+        "memory_reserved", "memory_stats", "reset_peak_memory_stats",
+    )
+}  # fmt: skip
 #: Moves data to devices of other types as well, as ``Tensor.to`` does.
 _OTHER_TYPES = {"xm.send_cpu_data_to_device"}
 #: A device whose type has no such index, a number that is none, another type, no device at all.

@@ -307,7 +307,8 @@ def test_what_a_kernel_refuses_is_compiled(eager: None, caplog: pytest.LogCaptur
     x, index = torch.arange(6.0).reshape(3, 2).to("xla"), torch.tensor([0, 7]).to("xla")
     with caplog.at_level(logging.INFO, "torch_xla.execute"), counts() as moved:
         y = x[index] + 1
-        torch_xla.sync()
+        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+            torch_xla.sync(wait=True)
     assert moved.only(*NAMES) == {"CompileTime": 1, "ExecuteTime": 1, "InterpreterUnsupportedGraphs": 1}
     assert "aten::index.Tensor: " in caplog.text and y.shape == (2, 2)
 
