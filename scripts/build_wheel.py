@@ -164,9 +164,9 @@ def compile_libraries(headers: Path, ffi: Path, pythons: list[Python], work: Pat
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         compiler = Compiler(builds, stamp, headers)
         plain = pool.submit(compiler.compile, "units", half[False], ["-DTORCH_EXTENSION_NAME=_torch_xla_recorder"])
-        ours = pool.submit(compiler.compile, "kernels", kernels, [f"-isystem{ffi}"])
+        kernels_object = pool.submit(compiler.compile, "kernels", kernels, [f"-isystem{ffi}"])
         bound = {python.tag: pool.submit(compiler.compile, *python_half(python, half[True])) for python in pythons}
-        found = {f"_torch_xla_cpu_kernels:{platform_of(pythons)}": compiler.link([ours.result()])}
+        found = {f"_torch_xla_cpu_kernels:{platform_of(pythons)}": compiler.link([kernels_object.result()])}
         for tag, job in bound.items():
             found[f"_torch_xla_recorder:{tag}"] = compiler.link([job.result(), plain.result()])
     return found

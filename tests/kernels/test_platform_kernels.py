@@ -219,8 +219,8 @@ def test_a_jax_without_the_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "triton" not in lowered(case.function, case.arguments, "cuda")
     for case in _flash_cuda():
         found, wanted = jax.tree.leaves(case.cuda(*case.arguments)), jax.tree.leaves(case.function(*case.arguments))
-        for ours, theirs in zip(found, wanted, strict=True):
-            pair = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)
+        for result, expected in zip(found, wanted, strict=True):
+            pair = np.asarray(result, np.float32), np.asarray(expected, np.float32)
             np.testing.assert_allclose(*pair, rtol=case.rounding, atol=case.rounding)
 
 

@@ -258,14 +258,14 @@ def rematerialization() -> None:
 def offload() -> None:
     """Activation offloading to the host: values and gradients."""
     x = torch.randn(16, 8)
-    ours, theirs = x.to("xla").requires_grad_(), x.clone().requires_grad_()
-    kept = place_to_host(ours.exp())
-    ((ours * 2).sum() + place_to_device(kept).square().sum()).backward()
-    ((theirs * 2).sum() + theirs.exp().square().sum()).backward()
-    torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
+    offloaded, expected = x.to("xla").requires_grad_(), x.clone().requires_grad_()
+    kept = place_to_host(offloaded.exp())
+    ((offloaded * 2).sum() + place_to_device(kept).square().sum()).backward()
+    ((expected * 2).sum() + expected.exp().square().sum()).backward()
+    torch.testing.assert_close(offloaded.grad.cpu(), expected.grad)
     torch.testing.assert_close(kept.detach().cpu(), x.exp())
     # Programs contain the memory kind of each value; on the CPU, both memories are the same.
-    text = torch_xla._XLAC._get_xla_tensors_hlo([place_to_device(place_to_host(ours.detach() + 1))])
+    text = torch_xla._XLAC._get_xla_tensors_hlo([place_to_device(place_to_host(offloaded.detach() + 1))])
     assert text.count("annotate_device_placement") == 2 and '_xla_buffer_placement="pinned_host"' in text
     place = RULES["torch_xla::to_memory_kind"].function
     traced = jax.jit(lambda x: place(place(x * 3, True), False) + 1).trace(jax.ShapeDtypeStruct((8,), "float32"))

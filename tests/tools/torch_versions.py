@@ -149,8 +149,8 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="the interpreter (default: this one)")
     parser.add_argument("--jax", default="", help="the release of jax (default: that of requirements-dev.txt)")
     parser.add_argument("--core", action="store_true", help="only the tests that depend most on torch")
-    ours, rest = split_arguments(sys.argv[1:])
-    asked = parser.parse_args(ours)
+    arguments, rest = split_arguments(sys.argv[1:])
+    asked = parser.parse_args(arguments)
     environment = Environment(asked.release, python_version(asked.python), asked.jax)
     return run_tests(environment, asked.python, asked.core, rest)
 

@@ -78,12 +78,12 @@ def run_cell(cell: Cell, arguments: list[str], keep: bool) -> str:
 
 def main() -> int:
     """Run the cells; return 1 if one failed or did not run."""
-    ours, rest = torch_versions.split_arguments(sys.argv[1:])
+    arguments, rest = torch_versions.split_arguments(sys.argv[1:])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=__doc__.splitlines()[2].strip())
     names = [cell.name for cell in MATRIX]
     parser.add_argument("--cells", nargs="*", choices=names, metavar="TORCH-JAX-PYTHON", help=", ".join(names))
     parser.add_argument("--keep", action="store_true", help="keep the environments")
-    asked = parser.parse_args(ours)
+    asked = parser.parse_args(arguments)
     cells = [cell for cell in MATRIX if not asked.cells or cell.name in asked.cells]
     results = {cell.name: run_cell(cell, rest, asked.keep) for cell in cells}
     print(*(f"{name}: {result}" for name, result in results.items()), sep="\n")

@@ -1,7 +1,7 @@
 """Functions of torch's C module behind ``torch.accelerator``, for which third-party device types have no hook.
 
 torch chooses the accelerator when it is built; a device type other than PrivateUse1 cannot register. Each function is
-wrapped: it calls ours while the accelerator is xla, and else the original. Nothing else of torch is changed.
+wrapped: it calls the replacement while the accelerator is xla, and else the original. Nothing else of torch is changed.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def wrap_current(current: Callable[[Any], Any], device_type: Callable[[Any], Any
     _TYPE.wrap(device_type)
 
 
-def wrap_functions(ours: Mapping[str, Callable[..., Any]], is_chosen: Callable[[], bool]) -> None:
-    """Wrap the other functions: while ``is_chosen()``, each calls the one of its name in ``ours``."""
+def wrap_functions(replacements: Mapping[str, Callable[..., Any]], is_chosen: Callable[[], bool]) -> None:
+    """Wrap the other functions: while ``is_chosen()``, each calls the one of its name in ``replacements``."""
     for name, entry in _FUNCTIONS.items():
-        entry.wrap(_choose(ours[name], is_chosen))
+        entry.wrap(_choose(replacements[name], is_chosen))
 
 
-def _choose(ours: Callable[..., Any], is_chosen: Callable[[], bool]) -> Callable[..., Any]:
+def _choose(replacement: Callable[..., Any], is_chosen: Callable[[], bool]) -> Callable[..., Any]:
     def call(original: Callable[..., Any], *args: Any) -> Any:
-        return ours(*args) if is_chosen() else original(*args)
+        return replacement(*args) if is_chosen() else original(*args)
 
     dynamo.skip_frames_of(call)
     return call

@@ -108,19 +108,17 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
     checked = graph_function.checked_ops(spec) if has_checks else None
     return CompiledProgram(
         executable, compiled, outline, sizes, placement, exchanges, handlers if called else None, called.total(),
-        checked, _count_work(spec, placement),
+        checked, _measure_work(spec, placement),
     )  # fmt: skip
 
 
-def _count_work(spec: graph_spec.GraphSpec, placement: Placement) -> ProgramWork:
+def _measure_work(spec: graph_spec.GraphSpec, placement: Placement) -> ProgramWork:
+    devices = len(placement.sharding.device_set) if isinstance(placement, MeshPlacement) else 1
     try:
-        with recorder.enable_x64():
-            flops = flop_count.count_flops(spec)
+        return flop_count.measure_work(spec, devices)
     except Exception:
-        # A figure of reports: the program is compiled.
-        _log.info("could not count the FLOPs of a program", exc_info=True)
+        _log.info("could not count the FLOPs of a program", exc_info=True)  # the figure of a report
         return NO_WORK
-    return ProgramWork(flops, len(placement.sharding.device_set) if isinstance(placement, MeshPlacement) else 1)
 
 
 def _persistent_name(

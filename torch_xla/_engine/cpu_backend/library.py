@@ -61,7 +61,7 @@ _lock = fork_safe_lock()
 def locate_library() -> None:
     """Find the library or build it, if this process will use CPU devices. Neither loads it nor starts a backend.
 
-    Import calls it, so that a build of 12 s does not interrupt a training run. If the build fails, the first CPU
+    Import calls it, so that no build interrupts a training run. If the build fails, the first CPU
     program warns.
     """
     global _located

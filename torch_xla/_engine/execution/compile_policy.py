@@ -18,7 +18,7 @@ compiled even there.
     graphs that the interpreter does not support               compiled, counted (InterpreterUnsupportedGraphs)
 
 A compiled graph may be loaded from the persistent cache, but neither its contents nor time decide anything: two runs of
-a script compute the same bits. Lines are told apart by sync reason and device, too: a *site*, as in
+a script compute the same bits. Lines are distinguished by sync reason and device, too: a *site*, as in
 diagnostics/recompilation_tracker.py.
 """
 

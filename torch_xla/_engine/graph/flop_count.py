@@ -7,7 +7,8 @@ activation checkpointing the figure is that of the hardware.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 import torch
 
+from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.compat.flop_formulas import flop_formulas
 from torch_xla._engine.graph.graph_spec import LIST_TAGS, ArgTag, GraphSpec, NodeSpec, operands
@@ -22,32 +24,53 @@ from torch_xla._engine.graph.jaxpr_flops import Flops, add_flops, count_function
 from torch_xla._engine.lowering.rules import jax_call
 
 Shape = tuple[int, ...]
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ProgramWork:
-    """The FLOPs of one run of a program by the name of the operands' dtype, of all its ``devices`` together."""
+    """The FLOPs of one run of a program, of all its devices together.
 
-    flops: Mapping[str, float]
+    Calls of jax functions are traced when ``flops`` is first read: a program that is loaded needs no trace.
+
+    Args:
+      counted: FLOPs by the name of the operands' dtype; once ``calls`` is empty, of the whole program.
+      devices: the number of devices that share the work.
+      calls: the numbers of the jax functions that the graph calls, and the specs of their inputs.
+    """
+
+    counted: Flops
     devices: int = 1
+    calls: Sequence[tuple[int, list[jax.ShapeDtypeStruct]]] = ()
+
+    @property
+    def flops(self) -> Flops:
+        """FLOPs by the name of the operands' dtype; without those of functions that were evicted before the read."""
+        if self.calls:
+            total = dict(self.counted)
+            for number, inputs in self.calls:
+                add_flops(total, _count_call(number, inputs))
+            self.counted, self.calls = total, ()
+        return self.counted
 
 
 NO_WORK = ProgramWork({})
 
 
-def count_flops(spec: GraphSpec) -> Flops:
-    """Return the FLOPs of one run of a graph by the name of the operands' dtype, of all devices together."""
+def measure_work(spec: GraphSpec, devices: int) -> ProgramWork:
+    """Return the work of one run of a graph on a number of devices."""
     total: Flops = {}
+    calls = []
     for node in spec.nodes:
         if node.op == jax_call.OP:
-            add_flops(total, _count_call(spec, node))
+            calls.append((node.args[1][1], [_struct(*spec.value_spec(value)) for value in operands(node)]))
             continue
         name = node.op.partition(".")[0]
         formula = _FORMULAS.get(name) or flop_formulas().get(name)
         if formula is not None and (reads := operands(node)):
             dtype = str(spec.value_spec(reads[0])[1]).removeprefix("torch.")
             add_flops(total, {dtype: float(_apply_formula(formula, spec, node))})
-    return total
+    return ProgramWork(total, devices, calls)
 
 
 def _apply_formula(formula: Callable[..., int], spec: GraphSpec, node: NodeSpec) -> int:
@@ -94,13 +117,17 @@ _FORMULAS: dict[str, Callable[..., int]] = {
 }
 
 
-def _count_call(spec: GraphSpec, node: NodeSpec) -> Flops:
+def _count_call(number: int, inputs: list[jax.ShapeDtypeStruct]) -> Flops:
     """Return the FLOPs of a call of a jax function: scan, control flow, Pallas kernels, pure functions."""
-    function = jax_call.find_function(node.args[1][1])
+    function = jax_call.find_function(number)
     if function is None:
         return {}
-    structs = [_struct(*spec.value_spec(value)) for value in operands(node)]
-    return count_function(function.call, structs)
+    try:
+        with recorder.enable_x64():
+            return count_function(function.call, inputs[: function.arity])
+    except Exception:
+        _log.info("could not count the FLOPs of %s", function.name, exc_info=True)  # the figure of a report
+        return {}
 
 
 def _struct(shape: Shape, dtype: torch.dtype | None) -> jax.ShapeDtypeStruct:

@@ -64,6 +64,11 @@ def ordinal(which: torch.device | str | int | None = None) -> int:
     return int(bindings().validate_device(torch.device(which)))
 
 
+def ordinal_or_current(which: torch.device | str | int | None = None) -> int:
+    """Return the ordinal of a device; that of the current one also for a negative number, as torch.cuda does."""
+    return ordinal(None if isinstance(which, int) and which < 0 else which)
+
+
 def _validate_ordinal(which: int) -> int:
     try:
         return int(bindings().validate_ordinal(which))

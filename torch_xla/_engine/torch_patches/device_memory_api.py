@@ -16,18 +16,14 @@ from torch_xla._engine.diagnostics import device_memory
 Device = torch.device | str | int | None
 
 
-def _ordinal(device: Device) -> int:
-    return recorder.ordinal(None if isinstance(device, int) and device < 0 else device)
-
-
 def memory_allocated(device: Device = None) -> int:
     """Return the bytes of all buffers on a device (default: the current one)."""
-    return device_memory.memory_info(_ordinal(device))["bytes_used"]
+    return device_memory.memory_info(recorder.ordinal_or_current(device))["bytes_used"]
 
 
 def max_memory_allocated(device: Device = None) -> int:
     """Return the largest use since the start of the process, or since reset_peak_memory_stats."""
-    return device_memory.peak_bytes(_ordinal(device))
+    return device_memory.peak_bytes(recorder.ordinal_or_current(device))
 
 
 def memory_reserved(device: Device = None) -> int:
@@ -42,7 +38,7 @@ def max_memory_reserved(device: Device = None) -> int:
 
 def reset_peak_memory_stats(device: Device = None) -> None:
     """Make max_memory_allocated start from the current use. Later peaks are counted by this package, not by XLA."""
-    device_memory.reset_peak(_ordinal(device))
+    device_memory.reset_peak(recorder.ordinal_or_current(device))
 
 
 def memory_stats(device: Device = None) -> OrderedDict[str, Any]:
@@ -57,7 +53,7 @@ def memory_stats(device: Device = None) -> OrderedDict[str, Any]:
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Return the free and the total memory of a device; on the CPU, the total is the memory of the host."""
-    info = device_memory.memory_info(_ordinal(device))
+    info = device_memory.memory_info(recorder.ordinal_or_current(device))
     return max(0, info["bytes_limit"] - info["bytes_used"]), info["bytes_limit"]
 
 
@@ -67,7 +63,7 @@ def empty_cache() -> None:
 
 def get_device_name(device: Device = None) -> str:
     """Return the vendor's name of a device, such as ``TPU v4`` or ``cpu``."""
-    return devices.device_kind(_ordinal(device))
+    return devices.device_kind(recorder.ordinal_or_current(device))
 
 
 @dataclass(frozen=True)
@@ -88,18 +84,17 @@ class DeviceProperties:
 
 def get_device_properties(device: Device = None) -> DeviceProperties:
     """Return name, memory, peak FLOP/s and compute capability of a device."""
-    ordinal = _ordinal(device)
+    ordinal = recorder.ordinal_or_current(device)
     name = devices.device_kind(ordinal)
-    chips = {**hardware_specs.TPUS, **hardware_specs.GPUS}
-    known = next((c for c in chips.values() if name.lower() in (c.name.lower(), c.title.lower())), None)
+    chip = hardware_specs.find_chip(name)
     total = device_memory.memory_info(ordinal)["bytes_limit"]
-    flops = None if known is None else known.flops
+    flops = None if chip is None else chip.flops
     return DeviceProperties(name, devices.platform(), total, flops, *get_device_capability(ordinal))
 
 
 def get_device_capability(device: Device = None) -> tuple[int, int]:
     """Return the compute capability of an NVIDIA GPU; (0, 0) for other devices, which have none."""
-    text = str(getattr(devices.device(_ordinal(device)), "compute_capability", ""))
+    text = str(getattr(devices.device(recorder.ordinal_or_current(device)), "compute_capability", ""))
     major, _, minor = text.partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
 

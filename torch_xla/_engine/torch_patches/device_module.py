@@ -18,11 +18,6 @@ from torch_xla._engine.torch_patches import device_memory_api, device_streams
 from torch_xla._engine.torch_patches import manual_seed as manual_seed_patch
 
 
-def _ordinal_or_current(which: torch.device | str | int | None) -> int:
-    """Return the ordinal of a device; the current one for None or a negative number, as torch.cuda does."""
-    return recorder.ordinal(None if isinstance(which, int) and which < 0 else which)
-
-
 def is_available() -> bool:
     """Whether there is a device: always, since XLA runs on the CPU. Starts no backend."""
     return True
@@ -45,14 +40,14 @@ def current_device() -> int:
 
 def set_device(which: torch.device | str | int) -> None:
     """Set this thread's current device; a negative ordinal changes nothing."""
-    recorder.bindings().set_current_device(_ordinal_or_current(which))
+    recorder.bindings().set_current_device(recorder.ordinal_or_current(which))
 
 
 class device:
     """Context manager that changes the current device; None or a negative ordinal changes nothing."""
 
     def __init__(self, which: torch.device | str | int | None) -> None:
-        self._inside = _ordinal_or_current(which)
+        self._inside = recorder.ordinal_or_current(which)
 
     def __enter__(self) -> device:
         self._before = current_device()

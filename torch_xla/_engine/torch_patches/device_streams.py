@@ -25,10 +25,6 @@ def synchronize_device(ordinal: int) -> None:
     completion.mark(ordinal).wait()
 
 
-def _ordinal(device: torch.device | str | int | None) -> int:
-    return recorder.ordinal(None if isinstance(device, int) and device < 0 else device)
-
-
 class Event:
     """A position in the programs of a device.
 
@@ -49,7 +45,7 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         """Launch the pending operations of the stream's device (default: the current one) and take the position."""
-        ordinal = _ordinal(None if stream is None else stream.device)
+        ordinal = recorder.ordinal_or_current(None if stream is None else stream.device)
         executor.sync_device(ordinal)
         self.device, self._marker = torch.device("xla", ordinal), completion.mark(ordinal)
 
@@ -95,7 +91,7 @@ class Stream:
     """
 
     def __init__(self, device: torch.device | str | int | None = None, priority: int = 0) -> None:
-        self.device = torch.device("xla", _ordinal(device))
+        self.device = torch.device("xla", recorder.ordinal_or_current(device))
         self.priority = priority
 
     @property
