@@ -239,6 +239,9 @@ def manual_seed(seed: int, device: torch.device | str | int | None = None) -> No
 def set_custom_compile_options(options: Mapping[str, object]) -> None:
     """Accept an empty dict: options of XLA are set for the process, before it starts.
 
+    Args:
+      options: upstream's dict of XLA options and their values.
+
     Raises:
       NotImplementedError: there are options; the message has the variable to set.
     """

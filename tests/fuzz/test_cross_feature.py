@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import torch_xla
 from tests.fuzz import cross_feature
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.execution import compile_policy
@@ -23,9 +24,11 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _unchecked_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def _unchecked_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The CPU raises for an index out of range at the step, xla at a later sync: test_value_checks.py compares them."""
     monkeypatch.setitem(settings.__dict__, "TORCH_XLA_CHECK_INDICES", "0")
+    yield
+    torch_xla.sync()  # what the last program left recorded: with checks, it would fail the next test
 
 
 @pytest.fixture

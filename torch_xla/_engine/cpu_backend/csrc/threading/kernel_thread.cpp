@@ -22,6 +22,13 @@ struct Task {
   std::atomic<int> done{0};  // an int, so that a thread can wait for it by futex
 };
 
+// For top, perf and debuggers. The threads of its team inherit the name.
+void name_calling_thread() {
+#ifdef __linux__
+  pthread_setname_np(pthread_self(), "xla_cpu_kernels");  // at most 15 characters
+#endif
+}
+
 class KernelThread {
  public:
   void run(Task& task) {
@@ -42,6 +49,7 @@ class KernelThread {
 
  private:
   [[noreturn]] void serve() {
+    name_calling_thread();
     const c10::InferenceMode no_autograd;
     for (;;) {
       Task* task = next();
