@@ -150,7 +150,7 @@ def _run_interpreter(run: GraphRun, site: observer.Site, others: int) -> Sequenc
     record = observer.begin_interpretation(run, others >= _UNSTABLE)
     arrays = [replica_program.to_local_array(leaf) for leaf in run.leaves()]
     try:
-        results = cpu_interpreter.interpret_graph(run, arrays)
+        results = cpu_interpreter.interpret_graph(run, arrays, is_unstable=others >= _UNSTABLE)
     except (recorder.bindings().NotInterpretable, LoweringError) as error:
         metrics.count("InterpreterUnsupportedGraphs")
         _log.info("compiling a graph of %d ops that the interpreter does not support: %s", run.graph.node_count, error)

@@ -9,7 +9,7 @@ its program determines the values and the error (value_errors.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.cpu_backend import malloc_tuning
 from torch_xla._engine.device import devices
 from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.execution import op_by_op
@@ -26,9 +27,15 @@ from torch_xla._engine.graph.graph_spec import ArgTag, NodeSpec
 from torch_xla._engine.lowering.recorder_ops import STRIDE
 from torch_xla._engine.lowering.registry import RULES, TensorSpec
 
+_LARGE_RESULT = 1 << 20  # bytes
+_MOST_FREED = 64 << 20  # bytes that malloc may retain, as in malloc_tuning.py
 
-def interpret_graph(graph_run: GraphRun, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return the outputs of a graph for its inputs ``arrays``. Raises a kernel's error; nothing has changed then."""
+
+def interpret_graph(graph_run: GraphRun, arrays: Sequence[jax.Array], is_unstable: bool = False) -> list[jax.Array]:
+    """Return the outputs of a graph for its inputs ``arrays``. Raises a kernel's error; nothing has changed then.
+
+    Unless the call site is unstable, so that the next graph is another one, a program can take over large outputs.
+    """
     stored = [
         (dtypes.TO_CODE[dtype], dtypes.TO_CODE[narrow]) for dtype, narrow in dtypes.storage_dtype_overrides().items()
     ]
@@ -36,7 +43,28 @@ def interpret_graph(graph_run: GraphRun, arrays: Sequence[jax.Array]) -> list[ja
         for array in arrays:
             array.block_until_ready()
         results = recorder.bindings().interpret(graph_run.graph, list(arrays), stored, _FallbackOps(graph_run))
-        return [_array(tensor, graph_run.device) for tensor in results]
+        if is_unstable:
+            return [_array(result, graph_run.device) for result in results]
+        return list(_move_results(results, graph_run.device))
+
+
+def _move_results(results: list[Any], device: int) -> Iterator[jax.Array]:
+    """Yield the results as arrays, large ones in memory that XLA has allocated, and empty the list.
+
+    XLA does not overwrite a donated buffer that it has not allocated: it copies it, and holds two copies of a model.
+    Here one result is copied after the other.
+    """
+    copied = 0
+    results.reverse()
+    while results:
+        array = _array(results.pop(), device)
+        if array.nbytes >= _LARGE_RESULT:
+            array = jax.device_put(array, devices.device(device), may_alias=False).block_until_ready()
+            copied += array.nbytes
+        yield array
+        if copied > _MOST_FREED:
+            malloc_tuning.trim_free_memory()
+            copied = 0
 
 
 def _array(memory: Any, device: int) -> jax.Array:

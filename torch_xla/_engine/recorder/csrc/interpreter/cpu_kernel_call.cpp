@@ -45,7 +45,10 @@ c10::IValue tensors(const Node& node, const c10::IValue& positions, const c10::A
   return some.empty() ? c10::IValue(std::move(all)) : c10::IValue(std::move(some));
 }
 
-c10::IValue argument(const Node& node, size_t i, const c10::Argument& schema, ValueOf value) {
+}  // namespace
+
+c10::IValue kernel_argument(const Node& node, const Op& op, size_t i, ValueOf value) {
+  const c10::Argument& schema = op.handle.schema().arguments()[i];
   const c10::IValue& given = node.attrs[i];
   switch (node.op->kinds[i]) {
     case ArgKind::kTensor:
@@ -66,14 +69,12 @@ c10::IValue argument(const Node& node, size_t i, const c10::Argument& schema, Va
   }
 }
 
-}  // namespace
-
 torch::jit::Stack kernel_arguments(const Node& node, const Op& op, ValueOf value) {
-  const auto& schema = op.handle.schema().arguments();
+  const size_t count = op.handle.schema().arguments().size();
   torch::jit::Stack stack;
-  stack.reserve(schema.size());
-  for (size_t i = 0; i < schema.size(); ++i) {
-    stack.push_back(argument(node, i, schema[i], value));
+  stack.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    stack.push_back(kernel_argument(node, op, i, value));
   }
   if (needs_contiguous_operand(&op)) {
     stack[0] = stack[0].toTensor().resolve_conj().resolve_neg().contiguous();
@@ -95,8 +96,7 @@ Values kernel_results(const torch::jit::Stack& stack) {
   return found;
 }
 
-Values conform_results(const Node& node, Values found) {
-  const auto& outs = node.output_spec->outs;
+Values conform_results(const Node& node, c10::ArrayRef<Shape> outs, Values found) {
   TORCH_CHECK(found.size() == outs.size(), "the CPU kernel returned ", found.size(), " results, expected ",
               outs.size());
   for (size_t i = 0; i < outs.size(); ++i) {

@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <c10/core/DefaultDtype.h>
 #include <pybind11/stl.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <array>
 #include <chrono>
@@ -11,6 +14,8 @@
 #include "aten/attention.h"
 #include "compat/python_internal.h"
 #include "interpreter/cpu_kernel_call.h"
+#include "interpreter/evaluation_order.h"
+#include "interpreter/foreach_elements.h"
 #include "ir/op.h"
 #include "runtime/device.h"
 #include "runtime/host_tensor.h"
@@ -23,6 +28,8 @@ namespace {
 using at::Tensor;
 using Dtypes = std::array<at::ScalarType, static_cast<size_t>(at::ScalarType::NumOptions)>;
 using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMostFreed = size_t{256} << 20;  // bytes
 
 // Uninitialized memory is zeros, so that a program that reads it is deterministic.
 bool is_empty(const Op* op) {
@@ -49,28 +56,46 @@ class GraphInterpreter {
         values_(graph.nodes.size()) {}
 
   std::vector<Tensor> run() {
-    count_uses();
-    for (const Node* node : graph_.nodes) {
-      Values& results = values_[node->index];
-      results = compute_or_raise(*node);
-      round_to_storage(*node, results);
-      for (const auto& input : node->inputs) {
-        if (input->pending() && --uses_[input->index] == 0) {
-          values_[input->index].clear();
-        }
-      }
-      check_signals();
+    const std::vector<const Node*> order = evaluation_order(graph_);
+    count_uses(order);
+    for (const Node* node : order) {
+      compute_value(*node);
     }
     return results();
   }
 
  private:
-  void count_uses() {
-    uses_.resize(graph_.nodes.size());
-    for (const Node* node : graph_.nodes) {
-      for (const auto& input : node->inputs) {
-        count_use(*input);
+  void compute_value(const Node& node) {
+    Values& results = values_[node.index];
+    results = compute_or_raise(node);
+    round_to_storage(node, results);
+    visit_operands(node, [this](const NodePtr& input) {
+      if (input->pending() && --uses_[input->index] == 0) {
+        release(values_[input->index]);
       }
+    });
+    check_signals();
+  }
+
+  // malloc retains what is freed between blocks in use, which for a large model is as much as the model: return it to the
+  // system now and then.
+  void release(Values& values) {
+    for (const Tensor& value : values) {
+      freed_ += value.defined() && value.storage().use_count() == 1 ? value.storage().nbytes() : 0;
+    }
+    values.clear();
+    if (freed_ > kMostFreed) {
+      freed_ = 0;
+#ifdef __GLIBC__
+      malloc_trim(0);
+#endif
+    }
+  }
+
+  void count_uses(const std::vector<const Node*>& order) {
+    uses_.resize(graph_.nodes.size());
+    for (const Node* node : order) {
+      visit_operands(*node, [this](const NodePtr& input) { count_use(*input); });
     }
     for (const auto& root : graph_.roots) {
       count_use(*root);
@@ -97,7 +122,8 @@ class GraphInterpreter {
 
   //   op                                           how it is computed
   //   seed                                         not computed: ops that draw read it themselves
-  //   getitem                                      selected from the operand's results
+  //   element of a foreach op                      that op, on lists of one element
+  //   other getitem                                selected from the operand's results
   //   uninitialized memory                         zeros
   //   scatter through a view without overlaps      writes to a copy
   //   dtype conversion                             Tensor.to
@@ -110,6 +136,9 @@ class GraphInterpreter {
     static const Op* resize = find_op("aten::resize");
     if (node.op == seed_op()) {
       return {};
+    }
+    if (is_element(node)) {
+      return compute_element(*node.inputs[0], node.out);
     }
     if (node.op == getitem_op()) {
       const Tensor& one = values_[node.inputs[0]->index].at(node.out);
@@ -133,13 +162,21 @@ class GraphInterpreter {
     }
     torch::jit::Stack stack = arguments(node, op);
     if (auto found = attention_on_cpu(op, *node.output_spec, stack)) {
-      return conform_results(node, std::move(*found));
+      return conform_results(node, node.output_spec->outs, std::move(*found));
     }
     if (op.random || !op.handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
       return call_python_fallback(node);
     }
     op.handle.callBoxed(&stack);
-    return conform_results(node, kernel_results(stack));
+    return conform_results(node, node.output_spec->outs, kernel_results(stack));
+  }
+
+  Values compute_element(const Node& node, size_t i) {
+    TORCH_CHECK(node.default_dtype == default_dtype_, "it was recorded with another default dtype");
+    torch::jit::Stack stack =
+        element_arguments(node, i, [this](const Node& operand) -> const Tensor& { return value(operand); });
+    node.op->handle.callBoxed(&stack);
+    return conform_results(node, c10::ArrayRef<Shape>(node.output_spec->outs[i]), kernel_results(stack));
   }
 
   const Tensor& value(const Node& node) const {
@@ -161,8 +198,9 @@ class GraphInterpreter {
 
   // Rounds values to the precision of the storage dtype, if the device stores a dtype as a narrower one.
   void round_to_storage(const Node& node, Values& results) const {
-    const auto& outs = node.output_spec->outs;
-    for (size_t i = 0; i < results.size() && node.op != getitem_op(); ++i) {
+    const bool rounded = node.op == getitem_op() && !is_element(node);
+    const c10::ArrayRef<Shape> outs = is_element(node) ? c10::ArrayRef<Shape>(node.shape()) : node.output_spec->outs;
+    for (size_t i = 0; i < results.size() && !rounded; ++i) {
       const at::ScalarType storage_dtype = storage_dtypes_[static_cast<size_t>(outs[i].dtype)];
       if (results[i].defined() && storage_dtype != outs[i].dtype) {
         results[i] = results[i].to(storage_dtype).to(outs[i].dtype);
@@ -241,6 +279,7 @@ class GraphInterpreter {
   std::vector<uint32_t> uses_;  // remaining uses of each value
   const at::ScalarType default_dtype_ = c10::get_default_dtype_as_scalartype();
   Clock::time_point last_look_ = Clock::now();
+  size_t freed_ = 0;  // bytes, since the last malloc_trim()
 };
 
 Dtypes dtypes_of(const py::list& storage_dtypes) {
