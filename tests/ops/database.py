@@ -42,6 +42,12 @@ TIES: dict[str, tuple[int, int | None]] = {
     "mode": (0, 1),
 }
 
+#: Operators whose float32 results are compared with float64 on the CPU: the CPU's float32 result is as far from it as
+#: xla's, so that they may differ by the sum of both errors. The tolerance then bounds the error of xla alone.
+#: Attention: scores near 80 are rounded to 4e-6, which is the relative error of a weight. In a gradient the errors of
+#: the CPU (6.6e-6, by its decomposition) and of xla (6.5e-6) have opposite signs.
+FLOAT64_REFERENCE = _names("nn.functional.scaled_dot_product_attention")
+
 
 def _unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
@@ -106,3 +112,14 @@ def on(device: str, value: Any) -> Any:
         return device if leaf in ("cpu", torch.device("cpu")) and isinstance(leaf, (str, torch.device)) else leaf
 
     return _pytree.tree_map(move, value)
+
+
+def with_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Convert all floating-point tensors of a pytree to ``dtype``; those that require gradients become leaves."""
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            return leaf.detach().to(dtype).requires_grad_(leaf.requires_grad)
+        return leaf
+
+    return _pytree.tree_map(convert, value)

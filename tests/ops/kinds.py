@@ -11,6 +11,7 @@ wrong out, overlap, empty   see invalid_inputs.py
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,10 +27,14 @@ KINDS = ("forward", "grad", "noncontiguous", "out", "inplace", "errors", *invali
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One sample of one kind: ``run("xla")`` must equal ``run("cpu")``; ``process`` returns the unambiguous part."""
+    """One sample of one kind: ``run("xla")`` must equal ``run("cpu")``; ``process`` returns the unambiguous part.
+
+    ``run_in_float64`` runs the sample on the CPU with float64 tensors, and rounds the results to the sample's dtype.
+    """
 
     label: str
     run: Callable[[str], Any]
+    run_in_float64: Callable[[], Any]
     process: Callable[[Any], Any]
     sample: Any
 
@@ -57,7 +62,20 @@ def _has(info: Any, dtype: torch.dtype, kind: str) -> bool:
 
 
 def _case(info: Any, sample: Any, form: Callable[[Any, Any, str], Any]) -> Case:
-    return Case(sample.summary(), lambda device: form(info, sample, device), sample.output_process_fn_grad, sample)
+    return Case(
+        sample.summary(),
+        lambda device: form(info, sample, device),
+        lambda: database.with_dtype(form(info, _in_float64(sample), "cpu"), sample.input.dtype),
+        sample.output_process_fn_grad,
+        sample,
+    )
+
+
+def _in_float64(sample: Any) -> Any:
+    found = copy.copy(sample)
+    inputs = sample.input, sample.args, sample.kwargs
+    found.input, found.args, found.kwargs = database.with_dtype(inputs, torch.float64)
+    return found
 
 
 def gather_indexed(info: Any, sample: Any, result: Any) -> Any:
