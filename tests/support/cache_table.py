@@ -40,6 +40,7 @@ _engine/aot/program_collector:_by_key   device and graph, not the precision: run
 _engine/aot/program_collector:_by_text  the StableHLO for the target, or the nodes that cannot be lowered
 _engine/compat/pjrt_execution:transfer_guard no arguments; names of the installed jax, whose state is read at each use
 _engine/compat/pjrt_execution:x64_setter no arguments; names of the installed jax, whose state is read at each use
+_engine/compat/flex_attention:without_dynamo the function itself, which torch defines once
 _engine/compat/flop_formulas:_formulas   the name of an op; the formulas of the installed torch
 _engine/compat/dynamo:_find_trace_context no arguments; a name of the installed jax, called at each use
 _engine/base/dtypes:_stored_as          dtypes; filled when the backend starts, from variables that warn if set later

@@ -41,6 +41,7 @@ from torch_xla._engine.torch_patches import (
     control_flow,
     dataloader_timing,
     device_module,
+    flex_attention,
     fused_optimizers,
     manual_seed,
     module_to,
@@ -103,6 +104,7 @@ def initialize() -> None:
     fused_optimizers.patch_fused_optimizers()
     optimizer_state.patch_load_state_dict()
     control_flow.register_control_flow()
+    flex_attention.patch_flex_attention()
     module_to.patch_module_to()
     checkpoint_barrier.patch_checkpoint()
     dynamo_hooks.install_dynamo_hooks()

@@ -94,7 +94,7 @@ def _tensors(what: str, values: Sequence[Any]) -> list[torch.Tensor]:
 _found: LruCache[Any] = LruCache(limit=lambda: 512, weigh=lambda found: found.bytes)  # JaxCall and DifferentiableCall
 
 
-def _run(
+def record_function(
     what: str,
     function: Callable[..., Sequence[jax.Array]],
     tensors: Sequence[torch.Tensor],
@@ -153,7 +153,7 @@ def cond(
         )
 
     given = [pred, *operands_of, *yes.captured, *no.captured]
-    return yes.structure.build(_run(what, chosen, given, makers.random, makers.key))
+    return yes.structure.build(record_function(what, chosen, given, makers.random, makers.key))
 
 
 class _BranchFunctions:
@@ -225,7 +225,7 @@ def while_loop(
 
     given = [*tensors, *going.captured, *step.captured]
     with torch.no_grad():
-        outs = _run(what, looped, given, makers.random, makers.key)
+        outs = record_function(what, looped, given, makers.random, makers.key)
     if needing:
         outs = list(_NoGradient.apply(len(outs), *outs, *tensors))  # type: ignore[no-untyped-call]
     return step.structure.build(outs)
@@ -310,7 +310,7 @@ def associative_scan_flat(
         combined = jax.vmap(lambda one, other: tuple(function(None, *one, *other, *shared)))
         return list(lax.associative_scan(combined, tuple(arrays[:count]), reverse=reverse))
 
-    return _run(what, scanned, [*tensors, *made.captured], False, (makers.key, reverse))
+    return record_function(what, scanned, [*tensors, *made.captured], False, (makers.key, reverse))
 
 
 def map_slices(function: Callable[..., Any], xs: Any, args: Sequence[Any] = ()) -> Any:

@@ -41,7 +41,7 @@ def _accumulation_dtype(dtype: Any) -> np.dtype:
     return np.dtype(jnp.promote_types(dtype, np.float32))
 
 
-def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+def contract(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Compute einsum of two arrays of one dtype, accumulated in float32 or wider."""
     return jnp.einsum(
         subscripts, a, b, precision=precision_for(a.dtype), preferred_element_type=_accumulation_dtype(a.dtype)
@@ -61,7 +61,7 @@ class Attention:
 
     def scores(self, q: jax.Array, k: jax.Array, bias: Maybe, block: jax.Array) -> tuple[jax.Array, Maybe]:
         """Return the scores, and their derivative with respect to the scaled products; None if that is 1."""
-        scores, slope = _product("bghld,bgsd->bghls", q, k) * self.scale, None
+        scores, slope = contract("bghld,bgsd->bghls", q, k) * self.scale, None
         if self.soft_cap is not None:
             bent = jnp.tanh(scores / self.soft_cap)
             scores, slope = self.soft_cap * bent, 1 - bent * bent
@@ -183,7 +183,7 @@ def attention_forward(
         k, v = key[:, :, :seen], value[:, :, :seen]
         weights, logsumexp = _softmax(call.scores(q, k, bias if biases is None else own_bias, number)[0])
         weights = call.dropped(weights, number).astype(v.dtype)
-        return _product("bghls,bgsd->bghld", weights, v).astype(v.dtype), logsumexp
+        return contract("bghls,bgsd->bghld", weights, v).astype(v.dtype), logsumexp
 
     rows, keys = query.shape[2], key.shape[2]
     if _use_causal_blocks(call, bias, n):
@@ -220,16 +220,16 @@ def attention_backward(
         k, v = key[:, :, :seen], value[:, :, :seen]
         scores, slope = call.scores(q, k, grouped if biases is None else own_bias, number)
         weights = jnp.exp(scores - lse[..., None]) if known else _softmax(scores)[0]
-        pulled = call.dropped(_product("bghld,bgsd->bghls", do, v), number)
+        pulled = call.dropped(contract("bghld,bgsd->bghls", do, v), number)
         delta = jnp.sum(do.astype(pulled.dtype) * o.astype(pulled.dtype), -1, keepdims=True)
         inner = weights * (pulled - delta)
         narrow = (inner if slope is None else inner * slope).astype(q.dtype)
         dropped = call.dropped(weights, number).astype(do.dtype)
         sums = (
-            sums[0] + _product("bghls,bghld->bghsd", narrow, q) * call.scale,
-            sums[1] + _product("bghls,bghld->bghsd", dropped, do),
+            sums[0] + contract("bghls,bghld->bghsd", narrow, q) * call.scale,
+            sums[1] + contract("bghls,bghld->bghsd", dropped, do),
         )
-        dq = (_product("bghls,bgsd->bghld", narrow, k) * call.scale).astype(query.dtype)
+        dq = (contract("bghls,bgsd->bghld", narrow, k) * call.scale).astype(query.dtype)
         return sums, (dq, inner if wants_bias else None)
 
     lse = _group_heads(logsumexp, groups)
