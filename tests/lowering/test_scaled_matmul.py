@@ -1,0 +1,139 @@
+"""torch._scaled_mm: float8 products with scales, and a layer that trains with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_xla
+from tests.support.helpers import counts, same
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+ROWS, INNER, COLUMNS = 16, 32, 48
+
+
+def _matrices(a: torch.dtype, b: torch.dtype) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(ROWS, INNER).to(a), torch.randn(COLUMNS, INNER).to(b).t()
+
+
+@pytest.mark.parametrize("out", [torch.float32, torch.bfloat16, torch.float16, None])
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)], ids=str)
+def test_one_scale_for_each_matrix(dtypes: tuple[torch.dtype, torch.dtype], out: torch.dtype | None) -> None:
+    scales = torch.tensor(0.75), torch.tensor([[0.3]])
+
+    def multiply(a: Tensor, b: Tensor, *scales: Tensor) -> Tensor:
+        found = torch._scaled_mm(a, b, *scales, out_dtype=out, use_fast_accum=True)
+        assert found.dtype == (a.dtype if out is None else out)
+        return found.float()
+
+    with counts() as moved:
+        same(multiply, *_matrices(*dtypes), *scales, rtol=0.13 if out is None else 1e-2, atol=1e-2)
+    assert not moved.fallbacks
+
+
+@pytest.mark.parametrize("bias", [None, torch.bfloat16, torch.float32])
+def test_scales_for_rows_and_columns(bias: torch.dtype | None) -> None:
+    def multiply(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor, offset: Tensor) -> Tensor:
+        added = None if bias is None else offset.to(bias)
+        return torch._scaled_mm(a, b, rows, columns, bias=added, out_dtype=torch.float32)
+
+    with counts() as moved:
+        same(multiply, *_matrices(E4M3, E4M3), torch.rand(ROWS, 1), torch.rand(1, COLUMNS), torch.randn(COLUMNS))
+    assert not moved.fallbacks
+
+
+def test_float8_results_saturate() -> None:
+    large = torch.full((16, 16), 400.0).to(E4M3)
+    same(lambda x, s: torch._scaled_mm(x, x.t(), s, s).float(), large, torch.tensor(1.0))
+    same(lambda x, s: torch._scaled_mm(x, x.t(), s, s, out_dtype=torch.float16), large, torch.tensor(1.0))
+
+
+def _messages(call: Callable[..., Any], *args: Tensor) -> list[tuple[type, str]]:
+    found = []
+    for device in ("cpu", "xla"):
+        with pytest.raises(Exception) as error:  # noqa: PT011  the type is compared
+            call(*(t.to(device) for t in args))
+        found.append((error.type, str(error.value).split("\n")[0]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "case",
+    {
+        "a vector of scales": lambda a, b, s: torch._scaled_mm(a, b, s.expand(ROWS).contiguous(), s),
+        "scales of the other matrix": lambda a, b, s: torch._scaled_mm(a, b, torch.ones_like(b[:1].float()), s),
+        "scales in float64": lambda a, b, s: torch._scaled_mm(a, b, s.double(), s.double()),
+        "float32": lambda a, b, s: torch._scaled_mm(a.float(), b, s, s),
+        "inner sizes": lambda a, b, s: torch._scaled_mm(a[:, :16].contiguous(), b, s, s),
+        "three dimensions": lambda a, b, s: torch._scaled_mm(a[None], b, s, s),
+        "bias": lambda a, b, s: torch._scaled_mm(a, b, s, s, bias=torch.ones(5, device=a.device)),
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_errors_of_the_cpu(case: tuple[str, Callable[..., Any]]) -> None:
+    there, here = _messages(case[1], *_matrices(E4M3, E4M3), torch.tensor(1.0))
+    assert here[0] is there[0]
+    assert there[1] in here[1]
+
+
+class _Float8Product(torch.autograd.Function):
+    """``x @ weight.t()``: each operand is scaled to the range of its float8 dtype; gradients are in float8_e5m2."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _multiply(x, weight.t(), E4M3, E4M3)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return _multiply(grad, weight, E5M2, E4M3), _multiply(grad.t(), x, E5M2, E4M3)
+
+
+def _to_float8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    limit = torch.finfo(dtype).max
+    scale = limit / x.abs().max().clamp(min=1e-12).float()
+    return (x * scale).clamp(-limit, limit).to(dtype), scale.reciprocal()
+
+
+def _multiply(a: Tensor, b: Tensor, dtype_a: torch.dtype, dtype_b: torch.dtype) -> Tensor:
+    (left, scale_a), (right, scale_b) = _to_float8(a.contiguous(), dtype_a), _to_float8(b.t().contiguous(), dtype_b)
+    return torch._scaled_mm(left, right.t(), scale_a, scale_b, out_dtype=torch.float32)
+
+
+class _Float8Linear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        product: Tensor = _Float8Product.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        return product + self.bias
+
+
+def _train(device: str) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(_Float8Linear(INNER, COLUMNS), nn.GELU(), _Float8Linear(COLUMNS, 16)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    x, target = torch.randn(64, INNER).to(device), torch.randn(64, 16).to(device)
+    losses = []
+    for _ in range(4):
+        loss = (model(x) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+        losses.append(loss.detach())
+    return [torch.stack(losses).cpu(), *(p.detach().cpu() for p in model.parameters())]
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_layer_trains_in_float8() -> None:
+    """Both products of backward are float8, too; a value near a boundary of float8 may be rounded the other way."""
+    expected = _train("cpu")
+    with counts() as moved:
+        found = _train("xla")
+    assert not moved.fallbacks
+    assert expected[0][-1] < expected[0][0]
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=2e-3)

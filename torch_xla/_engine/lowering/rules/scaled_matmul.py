@@ -1,0 +1,41 @@
+"""Lowering rule of float8 matrix multiplication with scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from torch_xla._engine.lowering.cast import convert
+from torch_xla._engine.lowering.registry import LoweringRuleContext, lower
+
+
+@lower("aten::_scaled_mm", ctx=True)
+def _scaled_mm(
+    ctx: LoweringRuleContext,
+    a: jax.Array,
+    b: jax.Array,
+    scale_a: jax.Array,
+    scale_b: jax.Array,
+    bias: jax.Array | None = None,
+    scale_result: Any = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> jax.Array:
+    """Multiply float8 matrices, accumulated in float32, with a scale for each matrix, or for each row and column.
+
+    bfloat16 represents every float8 number, and every platform multiplies it; XLA uses float8 units where a GPU has
+    them. torch's CPU kernel ignores ``scale_result``, too.
+    """
+    wide = [x.astype(jnp.bfloat16) for x in (a, b)]
+    product = lax.dot(*wide, preferred_element_type=np.float32)
+    if scale_a.size == 1 and scale_b.size == 1:
+        product = product * (scale_a.reshape(()) * scale_b.reshape(()))
+    else:
+        product = product * scale_a * scale_b
+    if bias is not None:
+        product = product + bias.astype(np.float32).reshape(-1)
+    return convert(product, ctx.dtype)
