@@ -43,6 +43,7 @@ from torch_xla._engine.torch_patches import (
     device_module,
     flex_attention,
     fused_optimizers,
+    jagged_attention,
     manual_seed,
     module_to,
     optimizer_state,
@@ -105,6 +106,7 @@ def initialize() -> None:
     optimizer_state.patch_load_state_dict()
     control_flow.register_control_flow()
     flex_attention.patch_flex_attention()
+    jagged_attention.patch_jagged_attention()
     module_to.patch_module_to()
     checkpoint_barrier.patch_checkpoint()
     dynamo_hooks.install_dynamo_hooks()

@@ -7,6 +7,7 @@
     autograd.py           autograd: saved-tensor hooks
     control_flow.py       torch's control flow operators
     flex_attention.py     torch's flex_attention
+    nested.py             jagged nested tensors
     dynamo.py             torch.compile's tracer; pytrees; jax's trace context
     torch_modules.py      nn.Module, DataLoader, optimizers, GradScaler, DistributedDataParallel, checkpointing
     serialization.py      torch.save, torch.load
