@@ -57,3 +57,13 @@ def with_rows(nested: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return a nested tensor of the lengths of ``nested``, with other rows, [rows, ...]."""
     lengths = {"min_seqlen": nested._maybe_min_seqlen, "max_seqlen": longest(nested)}  # type: ignore[attr-defined]
     return _VIEW.resolve()(rows, offsets(nested), None, **lengths)  # type: ignore[no-any-return]
+
+
+def pad_rows(rows: torch.Tensor, offsets: torch.Tensor, length: int) -> torch.Tensor:
+    """Return [sequences, length, size] for [rows, size], with zeros after each sequence."""
+    return torch.ops.aten._jagged_to_padded_dense_forward(rows, [offsets], [length], 0.0)  # type: ignore[no-any-return]
+
+
+def join_rows(padded: torch.Tensor, offsets: torch.Tensor, total: int) -> torch.Tensor:
+    """Return [rows, size] for [sequences, length, size]: the inverse of ``pad_rows``."""
+    return torch.ops.aten._padded_dense_to_jagged_forward(padded, [offsets], total)  # type: ignore[no-any-return]

@@ -61,7 +61,7 @@ def _window(length: int, *_: Any, dtype: torch.dtype | None = None, **__: Any) -
     return torch.empty(length, dtype=dtype, device="meta")
 
 
-def _to_jagged(dense: torch.Tensor, offsets: list[torch.Tensor], total: int | None = None) -> torch.Tensor:
+def _join_sequences(dense: torch.Tensor, offsets: list[torch.Tensor], total: int | None = None) -> torch.Tensor:
     if total is None or len(offsets) != 1 or offsets[0].shape != (dense.shape[0] + 1,):
         raise RuntimeError("_padded_dense_to_jagged_forward: expected total_L and one tensor of offsets")
     return dense.new_empty((total, *dense.shape[2:]))
@@ -71,7 +71,7 @@ _RESULTS: dict[str, Callable[..., Any]] = {
     "_ctc_loss.Tensor": _ctc_loss,
     "_ctc_loss_backward.Tensor": _empty_like(1),
     "_logcumsumexp": _empty_like(0),
-    "_padded_dense_to_jagged_forward": _to_jagged,
+    "_padded_dense_to_jagged_forward": _join_sequences,
     "_sample_dirichlet": _empty_like(0),
     "_standard_gamma_grad": _empty_like(0),
     "binomial": _empty_like(0),

@@ -73,13 +73,11 @@ class _Concatenate(torch.autograd.Function):
     def forward(ctx: Any, padded: Tensor, offsets: Tensor, total: int) -> Tensor:
         ctx.save_for_backward(offsets)
         ctx.length = padded.shape[1]
-        rows: Tensor = torch.ops.aten._padded_dense_to_jagged_forward(padded, [offsets], total)
-        return rows
+        return nested.join_rows(padded, offsets, total)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        offsets = ctx.saved_tensors
-        return torch.ops.aten._jagged_to_padded_dense_forward(gradient, list(offsets), [ctx.length], 0.0), None, None
+        return nested.pad_rows(gradient, ctx.saved_tensors[0], ctx.length), None, None
 
 
 class _Pad(torch.autograd.Function):
@@ -89,13 +87,11 @@ class _Pad(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, offsets: Tensor, length: int) -> Tensor:
         ctx.save_for_backward(offsets)
         ctx.total = rows.shape[0]
-        padded: Tensor = torch.ops.aten._jagged_to_padded_dense_forward(rows, [offsets], [length], 0.0)
-        return padded
+        return nested.pad_rows(rows, offsets, length)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        offsets = ctx.saved_tensors
-        return torch.ops.aten._padded_dense_to_jagged_forward(gradient, list(offsets), ctx.total), None, None
+        return nested.join_rows(gradient, ctx.saved_tensors[0], ctx.total), None, None
 
 
 def _pad(sequences: Tensor) -> Tensor:

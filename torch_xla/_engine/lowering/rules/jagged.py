@@ -14,18 +14,18 @@ from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.registry import LoweringRuleContext, Operand, lower
 
 
-def _only(offsets: Sequence[jax.Array]) -> jax.Array:
+def _require_one(offsets: Sequence[jax.Array]) -> jax.Array:
     if len(offsets) != 1:
         raise NotImplementedError(f"nested tensors: one ragged dimension is supported, got {len(offsets)}")
     return offsets[0].astype(np.int32)
 
 
 @lower("aten::_jagged_to_padded_dense_forward", ctx=True)
-def _to_padded(
+def _pad_sequences(
     ctx: LoweringRuleContext, values: jax.Array, offsets: Sequence[jax.Array], lengths: Any, padding: Operand = 0.0
 ) -> jax.Array:
     """Pad, or trim, each sequence of ``values`` [rows, ...] to the length of ``lengths``."""
-    bounds = _only(offsets)
+    bounds = _require_one(offsets)
     place = lax.iota(np.int32, ctx.out_specs[0][0][1])
     rows = bounds[:-1, None] + place
     is_row = rows < bounds[1:, None]
@@ -37,11 +37,11 @@ def _to_padded(
 
 
 @lower("aten::_padded_dense_to_jagged_forward", ctx=True)
-def _to_jagged(
+def _join_sequences(
     ctx: LoweringRuleContext, dense: jax.Array, offsets: Sequence[jax.Array], total: Any = None
 ) -> jax.Array:
     """Concatenate the sequences of ``dense`` [batch, length, ...] without their padding; missing rows are zeros."""
-    bounds = _only(offsets)
+    bounds = _require_one(offsets)
     row = lax.iota(np.int32, ctx.out_specs[0][0][0])
     if 0 in dense.shape[:2]:
         return jnp.zeros(ctx.out_specs[0][0], dense.dtype)
