@@ -202,7 +202,8 @@ def test_every_rule_is_known_or_of_this_process() -> None:
     unknown = {op for op in RULES if not graph_key._is_portable_op(op)}
     assert unknown == {
         "torch_xla::mark_pattern", "torch_xla::all_reduce", "torch_xla::all_gather", "torch_xla::reduce_scatter",
-        "torch_xla::all_to_all", "torch_xla::collective_permute", "torch_xla::collective_broadcast",
+        "torch_xla::all_to_all", "torch_xla::ragged_all_to_all",
+        "torch_xla::collective_permute", "torch_xla::collective_broadcast",
         "torch_xla::stablehlo_custom_call", "torch_xla::jax_call", "torch_xla::reshard", "torch_xla::to_manual",
         "torch_xla::from_manual", "torch_xla::shard_alike", "torch_xla::to_memory_kind",
     }  # fmt: skip

@@ -106,6 +106,27 @@ def all_to_all(me: Replica) -> Iterator[Case]:
         yield f"all_to_all {groups}", call, torch.cat(parts, 1)
 
 
+def ragged_all_to_all(me: Replica) -> Iterator[Case]:
+    """Replica r of a group sends ``sizes[r][s]`` rows to replica s, which stores them by sender, in other places."""
+    for groups in _groups(me.world):
+        group = me.group(groups)
+        count, place = len(group), group.index(me.rank)
+        sizes = [[(3 * sender + 2 * target + me.world) % 4 for target in range(count)] for sender in range(count)]
+        rows = 2 + max(sum(row) for row in sizes)
+        data = me.data(rows, 3)
+        first = lambda parts: [1 + sum(parts[:i]) for i in range(len(parts))]
+        received = [row[place] for row in sizes]
+        expected = torch.full((3 + 4 * count, 3), -1.0).to(data[0].dtype)
+        for sender, (start, size) in enumerate(zip(first(received), received, strict=True)):
+            begin = first(sizes[sender])[place]
+            expected[start : start + size] = data[group[sender]][begin : begin + size]
+        targets = [first([row[target] for row in sizes])[place] for target in range(count)]
+        given = [torch.tensor(t, device="xla") for t in (first(sizes[place]), sizes[place], targets, received)]
+        output = torch.full_like(expected, -1.0, device="xla")
+        call = functools.partial(xm.ragged_all_to_all, me.mine(data), output, *given, groups)
+        yield f"ragged_all_to_all {groups}", call, expected
+
+
 def collective_permute(me: Replica) -> Iterator[Case]:
     data = me.data(4)
     ring = [[rank, (rank + 1) % me.world] for rank in range(me.world)]
@@ -129,7 +150,15 @@ def collective_broadcast(me: Replica) -> Iterator[Case]:
         yield f"collective_broadcast {dtype}", call, [data[root]]
 
 
-FAMILIES = (all_reduce, all_gather, reduce_scatter, all_to_all, collective_permute, collective_broadcast)
+FAMILIES = (
+    all_reduce,
+    all_gather,
+    reduce_scatter,
+    all_to_all,
+    ragged_all_to_all,
+    collective_permute,
+    collective_broadcast,
+)
 
 
 def check_all(seed: int = 0) -> None:

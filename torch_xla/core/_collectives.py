@@ -220,6 +220,64 @@ def all_to_all(
     return collectives.all_to_all(value, split_dimension, concat_dimension, groups)
 
 
+def ragged_all_to_all(
+    value: torch.Tensor,
+    output: torch.Tensor,
+    input_offsets: torch.Tensor,
+    send_sizes: torch.Tensor,
+    output_offsets: torch.Tensor,
+    recv_sizes: torch.Tensor,
+    groups: Groups = None,
+) -> torch.Tensor:
+    """Send a slice of rows to each replica of the group, of sizes that are known on the device only.
+
+    This replica sends ``value[input_offsets[i] : input_offsets[i] + send_sizes[i]]`` to replica i of the group, which
+    puts it into its output from row ``output_offsets[i]`` on. The arguments are those of ``jax.lax.ragged_all_to_all``,
+    which computes it on TPUs and GPUs; on the CPU each replica gathers all rows. There is no gradient: the gradient of
+    ``value`` is the same exchange in the other direction.
+
+    Args:
+      value: rows to send, [rows, ...]; of the same shape on every replica of the group.
+      output: [rows to receive, ...], of the dtype of ``value``; rows that no replica sends to are returned unchanged.
+      input_offsets: first row to send to each replica; integers [group size], as are the next three.
+      send_sizes: number of rows to send to each replica.
+      output_offsets: first row of each slice in the output of the replica that receives it.
+      recv_sizes: number of rows that each replica sends to this one.
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+
+    Returns:
+      A new tensor of the shape and dtype of ``output``.
+
+    Raises:
+      ValueError: Shapes or dtypes do not match.
+    """
+    sizes = {"input_offsets": input_offsets, "send_sizes": send_sizes, "output_offsets": output_offsets,
+             "recv_sizes": recv_sizes}  # fmt: skip
+    _check_ragged(value, output, sizes, collectives.group_size(groups))
+    if replicas.world_size() > 1:
+        return collectives.ragged_all_to_all(value, output, list(sizes.values()), groups)
+    rows = torch.arange(output.shape[0], device=output.device)
+    source = (rows - output_offsets + input_offsets).clamp(0, max(value.shape[0] - 1, 0))
+    is_received = (rows >= output_offsets) & (rows < output_offsets + send_sizes)
+    if value.shape[0] == 0:
+        return output.detach().clone()
+    return torch.where(is_received.reshape(-1, *[1] * (output.dim() - 1)), value.detach()[source], output.detach())
+
+
+def _check_ragged(value: torch.Tensor, output: torch.Tensor, sizes: dict[str, torch.Tensor], group: int) -> None:
+    if value.dim() == 0 or value.dtype != output.dtype or value.shape[1:] != output.shape[1:]:
+        raise ValueError(
+            "ragged_all_to_all: value and output must have the same dtype and differ in dimension 0 only, got "
+            f"{value.dtype}{list(value.shape)} and {output.dtype}{list(output.shape)}"
+        )
+    for name, given in sizes.items():
+        if given.shape != (group,) or given.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"ragged_all_to_all: {name} must have one integer for each of the {group} replicas of the group, got "
+                f"{given.dtype}{list(given.shape)}"
+            )
+
+
 def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
     """Send ``value`` along each (source, target) pair of ordinals; a replica that is not a target receives zeros.
 

@@ -28,6 +28,7 @@ from torch_xla.core._collectives import (
     all_to_all,
     collective_broadcast,
     collective_permute,
+    ragged_all_to_all,
     reduce_scatter,
 )
 from torch_xla.core._gradients import (

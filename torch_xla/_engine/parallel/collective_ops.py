@@ -41,6 +41,10 @@ def _all_to_all(x: torch.Tensor, split: int, concat: int, shards: int, groups: S
     return _resized_meta(split_result, concat, split_result.shape[concat] * shards)
 
 
+def _ragged_all_to_all(x: torch.Tensor, output: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(output)
+
+
 def _permute_meta(x: torch.Tensor, pairs: Sequence[int], groups: Sequence[int]) -> torch.Tensor:
     return torch.empty_like(x)
 
@@ -63,6 +67,11 @@ def define() -> None:
     _define("all_gather(Tensor input, int dim, int shards, int[] groups) -> Tensor", _all_gather)
     _define("reduce_scatter(Tensor input, str op, int dim, int shards, int[] groups) -> Tensor", _reduce_scatter)
     _define("all_to_all(Tensor input, int split, int concat, int shards, int[] groups) -> Tensor", _all_to_all)
+    _define(
+        "ragged_all_to_all(Tensor input, Tensor output, Tensor input_offsets, Tensor send_sizes, "
+        "Tensor output_offsets, Tensor recv_sizes, int[] groups) -> Tensor",
+        _ragged_all_to_all,
+    )
     _define("collective_permute(Tensor input, int[] pairs, int[] groups) -> Tensor", _permute_meta)
     _define("reshard(Tensor input, int sharding) -> Tensor", _reshard_meta)
     _define("to_manual(Tensor input, int sharding, int[] shape, bool once) -> Tensor", _manual_meta)

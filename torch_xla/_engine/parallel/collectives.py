@@ -241,6 +241,18 @@ def all_to_all(tensor: torch.Tensor, split: int, concat: int, groups: Groups = N
 
 @_sync_thread_replicas
 @torch.no_grad()
+def ragged_all_to_all(
+    tensor: torch.Tensor, output: torch.Tensor, sizes: Sequence[torch.Tensor], groups: Groups = None
+) -> torch.Tensor:
+    """Send rows of ``tensor``; ``sizes`` are the input offsets, sizes to send, output offsets and sizes to receive."""
+    what = "ragged_all_to_all"
+    check_tensors(what, [tensor, output, *sizes])
+    received: torch.Tensor = torch.ops.torch_xla.ragged_all_to_all(tensor, output, *sizes, flatten_groups(what, groups))
+    return _retain_until_flush(received)
+
+
+@_sync_thread_replicas
+@torch.no_grad()
 def collective_permute(tensor: torch.Tensor, pairs: Sequence[Sequence[int]], groups: Groups = None) -> torch.Tensor:
     """Return the tensor of this replica's source in ``pairs`` of (source, target); zeros if it has no source."""
     check_tensors("collective_permute", [tensor])

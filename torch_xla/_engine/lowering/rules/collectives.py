@@ -24,6 +24,7 @@ COLLECTIVES = frozenset(
         "all_gather",
         "reduce_scatter",
         "all_to_all",
+        "ragged_all_to_all",
         "collective_permute",
         "collective_broadcast",
     )
@@ -138,6 +139,47 @@ def _place_in_group(groups: Groups) -> jax.Array:
 def _all_to_all(x: jax.Array, split: int, concat: int, shards: int, groups: Sequence[int]) -> jax.Array:
     parts = lax.all_to_all(_exchangeable(x), AXIS, split, concat, axis_index_groups=_positions(groups), tiled=True)
     return parts.astype(x.dtype)
+
+
+@lower("torch_xla::ragged_all_to_all")
+def _ragged_all_to_all(
+    x: jax.Array,
+    output: jax.Array,
+    input_offsets: jax.Array,
+    send_sizes: jax.Array,
+    output_offsets: jax.Array,
+    recv_sizes: jax.Array,
+    groups: Sequence[int],
+) -> jax.Array:
+    """Send slices of rows to the replicas of the group, which put them at ``output_offsets`` into their outputs."""
+    where = _positions(groups)
+    sizes = [s.astype(np.int32) for s in (input_offsets, send_sizes, output_offsets, recv_sizes)]
+
+    def exchanged(x: jax.Array, output: jax.Array, *sizes: jax.Array) -> jax.Array:
+        return lax.ragged_all_to_all(x, output, *sizes, axis_name=AXIS, axis_index_groups=where)
+
+    def gathered(x: jax.Array, output: jax.Array, *sizes: jax.Array) -> jax.Array:
+        return _gathered_slices(x, output, list(sizes[:3]), where)
+
+    arrays = _exchangeable(x), _exchangeable(output)
+    # XLA has no ragged-all-to-all on the CPU
+    result: jax.Array = lax.platform_dependent(*arrays, *sizes, cpu=gathered, default=exchanged)
+    return result.astype(output.dtype)
+
+
+def _gathered_slices(x: jax.Array, output: jax.Array, slices: Sequence[jax.Array], groups: Groups) -> jax.Array:
+    """Gather all rows of the group, and select those that are sent to this replica."""
+    mine = _place_in_group(groups)
+    start, size, target = (_gather_over_groups(part, groups)[:, mine] for part in slices)
+    if 0 in (x.shape[0], output.shape[0]):
+        return output
+    row = lax.iota(np.int32, output.shape[0])[None]
+    is_from = (row >= target[:, None]) & (row < (target + size)[:, None])  # [sender, row]
+    sender = jnp.argmax(is_from, 0)
+    source = jnp.clip(row[0] - target[sender] + start[sender], 0, x.shape[0] - 1)
+    received = _gather_over_groups(x, groups)[sender, source]
+    is_received = is_from.any(0).reshape(-1, *[1] * (output.ndim - 1))
+    return jnp.where(is_received, received, output)
 
 
 @lower("torch_xla::collective_permute")
