@@ -11,7 +11,7 @@ import numpy as np
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.registry import RULES, LoweringRuleContext, Operand, ScalarOperand, register
 from torch_xla._engine.lowering.rules import binary, factory, shape, special, ternary, unary
-from torch_xla._engine.lowering.rules.ternary import lerp_apply, lerp_weights
+from torch_xla._engine.lowering.rules.ternary import convert_bound, lerp_apply, lerp_weights
 
 _SOURCES = (binary, factory, shape, special, ternary, unary)  # imported to register the rules that are looked up below
 
@@ -72,9 +72,13 @@ _UNPACKED = {"addcdiv.Tensor", "addcmul.Tensor"}
 
 def _register_foreach(name: str, unpack: bool) -> Callable[..., list[jax.Array]]:
     single = RULES[f"aten::{name}"]
+    conversion = convert_bound if name in ("clamp_max", "clamp_min") else convert
+
+    def convert_scalar(number: ScalarOperand, dtype: np.dtype) -> ScalarOperand:
+        return ScalarOperand(conversion(number, dtype), number.kind)
 
     def rule(context: LoweringRuleContext, *arguments: Any) -> list[jax.Array]:
-        count, converted = len(context.out_specs), _share_scalar_conversion(_convert_scalar)
+        count, converted = len(context.out_specs), _share_scalar_conversion(convert_scalar)
         columns = [_column(a, count) for a in arguments]
         if unpack:
             columns[-1] = [arguments[-1][i] for i in range(count)]
@@ -90,10 +94,6 @@ def _register_foreach(name: str, unpack: bool) -> Callable[..., list[jax.Array]]
 
 def _column(argument: Any, count: int) -> Sequence[Any]:
     return argument if isinstance(argument, (list, tuple)) else [argument] * count
-
-
-def _convert_scalar(number: ScalarOperand, dtype: np.dtype) -> ScalarOperand:
-    return ScalarOperand(convert(number, dtype), number.kind)
 
 
 def _share_scalar_conversion(function: Callable[[Any, np.dtype], Any]) -> Callable[[Any, np.dtype], Any]:

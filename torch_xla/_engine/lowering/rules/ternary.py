@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 from torch_xla._engine.lowering.cast import convert, opmath
 from torch_xla._engine.lowering.elementwise import add, arithmetic, divide, multiply, register_table, select, subtract
@@ -37,19 +38,49 @@ def lerp_apply(start: jax.Array, end: jax.Array, near: jax.Array, part: jax.Arra
 
 register_table(arithmetic, {"addcdiv": _addcdiv, "addcmul": _addcmul})
 register_table(arithmetic, {"lerp": lerp}, "Scalar", "Tensor")
-register_table(arithmetic, {"clamp_max": jnp.minimum, "clamp_min": jnp.maximum}, "", "Tensor")
+register_table(arithmetic, {"clamp_max": jnp.minimum, "clamp_min": jnp.maximum}, "Tensor")
+
+#: Whether numbers that the dtype does not have saturate as bounds, as from torch 2.15 on; before, -1 wraps to 255.
+_BOUNDS_SATURATE = torch.zeros(1, dtype=torch.uint8, device="cpu").clamp_min(-1).item() == 0
 
 
-@lower("aten::clamp", "aten::clamp.Tensor", ctx=True)
+def convert_bound(bound: Operand, dtype: np.dtype) -> jax.Array:
+    """Convert a number that is a bound of clamp as the installed torch does."""
+    if not _BOUNDS_SATURATE or dtype.kind not in "iu" or dtype.itemsize == 8:
+        return convert(bound, dtype)
+    limits = np.iinfo(dtype)
+    return convert(jnp.clip(convert(bound, np.dtype(np.int64)), limits.min, limits.max), dtype)
+
+
+@lower("aten::clamp", ctx=True)
 def _clamp(
     context: LoweringRuleContext, x: jax.Array, low: Operand | None = None, high: Operand | None = None
 ) -> jax.Array:
     """Compute clamp; the result is high where low > high, and nan where any operand is nan."""
     compute = opmath(context.dtype)
+    bounds = [None if bound is None else convert_bound(bound, compute) for bound in (low, high)]
+    return _clamp_tensor(context, x, *bounds)
+
+
+@lower("aten::clamp.Tensor", ctx=True)
+def _clamp_tensor(
+    context: LoweringRuleContext, x: jax.Array, low: Operand | None = None, high: Operand | None = None
+) -> jax.Array:
+    compute = opmath(context.dtype)
     x = convert(x, compute)
     x = x if low is None else jnp.maximum(x, convert(low, compute))
     x = x if high is None else jnp.minimum(x, convert(high, compute))
     return convert(x, context.dtype)
+
+
+@lower("aten::clamp_max", ctx=True)
+def _clamp_max(context: LoweringRuleContext, x: jax.Array, high: Operand) -> jax.Array:
+    return _clamp(context, x, None, high)
+
+
+@lower("aten::clamp_min", ctx=True)
+def _clamp_min(context: LoweringRuleContext, x: jax.Array, low: Operand) -> jax.Array:
+    return _clamp(context, x, low)
 
 
 @lower("aten::where.self", ctx=True)

@@ -66,6 +66,10 @@ Tensor full(c10::SymIntArrayRef size, const c10::Scalar& value, std::optional<at
             std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory) {
   static const Op* op = find_op("aten::full");
   const bool is_bool = value.isBoolean() && dtype.value_or(at::kBool) == at::kBool;
+  if (!dtype && value.isComplex()) {
+    // As on the CPU. The meta function returns torch.complex32 or torch.bcomplex32 if the default dtype has 16 bits.
+    dtype = c10::get_default_dtype_as_scalartype() == at::kDouble ? at::kComplexDouble : at::kComplexFloat;
+  }
   const int64_t offset = 2;  // 0 and 1 are constants
   torch::jit::Stack stack{C10_AS_INTARRAYREF_SLOW(size),
                           is_bool ? c10::Scalar(value.toBool() ? offset + 1 : offset) : value,

@@ -9,6 +9,7 @@
 #include "inference/index_checks.h"
 #include "inference/output_spec_cache.h"
 #include "ir/attribute_hash.h"
+#include "ir/number_checks.h"
 #include "ir/rng_state.h"
 #include "ir/slice_range.h"
 #include "ir/source_location.h"
@@ -73,7 +74,7 @@ class Recording {
     mix_globals();
     node_->output_spec = infer_output_spec(op_, node_->key, arguments_);
     if (C10_UNLIKELY(op_.converts_numbers)) {
-      check_numbers();
+      check_numbers(op_, *node_, arguments_);
     }
     if (op_.random) {
       add_seed();
@@ -85,17 +86,6 @@ class Recording {
   // Mixes in the global state that determines an op's results: the default dtype. Deterministic algorithms, inference
   // mode and the default device change no shape or dtype below autograd.
   void mix_globals() { mix_default_dtype(*node_, c10::get_default_dtype_as_scalartype()); }
-
-  // Raises torch's error for a number that overflows the dtype it is converted to.
-  void check_numbers() const {
-    const at::ScalarType dtype = node_->output_spec->outs[0].dtype;
-    for (size_t i = 0; i < arguments_.size(); ++i) {
-      const bool wrapped = op_.kinds[i] == ArgKind::kTensor && (node_->numbers >> i & 1) != 0;
-      if (wrapped || (op_.kinds[i] == ArgKind::kScalar && !arguments_[i].isNone())) {
-        check_fits(node_->attrs[i].toScalar(), dtype);
-      }
-    }
-  }
 
   void argument(size_t i) {
     const c10::IValue& value = arguments_[i];

@@ -76,20 +76,4 @@ c10::IValue read_wrapped_number(const at::Tensor& t) {
   }
 }
 
-void check_fits(const at::Scalar& number, at::ScalarType dtype) {
-  switch (dtype) {
-#define TORCH_XLA_CHECK_FITS(type, name) \
-  case at::ScalarType::name:             \
-    (void)number.to<type>();             \
-    break;
-    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(TORCH_XLA_CHECK_FITS)
-    TORCH_XLA_CHECK_FITS(uint16_t, UInt16)
-    TORCH_XLA_CHECK_FITS(uint32_t, UInt32)
-    TORCH_XLA_CHECK_FITS(uint64_t, UInt64)
-#undef TORCH_XLA_CHECK_FITS
-    default:
-      break;
-  }
-}
-
 }  // namespace torch_xla

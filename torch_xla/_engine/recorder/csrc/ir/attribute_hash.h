@@ -3,7 +3,6 @@
 
 #include <ATen/core/TensorBase.h>
 #include <ATen/core/ivalue.h>
-#include <c10/core/Scalar.h>
 
 #include "ir/node.h"
 #include "ir/op.h"
@@ -54,8 +53,5 @@ inline void mix_default_dtype(Node& node, at::ScalarType dtype) {
 
 // Returns the Python number that torch wrapped in a 0-d tensor.
 c10::IValue read_wrapped_number(const at::Tensor& t);
-
-// Raises torch's error if the number overflows the dtype.
-void check_fits(const at::Scalar& number, at::ScalarType dtype);
 
 }  // namespace torch_xla

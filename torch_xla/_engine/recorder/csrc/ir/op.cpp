@@ -46,13 +46,28 @@ ArgKind classify_argument(const c10::Argument& arg, const std::unordered_set<std
 // Returns whether torch converts the op's numbers to the result dtype and raises on overflow; in arithmetic they wrap
 // around. The in-place variant of an op has its name with an underscore.
 bool numbers_become_elements(const std::string& name) {
-  static const std::unordered_set<std::string> names{"aten::clamp",         "aten::clamp_max",
-                                                     "aten::clamp_min",     "aten::constant_pad_nd",
-                                                     "aten::fill.Scalar",   "aten::full",
-                                                     "aten::full_like",     "aten::index_fill.int_Scalar",
-                                                     "aten::new_full",      "aten::masked_fill.Scalar",
-                                                     "aten::scatter.value", "aten::scalar_tensor",
-                                                     "aten::threshold",     "aten::where.self"};
+  static const std::unordered_set<std::string> names{"aten::clamp",
+                                                     "aten::clamp_max",
+                                                     "aten::clamp_min",
+                                                     "aten::constant_pad_nd",
+                                                     "aten::fill.Scalar",
+                                                     "aten::full",
+                                                     "aten::full_like",
+                                                     "aten::index_fill.int_Scalar",
+                                                     "aten::new_full",
+                                                     "aten::masked_fill.Scalar",
+                                                     "aten::scatter.value",
+                                                     "aten::scalar_tensor",
+                                                     "aten::threshold",
+                                                     "aten::where.self",
+                                                     "aten::_foreach_clamp_max.Scalar",
+                                                     "aten::_foreach_clamp_max.ScalarList",
+                                                     "aten::_foreach_clamp_min.Scalar",
+                                                     "aten::_foreach_clamp_min.ScalarList",
+                                                     "aten::_foreach_maximum.Scalar",
+                                                     "aten::_foreach_maximum.ScalarList",
+                                                     "aten::_foreach_minimum.Scalar",
+                                                     "aten::_foreach_minimum.ScalarList"};
   std::string base = name;
   const size_t underscore = base.find("_.");
   if (underscore != std::string::npos) {
