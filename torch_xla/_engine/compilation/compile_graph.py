@@ -14,7 +14,7 @@ from jax.sharding import Sharding
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import sharding_ids
-from torch_xla._engine.compat import pjrt_execution, sharding
+from torch_xla._engine.compat import lowering_caches, pjrt_execution, sharding
 from torch_xla._engine.compilation import abstract_program, graph_function, native_executable
 from torch_xla._engine.compilation.graph_function import CheckedOps
 from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
@@ -94,6 +94,7 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
         if spec.donated and pjrt_execution.has_python_callbacks(compiled):
             # A Python callback may raise after the program has begun to overwrite its donated inputs.
             compiled, loaded = build(placement.jit(spec, arguments, donates=False), donates=False)
+        lowering_caches.release_jaxprs()
         results = placement.result_shardings(compiled) if placement.has_result_shardings else ()
         joined = isinstance(placement, ReplicaThreadsPlacement)
         executable, sizes = native_executable.make_executable(

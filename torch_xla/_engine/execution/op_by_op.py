@@ -20,6 +20,7 @@ from jax.sharding import SingleDeviceSharding
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.base.lru_cache import LruCache
+from torch_xla._engine.compat import lowering_caches
 from torch_xla._engine.compilation import graph_function
 from torch_xla._engine.cpu_backend import library
 from torch_xla._engine.device import capabilities, devices
@@ -142,6 +143,7 @@ def compile_op(
             keep_unused=True,
         )
         found = jitted.lower(floats, ints, *arguments).compile()
+        lowering_caches.release_jaxprs()
     metrics.count("CreateCompileHandles")
     if handlers is not None and called:
         metrics.count("CpuKernelCalls", called.total())
