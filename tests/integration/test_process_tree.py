@@ -230,7 +230,7 @@ def test_signal_to_the_aot_command(trap: str, tmp_path: Path) -> None:
 
 #: Functions that start processes: a test that terminates one of the two, or why none is needed.
 STARTS = {
-    "torch_xla/_engine/base/xla_flags.py:_rejection": "the child parses flags and exits",
+    "torch_xla/_engine/base/xla_flags.py:_fork": "the child parses flags and exits",
     "torch_xla/cli/plan.py:_compile": "cli/test_plan.py::test_sigterm_ends_the_compiling_process",
     "torch_xla/_engine/recorder/toolchain.py:_run": (
         "recorder/test_build.py::test_build_outlives_the_process_that_started_it"

@@ -127,7 +127,7 @@ experimental/scan_layers:_alike         test: test_layers_that_have_become_diffe
 stablehlo/bundle:state_dict             not a cache: the contents of a bundle
 _engine/compat/pjrt_execution:isolating_options its argument; switches of the installed jax, set at each use
 _engine/base/engine_sources:_hash       no arguments; invalidated if the stamps of files differ from those at import
-_engine/base/xla_flags:read             test: test_cache_folders
+_engine/base/xla_flags:_read_once       test: test_cache_folders
 _engine/compilation/persistent_cache/graph_key:_releases no arguments; versions of modules that are imported
 _engine/compilation/persistent_cache/storage:_remove_leftovers the folder; returns nothing, removes old parts once in
     a process

@@ -14,16 +14,21 @@ import os
 import re
 import resource
 import tempfile
+import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.compat import debug_options
 
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _LOG_PREFIX = re.compile(r"^[EF]\d{4} \S+\s+\d+ \S+\] ")
 _FLAG_FILE = re.compile(r"--?flagfile[= ](\S+)")
+_FORK_SECONDS = 5.0  # how long to wait for another thread that forks or opens a lock file
+
+_lock = fork_safe_lock()  # guards the first call of _read_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +52,17 @@ class Flags:
         return [name for name, text in self.variables.items() if os.environ.get(name, "") != text]
 
 
-@functools.cache
 def read() -> Flags:
     """Return the flags of this process; read them on the first call.
 
     Raises ValueError for flags that XLA does not know.
     """
+    with _lock:  # one fork, also where the threads of replicas start
+        return _read_once()
+
+
+@functools.cache
+def _read_once() -> Flags:
     variables = {name: os.environ.get(name, "") for name in _VARIABLES}
     text = variables["XLA_FLAGS"]
     if text.strip() and (complaint := _rejection()):
@@ -71,13 +81,25 @@ def _rejection() -> str:
     """
     with tempfile.TemporaryFile() as output, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's own, about forking with threads: the child only parses
-        child = os.fork()
+        child = _fork()
         if child == 0:
             _parse_and_exit(output.fileno())
         status = os.waitpid(child, 0)[1]
         output.seek(0)
         text = output.read().decode(errors="replace")
     return "" if os.waitstatus_to_exitcode(status) == 0 else _summary(text)
+
+
+def _fork() -> int:
+    """Fork. filelock, which torch imports, raises while another thread forks or opens a lock file: try again then."""
+    end = time.monotonic() + _FORK_SECONDS
+    while True:
+        try:
+            return os.fork()
+        except RuntimeError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.001)
 
 
 def _parse_and_exit(output: int) -> NoReturn:
