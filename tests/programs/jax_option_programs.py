@@ -46,6 +46,9 @@ VALUES: dict[str, list[Any]] = {
     "jax_tracer_error_num_traceback_frames": [1],
     "jax_compiler_detailed_logging_min_ops": [0],
     "jax_use_magma": ["off"],
+    "jax_use_hlo_logistic_lowering": [True],
+    "jax_pallas_auto_assign_collective_ids": ["yes"],
+    "jax_pallas_auto_assign_collective_ids_limit": [1],
 }
 
 #: Options that are not set here, and why.
@@ -59,6 +62,7 @@ LEFT_OUT = {
     r"jax_.*(compilation_cache|persistent_cache).*|jax_share_binary.*|jax_hlo_source.*": "jax's own cache of programs",
     r"jax_source_url_schema|jax_pgle_.*|jax_enable_pgle|jax_xla_profile_version": "profiles and sources of programs",
     r"jax_serialization_version|jax_export_.*|jax2tf_.*": "formats of files",
+    r"jax_mtls_.*": "certificates of jax.distributed, read at backend start",
     r"jax_explicit_x64_dtypes": "affects the user's jnp calls; the engine enables 64-bit types",
 }
 
