@@ -328,3 +328,33 @@ for _ in range(3):
 
 def test_a_runner_may_fork_each_test() -> None:
     run_script(FORKED_TESTS)
+
+
+CPU_PASSES = """
+import os
+import torch
+import torch_xla
+
+def run():
+    x = torch.ones(3, requires_grad=True)
+    (x * 2).sum().backward()
+    return x.grad.tolist()
+
+before = len(os.listdir("/proc/self/task"))
+assert run() == [2.0] * 3
+assert len(os.listdir("/proc/self/task")) == before, "autograd started threads"
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if run() == [2.0] * 3 else 1)
+assert os.waitpid(pid, 0)[1] == 0
+# Autograd has counted the devices, and has no thread for xla: all passes run on this thread.
+x = torch.ones(3, device="xla", requires_grad=True)
+(x * 2).sum().cpu().backward()
+assert x.grad.tolist() == [2.0] * 3
+(x * torch.autograd.grad((x * 3).sum(), x, create_graph=True)[0]).sum().backward()
+assert x.grad.tolist() == [5.0] * 3
+"""
+
+
+def test_backward_on_the_cpu_before_a_fork() -> None:
+    run_script(CPU_PASSES, fresh="counts threads", PJRT_DEVICE="CPU", OMP_NUM_THREADS="1")

@@ -85,7 +85,9 @@ def initialize() -> None:
     )
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
     eager_mode.set_eager(settings.XLA_USE_EAGER_DEBUG_MODE)
-    module.set_advertised_devices(_max_device_count())
+    # Until the backend starts there is none: see autograd_threading.
+    module.set_advertised_devices(0)
+    devices.on_backend_start(lambda _: module.set_advertised_devices(_max_device_count()))
     _register(module)
     if settings.XLA_IR_DEBUG or settings.XLA_HLO_DEBUG:
         source_info.set_capture(True)

@@ -2,8 +2,12 @@
 
 Autograd runs the backward pass of each device on a separate thread. Recording gains nothing from that, and waking the
 thread costs as much as recording forty ops. torch's switch (``set_multithreading_enabled``) applies to the calling
-thread and all devices, so it is set for the duration of a pass, and only if an output is on xla. All passes that Python
-starts go through one function of torch (compat/torch_modules.py). A pass that bypasses it runs on a device thread.
+thread and all devices, so it is set for the duration of a pass, and only if an output is on xla or the backend has
+started (a loss on the CPU may depend on xla tensors). All passes that Python starts go through one function of torch
+(compat/torch_modules.py).
+
+Autograd counts the devices at its first pass and starts a thread for each. Until the backend starts xla reports none,
+so that a process that only uses the CPU starts none either, and may fork after a pass.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_xla._engine.compat import torch_modules
+from torch_xla._engine.device import devices
 
 
 def patch_backward() -> None:
@@ -27,7 +32,8 @@ def patch_backward() -> None:
             if getattr(output, "is_xla", False):  # a GradientEdge has no device
                 break
         else:
-            return original(outputs, *args, **kwargs)
+            if not devices.backend_started():
+                return original(outputs, *args, **kwargs)
         before = threads_on()
         try:
             set_threads(False)
