@@ -6,7 +6,7 @@ PYTHON_3_12 = $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) 
 BIN := .venv/bin
 READY := .venv/.ready
 CLIENTS := .venv-clients
-CPP = $(shell find torch_xla/_engine/recorder/csrc torch_xla/_engine/cpu_backend/csrc tests/tools/sanitizer_faults -name '*.cpp' -o -name '*.h')
+CPP = $(shell find torch_xla/_engine/recorder/csrc torch_xla/_engine/cpu_backend/csrc torch_xla_autoload/csrc tests/tools/sanitizer_faults -name '*.cpp' -o -name '*.h')
 
 # Containers often set it, and each interpreter that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -140,6 +140,8 @@ def copy_sources(folder: Path) -> Path:
     """Copy what the wheel is made of, without builds; return the folder."""
     tree = folder / "tree"
     shutil.copytree(ROOT / "torch_xla", tree / "torch_xla", ignore=shutil.ignore_patterns("__pycache__", "builds"))
+    autoload = tree / "torch_xla_autoload"
+    shutil.copytree(ROOT / autoload.name, autoload, ignore=shutil.ignore_patterns("__pycache__", "builds"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     return tree
@@ -148,8 +150,12 @@ def copy_sources(folder: Path) -> Path:
 def place_of(tree: Path, release: str, name: str) -> Path:
     """Return the path at which the package looks for a library, ``<library>:<tag>``."""
     library, tag = name.split(":")
-    part = "recorder" if library.endswith("recorder") else "cpu_backend"
-    package = tree / "torch_xla" / "_engine" / part
+    packages = {
+        "_torch_xla_recorder": "torch_xla/_engine/recorder",
+        "_torch_xla_cpu_kernels": "torch_xla/_engine/cpu_backend",
+        "_torch_xla_device_guard": "torch_xla_autoload",
+    }
+    package = tree / packages[library]
     folder = prebuilt.folder_name(release, tag, hash_sources(package / "csrc"))
     return package / prebuilt.FOLDER / folder / "wheel" / f"{library}.so"
 
@@ -165,8 +171,10 @@ def compile_libraries(headers: Path, ffi: Path, pythons: list[Python], work: Pat
         compiler = Compiler(builds, stamp, headers)
         plain = pool.submit(compiler.compile, "units", half[False], ["-DTORCH_EXTENSION_NAME=_torch_xla_recorder"])
         kernels_object = pool.submit(compiler.compile, "kernels", kernels, [f"-isystem{ffi}"])
+        guard = pool.submit(compiler.compile, "guard", sorted((ROOT / "torch_xla_autoload").glob("csrc/*.cpp")), [])
         bound = {python.tag: pool.submit(compiler.compile, *python_half(python, half[True])) for python in pythons}
         found = {f"_torch_xla_cpu_kernels:{platform_of(pythons)}": compiler.link([kernels_object.result()])}
+        found[f"_torch_xla_device_guard:{platform_of(pythons)}"] = compiler.link([guard.result()])
         for tag, job in bound.items():
             found[f"_torch_xla_recorder:{tag}"] = compiler.link([job.result(), plain.result()])
     return found

@@ -11,15 +11,15 @@ from torch_xla._engine.base import command_line
 __all__ = ["main"]
 
 _HELP = """\
-Build the native libraries ahead of the first use: the recorder (a C++ extension of torch), and the library of ATen's
-CPU kernels that CPU programs call.
+Build the native libraries ahead of the first use: the recorder (a C++ extension of torch), the library of ATen's CPU
+kernels that CPU programs call, and the one with which `import torch` alone offers xla.
 
 Run it where a compiler is installed, once per environment: when an image is built, or before many processes start. It
 needs torch and a C++ compiler, but no device. The libraries are stored in the cache folder (TORCH_XLA_CACHE_DIR); a
 machine to which that folder is copied needs no compiler.
 
 exit codes:
-  0  both libraries are available
+  0  all libraries are available
   1  a library cannot be built; the message names what is missing
   2  the command line is wrong
 """
@@ -45,11 +45,12 @@ def main(argv: Sequence[str], prog: str = "python -m torch_xla.build") -> int:
     """
     options = make_parser(prog).parse_args(argv)
     from torch_xla._engine.cpu_backend import library  # imports torch, which --help does not need
-    from torch_xla._engine.recorder import build, toolchain
+    from torch_xla._engine.recorder import build, device_guard_library, toolchain
 
     try:
         build.load_recorder()  # an extension that cannot be imported does not count as built
-        for extension in (build.recorder_extension(), library.kernel_extension()):
+        guard = device_guard_library.device_guard_extension()
+        for extension in (build.recorder_extension(), library.kernel_extension(), guard):
             path = build.build_or_find(extension)
             print(build.store_in_package(extension, path) if options.into_package else path)
     except toolchain.RecorderBuildError as error:

@@ -32,7 +32,7 @@ from torch_xla._engine.execution import background_threads, barrier, eager_mode,
 from torch_xla._engine.lowering import RULES, composites, decompose, decompositions, load_rules, recorder_ops
 from torch_xla._engine.lowering.rules import custom_call, jax_call, recurrent
 from torch_xla._engine.parallel import collective_ops, shutdown, spmd
-from torch_xla._engine.recorder import source_info
+from torch_xla._engine.recorder import device_guard_library, source_info
 from torch_xla._engine.torch_patches import (
     accelerator,
     autocast_cuda,
@@ -50,6 +50,7 @@ from torch_xla._engine.torch_patches import (
     serialization,
     transformer_encoder,
 )
+from torch_xla_autoload import loading
 
 _started = False
 
@@ -83,6 +84,8 @@ def initialize() -> None:
         supports_operator=_entry_point(capabilities.supports_operator),
         fallback_done=dynamo_hooks.dynamo_disable(step_timings.end_fallback),
     )
+    if loading.remove_hooks():
+        device_guard_library.build_library()
     module.set_constant_numbers(not settings.XLA_NO_SPECIAL_SCALARS)
     eager_mode.set_eager(settings.XLA_USE_EAGER_DEBUG_MODE)
     # Until the backend starts there is none: see autograd_threading.

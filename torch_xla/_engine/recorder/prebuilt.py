@@ -7,7 +7,7 @@ All builds of one torch release (for the CPU, for CUDA) have the same C++ interf
 that is not a release, only a build with exactly its version matches. A library that is not a Python module serves
 every Python. jaxlib is not in the names: XLA runs kernels that were compiled with the headers of an older jaxlib.
 
-Imports the standard library only: scripts/build_wheel.py loads this file alone.
+Imports the standard library only, and fast: scripts/build_wheel.py and torch_xla_autoload load this file alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLAGS = ("-O2", "-std=c++20", "-fvisibility=hidden", "-fno-math-errno")
 FOLDER = "builds"
 
 #: Local versions of the builds of a release, as in 2.13.0+cpu.
-_VARIANT = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)(\.cxx11\.abi)?$")
+_VARIANT = r"\+(cpu|cu\d+|rocm[\d.]+|xpu)(\.cxx11\.abi)?$"
 
 
 def hash_sources(files: Iterable[Path], headers: str = "") -> str:
@@ -40,7 +40,7 @@ def hash_sources(files: Iterable[Path], headers: str = "") -> str:
 
 def folder_name(torch_version: str, abi: str, digest: str) -> str:
     """Return the folder of a library for this torch. ``digest`` identifies its sources."""
-    return f"torch-{_VARIANT.sub('', torch_version)}-{abi}-{digest}"
+    return f"torch-{re.sub(_VARIANT, '', torch_version)}-{abi}-{digest}"
 
 
 def abi_tag(is_module: bool) -> str:

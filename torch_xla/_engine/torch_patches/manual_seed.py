@@ -38,3 +38,5 @@ def patch_manual_seed() -> None:
     manual_seed._torch_xla = True  # type: ignore[attr-defined]
     torch.random.manual_seed = torch.manual_seed = manual_seed
     imported_names.add_replacement(original, manual_seed)
+    if torch.initial_seed() != torch.Generator().initial_seed():  # seeded before torch_xla was imported
+        seed_all(torch.initial_seed())
