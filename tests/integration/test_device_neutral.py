@@ -46,9 +46,10 @@ def test_losses_equal_the_cpu(name: str) -> None:
     _check(expected, found.stdout)
 
 
-def test_data_parallel_under_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_data_parallel_under_torchrun(processes: int, tmp_path: Path) -> None:
     program = PROGRAMS / "data_parallel.py"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     with_xla = tmp_path / "with_xla.py"
     with_xla.write_text(f"import runpy\nimport torch_xla\nrunpy.run_path({str(program)!r})\n")
     _check(_run_on_cpu([*launcher, str(program)]), _run_on_cpu([*launcher, str(with_xla)]))
