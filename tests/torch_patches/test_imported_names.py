@@ -27,7 +27,8 @@ import torch_xla
 assert torch_xla._internal.tpu.num_available_devices() == 1
 assert dist.get_default_backend_for_device("xla") == "xla"
 assert dist.get_default_backend_for_device("cpu") == "gloo"
-dist.init_process_group("xla", init_method="{method}")
+dist.init_process_group({backend}, init_method="{method}")
+assert dist.get_backend() == "xla"
 x = torch.arange(3.0, device="xla")
 dist.all_reduce(x)
 assert (x.tolist(), dist.get_rank(), dist.get_world_size()) == ([0.0, 1.0, 2.0], 0, 1)
@@ -55,8 +56,12 @@ def test_names_imported_before_torch_xla_are_replaced() -> None:
 
 
 def test_process_groups_need_no_other_import() -> None:
-    run_script(ALONE.format(method="xla://"), PJRT_DEVICE="CPU")
-    run_script(ALONE.format(method="pjrt://"), PJRT_DEVICE="CPU")
+    run_script(ALONE.format(backend="'xla'", method="xla://"), PJRT_DEVICE="CPU")
+    run_script(ALONE.format(backend="'xla'", method="pjrt://"), PJRT_DEVICE="CPU")
+
+
+def test_a_bound_device_chooses_the_process_group() -> None:
+    run_script(ALONE.format(backend="device_id=torch.device('xla', 0)", method="xla://"), PJRT_DEVICE="CPU")
 
 
 def test_process_groups_of_cpu_scripts_are_those_of_torch() -> None:

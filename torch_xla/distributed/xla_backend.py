@@ -83,6 +83,12 @@ class ProcessGroupXla(dist.ProcessGroup):
     def group_name(self) -> str:
         return compat.group_name(self)
 
+    #: torch asks the backend of a device that was bound with init_process_group(device_id=...).
+    supports_splitting = False
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self if torch.device(device).type == "xla" else super()._get_backend(device)
+
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("xla")]
