@@ -60,7 +60,7 @@ class Contestant(Protocol):
 class Torch:
     """A job in torch, on any device."""
 
-    def __init__(self, job: Job, device: torch.device, inductor: bool = False) -> None:
+    def __init__(self, job: Job, device: torch.device, inductor: bool = False, replay: bool = False) -> None:
         torch.manual_seed(0)
         self.lazy = device.type == "xla"
         self.model = job.model()
@@ -71,12 +71,23 @@ class Torch:
         self.model.to(device)
         self.inputs, self.targets = (tensor.to(device) for tensor in job.batch())
         self.optimizer = job.optimizer(self.model.parameters())
+        self.replayed: Callable[[Tensor, Tensor], None] | None = None
+        if replay:
+            import torch_xla
+
+            self.replayed = torch_xla.compile(self.train, replay=True)
         self.wait()
 
-    def step(self) -> None:
+    def train(self, inputs: Tensor, targets: Tensor) -> None:
         self.optimizer.zero_grad()
-        self.loss(self.inputs, self.targets).backward()
+        self.loss(inputs, targets).backward()
         self.optimizer.step()
+
+    def step(self) -> None:
+        if self.replayed is not None:
+            self.replayed(self.inputs, self.targets)
+            return
+        self.train(self.inputs, self.targets)
         if self.lazy:
             import torch_xla
 
@@ -151,6 +162,10 @@ class _Server:
             return Jax(self.job)
         if self.kind == "inductor":
             return Torch(self.job, torch.device("cpu"), inductor=True)
+        if self.kind.startswith("captured "):
+            import torch_xla  # noqa: F401
+
+            return Torch(self.job, torch.device(self.kind.removeprefix("captured ")), replay=True)
         return Torch(self.job, torch.device(self.kind))
 
     def first(self) -> float:

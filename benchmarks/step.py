@@ -1,6 +1,6 @@
 """A training step of whole models on xla, next to eager CPU, torch.compile (inductor) and hand-written jax.
 
-    python -m benchmarks.step [--quick] [--only GPT] [--device xla:0] [--without inductor,jax]
+    python -m benchmarks.step [--quick] [--only GPT] [--device xla:0] [--without inductor,jax,captured]
 
 Three tables: steps one by one, each after a pause; steps in a row, synchronized after each, as a script
 trains that reads every loss; and steps in a loop that waits at its end only, as one that reads its loss now and then.
@@ -9,6 +9,7 @@ First step: seconds until the first step is done, compiling included. Host: mill
 returned without waiting, that is until Python is free to prepare the next step. Step: milliseconds until the device is
 done. The contestants, each in a separate process, take turns: step by step, each from an idle device, or row by row,
 or loop by loop; medians. With inductor, the model with its loss is compiled, as users do; the optimizer is torch's.
+Captured: the step is a function of torch_xla.compile(replay=True), which is launched without running it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Times:
 @contextmanager
 def contestants(job: Job, device: str, without: Collection[str]) -> Iterator[dict[str, Apart]]:
     """All that take part, by name, each ended in the end."""
-    kinds = {"here": device, "eager": "cpu", "inductor": "inductor", "jax": "jax"}
+    kinds = {
+        "here": device, "captured": f"captured {device}", "eager": "cpu", "inductor": "inductor", "jax": "jax",
+    }  # fmt: skip
     made = {name: Apart(job, kind) for name, kind in kinds.items() if name not in without}
     try:
         yield made
@@ -72,6 +75,8 @@ def measure(job: Job, device: str, rounds: int, without: Collection[str] = ()) -
         for name, contestant in taking_part.items():
             times[name].first = contestant.ask("first")
         check_same_training(job, taking_part["here"], taking_part["eager"])
+        if "captured" in taking_part:
+            check_same_training(job, taking_part["captured"], taking_part["eager"])
         for contestant in taking_part.values():
             contestant.ask("begin")
 
@@ -107,13 +112,23 @@ def row(name: str, times: dict[str, Times]) -> list[str]:
     here, step = times["here"], {contestant: median(found.step) * 1e3 for contestant, found in times.items()}
     host = median(here.host) * 1e3
     cells = [name, f"{here.first:.1f}", f"{host:.2f}", f"{step['here']:.2f}", *comparison_cells(step)]
-    return [*cells, f"{host / step['eager']:.2f}", f"{times['jax'].first:.1f}" if "jax" in times else ""]
+    captured_host = f"{median(times['captured'].host) * 1e3:.2f}" if "captured" in times else ""
+    cells = [*cells, f"{host / step['eager']:.2f}", f"{times['jax'].first:.1f}" if "jax" in times else ""]
+    return [*cells, captured_host, *captured_cells(step)]
 
 
 def short_row(name: str, times: dict[str, list[float]]) -> list[str]:
     """The cells of one job, in the order of SHORT_HEAD after its name."""
     found = {contestant: median(measured) * 1e3 for contestant, measured in times.items()}
-    return [name, f"{found['here']:.2f}", *comparison_cells(found)]
+    return [name, f"{found['here']:.2f}", *comparison_cells(found), *captured_cells(found)]
+
+
+def captured_cells(found: dict[str, float]) -> list[str]:
+    """The time of the step that torch_xla.compile(replay=True) launches, and its ratio to jax."""
+    if "captured" not in found:
+        return ["", ""]
+    captured = found["captured"]
+    return [f"{captured:.2f}", f"{captured / found['jax']:.2f}" if "jax" in found else ""]
 
 
 def comparison_cells(found: dict[str, float]) -> list[str]:
@@ -127,9 +142,11 @@ def comparison_cells(found: dict[str, float]) -> list[str]:
 
 HEAD = [
     "training step", "first step, s", "host, ms", "step, ms", "eager CPU", "ratio", "inductor", "ratio", "jax", "ratio",
-    "host / eager", "jax first step, s",
+    "host / eager", "jax first step, s", "captured host, ms", "captured, ms", "captured / jax",
 ]  # fmt: skip
-SHORT_HEAD = ["here, ms", "eager CPU", "ratio", "inductor", "ratio", "jax", "ratio"]
+SHORT_HEAD = [
+    "here, ms", "eager CPU", "ratio", "inductor", "ratio", "jax", "ratio", "captured, ms", "captured / jax",
+]  # fmt: skip
 
 
 def main() -> None:
@@ -137,7 +154,7 @@ def main() -> None:
     parser.add_argument("--device", default="xla:0", help="what to compare with eager CPU; cpu shows the noise")
     parser.add_argument("--quick", action="store_true", help="few rounds")
     parser.add_argument("--only", default="", help="only the jobs whose name contains this")
-    parser.add_argument("--without", default="", help="contestants to leave out: inductor, jax")
+    parser.add_argument("--without", default="", help="contestants to leave out: inductor, jax, captured")
     options = parser.parse_args()
     jobs = [job for job in JOBS if options.only in job.name]
     rounds, without = 5 if options.quick else 40, options.without.split(",")

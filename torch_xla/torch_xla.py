@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager
 from typing import Any, ParamSpec, TypeVar, overload
@@ -15,6 +16,7 @@ from torch_xla._engine.diagnostics import sync_reasons
 from torch_xla._engine.execution import barrier
 from torch_xla._engine.execution import compile_region as _regions
 from torch_xla._engine.job import replicas as _replicas
+from torch_xla._engine.replay import replayed_function
 from torch_xla._engine.torch_patches import manual_seed as _seeding
 
 P = ParamSpec("P")
@@ -133,13 +135,13 @@ def step() -> Iterator[None]:
 
 @overload
 def compile(f: None = None, full_graph: bool = False, name: str | None = None,
-            max_different_graphs: int | None = None) -> ContextDecorator: ...  # fmt: skip
+            max_different_graphs: int | None = None, *, replay: bool = False) -> ContextDecorator: ...  # fmt: skip
 @overload
 def compile(f: Callable[P, R], full_graph: bool = False, name: str | None = None,
-            max_different_graphs: int | None = None) -> Callable[P, R]: ...  # fmt: skip
+            max_different_graphs: int | None = None, *, replay: bool = False) -> Callable[P, R]: ...  # fmt: skip
 def compile(
     f: Callable[P, R] | None = None, full_graph: bool = False, name: str | None = None,
-    max_different_graphs: int | None = None,
+    max_different_graphs: int | None = None, *, replay: bool = False,
 ) -> Callable[P, R] | ContextDecorator:  # fmt: skip
     """Compile a function as one graph, also in eager mode; operations that are pending before it run first.
 
@@ -152,6 +154,9 @@ def compile(
       name: name for messages; default: the name of the function. Contexts with the same name share a graph count.
       max_different_graphs: maximum number of different graphs that are compiled; wrappers of one function share a
         count.
+      replay: for a training step: record it until two recordings agree, then launch its program without running the
+        function, while nothing that the function reads in Python has changed
+        ([guide](../../how_to/replay_a_step.md)). Tensors that it returns are detached.
 
     Returns:
       The compiled function, with the arguments and results of ``f``; without ``f``, a decorator that is also a context
@@ -172,9 +177,14 @@ def compile(
       1.0
     """
     if f is None:
+        if replay:
+            options: dict[str, Any] = {"full_graph": full_graph, "name": name, "replay": True}
+            decorator: Any = functools.partial(compile, max_different_graphs=max_different_graphs, **options)
+            return decorator  # type: ignore[no-any-return]
         return _regions.named_region(name, full_graph, max_different_graphs)
     label = name if name is not None else str(getattr(f, "__name__", f))
-    return _regions.function_region(f, label, full_graph, max_different_graphs)(f)
+    region = _regions.function_region(f, label, full_graph, max_different_graphs)
+    return replayed_function.ReplayedFunction(f, label, region) if replay else region(f)
 
 
 def launch(

@@ -79,10 +79,15 @@ def report() -> str:
       >>> print(recompilation.report())
       No unexpected compilation so far.
     """
-    causes = _watcher.causes()
-    return "\n\n".join(f"{n} × {e}" for e, n in causes) or "No unexpected compilation so far."
+    causes = [f"{n} × {e}" for e, n in _watcher.causes()]
+    misses = [
+        f"{n} × torch_xla.compile(replay=True) recorded {function} again: {reason}"
+        for (function, reason), n in _watcher.replay_misses.items()
+    ]
+    return "\n\n".join(causes + misses) or "No unexpected compilation so far."
 
 
 def clear() -> None:
     """Delete the recorded compilations. Causes that were logged are not logged again."""
     _watcher.found.clear()
+    _watcher.replay_misses.clear()

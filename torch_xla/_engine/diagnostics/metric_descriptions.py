@@ -26,6 +26,12 @@ COUNTERS = {
     "ExecuteComputation": Description("Steps", "launches", "a compiled program was launched"),
     "InterpretedGraphs": Description("Steps", "graphs", "a graph ran op by op instead of being compiled"),
     "UnexpectedRecompile": Description("Steps", "graphs", "a line of the script produced another graph than before"),
+    "ReplayedSteps": Description(
+        "Steps", "calls", "a function of `torch_xla.compile(replay=True)` did not run; its program did"
+    ),
+    "ReplayRecordings": Description("Steps", "calls", "such a function ran in Python, and was recorded"),
+    "ReplayMisses": Description("Steps", "calls", "it was recorded again, because something it reads had changed"),
+    "ReplayRejections": Description("Steps", "functions", "it cannot be replayed; a warning says why"),
     "GraphFlush": Description("Steps", "graphs", "a graph ran before a sync because it had XLA_TRIM_GRAPH_SIZE ops"),
     "aten::_local_scalar_dense": Description(
         "Operators", "calls", "Python read a value: `.item()`, `float(t)`, `if t`"

@@ -75,6 +75,8 @@ class RecompilationTracker:
         self._reported_at: Counter[Site] = Counter()
         #: The last explanation and its step.
         self._last: tuple[step_timings.StepRecord, Explanation] | None = None
+        #: (function, what has changed) -> calls of torch_xla.compile(replay=True) that were recorded again for it.
+        self.replay_misses: Counter[tuple[str, str]] = Counter()
         self.unexpected = 0
         self.found: deque[Recompilation] = deque(maxlen=1000)
         self.threshold: int | None = None  # overrides TORCH_XLA_EXPLAIN_RECOMPILATIONS
@@ -138,6 +140,12 @@ class RecompilationTracker:
         with self._lock:
             self._reported.add(found.subject)
         self.emit(found)
+
+    def note_replay_miss(self, function: str, reason: str) -> None:
+        """Count a call of a replayed function that was recorded again, because ``reason`` has changed."""
+        with self._lock:
+            self.replay_misses[function, reason] += 1
+        log.info("%s was recorded again: %s", function, reason)
 
     def _is_ignored(self, site: Site) -> bool:
         if user_frames.installed_library(site[2]) == "IPython":  # displays the results of cells, each another graph

@@ -14,6 +14,7 @@ STEP = "end of torch_xla.step"
 STEP_TRACE = "end of a profiler StepTrace"
 BEFORE_COMPILED = "torch_xla.compile, which runs pending operations before its function"
 COMPILED = "end of a torch_xla.compile function"
+REPLAYED = "replay of a torch_xla.compile function"
 LIMIT = "the graph reached XLA_TRIM_GRAPH_SIZE operations"
 NO_BARRIER = "optimizer step without a step barrier"
 #: The graph has the first step and the beginning of the second: its site is not that of the later, complete steps.

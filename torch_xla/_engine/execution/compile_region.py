@@ -52,7 +52,7 @@ class CompileContext(ContextDecorator):
 
     def __init__(self, region: CompileRegion) -> None:
         self._region = region
-        self._open: dict[int, list[ExitStack]] = {}  # by thread
+        self._open: dict[int, list[tuple[ExitStack, eager_mode.OpenRegion]]] = {}  # by thread
 
     def __enter__(self) -> None:
         with sync_reasons.sync_reason(sync_reasons.BEFORE_COMPILED):
@@ -60,14 +60,18 @@ class CompileContext(ContextDecorator):
         stack = ExitStack()
         state = stack.enter_context(eager_mode.recording_region(self._region))
         stack.push(lambda kind, error, at: self._finish(state, kind))
-        self._open.setdefault(threading.get_ident(), []).append(stack)
+        self._open.setdefault(threading.get_ident(), []).append((stack, state))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         thread = threading.get_ident()
-        stack = self._open[thread].pop()
+        stack, _ = self._open[thread].pop()
         if not self._open[thread]:
             del self._open[thread]
         stack.__exit__(kind, error, at)
+
+    def innermost_region(self) -> eager_mode.OpenRegion:
+        """Return the region that this thread has opened last with this context."""
+        return self._open[threading.get_ident()][-1][1]
 
     @staticmethod
     def _finish(state: eager_mode.OpenRegion, kind: type[BaseException] | None) -> None:

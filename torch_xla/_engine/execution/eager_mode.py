@@ -9,9 +9,10 @@ that thread to run anything before the end of the region, and may limit the numb
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import user_frames
@@ -35,6 +36,10 @@ class OpenRegion:
 
     region: CompileRegion
     ended: bool = False  # its code has run; its recorded ops may run now
+    runs: int = 0  # graphs that this thread has run in it
+    early_run: str | None = None  # the user's line of the first one before the end
+    #: Called before a program of this thread is launched, with the run, the program and its placed inputs or None.
+    on_launch: Callable[[Any, Any, Any], None] | None = None
 
 
 class _Thread(threading.local):
@@ -127,3 +132,13 @@ def check_run_allowed(key: bytes) -> None:
     for state in _thread.open:
         if state.region.max_graphs is not None:
             state.region.graphs.add(key)
+        state.runs += 1
+        if not state.ended and state.early_run is None:
+            state.early_run = user_frames.user_line()
+
+
+def notify_launch(run: Any, program: Any, leaves: Any) -> None:
+    """Tell the open regions of this thread that a program is about to be launched."""
+    for state in _thread.open:
+        if state.on_launch is not None:
+            state.on_launch(run, program, leaves)

@@ -187,6 +187,8 @@ def _launch(
     if found.handlers is not None:
         found.handlers.set_thread_count()
     checked = value_errors.locate_ops(run, found.checked)
+    if eager_mode.in_region():
+        eager_mode.notify_launch(run, found, leaves)
     record = observer.begin_execution(run, found.work)
     try:
         with record.span:

@@ -46,6 +46,11 @@ def _copy(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
+def has_queued(device: int) -> bool:
+    """Return whether this thread has queued a closure for the next barrier on the device."""
+    return device in _here.queued
+
+
 def run_step_closures(device: int) -> None:
     """Call all closures queued for the device; then raise the first error."""
     queued = _here.queued.pop(device, None)

@@ -135,3 +135,8 @@ def push_scope(part: str) -> Iterator[None]:
     finally:
         while len(_stack.scopes) >= depth:
             _leave()
+
+
+def hook_count() -> int:
+    """Return the number of global forward hooks that tracking has registered."""
+    return len(_handles)

@@ -12,7 +12,10 @@
 #include "graph/call_plan.h"
 #include "graph/graph.h"
 #include "graph/launch.h"
+#include "graph/object_guards.h"
+#include "graph/replay_program.h"
 #include "graph/serialize.h"
+#include "graph/state_snapshot.h"
 #include "graph/sync_reason.h"
 #include "inference/output_spec_cache.h"
 #include "interpreter/graph_interpreter.h"
@@ -275,6 +278,7 @@ void bind_state(py::module_& m) {
   m.def("set_current_device", [](Ordinal device) { set_current_device(device); });
   m.def("set_seed", [](Ordinal device, uint64_t seed) { set_seed(device, seed); });
   m.def("set_all_seeds", &set_all_seeds);
+  m.def("draws_since_flush", [](Ordinal device) { return draws_since_flush(device); });
   m.def("get_seed", [](Ordinal device) { return get_seed(device); });
   py::class_<Counter, std::unique_ptr<Counter, py::nodelete>>(m, "Counter").def("add", &Counter::add, py::arg("n") = 1);
   m.def("counter", [](const std::string& name) { return counter(name); }, py::return_value_policy::reference);
@@ -311,6 +315,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_graph_interpreter(m);
   bind_calls(m);
   bind_sync_reasons(m);
+  bind_state_snapshot(m);
+  bind_replay(m);
+  bind_object_guards(m);
   bind_profiler(m);
   m.def("register_special_kernels", &register_special_kernels);
   m.def("register_recorded_ops", &register_recorded);

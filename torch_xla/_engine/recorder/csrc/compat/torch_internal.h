@@ -26,6 +26,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/generated/Functions.h>
+#include <torch/csrc/autograd/variable.h>
 
 namespace torch_xla::compat {
 
@@ -77,6 +78,12 @@ using torch::autograd::collect_next_edges;
 using torch::autograd::compute_requires_grad;
 using torch::autograd::SavedVariable;
 using torch::autograd::set_history;
+
+// Returns whether a tensor ever had a hook: register_hook, register_post_accumulate_grad_hook.
+inline bool has_hooks(const at::Tensor& t) {
+  return torch::autograd::impl::get_autograd_meta(t) != nullptr &&
+         (!torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t) != nullptr);
+}
 
 // Makes an autograd node, held by c10::intrusive_ptr, or by std::shared_ptr in torch 2.11.
 template <typename T>

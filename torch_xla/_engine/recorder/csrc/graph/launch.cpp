@@ -105,13 +105,7 @@ py::object numbers_on_device(const Executable& executable, const std::vector<T>&
 
 py::list arguments_of(const Graph& graph, const Executable& executable, const py::object& leaves) {
   py::list out;
-  if (executable.put) {
-    out.append(numbers_on_device(executable, graph.floats, executable.last_floats, 0));
-    out.append(numbers_on_device(executable, graph.ints, executable.last_ints, 1));
-  } else {
-    out.append(py::array_t<double>(graph.floats.size(), graph.floats.data()));
-    out.append(py::array_t<int64_t>(graph.ints.size(), graph.ints.data()));
-  }
+  append_number_arrays(out, executable, graph.floats, graph.ints);
   if (leaves.is_none()) {
     for (const Node* leaf : graph.leaves) {
       out.append(borrow(leaf->buffer));
@@ -146,16 +140,6 @@ py::object call_on_new_thread(const py::object& function, const py::list& argume
   return results;
 }
 
-// Starts the program. Returns (results, completion token or None).
-py::tuple start(const Executable& executable, const py::list& arguments) {
-  if (!executable.execute) {
-    return py::make_tuple(call_on_new_thread(executable.call, arguments), py::none());
-  }
-  const py::object started = executable.execute(arguments, executable.tokens);
-  const py::object token = executable.tokens ? started.attr("consume_token")() : py::none();
-  return py::make_tuple(started.attr("consume_with_handlers")(executable.handlers), token);
-}
-
 BufferPtr result_buffer(const Graph& graph, const Executable& executable, size_t i, py::object array, uint32_t from) {
   const uint32_t sharding = executable.shardings.empty() ? 0 : executable.shardings[i];
   return make_buffer(std::move(array), graph.device, executable.sizes[i], from, sharding);
@@ -183,6 +167,26 @@ void check_results(const Graph& graph, const Executable& executable) {
 }
 
 }  // namespace
+
+void append_number_arrays(py::list& arguments, const Executable& executable, const std::vector<double>& floats,
+                          const std::vector<int64_t>& ints) {
+  if (executable.put) {
+    arguments.append(numbers_on_device(executable, floats, executable.last_floats, 0));
+    arguments.append(numbers_on_device(executable, ints, executable.last_ints, 1));
+  } else {
+    arguments.append(py::array_t<double>(floats.size(), floats.data()));
+    arguments.append(py::array_t<int64_t>(ints.size(), ints.data()));
+  }
+}
+
+py::tuple start(const Executable& executable, const py::list& arguments) {
+  if (!executable.execute) {
+    return py::make_tuple(call_on_new_thread(executable.call, arguments), py::none());
+  }
+  const py::object started = executable.execute(arguments, executable.tokens);
+  const py::object token = executable.tokens ? started.attr("consume_token")() : py::none();
+  return py::make_tuple(started.attr("consume_with_handlers")(executable.handlers), token);
+}
 
 py::tuple launch(Graph& graph, const Executable& executable, const py::object& leaves) {
   check_results(graph, executable);

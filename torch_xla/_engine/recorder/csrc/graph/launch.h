@@ -56,6 +56,13 @@ pybind11::tuple launch(Graph& graph, const Executable& executable, const pybind1
 pybind11::list launch_joined(const std::vector<Graph*>& graphs, const Executable& executable,
                              const pybind11::list& arguments);
 
+// Uploads number operands and appends their arrays to `arguments`; reuses those of the last launch if they are equal.
+void append_number_arrays(pybind11::list& arguments, const Executable& executable, const std::vector<double>& floats,
+                          const std::vector<int64_t>& ints);
+
+// Starts a program. Returns (results' arrays, completion token or None).
+pybind11::tuple start(const Executable& executable, const pybind11::list& arguments);
+
 // Assigns values that were computed without a program. No leaf has been donated.
 void set_results(Graph& graph, const pybind11::sequence& results);
 

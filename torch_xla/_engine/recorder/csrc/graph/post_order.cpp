@@ -19,36 +19,44 @@ inline void PostOrder::enter(Node* node) {
   graph_.key.mix(layout_hash(*node));
 }
 
-inline void PostOrder::number(const c10::IValue& value) {
+namespace {
+
+inline void append_number(const c10::IValue& value, std::vector<double>& floats, std::vector<int64_t>& ints) {
   if (is_constant_number(value)) {
     return;
   }
   if (value.isInt()) {
-    graph_.ints.push_back(value.toInt());
+    ints.push_back(value.toInt());
   } else if (value.isDouble()) {
-    graph_.floats.push_back(value.toDouble());
+    floats.push_back(value.toDouble());
   } else {
-    graph_.floats.push_back(value.toComplexDouble().real());
-    graph_.floats.push_back(value.toComplexDouble().imag());
+    floats.push_back(value.toComplexDouble().real());
+    floats.push_back(value.toComplexDouble().imag());
   }
 }
 
-inline void PostOrder::numbers(const Node& node) {
+inline void append_numbers_of(const Node& node, std::vector<double>& floats, std::vector<int64_t>& ints) {
   if (node.op == seed_op()) {
-    graph_.ints.push_back(node.attrs[0].toInt());
+    ints.push_back(node.attrs[0].toInt());
     return;
   }
   for (size_t i = 0; i < node.op->kinds.size() && node.op != getitem_op(); ++i) {
     const ArgKind kind = node.op->kinds[i];
     if (kind == ArgKind::kScalar || (node.numbers >> i & 1)) {
-      number(node.attrs[i]);
+      append_number(node.attrs[i], floats, ints);
     } else if (kind == ArgKind::kScalars) {
       const auto list = node.attrs[i].toListRef();
       for (const auto& element : is_uniform(list) ? list.slice(0, 1) : list) {
-        number(element);
+        append_number(element, floats, ints);
       }
     }
   }
+}
+
+}  // namespace
+
+void append_numbers(const Node& node, std::vector<double>& floats, std::vector<int64_t>& ints) {
+  append_numbers_of(node, floats, ints);
 }
 
 inline void PostOrder::leave(Node* node) {
@@ -58,7 +66,7 @@ inline void PostOrder::leave(Node* node) {
   for (const auto& input : node->inputs) {
     graph_.key.mix((static_cast<uint64_t>(input->pending()) << 32) | input->index);
   }
-  numbers(*node);
+  append_numbers_of(*node, graph_.floats, graph_.ints);
   if (C10_UNLIKELY(node->has_start)) {
     graph_.starts.push_back(node->attrs[node->op->start].toInt());
   }

@@ -16,6 +16,9 @@ inline uint64_t layout_hash(const Node& node) {
   return node.shape().hash ^ (node.sharding.load(std::memory_order_relaxed) * 0x9E3779B97F4A7C15ull);
 }
 
+// Appends the number operands of a node to those of a graph. The number of a seed is the seed.
+void append_numbers(const Node& node, std::vector<double>& floats, std::vector<int64_t>& ints);
+
 class PostOrder {
  public:
   explicit PostOrder(Graph& graph) : graph_(graph), epoch_(new_epoch()) {}
@@ -29,8 +32,6 @@ class PostOrder {
  private:
   void enter(Node* node);
   void leave(Node* node);
-  void numbers(const Node& node);
-  void number(const c10::IValue& value);
 
   Graph& graph_;
   const uint64_t epoch_;

@@ -86,6 +86,28 @@ void advance_seed(int8_t device) {
   }
 }
 
+uint32_t draws_since_flush(int8_t device) {
+  auto& state = device_state(device);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  return state.seed_node ? state.offset : 0;
+}
+
+void skip_draws(int8_t device, uint32_t count) {
+  auto& state = device_state(device);
+  NodePtr before;
+  std::lock_guard<SpinLock> lock(state.mutex);
+  ensure_seeded(state, device);
+  state.offset += count;
+  before = rebase_seed(state);
+}
+
+bool have_one_seed(int8_t device, uint32_t count) {
+  auto& state = device_state(device);
+  std::lock_guard<SpinLock> lock(state.mutex);
+  ensure_seeded(state, device);
+  return state.offset == 0 && static_cast<uint32_t>(state.seed) + uint64_t{count} <= UINT32_MAX;
+}
+
 void set_seed(int8_t device, uint64_t seed) {
   auto& state = device_state(device);
   NodePtr before;

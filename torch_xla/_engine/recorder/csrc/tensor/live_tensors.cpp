@@ -65,4 +65,15 @@ std::vector<NodePtr> live_values(int8_t device, uint64_t walk) {
   return nodes;
 }
 
+std::vector<LiveTensor> list_live_tensors(int8_t device) {
+  auto& state = device_state(device);
+  std::vector<LiveTensor> out;
+  std::lock_guard<SpinLock> lock(state.mutex);
+  out.reserve(state.live());
+  for (XlaTensor* t = state.first; t != nullptr; t = t->next) {
+    out.push_back({t->serial(), t->memory_locked(), t->is_view(), t->is_view() ? NodePtr() : t->base_value_locked()});
+  }
+  return out;
+}
+
 }  // namespace torch_xla

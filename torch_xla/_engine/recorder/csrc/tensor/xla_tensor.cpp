@@ -24,7 +24,7 @@ inline void XlaTensor::link_locked(DeviceState& state) {
   previous = state.last;
   (state.last ? state.last->next : state.first) = this;
   state.last = this;
-  ++state.linked;
+  serial_ = state.linked++;
 }
 
 inline void XlaTensor::unlink() {
@@ -123,6 +123,28 @@ NodePtr XlaTensor::value() {
   NodePtr before;
   std::lock_guard<SpinLock> lock(device_state(index_).mutex);
   return current_value(before);
+}
+
+bool XlaTensor::shares_memory_with(const XlaTensor& other) const {
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  return this == &other || (alias_ && alias_ == other.alias_);
+}
+
+uint64_t XlaTensor::memory_locked() const {
+  // An address is even, so that it differs from all serial numbers.
+  return alias_ ? reinterpret_cast<uint64_t>(alias_.get()) : 2 * serial_ + 1;
+}
+
+uint64_t XlaTensor::memory() const {
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  return memory_locked();
+}
+
+bool XlaTensor::owns_alone(const NodePtr& node) const {
+  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+  const size_t own = (node_ == node) + (alias_ && alias_->value == node);
+  return !view_ && !view_op_pending_ && own > 0 && node.use_count() == own + 1 && node->buffer &&
+         node->buffer.use_count() == 1;
 }
 
 c10::SymBool XlaTensor::sym_is_contiguous_custom(at::MemoryFormat format) const {

@@ -101,6 +101,19 @@ class XlaTensor final : public c10::TensorImpl {
   void reset_value(NodePtr value);
 
   bool is_view() const { return view_ || view_op_pending_; }
+  // Returns whether both tensors represent the same memory.
+  bool shares_memory_with(const XlaTensor& other) const;
+  // Return, with the device mutex held, a number that tensors have in common if they share memory, and the value of a
+  // tensor that is not a view.
+  uint64_t memory_locked() const;
+  const NodePtr& base_value_locked() const { return alias_ ? alias_->value : node_; }
+  // Returns memory_locked(), with the device mutex not held.
+  uint64_t memory() const;
+  // Returns whether only this tensor, its memory and the reference of the caller refer to its value `node`, so that
+  // a program may overwrite it.
+  bool owns_alone(const NodePtr& node) const;
+  // Returns a number that identifies this tensor among all that the device ever had.
+  uint64_t serial() const { return serial_; }
   // Returns the view chain; empty for a tensor that is not a view.
   ViewChain view_chain();
 
@@ -179,6 +192,7 @@ class XlaTensor final : public c10::TensorImpl {
   bool overlaps_ = false;
   uint64_t version_ = 0;  // the Alias's version when node_ was its value
   uint64_t id_ = 0;       // used while there is no Alias
+  uint64_t serial_ = 0;   // the number of tensors linked before it
 };
 
 // Returns the XlaTensor of `t`; null if `t` is not a dense xla tensor.

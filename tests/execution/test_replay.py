@@ -1,0 +1,335 @@
+"""torch_xla.compile(replay=True): replayed steps compute the bits of recorded ones, and continue all state."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
+
+COUNTERS = ("ReplayedSteps", "ReplayRecordings", "ReplayMisses", "ReplayRejections")
+
+
+def counts() -> tuple[int, ...]:
+    """Replays, recordings, misses and rejections since the last clear."""
+    return tuple(met.counter_value(name) or 0 for name in COUNTERS)
+
+
+@pytest.fixture(autouse=True)
+def cleared() -> None:
+    """No counts of other tests."""
+    met.clear_counters()
+
+
+def make_model(dropout: bool = False) -> nn.Module:
+    """A small classifier."""
+    torch.manual_seed(0)
+    drop = [nn.Dropout(0.3)] if dropout else []
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), *drop, nn.Linear(8, 3)).to("xla")
+
+
+def batches(count: int, size: int = 5) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches on the device, the same in each call."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        x = torch.randn(size, 6, generator=generator)
+        yield x.to("xla"), torch.randint(3, (size,), generator=generator).to("xla")
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adamw": partial(torch.optim.AdamW, lr=1e-2),
+    "adam for each": partial(torch.optim.Adam, lr=1e-2, foreach=False),
+    "adamw fused": partial(torch.optim.AdamW, lr=1e-2, fused=True),
+    "adamw capturable": partial(torch.optim.AdamW, lr=1e-2, capturable=True),
+    "radam": partial(torch.optim.RAdam, lr=1e-2),
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+}
+
+
+def train(
+    optimizer: Callable[..., torch.optim.Optimizer], replay: bool, steps: int = 12, dropout: bool = False,
+    schedule: bool = False, clip: bool = False,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Train; return losses, gradients, and the state of the model and the optimizer."""
+    model = make_model(dropout)
+    made = optimizer(model.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(made, 20) if schedule else None
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        made.step()
+        return loss.detach()
+
+    step = torch_xla.compile(step, replay=replay)
+    torch_xla.manual_seed(3)
+    losses = []
+    for x, y in batches(steps):
+        losses.append(step(x, y))
+        if scheduler is not None:
+            scheduler.step()
+    states = [value for state in made.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    values = [*losses, *(p.grad for p in model.parameters()), *model.state_dict().values(), *states]
+    return [*(value.detach().cpu() for value in values), torch.rand(3, device="xla").cpu()]
+
+
+def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Bit by bit."""
+    assert len(found) == len(expected)
+    assert [i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if not torch.equal(a, b)] == []
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("dropout", [False, True])
+def test_training_is_equal_bit_by_bit(name: str, dropout: bool) -> None:
+    """Losses, gradients, parameters, optimizer state and random numbers, with a schedule and clipping."""
+    options: dict[str, Any] = {"dropout": dropout, "schedule": True, "clip": dropout}
+    found = train(OPTIMIZERS[name], True, **options)
+    replays, recordings, _, rejections = counts()
+    assert (replays + recordings, rejections) == (12, 0)
+    assert recordings <= (8 if name == "radam" else 4)
+    assert_equal(found, train(OPTIMIZERS[name], False, **options))
+
+
+def test_counters() -> None:
+    """SGD without momentum has no state to create: two recordings, no miss."""
+    train(partial(torch.optim.SGD, lr=0.1), True)
+    assert counts() == (10, 2, 0, 0)
+
+
+def test_gradient_accumulation() -> None:
+    """Two captured functions, over the gradients of one model."""
+
+    def run(replay: bool) -> list[torch.Tensor]:
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+        def accumulate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.cross_entropy(model(x), y) / 4
+            loss.backward()
+            return loss
+
+        def update() -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        accumulate = torch_xla.compile(accumulate, replay=replay)
+        update = torch_xla.compile(update, replay=replay)
+        losses = []
+        for i, (x, y) in enumerate(batches(24)):
+            losses.append(accumulate(x, y))
+            if i % 4 == 3:
+                update()
+        return [value.detach().cpu() for value in [*losses, *model.state_dict().values()]]
+
+    found = run(True)
+    assert counts()[0] >= 18
+    assert_equal(found, run(False))
+
+
+def test_state_that_is_loaded_between_calls_is_read() -> None:
+    """load_state_dict() of model and optimizer, and an average of the weights, between replays."""
+
+    def run(replay: bool) -> list[torch.Tensor]:
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        average = copy.deepcopy(model)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = torch_xla.compile(step, replay=replay)
+        losses, saved = [], None
+        for i, (x, y) in enumerate(batches(14)):
+            losses.append(step(x, y))
+            with torch.no_grad():
+                for mean, new in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(new, 0.1)
+            if i == 5:
+                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            if i == 8:
+                model.load_state_dict(saved[0])
+                optimizer.load_state_dict(saved[1])
+        values = [*losses, *model.state_dict().values(), *average.state_dict().values()]
+        return [value.detach().cpu() for value in values]
+
+    found = run(True)
+    assert counts()[0] >= 7
+    assert_equal(found, run(False))
+
+
+def test_a_held_reference_keeps_its_value() -> None:
+    """A state_dict() or gradient that is held across a replay has the values of before it."""
+    weight = nn.Parameter(torch.ones(3, device="xla"))
+
+    @torch_xla.compile(replay=True)
+    def step(x: torch.Tensor) -> None:
+        weight.grad = None
+        (weight * x).sum().backward()
+        with torch.no_grad():
+            weight.sub_(weight.grad)
+
+    one = torch.ones(3, device="xla")
+    for _ in range(4):
+        step(one)
+    gradient, copied = weight.grad, weight.detach().clone()
+    torch_xla.sync()
+    step(one * 2)
+    assert (gradient.tolist(), copied.tolist(), weight.tolist()) == ([1] * 3, [-3] * 3, [-5] * 3)
+    assert weight.grad.tolist() == [2] * 3
+    alias = weight.detach()
+    step(one)
+    assert alias.tolist() == weight.tolist() == [-6] * 3
+
+
+def test_a_held_gradient_survives_the_step_that_drops_it() -> None:
+    """The program would overwrite a gradient that the step sets to None; one that is held is kept."""
+    weight = nn.Parameter(torch.zeros(3, device="xla"))
+
+    @torch_xla.compile(replay=True)
+    def update() -> None:
+        with torch.no_grad():
+            weight.sub_(weight.grad)
+        weight.grad = None
+
+    held = []
+    for i in range(8):
+        weight.grad = torch.full((3,), float(i), device="xla")
+        if i > 4:
+            held.append(weight.grad)
+        update()
+    assert weight.tolist() == [-28.0] * 3
+    assert [gradient.tolist() for gradient in held] == [[5.0] * 3, [6.0] * 3, [7.0] * 3]
+    assert counts()[0] >= 2
+
+
+def test_a_written_tensor_of_another_shape_is_recorded() -> None:
+    """A tensor that the step only writes to has no value to compare."""
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(3, device="xla"))
+
+    holder = Holder()
+    step = torch_xla.compile(lambda x: holder.last.copy_(x + 1).sum(), replay=True)
+    for _ in range(4):
+        step(torch.ones((), device="xla"))
+    holder.last.data = torch.zeros(5, device="xla")
+    assert step(torch.ones((), device="xla")).item() == 10.0
+    assert holder.last.tolist() == [2.0] * 5
+
+
+def test_two_shapes_and_float_arguments() -> None:
+    """Each batch size is a variant; a float argument is an input once it has differed."""
+    weight = torch.full((4,), 2.0, device="xla")
+    step = torch_xla.compile(lambda x, scale: (x * weight).sum() * scale, replay=True)
+    sizes = itertools.cycle((2, 2, 3, 3))
+    for i, size in zip(range(24), sizes, strict=False):
+        assert step(torch.ones(size, 4, device="xla"), 0.5 * i).item() == size * 8 * 0.5 * i
+    assert counts()[0] >= 18
+
+
+def test_views_are_arguments() -> None:
+    """A slice of a data set is copied before a replay; a write to it reaches the data set."""
+    data = torch.arange(24.0, device="xla").reshape(8, 3)
+    total = torch_xla.compile(lambda x: x.sum(), replay=True)
+    assert [total(data[i : i + 2]).item() for i in range(7)] == [15.0 + 18 * i for i in range(7)]
+    assert counts()[0] >= 4
+    write = torch_xla.compile(lambda x: x.zero_(), replay=True)
+    with pytest.warns(UserWarning, match="an argument that is a view"):
+        deque(map(write, data[:5]))
+    assert data.sum(1).tolist() == [0] * 5 + [48, 57, 66]
+
+
+def test_arguments_are_updated_in_place() -> None:
+    """As the cache of a decoder."""
+    cache, step = torch.zeros(3, device="xla"), torch_xla.compile(lambda cache, x: cache.add_(x), replay=True)
+    for i in range(6):
+        assert step(cache, torch.full((3,), 1.0, device="xla")) is cache
+        assert cache.tolist() == [i + 1.0] * 3
+    assert counts()[0] == 4
+
+
+def test_closures_added_between_calls_run() -> None:
+    """A closure that is queued before a replay runs after it."""
+    seen: list[float] = []
+    step = torch_xla.compile(lambda x: x + 1, replay=True)
+    for i in range(6):
+        y = step(torch.full((1,), float(i), device="xla"))
+        xm.add_step_closure(lambda value: seen.append(value.item()), args=(y,))
+    torch_xla.sync()
+    assert seen == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_an_exception_changes_nothing() -> None:
+    """A step that raises is not recorded; the next calls record and replay."""
+    weight = torch.zeros(2, device="xla")
+    fails = False
+
+    @torch_xla.compile(replay=True)
+    def step(x: torch.Tensor) -> None:
+        if fails:
+            raise ValueError("stop")
+        weight.add_(x)
+
+    one = torch.ones(2, device="xla")
+    for _ in range(4):
+        step(one)
+    fails = True
+    with pytest.raises(ValueError, match="stop"):
+        step(one)
+    fails = False
+    step(one)
+    assert weight.tolist() == [5, 5]
+
+
+def test_arguments_and_results_are_released() -> None:
+    """Neither recordings nor replays retain the tensors of a call."""
+    step = torch_xla.compile(lambda x: x * 2, replay=True)
+    alive = []
+    for _ in range(6):
+        x = torch.ones(3, device="xla")
+        alive += [weakref.ref(x), weakref.ref(step(x))]
+    del x
+    assert counts()[0] == 4
+    assert [reference() for reference in alive] == [None] * 12
+
+
+def test_methods() -> None:
+    """A decorated method is replayed for each object."""
+
+    class Trainer:
+        def __init__(self, scale: float) -> None:
+            self.scale, self.total = scale, torch.zeros(2, device="xla")
+
+        @torch_xla.compile(replay=True)
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            self.total += x * self.scale
+            return self.total.sum()
+
+    trainers = [Trainer(1.0), Trainer(2.0)]
+    for i in range(6):
+        for trainer in trainers:
+            assert trainer.step(torch.ones(2, device="xla")).item() == 2 * trainer.scale * (i + 1)
+    assert counts()[0] >= 6

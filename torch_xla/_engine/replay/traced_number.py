@@ -1,0 +1,209 @@
+"""Numbers that remember how a step computes them: the learning rate of a group, a step count, a float argument.
+
+A TracedNumber is the float that the step sees while it is recorded. Arithmetic gives traced numbers, so a number of the
+graph is found again as an expression of numbers that can be read before each replay. What cannot be an expression
+becomes a condition of the replay:
+
+    use in the step                           effect
+    lr * 0.5, 1 - beta ** step                a TracedNumber, with its expression
+    if step > 5, min(lr, x), if weight_decay  a condition: the comparison has the same outcome
+    int(step), round(lr), f"{lr}", hash       a condition: the number has the same value
+    math.sqrt(step)                           not seen: the number of the graph differs and has no expression
+
+The last row is safe: a recording whose numbers differ without an expression is never replayed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+#: A number's expression: ("source", name), ("constant", value), or (operator, operand, ...).
+Expression = tuple[Any, ...]
+
+_BINARY: dict[str, str] = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+}  # fmt: skip
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+
+
+def bits(value: float) -> bytes:
+    """Return a float's bytes, which are equal for equal NaNs and differ for 0.0 and -0.0."""
+    return struct.pack("<d", value)
+
+
+class NumberTrace:
+    """The traced numbers of one recording, and the conditions that its code has evaluated.
+
+    Owned by the recording. Sources are added before the step; expressions and conditions are added by it.
+    """
+
+    def __init__(self) -> None:
+        self.sources: dict[Hashable, float] = {}
+        self.expressions: dict[bytes, list[Expression]] = {}  # by the bits of the value
+        self.conditions: dict[tuple[str, Expression, Expression, bool], None] = {}
+
+    def add_source(self, name: Hashable, value: float) -> TracedNumber:
+        """Return the number of a source, which has this value in the recording."""
+        self.sources[name] = value
+        return self.make(value, ("source", name))
+
+    def make(self, value: float, expression: Expression) -> TracedNumber:
+        """Return a number with its expression."""
+        found = TracedNumber(value)
+        found.trace, found.expression = self, expression
+        self.expressions.setdefault(bits(value), []).append(expression)
+        return found
+
+    def add_condition(self, symbol: str, left: Expression, right: Expression, outcome: bool) -> None:
+        """Note a comparison of the step."""
+        self.conditions[symbol, left, right, outcome] = None
+
+
+def _expression_of(value: Any) -> Expression | None:
+    if isinstance(value, TracedNumber):
+        return value.expression
+    return ("constant", value) if type(value) in (float, int, bool) else None
+
+
+class TracedNumber(float):
+    """A float with its expression."""
+
+    trace: NumberTrace
+    expression: Expression
+
+    def _escape(self) -> float:
+        """Return the plain value, which the step uses in a way that no expression describes."""
+        value = float.__mul__(self, 1.0)
+        self.trace.add_condition("==", self.expression, ("constant", value), True)
+        return value
+
+    def __bool__(self) -> bool:
+        outcome = float.__bool__(self)
+        self.trace.add_condition("!=", self.expression, ("constant", 0.0), outcome)
+        return outcome
+
+    def __neg__(self) -> float:
+        return self.trace.make(float.__neg__(self), ("-", self.expression))
+
+    def __pos__(self) -> float:
+        return self
+
+    def __abs__(self) -> float:
+        return self.trace.make(float.__abs__(self), ("abs", self.expression))
+
+    def __int__(self) -> int:
+        return int(self._escape())
+
+    __trunc__ = __int__
+
+    def __floor__(self) -> int:
+        return self._escape().__floor__()
+
+    def __ceil__(self) -> int:
+        return self._escape().__ceil__()
+
+    def __round__(self, digits: Any = None) -> Any:
+        return round(self._escape(), digits)
+
+    def __float__(self) -> float:
+        return self._escape()
+
+    def __hash__(self) -> int:
+        return hash(self._escape())
+
+    def __repr__(self) -> str:
+        return repr(self._escape())
+
+    __str__ = __repr__
+
+    def __format__(self, form: str) -> str:
+        return format(self._escape(), form)
+
+    def __divmod__(self, other: Any) -> Any:
+        return divmod(self._escape(), other)
+
+    def __copy__(self) -> TracedNumber:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> TracedNumber:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return float, (self._escape(),)
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        plain = [value._escape() if isinstance(value, TracedNumber) else value for value in inputs]
+        return getattr(function, method)(*plain, **options)
+
+    def is_integer(self) -> bool:
+        """Return whether the number is integral, as float.is_integer does."""
+        return self._escape().is_integer()
+
+
+def _binary(name: str, symbol: str, reflected: bool) -> Callable[[TracedNumber, Any], Any]:
+    method = getattr(float, f"__{'r' if reflected else ''}{name}__")
+
+    def compute(self: TracedNumber, other: Any, *rest: Any) -> Any:
+        found = method(self, other, *rest)
+        if found is NotImplemented:
+            return found
+        operand = _expression_of(other)
+        if operand is None or rest or type(found) is not float:
+            for value in (self, other):
+                if isinstance(value, TracedNumber):
+                    value._escape()
+            return found
+        pair = (operand, self.expression) if reflected else (self.expression, operand)
+        return self.trace.make(found, (symbol, *pair))
+
+    return compute
+
+
+def _comparison(name: str, symbol: str) -> Callable[[TracedNumber, Any], Any]:
+    method = getattr(float, f"__{name}__")
+
+    def compare(self: TracedNumber, other: Any) -> Any:
+        outcome = method(self, other)
+        operand = _expression_of(other)
+        if operand is not None and outcome is not NotImplemented:
+            self.trace.add_condition(symbol, self.expression, operand, outcome)
+        return outcome
+
+    return compare
+
+
+for _name, _symbol in _BINARY.items():
+    setattr(TracedNumber, f"__{_name}__", _binary(_name, _symbol, False))
+    setattr(TracedNumber, f"__r{_name}__", _binary(_name, _symbol, True))
+for _name, _symbol in _COMPARISONS.items():
+    setattr(TracedNumber, f"__{_name}__", _comparison(_name, _symbol))
+
+
+def render(expression: Expression, name_source: Callable[[Hashable], str]) -> str:
+    """Return an expression as Python code. ``name_source`` returns the code of a source."""
+    kind, *operands = expression
+    if kind == "source":
+        return name_source(operands[0])
+    if kind == "constant":
+        value = operands[0]
+        return repr(value) if value == value and abs(value) != float("inf") else f"float('{value}')"
+    parts = [render(operand, name_source) for operand in operands]
+    if kind == "abs":
+        return f"abs({parts[0]})"
+    return f"(-{parts[0]})" if len(parts) == 1 else f"({parts[0]} {kind} {parts[1]})"
+
+
+def sources_of(expression: Expression) -> set[Hashable]:
+    """Return the names of the sources of an expression."""
+    kind, *operands = expression
+    if kind == "source":
+        return {operands[0]}
+    return set().union(*map(sources_of, operands)) if kind != "constant" else set()
+
+
+def compile_function(body: str) -> Callable[[Mapping[Hashable, float] | list[float]], Any]:
+    """Return the function of ``s``, a sequence of numbers, with this body."""
+    found: Any = eval(f"lambda s: {body}", {"__builtins__": {"abs": abs, "float": float}})
+    return found  # type: ignore[no-any-return]
