@@ -71,6 +71,7 @@ _engine/execution/value_errors:_launched not a cache: results of checks that wai
 _engine/execution/op_by_op:_executables test: test_functions_with_other_callbacks_are_other_functions
 _engine/execution/op_by_op:_sequences   test: test_functions_with_other_callbacks_are_other_functions
 _engine/compilation/program_cache:cache test: test_functions_with_other_callbacks_are_other_functions
+_engine/replay/recording:summary        not a cache: what one recording reads and writes
 _engine/replay/object_guards:_names_in  the code object, which is immutable
 _engine/compat/call_state:_resolve_names no arguments; functions and tables of the installed torch
 _engine/execution/compile_region:_named name, full_graph, max_graphs: contexts of one name count their graphs together
@@ -140,6 +141,11 @@ debug/utilization:_measure_matmul        the dtype; the speed of this machine, m
 
 #: The same for the C++ of the recorder and of the CPU kernels.
 NATIVE = """
+graph/state_snapshot.h:entries_         not a cache: the tensors before one step, by serial number
+graph/state_snapshot.cpp:leaves_        not a cache: the inputs of one graph, while it is described
+graph/state_snapshot.cpp:roots_         not a cache: the results of one graph, while it is described
+graph/state_snapshot.cpp:placed_        not a cache: memory that was described already
+graph/replay_program.h:bound_           not a cache: the tensors of one step, which it owns
 aten/autocast.cpp:library               the library that holds the autocast kernels, registered once
 csrc/bindings.cpp:seen                  not a cache: lives for one call
 support/counters.cpp:counters           a registry by name
