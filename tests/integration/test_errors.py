@@ -270,6 +270,22 @@ def test_unsupported_layouts(call: Call, advice: str) -> None:
         call("xla")
 
 
+def test_products_of_two_dtypes() -> None:
+    a, b = ones(2, 3, device="xla", dtype=torch.bfloat16), ones(3, 2, device="xla", dtype=torch.bool)
+    message = r"expected scalar type BFloat16 but found Bool \(aten::bmm of BFloat16 and Bool\): convert the operands"
+    with pytest.raises(RuntimeError, match=message):
+        torch.einsum("ij,jk->ik", a, b)
+    assert torch.einsum("ij,jk->ik", a, b.to(a.dtype)).tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_streams_and_events_of_cpp() -> None:
+    with torch.Stream(device="xla"):
+        assert ones(2, device="xla").tolist() == [1, 1]
+    for call in (torch.Event("xla").record, torch.Stream(device="xla").synchronize, torch.Stream(device="xla").query):
+        with pytest.raises(NotImplementedError, match=r"on xla: use torch\.xla\.(Event|Stream)"):
+            call()
+
+
 def test_errors_in_backward() -> None:
     x = ones(2, device="xla", requires_grad=True)
     with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar outputs"):

@@ -34,7 +34,26 @@ struct DeviceGuard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device d) const override { return getStream(d); }
   c10::Stream getNewStream(c10::Device d, int) const override { return getStream(d); }
   c10::Stream exchangeStream(c10::Stream s) const override { return getStream(s.device()); }
+  // torch.Stream and torch.Event of C++: the recorder launches programs from Python, where torch.xla has both.
+  void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override { no_event(); }
+  void block(void*, const c10::Stream&) const override { no_event(); }
+  bool queryEvent(void*) const override { no_event(); }
+  void synchronizeEvent(void*) const override { no_event(); }
+  double elapsedTime(void*, void*, const c10::DeviceIndex) const override { no_event(); }
+  bool queryStream(const c10::Stream&) const override { no_stream(); }
+  void synchronizeStream(const c10::Stream&) const override { no_stream(); }
+  void synchronizeDevice(const c10::DeviceIndex) const override { no_stream(); }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(advertised_devices()); }
+
+ private:
+  [[noreturn]] static void no_event() {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "torch.Event cannot be recorded on xla: use torch.xla.Event");
+  }
+  [[noreturn]] static void no_stream() {
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "torch.Stream cannot be queried or synchronized on xla: use torch.xla.Stream, "
+                                "torch.accelerator.current_stream() or torch.accelerator.synchronize()");
+  }
 };
 
 const c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::XLA, new DeviceGuard);
