@@ -10,6 +10,7 @@ import ctypes
 import importlib.util
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -84,7 +85,10 @@ def cache_dir() -> Path:
     named = os.environ.get("TORCH_XLA_CACHE_DIR")
     if named:
         return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torch_xla"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torch_xla"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / f"torch_xla-{os.geteuid()}"
 
 
 def _is_trusted(path: Path, cache: Path) -> bool:

@@ -24,7 +24,7 @@ from torch_xla._engine.compilation import program_cache
 from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
 from torch_xla._engine.compilation.persistent_cache import storage
 from torch_xla._engine.cpu_backend import library
-from torch_xla._engine.recorder import build
+from torch_xla._engine.recorder import build, device_guard_library
 
 CACHE = (
     "PersistentCacheHit",
@@ -207,7 +207,8 @@ AS_OTHER = """
 
 def link_owned(cache: Path, uid: int, mode: int = 0o700) -> None:
     """Copies the builds of this cache folder, as a user's who has built them: that takes up to half a minute."""
-    for extension in (build.recorder_extension(), library.kernel_extension()):
+    guard = device_guard_library.device_guard_extension()
+    for extension in (build.recorder_extension(), library.kernel_extension(), guard):
         source = build.build_or_find(extension)
         target = cache / source.relative_to(settings.cache_dir)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -270,8 +271,8 @@ def test_two_users_with_one_cache_folder(reachable: Path) -> None:
     first, *messages = run_as_other(IMPORT, reachable, CXX="none", **variables)
     assert [Path(path).is_relative_to(own) for path in first.split()] == [True, True]
     assert all(f"{shared} belongs to another user" in line for line in messages)
-    contents = ["folder for the recorder:", "folder for the CPU kernels:", "executables"]
-    assert len(messages) == 3 and all(map(str.__contains__, messages, contents))
+    contents = ["for the recorder:", "for the CPU kernels:", "for the device guard:", "persistent compilation cache"]
+    assert len(messages) == 4 and all(map(str.__contains__, messages, contents))
 
 
 @pytest.fixture

@@ -254,9 +254,10 @@ def test_build_command(capsys: pytest.CaptureFixture[str]) -> None:
     from torch_xla._engine import recorder
 
     assert build.main([]) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    first, *others = capsys.readouterr().out.splitlines()
     assert first == recorder.bindings().__file__
-    assert Path(second).name == "_torch_xla_cpu_kernels.so" and Path(second).is_file()
+    assert {Path(path).name for path in others} == {"_torch_xla_cpu_kernels.so", "_torch_xla_device_guard.so"}
+    assert all(Path(path).is_file() for path in others)
 
 
 def test_no_ninja(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

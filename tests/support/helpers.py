@@ -65,7 +65,7 @@ def counts() -> Iterator[Counts]:
 def link_builds(cache: Path) -> None:
     """Link the builds of this cache folder into another one: compiling takes up to half a minute."""
     cache.mkdir(parents=True, exist_ok=True)
-    for builds in ("recorder", "CPU_kernels"):
+    for builds in ("recorder", "CPU_kernels", "device_guard"):
         (cache / builds).symlink_to(settings.cache_dir / builds)
 
 

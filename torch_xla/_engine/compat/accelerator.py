@@ -60,4 +60,5 @@ def _choose(replacement: Callable[..., Any], is_chosen: Callable[[], bool]) -> C
         return replacement(*args) if is_chosen() else original(*args)
 
     dynamo.skip_frames_of(call)
+    dynamo.graph_break_at(call, "it queries the accelerator")
     return call

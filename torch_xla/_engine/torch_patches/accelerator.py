@@ -106,5 +106,5 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def patch_accelerator() -> None:
     """Wrap torch's functions, once."""
-    accelerator.wrap_current(dynamo_hooks.dynamo_disable(_current), dynamo_hooks.dynamo_disable(_device_type))
+    accelerator.wrap_current(dynamo_hooks.graph_break(_current), dynamo_hooks.graph_break(_device_type))
     accelerator.wrap_functions(_FUNCTIONS, is_xla_accelerator)
