@@ -23,7 +23,7 @@ from collections.abc import Callable
 from torch_xla._engine.base.settings import settings
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # M_..., in glibc's malloc.h
-_LARGEST_BLOCK = 64 << 20  # bytes: with 32 MB, a GPT of 6 layers takes 9,000 page faults a step
+_LARGEST_BLOCK = 64 << 20  # bytes: above the activations of a small transformer; 32 MB, glibc's bound, is not
 _FREE_MEMORY = 64 << 20  # bytes: HEAP_MAX_SIZE of an arena
 
 
