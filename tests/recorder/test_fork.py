@@ -358,3 +358,29 @@ assert x.grad.tolist() == [5.0] * 3
 
 def test_backward_on_the_cpu_before_a_fork() -> None:
     run_script(CPU_PASSES, fresh="counts threads", PJRT_DEVICE="CPU", OMP_NUM_THREADS="1")
+
+
+PARALLEL_LOOPS = """
+import os, torch, torch_xla
+import torch_xla.debug.metrics as met
+torch.set_num_threads(2)
+x = torch.randn(400, 400)
+expected = (x * 2 + 1).sum().item()  # GNU's OpenMP makes a team for this thread
+pid = os.fork()
+if pid == 0:
+    y = x.to("xla")
+    for step in range(3):  # interpreted, compiled, cached
+        total = torch.nn.functional.layer_norm(y * 2 + 1, (400,)).sum() * 0 + (y * 2 + 1).sum()
+        torch_xla.sync()
+        assert abs(total.item() - expected) < 1, (total.item(), expected)
+    assert met.counter_value("CpuKernelCalls"), met.counter_names()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert torch.get_num_threads() == 2
+"""
+
+
+@pytest.mark.parametrize("policy", ["auto", "compile"])
+def test_parallel_loops_before_a_fork(policy: str) -> None:
+    """The child neither uses nor releases an OpenMP team whose threads stayed in the parent."""
+    run_script(PARALLEL_LOOPS, fresh="OpenMP teams", PJRT_DEVICE="CPU", TORCH_XLA_COMPILE_POLICY=policy)

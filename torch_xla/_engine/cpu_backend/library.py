@@ -17,7 +17,6 @@ from pathlib import Path
 
 import jax
 import jaxlib
-import torch
 
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
@@ -40,11 +39,9 @@ class KernelLibrary:
     functions: ctypes.CDLL
 
     def set_thread_count(self) -> None:
-        """Set the kernels' thread count to torch's for this thread, or to the CPUs it may use if these are fewer.
-
-        Call it before launching a program.
-        """
-        self.functions.torch_xla_set_threads(min(torch.get_num_threads(), cpu_threads.usable_cpus()))
+        """Set the kernels' thread count for this thread, and release its OpenMP team. Call it before launching a program."""
+        cpu_threads.leave_inherited_team()
+        self.functions.torch_xla_set_threads(cpu_threads.kernel_threads(), not cpu_threads.has_inherited_team())
 
     def foreach_opcodes(self) -> dict[str, int]:
         """Return the opcodes of foreach programs by name, as defined in csrc/kernels/foreach_program.cpp."""

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 #: XLA reads the first of these that is set when a client starts.
 _VARIABLES = ("NPROC", "PJRT_NPROC")
@@ -22,6 +25,8 @@ _VARIABLES = ("NPROC", "PJRT_NPROC")
 _PERIOD = 1.0  # seconds for which a count is used; reading files at each launch would delay it
 
 _counted: tuple[float, int] = (-math.inf, 0)  # time and result of the last count
+_forking_thread: int | None = None  # the thread that forked this process, if it is a fork
+_threads_before: int | None = None  # torch's thread count in that thread before leave_inherited_team
 
 
 @contextmanager
@@ -49,6 +54,39 @@ def usable_cpus() -> int:
         cpus = math.ceil(min(_cores(), cgroup_quota()))
         _counted = now, cpus
     return cpus
+
+
+def kernel_threads() -> int:
+    """Return the thread count for kernels: torch's in this thread, or the CPUs that it may use if these are fewer."""
+    requested = torch.get_num_threads()
+    if has_inherited_team() and requested == 1 and _threads_before is not None:
+        requested = _threads_before
+    return min(requested, usable_cpus())
+
+
+def has_inherited_team() -> bool:
+    """Return whether the calling thread forked this process, so that its OpenMP team has no threads here."""
+    return threading.get_ident() == _forking_thread
+
+
+def leave_inherited_team() -> None:
+    """Let ATen's loops in the calling thread run serially, if it forked this process. Other threads make new teams.
+
+    GNU's OpenMP would wait for the threads of a team that stayed in the parent, in a parallel loop and at the release
+    of the team. torch's ``DataLoader`` limits its workers in the same way.
+    """
+    global _threads_before
+    if has_inherited_team() and _threads_before is None:
+        _threads_before = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+
+def _after_fork() -> None:
+    global _forking_thread, _threads_before
+    _forking_thread, _threads_before = threading.get_ident(), None
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def cgroup_quota(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> float:

@@ -146,6 +146,7 @@ def _count_own_cpu_devices() -> int:
 def _local_devices() -> tuple[jax.Device, ...]:
     distributed.omit_fork_warning()  # a forked process raises LOST when it uses a device
     configure_cpu_devices()
+    cpu_threads.leave_inherited_team()  # the interpreter and fallbacks run ATen's loops in the calling thread
     request = None if _described else hardware_detection.requested_device()
     _restrict_platforms(request)
     count = _count_own_cpu_devices()

@@ -121,7 +121,9 @@ void run_on_kernel_thread(const std::function<void()>& work) {
 
 }  // namespace torch_xla::handlers
 
-void torch_xla_set_threads(int count) {
-  torch_xla::handlers::release_omp_team();
+void torch_xla_set_threads(int count, bool release_team) {
+  if (release_team) {
+    torch_xla::handlers::release_omp_team();
+  }
   torch_xla::handlers::kernel_thread().threads.store(count, std::memory_order_relaxed);
 }

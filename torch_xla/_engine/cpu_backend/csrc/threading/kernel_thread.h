@@ -24,6 +24,7 @@ void run_on_kernel_thread(const std::function<void()>& work);
 
 }  // namespace torch_xla::handlers
 
-// Sets the team size to `count`, and releases the caller's OpenMP team. The thread that starts a program calls this
-// before the launch.
-extern "C" __attribute__((visibility("default"))) void torch_xla_set_threads(int count);
+// Sets the team size to `count`, and releases the caller's OpenMP team if `release_team`: not a team that stayed in the
+// parent of this process, for whose threads OpenMP would wait. The thread that starts a program calls this before the
+// launch.
+extern "C" __attribute__((visibility("default"))) void torch_xla_set_threads(int count, bool release_team);
