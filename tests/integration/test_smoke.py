@@ -83,3 +83,12 @@ def test_training() -> None:
         "Counter: xla::linear",
     ):
         assert line in report
+
+
+@pytest.mark.parametrize("backend", ["eager", "openxla"])
+def test_compile(backend: str) -> None:
+    """Also with a torch that was built for CUDA, on a machine without a GPU."""
+    x = torch.randn(4, 3)
+    compiled = torch.compile(lambda a: (a @ a.t()).relu() + 1, backend=backend)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x.to("xla")).cpu(), (x @ x.t()).relu() + 1)

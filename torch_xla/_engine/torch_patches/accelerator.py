@@ -2,7 +2,8 @@
 
 Asking for the accelerator starts no backend. torch asks as well, in scripts that only use the CPU (fork_rng,
 checkpointing, the default device of a block mask): those callers get xla after its first use, and the answer of torch
-before. DataLoader never gets it: memory of the host cannot be pinned for xla.
+before. DataLoader never gets it: memory of the host cannot be pinned for xla. Nor does dynamo, which would guard the
+current stream of the accelerator with a function that only knows the accelerator that torch was built for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch_xla._engine.compat import accelerator
 from torch_xla._engine.device import devices
 from torch_xla._engine.torch_patches import device_memory_api, device_streams
 
-_DATA_LOADER = "torch.utils.data.dataloader"
+#: Modules of torch that never get xla.
+_UNCHANGED = ("torch.utils.data.dataloader", "torch._dynamo.")
 
 
 @functools.cache
@@ -51,7 +53,7 @@ def _current(original: Callable[[], Any]) -> Any:
         return original()
     caller = _caller()
     inside = caller.startswith("torch.") and not caller.startswith("torch.distributed.")
-    if caller == _DATA_LOADER or (inside and not devices.backend_started()):
+    if caller.startswith(_UNCHANGED) or (inside and not devices.backend_started()):
         return original()
     return torch.device("xla")
 
