@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -272,7 +273,9 @@ def test_two_users_with_one_cache_folder(reachable: Path) -> None:
     assert [Path(path).is_relative_to(own) for path in first.split()] == [True, True]
     assert all(f"{shared} belongs to another user" in line for line in messages)
     contents = ["for the recorder:", "for the CPU kernels:", "for the device guard:", "persistent compilation cache"]
-    assert len(messages) == 4 and all(map(str.__contains__, messages, contents))
+    if not entry_points(group="torch.backends", name="torch_xla"):  # this checkout is not installed: it has no autoload
+        contents.remove("for the device guard:")
+    assert len(messages) == len(contents) and all(map(str.__contains__, messages, contents))
 
 
 @pytest.fixture

@@ -152,8 +152,8 @@ print(before - resident())
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
 def test_memory_freed_by_compilation_returns_to_the_system() -> None:
-    """It is 12 MB without trimming, for a program that is not optimized."""
-    assert float(run_script(COMPILED).stdout) < 4
+    """It is 12 MB without trimming, for a program that is not optimized; up to 5.4 MB with it, by jax release."""
+    assert float(run_script(COMPILED).stdout) < 8
 
 
 #: Prints the thousands of page faults of most steps that allocate 24 MB, after the heap has grown.
@@ -215,8 +215,10 @@ print("pages", round(statistics.median(found[1:]) / 1000))
     ids=["program", "tunables", "thread", "thread with MALLOC_TOP_PAD_"],
 )
 def test_memory_is_reused(script: str, environment: dict[str, str], pages: int) -> None:
+    """The process keeps freed memory, unless the user's own settings of malloc return at least a block each round."""
     output = run_script(script, TORCH_XLA_COMPILE_POLICY="compile", **environment).stdout
-    assert int(output.split("pages")[1]) == pages, output
+    faults = int(output.split("pages")[1])
+    assert faults >= pages if environment else faults == 0, output
 
 
 @pytest.mark.parametrize(
