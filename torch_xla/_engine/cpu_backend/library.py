@@ -39,7 +39,7 @@ class KernelLibrary:
     functions: ctypes.CDLL
 
     def set_thread_count(self) -> None:
-        """Set the kernels' thread count for this thread, and release its OpenMP team. Call it before launching a program."""
+        """Set the kernels' thread count, and release the OpenMP team of this thread: call it before each launch."""
         cpu_threads.leave_inherited_team()
         self.functions.torch_xla_set_threads(cpu_threads.kernel_threads(), not cpu_threads.has_inherited_team())
 
