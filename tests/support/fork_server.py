@@ -224,16 +224,14 @@ def _run(words: list[str]) -> None:
     main.__dict__.update(__annotations__={}, __builtins__=builtins, __loader__=importlib.machinery.BuiltinImporter)
     try:
         if words[:2] == ["-W", "error"]:  # as the server was started
-            words = words[2:]
+            while words[0] == "-W":
+                words = words[2:]
         else:
             _warn_as_usual()
         if words[0] == "-c":
             sys.argv = ["-c", *words[2:]]
             code = compile(words[1], "<string>", "exec", dont_inherit=True)
-            if sys.version_info >= (
-                3,
-                13,
-            ):  # tracebacks show the lines of -c, which the interpreter registers like this
+            if sys.version_info >= (3, 13):  # the interpreter registers the lines of -c for tracebacks
                 linecache._register_code(code, words[1], "<string>")
             exec(code, main.__dict__)
         elif words[0] == "-m":

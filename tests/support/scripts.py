@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-W", "error", "-c"]
+_WARNINGS = ["-W", "error"]
+if sys.version_info[:3] == (3, 13, 0):  # torch's tracer warns of that patch release
+    _WARNINGS += ["-W", "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning"]
+COMMAND = [sys.executable, *_WARNINGS, "-c"]
 
 #: Saved before tests run: imports set variables for children that users do not have (torch._inductor's folder).
 _AT_FIRST = dict(os.environ)
